@@ -1,0 +1,43 @@
+# Two commands set up everything: `make say TEXT="..."` and `make test`. Both are idempotent.
+# PYTHON must be 3.11 or newer. The virtual environment is .venv.
+
+PYTHON ?= python3
+TEXT ?= The birch canoe slid on the smooth planks.
+OUT ?= out.wav
+BIN := .venv/bin
+
+.PHONY: say test check format parity slow clean
+.DELETE_ON_ERROR:
+
+say: .venv/.installed
+	@$(BIN)/sonoro say "$(TEXT)" -o $(OUT)
+
+test: .venv/.installed-test
+	$(BIN)/python -m pytest -q
+
+check: .venv/.installed-test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: .venv/.installed-test
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+slow: .venv/.installed-test
+	$(BIN)/python -m pytest -q -m slow
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=")'
+	$(PYTHON) -m venv .venv
+
+.venv/.installed: pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+.venv/.installed-test: pyproject.toml constraints.txt .venv/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
+	@touch $@
+
+clean:
+	rm -rf .venv .venv-reference build out.wav

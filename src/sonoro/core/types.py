@@ -1,0 +1,280 @@
+"""Wire values shared by every process: requests in, audio out, and what a model says of itself.
+
+Knows no tensor and no model. A `SpeechRequest` is checked once when it is constructed, and once against the model's
+`ModelSpec` by `ModelSpec.resolve`; nothing downstream checks again.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from sonoro.core.errors import InvalidReference, InvalidRequest, UnknownLanguage, UnknownVoice
+
+__all__ = [
+    "AudioChunk",
+    "Event",
+    "Failed",
+    "FinishReason",
+    "Finished",
+    "ModelSpec",
+    "OptionSpec",
+    "OptionValue",
+    "Reference",
+    "SamplingParams",
+    "SpeechRequest",
+    "Timings",
+    "VoiceMode",
+]
+
+FinishReason = Literal["stop", "length", "runaway", "cancelled", "error"]
+"""`stop`: the model ended by itself; `length`: the caller's `max_frames`; `runaway`: the bound from the text's length."""
+
+VoiceMode = Literal["named", "described", "cloned"]
+"""How a model is told whom to speak as: a voice of its own, a description in words, reference audio."""
+
+OptionValue = bool | int | float | str
+
+MAX_SEED = 2**63 - 1
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How a frame's first decision is drawn. `None` means the model's default. Temperature 0 is greedy."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_number("temperature", self.temperature, 0.0, 10.0)
+        _check_number("top_k", self.top_k, 0, 1_000_000)
+        _check_number("top_p", self.top_p, 0.0, 1.0, above=True)
+        _check_number("repetition_penalty", self.repetition_penalty, 0.0, 10.0, above=True)
+
+    def over(self, defaults: SamplingParams) -> SamplingParams:
+        """These values where given, `defaults` elsewhere."""
+        return SamplingParams(
+            temperature=defaults.temperature if self.temperature is None else self.temperature,
+            top_k=defaults.top_k if self.top_k is None else self.top_k,
+            top_p=defaults.top_p if self.top_p is None else self.top_p,
+            repetition_penalty=(
+                defaults.repetition_penalty if self.repetition_penalty is None else self.repetition_penalty
+            ),
+        )
+
+
+class Reference(msgspec.Struct, frozen=True, kw_only=True):
+    """Audio to speak like.
+
+    `use="prompt"` continues it in context and needs its transcript; `"reference"` takes only the timbre.
+    `pcm` is mono float32 little-endian at `sample_rate`; made by `sonoro.core.audio.read_reference`.
+    """
+
+    pcm: bytes
+    sample_rate: int
+    text: str | None = None
+    use: Literal["reference", "prompt"] = "prompt"
+
+    def __post_init__(self) -> None:
+        if self.use == "prompt" and not (self.text or "").strip():
+            raise InvalidReference(
+                "ref_text", self.text, "in-context cloning needs the transcript of the reference (or use x-vector only)"
+            )
+
+    @property
+    def samples(self) -> npt.NDArray[np.float32]:
+        """Mono samples [S] float32 in [-1, 1], read-only."""
+        return np.frombuffer(self.pcm, dtype="<f4")
+
+    @property
+    def duration_s(self) -> float:
+        return len(self.pcm) / 4 / self.sample_rate
+
+
+class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One text to speak. Valid once constructed; `max_frames=None` bounds the audio by the text's length."""
+
+    id: str
+    text: str
+    voice: str | None = None
+    language: str | None = None
+    instructions: str | None = None
+    references: tuple[Reference, ...] = ()
+    sampling: SamplingParams = msgspec.field(default_factory=SamplingParams)
+    seed: int = 0
+    max_frames: int | None = None
+    ignore_eos: bool = False
+    options: dict[str, OptionValue] = {}
+
+    def __post_init__(self) -> None:
+        if not self.text.strip():
+            raise InvalidRequest("text", self.text, "it must hold at least one character that is not white space")
+        if not any(character.isalnum() for character in self.text):
+            raise InvalidRequest("text", self.text, "it must hold at least one letter or digit")
+        _check_number("seed", self.seed, 0, MAX_SEED)
+        _check_number("max_frames", self.max_frames, 1, 1_000_000)
+        if self.instructions is not None and not self.instructions.strip():
+            raise InvalidRequest("instructions", self.instructions, "leave it out instead of giving white space")
+
+
+class OptionSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A request option that one model adds: its type, bounds (inclusive) and default."""
+
+    name: str
+    type: Literal["bool", "int", "float", "str"]
+    default: OptionValue
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[str, ...] = ()
+    help: str = ""
+
+    def check(self, value: object) -> OptionValue:
+        """`value` as this option's type. Raises `InvalidRequest` naming the option and its bounds."""
+        if self.type == "bool" and isinstance(value, bool):
+            return value
+        if self.type == "str" and isinstance(value, str) and (not self.choices or value in self.choices):
+            return value
+        if self.type in ("int", "float") and isinstance(value, (int, float)) and not isinstance(value, bool):
+            low, high = self.minimum, self.maximum
+            is_inside = (low is None or value >= low) and (high is None or value <= high) and math.isfinite(value)
+            if is_inside and (self.type == "float" or float(value).is_integer()):
+                return float(value) if self.type == "float" else int(value)
+        raise InvalidRequest(self.name, value, f"it must be {self.limit}")
+
+    @property
+    def limit(self) -> str:
+        """The accepted values in words."""
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        if self.type == "bool":
+            return "true or false"
+        bounds = [f">= {self.minimum:g}"] if self.minimum is not None else []
+        bounds += [f"<= {self.maximum:g}"] if self.maximum is not None else []
+        kind = {"int": "a whole number", "float": "a number", "str": "a string"}[self.type]
+        return " ".join([kind, " and ".join(bounds)]).strip()
+
+
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a loaded model can do, for every layer that must not know which model it is.
+
+    `hop` is samples per frame. `max_frames` bounds one segment. `sampling` is complete: no field of it is None.
+    """
+
+    name: str
+    sample_rate: int
+    hop: int
+    max_frames: int
+    voice_modes: tuple[VoiceMode, ...]
+    voices: tuple[str, ...]
+    languages: tuple[str, ...]
+    sampling: SamplingParams
+    options: tuple[OptionSpec, ...] = ()
+    accepts_instructions: bool = False
+
+    @property
+    def frame_s(self) -> float:
+        return self.hop / self.sample_rate
+
+    def resolve(self, request: SpeechRequest) -> SpeechRequest:
+        """`request` with every default of this model filled in (voice, language, sampling, options).
+
+        Raises `InvalidRequest` (or a subclass) for what this model cannot do.
+        """
+        return msgspec.structs.replace(
+            request,
+            voice=self._voice(request),
+            language=self._language(request.language),
+            sampling=request.sampling.over(self.sampling),
+            instructions=self._instructions(request.instructions),
+            max_frames=self._max_frames(request.max_frames),
+            options=self._options(request.options),
+        )
+
+    def _voice(self, request: SpeechRequest) -> str | None:
+        if request.references:
+            if "cloned" not in self.voice_modes:
+                raise InvalidReference("ref_audio", "given", f"{self.name} cannot clone voices; name one of its own")
+            return None
+        if "named" not in self.voice_modes:
+            if request.voice is not None:
+                raise UnknownVoice("voice", request.voice, f"{self.name} has no named voices")
+            if "cloned" in self.voice_modes:
+                raise InvalidReference("ref_audio", None, f"{self.name} speaks only as a reference recording; give one")
+            return None
+        name = (request.voice or self.voices[0]).lower()
+        if name not in self.voices:
+            raise UnknownVoice("voice", request.voice, "known voices: " + ", ".join(self.voices))
+        return name
+
+    def _language(self, language: str | None) -> str:
+        name = (language or "auto").lower()
+        if name not in self.languages:
+            raise UnknownLanguage("language", language, "known languages: " + ", ".join(self.languages))
+        return name
+
+    def _instructions(self, instructions: str | None) -> str | None:
+        if instructions is not None and not self.accepts_instructions:
+            raise InvalidRequest("instructions", instructions, f"{self.name} does not follow instructions")
+        return instructions
+
+    def _max_frames(self, max_frames: int | None) -> int | None:
+        if max_frames is not None and max_frames > self.max_frames:
+            raise InvalidRequest("max_frames", max_frames, f"at most {self.max_frames} for {self.name}")
+        return max_frames
+
+    def _options(self, given: dict[str, OptionValue]) -> dict[str, OptionValue]:
+        known = {option.name: option for option in self.options}
+        for name, value in given.items():
+            if name not in known:
+                raise InvalidRequest(f"options.{name}", value, "known options: " + (", ".join(sorted(known)) or "none"))
+        return {name: option.check(given[name]) if name in given else option.default for name, option in known.items()}
+
+
+class Timings(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds on the engine's clock, from acceptance of the request."""
+
+    first_audio_s: float
+    total_s: float
+
+
+class AudioChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Consecutive audio of one request: PCM16 little-endian mono; `index` counts from 0."""
+
+    request_id: str
+    index: int
+    pcm: bytes
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a request, after its last `AudioChunk`. `frames` counts those turned into audio."""
+
+    request_id: str
+    reason: FinishReason
+    frames: int
+    timings: Timings
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a request that could not be served: the error's `code` and message."""
+
+    request_id: str
+    code: str
+    message: str
+
+
+Event = AudioChunk | Finished | Failed
+
+
+def _check_number(field: str, value: float | None, low: float, high: float, *, above: bool = False) -> None:
+    if value is None:
+        return
+    is_inside = math.isfinite(value) and (value > low if above else value >= low) and value <= high
+    if not is_inside:
+        raise InvalidRequest(
+            field, value, f"it must be {'above' if above else 'at least'} {low:g} and at most {high:g}"
+        )

@@ -1,0 +1,175 @@
+"""The import table of docs/design.md section 2, held by reading every import in the package."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "src" / "sonoro"
+DESIGN = Path(__file__).parents[1] / "docs" / "design.md"
+
+ALLOWED = {
+    "core": set(),
+    "transport": {"core"},
+    "ops": set(),
+    "nn": {"ops"},
+    "runtime": {"core", "ops"},
+    "models": {"core", "ops", "nn", "runtime"},
+    "engine": {"core", "transport", "runtime", "models.base", "models.registry"},
+    "server": {"core", "transport"},
+    "bench": {"core"},
+    "profile": {"core", "transport", "runtime", "models", "engine"},
+}
+"""What each layer may import of ours, besides itself. `api` and `cli` may import anything."""
+
+CORE_THIRD_PARTY = {"numpy", "msgspec", "yaml", "soundfile", "soxr", "sentencex", "num2words"}
+WITHOUT_TORCH = {"core", "transport", "server", "bench"}
+MODEL_NAMES = re.compile(r"qwen|fish|voxcpm|talker", re.IGNORECASE)
+FACES = {"api", "cli", "__init__", "__main__"}
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield ".".join(path.relative_to(PACKAGE).with_suffix("").parts), path
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """Absolute dotted names imported anywhere in the file, function bodies included, with their lines."""
+    package = ("sonoro", *path.relative_to(PACKAGE).parent.parts)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            module = ".".join(part for part in (base, node.module or "") if part)
+            yield module, node.lineno
+            yield from ((f"{module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def layer_of(dotted: str) -> str:
+    return dotted.removeprefix("sonoro.").split(".")[0]
+
+
+def is_allowed(layer: str, dotted: str) -> bool:
+    target = dotted.removeprefix("sonoro.")
+    if layer_of(dotted) == layer:
+        return True
+    return any(target == allowed or target.startswith(allowed + ".") for allowed in ALLOWED[layer])
+
+
+def test_every_layer_imports_only_downwards() -> None:
+    wrong = []
+    for name, path in modules():
+        layer = layer_of(name)
+        if layer in FACES:
+            continue
+        assert layer in ALLOWED, f"{name} belongs to no layer of the table"
+        for dotted, line in imports(path):
+            if not dotted.startswith("sonoro."):
+                continue
+            # `from sonoro.models import base` yields sonoro.models first, then sonoro.models.base: judge the longer one.
+            is_prefix = any(other.startswith(dotted + ".") for other, at in imports(path) if at == line)
+            if not is_prefix and not is_allowed(layer, dotted):
+                wrong.append(f"{name}:{line} imports {dotted}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_torch_stays_out_of_the_layers_without_it() -> None:
+    wrong = [
+        f"{name}:{line} imports {dotted}"
+        for name, path in modules()
+        if layer_of(name) in WITHOUT_TORCH
+        for dotted, line in imports(path)
+        if dotted.split(".")[0] in {"torch", "triton", "safetensors", "tokenizers"}
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_core_uses_only_the_libraries_of_the_table() -> None:
+    allowed = CORE_THIRD_PARTY | set(sys.stdlib_module_names) | {"sonoro"}
+    wrong = [
+        f"{name}:{line} imports {dotted}"
+        for name, path in modules()
+        if layer_of(name) == "core"
+        for dotted, line in imports(path)
+        if dotted.split(".")[0] not in allowed
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_there_is_no_import_cycle() -> None:
+    known = {name.removesuffix(".__init__"): path for name, path in modules()}
+    graph = {
+        name: {target for dotted, _ in imports(path) if (target := dotted.removeprefix("sonoro.")) in known} - {name}
+        for name, path in known.items()
+    }
+    done: set[str] = set()
+
+    def visit(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, "cycle: " + " > ".join((*trail, name))
+        if name not in done:
+            for target in graph[name]:
+                visit(target, (*trail, name))
+            done.add(name)
+
+    for name in graph:
+        visit(name, ())
+
+
+def test_no_model_is_named_outside_the_models() -> None:
+    wrong = [
+        f"{name}:{number}: {line.strip()}"
+        for name, path in modules()
+        if not name.startswith("models.")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if MODEL_NAMES.search(line)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_the_configuration_reads_the_environment() -> None:
+    wrong = [
+        f"{name}:{number}"
+        for name, path in modules()
+        if name != "core.config"
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if re.search(r"os\.(environ|getenv)", line)
+    ]
+    assert not wrong, wrong
+
+
+def test_function_level_imports_live_only_in_the_faces() -> None:
+    wrong = [
+        f"{name}:{node.lineno}"
+        for name, path in modules()
+        if name not in FACES
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for node in ast.walk(function)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+    ]
+    assert not wrong, wrong
+
+
+@pytest.mark.parametrize(
+    "module", ["sonoro", "sonoro.core.types", "sonoro.core.audio", "sonoro.core.text", "sonoro.cli"]
+)
+def test_light_modules_do_not_load_torch(module: str) -> None:
+    script = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_the_table_is_the_one_in_the_design() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|([^|]*)\|", DESIGN.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    table = {layer: cell for layer, cell in rows if layer in ALLOWED}
+    assert set(table) == set(ALLOWED)
+    ours = set(ALLOWED) | {"models.base", "models.registry"}
+    for layer, cell in table.items():
+        words = set(re.findall(r"[\w.]+", cell)) & ours
+        assert words == ALLOWED[layer], f"{layer}: the design says {sorted(words)}"
