@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 FinishReason = Literal["stop", "length", "runaway", "cancelled", "error"]
-"""`stop`: the model ended by itself; `length`: the caller's `max_frames`; `runaway`: the bound from the text's length."""
+"""`stop`: the model ended by itself; `length`: the caller's `max_frames`; `runaway`: the bound from the text."""
 
 VoiceMode = Literal["named", "described", "cloned"]
 """How a model is told whom to speak as: a voice of its own, a description in words, reference audio."""
@@ -112,8 +112,14 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, OptionValue] = {}
 
     def __post_init__(self) -> None:
+        for field in ("text", "voice", "language", "instructions"):
+            value = getattr(self, field)
+            if not isinstance(value, str) and (field == "text" or value is not None):
+                raise InvalidRequest(field, value, "it must be a string")
         if not self.text.strip():
             raise InvalidRequest("text", self.text, "it must hold at least one character that is not white space")
+        if not self.text.isascii() and any("\ud800" <= character <= "\udfff" for character in self.text):
+            raise InvalidRequest("text", self.text, "it must be valid Unicode, without surrogates")
         if not any(character.isalnum() for character in self.text):
             raise InvalidRequest("text", self.text, "it must hold at least one letter or digit")
         _check_number("seed", self.seed, 0, MAX_SEED)
@@ -199,6 +205,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         if request.references:
             if "cloned" not in self.voice_modes:
                 raise InvalidReference("ref_audio", "given", f"{self.name} cannot clone voices; name one of its own")
+            if request.voice is not None:
+                raise InvalidRequest("voice", request.voice, "leave it out: the reference audio is the voice")
             return None
         if "named" not in self.voice_modes:
             if request.voice is not None:
@@ -206,13 +214,13 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             if "cloned" in self.voice_modes:
                 raise InvalidReference("ref_audio", None, f"{self.name} speaks only as a reference recording; give one")
             return None
-        name = (request.voice or self.voices[0]).lower()
+        name = self.voices[0] if request.voice is None else request.voice.lower()
         if name not in self.voices:
             raise UnknownVoice("voice", request.voice, "known voices: " + ", ".join(self.voices))
         return name
 
     def _language(self, language: str | None) -> str:
-        name = (language or "auto").lower()
+        name = "auto" if language is None else language.lower()
         if name not in self.languages:
             raise UnknownLanguage("language", language, "known languages: " + ", ".join(self.languages))
         return name
@@ -271,10 +279,13 @@ Event = AudioChunk | Finished | Failed
 
 
 def _check_number(field: str, value: float | None, low: float, high: float, *, above: bool = False) -> None:
+    """Refuse a `value` outside `low` to `high`; whole bounds ask for a whole number."""
     if value is None:
         return
-    is_inside = math.isfinite(value) and (value > low if above else value >= low) and value <= high
+    kind, accepted = ("a whole number", int) if isinstance(low, int) else ("a number", (int, float))
+    is_number = isinstance(value, accepted) and not isinstance(value, bool)
+    is_inside = is_number and math.isfinite(value) and (value > low if above else value >= low) and value <= high
     if not is_inside:
         raise InvalidRequest(
-            field, value, f"it must be {'above' if above else 'at least'} {low:g} and at most {high:g}"
+            field, value, f"it must be {kind} {'above' if above else 'at least'} {low} and at most {high}"
         )

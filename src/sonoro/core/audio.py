@@ -1,0 +1,302 @@
+"""Sound as bytes and files: reference recordings in, written audio out.
+
+Samples are mono float32 in [-1, 1]; files hold PCM16 or what an encoder makes of it. Knows no model and no tensor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+import soundfile
+import soxr
+
+from sonoro.core.errors import InvalidReference, OutputError
+from sonoro.core.types import Reference
+
+__all__ = [
+    "FORMATS",
+    "MAX_REFERENCE_S",
+    "MIN_REFERENCE_S",
+    "STDOUT",
+    "STREAMABLE_FORMATS",
+    "AudioWriter",
+    "from_pcm16",
+    "output_format",
+    "read_reference",
+    "resample",
+    "to_pcm16",
+    "write_audio",
+]
+
+Samples = npt.NDArray[np.float32]
+
+MIN_REFERENCE_S = 0.5
+MAX_REFERENCE_S = 60.0
+MIN_REFERENCE_PEAK = 1e-3
+"""60 dB below full scale: what a muted microphone leaves."""
+
+FORMATS = ("wav", "flac", "mp3", "opus", "pcm")
+STREAMABLE_FORMATS = ("wav", "pcm")
+"""Formats whose bytes are final as soon as they are written."""
+
+STDOUT = "-"
+
+_SUFFIXES = {
+    ".wav": "wav",
+    ".flac": "flac",
+    ".mp3": "mp3",
+    ".opus": "opus",
+    ".ogg": "opus",
+    ".pcm": "pcm",
+    ".raw": "pcm",
+}
+
+_ENCODERS = {"flac": ("FLAC", "PCM_16"), "mp3": ("MP3", "MPEG_LAYER_III"), "opus": ("OGG", "OPUS")}
+
+_ENCODER_RATES = {
+    "mp3": (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000),
+    "opus": (8000, 12000, 16000, 24000, 48000),
+}
+
+
+def to_pcm16(samples: npt.NDArray[np.floating]) -> bytes:
+    """`samples` as PCM16 little-endian, rounded to nearest, clipped at full scale. Inverse of `from_pcm16`."""
+    pcm: bytes = np.clip(np.rint(samples * 32768.0), -32768, 32767).astype("<i2").tobytes()
+    return pcm
+
+
+def from_pcm16(pcm: bytes) -> Samples:
+    """PCM16 little-endian as float32 in [-1, 1), exactly."""
+    return np.frombuffer(pcm, dtype="<i2").astype(np.float32) / np.float32(32768)
+
+
+def resample(samples: Samples, from_hz: int, to_hz: int) -> Samples:
+    """`samples` [S] at another rate, length round(S * to_hz / from_hz)."""
+    if from_hz == to_hz:
+        return samples
+    resampled: Samples = soxr.resample(samples, from_hz, to_hz, quality="HQ")
+    return resampled
+
+
+def read_reference(
+    source: bytes | str | Path, *, text: str | None = None, use: Literal["reference", "prompt"] = "prompt"
+) -> Reference:
+    """The recording in `source` (a file's bytes, or its path) mixed to mono, at its own rate.
+
+    Raises `InvalidReference` if it is not audio, shorter than 0.5 s, longer than 60 s, silent or not finite.
+    """
+    name = f"{len(source)} bytes" if isinstance(source, bytes) else str(source)
+    try:
+        channels, rate = _decode(source)
+    except FileNotFoundError as error:
+        raise InvalidReference("ref_audio", name, "there is no such file") from error
+    except (soundfile.SoundFileError, OSError) as error:
+        raise InvalidReference("ref_audio", name, f"it must be audio that libsndfile reads ({error})") from error
+    samples = channels.mean(axis=1, dtype=np.float32)
+    _check_reference(samples, rate)
+    return Reference(pcm=samples.astype("<f4").tobytes(), sample_rate=rate, text=text, use=use)
+
+
+def _decode(source: bytes | str | Path) -> tuple[Samples, int]:
+    """Samples [S, C] and their rate; at most one sample more than a reference may have."""
+    with contextlib.ExitStack() as stack:
+        # A descriptor, not a path: libsndfile must judge by content, and its wrapper asks a *.raw path for a rate.
+        opened = io.BytesIO(source) if isinstance(source, bytes) else stack.enter_context(Path(source).open("rb"))
+        handle = opened if isinstance(opened, io.BytesIO) else opened.fileno()
+        file = stack.enter_context(soundfile.SoundFile(handle, closefd=False))
+        rate: int = file.samplerate
+        channels: Samples = file.read(int(MAX_REFERENCE_S * rate) + 1, dtype="float32", always_2d=True)
+        return channels, rate
+
+
+def _check_reference(samples: Samples, rate: int) -> None:
+    duration_s = len(samples) / rate
+    if duration_s < MIN_REFERENCE_S:
+        raise InvalidReference("ref_audio", f"{duration_s:.2f} s", f"it must last at least {MIN_REFERENCE_S:g} s")
+    if duration_s > MAX_REFERENCE_S:
+        raise InvalidReference(
+            "ref_audio", f"more than {MAX_REFERENCE_S:g} s", f"it must last at most {MAX_REFERENCE_S:g} s"
+        )
+    if not np.isfinite(samples).all():
+        raise InvalidReference("ref_audio", "a sample that is not a finite number", "every sample must be finite")
+    peak = float(np.abs(samples).max())
+    if peak < MIN_REFERENCE_PEAK:
+        raise InvalidReference(
+            "ref_audio", f"a peak of {peak:.1e}", f"it must not be silent: a peak of at least {MIN_REFERENCE_PEAK:g}"
+        )
+
+
+def output_format(path: str | Path, given: str | None = None) -> str:
+    """The format to write `path` in: as given, else by its suffix; WAV for stdout.
+
+    Raises `OutputError` for an unknown format or suffix and for a path that cannot be written, before anything is.
+    """
+    if given is not None and given not in FORMATS:
+        raise OutputError(f"format: {given!r} is not known; one of {', '.join(FORMATS)}")
+    if str(path) == STDOUT:
+        return given or "wav"
+    target = Path(path)
+    try:
+        is_folder, has_folder = target.is_dir(), target.parent.is_dir()
+    except OSError as error:
+        raise OutputError(f"cannot write {str(target)!r}: {error.strerror}") from error
+    if is_folder:
+        raise OutputError(f"cannot write {str(target)!r}: it is a folder")
+    if not has_folder:
+        raise OutputError(f"cannot write {str(target)!r}: there is no folder {str(target.parent)!r}")
+    if given is None and target.suffix.lower() not in _SUFFIXES:
+        known = ", ".join(_SUFFIXES)
+        raise OutputError(f"cannot write {str(target)!r}: its suffix names no format; use one of {known} or give one")
+    return given or _SUFFIXES[target.suffix.lower()]
+
+
+class AudioWriter:
+    """Audio written chunk by chunk to a file or to stdout ("-"); a context manager.
+
+    A file is complete when the block ends and gone when it ends with an exception. WAV and PCM bytes leave with each
+    chunk (a WAV header that cannot be completed later says "until the end"); the encoded formats are kept in memory
+    until the end, because closing them rewrites their headers. Raises `OutputError` when the bytes cannot be written.
+    """
+
+    def __init__(self, path: str | Path, sample_rate: int, format: str | None = None) -> None:
+        self.format = output_format(path, format)
+        self._path = None if str(path) == STDOUT else Path(path)
+        with self._reporting():
+            self._file = self._open()
+        try:
+            with self._reporting():
+                kind = _Raw if self.format in STREAMABLE_FORMATS else _Encoded
+                self._sink: _Raw | _Encoded = kind(self._file, self.format, sample_rate)
+        except OutputError:
+            self.abort()
+            raise
+
+    def write(self, samples: Samples) -> None:
+        """Append `samples` [S] float32 in [-1, 1]."""
+        with self._reporting():
+            self._sink.write(samples)
+
+    def close(self) -> None:
+        """Complete what was written; nothing is left behind if that fails."""
+        try:
+            with self._reporting():
+                self._sink.close()
+                if self._path is not None:
+                    self._file.close()
+        except OutputError:
+            self.abort()
+            raise
+
+    def abort(self) -> None:
+        """Give up: a regular file is removed. Never raises: whatever stopped the writing may stop this too."""
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            with contextlib.suppress(OSError):
+                if self._path.is_file():
+                    self._path.unlink()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def _open(self) -> BinaryIO:
+        if self._path is not None:
+            return self._path.open("wb")
+        if sys.stdout is None:
+            raise OutputError("cannot write stdout: it is closed")
+        if sys.stdout.isatty():
+            raise OutputError("cannot write stdout: it is a terminal; send it to a pipe, or name a file")
+        return sys.stdout.buffer
+
+    @contextlib.contextmanager
+    def _reporting(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, soundfile.SoundFileError) as error:
+            name = "stdout" if self._path is None else repr(str(self._path))
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise OutputError(f"cannot write {name}: {reason}") from error
+
+
+def write_audio(path: str | Path, samples: Samples, sample_rate: int, format: str | None = None) -> None:
+    """Write `samples` [S] whole. Raises `OutputError`, leaving no file behind."""
+    with AudioWriter(path, sample_rate, format) as writer:
+        writer.write(samples)
+
+
+class _Raw:
+    """WAV or bare PCM16, flushed with each chunk."""
+
+    def __init__(self, file: BinaryIO, format: str, sample_rate: int) -> None:
+        self._file, self._rate = file, sample_rate
+        self._header_at = file.tell() if format == "wav" and file.seekable() else None
+        self._bytes = 0
+        if format == "wav":
+            file.write(wav_header(sample_rate))
+
+    def write(self, samples: Samples) -> None:
+        pcm = to_pcm16(samples)
+        self._file.write(pcm)
+        self._file.flush()
+        self._bytes += len(pcm)
+
+    def close(self) -> None:
+        if self._header_at is not None:
+            self._file.seek(self._header_at)
+            self._file.write(wav_header(self._rate, self._bytes))
+            self._file.seek(0, io.SEEK_END)
+        self._file.flush()
+
+
+class _Encoded:
+    """FLAC, MP3 or Ogg Opus through libsndfile."""
+
+    def __init__(self, file: BinaryIO, format: str, sample_rate: int) -> None:
+        self._file, self._spool = file, io.BytesIO()
+        container, encoding = _ENCODERS[format]
+        rate = encoder_rate(format, sample_rate)
+        self._resampler = soxr.ResampleStream(sample_rate, rate, 1) if rate != sample_rate else None
+        self._encoder = soundfile.SoundFile(self._spool, "w", rate, 1, format=container, subtype=encoding)
+
+    def write(self, samples: Samples, *, is_last: bool = False) -> None:
+        if self._resampler is not None:
+            samples = self._resampler.resample_chunk(samples, last=is_last)
+        self._encoder.write(np.frombuffer(to_pcm16(samples), dtype="<i2"))
+
+    def close(self) -> None:
+        if self._resampler is not None:
+            self.write(np.zeros(0, np.float32), is_last=True)
+        self._encoder.close()
+        self._file.write(self._spool.getvalue())
+        self._file.flush()
+
+
+def encoder_rate(format: str, sample_rate: int) -> int:
+    """The lowest rate `format` can hold that loses nothing of `sample_rate`, or its highest."""
+    rates = _ENCODER_RATES.get(format, (sample_rate,))
+    return min((rate for rate in rates if rate >= sample_rate), default=rates[-1])
+
+
+def wav_header(sample_rate: int, data_bytes: int | None = None) -> bytes:
+    """The 44 bytes before mono PCM16. Without a length: the largest, which readers take as "until the end"."""
+    longest = 0xFFFFFFFF
+    data = longest if data_bytes is None else min(data_bytes, longest - 36)
+    layout = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, sample_rate, 2 * sample_rate, 2, 16)
+    return b"RIFF" + struct.pack("<I", min(data + 36, longest)) + b"WAVE" + layout + b"data" + struct.pack("<I", data)

@@ -1,0 +1,83 @@
+"""What English text becomes before a voice that reads letters alone."""
+
+from __future__ import annotations
+
+import random
+import re
+import string
+
+import pytest
+
+from sonoro.core.normalize import normalize_english
+
+SPOKEN = {
+    "Dr. Smith lives on Elm Dr.": "Doctor Smith lives on Elm Drive.",
+    "Mrs. O'Brien, 12 St. James St., St. Louis": "Missus O'Brien, twelve Saint James Street, Saint Louis.",
+    "nuts, e.g. figs, i.e. fruit, etc.": "nuts, for example, figs, that is, fruit, et cetera.",
+    "Cats vs. dogs & mice": "Cats versus dogs and mice.",
+    "$3.50 or £2.01 or €1": "three dollars and fifty cents or two pounds and one penny or one euro.",
+    "$0.99, $1, $1,200": "ninety nine cents, one dollar, one thousand two hundred dollars.",
+    "$5 million and $100k": "five million dollars and one hundred thousand dollars.",
+    "It rose 2.5%.": "It rose two point five percent.",
+    "Meet at 3:05 p.m.": "Meet at three oh five p m.",
+    "Meet at 9:00, 15:30 or 7am": "Meet at nine o'clock, fifteen thirty or seven ay m.",
+    "the 1st, 23rd and 101st": "the first, twenty third and one hundred and first.",
+    "born in 1984, in the '80s or 1990s": "born in nineteen eighty four, in the eighties or nineteen nineties.",
+    "in 2005, 2010 and 1100": "in two thousand and five, twenty ten and eleven hundred.",
+    "2100 and 1,984": "two thousand one hundred and one thousand nine hundred and eighty four.",
+    "on 2024-03-15": "on March fifteenth, twenty twenty four.",
+    "pi is 3.14, not -3": "pi is three point one four, not minus three.",
+    "pages 10-20, 1914–1918": "pages ten to twenty, nineteen fourteen to nineteen eighteen.",
+    "1/2 a cup, 3/4 of it, 2/3": "one half a cup, three quarters of it, two thirds.",
+    "version 1.2.3": "version one point two point three.",
+    "Call 555-1234.": "Call five five five, one two three four.",
+    "agent 007": "agent zero zero seven.",
+    "25°C for 1 km": "twenty five degrees Celsius for one kilometer.",
+    "me@example.com": "me at example dot com.",
+    "the FBI and the U.S. use TVs": "the F B I and the U S use T V's.",
+    "“Smart” ‘quotes’ — here…": "Smart quotes, here.",
+    "Wait... what?! No!!!": "Wait, what? No!",
+    "well-known; (really): yes": "well known, really, yes.",
+    "one\ntwo\n\nthree": "one two. three.",
+    "Café naïve Straße Łódź": "Cafe naive Strasse Lodz.",
+    "the dog's bone isn't 'here'": "the dog's bone isn't here.",
+}
+
+
+@pytest.mark.parametrize(("text", "spoken"), SPOKEN.items())
+def test_is_written_out_as_spoken(text: str, spoken: str) -> None:
+    result = normalize_english(text)
+    assert result.text == spoken
+    assert result.dropped == ""
+
+
+def test_lowercase_is_the_same_words() -> None:
+    text = "Dr. Smith met Mr. T at the FBI."
+    assert normalize_english(text, lowercase=True).text == normalize_english(text).text.lower()
+
+
+def test_what_cannot_be_spoken_is_reported_once_in_order() -> None:
+    result = normalize_english("Tokyo is 東京, 東 ☃ ok")
+    assert result.text == "Tokyo is, ok."
+    assert result.dropped == "東京☃"
+
+
+@pytest.mark.parametrize("text", ["", "  \n", "?!", "...", "—", "☃"])
+def test_nothing_speakable_gives_empty_text(text: str) -> None:
+    assert normalize_english(text).text == ""
+
+
+def test_any_input_gives_the_alphabet_and_is_stable() -> None:
+    draw = random.Random(3)
+    characters = string.printable + "éß東€£½’“—–…\u200b\u0301"
+    for _ in range(2000):
+        text = "".join(draw.choices(characters, k=draw.randint(1, 40)))
+        once = normalize_english(text, lowercase=True).text
+        assert re.fullmatch(r"(?:[a-z][a-z.,?!' ]*[.?!])?", once), (text, once)
+        assert normalize_english(once, lowercase=True).text == once, (text, once)
+
+
+def test_long_numbers_and_long_texts_are_quick_and_whole() -> None:
+    assert normalize_english("9" * 40).text.split().count("nine") == 39
+    words = normalize_english("It cost $12.50 at 10:15, he said. " * 2000).text
+    assert words.count("twelve dollars and fifty cents at ten fifteen") == 2000

@@ -1,0 +1,101 @@
+"""Segments of any text: nothing spoken is lost, none is too long, and they end where a speaker would pause."""
+
+import random
+import unicodedata
+
+import pytest
+
+from sonoro.core.text import MIN_BOUND_S, SECONDS_PER_LETTER, frames_bound, split_text, spoken_length
+
+ALPHABETS = {
+    "english": "aaabcdeI AB. Dr.,;: !?\"'()\n\t123 -— “”  ",
+    "chinese": "你好世界天气很好。！？，、；“”「」 \u30003A.\n",
+    "japanese": "こんにちは世界カタ。！？、「」 \u3000b\n",
+    "auto": "aé한字か我हि\u0301\u0302.。!?,、…—\r\n\u2028\u3000\x85\u200d😀١A. ",
+}
+
+
+def spoken(text: str) -> str:
+    """What a voice would make of it: letters and digits, in order."""
+    return "".join(character for character in text if character.isalnum())
+
+
+@pytest.mark.parametrize("language", ALPHABETS)
+@pytest.mark.parametrize("max_characters", [16, 40, 300])
+def test_nothing_is_lost_and_nothing_is_too_long(language: str, max_characters: int) -> None:
+    draw = random.Random(f"{language} {max_characters}")
+    for _ in range(300):
+        text = "".join(draw.choices(ALPHABETS[language], k=draw.randint(0, 400)))
+        segments = split_text(text, language, max_characters)
+        assert spoken("".join(segments)) == spoken(text)
+        assert all(spoken_length(segment) <= max_characters for segment in segments), text
+        assert all(spoken(segment) and segment == segment.strip() for segment in segments)
+        position = 0
+        for segment in segments:
+            position = text.index(segment, position) + len(segment)
+
+
+@pytest.mark.parametrize(
+    ("text", "language", "max_characters", "expected"),
+    [
+        ("Hello there.", "english", 100, ["Hello there."]),
+        ("  Hello \n", "english", 100, ["Hello"]),
+        ("Hi. Yes. No.", "english", 100, ["Hi. Yes. No."]),
+        (
+            "Dr. Smith is 3.5 km away. He has left at 5 p.m. today. We wait.",
+            "english",
+            48,
+            ["Dr. Smith is 3.5 km away.", "He has left at 5 p.m. today. We wait."],
+        ),
+        ("今天天气很好。我们去公园吧！好吗？", "chinese", 24, ["今天天气很好。", "我们去公园吧！", "好吗？"]),
+        ("元気ですか？はい、元気です。", "japanese", 24, ["元気ですか？", "はい、元気です。"]),
+        ("元気ですか？はい、元気です。", "auto", 24, ["元気ですか？", "はい、元気です。"]),
+        # Too long for one segment: clauses, then words, then letters.
+        ("One clause here, another clause there; the end", "english", 24,
+         ["One clause here,", "another clause there;", "the end"]),
+        ("one two three four five six", "english", 16, ["one two three", "four five six"]),
+        ("a" * 40, "english", 16, ["a" * 16, "a" * 16, "a" * 8]),
+        ("我们今天去公园散步，然后回家吃饭", "chinese", 36, ["我们今天去公园散步，", "然后回家吃饭"]),
+        ("It costs 1,000,000.50 now", "english", 40, ["It costs", "1,000,000.50 now"]),
+        # Nothing in it can be spoken.
+        ("... !!", "english", 100, []),
+        ("", "english", 100, []),
+    ],
+)  # fmt: skip
+def test_splits(text: str, language: str, max_characters: int, expected: list[str]) -> None:
+    assert split_text(text, language, max_characters) == expected
+
+
+def test_wide_white_space_beside_a_period_is_no_trap() -> None:
+    for space in "\u3000\u2028\u2009\x85\xa0":
+        assert spoken("".join(split_text(f"C{space}.(a) B{space}. 你好。", "english", 100))) == "CaB你好"
+
+
+def test_a_letter_is_not_parted_from_its_marks() -> None:
+    for segment in split_text("e\u0301" * 60, "english", 17):
+        assert unicodedata.combining(segment[0]) == 0
+
+
+def test_iso_codes_and_unknown_languages_are_accepted() -> None:
+    text = "Das ist z. B. ein Satz. Und noch einer."
+    assert split_text(text, "de", 30) == split_text(text, "German", 30)
+    assert split_text("One. Two.", "some_dialect", 100) == ["One. Two."]
+
+
+def test_spoken_length_counts_what_takes_long() -> None:
+    assert spoken_length("abc, d") == 6
+    assert spoken_length("你好") == spoken_length("12") == spoken_length("BB") == 6
+    assert spoken_length("안녕") == spoken_length("カナ") == 6
+
+
+def test_frames_bound_is_generous_and_grows_with_the_text() -> None:
+    frame_s = 0.08
+    assert frames_bound("Hi.", "english", frame_s) == MIN_BOUND_S / frame_s + 0.5
+    sentence = "the birch canoe slid on the smooth planks. " * 5
+    # Ordinary speech runs at 15 letters a second; the bound allows three times that.
+    ordinary = len(sentence) / 15 / frame_s
+    assert 2.9 * ordinary < frames_bound(sentence, "english", frame_s) < 3.1 * ordinary
+    # Mandarin runs at 4 to 5 syllables a second.
+    chinese = "今天天气很好" * 10
+    assert 2.3 * len(chinese) / 4.5 < frames_bound(chinese, "chinese", frame_s) * frame_s < 3 * len(chinese) / 4.5
+    assert frames_bound(sentence, "english", 0.01) == pytest.approx(SECONDS_PER_LETTER * len(sentence) / 0.01, rel=0.02)
