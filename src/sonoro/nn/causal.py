@@ -1,0 +1,110 @@
+"""Causal convolutions over [B, T, C] that take their left context from a `Context`, so they stream exactly.
+
+Channels come last in memory: a convolution of few columns is then one matrix product over windows, and a transposed
+convolution two products whose result needs no interleaving.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sonoro.nn.history import Context
+
+__all__ = ["CausalConv1d", "CausalConvTranspose1d", "CausalLayer", "lay_out", "name_layers"]
+
+FEW_ROWS = 64
+"""Up to this many output columns a convolution is a matrix product over copied windows.
+
+Float32, 2 cores: 1024 to 1536 channels, kernel 7, 16 columns 5.7 ms against oneDNN's 25.7; equal from 64 on.
+"""
+
+
+class CausalLayer(nn.Module):
+    """A layer that keeps `length` columns of width `width` under `key`, which `name_layers` sets."""
+
+    key = ""
+
+    def __init__(self, length: int, width: int) -> None:
+        super().__init__()
+        self.length = length
+        self.width = width
+
+
+def name_layers(root: nn.Module) -> dict[str, tuple[int, int]]:
+    """Give each causal layer below `root` its module path as key; the layout of their history."""
+    layout = {}
+    for name, layer in root.named_modules():
+        if isinstance(layer, CausalLayer) and layer.length:
+            layer.key = name
+            layout[name] = (layer.length, layer.width)
+    return layout
+
+
+def lay_out(root: nn.Module) -> None:
+    """Reorder the memory of each convolution weight below `root` as its products read it; shapes stay. Idempotent."""
+    for layer in root.modules():
+        if isinstance(layer, (CausalConv1d, CausalConvTranspose1d)):
+            weight, order = layer.conv.weight, layer.memory_order
+            weight.data = weight.data.permute(order).contiguous().permute(order)
+
+
+class CausalConv1d(CausalLayer):
+    """Convolution over a column and the (kernel - 1) * dilation before it: [B, T, C_in] to [B, T, C_out]."""
+
+    memory_order = (0, 2, 1)
+
+    def __init__(self, in_channels: int, out_channels: int, kernel: int, dilation: int = 1, groups: int = 1) -> None:
+        super().__init__((kernel - 1) * dilation, in_channels)
+        self.conv = nn.Conv1d(in_channels, out_channels, kernel, dilation=dilation, groups=groups)
+
+    def forward(self, x: Tensor, history: Context) -> Tensor:
+        rows = x.shape[0] * x.shape[1]
+        conv, weight = self.conv, self.conv.weight
+        if weight.shape[2] == 1 and conv.groups == 1:
+            return F.linear(x, weight[:, :, 0], conv.bias)
+        x = history.extend(self.key, x, self.length)
+        if weight.shape[1] == 1 and conv.groups == weight.shape[0]:
+            y = (self._windows(x) * weight[:, 0]).sum(-1)
+            return y if conv.bias is None else y + conv.bias
+        if rows <= FEW_ROWS and conv.groups == 1:
+            return F.linear(self._windows(x).mT.flatten(2), weight.mT.flatten(1), conv.bias)
+        # A two-dimensional convolution of height 1 takes channels-last memory as it is.
+        pixels = x.mT.unsqueeze(2)
+        y = F.conv2d(pixels, weight.unsqueeze(2), conv.bias, dilation=(1, conv.dilation[0]), groups=conv.groups)
+        return y.squeeze(2).mT
+
+    def _windows(self, x: Tensor) -> Tensor:
+        """[B, length + T, C] as overlapping windows [B, T, C, kernel], a view."""
+        return x.unfold(1, self.length + 1, 1)[..., :: self.conv.dilation[0]]
+
+
+class CausalConvTranspose1d(CausalLayer):
+    """Transposed convolution, kernel twice the stride or equal to it, cut to [B, T * stride, C_out].
+
+    Column t and, for a double kernel, column t - 1 make output columns t * stride to (t + 1) * stride:
+
+        kernel      |<- first half ->|<- second half ->|
+        from t - 1  ....cut or past..|  kept           |
+        from t                       |  kept           |  waits for the next call
+
+    Before the start there are zeros, which add nothing: the bias is added once, to each output column.
+    """
+
+    memory_order = (2, 1, 0)
+
+    def __init__(self, in_channels: int, out_channels: int, kernel: int, stride: int) -> None:
+        assert kernel in (stride, 2 * stride), (kernel, stride)
+        super().__init__(kernel // stride - 1, in_channels)
+        self.conv = nn.ConvTranspose1d(in_channels, out_channels, kernel, stride=stride)
+
+    def forward(self, x: Tensor, history: Context) -> Tensor:
+        batch, columns, _ = x.shape
+        (stride,), taps, bias = self.conv.stride, self.conv.weight.permute(2, 1, 0), self.conv.bias
+        assert bias is not None
+        joined = history.extend(self.key, x, self.length)
+        y = F.linear(joined[:, self.length :], taps[:stride].flatten(0, 1), bias.repeat(stride))
+        if self.length:
+            y = torch.addmm(y.flatten(0, 1), joined[:, :-1].flatten(0, 1), taps[stride:].flatten(0, 1).t())
+        return y.reshape(batch, columns * stride, -1)

@@ -1,0 +1,175 @@
+"""The decoder transformer shared by the language-model halves of speech models: RMS norms on queries and keys, rotary
+positions, grouped-query attention, gated feed-forward.
+
+The layer is one code path for training, prefill and decoding. What differs between them is the function `attend`, which
+receives (layer index, queries, keys, values), each [B, T, heads, D], and returns [B, T, query heads, D]; where keys and
+values are kept is its business (`sonoro.nn.kvcache`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+__all__ = [
+    "Attend",
+    "DecoderConfig",
+    "DecoderLayer",
+    "DecoderStack",
+    "RMSNorm",
+    "Rotary",
+    "causal_attention",
+    "lay_out_by_input",
+    "rotary_tables",
+    "rotate",
+]
+
+Rotary = tuple[Tensor, Tensor]
+"""cos and signed sin of the positions, [..., T, 1, D], as `rotary_tables` makes them."""
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """The sizes of a stack. `heads` query heads share `kv_heads` heads of keys and values."""
+
+    width: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    norm_eps: float
+    rope_theta: float
+
+
+class RMSNorm(nn.Module):
+    """Scale the last axis to unit mean square: in float32 or wider, rounded before the weight is applied."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+        # On the CPU whatever the default device is, and no buffers: they stay as they are when the module is moved.
+        self._scale = torch.tensor(math.sqrt(width), device="cpu")
+        self._floor = torch.tensor(math.sqrt(width * eps), device="cpu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.is_cpu and x.dtype == torch.float32:
+            # The same in fewer calls, 9 us where F.rms_norm takes 16 for one row: a frame has near a hundred of them.
+            length = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self._floor)
+            return x * (self._scale / length) * self.weight
+        # Without a weight, so that in bfloat16 the product with the weight is a second rounding, as in the reference.
+        return F.rms_norm(x, self.weight.shape, None, self.eps) * self.weight
+
+
+def rotary_tables(positions: Tensor, width: int, theta: float, dtype: torch.dtype) -> Rotary:
+    """cos and sin [..., 1, width] in `dtype` for int64 `positions` [...], computed in float32 or wider.
+
+    Pairs are (i, i + width / 2); the first half of sin carries the minus sign of the rotation.
+    """
+    wide = torch.promote_types(dtype, torch.float32)
+    exponents = torch.arange(0, width, 2, device=positions.device, dtype=wide) / width
+    angles = positions[..., None, None].to(wide) * (1.0 / theta**exponents)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
+
+
+def rotate(x: Tensor, rotary: Rotary) -> Tensor:
+    """`x` [..., T, heads, D] turned by its positions."""
+    cos, signed_sin = rotary
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), signed_sin)
+
+
+def causal_attention(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Attend within the given sequence alone: query t sees keys 0..t. Differentiable; keeps nothing."""
+    out = F.scaled_dot_product_attention(
+        queries.transpose(1, 2),
+        keys.transpose(1, 2),
+        values.transpose(1, 2),
+        is_causal=queries.shape[1] > 1,
+        enable_gqa=True,
+    )
+    return out.transpose(1, 2)
+
+
+class _Attention(nn.Module):
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.head_width = config.head_width
+        self.heads = (config.heads, config.kv_heads, config.kv_heads)
+        self.qkv_proj = nn.Linear(config.width, sum(self.heads) * config.head_width, bias=False)
+        self.q_norm = RMSNorm(config.head_width, config.norm_eps)
+        self.k_norm = RMSNorm(config.head_width, config.norm_eps)
+        self.o_proj = nn.Linear(config.heads * config.head_width, config.width, bias=False)
+
+    def forward(self, x: Tensor, layer: int, rotary: Rotary, attend: Attend) -> Tensor:
+        heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_width))
+        queries, keys, values = heads.split(self.heads, dim=-2)
+        queries, keys = rotate(self.q_norm(queries), rotary), rotate(self.k_norm(keys), rotary)
+        return self.o_proj(attend(layer, queries, keys, values).flatten(-2))
+
+
+class _FeedForward(nn.Module):
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Linear(config.width, 2 * config.intermediate, bias=False)
+        self.down_proj = nn.Linear(config.intermediate, config.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(F.silu(gate) * up)
+
+
+class DecoderLayer(nn.Module):
+    """One pre-norm layer; projections of queries, keys and values are one matrix, and so are gate and up."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.width, config.norm_eps)
+        self.self_attn = _Attention(config)
+        self.post_attention_layernorm = RMSNorm(config.width, config.norm_eps)
+        self.mlp = _FeedForward(config)
+
+    def forward(self, x: Tensor, layer: int, rotary: Rotary, attend: Attend) -> Tensor:
+        """`x` [B, T, width] after this layer, number `layer` of its stack."""
+        x = x + self.self_attn(self.input_layernorm(x), layer, rotary, attend)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class DecoderStack(nn.Module):
+    """Layers and a final norm. Capturable if `attend` is."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
+        self.norm = RMSNorm(config.width, config.norm_eps)
+
+    def forward(self, x: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
+        """`x` [B, T, width] through all layers and the final norm; `rotary` broadcasts against [B, T, heads, D]."""
+        for index, layer in enumerate(self.layers):
+            x = layer(x, index, rotary, attend)
+        return self.norm(x)
+
+    def rotary(self, positions: Tensor, dtype: torch.dtype) -> Rotary:
+        """The stack's rotary tables for int64 `positions` [...]: [..., 1, head width] each."""
+        return rotary_tables(positions, self.config.head_width, self.config.rope_theta, dtype)
+
+
+@torch.no_grad()
+def lay_out_by_input(module: nn.Module) -> None:
+    """Store the weight of every `nn.Linear` in `module` column by column, in place; its shape and values stay.
+
+    For decoding on a CPU: a product with one row then streams the weight in order, at twice the speed where it comes
+    from memory (23 GB/s instead of 11, float32 [1536, 256], one core of an AMD EPYC).
+    """
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            part.weight.data = part.weight.t().contiguous().t()

@@ -1,0 +1,261 @@
+"""Strict loading, saving and random filling of a module's tensors. Knows safetensors and no model.
+
+A module's names are those of the stored file, but for fusions: tensors stored apart and kept as one, joined on dim 0.
+Modules are built on the meta device and filled here, so every tensor is allocated once, in its final dtype and place.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from sonoro.core.errors import CheckpointError, CheckpointNotFound, OutputError, TensorMismatch
+
+__all__ = ["DummyRule", "Fusion", "Shape", "check", "export", "init_dummy", "load", "stored_shapes"]
+
+Shape = tuple[int, ...]
+
+_FLOATS = {"F64", "F32", "F16", "BF16"}
+_LISTED = 5
+"""Names listed per kind of mismatch; the rest are counted."""
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """Tensors stored as `parts` and kept as `target`, for names that start with `prefix`.
+
+    `parts` maps each stored name to its share of the rows, in order: `{"q_proj": 16, "k_proj": 8, "v_proj": 8}`.
+    """
+
+    prefix: str
+    target: str
+    parts: Mapping[str, int]
+
+    def split(self, name: str, shape: Shape) -> dict[str, Shape] | None:
+        """The stored names and shapes of `name`; None if this fusion does not concern it."""
+        marker = f".{self.target}."
+        if not name.startswith(self.prefix) or marker not in name:
+            return None
+        unit, rest = divmod(shape[0], sum(self.parts.values()))
+        assert rest == 0, f"{name}: {shape[0]} rows do not divide by the shares {dict(self.parts)}"
+        return {name.replace(marker, f".{part}."): (unit * share, *shape[1:]) for part, share in self.parts.items()}
+
+
+class _Entry(NamedTuple):
+    file: Path
+    dtype: str
+    shape: Shape
+
+
+def stored_shapes(module: nn.Module, fusions: Sequence[Fusion] = ()) -> dict[str, Shape]:
+    """Names and shapes of `module`'s tensors as a file stores them. The module may be on the meta device."""
+    stored: dict[str, Shape] = {}
+    for name, tensor in module.state_dict().items():
+        stored |= _stored(name, tuple(tensor.shape), fusions)
+    return stored
+
+
+def load(
+    module: nn.Module,
+    files: Sequence[Path],
+    *,
+    dtype_of: Callable[[str], torch.dtype],
+    device: torch.device,
+    fusions: Sequence[Fusion] = (),
+    unused: Mapping[str, Shape] | None = None,
+) -> None:
+    """Fill every parameter and persistent buffer of `module` from safetensors `files`, mapped into memory.
+
+    Together the files must hold exactly the tensors of the module; those named in `unused` may be there too. Each
+    tensor is cast once, to `dtype_of(its name in the module)`. Raises `CheckpointNotFound` for a missing file,
+    `CheckpointError` for a damaged one, `TensorMismatch` naming tensors, files and shapes.
+    """
+    found = _checked(module, files, fusions, unused or {})
+    with ExitStack() as stack:
+        handles = {file: stack.enter_context(safe_open(file, framework="pt")) for file in files}
+
+        def read(name: str, shape: Shape) -> Tensor:
+            value = torch.empty(shape, dtype=dtype_of(name), device=device)
+            row = 0
+            for part, part_shape in _stored(name, shape, fusions).items():
+                tensor = handles[found[part].file].get_tensor(part)
+                if shape:
+                    value[row : row + part_shape[0]].copy_(tensor)
+                    row += part_shape[0]
+                else:
+                    value.copy_(tensor)
+            return value
+
+        try:
+            _fill(module, read)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{', '.join(map(str, files))}: cannot be read: {error}") from error
+
+
+def check(
+    module: nn.Module,
+    files: Sequence[Path],
+    *,
+    fusions: Sequence[Fusion] = (),
+    unused: Mapping[str, Shape] | None = None,
+) -> dict[str, Shape]:
+    """Names and shapes of all tensors in `files`, having raised what `load` would; reads their headers alone."""
+    return {name: entry.shape for name, entry in _checked(module, files, fusions, unused or {}).items()}
+
+
+def export(module: nn.Module, file: Path, *, dtype: torch.dtype, fusions: Sequence[Fusion] = ()) -> None:
+    """Write `module`'s tensors to `file` in `dtype`, fusions undone: `load` reads it back.
+
+    Raises `OutputError` for a place that cannot be written, or a value that `dtype` cannot hold.
+    """
+    stored: dict[str, Tensor] = {}
+    for name, tensor in module.state_dict().items():
+        parts = _stored(name, tuple(tensor.shape), fusions)
+        pieces = tensor.split([shape[0] for shape in parts.values()]) if len(parts) > 1 else (tensor,)
+        for part, piece in zip(parts, pieces, strict=True):
+            stored[part] = piece.detach().to("cpu", dtype, copy=True).contiguous()
+            if not stored[part].isfinite().all():
+                raise OutputError(f"{file}: tensor {part!r} has a value that {dtype} cannot hold")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        save_file(stored, file, metadata={"format": "pt"})
+    except (OSError, SafetensorError) as error:
+        raise OutputError(f"{file} cannot be written: {error}") from error
+
+
+def _product_of_inputs(shape: Shape) -> float:
+    return math.prod(shape[1:])
+
+
+@dataclass(frozen=True)
+class DummyRule:
+    """How tensors whose name holds a match of `pattern` are drawn: N(mean, std^2).
+
+    Without `std` it is `gain / sqrt(fan_in(shape))`, so that outputs have about `gain` times the size of inputs.
+    """
+
+    pattern: str
+    mean: float = 0.0
+    std: float | None = None
+    gain: float = 1.0
+    fan_in: Callable[[Shape], float] = _product_of_inputs
+
+
+_DEFAULT_RULES = (
+    DummyRule(r"(^|\.)bias$", std=0.02),
+    DummyRule(r"norm\w*\.weight$", mean=1.0, std=0.1),
+    DummyRule(r""),
+)
+
+
+def init_dummy(
+    module: nn.Module,
+    seed: int,
+    *,
+    rules: Sequence[DummyRule] = (),
+    dtype_of: Callable[[str], torch.dtype],
+    device: torch.device,
+) -> None:
+    """Fill every parameter and persistent buffer of `module` with random numbers, never zeros or ones alone.
+
+    The first of `rules` that matches a name decides; otherwise weights are fan-in scaled, biases N(0, .02^2) and
+    weights of norms N(1, .1^2). Values depend on (seed, name, shape, dtype, kind of device) alone.
+    """
+
+    def draw(name: str, shape: Shape) -> Tensor:
+        rule = next(rule for rule in (*rules, *_DEFAULT_RULES) if re.search(rule.pattern, name))
+        std = rule.gain / math.sqrt(rule.fan_in(shape)) if rule.std is None else rule.std
+        generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed}:{name}".encode()))
+        return torch.empty(shape, dtype=dtype_of(name), device=device).normal_(rule.mean, std, generator=generator)
+
+    _fill(module, draw)
+
+
+def _fill(module: nn.Module, value_of: Callable[[str, Shape], Tensor]) -> None:
+    with torch.no_grad():
+        values = {name: value_of(name, tuple(tensor.shape)) for name, tensor in module.state_dict().items()}
+    module.load_state_dict(values, assign=True)
+
+
+def _stored(name: str, shape: Shape, fusions: Sequence[Fusion]) -> dict[str, Shape]:
+    for fusion in fusions:
+        if (parts := fusion.split(name, shape)) is not None:
+            return parts
+    return {name: shape}
+
+
+def _checked(
+    module: nn.Module, files: Sequence[Path], fusions: Sequence[Fusion], unused: Mapping[str, Shape]
+) -> dict[str, _Entry]:
+    found: dict[str, _Entry] = {}
+    for file in files:
+        header = _read_header(file)
+        if twice := sorted(header.keys() & found.keys()):
+            raise TensorMismatch(f"tensor {twice[0]!r} is in {found[twice[0]].file} and again in {file}")
+        found |= header
+    _compare(found, stored_shapes(module, fusions), unused, files)
+    return found
+
+
+def _read_header(file: Path) -> dict[str, _Entry]:
+    """What `file` says it holds, once its size agrees; so that a truncated file is refused by tensor."""
+    if not file.is_file():
+        raise CheckpointNotFound(f"{file} does not exist")
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if length > size - 8:
+                raise CheckpointError(f"{file} is truncated or not a safetensors file: header of {length} bytes")
+            header = json.loads(stream.read(length))
+            header.pop("__metadata__", None)
+            spans = {name: entry["data_offsets"] for name, entry in header.items()}
+            entries = {name: _Entry(file, entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{file} is not a readable safetensors file: {error}") from error
+    for name, (_, end) in sorted(spans.items(), key=lambda span: span[1]):
+        if 8 + length + end > size:
+            raise CheckpointError(
+                f"{file} is truncated: tensor {name!r} ends at byte {8 + length + end}, the file has {size}"
+            )
+    for name, entry in entries.items():
+        if entry.dtype not in _FLOATS:
+            known = ", ".join(sorted(_FLOATS))
+            raise TensorMismatch(f"{file}: tensor {name!r} is stored as {entry.dtype}; expected one of {known}")
+    return entries
+
+
+def _compare(
+    found: Mapping[str, _Entry], expected: Mapping[str, Shape], unused: Mapping[str, Shape], files: Sequence[Path]
+) -> None:
+    where = ", ".join(str(file) for file in files)
+    misshapen = [
+        f"tensor {name!r} has shape {list(entry.shape)}, expected {list(shape)}"
+        for name, entry in found.items()
+        if (shape := expected.get(name, unused.get(name))) is not None and shape != entry.shape
+    ]
+    missing = [f"tensor {name!r} {list(shape)} is missing" for name, shape in expected.items() if name not in found]
+    extra = [
+        f"tensor {name!r} {list(entry.shape)} is not part of the model"
+        for name, entry in found.items()
+        if name not in expected and name not in unused
+    ]
+    lines = [
+        line
+        for problems in (misshapen, missing, extra)
+        for line in problems[:_LISTED] + ([f"... {len(problems) - _LISTED} more"] if len(problems) > _LISTED else [])
+    ]
+    if lines:
+        raise TensorMismatch(f"{where}: " + "; ".join(lines))

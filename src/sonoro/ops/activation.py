@@ -1,0 +1,109 @@
+"""SnakeBeta, the periodic activation of the codec decoders: a Triton kernel beside its torch reference.
+
+Both take the exponentials ready made (`snake_beta_rates`), so that inference computes them once. Triton is optional.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+
+__all__ = ["SnakeBeta", "snake_beta", "snake_beta_kernel", "snake_beta_rates", "snake_beta_reference"]
+
+logger = logging.getLogger(__name__)
+
+BLOCK = 1024
+"""Elements per program: the fastest of 512 to 4096 on an H200 (28 us for [16, 96, 7680] float32; traffic takes 22)."""
+
+
+def snake_beta_rates(alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """exp(alpha) and 1 / (exp(beta) + 1e-9), both [C], in float32 or wider. Differentiable."""
+    wide = torch.promote_types(alpha.dtype, torch.float32)
+    return alpha.to(wide).exp(), 1 / (beta.to(wide).exp() + 1e-9)
+
+
+def snake_beta_reference(x: Tensor, exp_alpha: Tensor, inverse_beta: Tensor, channel_dim: int = 1) -> Tensor:
+    """x + inverse_beta * sin(x * exp_alpha)^2 by channel, computed in float32 or wider, in the dtype of `x`.
+
+    `x` any shape with C channels on axis `channel_dim`, [B, C, S] by default. Differentiable.
+    """
+    shape = [1] * x.ndim
+    shape[channel_dim] = -1
+    rate, scale = exp_alpha.view(shape), inverse_beta.view(shape)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return torch.addcmul(wide, torch.sin(wide * rate).square(), scale).to(x.dtype)
+
+
+if triton is not None:
+
+    @triton.jit
+    def _snake_beta(  # noqa: PLR0917 (a kernel's arguments are positional)
+        x, exp_alpha, inverse_beta, out, count, stride, channels: tl.constexpr, block: tl.constexpr, wide: tl.constexpr
+    ):
+        # The channel of element n of a dense tensor is (n // stride) % channels, whatever the order of the other axes.
+        # Only the block's start needs 64 bits; divisions by element stay in 32.
+        start = tl.program_id(0).to(tl.int64) * block
+        local = tl.arange(0, block)
+        first = ((start // stride) % channels).to(tl.int32)
+        channel = (first + ((start % stride).to(tl.int32) + local) // stride) % channels
+        mask = start + local < count
+        value = tl.load(x + start + local, mask=mask).to(wide)
+        wave = tl.sin(value * tl.load(exp_alpha + channel).to(wide))
+        result = value + wave * wave * tl.load(inverse_beta + channel).to(wide)
+        tl.store(out + start + local, result.to(out.dtype.element_ty), mask=mask)
+
+
+def snake_beta_kernel(x: Tensor, exp_alpha: Tensor, inverse_beta: Tensor, channel_dim: int = 1) -> Tensor:
+    """`snake_beta_reference` as one Triton kernel; no gradient.
+
+    `x` contiguous, or contiguous once its channels are moved last; the output has its strides.
+    """
+    assert _is_dense(x, channel_dim), x.stride()
+    channels = x.shape[channel_dim]
+    # An axis of one column reports an arbitrary stride.
+    stride = x.stride(channel_dim) if channels > 1 else 1
+    out = torch.empty_like(x)
+    wide = tl.float64 if x.dtype == torch.float64 else tl.float32
+    grid = (triton.cdiv(x.numel(), BLOCK),)
+    _snake_beta[grid](x, exp_alpha, inverse_beta, out, x.numel(), stride, channels, BLOCK, wide)
+    return out
+
+
+def _is_dense(x: Tensor, channel_dim: int) -> bool:
+    return x.is_contiguous() or x.movedim(channel_dim, -1).is_contiguous()
+
+
+class SnakeBeta:
+    """Calls the kernel where it can run and the reference elsewhere.
+
+    A kernel that fails once warns once and is not tried again by this instance. Under autograd the reference runs.
+    """
+
+    def __init__(self) -> None:
+        self.is_broken = triton is None
+
+    def __call__(self, x: Tensor, exp_alpha: Tensor, inverse_beta: Tensor, channel_dim: int = 1) -> Tensor:
+        """x + inverse_beta * sin(x * exp_alpha)^2; see `snake_beta_reference`. Capturable once it has run."""
+        if self.is_broken or not x.is_cuda or not _is_dense(x, channel_dim) or x.numel() == 0:
+            return snake_beta_reference(x, exp_alpha, inverse_beta, channel_dim)
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, exp_alpha, inverse_beta)):
+            return snake_beta_reference(x, exp_alpha, inverse_beta, channel_dim)
+        try:
+            return snake_beta_kernel(x, exp_alpha, inverse_beta, channel_dim)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # a compiler's failure can be of any type, and the reference can always serve
+            self.is_broken = True
+            logger.warning("kernel=snake_beta status=failed fallback=reference error=%r", error)
+            return snake_beta_reference(x, exp_alpha, inverse_beta, channel_dim)
+
+
+snake_beta = SnakeBeta()

@@ -1,0 +1,221 @@
+"""Strict loading: what a damaged or foreign file is told; export and load undo each other; dummy tensors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from sonoro.core.errors import CheckpointError, CheckpointNotFound, OutputError, TensorMismatch
+from sonoro.nn.weights import DummyRule, Fusion, export, init_dummy, load, stored_shapes
+
+CPU = torch.device("cpu")
+FUSIONS = (Fusion("stack.", "qkv_proj", {"q_proj": 2, "k_proj": 1, "v_proj": 1}),)
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv_proj = nn.Linear(3, 8, bias=False)
+        self.norm = nn.LayerNorm(3)
+        self.register_buffer("usage", torch.zeros(()))
+        self.register_buffer("table", torch.zeros(2), persistent=False)
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = nn.ModuleList([Layer(), Layer()])
+        self.qkv_proj = nn.Linear(3, 4)
+
+
+def empty_stack() -> Stack:
+    with torch.device("meta"):
+        return Stack()
+
+
+def tensors() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    shapes = stored_shapes(empty_stack(), FUSIONS)
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def written(folder: Path, values: dict[str, Tensor], name: str = "model.safetensors") -> Path:
+    save_file(values, folder / name)
+    return folder / name
+
+
+def loaded(*files: Path, unused: dict[str, tuple[int, ...]] | None = None) -> Stack:
+    stack = empty_stack()
+    load(stack, files, dtype_of=lambda _: torch.float32, device=CPU, fusions=FUSIONS, unused=unused)
+    return stack
+
+
+def test_stored_names_and_shapes_are_those_of_the_parts() -> None:
+    shapes = stored_shapes(empty_stack(), FUSIONS)
+    assert shapes["stack.1.q_proj.weight"] == (4, 3)
+    assert shapes["stack.1.v_proj.weight"] == (2, 3)
+    assert shapes["qkv_proj.weight"] == (4, 3), "a fusion concerns names with its prefix alone"
+    assert "stack.0.qkv_proj.weight" not in shapes
+    assert "stack.0.table" not in shapes
+    assert shapes["stack.0.usage"] == ()
+
+
+def test_load_joins_the_parts_in_order(tmp_path: Path) -> None:
+    values = tensors()
+    stack = loaded(written(tmp_path, values))
+    joined = torch.cat([values[f"stack.1.{part}_proj.weight"] for part in "qkv"])
+    assert torch.equal(stack.stack[1].qkv_proj.weight, joined)
+    assert torch.equal(stack.stack[0].usage, values["stack.0.usage"])
+
+
+def test_load_casts_each_tensor_as_it_is_told(tmp_path: Path) -> None:
+    stack = empty_stack()
+    load(
+        stack,
+        [written(tmp_path, tensors())],
+        dtype_of=lambda name: torch.float64 if "norm" in name else torch.bfloat16,
+        device=CPU,
+        fusions=FUSIONS,
+    )
+    assert stack.stack[0].norm.weight.dtype == torch.float64
+    assert stack.stack[0].qkv_proj.weight.dtype == torch.bfloat16
+
+
+def test_load_keeps_nothing_of_the_file(tmp_path: Path) -> None:
+    values = tensors()
+    file = written(tmp_path, values)
+    stack = loaded(file)
+    written(tmp_path, {name: torch.zeros_like(value) for name, value in values.items()})
+    assert torch.equal(stack.qkv_proj.weight, values["qkv_proj.weight"])
+
+
+def test_several_files_make_one_checkpoint(tmp_path: Path) -> None:
+    values = tensors()
+    first = {name: value for name, value in values.items() if "q_proj" in name}
+    rest = {name: value for name, value in values.items() if "q_proj" not in name}
+    stack = loaded(written(tmp_path, first, "a.safetensors"), written(tmp_path, rest, "b.safetensors"))
+    assert torch.equal(stack.stack[0].qkv_proj.weight[:4], values["stack.0.q_proj.weight"])
+
+
+def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
+    first = written(tmp_path, tensors(), "a.safetensors")
+    second = written(tmp_path, {"qkv_proj.bias": torch.zeros(4)}, "b.safetensors")
+    with pytest.raises(TensorMismatch, match=r"'qkv_proj\.bias' is in .*a\.safetensors and again in .*b\.safetensors"):
+        loaded(first, second)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_export_writes_what_load_reads(tmp_path: Path, dtype: torch.dtype) -> None:
+    values = {name: value.to(dtype) for name, value in tensors().items()}
+    stack = loaded(written(tmp_path, values))
+    export(stack, tmp_path / "new" / "model.safetensors", dtype=dtype, fusions=FUSIONS)
+    back = load_file(tmp_path / "new" / "model.safetensors")
+    assert back.keys() == values.keys()
+    assert all(torch.equal(back[name], values[name]) and back[name].dtype == dtype for name in values)
+
+
+def test_export_refuses_a_place_it_cannot_write(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    stack = loaded(written(tmp_path, tensors()))
+    with pytest.raises(OutputError, match="file"):
+        export(stack, tmp_path / "file" / "model.safetensors", dtype=torch.float32)
+
+
+def test_export_refuses_a_value_its_dtype_cannot_hold(tmp_path: Path) -> None:
+    stack = loaded(written(tmp_path, tensors() | {"qkv_proj.bias": torch.full((4,), 1e6)}))
+    with pytest.raises(OutputError, match=r"'qkv_proj\.bias' has a value that torch\.float16 cannot hold"):
+        export(stack, tmp_path / "half.safetensors", dtype=torch.float16)
+
+
+def test_a_missing_tensor_is_named_with_its_shape(tmp_path: Path) -> None:
+    values = tensors()
+    del values["stack.1.k_proj.weight"]
+    with pytest.raises(
+        TensorMismatch, match=r"model\.safetensors: tensor 'stack\.1\.k_proj\.weight' \[2, 3\] is missing"
+    ):
+        loaded(written(tmp_path, values))
+
+
+def test_an_extra_tensor_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TensorMismatch, match=r"tensor 'lora\.weight' \[5\] is not part of the model"):
+        loaded(written(tmp_path, tensors() | {"lora.weight": torch.zeros(5)}))
+
+
+def test_unused_tensors_may_be_there_in_their_shape_or_not_at_all(tmp_path: Path) -> None:
+    file = written(tmp_path, tensors() | {"initialized": torch.ones(1)})
+    loaded(file, unused={"initialized": (1,), "absent": (2,)})
+    with pytest.raises(TensorMismatch, match=r"'initialized' has shape \[1\], expected \[7\]"):
+        loaded(file, unused={"initialized": (7,)})
+
+
+def test_a_misshapen_tensor_is_named_with_both_shapes(tmp_path: Path) -> None:
+    values = tensors() | {"stack.0.v_proj.weight": torch.zeros(3, 2)}
+    with pytest.raises(TensorMismatch, match=r"'stack\.0\.v_proj\.weight' has shape \[3, 2\], expected \[2, 3\]"):
+        loaded(written(tmp_path, values))
+
+
+def test_many_mismatches_are_counted_not_listed(tmp_path: Path) -> None:
+    extra = {f"extra.{index}": torch.zeros(1) for index in range(9)}
+    with pytest.raises(TensorMismatch, match=r"\.\.\. 4 more"):
+        loaded(written(tmp_path, tensors() | extra))
+
+
+def test_a_truncated_file_is_refused_by_its_first_cut_tensor(tmp_path: Path) -> None:
+    file = written(tmp_path, tensors())
+    whole = file.read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    spans = {name: entry["data_offsets"] for name, entry in json.loads(whole[8 : 8 + length]).items()}
+    last = max(spans, key=lambda name: spans[name][1])
+    file.write_bytes(whole[:-1])
+    with pytest.raises(CheckpointError, match=rf"model\.safetensors is truncated: tensor '{last}'"):
+        loaded(file)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\x10", b"\xff" * 64, b"\x02" + b"\0" * 7 + b"[]", b"\x03" + b"\0" * 7 + b"{a}"]
+)
+def test_what_is_not_a_safetensors_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        loaded(file)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointNotFound, match=r"absent\.safetensors"):
+        loaded(tmp_path / "absent.safetensors")
+
+
+def test_quantised_storage_is_refused_rather_than_cast(tmp_path: Path) -> None:
+    values = tensors()
+    values["qkv_proj.bias"] = values["qkv_proj.bias"].to(torch.int8)
+    with pytest.raises(TensorMismatch, match=r"'qkv_proj\.bias' is stored as I8"):
+        loaded(written(tmp_path, values))
+
+
+def dummy(seed: int, dtype: torch.dtype = torch.float32) -> Stack:
+    stack = empty_stack()
+    rules = (DummyRule(r"usage$", mean=3.0, std=0.5), DummyRule(r"^qkv_proj\.weight$", gain=10.0))
+    init_dummy(stack, seed, rules=rules, dtype_of=lambda _: dtype, device=CPU)
+    return stack
+
+
+def test_dummy_tensors_depend_on_seed_and_name_alone() -> None:
+    first, again, other = dummy(1).state_dict(), dummy(1).state_dict(), dummy(2).state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not any(torch.equal(first[name], other[name]) for name in first)
+    assert not torch.equal(first["stack.0.qkv_proj.weight"], first["stack.1.qkv_proj.weight"])
+
+
+def test_dummy_tensors_are_never_zero_and_are_scaled_by_fan_in() -> None:
+    linear = nn.Linear(400, 300, device="meta")
+    init_dummy(linear, 0, rules=(), dtype_of=lambda _: torch.bfloat16, device=CPU)
+    assert linear.weight.dtype == torch.bfloat16
+    # The standard error of a deviation over 120,000 draws is .2 percent, and bfloat16 rounds by .4 percent.
+    assert linear.weight.float().std().item() == pytest.approx(400**-0.5, rel=0.02)
+    assert all((value != 0).all() and value.isfinite().all() for value in dummy(3).state_dict().values())

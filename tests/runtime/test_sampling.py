@@ -1,0 +1,52 @@
+"""Sampling rows: what is set is read back by slot, and the host knows which processors are needed."""
+
+import torch
+
+from sonoro.runtime.sampling import Filters, RowControls, SamplingRows
+
+
+def row(temperature: float = 0.9, top_k: int = 50, top_p: float = 1.0, **more: float) -> RowControls:
+    values = {"seed": 1, "segment": 0, "max_frames": 10} | more
+    return RowControls(temperature=temperature, top_k=top_k, top_p=top_p, **values)
+
+
+def test_rows_are_read_back_in_the_order_of_the_slots() -> None:
+    rows = SamplingRows(4, torch.device("cpu"))
+    rows.set([3, 1], [row(0.7, 5, 0.5, seed=2**63 - 1, repetition_penalty=1.3), row(segment=6, ignore_eos=True)])
+    found = rows.read(torch.tensor([1, 3, 1]))
+    assert found.temperature.flatten().tolist() == torch.tensor([0.9, 0.7, 0.9]).tolist()
+    assert found.top_k.tolist() == [[50], [5], [50]]
+    assert found.top_p.tolist() == [[1.0], [0.5], [1.0]]
+    assert found.repetition_penalty.flatten().tolist() == torch.tensor([1.0, 1.3, 1.0]).tolist()
+    assert found.is_greedy.tolist() == [[False]] * 3
+    assert found.ignore_eos.tolist() == [[True], [False], [True]]
+    assert found.seed.tolist() == [1, 2**63 - 1, 1]
+    assert found.segment.tolist() == [6, 0, 6]
+    assert found.max_frames.tolist() == [10, 10, 10]
+
+
+def test_filters_follow_the_slots_that_are_set() -> None:
+    rows = SamplingRows(4, torch.device("cpu"))
+    assert rows.filters == Filters(0, needs_top_p=False)
+    rows.set([0, 1], [row(top_k=3), row(top_k=100)])
+    assert rows.filters == Filters(128, needs_top_p=False)
+    rows.set([2], [row(top_k=0, top_p=0.9)])
+    assert rows.filters == Filters(128, needs_top_p=True)
+    rows.clear([1, 2])
+    assert rows.filters == Filters(64, needs_top_p=False)
+    assert rows.read(torch.tensor([1])).is_greedy.item()
+
+
+def test_a_greedy_row_needs_no_filter_and_divides_by_nothing() -> None:
+    rows = SamplingRows(2, torch.device("cpu"))
+    rows.set([0], [row(temperature=0, top_k=7, top_p=0.3)])
+    found = rows.read(torch.tensor([0]))
+    assert rows.filters == Filters(0, needs_top_p=False)
+    assert found.is_greedy.item()
+    assert (found.temperature.item(), found.top_k.item(), found.top_p.item()) == (1.0, 0, 1.0)
+
+
+def test_rows_never_set_end_at_once() -> None:
+    found = SamplingRows(2, torch.device("cpu")).read(torch.tensor([0, 2]))
+    assert found.max_frames.tolist() == [0, 0]
+    assert found.is_greedy.all()
