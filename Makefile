@@ -5,6 +5,7 @@ PYTHON ?= python3
 TEXT ?= The birch canoe slid on the smooth planks.
 OUT ?= out.wav
 BIN := .venv/bin
+REFERENCE := .venv-reference
 
 .PHONY: say test check format parity slow clean
 .DELETE_ON_ERROR:
@@ -26,6 +27,18 @@ format: .venv/.installed-test
 
 slow: .venv/.installed-test
 	$(BIN)/python -m pytest -q -m slow
+
+# The stored reference tensors made anew by the official implementation, and our tests against them.
+parity: .venv/.installed-test $(REFERENCE)/.installed
+	OMP_NUM_THREADS=1 $(REFERENCE)/bin/python tools/reference/qwen3_tts.py --out build/reference
+	$(BIN)/python -m pytest -q --reference build/reference tests/test_reference_assets.py tests/models/qwen3_tts
+
+$(REFERENCE)/.installed: tools/reference/requirements.txt
+	$(PYTHON) -m venv $(REFERENCE)
+	$(REFERENCE)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(REFERENCE)/bin/pip install --quiet --disable-pip-version-check -r tools/reference/requirements.txt
+	$(REFERENCE)/bin/pip install --quiet --disable-pip-version-check --no-deps qwen-tts==0.1.1
+	@touch $@
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=")'

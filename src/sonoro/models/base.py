@@ -7,16 +7,28 @@ shapes for a given B, does not synchronise with the host, and touches no row out
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sonoro.core.types import ModelSpec, OptionValue, Reference, SamplingParams, SpeechRequest
 
-__all__ = ["Capacity", "Codec", "Controls", "LoadedModel", "Prompt", "SlotState", "SpeechModel", "Voice"]
+__all__ = [
+    "Capacity",
+    "Codec",
+    "Controls",
+    "Description",
+    "Family",
+    "LoadedModel",
+    "Prompt",
+    "SlotState",
+    "SpeechModel",
+    "Voice",
+]
 
 
 @dataclass(frozen=True)
@@ -58,8 +70,13 @@ class Voice:
 class Prompt(Protocol):
     """A segment ready to be prefilled; the rest of it belongs to the model that made it."""
 
-    controls: Controls
-    voice: Voice | None
+    @property
+    def controls(self) -> Controls:
+        """How it is drawn and when it must end."""
+
+    @property
+    def voice(self) -> Voice | None:
+        """Whom it speaks as, if that is not in its rows."""
 
     @property
     def positions(self) -> int:
@@ -73,12 +90,21 @@ class Prompt(Protocol):
 class SlotState(Protocol):
     """Rows by slot. These three are the engine's to read; everything else belongs to the model.
 
-    `done` [N+1] bool, `length` [N+1] int64 frames made so far, `frames` [N+1, max_frames, K] int64.
+    While a row has room for more, `frames[slot, length]` always holds a valid code in every codebook: a chunk is
+    decoded in the very tick in which its last frame may turn out not to exist.
     """
 
-    done: Tensor
-    length: Tensor
-    frames: Tensor
+    @property
+    def done(self) -> Tensor:
+        """Whether the row will make no more frames: [N+1] bool."""
+
+    @property
+    def length(self) -> Tensor:
+        """Frames made so far: [N+1] int64."""
+
+    @property
+    def frames(self) -> Tensor:
+        """The frames: [N+1, max_frames, K] int64."""
 
 
 class Codec(Protocol):
@@ -108,7 +134,10 @@ class Codec(Protocol):
 
 
 class SpeechModel(Protocol):
-    """Text to frames: a prefill, then a fixed-shape step that makes one frame for every given row."""
+    """Text to frames: a prefill, then a fixed-shape step that makes one frame for every given row.
+
+    `state` is what `allocate` returned, `prompts` are what `prepare` returned.
+    """
 
     spec: ModelSpec
     codec: Codec
@@ -118,7 +147,7 @@ class SpeechModel(Protocol):
     ) -> Prompt:
         """The prompt of segment number `index` of a resolved request, on the CPU.
 
-        `before` holds the frames [T, K] of the earlier segments.
+        `before` holds the frames [T, K] of the earlier segments; `request.max_frames` is the limit of this one.
         """
 
     def segments(self, text: str, language: str) -> list[str]:
@@ -130,17 +159,20 @@ class SpeechModel(Protocol):
     def allocate(self, capacity: Capacity) -> SlotState:
         """Zeroed rows for `capacity.slots` requests and the scratch row."""
 
-    def reset(self, state: SlotState, slots: Tensor) -> None:
+    def reset(self, state: Any, slots: Tensor) -> None:
         """Make rows `slots` free: nothing of an earlier request can be read from them."""
 
-    def prefill(self, state: SlotState, prompts: Sequence[Prompt], slots: Tensor) -> None:
+    def prefill(self, state: Any, prompts: Sequence[Any], slots: Tensor) -> None:
         """Run all prompt rows, leaving each slot ready for its first frame. Resets the rows first."""
 
-    def frame(self, state: SlotState, slots: Tensor) -> None:
+    def frame(self, state: Any, slots: Tensor) -> None:
         """One frame for each of `slots`: appended to `frames`, `length` advanced, `done` set at its end. Capturable.
 
         A row that is done is left as it is. The frame that carries the end-of-speech decision is not appended.
         """
+
+    def parts(self) -> Mapping[str, nn.Module]:
+        """The pieces a profile times, by name."""
 
 
 @dataclass(frozen=True)
@@ -151,3 +183,35 @@ class LoadedModel:
     device: torch.device
     dtype: torch.dtype
     parameters: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Description:
+    """What is known of a model without allocating it, as `registry.describe` returns it.
+
+    `configuration` holds its sizes by name. `parameters` counts those the model keeps by part, `files` all elements
+    stored in each released file, unused ones included. `memory_bytes` holds what each kind of memory takes.
+    """
+
+    spec: ModelSpec
+    configuration: dict[str, str | int | float]
+    parameters: dict[str, int]
+    files: dict[str, int]
+    memory_bytes: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model folder's entry in the registry. A source is a checkpoint folder, or one of `configurations`.
+
+    `model_type` is that of its config.json. `configurations` maps the released ones, which need no folder, to hub ids;
+    `hub_files` are patterns of what to download. `from_folder` and `from_random` (random weights) take (source, name,
+    device, dtype), `describe` (source, name, dtype).
+    """
+
+    model_type: str
+    configurations: Mapping[str, str]
+    hub_files: Sequence[str]
+    from_folder: Callable[[Path, str, torch.device, torch.dtype], LoadedModel]
+    from_random: Callable[[Path | str, str, torch.device, torch.dtype], LoadedModel]
+    describe: Callable[[Path | str, str, torch.dtype], Description]

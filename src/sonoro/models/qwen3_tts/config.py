@@ -6,30 +6,41 @@ official code's defaults differ from the released values nearly everywhere.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound
 
 __all__ = [
+    "MIN_FRAMES",
+    "RELEASED",
+    "SUPPRESSED_IDS",
+    "VARIANTS",
     "CodecConfig",
     "CodecDecoderConfig",
     "CodecEncoderConfig",
+    "Configs",
     "GenerationConfig",
     "ModelConfig",
     "PredictorConfig",
     "SpeakerEncoderConfig",
     "TalkerConfig",
     "read_configs",
+    "released_configs",
 ]
 
 T = TypeVar("T")
 
 SUPPRESSED_IDS = 1024
 """The last 1024 ids of the talker's vocabulary are control ids; only the end-of-speech id among them may be sampled."""
+
+VARIANTS = ("custom_voice", "voice_design", "base")
+"""The values of `tts_model_type`."""
 
 MIN_FRAMES = 2
 """The end-of-speech id is banned for the first two decisions (fixed in the official code)."""
@@ -112,6 +123,8 @@ class ModelConfig:
     speaker_encoder_config: SpeakerEncoderConfig | None = None
     text_normalizer: str | None = None
     """Our own key, absent from released checkpoints: `english` has text normalised before it is tokenised."""
+    max_segment_letters: int = 400
+    """Our own key: the longest text prompted at once, in letters as `sonoro.core.text` counts (400 take 30 s)."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +140,7 @@ class GenerationConfig:
     subtalker_temperature: float = 0.9
     subtalker_top_k: int = 50
     subtalker_top_p: float = 1.0
-    max_new_tokens: int = 8192
+    max_new_tokens: int = 2048
 
 
 @dataclass(frozen=True)
@@ -193,14 +206,63 @@ class CodecConfig:
     encoder_config: CodecEncoderConfig | None = None
 
 
-def read_configs(folder: Path) -> tuple[ModelConfig, GenerationConfig, CodecConfig]:
+class Configs(NamedTuple):
+    """The three configuration files of a checkpoint."""
+
+    model: ModelConfig
+    generation: GenerationConfig
+    codec: CodecConfig
+
+
+RELEASED = {
+    "qwen3-tts-0.6b-base": "Qwen/Qwen3-TTS-12Hz-0.6B-Base",
+    "qwen3-tts-0.6b-customvoice": "Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice",
+    "qwen3-tts-1.7b-base": "Qwen/Qwen3-TTS-12Hz-1.7B-Base",
+    "qwen3-tts-1.7b-customvoice": "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice",
+    "qwen3-tts-1.7b-voicedesign": "Qwen/Qwen3-TTS-12Hz-1.7B-VoiceDesign",
+}
+"""The released configurations, which are in the package, and the hub repositories of their weights."""
+
+
+def read_configs(folder: Path) -> Configs:
     """The three configuration files of a checkpoint folder. Raises `CheckpointError` naming the file and key."""
     generation = folder / "generation_config.json"
-    return (
+    configs = Configs(
         read_config(ModelConfig, folder / "config.json"),
         read_config(GenerationConfig, generation) if generation.exists() else GenerationConfig(),
         read_config(CodecConfig, folder / "speech_tokenizer" / "config.json"),
     )
+    _check(configs)
+    return configs
+
+
+def released_configs(name: str) -> Configs:
+    """The configuration files of one of `RELEASED`, put together from what is common, its size and its variant."""
+    *_, size, variant = name.split("-")
+    values: dict[str, Any] = {}
+    for layer in ("common", size, variant):
+        values = _merged(values, _packaged(layer))
+    if "speaker_encoder_config" in values:
+        # An x-vector is added to a prompt row as it is.
+        values["speaker_encoder_config"]["enc_dim"] = values["talker_config"]["hidden_size"]
+    return Configs(
+        build(ModelConfig, values, name),
+        build(GenerationConfig, _packaged("generation_config"), name),
+        build(CodecConfig, _packaged("speech_tokenizer"), name),
+    )
+
+
+def _packaged(layer: str) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((resources.files(__package__) / "configs" / f"{layer}.json").read_text("utf-8"))
+    return values
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """`above` laid over `below`, objects key by key."""
+    return below | {
+        key: _merged(below[key], value) if isinstance(value, dict) and key in below else value
+        for key, value in above.items()
+    }
 
 
 def read_config(kind: type[T], path: Path) -> T:
@@ -214,27 +276,45 @@ def read_config(kind: type[T], path: Path) -> T:
     return build(kind, values, str(path))
 
 
-_NESTED: dict[str, type] = {
-    "talker_config": TalkerConfig,
-    "code_predictor_config": PredictorConfig,
-    "speaker_encoder_config": SpeakerEncoderConfig,
-    "decoder_config": CodecDecoderConfig,
-    "encoder_config": CodecEncoderConfig,
-}
-
-
 def build(kind: type[T], values: dict[str, Any], where: str) -> T:
-    """`values` as the dataclass `kind`: nested objects built, lists made tuples, missing keys refused by name."""
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{where} must hold an object, found {type(values).__name__}")
-    arguments: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        if field.name not in values:
-            if field.default is dataclasses.MISSING:
-                raise CheckpointError(f"{where} lacks the key {field.name!r}")
-            continue
-        value = values[field.name]
-        if field.name in _NESTED and value is not None:
-            value = build(_NESTED[field.name], value, f"{where}: {field.name}")
-        arguments[field.name] = tuple(value) if isinstance(value, list) else value
-    return kind(**arguments)
+    """`values` as the dataclass `kind`. Raises `CheckpointError` naming the key that is missing or of a wrong type."""
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(f"{where}: {error}") from error
+
+
+def _check(configs: Configs) -> None:
+    """Refuse configuration files that contradict themselves or one another."""
+    model, _, codec = configs
+    talker = model.talker_config
+    predictor, decoder, x_vector = talker.code_predictor_config, codec.decoder_config, model.speaker_encoder_config
+    codes, groups = talker.vocab_size - SUPPRESSED_IDS, talker.num_code_groups
+    equal = [
+        ("num_code_groups", groups, "code_predictor_config.num_code_groups", predictor.num_code_groups),
+        ("num_code_groups", groups, "speech_tokenizer num_quantizers", decoder.num_quantizers),
+        (f"vocab_size less {SUPPRESSED_IDS}", codes, "code_predictor_config.vocab_size", predictor.vocab_size),
+        (f"vocab_size less {SUPPRESSED_IDS}", codes, "speech_tokenizer codebook_size", decoder.codebook_size),
+    ]
+    if codec.encoder_config is not None:
+        encoded = codec.encoder_valid_num_quantizers
+        equal.append(("num_code_groups", groups, "speech_tokenizer encoder_valid_num_quantizers", encoded))
+    if x_vector is not None:
+        equal.append(("hidden_size", talker.hidden_size, "speaker_encoder_config.enc_dim", x_vector.enc_dim))
+    for field, value, other_field, other in equal:
+        if value != other:
+            raise CheckpointError(f"config.json: {field} is {value}, but {other_field} is {other}")
+    if not codes <= talker.codec_eos_token_id < talker.vocab_size:
+        limit = f"it must be at least {codes} and below vocab_size {talker.vocab_size}"
+        raise CheckpointError(f"config.json: codec_eos_token_id is {talker.codec_eos_token_id}; {limit}")
+    if model.tts_model_type not in VARIANTS:
+        raise CheckpointError(f"config.json: tts_model_type is {model.tts_model_type!r}; known: {', '.join(VARIANTS)}")
+    if model.tts_model_type == "custom_voice" and not talker.spk_id:
+        raise CheckpointError("config.json: spk_id is empty; tts_model_type 'custom_voice' needs a speaker")
+    if model.tts_model_type == "base" and model.speaker_encoder_config is None:
+        raise CheckpointError("config.json lacks speaker_encoder_config, which tts_model_type 'base' needs")
+    for speaker in talker.spk_id:
+        dialect = talker.spk_is_dialect.get(speaker)
+        if dialect is None or dialect is True or (dialect and dialect not in talker.codec_language_id):
+            limit = "it must be false or a key of codec_language_id"
+            raise CheckpointError(f"config.json: spk_is_dialect of {speaker!r} is {dialect!r}; {limit}")

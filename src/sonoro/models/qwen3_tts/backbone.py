@@ -1,0 +1,219 @@
+"""The talker and its code predictor: weights under the released names, prompt rows, and the forwards used for training.
+
+The step that makes one frame is in `frame.py`; both run the same stacks. Keeps no state of a request.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from sonoro.nn.transformer import DecoderConfig, DecoderStack, causal_attention, lay_out_by_input
+
+from .config import SUPPRESSED_IDS, PredictorConfig, TalkerConfig
+from .prompt import TalkerPrompt
+
+__all__ = ["Talker", "TalkerOutput"]
+
+LARGEST_CPU_TEXT_TABLE = 16384
+"""Text ids whose projected rows are all computed at load on a CPU; beyond, each is projected when it is needed."""
+
+
+class TalkerOutput(NamedTuple):
+    """Of every position: `hidden` [B, T, H] after the final norm, `logits` [B, T, V] of codebook 0."""
+
+    hidden: Tensor
+    logits: Tensor
+
+
+class Talker(nn.Module):
+    """Everything under `talker.` in a checkpoint.
+
+    `finalize` lays the weights out for speaking, once they are final. Under autograd its tables are not used.
+    """
+
+    def __init__(self, config: TalkerConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = _TalkerModel(config)
+        self.text_projection = _TextProjection(config)
+        self.codec_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.code_predictor = CodePredictor(config.code_predictor_config, config.hidden_size)
+        self.text_table: Tensor | None
+        self.code_table: Tensor | None
+        self.code_starts: Tensor | None
+        self.register_buffer("text_table", None, persistent=False)
+        self.register_buffer("code_table", None, persistent=False)
+        self.register_buffer("code_starts", None, persistent=False)
+
+    @property
+    def codebooks(self) -> int:
+        return self.config.num_code_groups
+
+    @property
+    def codes(self) -> int:
+        """Ids of codebook 0 that are sound; control ids follow."""
+        return self.config.vocab_size - SUPPRESSED_IDS
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.codec_head.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.codec_head.weight.device
+
+    @torch.no_grad()
+    def finalize(self) -> None:
+        """Derive what speaking needs from the weights; to be called again if they change.
+
+        The code embeddings become slices of one table (in place, no copy is kept).
+        """
+        ids = self.config.text_vocab_size
+        self.text_table = None
+        if self.device.type != "cpu" or ids <= LARGEST_CPU_TEXT_TABLE:
+            blocks = torch.arange(ids, device=self.device).split(8192)
+            self.text_table = torch.cat([self._project_text(block) for block in blocks])
+        embeddings = self._code_embeddings()
+        sizes = [embedding.num_embeddings for embedding in embeddings]
+        self.code_starts = torch.tensor([0, *itertools.accumulate(sizes[:-1])], device=self.device)
+        self.code_table = torch.cat([embedding.weight for embedding in embeddings])
+        for embedding, rows in zip(embeddings, self.code_table.split(sizes), strict=True):
+            embedding.weight.data = rows
+        self.code_predictor.finalize([embedding.weight for embedding in embeddings], self.codes)
+        if self.device.type == "cpu":
+            lay_out_by_input(self)
+
+    def embed_text(self, ids: Tensor) -> Tensor:
+        """T(`ids`) of the text side: int64 [...] to [..., H]."""
+        if self.text_table is None or torch.is_grad_enabled():
+            return self._project_text(ids)
+        return F.embedding(ids, self.text_table)
+
+    def embed_frames(self, codes: Tensor) -> Tensor:
+        """Frames [..., K] int64 to rows [..., H]: the sum of the K embeddings, rounded once."""
+        return self._embed_codes(codes).sum(-2)
+
+    def embed_rows(self, text_rows: Tensor, code_rows: Tensor, x_vectors: Tensor | None = None) -> Tensor:
+        """Prompt rows [..., H] of ids `text_rows` [...] and `code_rows` [..., K] int64, -1 where there is nothing.
+
+        `x_vectors` [..., H] is added on the code side. Rounds as the official code does: the code side once, in one
+        reduction, then the sum of both sides.
+        """
+        text = self.embed_text(text_rows.clamp_min(0)).masked_fill((text_rows < 0)[..., None], 0.0)
+        codes = self._embed_codes(code_rows.clamp_min(0)).masked_fill((code_rows < 0)[..., None], 0.0).sum(-2)
+        return text + (codes if x_vectors is None else codes + x_vectors.to(codes.dtype))
+
+    def embed_prompt(self, prompt: TalkerPrompt) -> Tensor:
+        """The rows [P, H] of `prompt`, x-vector included."""
+        x_vectors = None
+        if prompt.x_vector_row is not None:
+            assert prompt.voice is not None
+            x_vectors = torch.zeros(prompt.positions, self.config.hidden_size, device=self.device, dtype=self.dtype)
+            x_vectors[prompt.x_vector_row] = prompt.voice.data.x_vector.to(self.device)
+        return self.embed_rows(prompt.text_rows.to(self.device), prompt.code_rows.to(self.device), x_vectors)
+
+    def talker_forward(self, rows: Tensor) -> TalkerOutput:
+        """Whole sequences `rows` [B, T, H], right padding allowed, from position 0. Differentiable."""
+        rotary = self.model.rotary(torch.arange(rows.shape[1], device=rows.device), rows.dtype)
+        hidden = self.model(rows, rotary, causal_attention)
+        return TalkerOutput(hidden, self.codec_head(hidden))
+
+    def predictor_logits(self, hidden: Tensor, codes: Tensor) -> Tensor:
+        """Logits [..., K-1, V] of codebooks 1 .. K-1, each given the true codes before it. Differentiable.
+
+        `hidden` [..., H] is the row of `talker_forward` that decides codebook 0 of `codes` [..., K] int64.
+        """
+        given = self._embed_codes(codes)[..., :-1, :]
+        rows = self.code_predictor.small_to_mtp_projection(torch.cat((hidden[..., None, :], given), dim=-2))
+        return self.code_predictor(rows.flatten(0, -3)).unflatten(0, hidden.shape[:-1])
+
+    def _project_text(self, ids: Tensor) -> Tensor:
+        return self.text_projection(self.model.text_embedding(ids))
+
+    def _code_embeddings(self) -> list[nn.Embedding]:
+        return [self.model.codec_embedding, *self.code_predictor.model.codec_embedding]
+
+    def _embed_codes(self, codes: Tensor) -> Tensor:
+        """Every code by the table of its codebook: [..., K] to [..., K, H]."""
+        if self.code_table is None or self.code_starts is None or torch.is_grad_enabled():
+            tables = self._code_embeddings()
+            return torch.stack([table(codes[..., book]) for book, table in enumerate(tables)], dim=-2)
+        return F.embedding(codes + self.code_starts, self.code_table)
+
+
+class CodePredictor(nn.Module):
+    """The small transformer that completes a frame, K - 1 passes after codebook 0 is known."""
+
+    def __init__(self, config: PredictorConfig, talker_width: int) -> None:
+        super().__init__()
+        self.model = _PredictorModel(config, talker_width)
+        self.lm_head = nn.ModuleList(
+            nn.Linear(config.hidden_size, config.vocab_size, bias=False) for _ in range(config.num_code_groups - 1)
+        )
+        # Absent from checkpoints in which both widths are equal.
+        self.small_to_mtp_projection = (
+            nn.Identity() if config.hidden_size == talker_width else nn.Linear(talker_width, config.hidden_size)
+        )
+        self.input_table: Tensor | None
+        self.register_buffer("input_table", None, persistent=False)
+
+    @torch.no_grad()
+    def finalize(self, embeddings: list[Tensor], codes: int) -> None:
+        """Fold the projection into the tables of all codebooks that are fed in (all but the last)."""
+        fed = [embeddings[0][:codes], *embeddings[1:-1]]
+        self.input_table = pad_sequence([self.small_to_mtp_projection(table) for table in fed], batch_first=True)
+
+    def embed(self, book: int, codes: Tensor) -> Tensor:
+        """The input rows [B, width] of `codes` [B] int64 of codebook `book`; after `finalize`, without autograd."""
+        assert self.input_table is not None
+        return F.embedding(codes, self.input_table[book])
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Logits [N, K-1, V] of whole frames: `rows` [N, K, width] are the projected hidden row and K - 1 code rows."""
+        rotary = self.model.rotary(torch.arange(rows.shape[1], device=rows.device), rows.dtype)
+        hidden = self.model(rows, rotary, causal_attention)
+        return torch.stack([head(hidden[:, book + 1]) for book, head in enumerate(self.lm_head)], dim=1)
+
+
+class _TalkerModel(DecoderStack):
+    def __init__(self, config: TalkerConfig) -> None:
+        super().__init__(_decoder_config(config))
+        self.text_embedding = nn.Embedding(config.text_vocab_size, config.text_hidden_size)
+        self.codec_embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+
+
+class _PredictorModel(DecoderStack):
+    def __init__(self, config: PredictorConfig, talker_width: int) -> None:
+        super().__init__(_decoder_config(config))
+        self.codec_embedding = nn.ModuleList(
+            nn.Embedding(config.vocab_size, talker_width) for _ in range(config.num_code_groups - 1)
+        )
+
+
+class _TextProjection(nn.Module):
+    def __init__(self, config: TalkerConfig) -> None:
+        super().__init__()
+        self.linear_fc1 = nn.Linear(config.text_hidden_size, config.text_hidden_size)
+        self.linear_fc2 = nn.Linear(config.text_hidden_size, config.hidden_size)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.linear_fc2(F.silu(self.linear_fc1(rows)))
+
+
+def _decoder_config(config: TalkerConfig | PredictorConfig) -> DecoderConfig:
+    return DecoderConfig(
+        width=config.hidden_size,
+        intermediate=config.intermediate_size,
+        layers=config.num_hidden_layers,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_width=config.head_dim,
+        norm_eps=config.rms_norm_eps,
+        rope_theta=config.rope_theta,
+    )

@@ -1,0 +1,223 @@
+"""The codec encoder: audio to frames of codes, for in-context cloning and for training. Runs on whole recordings.
+
+Follows the encoder of transformers 4.57.3 modeling_mimi.py MimiModel, as QwenLM/Qwen3-TTS uses it. Parameter names are
+the released ones, with q, k, v fused on their rows; codebooks beyond the levels in use are not built.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sonoro.nn.transformer import Rotary, rotary_tables, rotate
+
+from .config import CodecEncoderConfig
+
+__all__ = ["CodecEncoder"]
+
+DOWNSAMPLE_STRIDE = 2
+"""From the transformer's 25 Hz to the 12.5 frames per second of this codec."""
+
+
+class _Conv(nn.Module):
+    """Strided causal convolution of [B, C, S] to ceil(S / stride) columns: padded left, and right to whole strides."""
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel: int, *, stride: int = 1, dilation: int = 1, bias: bool = True
+    ) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(in_channels, out_channels, kernel, stride, dilation=dilation, bias=bias)
+        self.left = (kernel - 1) * dilation + 1 - stride
+
+    def forward(self, x: Tensor, mode: str = "constant") -> Tensor:
+        return self.conv(F.pad(x, (self.left, -x.shape[-1] % self.conv.stride[0]), mode))
+
+
+class _ResidualBlock(nn.Module):
+    def __init__(self, config: CodecEncoderConfig, channels: int, dilation: int) -> None:
+        super().__init__()
+        inner = channels // config.compress
+        self.block = nn.Sequential(
+            nn.ELU(),
+            _Conv(channels, inner, config.residual_kernel_size, dilation=dilation),
+            nn.ELU(),
+            _Conv(inner, channels, 1),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.block(x)
+
+
+class _Convolutions(nn.Module):
+    """Audio [B, 1, S] to 25 columns per second."""
+
+    def __init__(self, config: CodecEncoderConfig) -> None:
+        super().__init__()
+        channels = config.num_filters
+        layers: list[nn.Module] = [_Conv(1, channels, config.kernel_size)]
+        for ratio in reversed(config.upsampling_ratios):
+            for index in range(config.num_residual_layers):
+                layers.append(_ResidualBlock(config, channels, config.dilation_growth_rate**index))
+            layers += [nn.ELU(), _Conv(channels, 2 * channels, 2 * ratio, stride=ratio)]
+            channels *= 2
+        layers += [nn.ELU(), _Conv(channels, config.hidden_size, config.last_kernel_size)]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+class _Attention(nn.Module):
+    def __init__(self, config: CodecEncoderConfig) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        self.heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
+        self.qkv_proj = nn.Linear(config.hidden_size, sum(self.heads) * config.head_dim, bias=False)
+        self.o_proj = nn.Linear(config.num_attention_heads * config.head_dim, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
+        queries, keys, values = self.qkv_proj(x).unflatten(2, (-1, self.head_dim)).split(self.heads, dim=2)
+        out = F.scaled_dot_product_attention(
+            rotate(queries, rotary).transpose(1, 2),
+            rotate(keys, rotary).transpose(1, 2),
+            values.transpose(1, 2),
+            is_causal=True,
+            enable_gqa=self.heads[0] != self.heads[1],
+        )
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+
+class _FeedForward(nn.Module):
+    def __init__(self, config: CodecEncoderConfig) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class _LayerScale(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((width,), 0.01))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+class _TransformerLayer(nn.Module):
+    def __init__(self, config: CodecEncoderConfig) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.input_layernorm = nn.LayerNorm(width, eps=config.norm_eps)
+        self.self_attn = _Attention(config)
+        self.self_attn_layer_scale = _LayerScale(width)
+        self.post_attention_layernorm = nn.LayerNorm(width, eps=config.norm_eps)
+        self.mlp = _FeedForward(config)
+        self.mlp_layer_scale = _LayerScale(width)
+
+    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
+        x = x + self.self_attn_layer_scale(self.self_attn(self.input_layernorm(x), rotary))
+        return x + self.mlp_layer_scale(self.mlp(self.post_attention_layernorm(x)))
+
+
+class _Transformer(nn.Module):
+    """Every column sees all before it; the configured window acts in no attention but flash-attention's."""
+
+    def __init__(self, config: CodecEncoderConfig) -> None:
+        super().__init__()
+        self.head_dim, self.rope_theta = config.head_dim, config.rope_theta
+        self.layers = nn.ModuleList(_TransformerLayer(config) for _ in range(config.num_hidden_layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        positions = torch.arange(x.shape[1], device=x.device)
+        rotary = rotary_tables(positions, self.head_dim, self.rope_theta, x.dtype)
+        for layer in self.layers:
+            x = layer(x, rotary)
+        return x
+
+
+class _Codebook(nn.Module):
+    def __init__(self, size: int, width: int) -> None:
+        super().__init__()
+        self.embed_sum = nn.Parameter(torch.zeros(size, width), requires_grad=False)
+        self.cluster_usage = nn.Parameter(torch.ones(size), requires_grad=False)
+
+    def table(self) -> Tensor:
+        return self.embed_sum / self.cluster_usage.clamp(min=1e-5)[:, None]
+
+
+class _CodebookLevel(nn.Module):
+    def __init__(self, size: int, width: int) -> None:
+        super().__init__()
+        self.codebook = _Codebook(size, width)
+
+
+class _ResidualQuantizer(nn.Module):
+    """Each level codes what the levels before it left over."""
+
+    def __init__(self, config: CodecEncoderConfig, levels: int) -> None:
+        super().__init__()
+        self.input_proj = nn.Conv1d(config.hidden_size, config.codebook_dim, 1, bias=False)
+        self.layers = nn.ModuleList(_CodebookLevel(config.codebook_size, config.codebook_dim) for _ in range(levels))
+
+    def forward(self, latents: Tensor) -> list[Tensor]:
+        rest = self.input_proj(latents).mT.float()
+        codes = []
+        for level in self.layers:
+            table = cast(_CodebookLevel, level).codebook.table().float()
+            codes.append(torch.cdist(rest, table.expand(rest.shape[0], -1, -1)).argmin(-1))
+            rest = rest - F.embedding(codes[-1], table)
+        return codes
+
+
+class _Quantizer(nn.Module):
+    def __init__(self, config: CodecEncoderConfig, levels: int) -> None:
+        super().__init__()
+        semantic = config.num_semantic_quantizers
+        self.semantic_residual_vector_quantizer = _ResidualQuantizer(config, semantic)
+        self.acoustic_residual_vector_quantizer = _ResidualQuantizer(config, levels - semantic)
+
+    def forward(self, latents: Tensor) -> Tensor:
+        # Both read the same latents: the semantic part is not taken off before the acoustic one.
+        semantic = self.semantic_residual_vector_quantizer(latents)
+        return torch.stack(semantic + self.acoustic_residual_vector_quantizer(latents), dim=-1)
+
+
+class CodecEncoder(nn.Module):
+    """Audio to frames of `levels` codes, `hop` samples each. For float32: codes near a tie depend on rounding."""
+
+    def __init__(self, config: CodecEncoderConfig, levels: int) -> None:
+        super().__init__()
+        self.encoder = _Convolutions(config)
+        self.encoder_transformer = _Transformer(config)
+        self.downsample = _Conv(
+            config.hidden_size,
+            config.hidden_size,
+            2 * DOWNSAMPLE_STRIDE,
+            stride=DOWNSAMPLE_STRIDE,
+            bias=False,
+        )
+        self.quantizer = _Quantizer(config, levels)
+        self.hop = math.prod(config.upsampling_ratios) * DOWNSAMPLE_STRIDE
+
+    def latents(self, audio: Tensor) -> Tensor:
+        """What is quantised of `audio` [B, 1, S]: [B, hidden_size, ceil(S / hop)]. Differentiable."""
+        x = self.encoder_transformer(self.encoder(audio).mT).mT
+        return self.downsample(x, mode="replicate")
+
+    @torch.no_grad()
+    def quantize(self, latents: Tensor) -> Tensor:
+        """The nearest codes of `latents` [B, hidden_size, T]: [B, T, K] int64, distances in float32."""
+        return self.quantizer(latents)
+
+    @torch.no_grad()
+    def encode(self, audio: Tensor) -> Tensor:
+        """Frames [T, K] int64 of mono `audio` [S], T = ceil(S / hop); S at least 1."""
+        weight = self.downsample.conv.weight
+        return self.quantize(self.latents(audio.to(weight.device, weight.dtype)[None, None]))[0]

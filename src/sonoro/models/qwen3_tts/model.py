@@ -1,0 +1,241 @@
+"""Qwen3-TTS as a `SpeechModel`: the parts of this folder put together, and the three ways of getting one.
+
+The variants (CustomVoice, VoiceDesign, Base) differ in their configuration alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from sonoro.core.errors import InvalidReference
+from sonoro.core.text import split_text
+from sonoro.core.types import ModelSpec, OptionSpec, Reference, SamplingParams, SpeechRequest, VoiceMode
+from sonoro.models.base import Capacity, Codec, Controls, Description, Family, LoadedModel, Voice
+
+from . import frame, voice, weights
+from .config import RELEASED, Configs, GenerationConfig, ModelConfig, read_configs, released_configs
+from .frame import FrameState
+from .prompt import PromptBuilder, TalkerPrompt, TextTokenizer
+from .weights import Modules
+
+__all__ = ["FAMILY", "Qwen3TTS", "describe", "from_folder", "from_random", "spec_of"]
+
+_VOICE_MODES: dict[str, tuple[VoiceMode, ...]] = {
+    "custom_voice": ("named",),
+    "voice_design": ("described",),
+    "base": ("cloned",),
+}
+_DUMMY_SEED = 0
+
+
+class Qwen3TTS:
+    """Talker, code predictor and codec behind the protocol `SpeechModel`. Holds no state of a request."""
+
+    def __init__(self, name: str, configs: Configs, modules: Modules, tokenizer: TextTokenizer) -> None:
+        self.spec = spec_of(name, configs)
+        self.codec: Codec = modules.codec
+        self._configs = configs
+        self._modules = modules
+        self._prompts = PromptBuilder(configs.model, tokenizer)
+
+    def parts(self) -> dict[str, nn.Module]:
+        """The pieces a profile times."""
+        talker = self._modules.talker
+        return {"backbone": talker.model, "depth": talker.code_predictor, "codec": self._modules.codec.decoder}
+
+    def segments(self, text: str, language: str) -> list[str]:
+        """`text` normalised if the checkpoint asks for it, in segments it can speak at once."""
+        return split_text(self._prompts.normalize(text), language, self._configs.model.max_segment_letters)
+
+    def prepare(
+        self, request: SpeechRequest, segment: str, index: int, before: Sequence[Tensor], voice: Voice | None
+    ) -> TalkerPrompt:
+        """The prompt of `segment`; `request.max_frames` is the limit of this segment."""
+        assert request.language is not None
+        assert request.max_frames is not None
+        controls = Controls(
+            sampling=request.sampling,
+            seed=request.seed,
+            segment=index,
+            max_frames=request.max_frames,
+            ignore_eos=request.ignore_eos,
+            options=request.options,
+        )
+        return self._prompts.build(
+            segment,
+            controls,
+            is_non_streaming=bool(request.options["non_streaming_mode"]),
+            language=request.language,
+            speaker=request.voice,
+            instructions=request.instructions,
+            voice=voice,
+        )
+
+    def encode_voice(self, references: Sequence[Reference]) -> Voice:
+        """The voice of one reference. Raises `InvalidReference` if it cannot be used."""
+        encoder, config = self._modules.speaker_encoder, self._configs.model.speaker_encoder_config
+        if encoder is None or config is None:
+            raise InvalidReference("ref_audio", "given", f"{self.spec.name} cannot clone voices")
+        if self._configs.codec.encoder_config is None and any(reference.use == "prompt" for reference in references):
+            raise InvalidReference("ref_text", "given", f"{self.spec.name} can only take the timbre (x-vector only)")
+        return voice.encode_voice(references, encoder, config, self.codec)
+
+    def allocate(self, capacity: Capacity) -> FrameState:
+        """Free rows for `capacity.slots` requests and the scratch row."""
+        return frame.allocate(self._modules.talker, capacity, self._configs.model.tts_pad_token_id)
+
+    def reset(self, state: FrameState, slots: Tensor) -> None:
+        """Make rows `slots` free."""
+        frame.reset(state, slots)
+
+    def prefill(self, state: FrameState, prompts: Sequence[TalkerPrompt], slots: Tensor) -> None:
+        """Run `prompts`, leaving rows `slots` ready for their first frame."""
+        frame.prefill(self._modules.talker, state, prompts, slots)
+
+    def frame(self, state: FrameState, slots: Tensor) -> None:
+        """One frame for each of `slots`. Capturable; no sync."""
+        frame.frame(self._modules.talker, state, slots)
+
+
+def from_folder(folder: Path, name: str, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+    """The checkpoint in `folder`. Raises `CheckpointError` naming the file, key or tensor."""
+    configs = read_configs(folder)
+    parameters = weights.count_parts(weights.check(folder, configs))
+    tokenizer = TextTokenizer.from_folder(folder)
+    model = Qwen3TTS(name, configs, weights.load(folder, configs, device=device, dtype=dtype), tokenizer)
+    return LoadedModel(model, device, dtype, parameters)
+
+
+def from_random(source: Path | str, name: str, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+    """Random weights in the shapes of `source`: a folder with configuration files, or one of `RELEASED`.
+
+    Where the folder has no tokeniser, and for `RELEASED`, every byte of a text is a token.
+    """
+    configs = _configs_of(source)
+    has_tokenizer = isinstance(source, Path) and (source / "vocab.json").is_file()
+    tokenizer = TextTokenizer.from_folder(Path(source)) if has_tokenizer else TextTokenizer.stand_in()
+    modules = weights.init_dummy(configs, _DUMMY_SEED, device=device, dtype=dtype)
+    parameters = weights.count_parts(weights.released_shapes(configs))
+    return LoadedModel(Qwen3TTS(name, configs, modules, tokenizer), device, dtype, parameters)
+
+
+def describe(source: Path | str, name: str, dtype: torch.dtype) -> Description:
+    """What `source` (a folder, or one of `RELEASED`) holds, without allocating it.
+
+    A folder's tensors are checked against its configuration files as `from_folder` would, unless it has none.
+    """
+    configs = _configs_of(source)
+    has_weights = isinstance(source, Path) and (source / weights.MODEL_FILE).exists()
+    shapes = weights.check(Path(source), configs) if has_weights else weights.released_shapes(configs)
+    talker, predictor = configs.model.talker_config, configs.model.talker_config.code_predictor_config
+    spec = spec_of(name, configs)
+    kv_bytes = 2 * talker.num_hidden_layers * talker.num_key_value_heads * talker.head_dim * dtype.itemsize
+    return Description(
+        spec=spec,
+        configuration={
+            "family": FAMILY.model_type,
+            "variant": configs.model.tts_model_type,
+            "size": configs.model.tts_model_size,
+            "talker width": talker.hidden_size,
+            "talker layers": talker.num_hidden_layers,
+            "predictor width": predictor.hidden_size,
+            "predictor layers": predictor.num_hidden_layers,
+            "codebooks": talker.num_code_groups,
+            "codes": predictor.vocab_size,
+            "text ids": talker.text_vocab_size,
+            "positions": talker.max_position_embeddings,
+            "codec width": configs.codec.decoder_config.decoder_dim,
+        },
+        parameters=weights.count_parts(shapes),
+        files={file: sum(math.prod(shape) for shape in stored.values()) for file, stored in shapes.items()},
+        memory_bytes={
+            "weights": weights.weight_bytes(configs, dtype),
+            "attention, per second of audio": round(kv_bytes / spec.frame_s),
+        },
+    )
+
+
+def spec_of(name: str, configs: Configs) -> ModelSpec:
+    """What a checkpoint with these configuration files can do."""
+    model, generation, codec = configs
+    talker = model.talker_config
+    is_named = model.tts_model_type == "custom_voice"
+    return ModelSpec(
+        name=name,
+        sample_rate=codec.output_sample_rate,
+        hop=codec.decode_upsample_rate,
+        max_frames=min(generation.max_new_tokens, talker.max_position_embeddings // 2),
+        voice_modes=_VOICE_MODES[model.tts_model_type],
+        voices=tuple(talker.spk_id) if is_named else (),
+        languages=("auto", *(language for language in talker.codec_language_id if "dialect" not in language)),
+        sampling=SamplingParams(
+            temperature=generation.temperature if generation.do_sample else 0.0,
+            top_k=generation.top_k,
+            top_p=generation.top_p,
+            repetition_penalty=generation.repetition_penalty,
+        ),
+        options=_options(model, generation),
+        # The smaller CustomVoice was not trained on instructions; the official wrapper drops them without a word.
+        accepts_instructions=model.tts_model_type == "voice_design" or (is_named and model.tts_model_size != "0b6"),
+    )
+
+
+def _options(model: ModelConfig, generation: GenerationConfig) -> tuple[OptionSpec, ...]:
+    codes = model.talker_config.code_predictor_config.vocab_size
+    return (
+        OptionSpec(
+            name="non_streaming_mode",
+            type="bool",
+            default=model.tts_model_type != "base",
+            help="give the model all of the text before its first frame, instead of a token a frame",
+        ),
+        OptionSpec(
+            name="subtalker_dosample",
+            type="bool",
+            default=generation.subtalker_dosample,
+            help="draw the codes after the first of each frame; false takes the likeliest",
+        ),
+        OptionSpec(
+            name="subtalker_temperature",
+            type="float",
+            default=generation.subtalker_temperature,
+            minimum=0.0,
+            maximum=10.0,
+            help="temperature of the codes after the first; 0 takes the likeliest",
+        ),
+        OptionSpec(
+            name="subtalker_top_k",
+            type="int",
+            default=generation.subtalker_top_k,
+            minimum=0,
+            maximum=codes,
+            help="draw the codes after the first from the k likeliest; 0 keeps all",
+        ),
+        OptionSpec(
+            name="subtalker_top_p",
+            type="float",
+            default=generation.subtalker_top_p,
+            minimum=0.01,
+            maximum=1.0,
+            help="draw the codes after the first from the likeliest that hold this much probability",
+        ),
+    )
+
+
+def _configs_of(source: Path | str) -> Configs:
+    return read_configs(source) if isinstance(source, Path) else released_configs(source)
+
+
+FAMILY = Family(
+    model_type="qwen3_tts",
+    configurations=RELEASED,
+    hub_files=("*.json", "merges.txt", "*.safetensors"),
+    from_folder=from_folder,
+    from_random=from_random,
+    describe=describe,
+)

@@ -1,0 +1,266 @@
+"""Text to prompt rows: tokeniser, templates and row layouts of the checkpoint. Runs on the CPU; touches no weight.
+
+A prompt row is the sum of a text-side row and a codec-side row of the talker's width; both are kept as ids here and
+gathered on the device at prefill.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from torch import Tensor
+
+from sonoro.core.errors import CheckpointError, CheckpointNotFound, InvalidRequest
+from sonoro.core.normalize import normalize_english
+from sonoro.models.base import Controls, Voice
+
+from .config import ModelConfig
+
+__all__ = ["ClonedVoice", "PromptBuilder", "TalkerPrompt", "TextTokenizer"]
+
+logger = logging.getLogger(__name__)
+
+NOTHING = -1
+
+# The pre-tokenizer of the Qwen2 tokenizers: what a merge may not cross.
+_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True)
+class ClonedVoice:
+    """`Voice.data` of this model: `x_vector` [H] float32, and the transcript when the audio is continued in context."""
+
+    x_vector: Tensor
+    transcript: str | None = None
+
+
+@dataclass(frozen=True)
+class TalkerPrompt:
+    """One segment as ids, P rows. -1 means: nothing on this side.
+
+    `text_rows` [P] int64 index the projected text table. `code_rows` [P, K] int64: column 0 indexes the talker's codec
+    embedding (codes, control ids, speakers), column g >= 1 the predictor's table g; a row's embeddings are summed.
+    `x_vector_row` is the row that carries the voice's x-vector [H], if any. `trail` [n] int64 are the text ids fed one
+    a frame from the second frame on; then the pad id is fed.
+    """
+
+    controls: Controls
+    voice: Voice | None
+    text_rows: Tensor
+    code_rows: Tensor
+    trail: Tensor
+    x_vector_row: int | None = None
+
+    @property
+    def positions(self) -> int:
+        return self.text_rows.shape[0]
+
+    @property
+    def text_ids(self) -> int:
+        return self.trail.shape[0]
+
+
+class TextTokenizer:
+    """Byte-level BPE over ordinary text. Special tokens written in a text are text to it, never their ids."""
+
+    def __init__(self, vocabulary: models.BPE) -> None:
+        self._tokenizer = Tokenizer(vocabulary)
+        self._tokenizer.normalizer = normalizers.NFC()
+        self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> TextTokenizer:
+        """The tokeniser of a checkpoint folder. Raises `CheckpointNotFound` or `CheckpointError` naming the file."""
+        vocabulary, merges = folder / "vocab.json", folder / "merges.txt"
+        for file in (vocabulary, merges):
+            if not file.is_file():
+                raise CheckpointNotFound(f"{file} does not exist; a checkpoint folder holds vocab.json and merges.txt")
+        try:
+            tokenizer = cls(models.BPE.from_file(str(vocabulary), str(merges)))
+        except Exception as error:  # the library raises plain Exception
+            raise CheckpointError(f"{vocabulary} and {merges} are no byte-level BPE: {error}") from error
+        # A symbol outside the vocabulary would be dropped from the text without a word.
+        if unknown := sorted(set(pre_tokenizers.ByteLevel.alphabet()) - tokenizer._tokenizer.get_vocab().keys()):
+            raise CheckpointError(f"{vocabulary} lacks {len(unknown)} of the 256 byte symbols, such as {unknown[0]!r}")
+        return tokenizer
+
+    @classmethod
+    def stand_in(cls) -> TextTokenizer:
+        """One token a byte: for random weights, where no text means anything."""
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        return cls(models.BPE(vocab={symbol: index for index, symbol in enumerate(alphabet)}, merges=[]))
+
+    @property
+    def size(self) -> int:
+        """One more than the highest id."""
+        return max(self._tokenizer.get_vocab().values()) + 1
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+
+class PromptBuilder:
+    """Lays out segments as `config`'s checkpoint was trained to read them.
+
+    Follows QwenLM/Qwen3-TTS qwen_tts/core/models/modeling_qwen3_tts.py `generate` and
+    qwen_tts/inference/qwen3_tts_model.py.
+    """
+
+    def __init__(self, config: ModelConfig, tokenizer: TextTokenizer) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        if config.text_normalizer not in (None, "english"):
+            raise CheckpointError(
+                f"config.json: text_normalizer is {config.text_normalizer!r}; only 'english' is known"
+            )
+        if tokenizer.size > config.talker_config.text_vocab_size:
+            raise CheckpointError(
+                f"vocab.json holds id {tokenizer.size - 1}; text_vocab_size is {config.talker_config.text_vocab_size}"
+            )
+        self._line_break = tokenizer.encode("\n")
+        self._role = [config.im_start_token_id, config.assistant_token_id, *self._line_break]
+
+    def normalize(self, text: str) -> str:
+        """`text` as the checkpoint wants it read. Characters it cannot speak are dropped with a warning."""
+        if self.config.text_normalizer is None:
+            return text
+        normalized = normalize_english(text, lowercase=True)
+        if normalized.dropped:
+            logger.warning("event=characters_dropped characters=%r", normalized.dropped)
+        if not normalized.text:
+            raise InvalidRequest("text", text, "nothing of it can be spoken by this voice")
+        return normalized.text
+
+    def build(
+        self,
+        text: str,
+        controls: Controls,
+        *,
+        is_non_streaming: bool,
+        language: str = "auto",
+        speaker: str | None = None,
+        instructions: str | None = None,
+        voice: Voice | None = None,
+    ) -> TalkerPrompt:
+        """The prompt of `text`: all of it at once, or (streaming) one token now and one a frame in the trail.
+
+        `language` and `speaker` are lower-cased names the checkpoint knows. A `voice` with reference frames is
+        continued in context. Raises `InvalidRequest` for text without a token, or too long for the talker.
+        """
+        talker = self.config.talker_config
+        spoken = self._encode("text", text)
+        if not spoken:
+            raise InvalidRequest("text", text, "it must give at least one token")
+        rows = _Rows(talker.num_code_groups)
+        pad = self.config.tts_pad_token_id
+        if instructions:
+            rows.add(self._instruction(instructions))
+        rows.add(self._role)
+        tags = self._tags(language, speaker)
+        rows.add([pad] * len(tags), [[tag] for tag in tags])
+        x_vector_row = None
+        if voice is not None:
+            x_vector_row = len(rows)
+            rows.add([pad])
+        elif speaker is not None:
+            rows.add([pad], [[talker.spk_id[speaker]]])
+        rows.add([self.config.tts_bos_token_id], [[talker.codec_pad_id]])
+        if voice is not None and voice.reference_frames is not None:
+            assert voice.data.transcript is not None
+            whole = [*self._encode("ref_text", voice.data.transcript), *spoken, self.config.tts_eos_token_id]
+            trail = self._add_in_context(rows, whole, voice.reference_frames, is_non_streaming=is_non_streaming)
+        else:
+            trail = self._add_text(rows, spoken, is_non_streaming=is_non_streaming)
+        needed = len(rows) + controls.max_frames
+        if needed > talker.max_position_embeddings:
+            limit = f"its prompt and frames take {needed} positions, the model has {talker.max_position_embeddings}"
+            raise InvalidRequest("text", text, limit)
+        return TalkerPrompt(
+            controls=controls,
+            voice=voice,
+            text_rows=torch.tensor(rows.text),
+            code_rows=torch.tensor(rows.codes),
+            trail=torch.tensor(trail),
+            x_vector_row=x_vector_row,
+        )
+
+    def _encode(self, field: str, text: str) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(field, text, "it must be text that UTF-8 can hold (no lone surrogates)") from error
+        # A leading line break would merge with the one of the template, which is a token of its own here.
+        return self.tokenizer.encode(text.lstrip())
+
+    def _instruction(self, instructions: str) -> list[int]:
+        user = self.tokenizer.encode("user")
+        payload = self._encode("instructions", instructions)
+        start, end = self.config.im_start_token_id, self.config.im_end_token_id
+        return [start, *user, *self._line_break, *payload, end, *self._line_break]
+
+    def _tags(self, language: str, speaker: str | None) -> list[int]:
+        talker = self.config.talker_config
+        chosen = None if language == "auto" else talker.codec_language_id[language]
+        if language in ("auto", "chinese") and speaker is not None:
+            dialect = talker.spk_is_dialect[speaker]
+            chosen = talker.codec_language_id[dialect] if isinstance(dialect, str) else chosen
+        if chosen is None:
+            return [talker.codec_nothink_id, talker.codec_think_bos_id, talker.codec_think_eos_id]
+        return [talker.codec_think_id, talker.codec_think_bos_id, chosen, talker.codec_think_eos_id]
+
+    def _add_text(self, rows: _Rows, spoken: list[int], *, is_non_streaming: bool) -> list[int]:
+        """Add the text without a reference; returns the trail."""
+        config, talker = self.config, self.config.talker_config
+        if not is_non_streaming:
+            rows.add(spoken[:1], [[talker.codec_bos_id]])
+            return [*spoken[1:], config.tts_eos_token_id]
+        text = [*spoken, config.tts_eos_token_id]
+        rows.add(text, [[talker.codec_pad_id]] * len(text))
+        rows.add([config.tts_pad_token_id], [[talker.codec_bos_id]])
+        return [config.tts_pad_token_id]
+
+    def _add_in_context(
+        self, rows: _Rows, text: list[int], reference_frames: Tensor, *, is_non_streaming: bool
+    ) -> list[int]:
+        """Add the reference's transcript, the text and the reference's frames; returns the trail."""
+        pad, talker = self.config.tts_pad_token_id, self.config.talker_config
+        codes: list[list[int]] = [[talker.codec_bos_id], *reference_frames.tolist()]
+        if is_non_streaming:
+            rows.add(text, [[talker.codec_pad_id]] * len(text))
+            rows.add([pad] * len(codes), codes)
+            return [pad]
+        beside = text[: len(codes)]
+        rows.add(beside + [pad] * (len(codes) - len(beside)), codes)
+        return text[len(codes) :] or [pad]
+
+
+class _Rows:
+    """Prompt rows being laid out: a text id and K code ids each."""
+
+    def __init__(self, codebooks: int) -> None:
+        self.text: list[int] = []
+        self.codes: list[list[int]] = []
+        self._codebooks = codebooks
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+    def add(self, text: Sequence[int], codes: Sequence[Sequence[int]] | None = None) -> None:
+        """Append one row for each of `text`, with as many of its first `codes` as given."""
+        beside = [[]] * len(text) if codes is None else codes
+        assert len(beside) == len(text)
+        self.text += text
+        self.codes += [[*row, *[NOTHING] * (self._codebooks - len(row))] for row in beside]

@@ -1,0 +1,191 @@
+"""Reference audio to a voice: the mel front end, the x-vector network and, in context, the reference's frames.
+
+Parameters carry the names of the released files under `speaker_encoder`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sonoro.core.audio import MAX_REFERENCE_S, MIN_REFERENCE_S, resample
+from sonoro.core.errors import InvalidReference
+from sonoro.core.types import Reference
+from sonoro.models.base import Codec, Voice
+
+from .config import SpeakerEncoderConfig
+from .prompt import ClonedVoice
+
+__all__ = ["SpeakerEncoder", "encode_voice", "log_mel", "mel_filterbank"]
+
+FFT_SAMPLES = 1024
+MEL_HOP_SAMPLES = 256
+
+
+@lru_cache
+def mel_filterbank(
+    sample_rate: int, fft_samples: int, bands: int, low_hz: float, high_hz: float
+) -> npt.NDArray[np.float32]:
+    """Triangular filters [bands, fft_samples // 2 + 1] between two frequencies, each of unit area.
+
+    Slaney's mel scale: linear up to 1 kHz, 27 bands per factor of 6.4 above it.
+    """
+    step_hz, knee_hz, log_step = 200 / 3, 1000.0, math.log(6.4) / 27
+    knee = knee_hz / step_hz
+
+    def mel(hz: float) -> float:
+        return hz / step_hz if hz < knee_hz else knee + math.log(hz / knee_hz) / log_step
+
+    mels = np.linspace(mel(low_hz), mel(high_hz), bands + 2)
+    edges_hz = np.where(mels < knee, mels * step_hz, knee_hz * np.exp(log_step * (mels - knee)))
+    bins_hz = np.linspace(0.0, sample_rate / 2, fft_samples // 2 + 1)
+    low, centre, high = edges_hz[:-2, None], edges_hz[1:-1, None], edges_hz[2:, None]
+    triangles = np.minimum((bins_hz - low) / (centre - low), (high - bins_hz) / (high - centre)).clip(min=0)
+    filters: npt.NDArray[np.float32] = (triangles * 2 / (high - low)).astype(np.float32)
+    return filters
+
+
+def log_mel(audio: Tensor, sample_rate: int, bands: int) -> Tensor:
+    """Natural log of mel magnitudes [bands, S // 256] of mono `audio` [S] float32, floored at 1e-5."""
+    padded = F.pad(audio[None], ((FFT_SAMPLES - MEL_HOP_SAMPLES) // 2,) * 2, mode="reflect")
+    window = torch.hann_window(FFT_SAMPLES, device=audio.device)
+    spectrum = torch.stft(padded, FFT_SAMPLES, MEL_HOP_SAMPLES, window=window, center=False, return_complex=True)[0]
+    magnitude = (spectrum.real.square() + spectrum.imag.square() + 1e-9).sqrt()
+    filters = torch.from_numpy(mel_filterbank(sample_rate, FFT_SAMPLES, bands, 0.0, sample_rate / 2)).to(audio.device)
+    return (filters @ magnitude).clamp(min=1e-5).log()
+
+
+class _TimeDelay(nn.Module):
+    """A convolution of unchanged length, reflected at both ends, and ReLU."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int = 1, dilation: int = 1) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(inputs, outputs, kernel, dilation=dilation, padding="same", padding_mode="reflect")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.conv(x))
+
+
+class _Res2Net(nn.Module):
+    """Groups of channels, each convolved together with the result of the group before; the first is kept."""
+
+    def __init__(self, channels: int, scale: int, kernel: int, dilation: int) -> None:
+        super().__init__()
+        width = channels // scale
+        self.blocks = nn.ModuleList(_TimeDelay(width, width, kernel, dilation) for _ in range(scale - 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, *rest = x.chunk(len(self.blocks) + 1, dim=1)
+        outputs = [first]
+        for index, (block, part) in enumerate(zip(self.blocks, rest, strict=True)):
+            outputs.append(block(part if index == 0 else part + outputs[-1]))
+        return torch.cat(outputs, dim=1)
+
+
+class _SqueezeExcitation(nn.Module):
+    """Scales channels by what their means over time say."""
+
+    def __init__(self, channels: int, narrow: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv1d(channels, narrow, 1)
+        self.conv2 = nn.Conv1d(narrow, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate: Tensor = self.conv2(F.relu(self.conv1(x.mean(dim=2, keepdim=True)))).sigmoid()
+        return x * gate
+
+
+class _SqueezeRes2Net(nn.Module):
+    def __init__(self, inputs: int, channels: int, kernel: int, dilation: int, config: SpeakerEncoderConfig) -> None:
+        super().__init__()
+        assert inputs == channels, "the skip has no projection"
+        self.tdnn1 = _TimeDelay(inputs, channels)
+        self.res2net_block = _Res2Net(channels, config.enc_res2net_scale, kernel, dilation)
+        self.tdnn2 = _TimeDelay(channels, channels)
+        self.se_block = _SqueezeExcitation(channels, config.enc_se_channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        change: Tensor = self.se_block(self.tdnn2(self.res2net_block(self.tdnn1(x))))
+        return x + change
+
+
+class _AttentivePooling(nn.Module):
+    """Mean and deviation over time [B, 2C, 1], weighted by attention that sees both unweighted."""
+
+    def __init__(self, channels: int, narrow: int) -> None:
+        super().__init__()
+        self.tdnn = _TimeDelay(3 * channels, narrow)
+        self.conv = nn.Conv1d(narrow, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        overall = _statistics(x, torch.full_like(x, 1 / x.shape[2]))
+        context = torch.cat([x, *(part.expand_as(x) for part in overall)], dim=1)
+        weights = self.conv(self.tdnn(context).tanh()).softmax(dim=2)
+        return torch.cat(_statistics(x, weights), dim=1)
+
+
+def _statistics(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    mean = (weights * x).sum(dim=2, keepdim=True)
+    variance = (weights * (x - mean).square()).sum(dim=2, keepdim=True)
+    return mean, variance.clamp(min=1e-12).sqrt()
+
+
+class SpeakerEncoder(nn.Module):
+    """Log-mel frames [B, mel_dim, T] to x-vectors [B, enc_dim], neither projected nor normalised.
+
+    ECAPA-TDNN; follows QwenLM/Qwen3-TTS modeling_qwen3_tts.py `Qwen3TTSSpeakerEncoder`. Padding changes the result:
+    clips of a batch must have one length.
+    """
+
+    def __init__(self, config: SpeakerEncoderConfig) -> None:
+        super().__init__()
+        first, *middle, last = zip(config.enc_channels, config.enc_kernel_sizes, config.enc_dilations, strict=True)
+        widths = config.enc_channels[:-1]
+        self.blocks = nn.ModuleList([_TimeDelay(config.mel_dim, *first)])
+        self.blocks.extend(
+            _SqueezeRes2Net(inputs, *shape, config) for inputs, shape in zip(widths, middle, strict=False)
+        )
+        self.mfa = _TimeDelay(sum(widths[1:]), *last)
+        self.asp = _AttentivePooling(last[0], config.enc_attention_channels)
+        self.fc = nn.Conv1d(2 * last[0], config.enc_dim, 1)
+
+    def forward(self, mel: Tensor) -> Tensor:
+        x = self.blocks[0](mel)
+        outputs: list[Tensor] = []
+        for block in list(self.blocks)[1:]:
+            x = block(x)
+            outputs.append(x)
+        x_vectors: Tensor = self.fc(self.asp(self.mfa(torch.cat(outputs, dim=1)))).squeeze(2)
+        return x_vectors
+
+
+@torch.no_grad()
+def encode_voice(
+    references: Sequence[Reference], encoder: SpeakerEncoder, config: SpeakerEncoderConfig, codec: Codec
+) -> Voice:
+    """The voice of one reference: its x-vector, and its frames when it is to be continued in context.
+
+    Raises `InvalidReference` for more than one reference, or one shorter than 0.5 s or longer than 60 s.
+    """
+    if len(references) != 1:
+        raise InvalidReference("references", len(references), "this model speaks as exactly one reference")
+    reference = references[0]
+    if not MIN_REFERENCE_S <= reference.duration_s <= MAX_REFERENCE_S:
+        limit = f"it must last at least {MIN_REFERENCE_S:g} s and at most {MAX_REFERENCE_S:g} s"
+        raise InvalidReference("ref_audio", f"{reference.duration_s:.2f} s", limit)
+    weight = encoder.fc.weight
+    samples = resample(reference.samples, reference.sample_rate, config.sample_rate)
+    mel = log_mel(torch.tensor(samples, device=weight.device), config.sample_rate, config.mel_dim)
+    x_vector = encoder(mel[None].to(weight.dtype))[0].float()
+    if reference.use == "reference":
+        return Voice(data=ClonedVoice(x_vector))
+    samples = resample(reference.samples, reference.sample_rate, codec.sample_rate)
+    frames = codec.encode(torch.tensor(samples, device=weight.device))
+    return Voice(data=ClonedVoice(x_vector, reference.text), reference_frames=frames)

@@ -1,0 +1,168 @@
+"""Names to models: a folder, a hub id, the built-in voice or a released configuration.
+
+A family is one line in `FAMILIES`; its checkpoints are recognised by the `model_type` of config.json.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import resources
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+from sonoro.core.errors import CheckpointError, CheckpointNotFound, ConfigError
+from sonoro.models.base import Description, Family, LoadedModel
+from sonoro.models.qwen3_tts import model as qwen3_tts
+
+__all__ = ["BUILTIN", "describe", "load", "names"]
+
+BUILTIN = "builtin"
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+FAMILIES: tuple[Family, ...] = (qwen3_tts.FAMILY,)
+
+
+class _Source(NamedTuple):
+    """A folder, or the name of a released configuration; and what to call the model."""
+
+    family: Family
+    place: Path | str
+    name: str
+
+
+def names() -> tuple[str, ...]:
+    """What `load` knows by name: the built-in voice, then the released configurations (random weights only)."""
+    return (BUILTIN, *(name for family in FAMILIES for name in family.configurations))
+
+
+def load(
+    model: str | Path | None = None,
+    *,
+    device: str | torch.device = "auto",
+    dtype: str | torch.dtype | None = None,
+    load_format: str = "auto",
+) -> LoadedModel:
+    """The model called `model`: a folder, a hub id, or one of `names()`; None is the built-in voice.
+
+    `device` "auto" is CUDA where there is one. `dtype` None is bfloat16 on CUDA and float32 elsewhere. `load_format`
+    "dummy" draws random weights in the shapes of `model`. Raises `CheckpointNotFound` saying what is known,
+    `CheckpointError` for a folder that cannot be used, `ConfigError` for an empty name, a bad device, dtype or format.
+    """
+    if load_format not in ("auto", "dummy"):
+        raise ConfigError("load_format", load_format, "it must be auto or dummy")
+    torch_device = _device(device)
+    torch_dtype = _dtype(dtype, torch_device)
+    source = _find(model, is_dummy=load_format == "dummy")
+    if load_format == "dummy":
+        return source.family.from_random(source.place, source.name, torch_device, torch_dtype)
+    if isinstance(source.place, Path):
+        return source.family.from_folder(source.place, source.name, torch_device, torch_dtype)
+    hub_id = source.family.configurations[source.place]
+    raise CheckpointNotFound(f"{source.name} is a configuration without weights: name {hub_id}, or ask for dummy ones")
+
+
+def describe(
+    model: str | Path | None = None, *, device: str | torch.device = "auto", dtype: str | torch.dtype | None = None
+) -> Description:
+    """What `model`, named as for `load`, holds and would take; allocates no weight. Raises as `load` does."""
+    source = _find(model, is_dummy=False)
+    return source.family.describe(source.place, source.name, _dtype(dtype, _device(device)))
+
+
+def _find(model: str | Path | None, *, is_dummy: bool) -> _Source:
+    if model is None or model == BUILTIN:
+        return _from_folder(_builtin(), BUILTIN)
+    if model == "":
+        # As a path it would be the current folder.
+        raise ConfigError("model", model, "it must be a folder, a hub id or one of: " + ", ".join(names()))
+    for family in FAMILIES:
+        if model in family.configurations:
+            return _Source(family, str(model), str(model))
+    folder = Path(model).expanduser()
+    try:
+        is_folder, exists = folder.is_dir(), folder.exists()
+    except OSError as error:
+        raise CheckpointNotFound(f"there is no folder {str(model)!r}: {error.strerror}") from error
+    if is_folder:
+        return _from_folder(folder, folder.resolve().name)
+    if exists:
+        raise CheckpointNotFound(f"{model} is not a folder; a checkpoint is a folder with config.json in it")
+    if isinstance(model, str) and _HUB_ID.fullmatch(model):
+        return _from_hub(model, is_dummy=is_dummy)
+    hub_ids = ", ".join(hub_id for family in FAMILIES for hub_id in family.configurations.values())
+    raise CheckpointNotFound(
+        f"there is no folder {str(model)!r}; known models: {BUILTIN}; on the hub: {hub_ids}; "
+        f"with random weights: {', '.join(names()[1:])}"
+    )
+
+
+def _builtin() -> Path:
+    folder = Path(str(resources.files("sonoro"))) / "voices" / BUILTIN
+    if not folder.is_dir():
+        raise CheckpointNotFound(f"the built-in voice is missing from this installation ({folder}); name a model")
+    return folder
+
+
+def _from_folder(folder: Path, name: str) -> _Source:
+    config = folder / "config.json"
+    if not config.is_file():
+        raise CheckpointNotFound(f"{config} does not exist; a checkpoint is a folder with config.json in it")
+    try:
+        values = json.loads(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{config} is not a readable JSON file: {error}") from error
+    model_type = values.get("model_type") if isinstance(values, dict) else None
+    for family in FAMILIES:
+        if model_type == family.model_type:
+            return _Source(family, folder, name)
+    known = ", ".join(family.model_type for family in FAMILIES)
+    raise CheckpointError(f"{config}: model_type is {model_type!r}; known: {known}")
+
+
+def _from_hub(hub_id: str, *, is_dummy: bool) -> _Source:
+    """The repository's folder in the hub's own cache, downloaded if it is not there."""
+    try:
+        # config.json alone tells whether the rest, which is gigabytes, is of any use.
+        source = _from_folder(Path(snapshot_download(hub_id, allow_patterns=["config.json"])), hub_id.split("/")[1])
+        files = [pattern for pattern in source.family.hub_files if not (is_dummy and "safetensors" in pattern)]
+        return source._replace(place=Path(snapshot_download(hub_id, allow_patterns=files)))
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointNotFound(
+            f"there is no folder {hub_id!r}, and the hub did not give a repository of that name: {reason}"
+        ) from error
+
+
+def _device(device: str | torch.device) -> torch.device:
+    if isinstance(device, torch.device):
+        return device
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.split(":")[0] not in ("cpu", "cuda"):
+        raise ConfigError("device", device, "it must be auto, cpu, cuda or cuda:N")
+    try:
+        parsed = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError("device", device, "it must be auto, cpu, cuda or cuda:N") from error
+    if parsed.type == "cuda" and (parsed.index or 0) >= torch.cuda.device_count():
+        raise ConfigError("device", device, f"this machine has {torch.cuda.device_count()} CUDA devices")
+    return parsed
+
+
+def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
+    if dtype is None or dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    chosen = _DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if chosen not in _DTYPES.values():
+        # In float16 the activations of released predictors overflow.
+        raise ConfigError("dtype", str(dtype), f"it must be {' or '.join(_DTYPES)}")
+    assert chosen is not None
+    return chosen

@@ -1,0 +1,31 @@
+"""Options and fixtures that all tests share."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from reference_assets import ROOT, Case, load
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--reference",
+        type=Path,
+        default=ROOT,
+        metavar="DIR",
+        help="what the official implementation computed, as written by tools/reference (default: %(default)s)",
+    )
+
+
+@pytest.fixture(scope="session")
+def reference_root(pytestconfig: pytest.Config) -> Path:
+    """The folder of stored official results that this run compares with."""
+    root: Path = pytestconfig.getoption("--reference")
+    return root.resolve()
+
+
+@pytest.fixture(scope="session")
+def reference(reference_root: Path) -> Callable[[str], dict[str, Case]]:
+    """`reference(group)` gives the cases of a group by name; reference_assets.py lists groups and tensors."""
+    return lambda group: load(group, reference_root)

@@ -1,0 +1,127 @@
+"""Configuration files: the released ones as shipped, and what a folder with wrong ones is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sonoro.core.errors import CheckpointError, CheckpointNotFound
+from sonoro.models.qwen3_tts.config import RELEASED, GenerationConfig, read_configs, released_configs
+from tiny_checkpoint import write_checkpoint
+
+CUSTOM_VOICES = ("serena", "vivian", "uncle_fu", "ryan", "aiden", "ono_anna", "sohee", "eric", "dylan")
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_released_configurations_differ_by_size_and_variant(name: str) -> None:
+    model, generation, codec = released_configs(name)
+    talker = model.talker_config
+    is_small, variant = "0.6b" in name, name.rsplit("-", 1)[1]
+    assert (model.tts_model_size, talker.hidden_size, talker.intermediate_size) == (
+        ("0b6", 1024, 3072) if is_small else ("1b7", 2048, 6144)
+    )
+    assert (
+        model.tts_model_type == {"base": "base", "customvoice": "custom_voice", "voicedesign": "voice_design"}[variant]
+    )
+    assert (model.speaker_encoder_config is None) == (variant != "base")
+    if model.speaker_encoder_config is not None:
+        assert model.speaker_encoder_config.enc_dim == talker.hidden_size
+    assert tuple(talker.spk_id) == (CUSTOM_VOICES if variant == "customvoice" else ())
+    assert len(talker.codec_language_id) == (12 if variant == "customvoice" else 10)
+    assert generation == GenerationConfig(max_new_tokens=8192)
+    assert codec.decoder_config.upsample_rates == (8, 5, 4, 3)
+
+
+def edit(folder: Path, name: str, change: Callable[[dict[str, Any]], object]) -> None:
+    values = json.loads((folder / name).read_text())
+    change(values)
+    (folder / name).write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (
+            "config.json",
+            lambda c: c.pop("tts_pad_token_id"),
+            r"config\.json: .*missing required field `tts_pad_token_id`",
+        ),
+        (
+            "config.json",
+            lambda c: c["talker_config"].update(hidden_size="wide"),
+            r"config\.json: Expected `int`, got `str` - at `\$\.talker_config\.hidden_size`",
+        ),
+        ("config.json", lambda c: c.update(tts_model_type="base"), "lacks speaker_encoder_config"),
+        ("config.json", lambda c: c.update(tts_model_type="opera"), "tts_model_type is 'opera'; known: custom_voice"),
+        ("config.json", lambda c: c["talker_config"].update(spk_id={}), "spk_id is empty"),
+        ("config.json", lambda c: c["talker_config"]["spk_is_dialect"].pop("ryan"), "spk_is_dialect of 'ryan' is None"),
+        (
+            "config.json",
+            lambda c: c["talker_config"]["spk_is_dialect"].update(ryan="elvish"),
+            "spk_is_dialect of 'ryan' is 'elvish'; it must be false or a key of codec_language_id",
+        ),
+        ("config.json", lambda c: c["talker_config"].update(num_code_groups=5), "num_code_groups is 5, but .* is 4"),
+        (
+            "config.json",
+            lambda c: c["talker_config"].update(vocab_size=1100),
+            "vocab_size less 1024 is 76, but code_predictor_config.vocab_size is 64",
+        ),
+        (
+            "speech_tokenizer/config.json",
+            lambda c: c["decoder_config"].update(codebook_size=32),
+            "vocab_size less 1024 is 64, but speech_tokenizer codebook_size is 32",
+        ),
+        (
+            "speech_tokenizer/config.json",
+            lambda c: c.update(encoder_valid_num_quantizers=3),
+            "num_code_groups is 4, but speech_tokenizer encoder_valid_num_quantizers is 3",
+        ),
+        (
+            "config.json",
+            lambda c: c.update(speaker_encoder_config={"enc_dim": 16}),
+            r"hidden_size is 32, but speaker_encoder_config\.enc_dim is 16",
+        ),
+        (
+            "config.json",
+            lambda c: c["talker_config"].update(codec_eos_token_id=63),
+            "codec_eos_token_id is 63; it must be at least 64 and below vocab_size 1088",
+        ),
+        (
+            "generation_config.json",
+            lambda c: c.update(top_k=None),
+            r"generation_config\.json: Expected `int`, got `null`",
+        ),
+        (
+            "speech_tokenizer/config.json",
+            lambda c: c["decoder_config"].pop("sliding_window"),
+            r"speech_tokenizer.config\.json: .*`sliding_window` - at `\$\.decoder_config`",
+        ),
+    ],
+)
+def test_a_wrong_key_is_named_with_its_file(
+    tmp_path: Path, name: str, change: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    write_checkpoint(tmp_path)
+    edit(tmp_path, name, change)
+    with pytest.raises(CheckpointError, match=message):
+        read_configs(tmp_path)
+
+
+def test_a_file_that_is_absent_or_no_json_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointNotFound, match=r"config\.json does not exist"):
+        read_configs(tmp_path)
+    write_checkpoint(tmp_path)
+    (tmp_path / "speech_tokenizer/config.json").write_text("{,}")
+    with pytest.raises(CheckpointError, match=r"speech_tokenizer.config\.json is not a readable JSON file"):
+        read_configs(tmp_path)
+
+
+def test_keys_that_nothing_uses_are_ignored(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path)
+    before = read_configs(tmp_path)
+    edit(tmp_path, "config.json", lambda c: c.update(pad_token_id=2148))
+    assert read_configs(tmp_path) == before
