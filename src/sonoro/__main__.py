@@ -1,0 +1,5 @@
+"""`python -m sonoro` is `sonoro`."""
+
+from sonoro.cli import main
+
+main()

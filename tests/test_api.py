@@ -1,0 +1,324 @@
+"""The Python face over a model that speaks sine waves."""
+
+import gc
+import inspect
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from fakes.sine import SineModel
+from sonoro import TTS, Audio, EngineConfig
+from sonoro.api import speech_request
+from sonoro.core.audio import write_audio
+from sonoro.core.errors import (
+    CheckpointNotFound,
+    ConfigError,
+    EngineError,
+    InvalidReference,
+    InvalidRequest,
+    OutputError,
+    SonoroError,
+    UnknownLanguage,
+    UnknownVoice,
+)
+from sonoro.models.base import LoadedModel
+from tiny_checkpoint import write_checkpoint
+
+TEXTS = ["Good morning.", "A sentence of middling length, no more.", "Hm.", "One. Two. Three. Four. Five. Six. Seven."]
+
+
+def tts(**config: int) -> TTS:
+    return TTS(LoadedModel(SineModel(), torch.device("cpu"), torch.float32, {}), config={"slots": 2} | config)
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    path = tmp_path / "reference.wav"
+    write_audio(path, np.sin(np.arange(8000) / 20).astype(np.float32), 8000)
+    return path
+
+
+def test_generate_returns_the_whole_with_its_figures() -> None:
+    audio = tts().generate("Hello there.", voice="high", seed=5)
+    assert audio.samples.dtype == np.float32
+    assert audio.samples.shape == (12 * 80,)
+    assert (audio.sample_rate, audio.finish_reason, audio.frames) == (8000, "stop", 12)
+    assert audio.duration_s == 0.12
+    assert 0 < audio.time_to_first_audio_s <= audio.total_s
+    assert audio.rtf == audio.total_s / 0.12
+
+
+def test_fields_reach_the_model() -> None:
+    speaker = tts()
+    same = speaker.generate("Hello there.")
+    np.testing.assert_array_equal(speaker.generate("Hello there.", seed=0).samples, same.samples)
+    np.testing.assert_array_equal(speaker.generate("Hello there.", "low").samples, same.samples)
+    for fields in ({"seed": 1}, {"voice": "high"}, {"loudness": 20}):
+        assert not np.array_equal(speaker.generate("Hello there.", **fields).samples, same.samples)
+    cut = speaker.generate("Hello there.", max_frames=4)
+    assert (cut.frames, cut.finish_reason) == (4, "length")
+
+
+def test_stream_yields_what_generate_returns() -> None:
+    speaker = tts()
+    pieces = list(speaker.stream(TEXTS[1]))
+    assert [piece.index for piece in pieces] == list(range(len(pieces)))
+    assert [len(piece.samples) // 80 for piece in pieces[:4]] == [1, 2, 4, 8]
+    assert pieces[0].duration_s == 0.01
+    np.testing.assert_array_equal(
+        np.concatenate([piece.samples for piece in pieces]), speaker.generate(TEXTS[1]).samples
+    )
+
+
+def test_stream_says_at_its_end_how_the_speech_ended() -> None:
+    stream = tts().stream(TEXTS[0], max_frames=2)
+    next(stream)
+    next(stream)
+    with pytest.raises(StopIteration) as end:
+        next(stream)
+    assert (end.value.value.reason, end.value.value.frames) == ("length", 2)
+
+
+@pytest.mark.parametrize("leave", ["close", "forget", "throw"])
+def test_leaving_a_stream_cancels_its_request(leave: str) -> None:
+    speaker = tts(slots=1)
+    stream = speaker.stream("word " * 200)
+    next(stream)
+    if leave == "close":
+        stream.close()
+    elif leave == "throw":
+        with pytest.raises(KeyboardInterrupt):
+            stream.throw(KeyboardInterrupt)
+    else:
+        del stream
+        gc.collect()
+    # The only slot is free again, and nobody is served the rest of the first request.
+    np.testing.assert_array_equal(speaker.generate(TEXTS[0]).samples, tts().generate(TEXTS[0]).samples)
+
+
+def test_a_batch_keeps_its_order_and_equals_single_requests() -> None:
+    speaker = tts()
+    items = [TEXTS[0], {"text": TEXTS[1], "voice": "high"}, TEXTS[2], speech_request(TEXTS[3], seed=9)]
+    expected = [
+        speaker.generate(TEXTS[0]),
+        speaker.generate(TEXTS[1], voice="high"),
+        speaker.generate(TEXTS[2]),
+        speaker.generate(TEXTS[3], seed=9),
+    ]
+    for got, alone in zip(speaker.generate_batch(items), expected, strict=True):
+        np.testing.assert_array_equal(got.samples, alone.samples)
+    assert speaker.generate_batch([]) == []
+
+
+@pytest.mark.parametrize("bad", [{"text": "Hi", "voice": "nobody"}, "", {"voice": "low"}, {"text": "unspeakable"}])
+def test_one_bad_item_refuses_the_batch_and_leaves_nothing_running(bad: object) -> None:
+    speaker = tts(slots=1)
+    with pytest.raises(InvalidRequest):
+        speaker.generate_batch([TEXTS[0], bad])
+    assert speaker.generate(TEXTS[2]).finish_reason == "stop"
+
+
+def test_what_is_wrong_with_a_batch_names_the_item() -> None:
+    for items in ([TEXTS[0], {"text": "Hi", "voice": "nobody"}], [TEXTS[0], ""], [TEXTS[0], "An explosive one."]):
+        with pytest.raises(SonoroError) as refusal:
+            tts().generate_batch(items)
+        assert refusal.value.__notes__ == ["in item 1 of the batch"]
+    with pytest.raises(SonoroError) as refusal:
+        tts().generate("An explosive one.")
+    assert not hasattr(refusal.value, "__notes__")
+
+
+@pytest.mark.parametrize("items", ["Hello.", {"text": "Hello."}])
+def test_a_batch_is_a_sequence_of_items(items: object) -> None:
+    with pytest.raises(InvalidRequest, match="items"):
+        tts().generate_batch(items)
+
+
+def test_a_request_that_is_made_takes_no_more_fields() -> None:
+    request = speech_request(TEXTS[0])
+    for args, fields, field in (((), {"seed": 3}, "seed"), (("low",), {}, "voice")):
+        with pytest.raises(InvalidRequest) as refusal:
+            tts().generate(request, *args, **fields)
+        assert refusal.value.field == field
+
+
+def test_a_second_use_of_a_running_request_does_not_disturb_the_first() -> None:
+    speaker, request = tts(), speech_request(TEXTS[1])
+    stream = speaker.stream(request)
+    pieces = [next(stream).samples]
+    with pytest.raises(InvalidRequest, match="still running"):
+        speaker.generate(request)
+    pieces += [piece.samples for piece in stream]
+    np.testing.assert_array_equal(np.concatenate(pieces), speaker.generate(request).samples)
+
+
+def test_a_stream_collected_inside_a_tick_is_cancelled() -> None:
+    """The garbage collector runs anywhere, in the thread that holds the engine too."""
+    model, left = SineModel(), []
+    speaker = TTS(LoadedModel(model, torch.device("cpu"), torch.float32, {}), config={"slots": 2})
+    left.append(speaker.stream("word " * 200))
+    next(left[0])
+    step = model.frame
+
+    def frame(state: object, slots: torch.Tensor) -> None:
+        left.clear()
+        step(state, slots)
+
+    model.frame = frame
+    done = threading.Thread(target=speaker.generate, args=(TEXTS[0],), daemon=True)
+    done.start()
+    done.join(timeout=20)
+    assert not done.is_alive()
+    # Both slots are free again.
+    assert [audio.finish_reason for audio in speaker.generate_batch(TEXTS[:2])] == ["stop", "stop"]
+
+
+def test_interleaved_streams_share_the_batch() -> None:
+    speaker = tts()
+    streams = [speaker.stream(text, seed=3) for text in TEXTS[:2]]
+    heard: list[list[np.ndarray]] = [[], []]
+    for _ in range(3):
+        for pieces, stream in zip(heard, streams, strict=True):
+            pieces.append(next(stream).samples)
+    middle = speaker.generate(TEXTS[3])
+    for pieces, stream, text in zip(heard, streams, TEXTS, strict=False):
+        pieces += [piece.samples for piece in stream]
+        np.testing.assert_array_equal(np.concatenate(pieces), speaker.generate(text, seed=3).samples)
+    np.testing.assert_array_equal(middle.samples, speaker.generate(TEXTS[3]).samples)
+
+
+def test_threads_may_share_a_speaker() -> None:
+    speaker, answers = tts(), {}
+
+    def speak(seed: int) -> None:
+        answers[seed] = speaker.generate(TEXTS[seed % 4], seed=seed).samples
+
+    threads = [threading.Thread(target=speak, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    for seed in range(8):
+        np.testing.assert_array_equal(answers[seed], tts().generate(TEXTS[seed % 4], seed=seed).samples)
+
+
+def test_references_come_by_path_and_by_bytes(recording: Path) -> None:
+    speaker = tts()
+    by_path = speaker.generate("Hi there.", ref_audio=recording, ref_text="Hm.")
+    by_bytes = speaker.generate("Hi there.", ref_audio=recording.read_bytes(), ref_text="Hm.")
+    timbre = speaker.generate("Hi there.", ref_audio=str(recording), x_vector_only=True)
+    np.testing.assert_array_equal(by_path.samples, by_bytes.samples)
+    assert not np.array_equal(by_path.samples, timbre.samples)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "field"),
+    [
+        ({"ref_text": "Hm."}, InvalidReference, "ref_text"),
+        ({"x_vector_only": True}, InvalidReference, "x_vector_only"),
+        ({"ref_audio": b"noise"}, InvalidReference, "ref_audio"),
+        ({"temperature": -1}, InvalidRequest, "temperature"),
+        ({"top_p": 0}, InvalidRequest, "top_p"),
+        ({"temperature": "hot"}, InvalidRequest, "temperature"),
+        ({"top_k": 2.5}, InvalidRequest, "top_k"),
+        ({"seed": "abc"}, InvalidRequest, "seed"),
+        ({"seed": True}, InvalidRequest, "seed"),
+        ({"max_frames": 2.0}, InvalidRequest, "max_frames"),
+        ({"voice": 5}, InvalidRequest, "voice"),
+        ({"voice": ""}, UnknownVoice, "voice"),
+        ({"language": ["english"]}, InvalidRequest, "language"),
+        ({"language": ""}, UnknownLanguage, "language"),
+        ({"instructions": 1}, InvalidRequest, "instructions"),
+        ({"voice": "nobody"}, UnknownVoice, "voice"),
+        ({"wobble": 3}, InvalidRequest, "options.wobble"),
+    ],
+)
+def test_bad_fields_are_refused_by_name(fields: dict, error: type, field: str) -> None:
+    with pytest.raises(error) as refusal:
+        tts().generate("Hi.", **fields)
+    assert refusal.value.field == field
+    with pytest.raises(error):
+        next(tts().stream("Hi.", **fields))
+
+
+def test_in_context_cloning_needs_the_transcript(recording: Path) -> None:
+    with pytest.raises(InvalidReference, match="transcript"):
+        tts().generate("Hi.", ref_audio=recording)
+
+
+def test_a_request_that_fails_later_raises() -> None:
+    with pytest.raises(EngineError, match="it exploded"):
+        tts().generate("An explosive one.")
+    with pytest.raises(EngineError, match="speakable"):
+        tts(max_characters=16).generate("All is well now. It is unspeakable.")
+
+
+@pytest.mark.parametrize("format", ["wav", "flac", "mp3", "opus", "pcm"])
+def test_save(format: str, tmp_path: Path) -> None:
+    audio = tts().generate(TEXTS[3])
+    audio.save(tmp_path / f"a.{format}")
+    audio.save(tmp_path / "b", format)
+    if format == "pcm":
+        assert len((tmp_path / "a.pcm").read_bytes()) == 2 * len(audio.samples)
+    else:
+        assert soundfile.info(tmp_path / f"a.{format}").samplerate == audio.sample_rate
+    with pytest.raises(OutputError):
+        audio.save(tmp_path / "missing" / "a.wav")
+
+
+def test_the_spec_is_at_hand() -> None:
+    speaker = tts()
+    assert (speaker.voices, speaker.languages) == (("low", "high"), ("auto", "english"))
+    assert (speaker.spec.name, speaker.sample_rate) == ("sine", 8000)
+
+
+def test_the_configuration_comes_in_every_form(tmp_path: Path) -> None:
+    model = LoadedModel(SineModel(), torch.device("cpu"), torch.float32, {})
+    path = tmp_path / "engine.yaml"
+    path.write_text("slots: 3\n")
+    for given in (EngineConfig(slots=3), {"slots": 3}, path, str(path)):
+        assert TTS(model, config=given).config == EngineConfig(slots=3)
+    with pytest.raises(ConfigError, match="known keys"):
+        TTS(model, config={"slotz": 3})
+
+
+@pytest.mark.parametrize("variant", ["custom_voice", "voice_design", "base"])
+def test_a_checkpoint_streams_and_batches_as_it_speaks_alone(variant: str, recording: Path, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "model", variant=variant)
+    speaker = TTS(tmp_path / "model", device="cpu", config={"slots": 3, "max_characters": 24})
+    voice = {
+        "custom_voice": [{"voice": "ryan"}, {"instructions": "Speak up."}],
+        "voice_design": [{"instructions": "A calm voice."}, {"instructions": "An old, hoarse voice."}],
+        "base": [{"ref_audio": recording, "ref_text": "Hm."}, {"ref_audio": recording, "x_vector_only": True}],
+    }[variant]
+    items = [
+        {"text": text, "seed": seed, "max_frames": 10 + 9 * seed, **voice[seed % 2]}
+        for seed, text in enumerate(["Hello there.", "One sentence. Then another one.", "Hm.", "And so on.", "Yes."])
+    ]
+    for together, item in zip(speaker.generate_batch(items), items, strict=True):
+        pieces = list(speaker.stream(**item))
+        alone = np.concatenate([piece.samples for piece in pieces])
+        assert together.frames * 1920 == len(together.samples) == len(alone)
+        assert together.samples.std() > 0
+        # Float32 rounds differently in another batch size; one step of PCM16 is 3e-5.
+        np.testing.assert_allclose(together.samples, alone, atol=2e-4)
+
+
+def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointNotFound):
+        TTS(tmp_path / "none")
+
+
+def test_the_signature_shows_every_field() -> None:
+    shown = inspect.signature(TTS.generate).parameters
+    assert list(shown)[1:4] == ["text", "voice", "language"]
+    assert {"ref_audio", "seed", "max_frames", "options"} <= set(shown)
+    assert list(inspect.signature(TTS.stream).parameters) == list(shown)
+
+
+def test_audio_without_samples_has_no_rate_of_making() -> None:
+    assert Audio(np.zeros(0, np.float32), 8000, "stop", 0, 0.1, 0.1).rtf == float("inf")

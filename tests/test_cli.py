@@ -1,0 +1,361 @@
+"""The command line on tiny random checkpoints: it speaks in every variant, and refuses bad input in one line."""
+
+import io
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from safetensors.torch import load_file, save_file
+
+from sonoro.cli import main
+from sonoro.core.audio import write_audio
+from tiny_checkpoint import write_checkpoint
+
+SUMMARY = re.compile(r"^(.+): (\d+\.\d\d) s of audio, RTF \d+\.\d{3}, first packet \d+ ms(; cut.*)?$")
+SHORT = ["--max-frames", "6"]
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """At these sizes, waking a second thread takes longer than the work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a checkpoint of each variant."""
+    folder = tmp_path_factory.mktemp("models")
+    write_checkpoint(folder / "custom_voice", variant="custom_voice", topology="0.6b")
+    write_checkpoint(folder / "big_custom_voice", variant="custom_voice", topology="1.7b")
+    write_checkpoint(folder / "voice_design", variant="voice_design", topology="1.7b")
+    write_checkpoint(folder / "base", variant="base", topology="1.7b")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Reference recordings, good and bad."""
+    folder = tmp_path_factory.mktemp("recordings")
+    tone = (0.3 * np.sin(np.arange(24000) / 9)).astype(np.float32)
+    write_audio(folder / "good.wav", tone, 24000)
+    write_audio(folder / "short.wav", tone[:2400], 24000)
+    write_audio(folder / "long.wav", np.tile(tone, 61), 24000)
+    write_audio(folder / "silent.wav", 0 * tone, 24000)
+    (folder / "text.wav").write_text("This is not audio.")
+    return folder
+
+
+@pytest.fixture
+def sonoro(capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the command line in an empty folder; its exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as end:
+            main([str(argument) for argument in arguments])
+        out, err = capfdbinary.readouterr()
+        return end.value.code, out.decode("latin-1"), err.decode()
+
+    return run
+
+
+def test_say_writes_a_mono_wav_and_one_line(sonoro: Run, models: Path) -> None:
+    code, out, err = sonoro("say", "Hello there.", "--model", models / "custom_voice", *SHORT)
+    assert (code, err) == (0, "")
+    info = soundfile.info("out.wav")
+    assert (info.samplerate, info.channels, info.frames, info.subtype) == (24000, 1, 6 * 1920, "PCM_16")
+    found = SUMMARY.match(out.rstrip("\n"))
+    assert found
+    assert found.groups() == ("out.wav", "0.48", "; cut at --max-frames")
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments"),
+    [
+        ("custom_voice", []),
+        ("custom_voice", ["--voice", "ryan", "--language", "english"]),
+        ("big_custom_voice", ["--voice", "Eric", "--language", "Chinese", "--instructions", "Speak softly."]),
+        ("voice_design", ["--instructions", "A calm, low voice."]),
+        ("voice_design", ["--instructions", "A calm, low voice.", "--option", "non_streaming_mode=false"]),
+        ("base", ["--ref-audio", "good.wav", "--ref-text", "A tone."]),
+        ("base", ["--ref-audio", "good.wav", "--ref-text", "A tone.", "--option", "non_streaming_mode=true"]),
+        ("base", ["--ref-audio", "good.wav", "--x-vector-only"]),
+    ],
+)
+def test_say_speaks_in_every_variant(
+    sonoro: Run, models: Path, recordings: Path, model: str, arguments: list[str]
+) -> None:
+    given = [recordings / argument if argument == "good.wav" else argument for argument in arguments]
+    code, _, err = sonoro("say", "Hello there.", "--model", models / model, *given, *SHORT)
+    assert (code, err) == (0, "")
+    samples, _ = soundfile.read("out.wav", dtype="float32")
+    assert np.isfinite(samples).all()
+    assert samples.std() > 0
+    first = Path("out.wav").read_bytes()
+    sonoro("say", "Hello there.", "--model", models / model, *given, *SHORT)
+    assert Path("out.wav").read_bytes() == first, "the same seed draws the same speech"
+    sonoro("say", "Hello there.", "--model", models / model, *given, *SHORT, "--seed", "1")
+    assert Path("out.wav").read_bytes() != first
+
+
+def test_text_comes_from_the_argument_stdin_or_a_file(
+    sonoro: Run, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("text.txt").write_text("Grüße, 你好.", encoding="utf-8")
+    common = ["--model", models / "custom_voice", *SHORT]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("Grüße, 你好.".encode())))
+    for source, out in ((["Grüße, 你好."], "a.wav"), (["-"], "b.wav"), (["--file", "text.txt"], "c.wav")):
+        assert sonoro("say", *source, "-o", out, *common)[0] == 0
+    assert Path("a.wav").read_bytes() == Path("b.wav").read_bytes() == Path("c.wav").read_bytes()
+
+
+@pytest.mark.parametrize("format", ["wav", "flac", "mp3", "opus", "pcm"])
+def test_every_format_by_suffix_and_by_name(sonoro: Run, models: Path, format: str) -> None:
+    common = ["say", "Hello.", "--model", models / "custom_voice", *SHORT]
+    assert sonoro(*common, "-o", f"a.{format}")[0] == 0
+    assert sonoro(*common, "-o", "b", "--format", format)[0] == 0
+    assert abs(Path("b").stat().st_size - Path(f"a.{format}").stat().st_size) < 100
+    if format != "pcm":
+        assert soundfile.info(f"a.{format}").samplerate == 24000
+
+
+def test_streamed_to_a_file_or_stdout_it_is_the_same_audio(sonoro: Run, models: Path) -> None:
+    common = ["say", "Hello there.", "--model", models / "custom_voice", *SHORT]
+    sonoro(*common, "-o", "whole.wav")
+    whole, _ = soundfile.read("whole.wav", dtype="int16")
+    sonoro(*common, "-o", "streamed.wav", "--stream")
+    assert Path("streamed.wav").read_bytes() == Path("whole.wav").read_bytes()
+    code, out, err = sonoro(*common, "-o", "-", "--stream")
+    assert code == 0
+    assert SUMMARY.match(err.rstrip("\n")), "with the audio on stdout the line goes to stderr"
+    np.testing.assert_array_equal(soundfile.read(io.BytesIO(out.encode("latin-1")), dtype="int16")[0], whole)
+    out = sonoro(*common, "-o", "-", "--stream", "--format", "pcm")[1]
+    assert out.encode("latin-1") == whole.tobytes()
+    assert sonoro(*common, "-o", "-", "--format", "flac")[1].startswith("fLaC")
+
+
+def test_sampling_options_reach_the_model(sonoro: Run, models: Path) -> None:
+    common = ["say", "Hello there.", "--model", models / "custom_voice", *SHORT]
+    greedy = ["--temperature", "0", "--option", "subtalker_dosample=false"]
+    sonoro(*common, *greedy)
+    first = Path("out.wav").read_bytes()
+    sonoro(*common, *greedy, "--seed", "5")
+    assert Path("out.wav").read_bytes() == first, "greedy speech does not depend on the seed"
+    for arguments in (["--top-k", "1"], ["--top-p", "0.001"]):
+        sonoro(*common, *arguments, "--option", "subtalker_top_k=1", "--seed", "6")
+        assert Path("out.wav").read_bytes() == first
+
+
+def test_a_configuration_file_is_used(sonoro: Run, models: Path) -> None:
+    Path("engine.yaml").write_text("max_frames: 4\nmax_chunk_frames: 4\nslots: 2\n")
+    text = "A text without end"
+    code, out, _ = sonoro("say", text, "--model", models / "custom_voice", "--config", "engine.yaml")
+    assert code == 0
+    assert SUMMARY.match(out.rstrip("\n")).groups() == ("out.wav", "0.32", "; cut: it did not end by itself")
+
+
+def test_info_shows_what_a_model_is(sonoro: Run, models: Path) -> None:
+    code, out, err = sonoro("info", models / "base")
+    assert (code, err) == (0, "")
+    stored = {
+        name: sum(tensor.numel() for tensor in load_file(models / "base" / name).values())
+        for name in ("model.safetensors", "speech_tokenizer/model.safetensors")
+    }
+    for name, count in {**stored, "total": sum(stored.values())}.items():
+        assert re.search(rf"{name} +{count:,}\n", out)
+    assert re.search(r"sample rate +24000 Hz\n", out)
+    assert re.search(r"languages +auto, chinese, english, german, french\n", out)
+    assert "subtalker_top_k" in out
+    assert re.search(r"weights +[\d,.]+ MiB\n", out)
+
+
+@pytest.mark.parametrize(
+    ("name", "elements"),
+    [
+        ("qwen3-tts-0.6b-base", "914,643,008"),
+        ("qwen3-tts-0.6b-customvoice", "905,788,672"),
+        ("qwen3-tts-1.7b-base", "1,928,677,440"),
+        ("qwen3-tts-1.7b-customvoice", "1,916,676,352"),
+        ("qwen3-tts-1.7b-voicedesign", "1,916,676,352"),
+    ],
+)
+def test_info_shows_the_official_counts_of_every_released_configuration(sonoro: Run, name: str, elements: str) -> None:
+    code, out, err = sonoro("info", name)
+    assert (code, err) == (0, "")
+    assert out.startswith(f"{name}\n")
+    assert re.search(rf"^  model\.safetensors +{elements}$", out, re.M)
+    assert re.search(r"^  speech_tokenizer/model\.safetensors +170,557,441$", out, re.M)
+    assert re.search(r"^  codec decoder +114,323,137$", out, re.M)
+    assert re.search(r"^  codec encoder +56,234,304$", out, re.M)
+
+
+def test_voices_are_listed_one_a_line(sonoro: Run, models: Path) -> None:
+    assert sonoro("voices", models / "custom_voice") == (0, "serena\nryan\neric\ndylan\n", "")
+    assert "--ref-audio" in sonoro("voices", models / "base")[1]
+    assert "--instructions" in sonoro("voices", models / "voice_design")[1]
+
+
+def test_version_and_help(sonoro: Run) -> None:
+    assert re.fullmatch(r"sonoro \d+\.\d+\.\d+\n", sonoro("--version")[1])
+    for arguments in ([], ["--help"], ["say", "--help"], ["-h"]):
+        code, out, err = sonoro(*arguments)
+        assert (code, err) == (0, "")
+        assert out.startswith("Usage:")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([""], ["text", "''"]),
+        (["  \n "], ["text", "white space"]),
+        (["?!"], ["text", "letter or digit"]),
+        ([], ["text", "--file"]),
+        (["Hi", "--file", "text.txt"], ["text", "--file"]),
+        (["--file", "none.txt"], ["file", "none.txt", "No such file"]),
+        (["--file", "latin.txt"], ["text", "latin.txt", "UTF-8"]),
+        (["Hi", "--voice", "nobody"], ["voice", "'nobody'", "serena, ryan, eric, dylan"]),
+        (["Hi", "--language", "klingon"], ["language", "'klingon'", "auto, chinese, english"]),
+        (["Hi", "--instructions", "Softly."], ["instructions", "does not follow"]),
+        (["Hi", "--ref-audio", "good.wav", "--ref-text", "Hm."], ["ref_audio", "cannot clone"]),
+        (["Hi", "--ref-text", "Hm."], ["ref_text", "ref_audio"]),
+        (["Hi", "--seed", "abc"], ["seed", "'abc'", "whole number"]),
+        (["Hi", "--top-k", "2.5"], ["top_k", "'2.5'", "whole number"]),
+        (["Hi", "--max-frames", "1e3"], ["max_frames", "'1e3'", "whole number"]),
+        (["Hi", "--seed", "-1"], ["seed", "-1", "at least 0"]),
+        (["Hi", "--temperature", "warm"], ["temperature", "'warm'", "number"]),
+        (["Hi", "--seed", str(2**63)], ["seed", str(2**63), f"at most {2**63 - 1}"]),
+        (["Hi", "--voice", ""], ["voice", "''", "serena, ryan, eric, dylan"]),
+        (["Hi", "--language", ""], ["language", "''", "auto, chinese, english"]),
+        (["Hi", "--temperature", "nan"], ["temperature", "nan", "at most 10"]),
+        (["Hi", "--temperature", "-0.5"], ["temperature", "-0.5", "at least 0"]),
+        (["Hi", "--top-k", "-1"], ["top_k", "-1", "at least 0"]),
+        (["Hi", "--top-p", "1.5"], ["top_p", "1.5", "at most 1"]),
+        (["Hi", "--repetition-penalty", "0"], ["repetition_penalty", "0", "above 0"]),
+        (["Hi", "--max-frames", "0"], ["max_frames", "0", "at least 1"]),
+        (["Hi", "--max-frames", "5000"], ["max_frames", "5000", "at most 1024"]),
+        (["Hi", "--option", "subtalker_top_k"], ["option", "NAME=VALUE"]),
+        (["Hi", "--option", "wobble=1"], ["options.wobble", "subtalker_top_k"]),
+        (["Hi", "--option", "seed=1"], ["options.seed", "subtalker_top_k"]),
+        (["Hi", "--option", "subtalker_top_k=-1"], ["subtalker_top_k", "-1", ">= 0"]),
+        (["Hi", "-o", "missing/a.wav"], ["missing/a.wav", "no folder"]),
+        (["Hi", "-o", "a.xyz"], ["a.xyz", "suffix"]),
+        (["Hi", "-o", "."], ["folder"]),
+        (["Hi", "-o", "a" * 300 + ".wav"], ["aaa", "too long"]),
+        (["Hi", "-o", "/proc/a.wav"], ["/proc/a.wav", "No such file"]),
+        (["Hi", "-o", "/dev/full", "--format", "wav", *SHORT], ["/dev/full", "No space left"]),
+        (["Hi", "-o", "/dev/full", "--format", "pcm", "--stream"], ["/dev/full", "No space left"]),
+        (["Hi", "--format", "aac"], ["format", "'aac'", "wav, flac, mp3, opus, pcm"]),
+        (["Hi", "-o", "a.mp3", "--stream"], ["--stream", "mp3", "wav or pcm"]),
+        (["Hi", "--config", "none.yaml"], ["config", "none.yaml"]),
+        (["Hi", "--config", "unknown.yaml"], ["slotz", "4", "known keys", "slots"]),
+        (["Hi", "--config", "wrong.yaml"], ["slots", "0", "at least 1"]),
+        (["Hi", "--device", "abacus"], ["device", "'abacus'"]),
+        (["Hi", "--dtype", "int3"], ["dtype", "int3"]),
+        (["Hi", "--load-format", "magic"], ["load_format", "'magic'"]),
+        (["Hi", "--louder"], ["--louder"]),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(
+    sonoro: Run, models: Path, recordings: Path, arguments: list[str], words: list[str]
+) -> None:
+    Path("text.txt").write_text("Hi")
+    Path("latin.txt").write_bytes("Grüße".encode("latin-1"))
+    Path("unknown.yaml").write_text("slotz: 4\n")
+    Path("wrong.yaml").write_text("slots: 0\n")
+    given = [recordings / argument if argument == "good.wav" else argument for argument in arguments]
+    code, out, err = sonoro("say", *given, "--model", models / "custom_voice")
+    assert_refused(code, out, err, words)
+    assert not Path("out.wav").exists()
+
+
+def assert_refused(code: int, out: str, err: str, words: list[str]) -> None:
+    assert (code, out) == (2, "")
+    assert re.fullmatch(r"error: [^\n]+\n", err), err
+    for word in words:
+        assert word in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--ref-audio", "none.wav", "--ref-text", "Hm."], ["ref_audio", "no such file"]),
+        (["--ref-audio", "text.wav", "--ref-text", "Hm."], ["ref_audio", "must be audio"]),
+        (["--ref-audio", "short.wav", "--ref-text", "Hm."], ["ref_audio", "0.10 s", "at least 0.5 s"]),
+        (["--ref-audio", "long.wav", "--ref-text", "Hm."], ["ref_audio", "more than 60 s", "at most 60 s"]),
+        (["--ref-audio", "silent.wav", "--x-vector-only"], ["ref_audio", "silent"]),
+        (["--ref-audio", "good.wav"], ["ref_text", "transcript"]),
+        (["--ref-audio", "good.wav", "--ref-text", " "], ["ref_text", "transcript"]),
+        (["--ref-audio", "good.wav", "--ref-text", "Hm.", "--voice", "ryan"], ["voice", "'ryan'"]),
+        ([], ["ref_audio", "reference"]),
+        (["--voice", "ryan"], ["voice", "'ryan'"]),
+    ],
+)
+def test_bad_references_are_refused_in_one_line(
+    sonoro: Run, models: Path, recordings: Path, arguments: list[str], words: list[str]
+) -> None:
+    given = [recordings / argument if argument.endswith(".wav") else argument for argument in arguments]
+    assert_refused(*sonoro("say", "Hi", "--model", models / "base", *given), words)
+
+
+def spoil(folder: Path, how: str) -> list[str]:
+    """Damage a checkpoint; the words its refusal must hold."""
+    weights, name = folder / "model.safetensors", "talker.model.norm.weight"
+    if how == "gone":
+        return [str(folder / "none")]
+    if how == "truncated":
+        weights.write_bytes(weights.read_bytes()[:-1000])
+        return ["model.safetensors"]
+    if how == "not json":
+        (folder / "config.json").write_text("{")
+        return ["config.json"]
+    if how == "key missing":
+        values = json.loads((folder / "config.json").read_text())
+        del values["talker_config"]["hidden_size"]
+        (folder / "config.json").write_text(json.dumps(values))
+        return ["config.json", "hidden_size"]
+    tensors = load_file(weights)
+    if how == "tensor missing":
+        del tensors[name]
+    elif how == "tensor misshapen":
+        tensors[name] = tensors[name][:-1].clone()
+    else:
+        tensors["talker.surplus"] = torch.zeros(3)
+        name = "talker.surplus"
+    save_file(tensors, weights)
+    return [name]
+
+
+@pytest.mark.parametrize(
+    "how", ["gone", "truncated", "not json", "key missing", "tensor missing", "tensor misshapen", "tensor extra"]
+)
+@pytest.mark.parametrize("command", ["say", "info", "voices"])
+def test_bad_models_are_refused_in_one_line(sonoro: Run, tmp_path: Path, how: str, command: str) -> None:
+    folder = tmp_path / "model"
+    write_checkpoint(folder, variant="custom_voice", topology="0.6b")
+    words = spoil(folder, how)
+    model = folder / "none" if how == "gone" else folder
+    arguments = ["say", "Hi", "--model", model] if command == "say" else [command, model]
+    assert_refused(*sonoro(*arguments), words)
+
+
+def test_a_bad_log_level_and_an_unknown_command_are_refused(sonoro: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_refused(*sonoro("sing"), ["sing"])
+    monkeypatch.setenv("SONORO_LOG_LEVEL", "loud")
+    assert_refused(*sonoro("voices"), ["SONORO_LOG_LEVEL", "'loud'", "DEBUG"])
+
+
+def test_a_small_model_gets_one_thread(models: Path, sonoro: Run) -> None:
+    torch.set_num_threads(2)  # the module's fixture puts back what was
+    code, _, _ = sonoro("say", "Hello.", "--model", models / "custom_voice", "--max-frames", "2")
+    assert code == 0
+    assert torch.get_num_threads() == 1
