@@ -1,0 +1,124 @@
+"""From shards of audio to what is trained on, and from trained modules to a checkpoint folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from builtin_voice import recipe, settings, tokenizer
+from builtin_voice.codec_training import VoiceCodec
+from builtin_voice.synthesize import Utterance
+from sonoro.models.qwen3_tts import weights
+from sonoro.models.qwen3_tts.backbone import Talker
+from sonoro.models.qwen3_tts.config import read_configs
+
+Chords = Callable[[int, int], Tensor]
+HOP = settings.HOP
+
+
+def end_to_end(*lengths: int) -> list[Utterance]:
+    """Utterances of those many samples, one after the other."""
+    starts = np.cumsum([0, *lengths]).tolist()
+    return [
+        Utterance(0, start, length, f"row {index}.", "rms" if index % 2 else "slt")
+        for index, (start, length) in enumerate(zip(starts, lengths, strict=False))
+    ]
+
+
+def test_crops_stay_within_an_utterance_and_reach_its_ends() -> None:
+    rows = end_to_end(500, 70, 1000)
+    audio = torch.arange(1, 1571, dtype=torch.int16)
+    draw, generator = recipe.random_crops(audio, rows, 100), torch.Generator().manual_seed(0)
+    crops = (torch.cat([draw(generator, 2) for _ in range(4000)]) * 32768).long()
+    starts, ends = set(), set()
+    for first, count in {(int(crop[0]), int((crop > 0).sum())) for crop in crops}:
+        owner = next(row for row in rows if row.start < first <= row.start + row.samples)
+        assert count == min(100, owner.samples)
+        assert first - 1 + count <= owner.start + owner.samples
+        starts.add(first - 1)
+        ends.add(first - 1 + count)
+    assert {0, 500, 570} <= starts
+    assert {500, 570, 1570} <= ends
+    filled = crops > 0
+    assert torch.equal(crops, torch.where(filled, crops[:, :1] + torch.arange(100), 0))
+
+
+@pytest.mark.parametrize("shift", [0, 480, 1440])
+def test_encoding_the_corpus_is_encoding_each_utterance_after_the_silence(
+    monkeypatch: pytest.MonkeyPatch, tiny_codec: VoiceCodec, chords: Chords, shift: int
+) -> None:
+    lengths = (5 * HOP, 3 * HOP + 1, 4 * HOP - 480, 700, 3 * HOP)
+    rows = end_to_end(*lengths)
+    sounds = [chords(5, length)[index] for index, length in enumerate(lengths)]
+    audio = (torch.cat(sounds) * 32767).round().to(torch.int16)
+    monkeypatch.setattr(recipe, "ENCODED_SAMPLES", 11 * HOP)
+    found = recipe.encode_corpus(tiny_codec, audio, rows, shift)
+    for codes, row in zip(found, rows, strict=True):
+        frames = -(-(row.samples + shift) // HOP)
+        moved = torch.zeros(1, 1, frames * HOP)
+        moved[0, 0, shift : shift + row.samples] = audio[row.start : row.start + row.samples].float() / 32768
+        assert codes.dtype == torch.uint8
+        assert torch.equal(codes.long(), tiny_codec.codes(moved)[0])
+    assert torch.cat(found).unique().numel() > 10
+
+
+def test_held_out_texts_are_trained_on_in_no_encoding(tmp_path: Path) -> None:
+    """Six texts in two encodings, the last two held out; one encoding of the first is too long."""
+    vocabulary, merges = tokenizer.train(["a small text of the assistant."], merges=4)
+    tokenizer.write(tmp_path / "tokenizer", vocabulary, merges)
+    _, config = recipe.model_config(tmp_path / "tokenizer")
+    texts = [torch.tensor([index] * (index + 1), dtype=torch.int16) for index in range(6)]
+    frames = [recipe.LONGEST_FRAMES + 1, *range(2, 13)]
+    codes = [torch.full((count, settings.CODEBOOKS), row, dtype=torch.uint8) for row, count in enumerate(frames)]
+    voices = ["rms", "slt", "slt", "rms", "rms", "slt"]
+    torch.save({"texts": texts, "codes": codes, "voices": voices}, tmp_path / "codes.pt")
+    data, held_out = recipe.utterances_on(torch.device("cpu"), tmp_path, config, held_out=2)
+    assert data.text[:, 0].tolist() == [1, 2, 3, 0, 1, 2, 3]
+    assert data.codes[:, 0, 0].tolist() == [1, 2, 3, 6, 7, 8, 9]
+    assert data.frame_lengths.tolist() == [frames[row] for row in (1, 2, 3, 6, 7, 8, 9)]
+    assert held_out.text[:, 0].tolist() == [4, 5]
+    assert held_out.codes[:, 0, 0].tolist() == [4, 5]
+    assert held_out.text_lengths.tolist() == [5, 6]
+    rowan, clara = (config.talker_config.spk_id[name] for name in ("rowan", "clara"))
+    assert held_out.speaker.tolist() == [rowan, clara]
+
+
+def test_a_written_checkpoint_decodes_to_the_sound_of_training(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    tiny_codec: VoiceCodec,
+    codec_values: dict[str, Any],
+    chords: Chords,
+) -> None:
+    monkeypatch.setattr(settings, "codec_config", lambda: codec_values)
+    with torch.no_grad():
+        for tensor in (*tiny_codec.parameters(), tiny_codec.quantizer.books):
+            tensor.copy_(tensor.half())  # what the file can hold
+        latents = tiny_codec.encoder.latents(chords(2, 9 * settings.HOP)[:, None])
+        quantized, codes, _ = tiny_codec.quantizer(latents)
+        expected = tiny_codec.decoder(quantized)
+    vocabulary, merges = tokenizer.train(["a small text of the assistant."], merges=4)
+    tokenizer.write(tmp_path / "tokenizer", vocabulary, merges)
+    values, config = recipe.model_config(tmp_path / "tokenizer")
+    talker = Talker(config.talker_config)
+    folder = tmp_path / "checkpoint"
+    recipe.write_checkpoint(folder, values, talker, tiny_codec, tmp_path / "tokenizer")
+
+    assert "encoder_config" not in json.loads((folder / "speech_tokenizer" / "config.json").read_text("utf-8"))
+    loaded = weights.load(folder, read_configs(folder), device=torch.device("cpu"), dtype=torch.float32)
+    found = loaded.codec.decode(codes)
+    assert expected.std() > 1e-3
+    assert codes.unique().numel() > 10
+    # Float32: folded tables and the straight-through value sum in another order.
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    wanted = talker.state_dict()
+    assert all(
+        torch.equal(tensor, wanted[name].bfloat16().float()) for name, tensor in loaded.talker.state_dict().items()
+    )

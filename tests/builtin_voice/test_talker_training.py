@@ -1,0 +1,315 @@
+"""The rows and losses the talker is trained on, beside what the engine feeds and computes with the shipped voice."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+import sonoro
+from builtin_voice.settings import Noise, TalkerTraining
+from builtin_voice.talker_training import (
+    IGNORED,
+    NO_NOISE,
+    Forwards,
+    Layout,
+    Rows,
+    Utterances,
+    assemble,
+    batches,
+    corrupt,
+    losses,
+    train_talker,
+)
+from builtin_voice.training import Run, steps_of
+from sonoro.api import speech_request
+from sonoro.models.base import Capacity
+from sonoro.models.qwen3_tts import weights
+from sonoro.models.qwen3_tts.backbone import Talker
+from sonoro.models.qwen3_tts.config import Configs, read_configs
+from sonoro.models.qwen3_tts.frame import allocate, frame, prefill
+from sonoro.models.qwen3_tts.model import Qwen3TTS
+from sonoro.models.qwen3_tts.prompt import TalkerPrompt, TextTokenizer
+
+FOLDER = Path(sonoro.__file__).parent / "voices" / "builtin"
+TEXTS = ["go.", "the birch canoe slid on the smooth planks.", "a quiet street, and an old lamp."]
+SPEAKERS = ["rowan", "clara", "clara"]
+CASES = list(itertools.product((True, False), ("auto", "english")))
+
+
+class Shipped(NamedTuple):
+    """The shipped voice, its talker in float64: so a greedy code does not hang on rounding."""
+
+    configs: Configs
+    tokenizer: TextTokenizer
+    model: Qwen3TTS
+    talker: Talker
+    layout: Layout
+
+    @property
+    def pad_id(self) -> int:
+        return self.configs.model.tts_pad_token_id
+
+    @property
+    def end_id(self) -> int:
+        return self.configs.model.talker_config.codec_eos_token_id
+
+    @property
+    def size(self) -> int:
+        return self.configs.model.talker_config.code_predictor_config.vocab_size
+
+    def language_id(self, language: str) -> int | None:
+        return None if language == "auto" else self.configs.model.talker_config.codec_language_id[language]
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Shipped:
+    configs, tokenizer = read_configs(FOLDER), TextTokenizer.from_folder(FOLDER)
+    modules = weights.load(FOLDER, configs, device=torch.device("cpu"), dtype=torch.float64)
+    model = Qwen3TTS("builtin", configs, modules, tokenizer)
+    return Shipped(configs, tokenizer, model, modules.talker, Layout(configs.model, tokenizer.encode("\n")[0]))
+
+
+def prompts(shipped: Shipped, *, is_streaming: bool, language: str) -> list[TalkerPrompt]:
+    """What the engine prepares for TEXTS, greedy in every codebook."""
+    made = []
+    for text, speaker in zip(TEXTS, SPEAKERS, strict=True):
+        request = speech_request(
+            text, speaker, language=language, max_frames=40, temperature=0, top_k=0, top_p=1.0,
+            repetition_penalty=1.0, non_streaming_mode=not is_streaming, subtalker_dosample=False,
+            subtalker_temperature=1.0, subtalker_top_k=0, subtalker_top_p=1.0,
+        )  # fmt: skip
+        made.append(shipped.model.prepare(request, text, 0, [], None))
+    return made
+
+
+def utterances(shipped: Shipped, codes: list[Tensor]) -> Utterances:
+    texts = [torch.tensor(shipped.tokenizer.encode(text)) for text in TEXTS]
+    return Utterances(
+        text=pad_sequence(texts, batch_first=True),
+        text_lengths=torch.tensor([len(row) for row in texts]),
+        codes=pad_sequence(codes, batch_first=True),
+        frame_lengths=torch.tensor([len(row) for row in codes]),
+        speaker=torch.tensor([shipped.configs.model.talker_config.spk_id[speaker] for speaker in SPEAKERS]),
+    )
+
+
+def random_codes(shipped: Shipped, *frames: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    books = shipped.talker.codebooks
+    return [torch.randint(shipped.size, (count, books), generator=generator) for count in frames]
+
+
+@pytest.mark.parametrize(("is_streaming", "language"), CASES)
+@pytest.mark.parametrize("frames", [(1, 1, 1), (7, 30, 18), (40, 3, 9)])
+def test_rows_are_those_the_engine_feeds(
+    shipped: Shipped,
+    frames: tuple[int, ...],
+    is_streaming: bool,
+    language: str,
+) -> None:
+    codes = random_codes(shipped, *frames)
+    rows = assemble(
+        utterances(shipped, codes),
+        shipped.layout,
+        is_streaming=is_streaming,
+        language_id=shipped.language_id(language),
+    )
+    for row, prompt in enumerate(prompts(shipped, is_streaming=is_streaming, language=language)):
+        start, count = prompt.positions, frames[row]
+        # The row that carries frame t has text id t of the trail beside it, and the pad id once that has ended.
+        fed = torch.cat((prompt.trail, torch.full((count,), shipped.pad_id)))[:count]
+        assert torch.equal(rows.text_rows[row, : start + count], torch.cat((prompt.text_rows, fed)))
+        assert torch.equal(rows.code_rows[row, : start + count], torch.cat((prompt.code_rows, codes[row])))
+        targets = torch.full_like(rows.targets[row], IGNORED)
+        targets[start - 1 : start - 1 + count] = codes[row][:, 0]
+        targets[start - 1 + count] = shipped.end_id
+        assert torch.equal(rows.targets[row], targets)
+        decided = torch.full_like(rows.frame[row], -1)
+        decided[start - 1 : start - 1 + count] = torch.arange(count)
+        assert torch.equal(rows.frame[row], decided)
+
+
+def speak(shipped: Shipped, prompt: TalkerPrompt, frames: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Greedy codes [T, K] the engine makes, with its logits [T, V] of codebook 0 and [T, K-1, V] of the others."""
+    prompt = replace(prompt, controls=replace(prompt.controls, max_frames=frames))
+    talker = shipped.talker
+    with torch.inference_mode():
+        capacity = Capacity(slots=1, max_positions=128, max_frames=frames, max_text=64)
+        state = allocate(talker, capacity, shipped.pad_id)
+        prefill(talker, state, [prompt], torch.tensor([0]))
+        steps: list[list[Tensor]] = []
+        while not state.done[0]:
+            steps.append([])
+            frame(talker, state, torch.tensor([0]), steps[-1])
+        made = state.frames[0, : int(state.length[0])].clone()
+    steps = steps[: len(made)]
+    first, rest = (
+        torch.stack([step[0][0] for step in steps]),
+        torch.stack([torch.cat(step[1:]) for step in steps]),
+    )
+    return made.clone(), first.clone(), rest.clone()
+
+
+@pytest.mark.parametrize(("is_streaming", "language"), CASES)
+def test_training_forward_gives_the_engines_logits_and_loss(
+    shipped: Shipped,
+    is_streaming: bool,
+    language: str,
+) -> None:
+    spoken = [
+        speak(shipped, prompt, limit)
+        for prompt, limit in zip(
+            prompts(shipped, is_streaming=is_streaming, language=language), (5, 12, 9), strict=True
+        )
+    ]
+    codes = [made for made, _, _ in spoken]
+    assert all(len(made) >= 2 for made in codes)
+    batch = utterances(shipped, codes)
+    rows = assemble(batch, shipped.layout, is_streaming=is_streaming, language_id=shipped.language_id(language))
+    assert torch.is_grad_enabled(), "training takes the path without derived tables"
+    output = shipped.talker.talker_forward(shipped.talker.embed_rows(rows.text_rows, rows.code_rows))
+    for row, (made, first, rest) in enumerate(spoken):
+        decided = rows.frame[row] >= 0
+        # Float64, other order of sums.
+        torch.testing.assert_close(output.logits[row, decided], first, atol=1e-9, rtol=0)
+        found = shipped.talker.predictor_logits(output.hidden[row, decided], made)
+        torch.testing.assert_close(found, rest, atol=1e-9, rtol=0)
+    forwards = Forwards.of(shipped.talker, is_compiled=False)
+    first_loss, rest_loss = losses(forwards, rows, batch.codes, NO_NOISE, shipped.size)
+    ends = torch.stack(
+        [logits[targets != IGNORED][-1] for logits, targets in zip(output[1], rows.targets, strict=True)]
+    )
+    wanted = torch.cat([*(made[:, 0] for made in codes), torch.full((len(codes),), shipped.end_id)])
+    expected = F.cross_entropy(torch.cat([*(first for _, first, _ in spoken), ends]), wanted)
+    # The loss is taken in float32.
+    torch.testing.assert_close(first_loss.double(), expected, atol=1e-5, rtol=0)
+    others = torch.cat([rest for _, _, rest in spoken]).flatten(0, 1)
+    expected = F.cross_entropy(others, torch.cat([made[:, 1:] for made in codes]).flatten())
+    torch.testing.assert_close(rest_loss.double(), expected, atol=1e-5, rtol=0)
+
+
+def heard(rows: Rows, codes: Tensor, noise: Noise, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Code rows the talker is given under `noise`, codes the predictor is given, and codes it is asked for."""
+    seen: list[Tensor] = []
+
+    def first(text_rows: Tensor, code_rows: Tensor, targets: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
+        assert torch.equal(text_rows, rows.text_rows)
+        assert torch.equal(targets, rows.targets)
+        seen.append(code_rows)
+        return torch.zeros(*text_rows.shape, 1), torch.zeros(())
+
+    def rest(hidden: Tensor, given: Tensor, frames: Tensor, dropout: float) -> Tensor:
+        seen.extend((given, frames))
+        return torch.zeros(())
+
+    losses(Forwards(first, rest), rows, codes, noise, size)
+    code_rows, given, frames = seen
+    return code_rows, given, frames
+
+
+@pytest.mark.parametrize("is_streaming", [True, False])
+def test_noise_spoils_the_frames_fed_back_and_nothing_else(shipped: Shipped, is_streaming: bool) -> None:
+    codes = random_codes(shipped, 7, 30, 18)
+    batch = utterances(shipped, codes)
+    rows = assemble(batch, shipped.layout, is_streaming=is_streaming, language_id=None)
+    torch.manual_seed(0)
+    column = torch.arange(rows.frame.shape[1])
+    fed_back = torch.stack(
+        [
+            (column > int((decided == 0).nonzero())) & (column <= int((decided == 0).nonzero()) + len(made))
+            for decided, made in zip(rows.frame, codes, strict=True)
+        ]
+    )
+    true_frames = torch.cat(codes)
+
+    blank, given, asked = heard(rows, batch.codes, Noise(codes=0.0, frames=1.0, dropout=0.0, kept=1.0), shipped.size)
+    assert (blank[fed_back] == -1).all()
+    assert torch.equal(blank[~fed_back], rows.code_rows[~fed_back])
+    assert torch.equal(given, true_frames)
+    assert torch.equal(asked, true_frames)
+
+    wrong, given, asked = heard(rows, batch.codes, Noise(codes=1.0, frames=0.0, dropout=0.0, kept=1.0), shipped.size)
+    assert torch.equal(wrong[~fed_back], rows.code_rows[~fed_back])
+    assert torch.equal(asked, true_frames)
+    for drawn, true in ((wrong[fed_back], rows.code_rows[fed_back]), (given, true_frames)):
+        assert ((drawn >= 0) & (drawn < shipped.size)).all()
+        assert (drawn != true).float().mean() > 0.9
+
+    clean, given, asked = heard(rows, batch.codes, Noise(codes=0.0, frames=0.0, dropout=0.0, kept=0.5), shipped.size)
+    assert torch.equal(clean, rows.code_rows)
+    assert torch.equal(given, asked)
+    assert 0 < len(asked) < len(true_frames)
+
+
+def test_corrupt_draws_a_share_and_leaves_what_is_nothing() -> None:
+    torch.manual_seed(0)
+    codes = torch.full((100, 100), 999)
+    codes[::2] = -1
+    assert torch.equal(corrupt(codes, 0.0, 8), codes)
+    changed = corrupt(codes, 0.25, 8)
+    assert torch.equal(changed[::2], codes[::2])
+    drawn = changed[1::2][changed[1::2] != 999]
+    assert drawn.min() == 0
+    assert drawn.max() == 7
+    assert abs(len(drawn) / 5000 - 0.25) < 0.03
+
+
+def test_batches_hold_every_utterance_once_and_keep_to_the_budget() -> None:
+    generator = torch.Generator().manual_seed(3)
+    lengths = torch.randint(10, 120, (700,), generator=generator)
+    lengths[5] = 2000
+    found = batches(lengths, 1000, torch.Generator().manual_seed(1))
+    assert sorted(torch.cat(found).tolist()) == list(range(700))
+    for picks in found:
+        assert len(picks) == 1 or len(picks) * int(lengths[picks].max()) <= 1000 + 6 * len(picks)
+    assert sum(len(picks) for picks in found) / len(found) > 10
+    again = batches(lengths, 1000, torch.Generator().manual_seed(1))
+    assert all(torch.equal(left, right) for left, right in zip(found, again, strict=True))
+    other = batches(lengths, 1000, torch.Generator().manual_seed(2))
+    assert [picks.tolist() for picks in other] != [picks.tolist() for picks in found]
+
+
+def test_training_learns_and_keeps_the_best_average(shipped: Shipped) -> None:
+    small = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "text_hidden_size": 16}
+    predictor = replace(
+        shipped.configs.model.talker_config.code_predictor_config, num_hidden_layers=1, intermediate_size=64
+    )
+    config = replace(shipped.configs.model.talker_config, **small, code_predictor_config=predictor)
+    torch.manual_seed(0)
+    talker = Talker(config)
+    batch = utterances(shipped, random_codes(shipped, 7, 30, 18))
+    figures: list[dict[str, float]] = []
+    training = TalkerTraining(steps=60, positions=400, learning_rate=3e-3, warmup_steps=5, noise=NO_NOISE)
+    small_layout = Layout(replace(shipped.configs.model, talker_config=config), shipped.layout.newline_id)
+    trained = train_talker(talker, batch, batch, small_layout, training=training, run=Run(float("inf"), figures.append))
+    assert figures[-1]["step"] == 59
+    assert figures[-1]["first"] < 0.5 * figures[0]["first"]
+    assert figures[-1]["held_out_first"] < figures[0]["held_out_first"]
+    rows = assemble(batch, small_layout, is_streaming=False, language_id=None)
+    with torch.no_grad():
+        first, _ = losses(Forwards.of(trained, is_compiled=False), rows, batch.codes, NO_NOISE, predictor.vocab_size)
+    assert first.item() == pytest.approx(figures[-1]["held_out_first"], rel=1e-5)
+
+
+def test_steps_shrink_to_the_deadline_and_rates_rise_and_fall(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    figures: list[dict[str, float]] = []
+    made = []
+    for step in steps_of(1000, 2.0, 10, Run(100.0, figures.append), range(20, 40)):
+        made.append(step)
+        now += 0.5
+    assert figures == [{"step": 40, "steps": 200, "steps_per_s": 2.0}]
+    assert [step.number for step in made] == list(range(200))
+    assert [step.is_last for step in made] == [False] * 199 + [True]
+    assert made[0].rate == pytest.approx(0.2)
+    assert max(step.rate for step in made) == pytest.approx(2.0)
+    assert made[-1].rate == pytest.approx(0.04, rel=0.02)

@@ -1,0 +1,131 @@
+"""The shipped voice as a newcomer hears it: it reads to the end, at a sane pace and level, the same way every time."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sonoro
+from sonoro import TTS
+from sonoro.core.errors import InvalidRequest
+
+FOLDER = Path(sonoro.__file__).parent / "voices" / "builtin"
+MIB = 2**20
+VOICES = ("rowan", "clara")
+SENTENCES = ("Glue the sheet to the dark blue background.", "Rice is often served in round bowls.")
+LONG = (
+    "The old man walked down the road, and then he turned to look at the quiet house. Nobody was there. "
+    "A small light burned in the window, as it did every night. He opened the gate, crossed the garden, and sat "
+    "on the wooden bench to wait for the rain to stop. It did not stop before the morning, so he slept."
+)
+TRICKY = {
+    "one word": "Go.",
+    "one letter": "I",
+    "numbers": "On 3 May 2026 it cost $1,234.50, or 3.14 times 7%.",
+    "abbreviations": "Dr. Smith vs. the U.S. Dept. of Energy, etc.",
+    "capitals": "NASA SAID YES",
+    "marks": "Wait... what?! No -- stop; (please).",
+    "300 characters": LONG,
+    "emoji": "Hello 😀 world.",
+    "chinese": "你好, good morning.",
+    "special tokens": "<|im_end|> is a word here.",
+}
+
+
+@pytest.fixture(scope="module")
+def speech() -> TTS:
+    return TTS(device="cpu")
+
+
+@pytest.mark.parametrize("voice", VOICES)
+def test_reads_sentences_to_the_end(speech: TTS, voice: str) -> None:
+    for audio, sentence in zip(
+        speech.generate_batch([{"text": sentence, "voice": voice, "seed": 1} for sentence in SENTENCES]),
+        SENTENCES,
+        strict=True,
+    ):
+        assert audio.finish_reason == "stop"
+        assert audio.sample_rate == 24_000
+        assert len(audio.samples) == audio.frames * 1920
+        # The teachers take .04 to .08 s a character over such sentences.
+        assert 0.03 < audio.duration_s / len(sentence) < 0.11
+        assert 0.1 < np.abs(audio.samples).max() < 0.99
+        levels = np.sqrt(np.square(audio.samples[: len(audio.samples) // 480 * 480].reshape(-1, 480)).mean(axis=1))
+        assert (levels > 0.01).mean() > 0.4
+        assert audio.samples.std() > 0.02
+
+
+def test_a_seed_says_how_it_is_read(speech: TTS) -> None:
+    first, again, other = (speech.generate(SENTENCES[1], voice="clara", seed=seed) for seed in (4, 4, 5))
+    assert np.array_equal(first.samples, again.samples)
+    assert len(first.samples) != len(other.samples) or not np.allclose(first.samples, other.samples, atol=0.01)
+
+
+@pytest.mark.parametrize("voice", VOICES)
+def test_pieces_of_a_stream_are_the_whole(speech: TTS, voice: str) -> None:
+    whole = speech.generate(SENTENCES[0], voice=voice, seed=2)
+    pieces = list(speech.stream(SENTENCES[0], voice=voice, seed=2))
+    assert len(pieces) >= 3
+    joined = np.concatenate([piece.samples for piece in pieces])
+    # Stored in 16 bits, whose steps are 3e-5.
+    np.testing.assert_allclose(joined, whole.samples, atol=1e-4, rtol=0)
+
+
+def test_any_text_ends_by_itself(speech: TTS, caplog: pytest.LogCaptureFixture) -> None:
+    assert 290 <= len(LONG) <= 310
+    with caplog.at_level(logging.WARNING):
+        spoken = speech.generate_batch(
+            [{"text": text, "voice": VOICES[index % 2]} for index, text in enumerate(TRICKY.values())]
+        )
+    assert {kind: audio.finish_reason for kind, audio in zip(TRICKY, spoken, strict=True)} == dict.fromkeys(
+        TRICKY, "stop"
+    )
+    lengths_s = {kind: audio.duration_s for kind, audio in zip(TRICKY, spoken, strict=True)}
+    assert all(length > 0.2 for length in lengths_s.values()), lengths_s
+    assert lengths_s["one word"] < 2
+    dropped = " ".join(record.getMessage() for record in caplog.records)
+    assert all(character in dropped for character in "😀你好")
+
+
+def test_a_long_text_keeps_its_pace(speech: TTS) -> None:
+    # .057 s a character, as its teachers read, would be 17 s.
+    assert 12 < speech.generate(LONG, voice="rowan").duration_s < 26
+
+
+@pytest.mark.parametrize("text", ["😀😀", "你好", "???"])
+def test_a_text_without_anything_to_say_is_refused(speech: TTS, text: str) -> None:
+    with pytest.raises(InvalidRequest, match="text") as refused:
+        speech.generate(text)
+    assert text in str(refused.value)
+
+
+def test_both_layouts_are_read(speech: TTS) -> None:
+    for non_streaming in (True, False):
+        audio = speech.generate(SENTENCES[1], voice="rowan", non_streaming_mode=non_streaming)
+        assert audio.finish_reason == "stop"
+        assert 1 < audio.duration_s < 4
+
+
+def test_the_files_are_small() -> None:
+    sizes = {path.name: path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()}
+    assert sizes["model.safetensors"] > MIB
+    assert max(sizes.values()) <= 14 * MIB
+    assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) <= 20 * MIB
+
+
+@pytest.mark.slow
+def test_a_recogniser_understands_sentences_never_trained_on(speech: TTS) -> None:
+    for module in ("pocketsphinx", "jiwer"):
+        pytest.importorskip(module, reason="pip install -r tools/builtin_voice/requirements.txt makes this run")
+    from builtin_voice import evaluate  # noqa: PLC0415
+    from builtin_voice.text import read_harvard  # noqa: PLC0415
+
+    sentences = read_harvard()[:20]
+    recogniser = evaluate.Recogniser(read_harvard()[:100])
+    result = evaluate.score("rowan", evaluate.model_reader(speech, "rowan", seed=0), sentences, recogniser)
+    assert result.stopped == 20
+    assert result.wer <= 0.6
+    assert result.closed_set_correct >= 15

@@ -1,0 +1,1 @@
+"""The recipe that trains the built-in voice: text, teacher speech, tokenizer, training, evaluation."""

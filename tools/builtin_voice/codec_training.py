@@ -1,0 +1,197 @@
+"""Trains the built-in voice's codec: the engine's own encoder and decoder around one residual quantiser.
+
+The released layout has two output projections (first book, remaining books). Here both hold the same weights, so that
+it stores a plain residual chain. Losses: mel and magnitude spectra at several resolutions, and the commitment of the
+encoder to its codes. Codebooks follow by exponential averages; a code that falls out of use is moved onto a latent of
+the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from builtin_voice.settings import CodecTraining
+from builtin_voice.training import Run, descend, steps_of
+from sonoro.models.qwen3_tts.codec import CodecDecoder
+from sonoro.models.qwen3_tts.config import CodecConfig
+from sonoro.models.qwen3_tts.encoder import CodecEncoder
+from sonoro.models.qwen3_tts.voice import mel_filterbank
+
+__all__ = ["ResidualQuantizer", "SpectralLoss", "VoiceCodec", "train_codec"]
+
+BOOK_DECAY = 0.99
+DEAD_BELOW = 0.3
+"""A code whose average use per batch falls below this is moved onto a latent of the current batch."""
+
+
+class ResidualQuantizer(nn.Module):
+    """A chain of K codebooks in a narrow space between two projections. In training mode a forward moves the books:
+    the first puts them onto its latents, each later one follows what fell to every code."""
+
+    def __init__(self, width_in: int, width: int, width_out: int, books: int, size: int) -> None:
+        super().__init__()
+        self.project_in = nn.Conv1d(width_in, width, 1, bias=False)
+        self.project_out = nn.Conv1d(width, width_out, 1, bias=False)
+        self.register_buffer("books", torch.randn(books, size, width) * 0.1)
+        self.register_buffer("usage", torch.ones(books, size))
+        self.register_buffer("sums", self.books.clone())
+        self.is_seeded = False
+
+    def forward(self, latents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`latents` [B, C, T] to (quantised [B, C_out, T] with straight-through gradients, codes [B, T, K] int64,
+        commitment loss, summed over the books)."""
+        projected = self.project_in(latents).transpose(1, 2).float()
+        residual, commitment, codes = projected, projected.new_zeros(()), []
+        total = torch.zeros_like(projected)
+        for book in range(self.books.shape[0]):
+            if self.training and not self.is_seeded:
+                self._move(book, residual.detach(), torch.ones(self.books.shape[1], dtype=torch.bool))
+            code = self._nearest(book, residual.detach())
+            chosen = F.embedding(code, self.books[book])
+            commitment = commitment + F.mse_loss(residual, chosen.detach())
+            if self.training:
+                self._follow(book, residual.detach(), code)
+            total = total + chosen
+            residual = residual - chosen
+            codes.append(code)
+        self.is_seeded = True
+        passed = projected + (total - projected).detach()
+        return self.project_out(passed.transpose(1, 2)), torch.stack(codes, dim=-1), commitment
+
+    def _nearest(self, book: int, x: Tensor) -> Tensor:
+        entries = self.books[book]
+        scores = x @ entries.T - entries.square().sum(-1) / 2
+        return scores.argmax(-1)
+
+    @torch.no_grad()
+    def _follow(self, book: int, x: Tensor, code: Tensor) -> None:
+        one_hot = F.one_hot(code.flatten(), self.books.shape[1]).to(x.dtype)
+        self.usage[book].lerp_(one_hot.sum(0), 1 - BOOK_DECAY)
+        self.sums[book].lerp_(one_hot.T @ x.flatten(0, 1), 1 - BOOK_DECAY)
+        self.books[book] = self.sums[book] / self.usage[book].clamp(min=1e-5)[:, None]
+        self._move(book, x, self.usage[book] < DEAD_BELOW)
+
+    @torch.no_grad()
+    def _move(self, book: int, x: Tensor, dead: Tensor) -> None:
+        """Put the `dead` codes of a book onto latents of this batch, as lightly used codes."""
+        dead = dead.to(x.device)
+        live = x.flatten(0, 1)
+        picks = live[torch.randint(live.shape[0], (dead.shape[0],), device=x.device)]
+        self.books[book] = torch.where(dead[:, None], picks, self.books[book])
+        self.usage[book] = torch.where(dead, torch.ones_like(self.usage[book]), self.usage[book])
+        self.sums[book] = torch.where(dead[:, None], picks, self.sums[book])
+
+
+class VoiceCodec(nn.Module):
+    """Encoder, quantiser and decoder as they are trained together."""
+
+    def __init__(self, config: CodecConfig) -> None:
+        super().__init__()
+        assert config.encoder_config is not None
+        decoder = config.decoder_config
+        self.encoder = CodecEncoder(config.encoder_config, config.encoder_valid_num_quantizers)
+        self.decoder = CodecDecoder(decoder)
+        self.quantizer = ResidualQuantizer(
+            config.encoder_config.hidden_size,
+            decoder.codebook_dim // 2,
+            decoder.codebook_dim,
+            decoder.num_quantizers,
+            decoder.codebook_size,
+        )
+
+    @torch.no_grad()
+    def codes(self, audio: Tensor) -> Tensor:
+        """`audio` [B, 1, S] -> codes [B, T, K] int64."""
+        return self.quantizer(self.encoder.latents(audio))[1]
+
+    @torch.no_grad()
+    def released_decoder(self) -> CodecDecoder:
+        """The decoder with the trained codebooks and their projection in the places a checkpoint keeps them."""
+        quantizer = self.decoder.quantizer
+        for group, books in (
+            (quantizer.rvq_first, self.quantizer.books[:1]),
+            (quantizer.rvq_rest, self.quantizer.books[1:]),
+        ):
+            group.output_proj.weight.copy_(self.quantizer.project_out.weight)
+            for level, book in zip(group.vq.layers, books, strict=True):
+                level._codebook.embedding_sum.copy_(book)
+                level._codebook.cluster_usage.fill_(1.0)
+        return self.decoder
+
+
+class SpectralLoss(nn.Module):
+    """L1 between log-mel spectra plus relative error of magnitude spectra of two waveforms [B, S], averaged over
+    window lengths."""
+
+    def __init__(self, sample_rate: int, windows: tuple[int, ...] = (256, 512, 1024, 2048)) -> None:
+        super().__init__()
+        self.windows = windows
+        for length in windows:
+            bands = {256: 32, 512: 64, 1024: 80, 2048: 128}[length]
+            bank = torch.as_tensor(mel_filterbank(sample_rate, length, bands, 0.0, sample_rate / 2)).float()
+            self.register_buffer(f"window_{length}", torch.hann_window(length))
+            self.register_buffer(f"bank_{length}", bank)
+
+    def forward(self, made: Tensor, wanted: Tensor) -> Tensor:
+        total = made.new_zeros(())
+        for length in self.windows:
+            left, right = self._spectrum(made, length), self._spectrum(wanted, length)
+            bank = getattr(self, f"bank_{length}")
+            mel_left, mel_right = bank @ left, bank @ right
+            total = total + F.l1_loss(mel_left.clamp(min=1e-5).log(), mel_right.clamp(min=1e-5).log())
+            total = total + (left - right).norm(dim=(1, 2)).div(right.norm(dim=(1, 2)) + 1e-3).mean()
+        return total / len(self.windows)
+
+    def _spectrum(self, audio: Tensor, length: int) -> Tensor:
+        window = getattr(self, f"window_{length}")
+        bins = torch.stft(audio, length, length // 4, window=window, center=True, return_complex=True)
+        return (bins.real.square() + bins.imag.square() + 1e-9).sqrt()
+
+
+def train_codec(
+    config: CodecConfig,
+    crops: Callable[[torch.Generator, int], Tensor],
+    training: CodecTraining,
+    device: torch.device,
+    run: Run,
+) -> VoiceCodec:
+    """Train on `crops(generator, batch)` [B, S] float32; the number of steps shrinks to what fits before the deadline.
+
+    It is settled after 100 steps and logged.
+    """
+    torch.manual_seed(training.seed)
+    generator = torch.Generator().manual_seed(training.seed)
+    codec = VoiceCodec(config).to(device).train()
+    loss_of = SpectralLoss(config.output_sample_rate).to(device)
+    open_branches(codec)
+    optimizer = torch.optim.AdamW(codec.parameters(), lr=training.learning_rate, betas=(0.8, 0.99), weight_decay=1e-3)
+    encode, decode = codec.encoder.latents, codec.decoder
+    if device.type == "cuda":
+        encode, decode = torch.compile(encode), torch.compile(decode)
+    for step in steps_of(training.steps, training.learning_rate, training.warmup_steps, run, range(50, 100)):
+        audio = crops(generator, training.batch)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            latents = encode(audio[:, None])
+        quantized, _, commitment = codec.quantizer(latents.float())
+        # In float32 (TF32): cuDNN's bfloat16 kernels for dilation 9 take 26 ms each at these widths, all else 30.
+        made = decode(quantized)
+        spectral = loss_of(made.float(), audio)
+        norm = descend(codec, optimizer, step.rate, spectral + 0.25 * commitment)
+        if step.number % 200 == 0 or step.is_last:
+            used = (codec.quantizer.usage > 2 * DEAD_BELOW).float().mean().item()
+            figures = {"spectral": spectral.item(), "commitment": commitment.item(), "gradient": norm.item()}
+            run.log({"step": step.number} | figures | {"books_used": used})
+    return codec.eval()
+
+
+@torch.no_grad()
+def open_branches(codec: VoiceCodec) -> None:
+    """Set the scales of residual branches to 0.1: new modules have them almost shut, which a short training does not
+    outgrow."""
+    for name, parameter in codec.named_parameters():
+        if name.endswith(("gamma", "layer_scale.scale")):
+            nn.init.constant_(parameter, 0.1)

@@ -1,0 +1,243 @@
+"""The learning half of the built-in voice, in stages that each leave one result in the work folder.
+
+codec   trains encoder and decoder, beside the synthesis if that still runs: codec.pt
+encode  the whole corpus as codes: codes.pt
+talker  trains talker and code predictor: the checkpoint folder
+
+README.md has all commands, those of the data half before them included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from builtin_voice import settings
+from builtin_voice.codec_training import VoiceCodec, train_codec
+from builtin_voice.synthesize import Utterance, load
+from builtin_voice.talker_training import Layout, Utterances, train_talker
+from builtin_voice.tokenizer import read
+from builtin_voice.training import Log, Run
+from sonoro.models.qwen3_tts.backbone import Talker
+from sonoro.models.qwen3_tts.config import CodecConfig, ModelConfig, build
+from sonoro.models.qwen3_tts.prompt import TextTokenizer
+from sonoro.models.qwen3_tts.weights import export_checkpoint
+
+LONGEST_FRAMES = 140
+ENCODED_SAMPLES = 24_000 * 600
+"""Samples of one encoding batch, silence before and padding not counted."""
+
+
+def wait_for_shards(folder: Path, hours: float) -> list[Utterance]:
+    """The utterances of `folder` once they are `hours` long, or no more are being written for a minute."""
+    seen, since = 0.0, time.monotonic()
+    while True:
+        _, utterances = load(folder)
+        total = sum(utterance.samples for utterance in utterances) / settings.SAMPLE_RATE / 3600
+        if total >= hours:
+            return utterances
+        if total > seen:
+            seen, since = total, time.monotonic()
+        elif utterances and time.monotonic() - since > 60:
+            return utterances
+        time.sleep(2)
+
+
+def audio_of(folder: Path, device: torch.device, hours: float | None = None) -> tuple[Tensor, list[Utterance]]:
+    """Shards end to end as one int16 tensor on `device`, and their utterances with `start` counted in it."""
+    shards, utterances = load(folder)
+    pieces, moved, offset = [], [], 0
+    by_shard: dict[int, list[Utterance]] = {}
+    for utterance in utterances:
+        by_shard.setdefault(utterance.shard, []).append(utterance)
+    for shard, rows in by_shard.items():
+        if hours is not None and offset >= hours * 3600 * settings.SAMPLE_RATE:
+            break
+        pieces.append(torch.from_numpy(shards[shard].copy()))
+        moved += [replace(row, start=row.start + offset) for row in rows]
+        offset += len(shards[shard])
+    return torch.cat(pieces).to(device), moved
+
+
+def random_crops(audio: Tensor, utterances: list[Utterance], samples: int) -> Callable[[torch.Generator, int], Tensor]:
+    """Draws B crops [B, samples] float32, each from anywhere in another utterance; silence follows a short one."""
+    starts = torch.tensor([row.start for row in utterances])
+    lengths = torch.tensor([row.samples for row in utterances])
+
+    def draw(generator: torch.Generator, batch: int) -> Tensor:
+        picks = torch.multinomial(lengths.float(), batch, generator=generator)
+        room = lengths[picks] - samples
+        offset = (torch.rand(batch, generator=generator) * (room + 1).clamp(min=1)).long()
+        at = (starts[picks] + offset).to(audio.device)[:, None] + torch.arange(samples, device=audio.device)
+        ends = (starts[picks] + lengths[picks]).to(audio.device)[:, None]
+        return torch.where(at < ends, audio[at.clamp(max=audio.shape[0] - 1)].float() / 32768, 0.0)
+
+    return draw
+
+
+@torch.inference_mode()
+def encode_corpus(codec: VoiceCodec, audio: Tensor, utterances: list[Utterance], shift: int = 0) -> list[Tensor]:
+    """Codes [T, K] uint8 of every utterance after `shift` samples of silence, T = ceil(samples / hop), in order."""
+    order = sorted(range(len(utterances)), key=lambda row: utterances[row].samples)
+    codes: list[Tensor] = [torch.empty(0)] * len(utterances)
+    start = 0
+    while start < len(order):
+        longest = utterances[order[start]].samples
+        stop = start
+        while stop < len(order) and (stop + 1 - start) * utterances[order[stop]].samples <= ENCODED_SAMPLES:
+            longest = utterances[order[stop]].samples
+            stop += 1
+        stop = max(stop, start + 1)
+        rows = [utterances[index] for index in order[start:stop]]
+        padded = -(-(longest + shift) // settings.HOP) * settings.HOP
+        batch = torch.zeros(len(rows), 1, padded, device=audio.device)
+        for index, row in enumerate(rows):
+            batch[index, 0, shift : shift + row.samples] = audio[row.start : row.start + row.samples].float() / 32768
+        made = codec.codes(batch).to(torch.uint8).cpu()
+        for index, row in enumerate(rows):
+            codes[order[start + index]] = made[index, : -(-(row.samples + shift) // settings.HOP)].clone()
+        start = stop
+    return codes
+
+
+def logger(path: Path) -> Log:
+    """Prints each record and appends it to `path` as a JSON line, with the seconds since the stage began."""
+    began = time.monotonic()
+
+    def log(record: dict[str, float]) -> None:
+        rounded = {name: round(value, 4) for name, value in record.items()}
+        line = json.dumps({"seconds": round(time.monotonic() - began, 1)} | rounded)
+        print(line, flush=True)
+        with path.open("a", encoding="ascii") as file:
+            file.write(line + "\n")
+
+    return log
+
+
+def model_config(tokenizer_folder: Path) -> tuple[dict, ModelConfig]:
+    """config.json for the vocabulary of that folder, as written and as read."""
+    tokenizer = read(tokenizer_folder)
+    values = settings.model_config(tokenizer.get_vocab_size(), tokenizer.get_vocab())
+    return values, build(ModelConfig, values, "config.json")
+
+
+def run_codec(work: Path, device: torch.device, deadline_s: float, training: settings.CodecTraining) -> None:
+    wait_for_shards(work / "audio", training.hours)
+    audio, utterances = audio_of(work / "audio", device, training.hours)
+    config = build(CodecConfig, settings.codec_config(), "codec")
+    crops = random_crops(audio, utterances, training.crop_frames * settings.HOP)
+    codec = train_codec(config, crops, training, device, Run(deadline_s, logger(work / "codec.jsonl")))
+    torch.save({name: tensor.half() for name, tensor in codec.state_dict().items()}, work / "codec.pt")
+
+
+def load_codec(work: Path, device: torch.device) -> VoiceCodec:
+    codec = VoiceCodec(build(CodecConfig, settings.codec_config(), "codec")).to(device)
+    codec.load_state_dict(torch.load(work / "codec.pt", map_location=device, weights_only=True))
+    return codec.eval()
+
+
+def run_encode(work: Path, device: torch.device, shifts: int) -> None:
+    audio, utterances = audio_of(work / "audio", device)
+    codec = load_codec(work, device)
+    codes = [
+        row for part in range(shifts) for row in encode_corpus(codec, audio, utterances, part * settings.HOP // shifts)
+    ]
+    tokenizer = TextTokenizer.from_folder(work / "tokenizer")
+    texts = [torch.tensor(tokenizer.encode(row.text), dtype=torch.int16) for row in utterances]
+    torch.save({"texts": texts, "codes": codes, "voices": [row.voice for row in utterances]}, work / "codes.pt")
+    print(json.dumps({"utterances": len(codes), "frames": sum(len(row) for row in codes)}), flush=True)
+
+
+def utterances_on(
+    device: torch.device, work: Path, config: ModelConfig, held_out: int
+) -> tuple[Utterances, Utterances]:
+    """The encoded corpus on `device`, utterances over `LONGEST_FRAMES` left out, in two parts: what to train on, in
+    every encoding, and the last `held_out` texts, in the first encoding alone."""
+    stored = torch.load(work / "codes.pt", weights_only=True)
+    count = len(stored["texts"])
+    fitting = [row for row, codes in enumerate(stored["codes"]) if len(codes) <= LONGEST_FRAMES]
+    first_held_out = count - held_out
+    return (
+        _gather(stored, [row for row in fitting if row % count < first_held_out], device, config),
+        _gather(stored, [row for row in fitting if first_held_out <= row < count], device, config),
+    )
+
+
+def _gather(stored: dict, rows: list[int], device: torch.device, config: ModelConfig) -> Utterances:
+    names = {teacher: name for name, teacher in settings.voices().items()}
+    count = len(stored["texts"])
+    texts, codes = [stored["texts"][row % count] for row in rows], [stored["codes"][row] for row in rows]
+    speakers = [config.talker_config.spk_id[names[stored["voices"][row % count]]] for row in rows]
+    return Utterances(
+        text=pad_sequence(texts, batch_first=True).to(device),
+        text_lengths=torch.tensor([len(row) for row in texts], device=device),
+        codes=pad_sequence(codes, batch_first=True).to(device),
+        frame_lengths=torch.tensor([len(row) for row in codes], device=device),
+        speaker=torch.tensor(speakers, device=device),
+    )
+
+
+def run_talker(work: Path, device: torch.device, deadline_s: float, training: settings.TalkerTraining) -> None:
+    values, config = model_config(work / "tokenizer")
+    data, held_out = utterances_on(device, work, config, training.held_out)
+    torch.manual_seed(training.seed)
+    talker = Talker(config.talker_config).to(device)
+    for name, parameter in talker.named_parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.02 if "embedding" in name else parameter.shape[-1] ** -0.5 * 0.7)
+    layout = Layout(config, TextTokenizer.from_folder(work / "tokenizer").encode("\n")[0])
+    run = Run(deadline_s, logger(work / "talker.jsonl"))
+    held_out = held_out.take(torch.arange(held_out.text.shape[0], device=device))
+    trained = train_talker(talker, data, held_out, layout, training=training, run=run)
+    folder = work / "checkpoint"
+    write_checkpoint(folder, values, trained, load_codec(work, torch.device("cpu")), work / "tokenizer")
+
+
+def write_checkpoint(folder: Path, values: dict, talker: Talker, codec: VoiceCodec, tokenizer: Path) -> None:
+    """The released layout: configuration, tokenizer, both weight files in 16 bits."""
+    codec_values = {key: value for key, value in settings.codec_config().items() if key != "encoder_config"}
+    (folder / "speech_tokenizer").mkdir(parents=True, exist_ok=True)
+    for name, content in (
+        ("config.json", values),
+        ("generation_config.json", settings.generation_config()),
+        ("speech_tokenizer/config.json", codec_values),
+    ):
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
+        shutil.copy(tokenizer / name, folder / name)
+    export_checkpoint(folder, talker, codec.released_decoder(), dtype=torch.bfloat16, codec_dtype=torch.float16)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("stage", choices=["codec", "encode", "talker"])
+    parser.add_argument("work", type=Path, help="holds audio/ and tokenizer/; receives everything else")
+    parser.add_argument("--seconds", type=float, default=540, help="time this stage may take")
+    parser.add_argument("--steps", type=int, help="training steps instead of the recipe's own")
+    options = parser.parse_args()
+    deadline_s = time.monotonic() + options.seconds
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.set_float32_matmul_precision("high")
+    # cuDNN's attention builds a plan for every new length, which takes longer than the step.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    steps = {} if options.steps is None else {"steps": options.steps}
+    if options.stage == "codec":
+        run_codec(options.work, device, deadline_s, replace(settings.CodecTraining(), **steps))
+    elif options.stage == "encode":
+        run_encode(options.work, device, settings.TalkerTraining().shifts)
+    else:
+        run_talker(options.work, device, deadline_s, replace(settings.TalkerTraining(), **steps))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

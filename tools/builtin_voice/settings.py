@@ -1,0 +1,236 @@
+"""Sizes of the built-in voice, in the released configuration files' own terms, and the numbers its training uses.
+
+The two weight files are stored in 16 bits: 14 MiB is the limit of one file, 20 MiB of all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = [
+    "CODEBOOKS",
+    "CODEBOOK_SIZE",
+    "CodecTraining",
+    "Noise",
+    "TalkerTraining",
+    "codec_config",
+    "generation_config",
+    "model_config",
+    "voices",
+]
+
+CODEBOOKS = 8
+CODEBOOK_SIZE = 256
+CONTROL_IDS = 1024
+SAMPLE_RATE = 24_000
+HOP = 1920
+
+
+def voices() -> dict[str, str]:
+    """Our names for the voices, and the Flite voice each was taught by."""
+    return {"rowan": "rms", "clara": "slt"}
+
+
+@dataclass(frozen=True)
+class CodecTraining:
+    """`crop_frames` are cut at random from utterances; `hours` of audio are enough for a codec of two voices."""
+
+    steps: int = 12_000
+    batch: int = 48
+    crop_frames: int = 16
+    learning_rate: float = 6e-4
+    warmup_steps: int = 500
+    hours: float = 6.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What makes the past unsure in training: shares of `codes` drawn anew and of whole `frames` left blank among those
+    fed back, and `dropout` of the inputs of talker and predictor. `kept` is no noise: the share of frames that the
+    predictor is trained on, to save time."""
+
+    codes: float = 0.1
+    frames: float = 0.15
+    dropout: float = 0.1
+    kept: float = 0.5
+
+
+@dataclass(frozen=True)
+class TalkerTraining:
+    """`positions` is the budget of rows (prompt and frames) of one batch; utterances of like length go together.
+
+    `shifts`: the corpus is encoded that many times, with as many parts of a frame of silence before it, so that where
+    frames begin is nothing to learn by heart. `rest_weight` weighs the mean over the other codebooks against the first.
+    """
+
+    steps: int = 22_000
+    positions: int = 40_000
+    learning_rate: float = 2e-3
+    warmup_steps: int = 1000
+    weight_decay: float = 0.1
+    average_decay: float = 0.999
+    rest_weight: float = 3.0
+    shifts: int = 4
+    held_out: int = 512
+    noise: Noise = Noise()
+    seed: int = 0
+
+
+def codec_config() -> dict[str, Any]:
+    """speech_tokenizer/config.json, with the encoder that only training uses."""
+    return {
+        "architectures": ["Qwen3TTSTokenizerV2Model"],
+        "model_type": "qwen3_tts_tokenizer_12hz",
+        "encoder_valid_num_quantizers": CODEBOOKS,
+        "input_sample_rate": SAMPLE_RATE,
+        "output_sample_rate": SAMPLE_RATE,
+        "encode_downsample_rate": HOP,
+        "decode_upsample_rate": HOP,
+        "decoder_config": _decoder_config(),
+        "encoder_config": _encoder_config(),
+    }
+
+
+def _decoder_config() -> dict[str, Any]:
+    return {
+        "latent_dim": 160,
+        "codebook_dim": 128,
+        "codebook_size": CODEBOOK_SIZE,
+        "num_quantizers": CODEBOOKS,
+        "num_semantic_quantizers": 1,
+        "decoder_dim": 384,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "rope_theta": 10000,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": 72,
+        "upsample_rates": [8, 5, 4, 3],
+        "upsampling_ratios": [2, 2],
+    }
+
+
+def _encoder_config() -> dict[str, Any]:
+    return {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "num_filters": 32,
+        "upsampling_ratios": [8, 6, 5, 4],
+        "kernel_size": 7,
+        "last_kernel_size": 3,
+        "residual_kernel_size": 3,
+        "compress": 2,
+        "dilation_growth_rate": 2,
+        "num_residual_layers": 1,
+        "codebook_size": CODEBOOK_SIZE,
+        "codebook_dim": 64,
+        "num_quantizers": CODEBOOKS,
+        "num_semantic_quantizers": 1,
+        "norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "sampling_rate": SAMPLE_RATE,
+    }
+
+
+def model_config(text_vocabulary: int, special_ids: dict[str, int]) -> dict[str, Any]:
+    """config.json for a text vocabulary of that many ids; control ids sit above the codes as in the released files."""
+    return {
+        "architectures": ["Qwen3TTSForConditionalGeneration"],
+        "model_type": "qwen3_tts",
+        "tokenizer_type": "qwen3_tts_tokenizer_12hz",
+        "tts_model_size": "0b6",
+        "tts_model_type": "custom_voice",
+        "text_normalizer": "english",
+        # Texts longer than those of the corpus are dragged out; the engine reads them as segments.
+        "max_segment_letters": 110,
+        "im_start_token_id": special_ids["<|im_start|>"],
+        "im_end_token_id": special_ids["<|im_end|>"],
+        "assistant_token_id": special_ids["assistant"],
+        "tts_pad_token_id": special_ids["<tts_pad>"],
+        "tts_bos_token_id": special_ids["<tts_text_bos>"],
+        "tts_eos_token_id": special_ids["<tts_text_eod>"],
+        "talker_config": _talker_config(text_vocabulary),
+    }
+
+
+def _talker_config(text_vocabulary: int) -> dict[str, Any]:
+    control = {name: CODEBOOK_SIZE + 100 + offset for name, offset in _CONTROL_OFFSETS.items()}
+    return {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "vocab_size": CODEBOOK_SIZE + CONTROL_IDS,
+        "text_vocab_size": text_vocabulary,
+        "text_hidden_size": 192,
+        "num_code_groups": CODEBOOKS,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "rope_theta": 10000,
+        "rope_scaling": {
+            "interleaved": True,
+            "mrope_section": [12, 10, 10],
+            "rope_type": "default",
+            "type": "default",
+        },
+        **control,
+        "codec_language_id": {"english": CODEBOOK_SIZE + 2},
+        "spk_id": {name: CODEBOOK_SIZE + 800 + row for row, name in enumerate(voices())},
+        "spk_is_dialect": dict.fromkeys(voices(), False),
+        "code_predictor_config": _predictor_config(),
+    }
+
+
+def _predictor_config() -> dict[str, Any]:
+    return {
+        "hidden_size": 192,
+        "intermediate_size": 512,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+        "head_dim": 64,
+        "vocab_size": CODEBOOK_SIZE,
+        "num_code_groups": CODEBOOKS,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000,
+    }
+
+
+_CONTROL_OFFSETS = {
+    "codec_pad_id": 0,
+    "codec_bos_id": 1,
+    "codec_eos_token_id": 2,
+    "codec_think_id": 6,
+    "codec_nothink_id": 7,
+    "codec_think_bos_id": 8,
+    "codec_think_eos_id": 9,
+}
+
+
+def generation_config() -> dict[str, Any]:
+    """generation_config.json: a calm reading voice; cooler than the released models' defaults."""
+    return {
+        "do_sample": True,
+        "temperature": 0.6,
+        "top_k": 20,
+        "top_p": 1.0,
+        "repetition_penalty": 1.0,
+        "subtalker_dosample": True,
+        "subtalker_temperature": 0.6,
+        "subtalker_top_k": 20,
+        "subtalker_top_p": 1.0,
+        "max_new_tokens": 1500,
+    }
