@@ -125,3 +125,23 @@ def test_keys_that_nothing_uses_are_ignored(tmp_path: Path) -> None:
     before = read_configs(tmp_path)
     edit(tmp_path, "config.json", lambda c: c.update(pad_token_id=2148))
     assert read_configs(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("file", "section", "key", "value"),
+    [
+        ("config.json", "talker_config", "hidden_size", -5),
+        ("config.json", "talker_config", "num_hidden_layers", 0),
+        ("config.json", "talker_config", "codec_pad_id", -1),
+        ("speech_tokenizer/config.json", "decoder_config", "upsample_rates", [8, 5, 0, 3]),
+    ],
+)
+def test_a_number_that_no_tensor_can_have_is_named(
+    tmp_path: Path, file: str, section: str, key: str, value: object
+) -> None:
+    write_checkpoint(tmp_path)
+    values = json.loads((tmp_path / file).read_text())
+    values[section][key] = value
+    (tmp_path / file).write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match=rf"config\.json: {section}: {key} is .*at least [01]"):
+        read_configs(tmp_path)

@@ -6,6 +6,7 @@ official code's defaults differ from the released values nearly everywhere.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from importlib import resources
@@ -279,9 +280,24 @@ def read_config(kind: type[T], path: Path) -> T:
 def build(kind: type[T], values: dict[str, Any], where: str) -> T:
     """`values` as the dataclass `kind`. Raises `CheckpointError` naming the key that is missing or of a wrong type."""
     try:
-        return msgspec.convert(values, kind)
+        config = msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         raise CheckpointError(f"{where}: {error}") from error
+    _check_numbers(config, where)
+    return config
+
+
+def _check_numbers(config: Any, where: str) -> None:
+    """Refuse a negative number, and a zero where a size is meant: no tensor could be made of it."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            _check_numbers(value, f"{where}: {field.name}")
+            continue
+        least = 0 if field.name.endswith("_id") or isinstance(config, GenerationConfig) else 1
+        for number in value if isinstance(value, tuple) else (value,):
+            if type(number) is int and number < least:
+                raise CheckpointError(f"{where}: {field.name} is {number}; it must be at least {least}")
 
 
 def _check(configs: Configs) -> None:
