@@ -1,12 +1,31 @@
 """Draws: the generator against published vectors, its addressing, and every processor against a plain computation."""
 
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch import Tensor
 
-from sonoro.ops.sample import gumbel_noise, keep_top_k, keep_top_p, penalize_seen, philox_words, pick
+from capture import device_only
+from sonoro.ops.sample import (
+    draw,
+    draw_kernel,
+    draw_reference,
+    gumbel_noise,
+    gumbel_noise_kernel,
+    gumbel_noise_reference,
+    keep_top_k,
+    keep_top_p,
+    mask_logits,
+    mask_logits_kernel,
+    mask_logits_reference,
+    penalize_seen,
+    philox_words,
+    pick,
+)
 
 # Random123, kat_vectors: philox4x32, 10 rounds; counter, key, words.
 KNOWN_ANSWERS = [
@@ -165,6 +184,14 @@ def test_top_p_is_per_row_and_one_keeps_all() -> None:
     assert (found[1] > -INF).tolist() == [True, False, False, False]
 
 
+def test_top_p_keeps_or_drops_equal_values_together() -> None:
+    # The two smallest make .2 + .2: dropped together where that fits, else kept together. The largest always stay.
+    logits = torch.tensor([[0.2, 0.4, 0.2, 0.2]]).log().repeat(4, 1)
+    found = keep_top_p(logits, torch.tensor([[0.35], [0.45], [0.7], [1e-6]])) > -INF
+    assert found.tolist() == [[False, True, False, False], [True] * 4, [True] * 4, [False, True, False, False]]
+    assert (keep_top_p(torch.zeros(1, 4), torch.tensor([[0.1]])) == 0).all()
+
+
 def test_greedy_rows_take_the_first_of_the_largest() -> None:
     logits = torch.tensor([[0.0, 4.0, 4.0, 1.0], [0.0, 4.0, 4.0, 1.0]])
     noise = torch.tensor([[0.0, 0.0, 9.0, 0.0], [9.0, 0.0, 0.0, 0.0]])
@@ -181,3 +208,117 @@ def test_drawn_ids_follow_the_softmax() -> None:
     expected = logits.double().softmax(-1)
     assert seen[2] == 0
     assert ((seen - expected).abs() <= 5 * (expected * (1 - expected) / draws).sqrt()).all()
+
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def draw_case(count: int, vocabulary: int, device: str = "cpu") -> tuple[Tensor, ...]:
+    """Arguments of `draw`: every k, p and mode in turn; rows with ties, with banned ids, and flat ones."""
+    make = torch.Generator().manual_seed(count)
+    index = torch.arange(count)
+    logits = 3 * torch.randn(count, vocabulary, generator=make)
+    logits[::3] = logits[::3].round()
+    logits[1::4] /= 30
+    logits[:, vocabulary // 2] = -INF
+    logits[2::5, 10:] = -INF
+    noise = gumbel_noise_reference(index + (9 << 32), index % 3, index, 2, vocabulary)[:, 1]
+    temperature = 0.3 + torch.rand(count, 3, generator=make)[:, 1:2]
+    top_k = torch.tensor([0, 1, 5, 50, vocabulary + 7])[torch.randint(5, (count, 1), generator=make)]
+    top_p = torch.tensor([1, 0.9, 0.3])[torch.randint(3, (count, 1), generator=make)]
+    is_greedy = torch.rand(count, 1, generator=make) < 0.2
+    return tuple(given.to(device) for given in (logits, noise, temperature, top_k, top_p, is_greedy))
+
+
+def test_a_draw_is_its_processors_in_order() -> None:
+    logits, noise, temperature, top_k, top_p, is_greedy = draw_case(300, 60)
+    found = draw(logits, noise, temperature, top_k, top_p, is_greedy)
+    kept = keep_top_p(keep_top_k(logits / temperature, top_k, limit=128), top_p)
+    assert torch.equal(found, pick(kept, noise, is_greedy))
+    greedy = is_greedy[:, 0]
+    assert torch.equal(found[greedy], logits[greedy].argmax(dim=-1))
+    assert len(found.unique()) > 20
+
+
+def test_a_draw_without_filters_is_the_largest_of_logits_and_noise() -> None:
+    logits, noise, temperature, *_ = draw_case(50, 60)
+    keep_all = torch.zeros(50, 1, dtype=torch.int64), torch.ones(50, 1), torch.zeros(50, 1, dtype=torch.bool)
+    assert torch.equal(draw(logits, noise, temperature, *keep_all), (logits / temperature + noise).argmax(dim=-1))
+
+
+def test_masked_logits_are_penalized_then_banned_in_float32() -> None:
+    logits = torch.tensor([[2.0, -2.0, 2.0, -2.0], [2.0, -2.0, 0.0, 1.0]]).bfloat16()
+    seen = torch.tensor([[True, True, False, False], [True, True, True, False]])
+    penalty = torch.tensor([[2.0], [1.0]])
+    shared = mask_logits(logits, seen, penalty, torch.tensor([False, False, False, True]))
+    assert shared.dtype == torch.float32
+    assert shared.tolist() == [[1.0, -4.0, 2.0, -INF], [2.0, -2.0, 0.0, -INF]]
+    own = mask_logits(logits, seen, penalty, torch.tensor([[True, False, False, False], [False] * 4]))
+    assert own.tolist() == [[-INF, -4.0, 2.0, -2.0], [2.0, -2.0, 0.0, 1.0]]
+
+
+def test_drawing_may_be_captured() -> None:
+    given = [tensor.to("meta") for tensor in draw_case(3, 20)]
+    rows = torch.zeros(3, dtype=torch.int64, device="meta")
+    with device_only():
+        assert draw(*given).shape == (3,)
+        assert gumbel_noise(rows, rows, rows, 2, 20).shape == (3, 2, 20)
+        assert mask_logits(given[0], given[0] > 0, given[2], given[0][0] > 0).shape == (3, 20)
+
+
+def check_kernels(count: int, vocabulary: int, device: str = "cpu") -> None:
+    seed = torch.tensor([0, 1, 2**63 - 1, (7 << 32) + 0xFFFFFFF0], device=device)
+    segment = torch.tensor([0, 3, 2**31, 2], device=device)
+    frame = torch.tensor([[5, 1000, 2**32 - 1, 0]], device=device).T.expand(4, 2)[:, 1]
+    noise, expected = (
+        make(seed, segment, frame, 3, vocabulary) for make in (gumbel_noise_kernel, gumbel_noise_reference)
+    )
+    # Two logarithms, each right to its last bits. Another word would be another number altogether.
+    torch.testing.assert_close(noise, expected, atol=1e-6, rtol=1e-6)
+    given = draw_case(count, vocabulary, device)
+    for logits in (given[0], given[0].bfloat16(), torch.cat((given[0], given[0]), dim=1)[:, :vocabulary]):
+        # Sums of top-p in another order could change an id, at one in some 1e5 draws; these seeds have none.
+        assert torch.equal(draw_kernel(logits, *given[1:]), draw_reference(logits, *given[1:]))
+    seen, banned = given[0] > 0, given[0] < -2
+    for ban in (banned, banned[0]):
+        masked = mask_logits_kernel(given[0], seen, given[2], ban)
+        assert torch.equal(masked, mask_logits_reference(given[0], seen, given[2], ban))
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="run by the test below, in a process of its own")
+def test_interpreted() -> None:
+    check_kernels(45, 60)
+    check_kernels(4, 1030)
+    logits, noise, temperature, top_k, top_p, is_greedy = draw_case(6, 12)
+    nothing = torch.full_like(logits, -INF)
+    assert draw_kernel(nothing, noise, temperature, top_k, torch.ones_like(top_p), is_greedy).tolist() == [0] * 6
+    # Not a number in, some id out: it must end, and within the vocabulary.
+    broken = draw_kernel(
+        torch.full_like(logits, torch.nan), noise, temperature, top_k, torch.ones_like(top_p), is_greedy
+    )
+    assert ((broken >= 0) & (broken < 12)).all()
+
+
+def test_the_kernels_equal_the_references_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    code = "import pytest, sys; sys.exit(pytest.main(['-q', '-m', '', '-k', 'interpreted', sys.argv[1]]))"
+    command, environment = [sys.executable, "-c", code, __file__], os.environ | {"TRITON_INTERPRET": "1"}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "1 passed" in run.stdout
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 7, 64, 256])
+@torch.inference_mode()
+def test_the_kernels_equal_the_references_on_a_gpu(rows: int) -> None:
+    check_kernels(rows, 2151, "cuda")
+    given = draw_case(rows, 2048, "cuda")
+    found = draw_kernel(*given)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = draw_kernel(*given)
+    for _ in range(3):
+        replayed.fill_(-1)
+        graph.replay()
+        assert torch.equal(replayed, found)

@@ -1,0 +1,324 @@
+"""Attention of decoder stacks over pages and over packed prompts: Triton kernels beside their torch references.
+
+`decode_attention` is one position per row, with the norms and the rotation before it and the write of the new key and
+value; `packed_attention` runs whole prompts that lie back to back. Query heads share key heads in groups.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sonoro.ops.dispatch import Operation
+from sonoro.ops.norm import can_overlap, rms_norm_reference
+
+try:
+    import triton
+
+    from sonoro.ops import attention_kernels
+except ImportError:
+    triton = None
+
+__all__ = [
+    "Tuning",
+    "decode_attention",
+    "decode_attention_kernel",
+    "decode_attention_reference",
+    "packed_attention",
+    "packed_attention_kernel",
+    "packed_attention_reference",
+]
+
+Rotary = tuple[Tensor, Tensor]
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def decode_attention_reference(  # noqa: PLR0917 (all that a step knows)
+    qkv: Tensor,
+    q_norm: Tensor,
+    k_norm: Tensor,
+    eps: float,
+    rotary: Rotary,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    """Attend with one new position per row, `qkv` [B, (heads + 2 kv heads) * D], to it and all before: [B, heads * D].
+
+    Queries and keys are normed (`q_norm`, `k_norm` [D]) and turned by `rotary`, tables of positions [P, 1, D]. Row b is
+    row `slots[b]` int64 of `table` [rows, pages per row] int32, at `positions[b]` int64: its key and value are written
+    into `keys` and `values` [pages, page positions, kv heads, D]. Nothing past a row's position matters, NaN included.
+    On a CPU it reads live positions only; elsewhere it reads whole rows, may be captured and does not synchronise.
+    """
+    kv_heads, width = keys.shape[2:]
+    heads = qkv.unflatten(-1, (-1, width))
+    queries, new_keys, new_values = heads.split((heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
+    normed = torch.cat((rms_norm_reference(queries, q_norm, eps), rms_norm_reference(new_keys, k_norm, eps)), dim=1)
+    if qkv.is_cpu and qkv.shape[0] == 1:
+        # A view of one row takes a quarter of the time of gathering it.
+        at = int(positions)
+        cos, signed_sin = rotary[0][at : at + 1], rotary[1][at : at + 1]
+    else:
+        cos, signed_sin = rotary[0].index_select(0, positions), rotary[1].index_select(0, positions)
+    turned = torch.addcmul(normed * cos, normed.roll(width // 2, -1), signed_sin)
+    queries, new_keys = turned.split((queries.shape[1], kv_heads), dim=1)
+    attend = _attend_rows if qkv.is_cpu else _attend_masked
+    return attend(queries, new_keys, new_values, keys, values, table, slots, positions).flatten(1)
+
+
+def _attend_masked(  # noqa: PLR0917
+    queries: Tensor,
+    new_keys: Tensor,
+    new_values: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    page, pages = keys.shape[1], table[slots].long()
+    current = pages.gather(1, (positions // page)[:, None])[:, 0]
+    keys[current, positions % page] = new_keys
+    values[current, positions % page] = new_values
+    is_dead = torch.arange(pages.shape[1] * page, device=slots.device) > positions[:, None]
+    # The copies are cleared too: the mask alone would let NaN through (NaN - inf, 0 * NaN).
+    all_keys, all_values = (
+        rows[pages].flatten(1, 2).masked_fill_(is_dead[..., None, None], 0.0).transpose(1, 2) for rows in (keys, values)
+    )
+    mask = ~is_dead[:, None, None, :]
+    out = F.scaled_dot_product_attention(queries[:, :, None], all_keys, all_values, attn_mask=mask, enable_gqa=True)
+    return out[:, :, 0]
+
+
+def _attend_rows(  # noqa: PLR0917
+    queries: Tensor,
+    new_keys: Tensor,
+    new_values: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    page, numbers, outs = keys.shape[1], table.numpy(), []
+    flat_keys, flat_values = keys.flatten(0, 1), values.flatten(0, 1)
+    for row, (slot, position) in enumerate(zip(slots.tolist(), positions.tolist(), strict=True)):
+        pages = numbers[slot, : position // page + 1].tolist()
+        start = pages[0] * page
+        at = pages[-1] * page + position % page
+        flat_keys[at], flat_values[at] = new_keys[row], new_values[row]
+        # Pages that follow one another are read where they are.
+        if at == start + position and pages == list(range(pages[0], pages[-1] + 1)):
+            key, value = flat_keys[start : at + 1], flat_values[start : at + 1]
+        else:
+            key, value = (rows[pages].flatten(0, 1)[: position + 1] for rows in (keys, values))
+        query = queries[row : row + 1].unsqueeze(2)
+        key, value = key.transpose(0, 1).unsqueeze(0), value.transpose(0, 1).unsqueeze(0)
+        outs.append(F.scaled_dot_product_attention(query, key, value, enable_gqa=True).squeeze(2))
+    return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+
+def packed_attention_reference(queries: Tensor, keys: Tensor, values: Tensor, starts: Tensor) -> Tensor:
+    """Attend with token t of `queries` [T, heads, D] to `keys` and `values` [T, kv heads, D] of `starts[t]` .. t.
+
+    `starts` [T] int64 is where the token's own prompt begins in the pack. Returns [T, heads, D]. Capturable; no sync.
+    """
+    token = torch.arange(queries.shape[0], device=queries.device)
+    mask = (token >= starts[:, None]) & (token <= token[:, None])
+    query, key, value = (tensor.transpose(0, 1)[None] for tensor in (queries, keys, values))
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1)
+
+
+class Tuning(NamedTuple):
+    """How rows are run: warps of a program, tiles in flight, most parts of a row, and positions of the shortest part.
+
+    All powers of two; the shortest part is at least 16.
+    """
+
+    warps: int
+    tiles: int
+    splits: int
+    shortest: int
+
+
+_MOST_PAIRS = 1 << 16
+"""Rows times kv heads up to which rows may be divided into parts: as many counters are kept."""
+
+
+def _tuning(pairs: int, capacity: int) -> Tuning:
+    """What was fastest on an H200 for `pairs` of row and kv head and rows of `capacity` positions."""
+    # Per layer of 16 heads, 8 kv heads, D 128, bfloat16: one row of at most 16 positions 2.2 us, 256 such rows 5.8.
+    if capacity <= 16:
+        return Tuning(warps=1, tiles=4, splits=1, shortest=16)
+    # One row: 6.1 us at 150 positions, 8.1 at 512, 12.5 at 2000.
+    if pairs <= 16:
+        return Tuning(warps=2, tiles=4, splits=16, shortest=32)
+    # 8 rows: 9.2 us at 150 positions, 12.3 at 512. 16 rows at 300: 13.6; 32 rows: 17.3 (traffic takes 9.3).
+    if pairs <= 256:
+        splits = max(2, min(8, 512 // pairs))
+        return Tuning(warps=2, tiles=8, splits=1 << splits.bit_length() - 1, shortest=64 if pairs <= 64 else 128)
+    # At 512 positions: 64 rows 39 us (traffic takes 32), 256 rows 141 (126); at 1 to 1023: 64 rows 50 (31).
+    return Tuning(warps=1, tiles=4, splits=4 if pairs <= _MOST_PAIRS else 1, shortest=128)
+
+
+@functools.cache
+def _arrivals(device: torch.device) -> Tensor:
+    """Counters that every launch finds at zero and leaves there: launches that split rows must be of one stream."""
+    assert device.type == "cpu" or not torch.cuda.is_current_stream_capturing()
+    with torch.inference_mode(False):
+        return torch.zeros(_MOST_PAIRS, dtype=torch.int32, device=device)
+
+
+def decode_attention_kernel(  # noqa: PLR0917
+    qkv: Tensor,
+    q_norm: Tensor,
+    k_norm: Tensor,
+    eps: float,
+    rotary: Rotary,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    *,
+    tuning: Tuning | None = None,
+    is_overlapped: bool = True,
+) -> Tensor:
+    """`decode_attention_reference` as one Triton kernel, a program per row, kv head and part of the row's positions.
+
+    Parts are added up by the last of them to finish, in the order of positions: the same launch gives the same bits.
+    Rows that share a slot write the same place, one of them last. No gradient.
+    """
+    rows, (_, page, kv_heads, width) = qkv.shape[0], keys.shape
+    group, capacity = qkv.shape[1] // width // kv_heads - 2, table.shape[1] * page
+    warps, tiles, splits, shortest = tuning or _tuning(rows * kv_heads, capacity)
+    # As many positions side by side as the warps read in pieces of 16 bytes.
+    lanes = min(page, max(1, warps * 32 * 16 // (width * qkv.dtype.itemsize)))
+    overlap = is_overlapped and can_overlap(qkv.device)
+    out = torch.empty((rows, kv_heads * group * width), dtype=qkv.dtype, device=qkv.device)
+    sums = extremes = arrivals = out
+    if splits > 1:
+        sums = torch.empty((rows, kv_heads, splits, group, width), dtype=torch.float32, device=qkv.device)
+        extremes = torch.empty((rows, kv_heads, splits, group, 2), dtype=torch.float32, device=qkv.device)
+        arrivals = _arrivals(qkv.device)
+    attention_kernels.decode[kv_heads, splits, rows](
+        qkv,
+        q_norm,
+        k_norm,
+        *rotary,
+        keys,
+        values,
+        table,
+        slots,
+        positions,
+        sums,
+        extremes,
+        arrivals,
+        out,
+        qkv.stride(0),
+        table.stride(0),
+        eps,
+        # Exponentials to base two are an instruction of their own.
+        math.log2(math.e) / math.sqrt(width),
+        kv_heads,
+        group,
+        width,
+        page,
+        lanes,
+        tiles,
+        splits,
+        shortest,
+        capacity <= lanes * tiles,
+        overlap,
+        num_warps=warps,
+        launch_pdl=overlap,
+    )
+    return out
+
+
+def _can_decode(  # noqa: PLR0917
+    qkv: Tensor,
+    q_norm: Tensor,
+    k_norm: Tensor,
+    eps: float,
+    rotary: Rotary,
+    keys: Tensor,
+    values: Tensor,
+    table: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+) -> bool:
+    _, page, kv_heads, width = keys.shape
+    tensors = (q_norm, k_norm, *rotary, keys, values)
+    return (
+        qkv.dtype in _DTYPES
+        and all(tensor.dtype == qkv.dtype and tensor.is_contiguous() for tensor in tensors)
+        and all(tensor.stride(-1) == 1 for tensor in (qkv, table, slots, positions))
+        and qkv.numel() > 0
+        and _is_power(width, 16, 128)
+        and _is_power(page, 16, 1024)
+        and _is_power(qkv.shape[1] // width // kv_heads - 2, 1, 8)
+    )
+
+
+def _is_power(number: int, low: int, high: int) -> bool:
+    return low <= number <= high and number & (number - 1) == 0
+
+
+decode_attention = Operation("decode_attention", decode_attention_kernel, decode_attention_reference, _can_decode)
+
+
+def packed_attention_kernel(queries: Tensor, keys: Tensor, values: Tensor, starts: Tensor) -> Tensor:
+    """`packed_attention_reference` as one Triton kernel, a program per block of tokens and head; no gradient."""
+    tokens, heads, width = queries.shape
+    block_t, block_s = 32, 32
+    if queries.dtype.itemsize == 2:
+        # H200, 16 heads of 128: 4.4 us for 128 tokens with blocks of 16, 12.9 for 512 with blocks of 64, 90 for 2048.
+        block_t, block_s = (16, 64) if tokens <= 256 else (64, 64)
+    out = torch.empty((tokens, heads, width), dtype=queries.dtype, device=queries.device)
+    attention_kernels.packed[triton.cdiv(tokens, block_t), heads](
+        queries,
+        keys,
+        values,
+        starts,
+        out,
+        tokens,
+        queries.stride(0),
+        keys.stride(0),
+        values.stride(0),
+        math.log2(math.e) / math.sqrt(width),
+        heads,
+        heads // keys.shape[1],
+        width,
+        block_t,
+        block_s,
+        # Triton's interpreter takes the bits of a bfloat16 operand for an integer; products in float32 are the same.
+        triton.knobs.runtime.interpret,
+        num_warps=4,
+        num_stages=3,
+    )
+    return out
+
+
+def _can_pack(queries: Tensor, keys: Tensor, values: Tensor, starts: Tensor) -> bool:
+    width = queries.shape[-1]
+    return (
+        queries.dtype in _DTYPES
+        and all(
+            rows.dtype == queries.dtype and rows.stride(2) == 1 and rows.stride(1) == width
+            for rows in (queries, keys, values)
+        )
+        and starts.stride(0) == 1
+        and queries.numel() > 0
+        and _is_power(width, 16, 128)
+    )
+
+
+packed_attention = Operation("packed_attention", packed_attention_kernel, packed_attention_reference, _can_pack)

@@ -1,0 +1,226 @@
+"""The small ends of a streaming convolutional decoder, over [B, T, C]: Triton kernels, each beside its torch reference.
+
+Left contexts travel as in `ops.conv`; interiors are in float32 (in float64 for float64), results are rounded once.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .conv import COPY_BLOCK, NO_ENDS, Ends, meet
+from .dispatch import Operation
+from .norm import can_overlap
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+else:
+    from .conv import copy_block
+    from .norm import launch_dependents, wait_for_inputs
+
+__all__ = ["depthwise_norm", "embed_sum", "last_conv"]
+
+
+def embed_sum_reference(frames: Tensor, tables: Tensor, ends: Ends = NO_ENDS) -> Tensor:
+    """The sum of row `frames[b, t, k]` of `tables[k]` over k, after its left context: [B, left + T, C].
+
+    `frames` [B, T, K] int64; `tables` [K, V, C].
+    """
+    books, size, _ = tables.shape
+    rows = F.embedding(frames + torch.arange(books, device=frames.device) * size, tables.flatten(0, 1))
+    wide = torch.promote_types(tables.dtype, torch.float32)
+    return meet(rows[:, :, 0], rows.to(wide).sum(2).to(tables.dtype), ends)
+
+
+def depthwise_norm_reference(
+    x: Tensor, weight: Tensor, bias: Tensor, norm: tuple[Tensor, Tensor, float], ends: Ends = NO_ENDS
+) -> Tensor:
+    """A convolution of each channel of `x` [B, taps - 1 + T, C] by itself, then layer norm: [B, T, C].
+
+    `weight` [taps, C], `bias` [C]; `norm` its weight [C], bias [C] and epsilon. Advances `ends.kept`.
+    """
+    norm_weight, norm_bias, eps = norm
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    columns = x.shape[1] - weight.shape[0] + 1
+    y = sum((x[:, tap : tap + columns].to(wide) * row for tap, row in enumerate(weight.to(wide))), bias.to(wide))
+    y = F.layer_norm(y, y.shape[-1:], norm_weight.to(wide), norm_bias.to(wide), eps)
+    return meet(x, y.to(weight.dtype), ends)
+
+
+def last_conv_reference(x: Tensor, weight: Tensor, bias: Tensor, ends: Ends = NO_ENDS) -> Tensor:
+    """A convolution of `x` [B, taps - 1 + T, C] to one channel, `weight` [taps, C], clamped: [B, T] in [-1, 1].
+
+    In float32, or float64 if `weight` is. Advances `ends.kept`.
+    """
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    columns = x.shape[1] - weight.shape[0] + 1
+    y = sum((x[:, tap : tap + columns].to(wide) @ row for tap, row in enumerate(weight.to(wide))), bias.to(wide))
+    return meet(x, y.clamp(-1, 1), ends)
+
+
+if triton is not None:
+
+    @triton.jit(do_not_specialize=["columns", "tiles"])
+    def _embed_sum(  # noqa: PLR0917 (a kernel's arguments are positional)
+        frames, tables, out, slots, next_kept, rows, columns, size, left, tiles,
+        books: tl.constexpr, channels: tl.constexpr, block: tl.constexpr, copy: tl.constexpr,
+        overlap: tl.constexpr,
+    ):  # fmt: skip
+        wait_for_inputs(overlap)
+        program = tl.program_id(0)
+        step = (left + columns).to(tl.int64) * channels
+        if program >= tiles:
+            if next_kept is not None:
+                kept = left * channels
+                copy_block(next_kept, kept, out, step, slots, program - tiles, rows // columns, kept, True, copy)
+        else:
+            channel = tl.arange(0, block)
+            inside = channel < channels
+            total = tl.zeros((block,), dtype=tl.float32)
+            for book in range(books):
+                code = tl.load(frames + program * books + book) + book * size
+                total += tl.load(tables + code * channels + channel, mask=inside, other=0.0).to(tl.float32)
+            launch_dependents(overlap)
+            batch = program // columns
+            place = out + batch * step + (left + program - batch * columns) * channels + channel
+            tl.store(place, total.to(out.dtype.element_ty), mask=inside)
+
+    @triton.jit(do_not_specialize=["columns", "tiles"])
+    def _depthwise_norm(  # noqa: PLR0917
+        x, weight, bias, norm_weight, norm_bias, out, slots, kept, rows, columns, tiles,
+        taps: tl.constexpr, channels: tl.constexpr, eps: tl.constexpr, block: tl.constexpr, copy: tl.constexpr,
+        overlap: tl.constexpr,
+    ):  # fmt: skip
+        wait_for_inputs(overlap)
+        program = tl.program_id(0)
+        size: tl.constexpr = (taps - 1) * channels
+        step = (taps - 1 + columns).to(tl.int64) * channels
+        if program >= tiles:
+            if kept is not None:
+                tail = x + columns * channels
+                copy_block(tail, step, kept, size, slots, program - tiles, rows // columns, size, False, copy)
+        else:
+            channel = tl.arange(0, block)
+            inside = channel < channels
+            batch = program // columns
+            start = x + batch * step + (program - batch * columns) * channels + channel
+            y = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
+            for tap in tl.static_range(taps):
+                value = tl.load(start + tap * channels, mask=inside, other=0.0).to(tl.float32)
+                y += value * tl.load(weight + tap * channels + channel, mask=inside, other=0.0).to(tl.float32)
+            y = tl.where(inside, y - tl.sum(y, axis=0) / channels, 0.0)
+            y *= tl.rsqrt(tl.sum(y * y, axis=0) / channels + eps)
+            y *= tl.load(norm_weight + channel, mask=inside, other=0.0).to(tl.float32)
+            y += tl.load(norm_bias + channel, mask=inside, other=0.0).to(tl.float32)
+            launch_dependents(overlap)
+            tl.store(out + program.to(tl.int64) * channels + channel, y.to(out.dtype.element_ty), mask=inside)
+
+    @triton.jit(do_not_specialize=["columns", "tiles"])
+    def _last_conv(  # noqa: PLR0917
+        x, weight, bias, out, slots, kept, rows, columns, tiles,
+        taps: tl.constexpr, channels: tl.constexpr, block: tl.constexpr, samples: tl.constexpr, copy: tl.constexpr,
+        overlap: tl.constexpr,
+    ):  # fmt: skip
+        wait_for_inputs(overlap)
+        program = tl.program_id(0)
+        size: tl.constexpr = (taps - 1) * channels
+        step = (taps - 1 + columns).to(tl.int64) * channels
+        if program >= tiles:
+            if kept is not None:
+                tail = x + columns.to(tl.int64) * channels
+                copy_block(tail, step, kept, size, slots, program - tiles, rows // columns, size, False, copy)
+        else:
+            row = program * samples + tl.arange(0, samples)
+            inside = row < rows
+            channel = tl.arange(0, block)
+            mask = inside[:, None] & (channel < channels)[None, :]
+            batch = row // columns
+            start = x + (batch * step + (row - batch * columns) * channels)[:, None] + channel[None, :]
+            y = tl.zeros((samples, block), dtype=tl.float32)
+            for tap in tl.static_range(taps):
+                value = tl.load(start + tap * channels, mask=mask, other=0.0).to(tl.float32)
+                part = tl.load(weight + tap * channels + channel, mask=channel < channels, other=0.0).to(tl.float32)
+                y += value * part[None, :]
+            total = tl.sum(y, axis=1) + tl.load(bias).to(tl.float32)
+            launch_dependents(overlap)
+            tl.store(out + row, tl.minimum(tl.maximum(total, -1.0), 1.0), mask=inside)
+
+
+def embed_sum_kernel(frames: Tensor, tables: Tensor, ends: Ends = NO_ENDS) -> Tensor:
+    """`embed_sum_reference` as one Triton kernel."""
+    (batch, columns, books), (_, size, channels) = frames.shape, tables.shape
+    assert frames.is_contiguous()
+    assert tables.is_contiguous()
+    out = tables.new_empty(batch, ends.left + columns, channels)
+    if ends.left and ends.next_kept is None:
+        out[:, : ends.left].zero_()
+    rows = batch * columns
+    heads = triton.cdiv(batch * ends.left * channels, COPY_BLOCK) if ends.next_kept is not None else 0
+    overlap = can_overlap(frames.device)
+    _embed_sum[(rows + heads,)](
+        frames, tables, out, ends.slots, ends.next_kept, rows, columns, size, ends.left, rows,
+        books, channels, triton.next_power_of_2(channels), COPY_BLOCK, overlap, launch_pdl=overlap,
+    )  # fmt: skip
+    return out
+
+
+def depthwise_norm_kernel(
+    x: Tensor, weight: Tensor, bias: Tensor, norm: tuple[Tensor, Tensor, float], ends: Ends = NO_ENDS
+) -> Tensor:
+    """`depthwise_norm_reference` as one Triton kernel."""
+    (taps, channels), (norm_weight, norm_bias, eps) = weight.shape, norm
+    batch, columns = x.shape[0], x.shape[1] - taps + 1
+    assert x.is_contiguous()
+    assert weight.is_contiguous()
+    out = weight.new_empty(batch, columns, channels)
+    rows = batch * columns
+    tails = triton.cdiv(batch * (taps - 1) * channels, COPY_BLOCK) if ends.kept is not None else 0
+    overlap = can_overlap(x.device)
+    _depthwise_norm[(rows + tails,)](
+        x, weight, bias, norm_weight, norm_bias, out, ends.slots, ends.kept, rows, columns, rows,
+        taps, channels, eps, triton.next_power_of_2(channels), COPY_BLOCK, overlap, launch_pdl=overlap,
+    )  # fmt: skip
+    return out
+
+
+def last_conv_kernel(
+    x: Tensor, weight: Tensor, bias: Tensor, ends: Ends = NO_ENDS, *, samples: int = 8, warps: int = 1
+) -> Tensor:
+    """`last_conv_reference` as one Triton kernel; `samples` per program."""
+    taps, channels = weight.shape
+    batch, columns = x.shape[0], x.shape[1] - taps + 1
+    assert x.is_contiguous()
+    assert weight.is_contiguous()
+    out = x.new_empty(batch, columns, dtype=torch.float32)
+    rows = batch * columns
+    tiles = triton.cdiv(rows, samples)
+    tails = triton.cdiv(batch * (taps - 1) * channels, COPY_BLOCK) if ends.kept is not None else 0
+    overlap = can_overlap(x.device)
+    _last_conv[(tiles + tails,)](
+        x, weight, bias, out, ends.slots, ends.kept, rows, columns, tiles,
+        taps, channels, triton.next_power_of_2(channels), samples, COPY_BLOCK, overlap,
+        num_warps=warps, launch_pdl=overlap,
+    )  # fmt: skip
+    return out
+
+
+def _is_supported(x: Tensor, weight: Tensor, *_: object, **__: object) -> bool:
+    return weight.dtype != torch.float64
+
+
+embed_sum = Operation(
+    "embed_sum", embed_sum_kernel if triton is not None else embed_sum_reference, embed_sum_reference, _is_supported
+)
+depthwise_norm = Operation(
+    "depthwise_norm",
+    depthwise_norm_kernel if triton is not None else depthwise_norm_reference,
+    depthwise_norm_reference,
+    _is_supported,
+)
+last_conv = Operation(
+    "last_conv", last_conv_kernel if triton is not None else last_conv_reference, last_conv_reference, _is_supported
+)

@@ -1,0 +1,196 @@
+"""How to run a product of a few rows with a weight [N, K]: kinds of kernel, block sizes, and the measured choices.
+
+Knows sizes and devices, no kernel and no operation; `sonoro.ops.linear` runs what is chosen here.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["HOPPER", "LIMITS", "Library", "Plan", "Tile", "Vector", "capability", "plan_for"]
+
+
+@dataclass(frozen=True)
+class Vector:
+    """A program holds `rows` whole rows of the weight (of each half, if gated) in registers and takes x row by row."""
+
+    rows: int
+    block_k: int
+    warps: int
+    is_overlapped: bool = True
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A program makes `block_n` columns of `block_b` rows of the output with the tensor cores.
+
+    With `splits` > 1 each warp sums a part of K, `block_k` at a time: sums are chains of dependent instructions, and
+    with few rows these chains, not the memory, are what takes time. With `parts` > 1 as many programs share K, and a
+    second kernel adds their sums in order (not for gated products). `is_prefetched`: the rows of the weight are called
+    into the L2 cache before the kernel ahead is done.
+    """
+
+    block_b: int
+    block_n: int
+    block_k: int
+    splits: int
+    parts: int
+    stages: int
+    warps: int
+    is_prefetched: bool
+    is_overlapped: bool = True
+
+
+@dataclass(frozen=True)
+class Library:
+    """The product of torch (cuBLAS), with kernels of ours before and after it."""
+
+    is_overlapped: bool = True
+
+
+Plan = Vector | Tile | Library
+
+LIMITS = (1, 2, 16, 32, 64, 128)
+"""The most rows of each column of the table but the last, which has no limit."""
+
+REGISTER_BYTES = 256
+"""Of weights per thread in an untuned `Vector`: a quarter of its registers, as sums and `x` take more."""
+
+
+def plan_for(batch: int, weight: torch.Tensor, is_gated: bool) -> Plan:
+    """The plan for `batch` rows and a `weight` [N, K] on its GPU: measured where it was, otherwise safe anywhere."""
+    return _plan_for(_column(batch), tuple(weight.shape), weight.dtype, is_gated, capability(weight.device))
+
+
+def _column(batch: int) -> int:
+    return sum(limit < batch for limit in LIMITS)
+
+
+@functools.cache
+def capability(device: torch.device) -> tuple[int, int]:
+    """The compute capability of a GPU, (0, 0) of anything else."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+
+
+@functools.cache
+def _plan_for(
+    column: int, shape: tuple[int, ...], dtype: torch.dtype, is_gated: bool, generation: tuple[int, int]
+) -> Plan:
+    if dtype == torch.bfloat16 and generation == (9, 0) and shape in HOPPER:
+        return HOPPER[shape][column]
+    if column < 2:
+        return _untuned_vector(shape[1], dtype.itemsize * (2 if is_gated else 1))
+    if dtype == torch.bfloat16 and column < 5 and generation >= (8, 0):
+        # 73 KB of shared memory at most: every GPU since Ampere has them.
+        return Tile(16, 16, 64, 4, 1, 3, 4, False) if column == 2 else Tile(32, 32, 64, 1, 1, 4, 4, False)
+    return Library()
+
+
+def _untuned_vector(width_in: int, bytes_per_column: int) -> Plan:
+    row_bytes = width_in * bytes_per_column
+    block_k = min(512, 1 << (width_in - 1).bit_length())
+    for rows in (4, 2, 1):
+        if rows * row_bytes <= 128 * REGISTER_BYTES:
+            return Vector(rows, block_k, 4)
+    return Vector(1, 1024, 8) if row_bytes <= 256 * REGISTER_BYTES else Library()
+
+
+# Chosen one by one inside chains of whole layers in CUDA graphs, on an H200 (torch 2.11, Triton 3.6): the layers of a
+# backbone 2048 wide (28, once) and of a depth model 1024 wide (5, 16 times), and their heads. As printed by
+# benchmarks/kernels/linear.py, these products of a frame take 1.85 ms for 1 row (torch's operations: 4.67), 2.59 for 8
+# (4.74), 2.95 for 64 (5.06) and 4.36 for 256 (6.50); reading the weights once takes 1.26 at the speed of a copy.
+HOPPER: dict[tuple[int, ...], tuple[Plan, ...]] = {
+    (4096, 2048): (
+        Vector(4, 512, 2),
+        Tile(16, 16, 128, 4, 1, 4, 4, False),
+        Tile(16, 16, 128, 4, 1, 4, 4, False),
+        Library(),
+        Tile(64, 32, 128, 1, 1, 6, 4, False),
+        Library(),
+        Library(),
+    ),
+    (2048, 2048): (
+        Vector(4, 2048, 2),
+        Vector(4, 2048, 4),
+        Tile(16, 16, 256, 4, 1, 3, 4, True),
+        Tile(32, 16, 128, 4, 1, 4, 4, False),
+        Tile(64, 64, 128, 1, 4, 4, 4, True),
+        Tile(64, 32, 128, 1, 1, 6, 4, False),
+        Library(),
+    ),
+    (12288, 2048): (
+        Vector(1, 2048, 2),
+        Tile(16, 32, 256, 1, 1, 3, 4, False),
+        Tile(16, 64, 128, 1, 1, 5, 4, False),
+        Tile(32, 64, 128, 1, 1, 4, 4, False),
+        Tile(64, 32, 64, 1, 1, 7, 4, False),
+        Library(),
+        Library(),
+    ),
+    (2048, 6144): (
+        Vector(2, 1024, 4),
+        Tile(16, 16, 256, 4, 1, 3, 4, False),
+        Tile(16, 8, 256, 4, 1, 3, 4, False),
+        Tile(32, 16, 128, 4, 1, 4, 4, False),
+        Tile(64, 64, 128, 1, 4, 4, 4, True),
+        Tile(64, 32, 128, 1, 1, 6, 4, False),
+        Library(),
+    ),
+    (3072, 2048): (
+        Vector(8, 2048, 4),
+        Vector(8, 2048, 4),
+        Tile(16, 16, 128, 4, 1, 4, 4, True),
+        Library(),
+        Tile(64, 32, 128, 1, 1, 5, 4, False),
+        Library(),
+        Library(),
+    ),
+    (4096, 1024): (
+        Vector(16, 256, 4),
+        Vector(4, 1024, 2),
+        Tile(16, 32, 128, 4, 1, 4, 4, True),
+        Tile(32, 32, 128, 1, 1, 6, 4, False),
+        Tile(64, 32, 128, 1, 1, 5, 4, True),
+        Tile(64, 64, 128, 1, 1, 5, 4, False),
+        Library(),
+    ),
+    (1024, 2048): (
+        Vector(4, 1024, 4),
+        Vector(2, 2048, 4),
+        Tile(16, 8, 256, 4, 1, 4, 4, True),
+        Tile(32, 8, 128, 4, 1, 4, 4, True),
+        Tile(64, 32, 128, 1, 1, 5, 4, True),
+        Tile(64, 32, 128, 1, 1, 5, 4, True),
+        Tile(64, 32, 128, 1, 1, 5, 4, False),
+    ),
+    (6144, 1024): (
+        Vector(2, 256, 2),
+        Tile(16, 32, 256, 1, 1, 4, 4, False),
+        Tile(16, 32, 256, 1, 1, 4, 4, False),
+        Tile(32, 16, 256, 1, 1, 4, 2, True),
+        Tile(64, 32, 64, 1, 1, 8, 4, True),
+        Tile(64, 64, 64, 1, 1, 7, 4, False),
+        Library(),
+    ),
+    (1024, 3072): (
+        Vector(2, 512, 2),
+        Vector(4, 1024, 4),
+        Tile(16, 8, 256, 4, 1, 4, 4, True),
+        Tile(32, 8, 128, 4, 1, 4, 4, True),
+        Tile(64, 64, 128, 1, 4, 4, 4, True),
+        Tile(64, 64, 128, 1, 4, 4, 4, True),
+        Tile(64, 32, 128, 1, 1, 5, 4, False),
+    ),
+    (2048, 1024): (
+        Vector(16, 256, 4),
+        Vector(8, 1024, 2),
+        Tile(16, 16, 128, 4, 1, 3, 4, True),
+        Tile(32, 16, 256, 1, 1, 4, 4, True),
+        Tile(64, 32, 128, 1, 1, 5, 4, True),
+        Tile(64, 32, 128, 1, 1, 5, 4, True),
+        Tile(128, 32, 128, 1, 1, 3, 4, True),
+    ),
+}

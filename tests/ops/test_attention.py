@@ -1,0 +1,298 @@
+"""Attention over pages and over packed prompts: references against plain computations, kernels against references."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from capture import device_only
+from sonoro.ops import attention
+from sonoro.ops.attention import (
+    decode_attention,
+    decode_attention_kernel,
+    decode_attention_reference,
+    packed_attention,
+    packed_attention_kernel,
+    packed_attention_reference,
+)
+
+EPS = 1e-6
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+# Of the outputs, which are averages of values near 1: sums in another order in float32, one rounding in bfloat16.
+# What is written is compared too; the interpreter truncates to bfloat16 where a GPU rounds, so it is two there.
+TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 5e-2 if INTERPRETED else 2e-2, torch.float16: 2e-3}
+
+
+def rotary(positions: int, width: int, dtype: torch.dtype, device: str = "cpu") -> tuple[Tensor, Tensor]:
+    angles = torch.arange(positions)[:, None, None] / 10.0 ** (torch.arange(width // 2) / 8)
+    cos, sin = angles.cos(), angles.sin()
+    tables = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+    return tables[0].to(device, dtype), tables[1].to(device, dtype)
+
+
+def decode_case(
+    heads: tuple[int, int, int],
+    page: int,
+    pages: int,
+    positions: list[int],
+    dtype: torch.dtype,
+    *,
+    device: str = "cpu",
+    fill: float = torch.nan,
+) -> tuple[Any, ...]:
+    """Arguments of `decode_attention` for rows at `positions`: pages in any order, `fill` where nothing is live."""
+    query_heads, kv_heads, width = heads
+    rows = len(positions) + 1
+    make = torch.Generator().manual_seed(len(positions) + page)
+    keys, values = torch.randn(2, rows * pages + 1, page, kv_heads, width, generator=make).to(dtype)
+    table = torch.randperm(rows * pages, generator=make).view(rows, pages).int()
+    slots = torch.randperm(rows, generator=make)[:-1]
+    for slot, position in zip(slots.tolist(), positions, strict=True):
+        for rest in (keys, values):
+            rest[table[slot, position // page], position % page :] = fill
+            rest[table[slot, position // page + 1 :].long()] = fill
+    qkv = torch.randn(len(positions), (query_heads + 2 * kv_heads) * width, generator=make).to(dtype)
+    norms = (0.5 + torch.rand(2, width, generator=make)).to(dtype)
+    tensors = [keys, values, table, slots, torch.tensor(positions)]
+    keys, values, table, slots, at = (tensor.to(device) for tensor in tensors)
+    first, second = norms.to(device)
+    return (
+        qkv.to(device),
+        first,
+        second,
+        EPS,
+        rotary(page * pages, width, dtype, device),
+        keys,
+        values,
+        table,
+        slots,
+        at,
+    )
+
+
+def copies(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(value.clone() if isinstance(value, Tensor) else value for value in arguments)
+
+
+def plain_decode(arguments: tuple[Any, ...]) -> Tensor:
+    """Row by row and head by head, the rotation as complex numbers."""
+    qkv, q_norm, k_norm, _, (cos, sin), keys, values, table, slots, positions = arguments
+    page, kv_heads, width = keys.shape[1:]
+    half, outs = width // 2, []
+
+    def prepare(x: Tensor, weight: Tensor, position: int) -> Tensor:
+        x = x / (x.square().mean() + EPS).sqrt() * weight
+        turned = torch.complex(x[:half], x[half:]) * torch.complex(cos[position, 0, :half], sin[position, 0, half:])
+        return torch.cat((turned.real, turned.imag))
+
+    for row, slot, position in zip(qkv, slots.tolist(), positions.tolist(), strict=True):
+        heads = row.view(-1, width)
+        group = len(heads) // kv_heads - 2
+        for head in range(group * kv_heads):
+            shared = head // group
+            query = prepare(heads[head], q_norm, position)
+            live = [(table[slot, at // page], at % page, shared) for at in range(position)]
+            all_keys = [keys[place] for place in live] + [prepare(heads[group * kv_heads + shared], k_norm, position)]
+            all_values = [values[place] for place in live] + [heads[(group + 1) * kv_heads + shared]]
+            scores = torch.stack([query @ key for key in all_keys]) / width**0.5
+            outs.append(scores.softmax(0) @ torch.stack(all_values))
+    return torch.stack(outs).view(len(qkv), -1)
+
+
+@pytest.mark.parametrize("path", ["rows", "masked"])
+def test_decode_equals_a_plain_computation(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if path == "masked":
+        monkeypatch.setattr(attention, "_attend_rows", attention._attend_masked)
+    given = decode_case((4, 2, 6), 4, 3, [0, 3, 4, 11], torch.float64)
+    used = copies(given)
+    # Same sums in float64, in another order.
+    torch.testing.assert_close(decode_attention(*used), plain_decode(given), atol=1e-12, rtol=0)
+    cos, sin = given[4]
+    for row, (slot, position) in enumerate(zip(given[8].tolist(), given[9].tolist(), strict=True)):
+        fresh = given[0][row].view(-1, 6)
+        key = fresh[4:6] / (fresh[4:6].square().mean(-1, keepdim=True) + EPS).sqrt() * given[2]
+        key = key * cos[position] + key.roll(3, -1) * sin[position]
+        place = (given[7][slot, position // 4].long(), position % 4)
+        torch.testing.assert_close(used[5][place], key, atol=1e-12, rtol=0)
+        assert torch.equal(used[6][place], fresh[6:8])
+        for cache, before in zip(used[5:7], given[5:7], strict=True):
+            cache[place] = before[place]
+    for cache, before in zip(used[5:7], given[5:7], strict=True):
+        torch.testing.assert_close(cache, before, atol=0, rtol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("path", ["rows", "masked"])
+def test_nothing_past_the_live_length_matters(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if path == "masked":
+        monkeypatch.setattr(attention, "_attend_rows", attention._attend_masked)
+    cases = [decode_case((4, 2, 8), 4, 3, [0, 6], torch.float32, fill=fill) for fill in (0.0, torch.nan, torch.inf)]
+    outs = [decode_attention(*case) for case in cases]
+    assert torch.isfinite(outs[0]).all()
+    assert torch.equal(outs[0], outs[1])
+    assert torch.equal(outs[0], outs[2])
+
+
+def test_pages_in_a_row_are_read_as_pages_anywhere() -> None:
+    given = decode_case((4, 2, 8), 4, 3, [11, 9], torch.float64)
+    found = decode_attention(*copies(given))
+    keys, values, table = given[5:8]
+    order = table.flatten().long()
+    moved = list(copies(given))
+    moved[5][: len(order)], moved[6][: len(order)] = keys[order], values[order]
+    moved[7] = torch.arange(len(order), dtype=torch.int32).view_as(table)
+    assert torch.equal(decode_attention(*moved), found)
+
+
+def test_half_precision_is_rounded_where_the_layers_round() -> None:
+    """After the norm, after its weight, after the cosine, and once after the sum with the sine."""
+    given = decode_case((2, 1, 8), 4, 2, [5], torch.bfloat16)
+    used = copies(given)
+    decode_attention(*used)
+    key = given[0][0, 16:24].float()
+    normed = (key * torch.rsqrt(key.square().mean() + EPS)).bfloat16() * given[2]
+    cos, sin = (table[5, 0] for table in given[4])
+    turned = ((normed * cos).float() + normed.roll(4).float() * sin.float()).bfloat16()
+    assert torch.equal(used[5][given[7][given[8][0], 1].long(), 1, 0], turned)
+
+
+def test_decode_may_be_captured() -> None:
+    given = decode_case((4, 2, 8), 4, 3, [0, 6], torch.float32, device="meta", fill=0.0)
+    with device_only():
+        assert decode_attention(*given).shape == (2, 32)
+
+
+def starts_of(lengths: list[int], padding: int) -> Tensor:
+    """Prompts of `lengths` back to back, then padding tokens of which each is a prompt of its own."""
+    ends = torch.tensor(lengths).cumsum(0)
+    begins = torch.repeat_interleave(ends - torch.tensor(lengths), torch.tensor(lengths))
+    return torch.cat((begins, ends[-1] + torch.arange(padding)))
+
+
+def test_packed_equals_each_prompt_alone() -> None:
+    starts = starts_of([5, 1, 9], 2)
+    queries, keys, values = (torch.randn(17, heads, 6, dtype=torch.float64) for heads in (4, 2, 2))
+    found = packed_attention(queries, keys, values, starts)
+    assert found.shape == queries.shape
+    for low, high in ((0, 5), (5, 6), (6, 15), (15, 16), (16, 17)):
+        alone = [rows[low:high].transpose(0, 1)[None] for rows in (queries, keys, values)]
+        expected = F.scaled_dot_product_attention(*alone, is_causal=True, enable_gqa=True)[0].transpose(0, 1)
+        torch.testing.assert_close(found[low:high], expected, atol=1e-12, rtol=0)
+
+
+def check_decode(given: tuple[Any, ...], tuning: Any = None) -> None:
+    ours, theirs = copies(given), copies(given)
+    found, expected = decode_attention_kernel(*ours, tuning=tuning), decode_attention_reference(*theirs)
+    tolerance = TOLERANCE[found.dtype]
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
+    torch.testing.assert_close(ours[5], theirs[5], atol=tolerance, rtol=tolerance, equal_nan=True)
+    torch.testing.assert_close(ours[6], theirs[6], atol=0, rtol=0, equal_nan=True)
+
+
+def check_packed(dtype: torch.dtype, lengths: list[int], heads: tuple[int, int, int], device: str = "cpu") -> None:
+    starts = starts_of(lengths, 3).to(device)
+    query_heads, kv_heads, width = heads
+    rows = torch.randn(len(starts), query_heads + 2 * kv_heads, width).to(device, dtype)
+    # The values are a part of a wider row, as a fused projection leaves them.
+    queries, keys, values = rows.split((query_heads, kv_heads, kv_heads), dim=1)
+    found = packed_attention_kernel(queries.contiguous(), keys.contiguous(), values, starts)
+    expected = packed_attention_reference(queries, keys, values, starts)
+    torch.testing.assert_close(found, expected, atol=TOLERANCE[dtype], rtol=0)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="run by the test below, in a process of its own")
+def test_interpreted() -> None:
+    tuning = attention.Tuning
+    for dtype in (torch.float32, torch.bfloat16):
+        # One tile, several blocks, rows in parts of which some have nothing to do, groups of 1 and 4.
+        check_decode(decode_case((4, 2, 16), 16, 1, [0, 15], dtype))
+        check_decode(decode_case((4, 2, 32), 16, 4, [63, 17], dtype), tuning(warps=1, tiles=2, splits=1, shortest=16))
+        check_decode(decode_case((4, 1, 32), 16, 4, [63, 8], dtype), tuning(warps=1, tiles=1, splits=4, shortest=16))
+        check_decode(decode_case((2, 2, 32), 32, 2, [40, 31], dtype), tuning(warps=1, tiles=1, splits=2, shortest=16))
+        check_packed(dtype, [20, 1, 50], (2, 1, 16))
+    # The counters of the parts are left as they were found.
+    assert not attention._arrivals(torch.device("cpu")).any()
+    shared = list(decode_case((2, 1, 16), 16, 1, [3, 3], torch.float32))
+    shared[8] = torch.tensor([2, 2])
+    assert torch.isfinite(decode_attention_kernel(*shared)).all()
+
+
+def test_the_kernels_equal_the_references_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    code = "import pytest, sys; sys.exit(pytest.main(['-q', '-m', '', '-k', 'interpreted', sys.argv[1]]))"
+    command, environment = [sys.executable, "-c", code, __file__], os.environ | {"TRITON_INTERPRET": "1"}
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "1 passed" in run.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "is_supported"),
+    [
+        ({}, True),
+        ({"heads": (4, 2, 24)}, False),
+        ({"heads": (6, 2, 32)}, False),
+        ({"page": 12}, False),
+        ({"dtype": torch.float64}, False),
+    ],
+)
+def test_the_kernel_is_offered_what_it_can_do(change: dict[str, Any], is_supported: bool) -> None:
+    case = {"heads": (4, 2, 32), "page": 16, "pages": 2, "positions": [0, 3], "dtype": torch.float32} | change
+    assert decode_attention.is_supported(*decode_case(**case)) == is_supported
+
+
+def test_without_triton_the_references_serve() -> None:
+    code = (
+        "import sys; sys.modules['triton'] = None\n"
+        "import torch; from sonoro.ops.attention import decode_attention, packed_attention\n"
+        "assert decode_attention.is_broken and packed_attention.is_broken\n"
+        "x = torch.randn(3, 2, 4)\n"
+        "assert packed_attention(x, x, x, torch.zeros(3, dtype=torch.int64)).shape == x.shape"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 7, 64, 256])
+@torch.inference_mode()
+def test_decode_on_a_gpu(rows: int, dtype: torch.dtype) -> None:
+    positions = [random.Random(row).choice((0, 1, 31, 32, 127, 512, 1999, 2047)) for row in range(rows)]
+    given = decode_case((16, 8, 128), 32, 64, positions, dtype, device="cuda")
+    check_decode(given)
+    found = decode_attention_kernel(*given)
+    for _ in range(20):
+        assert torch.equal(decode_attention_kernel(*given), found)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        replayed = decode_attention_kernel(*given)
+    for _ in range(3):
+        replayed.fill_(7)
+        graph.replay()
+        assert torch.equal(replayed, found)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 64])
+@torch.inference_mode()
+def test_decode_in_a_loop_on_a_gpu(rows: int) -> None:
+    for position in (0, 1, 15):
+        check_decode(decode_case((16, 8, 128), 16, 1, [position] * rows, torch.bfloat16, device="cuda"))
+    for group in (1, 4):
+        check_decode(decode_case((2 * group, 2, 64), 16, 8, [100] * rows, torch.bfloat16, device="cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("lengths", [[5], [60, 1, 200], [700, 1300]])
+@torch.inference_mode()
+def test_packed_on_a_gpu(lengths: list[int], dtype: torch.dtype) -> None:
+    check_packed(dtype, lengths, (16, 8, 128), device="cuda")

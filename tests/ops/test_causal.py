@@ -1,0 +1,106 @@
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sonoro.ops import causal
+from sonoro.ops.causal import depthwise_norm, embed_sum, last_conv
+from sonoro.ops.conv import Ends
+
+# Sums in another order, and one rounding in the dtype.
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+CHANNELS = 24
+
+
+def arguments(name, batch, columns, dtype, generator):
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    if name == "embed_sum":
+        return torch.randint(0, 32, (batch, columns, 4), generator=generator), draw(4, 32, CHANNELS)
+    x, weight = draw(batch, 6 + columns, CHANNELS), draw(7, CHANNELS)
+    if name == "last_conv":
+        return x, 0.1 * weight, draw(1)
+    return x, weight, draw(CHANNELS), (draw(CHANNELS), draw(CHANNELS), 1e-6)
+
+
+def move(value, device):
+    if isinstance(value, tuple):
+        return tuple(move(item, device) for item in value)
+    return value.clone().to(device) if isinstance(value, torch.Tensor) else value
+
+
+def check_kernels(device):
+    generator = torch.Generator().manual_seed(0)
+    for name in ("embed_sum", "depthwise_norm", "last_conv"):
+        for dtype, tolerance in TOLERANCE.items():
+            for batch, columns, is_streamed in ((1, 1, True), (3, 5, True), (2, 40, False)):
+                given = arguments(name, batch, columns, dtype, generator)
+                contexts = torch.randn(5, 6, CHANNELS, generator=generator).to(dtype)
+                results = []
+                for function in (getattr(causal, f"{name}_kernel"), getattr(causal, f"{name}_reference")):
+                    rows = contexts.clone().to(device) if is_streamed else None
+                    slots = torch.tensor([3, 0, 2])[:batch].to(device)
+                    ends = Ends(slots, None, rows, 6) if name == "embed_sum" else Ends(slots, rows)
+                    results.append((function(*move(given, device), ends), rows))
+                (ours, our_rows), (theirs, their_rows) = results
+                assert ours.dtype == theirs.dtype
+                torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
+                assert not is_streamed or torch.equal(our_rows, their_rows)
+
+
+def test_the_kernels_equal_the_references_in_the_interpreter():
+    pytest.importorskip("triton")
+    # The kernels are compiled or interpreted by what the environment said when their module was imported.
+    code = "import pytest, sys; sys.exit(pytest.main(['-q', '-m', '', '-k', 'interpreted', sys.argv[1]]))"
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-c", code, __file__]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "1 passed" in run.stdout
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="run by the test above, in a process of its own")
+def test_interpreted():
+    check_kernels("cpu")
+
+
+@pytest.mark.gpu
+def test_the_kernels_equal_the_references_on_a_gpu():
+    check_kernels("cuda")
+
+
+def draw(*shape):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def test_embedded_codes_are_summed_after_their_context():
+    tables, frames = draw(3, 5, 4), torch.tensor([[[0, 4, 2], [1, 1, 1]]])
+    contexts = draw(2, 6, 4)
+    out = embed_sum(frames, tables, Ends(torch.tensor([1]), None, contexts, 6))
+    assert torch.equal(out[:, :6], contexts[1:])
+    expected = torch.stack([sum(tables[k, code] for k, code in enumerate(frame)) for frame in frames[0].tolist()])
+    torch.testing.assert_close(out[0, 6:], expected, atol=1e-15, rtol=0)
+
+
+def test_a_depthwise_convolution_is_normalised_by_column():
+    x, weight, bias, norm_weight, norm_bias = draw(2, 9, 4), draw(3, 4), draw(4), draw(4), draw(4)
+    contexts = draw(3, 2, 4)
+    out = depthwise_norm(x, weight, bias, (norm_weight, norm_bias, 1e-6), Ends(torch.tensor([2, 0]), contexts))
+    expected = F.conv1d(x.mT, weight.mT[:, None], bias, groups=4).mT
+    expected = F.layer_norm(expected, (4,), norm_weight, norm_bias, 1e-6)
+    torch.testing.assert_close(out, expected, atol=1e-13, rtol=0)
+    assert torch.equal(contexts[[2, 0]], x[:, -2:])
+
+
+def test_the_last_convolution_is_clamped():
+    x, weight, bias = draw(2, 9, 4), draw(3, 4), draw(1)
+    contexts = draw(3, 2, 4)
+    out = last_conv(x, weight, bias, Ends(torch.tensor([2, 0]), contexts))
+    expected = F.conv1d(x.mT, weight.mT[None], bias)[:, 0].clamp(-1, 1)
+    assert expected.abs().eq(1).any()
+    torch.testing.assert_close(out, expected, atol=1e-14, rtol=0)
+    assert torch.equal(contexts[[2, 0]], x[:, -2:])

@@ -1,0 +1,184 @@
+import itertools
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from sonoro.ops.activation import snake_beta_rates
+from sonoro.ops.conv import Ends, Tile, choose_tile, conv, conv_kernel, conv_reference
+
+# One rounding of the result in each dtype; float16 and bfloat16 inputs are the same for both sides.
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+CASES = {
+    "dilated": {"shape": (2, 5, 32, 48), "taps": 7, "dilation": 3, "left": 4, "residual": True, "snake": True},
+    "no context after": {"shape": (3, 9, 32, 16), "taps": 7, "snake": True},
+    "transposed": {"shape": (2, 3, 32, 64), "taps": 2, "dilation": -1, "period": 16, "left": 6, "snake": True},
+    "whole": {"shape": (2, 3, 32, 64), "taps": 2, "dilation": -1, "period": 16, "left": 6, "is_streamed": False},
+    "norm and gate": {"shape": (1, 1, 64, 96), "norm_eps": 1e-5, "function": "gate", "period": None},
+    "gelu": {"shape": (2, 40, 32, 32), "function": "gelu", "residual": True},
+    "96 outputs": {"shape": (1, 70, 32, 96), "taps": 3, "dilation": 9, "left": 2, "tile": Tile(32, 64, 32, 32, 4, 2)},
+}
+
+
+def make(case, dtype, device):
+    """The arguments of a case, twice the same, with columns kept that must be overwritten or read."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape):
+        return torch.randn(shape, generator=generator)
+
+    batch, columns, channels, outputs = case["shape"]
+    taps, dilation, left = case.get("taps", 1), case.get("dilation", 1), case.get("left", 0)
+    length = (taps - 1) * abs(dilation)
+    is_gate = case.get("function") == "gate"
+    period = case.get("period", outputs)
+    x = draw(batch, length + columns, channels).to(dtype)
+    weight = (draw(taps, outputs, channels) / (taps * channels) ** 0.5).to(dtype)
+    bias = None if period is None else draw(period).to(dtype)
+    width = period or outputs // (2 if is_gate else 1)
+    options = {
+        "norm_eps": case.get("norm_eps"),
+        "function": case.get("function", "none"),
+        "residual": draw(batch, columns, outputs) if case.get("residual") else None,
+        "plain": torch.float32,
+        "rates": snake_beta_rates(0.5 * draw(width), 0.5 * draw(width)) if case.get("snake") else None,
+    }
+    ends = None
+    if case.get("is_streamed", True):
+        kept, next_kept = draw(6, length, channels).to(dtype), draw(6, left, width).to(dtype)
+        slots = torch.tensor([3, 1, 4])[:batch]
+        ends = Ends(slots, kept if length else None, next_kept if left else None, left)
+    return _to(device, (x, weight, bias, dilation, ends or Ends(left=left)), options)
+
+
+def _to(device, arguments, options):
+    def move(value):
+        if isinstance(value, torch.Tensor):
+            return value.clone().to(device)
+        if isinstance(value, tuple):
+            return tuple(move(item) for item in value)
+        if isinstance(value, Ends):
+            return Ends(*(move(item) for item in (value.slots, value.kept, value.next_kept)), value.left)
+        return value
+
+    return move(arguments), {name: move(value) for name, value in options.items()}
+
+
+def check_kernel(device, dtypes):
+    for name, case in CASES.items():
+        for dtype in dtypes:
+            results = []
+            for function, tile in ((conv_kernel, {"tile": case.get("tile")}), (conv_reference, {})):
+                arguments, options = make(case, dtype, device)
+                plain, active = function(*arguments, **options, **tile)
+                results.append((plain, active, arguments[4].kept))
+            for ours, theirs in zip(*results, strict=True):
+                assert (ours is None) == (theirs is None)
+                if ours is not None:
+                    assert ours.dtype == theirs.dtype
+                    tolerance = TOLERANCE[dtype]
+                    torch.testing.assert_close(
+                        ours, theirs, atol=tolerance, rtol=tolerance, msg=lambda m, n=name: n + m
+                    )
+
+
+def test_the_kernel_equals_the_reference_in_the_interpreter():
+    pytest.importorskip("triton")
+    # The kernel is compiled or interpreted by what the environment said when its module was imported.
+    code = "import pytest, sys; sys.exit(pytest.main(['-q', '-m', '', '-k', 'interpreted', sys.argv[1]]))"
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-c", code, __file__]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "1 passed" in run.stdout
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="run by the test above, in a process of its own")
+def test_interpreted():
+    # The interpreter multiplies no bfloat16.
+    check_kernel("cpu", [torch.float32, torch.float16])
+
+
+@pytest.mark.gpu
+def test_the_kernel_equals_the_reference_on_a_gpu():
+    check_kernel("cuda", [torch.float32, torch.float16, torch.bfloat16])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("rows", "channels", "outputs", "taps"), [(3, 1024, 1536, 7), (640, 384, 384, 7), (8192, 96, 96, 7)]
+)
+def test_the_chosen_tiles_compute_the_reference(rows, channels, outputs, taps):
+    case = {"shape": (1, rows, channels, outputs), "taps": taps, "snake": True}
+    arguments, options = make(case, torch.bfloat16, "cuda")
+    for ours, theirs in zip(conv_kernel(*arguments, **options), conv_reference(*arguments, **options), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-2, rtol=2e-2)
+
+
+def draw(*shape):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("dilation", [1, 3])
+def test_the_reference_is_a_dilated_convolution(dilation):
+    x, weight, bias = draw(2, 20, 6), draw(4, 6, 7), draw(4)
+    length = 6 * dilation
+    joined = F.pad(x, (0, 0, length, 0))
+    plain, active = conv_reference(joined, weight.permute(2, 0, 1), bias, dilation, plain=torch.float64)
+    expected = F.conv1d(joined.mT, weight, bias, dilation=dilation).mT
+    torch.testing.assert_close(plain, expected, atol=1e-13, rtol=0)
+    assert torch.equal(active, plain)
+
+
+def test_two_taps_backwards_are_a_transposed_convolution():
+    x, weight, bias = draw(2, 9, 6), draw(6, 4, 10), draw(4)
+    taps = weight.permute(2, 1, 0).unflatten(0, (2, 5)).flatten(1, 2)
+    _, active = conv_reference(F.pad(x, (0, 0, 1, 0)), taps, bias, -1)
+    expected = F.conv_transpose1d(x.mT, weight, bias, stride=5)[..., :45].mT
+    torch.testing.assert_close(active, expected, atol=1e-13, rtol=0)
+
+
+def test_norm_gate_residual_and_snake_come_in_their_order():
+    x, weight, residual = draw(1, 3, 8), draw(1, 12, 8), draw(1, 3, 6)
+    rates = snake_beta_rates(draw(6), 0.1 * draw(6))
+    options = {"norm_eps": 1e-3, "function": "gate", "residual": residual, "plain": torch.float64, "rates": rates}
+    plain, active = conv_reference(x, weight, **options)
+    gate, up = (F.rms_norm(x, (8,), eps=1e-3) @ weight[0].mT).unflatten(-1, (6, 2)).unbind(-1)
+    expected = F.silu(gate) * up + residual
+    torch.testing.assert_close(plain, expected, atol=1e-13, rtol=0)
+    torch.testing.assert_close(active, expected + (expected * rates[0]).sin() ** 2 * rates[1], atol=1e-13, rtol=0)
+
+
+def test_contexts_are_read_and_kept_by_slot():
+    x, weight = draw(2, 7, 4), draw(3, 2, 4)
+    kept, next_kept = draw(4, 2, 4), draw(4, 3, 2)
+    before, slots = kept.clone(), torch.tensor([2, 0])
+    _, active = conv_reference(x, weight, None, 1, Ends(slots, kept, next_kept, 3))
+    assert active.shape == (2, 3 + 5, 2)
+    assert torch.equal(active[:, :3], next_kept[slots])
+    assert torch.equal(kept[slots], x[:, -2:])
+    assert torch.equal(kept[[1, 3]], before[[1, 3]])
+    _, alone = conv_reference(x, weight, None, 1, Ends(left=3))
+    assert not alone[:, :3].any()
+    assert torch.equal(alone[:, 3:], active[:, 3:])
+
+
+def test_float16_saturates():
+    x, weight = torch.full((1, 1, 16), 6e4, dtype=torch.float16), torch.eye(16, dtype=torch.float16)[None] * 2
+    plain, active = conv(x, weight, plain=torch.float16)
+    assert plain.eq(65504).all()
+    assert active.eq(65504).all()
+
+
+def test_a_tile_divides_its_channels_and_wastes_few_rows():
+    shapes = [(16, 7), (96, 7), (192, 2), (512, 1), (1024, 7), (4096, 1)]
+    for rows, outputs, (channels, taps) in itertools.product(
+        [1, 4, 32, 160, 640, 2048, 40960, 491520], [16, 96, 192, 288, 512, 768, 4096, 6144], shapes
+    ):
+        tile = choose_tile(rows, outputs, channels, taps)
+        assert channels % tile.k == 0
+        assert tile.k >= 16
+        assert tile.m <= max(16, rows)

@@ -1,0 +1,300 @@
+"""Fused products against their references: every way to run one, odd sizes, real sizes, graphs, early starts."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sonoro.ops import plans
+from sonoro.ops.linear import (
+    linear_add,
+    linear_add_kernel,
+    linear_add_reference,
+    norm_gate_up,
+    norm_gate_up_kernel,
+    norm_gate_up_reference,
+    norm_linear,
+    norm_linear_kernel,
+    norm_linear_reference,
+)
+from sonoro.ops.norm import rms_norm, rms_norm_kernel, rms_norm_reference
+from sonoro.ops.plans import HOPPER, LIMITS, Library, Plan, Tile, Vector, plan_for
+
+EPS = 1e-6
+BFLOAT16_STEP = 2**-8
+
+SMALL_PLANS = [
+    Vector(4, 32, 1),
+    Tile(16, 16, 16, 1, 1, 2, 1, True),
+    Tile(16, 16, 16, 2, 1, 2, 2, False),
+    Tile(32, 16, 16, 2, 1, 2, 2, False),
+    Tile(32, 16, 16, 1, 4, 2, 1, True),
+    Library(),
+]
+
+# Outputs, inputs: the layers of a backbone 2048 wide and of a depth model 1024 wide, and their heads.
+NORM_SHAPES = [(4096, 2048), (3072, 2048), (4096, 1024), (2048, 1024)]
+GATE_SHAPES = [(12288, 2048), (6144, 1024)]
+ADD_SHAPES = [(2048, 2048), (2048, 6144), (1024, 2048), (1024, 3072)]
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
+    return torch.randn(shape, device=device).to(dtype)
+
+
+def operations(
+    batch: int, outputs: int, inputs: int, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> list[tuple]:
+    """(kernel, reference, arguments) of the three, with `x` a part of longer rows."""
+    torch.manual_seed(batch)
+    x = normal(batch, inputs + 16, dtype=dtype, device=device)[:, :inputs]
+    gain = (1 + 0.2 * normal(inputs, device=device)).to(dtype)
+    weight, both = ((normal(rows, inputs, device=device) / inputs**0.5).to(dtype) for rows in (outputs, 2 * outputs))
+    residual = normal(batch, outputs, dtype=dtype, device=device)
+    return [
+        (norm_linear_kernel, norm_linear_reference, (x, gain, EPS, weight)),
+        (norm_gate_up_kernel, norm_gate_up_reference, (x, gain, EPS, both)),
+        (linear_add_kernel, linear_add_reference, (x, weight, residual)),
+    ]
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+def widened(arguments: tuple) -> tuple:
+    return tuple(value.double() if isinstance(value, Tensor) else value for value in arguments)
+
+
+def test_the_references_follow_the_formulas() -> None:
+    torch.manual_seed(0)
+    x, gain, weight, residual = (
+        normal(3, 8).double(),
+        normal(8).double(),
+        normal(10, 8).double(),
+        normal(3, 10).double(),
+    )
+    normed = x / (x.square().mean(-1, keepdim=True) + 0.01).sqrt() * gain
+    product = torch.einsum("bk,nk->bn", normed, weight)
+    gate, up = product[:, :5], product[:, 5:]
+    torch.testing.assert_close(rms_norm_reference(x, gain, 0.01), normed)
+    torch.testing.assert_close(norm_linear_reference(x, gain, 0.01, weight), product)
+    torch.testing.assert_close(norm_gate_up_reference(x, gain, 0.01, weight), gate / (1 + (-gate).exp()) * up)
+    torch.testing.assert_close(
+        linear_add_reference(x, weight, residual), residual + torch.einsum("bk,nk->bn", x, weight)
+    )
+
+
+def test_the_norm_of_float32_on_a_cpu_is_the_same_function() -> None:
+    torch.manual_seed(0)
+    for scale in (1e-20, 1e-3, 1.0, 1e15):
+        x, gain = scale * normal(4, 48), normal(48)
+        expected = F.rms_norm(x.double(), (48,), None, EPS) * gain.double()
+        torch.testing.assert_close(rms_norm_reference(x, gain, EPS).double(), expected, rtol=5e-7, atol=1e-30)
+
+
+def test_the_norm_can_be_trained_after_it_was_used_for_inference() -> None:
+    x, gain = normal(2, 24, dtype=torch.float32).requires_grad_(), torch.ones(24)
+    with torch.inference_mode():
+        rms_norm(x, gain, 3e-5)
+    rms_norm(x, gain, 3e-5).sum().backward()
+    assert x.grad is not None
+
+
+def test_on_a_cpu_the_references_run_whatever_the_layout_of_the_weight() -> None:
+    torch.manual_seed(0)
+    x, gain, weight, residual = normal(2, 12), normal(12), normal(6, 12), normal(2, 6)
+    by_column = weight.t().contiguous().t()
+    for stored in (weight, by_column):
+        assert torch.equal(norm_linear(x, gain, EPS, stored), norm_linear_reference(x, gain, EPS, stored))
+        assert torch.equal(norm_gate_up(x, gain, EPS, stored), norm_gate_up_reference(x, gain, EPS, stored))
+        assert torch.equal(linear_add(x, stored, residual), linear_add_reference(x, stored, residual))
+
+
+def check_small(device: str) -> None:
+    """Kernels against references: every kind, one and several blocks of rows, part blocks on every axis."""
+    for outputs, inputs, batches in ((16, 64, (3,)), (19, 40, (1, 2, 4, 5, 17))):
+        for batch in batches:
+            for kernel, reference, arguments in operations(batch, outputs, inputs, device=device):
+                expected = reference(*arguments)
+                for plan in SMALL_PLANS:
+                    if isinstance(plan, Tile) and plan.parts > 1 and (inputs == 40 or kernel is norm_gate_up_kernel):
+                        continue
+                    found = kernel(*arguments, plan=plan)
+                    # Sums of 64 products near 1, in another order.
+                    torch.testing.assert_close(found, expected, atol=4e-6, rtol=4e-6)
+    for kernel, reference, arguments in operations(3, 19, 40, torch.bfloat16, device):
+        for plan in (plan for plan in SMALL_PLANS if not isinstance(plan, Tile) or plan.parts == 1):
+            found, expected = kernel(*arguments, plan=plan), reference(*widened(arguments))
+            assert found.dtype == torch.bfloat16
+            # Up to eight roundings of a step each: Triton's interpreter rounds to bfloat16 towards zero.
+            assert error(found, expected) < 8 * BFLOAT16_STEP
+    x, gain = normal(5, 72, device=device)[:, :40], normal(40, device=device)
+    torch.testing.assert_close(rms_norm_kernel(x, gain, EPS), rms_norm_reference(x, gain, EPS), atol=2e-6, rtol=2e-6)
+
+
+def test_the_kernels_equal_the_references_in_the_interpreter() -> None:
+    pytest.importorskip("triton")
+    # The kernels are compiled or interpreted by what the environment said when their module was imported.
+    code = "import pytest, sys; sys.exit(pytest.main(['-q', '-m', '', '-k', 'interpreted', sys.argv[1]]))"
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-c", code, __file__]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "1 passed" in run.stdout
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="run by the test above, in a process of its own")
+def test_interpreted() -> None:
+    check_small("cpu")
+
+
+def test_without_triton_the_references_serve() -> None:
+    code = (
+        "import sys; sys.modules['triton'] = None\n"
+        "import torch; from sonoro.ops.linear import linear_add, norm_gate_up, norm_linear\n"
+        "assert norm_linear.is_broken and norm_gate_up.is_broken and linear_add.is_broken\n"
+        "x, w = torch.randn(1, 4), torch.ones(4)\n"
+        "assert norm_linear(x, w, 1e-6, torch.ones(6, 4)).shape == (1, 6)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.fixture
+def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "capability", lambda device: (9, 0))
+
+
+@pytest.mark.usefixtures("on_hopper")
+def test_plans_change_at_the_limits_of_the_table() -> None:
+    for shape, row in HOPPER.items():
+        weight = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+        assert len(row) == len(LIMITS) + 1
+        for column, limit in enumerate(LIMITS):
+            assert plan_for(limit, weight, False) == row[column]
+            assert plan_for(limit + 1, weight, False) == row[column + 1]
+
+
+def test_measured_plans_fit_the_chip() -> None:
+    assert set(HOPPER) == {*NORM_SHAPES, *GATE_SHAPES, *ADD_SHAPES}
+    for (rows, inputs), row in HOPPER.items():
+        halves = 2 if (rows, inputs) in GATE_SHAPES else 1
+        for plan in row:
+            if isinstance(plan, Tile):
+                bytes_per_stage = 2 * plan.splits * plan.block_k * (plan.block_b + halves * plan.block_n)
+                assert bytes_per_stage * (plan.stages - 1) <= 227 * 1024
+                assert plan.warps % plan.splits == 0
+                assert inputs % (plan.parts * plan.splits * plan.block_k) == 0
+                assert plan.parts == 1 or halves == 1
+            elif isinstance(plan, Vector):
+                assert 2 * halves * plan.rows * inputs <= 512 * 32 * plan.warps
+
+
+@pytest.mark.parametrize("capability", [(0, 0), (7, 5), (8, 0), (9, 0), (12, 0)])
+def test_there_is_a_plan_for_every_size_and_device(capability: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "capability", lambda device: capability)
+    for inputs in (16, 1000, 5120, 40000):
+        for dtype in (torch.float32, torch.bfloat16):
+            weight = torch.empty((96, inputs), dtype=dtype, device="meta")
+            for batch in (1, 2, 3, 16, 17, 64, 65, 500):
+                plan = plan_for(batch, weight, True)
+                if isinstance(plan, Vector):
+                    # Weights in registers: a thread has 255 of four bytes, for its sums too.
+                    assert 2 * plan.rows * inputs * dtype.itemsize <= 512 * 32 * plan.warps
+                # Products in float32 are left to the library, which knows what precision was asked for.
+                assert not isinstance(plan, Tile) or (dtype == torch.bfloat16 and capability >= (8, 0))
+
+
+def cases(batch: int) -> list[tuple]:
+    found = []
+    for shapes, index in ((NORM_SHAPES, 0), (GATE_SHAPES, 1), (ADD_SHAPES, 2)):
+        for rows, inputs in shapes:
+            outputs = rows // 2 if index == 1 else rows
+            found.append(operations(batch, outputs, inputs, torch.bfloat16, "cuda")[index])
+    return found
+
+
+def tuned(arguments: tuple, kernel: object) -> Plan:
+    """The plan the kernel chooses by itself."""
+    weight = arguments[1] if kernel is linear_add_kernel else arguments[3]
+    return plan_for(arguments[0].shape[0], weight, kernel is norm_gate_up_kernel)
+
+
+@pytest.mark.gpu
+def test_the_kernels_equal_the_references_on_a_gpu() -> None:
+    check_small("cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [1, 2, 3, 8, 16, 31, 64, 128, 200, 256])
+def test_real_sizes_are_as_exact_as_the_references(batch: int) -> None:
+    for kernel, reference, arguments in cases(batch):
+        exact = reference(*widened(arguments))
+        assert error(kernel(*arguments), exact) < 1.05 * error(reference(*arguments), exact) + 1e-4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [1, 2, 8, 32, 64, 128, 256])
+def test_an_early_start_changes_no_bit(batch: int) -> None:
+    for kernel, _, arguments in cases(batch):
+        plan = tuned(arguments, kernel)
+        late = kernel(*arguments, plan=replace(plan, is_overlapped=False))
+        for _ in range(3):
+            assert torch.equal(kernel(*arguments, plan=plan), late)
+
+
+@pytest.mark.gpu
+def test_a_row_does_not_depend_on_its_batch() -> None:
+    for batch, fewer in ((16, 5), (32, 20), (64, 40), (128, 70)):
+        for kernel, _, arguments in cases(batch):
+            if isinstance(plan := tuned(arguments, kernel), Library):
+                continue
+            short = tuple(
+                value[:fewer] if isinstance(value, Tensor) and value.shape[0] == batch else value for value in arguments
+            )
+            assert torch.equal(kernel(*short, plan=plan), kernel(*arguments, plan=plan)[:fewer])
+
+
+def chain(x: Tensor, layers: list[tuple], plan: Plan | None = None) -> Tensor:
+    for gain, qkv, o, gate_up, down in layers:
+        heads = norm_linear_kernel(x, gain, EPS, qkv, plan)
+        x = linear_add_kernel(heads[:, : o.shape[1]], o, x, plan)
+        x = linear_add_kernel(norm_gate_up_kernel(x, gain, EPS, gate_up, plan), down, x, plan)
+    return x
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [1, 2, 8, 32, 64, 128])
+def test_replays_of_a_captured_chain_equal_the_eager_chain(batch: int) -> None:
+    """Copies of memory before, between and after, buffers used again, and inputs that change between replays."""
+    torch.manual_seed(0)
+    shapes = [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072)]
+    bfloat16 = {"dtype": torch.bfloat16, "device": "cuda"}
+    layers = [
+        (torch.ones(1024, **bfloat16), *(normal(*shape, **bfloat16) / shape[1] ** 0.5 for shape in shapes))
+        for _ in range(6)
+    ]
+    given, x, out = (torch.zeros(batch, 1024, **bfloat16) for _ in range(3))
+
+    def frame() -> None:
+        x.copy_(given)
+        out.copy_(chain(x, layers[:3]))
+        out.copy_(chain(out, layers[3:]))
+
+    frame()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        frame()
+    for _ in range(20):
+        given.copy_(normal(batch, 1024, **bfloat16))
+        expected = chain(given, layers).clone()
+        graph.replay()
+        assert torch.equal(out, expected)
+    assert error(out, chain(given, layers, Library(is_overlapped=False))) < 0.05

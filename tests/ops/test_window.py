@@ -1,0 +1,76 @@
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from sonoro.ops.window import window_attention, window_attention_kernel, window_attention_reference
+
+# Sums in another order, and roundings of queries, keys and weights in the dtype.
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+THETA = 10000.0
+
+
+def check_kernel(device, dtypes):
+    """Streams through several turns of the ring: each call's result, and what it leaves in the ring."""
+    generator = torch.Generator().manual_seed(0)
+    for dtype in dtypes:
+        for heads, width, window, columns, calls in ((2, 32, 20, 1, 22), (1, 32, 20, 7, 5), (1, 64, 72, 12, 8)):
+            rings = [torch.zeros(4, window - 1, 2 * heads * width, dtype=dtype, device=device) for _ in range(2)]
+            seen, slots = torch.tensor([0, 0, 0, 0], device=device), torch.tensor([3, 0], device=device)
+            tolerance = TOLERANCE[dtype]
+            for _ in range(calls):
+                qkv = torch.randn(2, columns, 3 * heads * width, generator=generator).to(dtype).to(device)
+                ours = window_attention_kernel(qkv, (heads, heads), window, THETA, (rings[0], seen, slots))
+                theirs = window_attention_reference(qkv, (heads, heads), window, THETA, (rings[1], seen, slots))
+                torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
+                torch.testing.assert_close(rings[0], rings[1], atol=tolerance, rtol=tolerance)
+                seen[slots] += columns
+            ours = window_attention_kernel(qkv, (heads, heads), window, THETA)
+            theirs = window_attention_reference(qkv, (heads, heads), window, THETA)
+            torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
+
+
+def test_the_kernel_equals_the_reference_in_the_interpreter():
+    pytest.importorskip("triton")
+    # The kernel is compiled or interpreted by what the environment said when its module was imported.
+    code = "import pytest, sys; sys.exit(pytest.main(['-q', '-m', '', '-k', 'interpreted', sys.argv[1]]))"
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-c", code, __file__]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "1 passed" in run.stdout
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="run by the test above, in a process of its own")
+def test_interpreted():
+    # The interpreter multiplies no bfloat16.
+    check_kernel("cpu", [torch.float32, torch.float16])
+
+
+@pytest.mark.gpu
+def test_the_kernel_equals_the_reference_on_a_gpu():
+    check_kernel("cuda", [torch.float32, torch.float16, torch.bfloat16])
+
+
+@pytest.mark.parametrize("chunks", [[1] * 30, [7, 7, 7, 9], [4, 1, 20, 5], [30]])
+def test_any_split_attends_as_the_whole(chunks):
+    heads, window = (4, 2), 6
+    qkv = torch.randn(2, 30, 8 * 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    whole = window_attention(qkv, heads, window, THETA)
+    ring, seen, slots = torch.randn(4, 5, 16, dtype=torch.float64), torch.tensor([0, 9, 0, 0]), torch.tensor([2, 0])
+    parts = []
+    for chunk in qkv.split(chunks, dim=1):
+        parts.append(window_attention(chunk, heads, window, THETA, (ring, seen, slots)))
+        seen[slots] += chunk.shape[1]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-12, rtol=0)
+
+
+def test_a_column_sees_its_window_and_no_more():
+    heads, window = (1, 1), 4
+    qkv = torch.randn(1, 12, 3 * 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    before = window_attention(qkv, heads, window, THETA)
+    qkv[0, 5] += 1.0
+    changed = (window_attention(qkv, heads, window, THETA) != before).any(-1)[0].nonzero().flatten()
+    assert changed.tolist() == [5, 6, 7, 8]
