@@ -1,6 +1,7 @@
 """Talkers with the weights of the tiny checkpoints, and prompts for them, without a checkpoint folder."""
 
 import functools
+from collections.abc import Sequence
 
 import torch
 from tokenizers import models
@@ -12,6 +13,8 @@ from sonoro.models.base import Controls, Voice
 from sonoro.models.qwen3_tts.backbone import Talker
 from sonoro.models.qwen3_tts.config import ModelConfig, build
 from sonoro.models.qwen3_tts.prompt import ClonedVoice, PromptBuilder, TalkerPrompt, TextTokenizer
+from sonoro.models.qwen3_tts.state import FrameState, prefill, stage
+from speaking import begin
 from tiny_checkpoint import NUM_CONTROL_IDS, configs, state_dicts, vocabulary
 
 _PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -123,3 +126,8 @@ def reference_prompt(case: Case, wanted: Controls) -> TalkerPrompt:
         instructions=facts["instruct"],
         voice=voice_of(case),
     )
+
+
+def begin_talker(talker: Talker, state: FrameState, prompts: Sequence[TalkerPrompt], slots: Tensor) -> None:
+    """Bring rows `slots` to the first frame of `prompts`."""
+    begin(stage, functools.partial(prefill, talker), state, prompts, slots)

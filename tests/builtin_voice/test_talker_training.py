@@ -30,13 +30,15 @@ from builtin_voice.talker_training import (
 )
 from builtin_voice.training import Run, steps_of
 from sonoro.api import speech_request
-from sonoro.models.base import Capacity
 from sonoro.models.qwen3_tts import weights
 from sonoro.models.qwen3_tts.backbone import Talker
 from sonoro.models.qwen3_tts.config import Configs, read_configs
-from sonoro.models.qwen3_tts.frame import allocate, frame, prefill
+from sonoro.models.qwen3_tts.frame import frame
 from sonoro.models.qwen3_tts.model import Qwen3TTS
 from sonoro.models.qwen3_tts.prompt import TalkerPrompt, TextTokenizer
+from sonoro.models.qwen3_tts.state import allocate
+from speaking import capacity
+from tiny_talker import begin_talker
 
 FOLDER = Path(sonoro.__file__).parent / "voices" / "builtin"
 TEXTS = ["go.", "the birch canoe slid on the smooth planks.", "a quiet street, and an old lamp."]
@@ -142,9 +144,8 @@ def speak(shipped: Shipped, prompt: TalkerPrompt, frames: int) -> tuple[Tensor, 
     prompt = replace(prompt, controls=replace(prompt.controls, max_frames=frames))
     talker = shipped.talker
     with torch.inference_mode():
-        capacity = Capacity(slots=1, max_positions=128, max_frames=frames, max_text=64)
-        state = allocate(talker, capacity, shipped.pad_id)
-        prefill(talker, state, [prompt], torch.tensor([0]))
+        state = allocate(talker, capacity(slots=1, positions=128, frames=frames, text=64), shipped.pad_id)
+        begin_talker(talker, state, [prompt], torch.tensor([0]))
         steps: list[list[Tensor]] = []
         while not state.done[0]:
             steps.append([])

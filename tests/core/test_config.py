@@ -21,14 +21,32 @@ from sonoro.core.errors import ConfigError
         ({"max_positions": 100}, "max_positions", "max_frames"),
         ({"max_text": -1}, "max_text", "at least 1"),
         ({"max_characters": 5}, "max_characters", "at least 16"),
-        ({"max_prefills": 0}, "max_prefills", "at least 1"),
         ({"max_voices": 0}, "max_voices", "at least 1"),
-        ({"first_chunk_frames": 0}, "first_chunk_frames", "at least 1"),
-        ({"first_chunk_frames": 20}, "max_chunk_frames", "at least 20"),
-        ({"chunk_growth": 0.5}, "chunk_growth", "at least 1"),
-        ({"chunk_growth": float("nan")}, "chunk_growth", "at least 1"),
-        ({"max_chunk_frames": 2000}, "max_chunk_frames", "at most 1024"),
-        ({"slot": 4}, "slot", "known keys: slots, max_positions"),
+        ({"max_waiting": -1}, "max_waiting", "at least 0"),
+        ({"page_positions": 8}, "page_positions", "at least 16"),
+        ({"page_positions": 48}, "page_positions", "power of two"),
+        ({"pages": 63}, "pages", "at least 64"),
+        ({"pages": 31, "page_positions": 64}, "pages", "at least 32"),
+        ({"memory_fraction": 0}, "memory_fraction", "at least 0.01"),
+        ({"memory_fraction": 1.5}, "memory_fraction", "at most 1"),
+        ({"memory_fraction": float("nan")}, "memory_fraction", "at most 1"),
+        ({"memory_fraction": "half"}, "memory_fraction", "number"),
+        ({"prefill_tokens": 2046}, "prefill_tokens", "longest prompt"),
+        ({"chunk_frames": []}, "chunk_frames", "at least one"),
+        ({"chunk_frames": 4}, "chunk_frames", "list of whole numbers"),
+        ({"chunk_frames": [1, 2.5]}, "chunk_frames", "list of whole numbers"),
+        ({"chunk_frames": [0, 1]}, "chunk_frames", "at least 1"),
+        ({"chunk_frames": [4, 2]}, "chunk_frames", "ascend"),
+        ({"chunk_frames": [2, 2]}, "chunk_frames", "without repeats"),
+        ({"chunk_frames": [1, 2000]}, "chunk_frames", "at most 1024"),
+        ({"codec_frames": 15}, "codec_frames", "at least 16"),
+        ({"frame_batches": [1, 8]}, "frame_batches", "the largest must be slots, 16"),
+        ({"frame_batches": [16, 1]}, "frame_batches", "ascend"),
+        ({"frame_batches": [1, 32]}, "frame_batches", "at most 16"),
+        ({"prefill_buckets": [16, 4096]}, "prefill_buckets", "at most 2048"),
+        ({"codec_batches": [0]}, "codec_batches", "at least 1"),
+        ({"is_eager": 1}, "is_eager", "true or false"),
+        ({"slot": 4}, "slot", "known keys: slots, max_waiting"),
         ({3: 4}, "3", "known keys"),
     ],
 )
@@ -40,10 +58,19 @@ def test_wrong_fields_are_named(values: dict, field: str, words: str) -> None:
 
 def test_a_file_overrides_the_defaults(tmp_path: Path) -> None:
     path = tmp_path / "engine.yaml"
-    path.write_text("slots: 7\nchunk_growth: 3\n")
-    assert EngineConfig.from_file(path) == EngineConfig(slots=7, chunk_growth=3)
+    path.write_text("slots: 7\nchunk_frames: [1, 3]\nis_eager: true\n")
+    assert EngineConfig.from_file(path) == EngineConfig(slots=7, chunk_frames=(1, 3), is_eager=True)
     path.write_text("# nothing\n")
     assert EngineConfig.from_file(path) == EngineConfig()
+
+
+def test_sizes_that_are_left_out_are_filled_in() -> None:
+    resolved = EngineConfig(slots=48, prefill_buckets=(20, 40)).resolve()
+    assert resolved.frame_batches == (1, 2, 4, 8, 16, 32, 48)
+    assert resolved.codec_batches == (1, 4, 16, 48)
+    assert resolved.prefill_buckets == (20, 40)
+    assert resolved.codec_frames == 4 * 48
+    assert resolved.resolve() == resolved
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,21 @@
 import pytest
 
 from sonoro.core import errors
-from sonoro.core.errors import ConfigError, InvalidReference, InvalidRequest, SonoroError
+from sonoro.core.errors import (
+    CheckpointNotFound,
+    ConfigError,
+    EngineBusy,
+    EngineCrashed,
+    EngineError,
+    ErrorFacts,
+    InvalidReference,
+    InvalidRequest,
+    SonoroError,
+)
 
 
 def test_every_error_is_one_of_ours_with_a_code_of_its_own() -> None:
-    kinds = [getattr(errors, name) for name in errors.__all__]
+    kinds = [getattr(errors, name) for name in errors.__all__ if name != "ErrorFacts"]
     assert all(issubclass(kind, SonoroError) for kind in kinds)
     assert len({kind.code for kind in kinds}) == len(kinds)
 
@@ -23,3 +33,32 @@ def test_a_long_value_is_shortened() -> None:
     message = str(InvalidRequest("text", "x" * 10_000, "too long"))
     assert len(message) < 200
     assert "10002 characters" in message
+
+
+def test_a_busy_engine_is_an_engine_error_of_its_own_code() -> None:
+    error = EngineBusy("7 requests are waiting")
+    assert isinstance(error, EngineError)
+    assert (error.code, str(error)) == ("engine_busy", "7 requests are waiting")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConfigError("slots", 0, "it must be at least 1"),
+        InvalidReference("ref_audio", "x" * 1000, "too long"),
+        CheckpointNotFound("there is no such folder"),
+        EngineCrashed("it ended"),
+    ],
+)
+def test_an_error_is_itself_again_after_it_was_taken_apart(error: SonoroError) -> None:
+    again = ErrorFacts(*ErrorFacts.of(error)).error
+    assert (type(again), str(again)) == (type(error), str(error))
+    if isinstance(error, ConfigError | InvalidRequest):
+        assert (again.field, again.limit) == (error.field, error.limit)
+        assert again.value in str(error)
+
+
+def test_an_error_that_is_not_ours_is_an_engine_error_with_its_name() -> None:
+    again = ErrorFacts.of(ZeroDivisionError("by zero")).error
+    assert (type(again), str(again)) == (EngineError, "ZeroDivisionError: by zero")
+    assert type(ErrorFacts("a code of the future", "hm").error) is EngineError

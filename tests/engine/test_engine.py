@@ -1,19 +1,16 @@
 """The engine over a model that speaks sine waves: any mix of requests gives each the answer it gets alone."""
 
-import random
-
 import numpy as np
 import pytest
 import torch
 
 from fakes.sine import SineModel
-from sonoro.core.audio import from_pcm16
+from listening import HOP, audio, config_of, drain, end, engine_of, reference, speak
 from sonoro.core.config import EngineConfig
-from sonoro.core.errors import InvalidReference, InvalidRequest, UnknownLanguage, UnknownVoice
-from sonoro.core.types import AudioChunk, Event, Failed, Finished, Reference, SamplingParams, SpeechRequest
+from sonoro.core.errors import EngineBusy, InvalidReference, InvalidRequest, UnknownLanguage, UnknownVoice
+from sonoro.core.types import Failed, SamplingParams, SpeechRequest
 from sonoro.engine.engine import Engine
 
-HOP = 80
 LONG = "A first sentence that is spoken. A second one, with a clause, comes after it! And is this a third? It is."
 LONG_SEGMENTS = [
     "A first sentence that is spoken.",
@@ -21,46 +18,6 @@ LONG_SEGMENTS = [
     "comes after it! And is this a third?",
     "It is.",
 ]
-CONFIG = EngineConfig(slots=3, max_positions=600, max_frames=512, max_characters=40)
-
-
-def engine_of(**changes: int) -> Engine:
-    values = {"slots": 3, "max_positions": 600, "max_frames": 512, "max_characters": 40} | changes
-    return Engine(SineModel(), EngineConfig(**values))
-
-
-def drain(engine: Engine) -> list[Event]:
-    events = []
-    while engine.has_work:
-        events += engine.tick()
-    return events
-
-
-def audio(events: list[Event], request_id: str) -> np.ndarray:
-    """All audio of one request, its chunks numbered without a gap."""
-    chunks = [event for event in events if isinstance(event, AudioChunk) and event.request_id == request_id]
-    assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
-    return from_pcm16(b"".join(chunk.pcm for chunk in chunks))
-
-
-def end(events: list[Event], request_id: str) -> Finished | Failed:
-    """The last event of one request, which must be its only end."""
-    mine = [event for event in events if event.request_id == request_id]
-    assert isinstance(mine[-1], Finished | Failed)
-    assert all(isinstance(event, AudioChunk) for event in mine[:-1])
-    return mine[-1]
-
-
-def speak(request: SpeechRequest, engine: Engine | None = None) -> tuple[np.ndarray, Finished | Failed]:
-    engine = engine or engine_of()
-    engine.submit(request)
-    events = drain(engine)
-    return audio(events, request.id), end(events, request.id)
-
-
-def reference(use: str = "prompt", pitch: float = 0.1) -> Reference:
-    tone = np.sin(np.arange(8000) * pitch).astype("<f4")
-    return Reference(pcm=tone.tobytes(), sample_rate=8000, text="hm" if use == "prompt" else None, use=use)
 
 
 def test_streamed_audio_equals_the_whole_decode() -> None:
@@ -80,59 +37,19 @@ def test_segments_are_fresh_prompts_joined_end_to_end() -> None:
     for index, segment in enumerate(LONG_SEGMENTS):
         codes = torch.tensor([[[(index + before + at * at) % 50, 50] for at in range(len(segment))]])
         parts.append(model.codec.decode(codes)[0].numpy())
-        before += len(segment)
+        before += len(segment) + int(codes[..., 0].sum())
     np.testing.assert_allclose(samples, np.concatenate(parts), atol=0.51 / 32768)
 
 
-def requests_of(seed: int) -> list[SpeechRequest]:
-    draw = random.Random(seed)
-    requests = []
-    for number in range(14):
-        text = draw.choice([LONG, "Short.", "A text of middling length", "Hm, " * draw.randint(1, 30)])
-        cloned = draw.random() < 0.3
-        requests.append(
-            SpeechRequest(
-                id=str(number),
-                text=text,
-                voice=None if cloned else draw.choice(["low", "high", None]),
-                references=(reference(draw.choice(["prompt", "reference"])),) if cloned else (),
-                seed=draw.randint(0, 99),
-                max_frames=draw.choice([None, None, 7, 60]),
-                options={"loudness": draw.randint(10, 90)},
-            )
-        )
-    return requests
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_every_answer_of_a_busy_engine_equals_its_solo_run(seed: int) -> None:
-    draw, engine, events = random.Random(seed), engine_of(), []
-    requests = requests_of(seed)
-    pending, cancelled = list(requests), set()
-    while pending or engine.has_work:
-        if pending and draw.random() < 0.3:
-            engine.submit(pending.pop())
-        events += engine.tick()
-        if draw.random() < 0.02:
-            cancelled.add(str(draw.randrange(14)))
-            for request_id in cancelled:
-                engine.cancel(request_id)
-    assert engine.free_slots == 3
-    for request in requests:
-        samples, finished = speak(request)
-        got, ended = audio(events, request.id), end(events, request.id)
-        if ended.reason == "cancelled":
-            assert request.id in cancelled
-            np.testing.assert_array_equal(got, samples[: len(got)])
-        else:
-            assert (ended.reason, ended.frames) == (finished.reason, finished.frames)
-            np.testing.assert_array_equal(got, samples)
-        assert len(got) == ended.frames * HOP
-
-
-def test_the_first_chunk_comes_with_the_first_tick() -> None:
+def test_the_first_chunk_is_launched_by_the_first_tick_and_comes_with_the_second() -> None:
     engine = engine_of()
     engine.submit(SpeechRequest(id="a", text="Hello there."))
+    assert engine.tick() == []
+    assert {kind: sum(counts.values()) for kind, counts in engine.launches.items()} == {
+        "prefill": 1,
+        "frame": 1,
+        "codec": 1,
+    }
     [chunk] = engine.tick()
     assert len(chunk.pcm) == HOP * 2
 
@@ -161,14 +78,13 @@ def test_cancel_waiting_running_and_unknown() -> None:
     engine = engine_of(slots=1)
     for name in ("running", "waiting", "next"):
         engine.submit(SpeechRequest(id=name, text="Some words to say."))
-    events = engine.tick()
+    events = [*engine.tick(), *engine.tick()]
     for name in ("running", "waiting", "unknown"):
         engine.cancel(name)
     events += drain(engine)
     assert (end(events, "running").reason, end(events, "running").frames) == ("cancelled", 1)
     assert (end(events, "waiting").reason, end(events, "waiting").frames) == ("cancelled", 0)
     assert end(events, "next").reason == "stop"
-    assert engine.free_slots == 1
     assert not any(event.request_id == "unknown" for event in events)
 
 
@@ -189,7 +105,6 @@ def test_a_prefill_that_fails_fails_its_request_alone() -> None:
     assert end(events, "bad") == Failed(request_id="bad", code="engine", message="RuntimeError: it exploded")
     for name in ("good", "fine"):
         np.testing.assert_array_equal(audio(events, name), speak(SpeechRequest(id=name, text=texts[name]))[0])
-    assert engine.free_slots == 3
 
 
 def test_a_later_segment_that_cannot_be_prepared_fails_after_the_audio_before_it() -> None:
@@ -199,7 +114,6 @@ def test_a_later_segment_that_cannot_be_prepared_fails_after_the_audio_before_it
     failed = end(events, "a")
     assert (failed.code, "speakable" in failed.message) == ("invalid_request", True)
     assert len(audio(events, "a")) == len("This sentence is quite alright.") * HOP
-    assert engine.free_slots == 3
 
 
 @pytest.mark.parametrize(
@@ -225,7 +139,7 @@ def test_what_the_model_cannot_speak_is_refused_at_once(request_of: dict, error:
 
 
 def test_a_model_that_only_clones_asks_for_a_reference() -> None:
-    engine = Engine(SineModel(voices=()), CONFIG)
+    engine = Engine(SineModel(voices=()), config_of())
     with pytest.raises(InvalidReference, match="ref_audio"):
         engine.submit(SpeechRequest(id="a", text="Hi"))
 
@@ -236,6 +150,136 @@ def test_a_prompt_that_does_not_fit_its_slot_is_refused(limit: dict, words: str)
     with pytest.raises(InvalidRequest, match=words) as refusal:
         engine.submit(SpeechRequest(id="a", text="A bit too long to fit.", max_frames=512, language="english"))
     assert refusal.value.field == "text"
+
+
+def test_a_prompt_longer_than_all_pages_hold_is_refused_and_names_the_text() -> None:
+    engine = engine_of(slots=8, max_positions=544, pages=17)
+    with pytest.raises(InvalidRequest, match="545 positions; at most 544") as refusal:
+        engine.submit(SpeechRequest(id="a", text="x" * 33, max_frames=512))
+    assert refusal.value.field == "text"
+    engine.submit(SpeechRequest(id="a", text="x" * 32, max_frames=512))
+    assert end(drain(engine), "a").reason == "stop"
+
+
+def test_too_few_pages_for_all_slots_queue_and_never_fail() -> None:
+    engine = engine_of(slots=8, pages=19)
+    for number in range(20):
+        engine.submit(SpeechRequest(id=str(number), text=f"Words number {number}.", seed=number))
+    assert engine.pages == 19
+    for _ in range(3):
+        engine.tick()
+    # Each needs 17 of 19 pages: 500 frames may come, five seconds being the least that a text is given.
+    assert (engine.free_slots, engine.waiting) == (7, 19)
+    events = drain(engine)
+    for number in range(20):
+        assert end(events, str(number)).reason == "stop"
+
+
+def test_a_full_queue_refuses_until_there_is_room() -> None:
+    engine = engine_of(slots=1, max_waiting=2)
+    for name in "abc":
+        engine.submit(SpeechRequest(id=name, text="Some words."))
+    with pytest.raises(EngineBusy, match=r"2 requests \(max_waiting\)"):
+        engine.submit(SpeechRequest(id="d", text="Some words."))
+    engine.cancel("b")
+    engine.submit(SpeechRequest(id="d", text="Some words."))
+    events = drain(engine)
+    assert [end(events, name).reason for name in "abcd"] == ["stop", "cancelled", "stop", "stop"]
+
+
+def test_a_paused_request_goes_on_where_it_was() -> None:
+    text = "A text that is long enough."
+    engine = engine_of(chunk_frames=(1,))
+    for name in ("paused", "other"):
+        engine.submit(SpeechRequest(id=name, text=text, seed=3))
+    events = [event for _ in range(4) for event in engine.tick()]
+    engine.pause("paused")
+    engine.pause("unknown")
+    events += engine.tick()
+    before = len(audio(events, "paused"))
+    while engine.has_work:
+        events += engine.tick()
+    assert end(events, "other").reason == "stop"
+    assert len(audio(events, "paused")) == before < len(audio(events, "other"))
+    assert engine.free_slots == 2
+    engine.resume("paused")
+    engine.resume("unknown")
+    events += drain(engine)
+    assert end(events, "paused").reason == "stop"
+    np.testing.assert_array_equal(audio(events, "paused"), speak(SpeechRequest(id="a", text=text, seed=3))[0])
+
+
+def test_a_paused_request_can_be_cancelled() -> None:
+    engine = engine_of()
+    engine.submit(SpeechRequest(id="a", text="Some words."))
+    engine.tick()
+    engine.pause("a")
+    engine.cancel("a")
+    assert end(drain(engine), "a").reason == "cancelled"
+
+
+def test_results_of_a_request_that_left_are_not_taken_for_those_of_the_next_in_its_slot() -> None:
+    engine, events = engine_of(slots=1), []
+    for number in range(6):
+        engine.submit(SpeechRequest(id=str(number), text="Words of some length.", seed=number))
+        events += [event for _ in range(number) for event in engine.tick()]
+        engine.cancel(str(number))
+    last = SpeechRequest(id="last", text="Hello there.", seed=9)
+    engine.submit(last)
+    events += drain(engine)
+    np.testing.assert_array_equal(audio(events, "last"), speak(last)[0])
+
+
+class Faulty(SineModel):
+    """Raises `error` in the next `frame`, or in the next `decode` of its codec."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fault, self.error = "", RuntimeError("out of order")
+        self.codec.decode = self._watched("decode", self.codec.decode)
+        self.frame = self._watched("frame", self.frame)
+
+    def _watched(self, name, function):
+        def call(*args):
+            if self.fault == name:
+                self.fault = ""
+                raise self.error
+            return function(*args)
+
+        return call
+
+
+@pytest.mark.parametrize("fault", ["frame", "decode"])
+def test_a_launch_that_fails_fails_its_requests_and_the_engine_lives_on(fault: str) -> None:
+    model = Faulty()
+    engine = Engine(model, config_of(slots=2))
+    requests = [SpeechRequest(id=str(number), text=f"Request number {number}.", seed=number) for number in range(4)]
+    for request in requests:
+        engine.submit(request)
+    events = engine.tick()
+    model.fault = fault
+    events += drain(engine)
+    for request in requests[:2]:
+        assert end(events, request.id) == Failed(
+            request_id=request.id, code="engine", message="RuntimeError: out of order"
+        )
+    for request in requests[2:]:
+        np.testing.assert_array_equal(audio(events, request.id), speak(request)[0])
+
+
+def test_a_tick_that_is_broken_off_fails_who_runs_and_keeps_who_waits() -> None:
+    model = Faulty()
+    engine = Engine(model, config_of(slots=1))
+    for name in ("running", "waiting"):
+        engine.submit(SpeechRequest(id=name, text="Some words to say."))
+    events = engine.tick()
+    model.fault, model.error = "frame", KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        engine.tick()
+    events += drain(engine)
+    failed = end(events, "running")
+    assert (failed.code, "KeyboardInterrupt" in failed.message) == ("engine", True)
+    np.testing.assert_array_equal(audio(events, "waiting"), speak(SpeechRequest(id="a", text="Some words to say."))[0])
 
 
 def test_an_id_can_be_used_again_only_after_its_end() -> None:
@@ -283,7 +327,7 @@ def test_the_prompt_is_told_resolved_sampling_and_the_limit_of_its_segment() -> 
             seen.append((request.max_frames, request.sampling, request.language))
             return super().prepare(request, segment, index, before, voice)
 
-    engine = Engine(Recorder(), CONFIG)
+    engine = Engine(Recorder(), config_of())
     speak(SpeechRequest(id="a", text=LONG, max_frames=100, sampling=SamplingParams(top_k=7)), engine)
     assert [limit for limit, _, _ in seen] == [100, 68, 40, 4]
     assert {(s.top_k, s.temperature, language) for _, s, language in seen} == {(7, 1.0, "auto")}

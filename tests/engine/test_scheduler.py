@@ -1,141 +1,336 @@
-"""The scheduler alone: slots, the order of admission, and chunks that follow the listener."""
+"""The scheduler alone: places, the order of admission, and chunks that follow the listener. Time is told, not taken."""
 
+import dataclasses
+import random
 import subprocess
 import sys
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import SpeechRequest
 from sonoro.engine.request import RunningRequest
-from sonoro.engine.scheduler import Scheduler
+from sonoro.engine.scheduler import Plan, Scheduler
+
+FRAME_S = 0.08
+LIMIT = 1000
 
 
-def waiting(name: str, limit: int = 100, index: int = 0) -> RunningRequest:
+def scheduler_of(pages: int = 1_000_000, **changes: object) -> Scheduler:
+    values = {"slots": 16, "max_positions": 20_000, "prefill_tokens": 20_000} | changes
+    config = dataclasses.replace(EngineConfig(**values).resolve(), codec_batches=values.get("codec_batches", ()))
+    return Scheduler(config, pages, FRAME_S)
+
+
+def waiting(name: str, limit: int = LIMIT, index: int = 0, positions: int = 10) -> RunningRequest:
     request = SpeechRequest(id=name, text="a")
-    return RunningRequest(request, ["a", "b", "c"], None, accepted_at_s=0.0, index=index, limit=limit)
+    row = RunningRequest(request, ["a", "b", "c"], None, accepted_at_s=0.0, index=index, limit=limit)
+    row.prompt = SimpleNamespace(positions=positions)
+    return row
 
 
 def names(rows: list[RunningRequest]) -> list[str]:
     return [row.request.id for row in rows]
 
 
-def run_one_tick(scheduler: Scheduler, lengths: dict[str, int]) -> dict[str, int]:
-    """Do what a plan says for requests that end after `lengths` frames; frames decoded by request."""
-    plan = scheduler.plan()
-    for row in plan.frame:
-        if row.length == lengths[row.request.id]:
-            row.is_done = True
-        else:
-            row.length += 1
-            row.is_done = row.length == row.limit
-    decoded = {}
-    for frames, rows in plan.codec.items():
-        for row in rows:
-            made = min(frames, row.length - row.decoded)
-            assert made in (frames, frames - 1), "at most the frame of this tick may be missing"
-            row.decoded += made
-            decoded[row.request.id] = made
-    return decoded
+def codec_of(plan: Plan) -> dict[int, list[str]]:
+    return {frames: names(rows) for frames, rows in plan.codec.items()}
 
 
-def chunks_of(config: EngineConfig, length: int, limit: int = 1000, frames_before: int = 0) -> list[int]:
-    scheduler = Scheduler(config)
-    row = waiting("a", limit)
-    row.frames_before = frames_before
-    scheduler.add(row)
-    chunks = []
-    while not row.is_drained:
-        chunks += [made for made in run_one_tick(scheduler, {"a": length}).values() if made]
-    return chunks
+class Simulation:
+    """Ticks of known duration over requests of known length, their results read one tick late."""
+
+    def __init__(self, scheduler: Scheduler, lengths: dict[str, int], tick_s: Callable[[], float]) -> None:
+        self.scheduler, self.lengths, self._next_tick_s = scheduler, lengths, tick_s
+        self.now_s, self.average_s, self.ticks = 0.0, FRAME_S / 2, 0
+        self.heard: dict[str, list[tuple[float, int]]] = {name: [] for name in lengths}
+        self.plans: list[tuple[Plan, dict[RunningRequest, int]]] = []
+
+    def tick(self) -> Plan:
+        plan = self.scheduler.plan(self.now_s, self.average_s)
+        tick_s = self._next_tick_s()
+        self.average_s += 0.2 * (tick_s - self.average_s)
+        self.now_s += tick_s
+        self.ticks += 1
+        self.plans.append((plan, {row: row.steps for row in self.scheduler.running}))
+        if len(self.plans) > 1:
+            self._collect(*self.plans.pop(0))
+        return plan
+
+    def run(self) -> None:
+        while self.scheduler.has_work:
+            self.tick()
+
+    def _collect(self, plan: Plan, steps: dict[RunningRequest, int]) -> None:
+        for row in plan.frame:
+            if row.place is not None:
+                length = self.lengths[row.request.id]
+                row.length = min(steps[row], length)
+                row.is_done = steps[row] > length or steps[row] == row.limit
+        for frames, rows in plan.codec.items():
+            for row in rows:
+                made = min(frames, row.length - row.decoded)
+                if row.place is not None and made:
+                    row.heard(made, self.now_s, FRAME_S)
+                    self.heard[row.request.id].append((self.now_s, made))
+        for row in list(self.scheduler.running):
+            if row.is_drained:
+                self.scheduler.release(row)
+
+    def underruns(self, name: str) -> int:
+        """How often a listener who plays from the first chunk on had nothing left."""
+        [(until_s, _), *_] = self.heard[name]
+        count = 0
+        for at_s, frames in self.heard[name]:
+            count += at_s > until_s + 1e-9
+            until_s = max(until_s, at_s) + frames * FRAME_S
+        return count
+
+
+def chunks_of(tick_s: float, length: int, limit: int = LIMIT, **changes: object) -> list[int]:
+    scheduler = scheduler_of(**changes)
+    simulation = Simulation(scheduler, {"a": length}, lambda: tick_s)
+    simulation.average_s = tick_s
+    scheduler.add(waiting("a", limit))
+    simulation.run()
+    return [frames for _, frames in simulation.heard["a"]]
 
 
 @pytest.mark.parametrize(
-    ("length", "expected"),
+    ("tick_s", "length", "expected"),
     [
-        (0, []),
-        (1, [1]),
-        (2, [1, 1]),
-        (3, [1, 2]),
-        (15, [1, 2, 4, 8]),
-        (16, [1, 2, 4, 8, 1]),
-        (50, [1, 2, 4, 8, 12, 12, 11]),
+        (0.001, 0, []),
+        (0.001, 1, [1]),
+        (0.001, 3, [1, 2]),
+        (0.001, 40, [1, 12, 12, 12, 3]),
+        (0.011, 40, [1, 2, 4, 12, 12, 9]),
+        (0.020, 20, [1, 1, 2, 4, 12]),
+        (0.070, 8, [1] * 8),
+        (0.100, 20, [1, 12, 7]),
     ],
 )
-def test_chunks_double_up_to_the_largest_and_the_last_takes_the_rest(length: int, expected: list[int]) -> None:
-    assert chunks_of(EngineConfig(), length) == expected
+def test_chunks_grow_as_the_lead_of_the_listener_allows(tick_s: float, length: int, expected: list[int]) -> None:
+    """At 100 ms a tick the engine is slower than playback, and nothing is gained by short chunks."""
+    assert chunks_of(tick_s, length) == expected
 
 
-def test_chunk_policy_is_configured() -> None:
-    assert chunks_of(EngineConfig(first_chunk_frames=2, chunk_growth=3, max_chunk_frames=18), 50) == [2, 6, 18, 18, 6]
-    assert chunks_of(EngineConfig(first_chunk_frames=5, chunk_growth=1, max_chunk_frames=12), 12) == [5, 5, 2]
+def test_the_lengths_of_chunks_are_configured() -> None:
+    assert chunks_of(0.001, 50, chunk_frames=(2, 7)) == [2, 7, 7, 7, 7, 7, 7, 6]
+    assert chunks_of(0.001, 12, chunk_frames=(5,)) == [5, 5, 2]
 
 
-def test_a_later_segment_goes_on_with_long_chunks() -> None:
-    assert chunks_of(EngineConfig(), 20, frames_before=30) == [12, 8]
+def test_a_chunk_is_one_of_the_captured_lengths_and_the_last_is_padded_up() -> None:
+    scheduler = scheduler_of()
+    simulation = Simulation(scheduler, {"a": 1000}, lambda: 0.001)
+    scheduler.add(waiting("a", limit=20))
+    launched = []
+    while scheduler.has_work:
+        launched += simulation.tick().codec
+    assert set(launched) <= set(EngineConfig().chunk_frames)
+    heard = [frames for _, frames in simulation.heard["a"]]
+    assert sum(heard) == 20
+    assert launched[:-1] == heard[:-1]
+    assert launched[-1] == next(size for size in EngineConfig().chunk_frames if size >= heard[-1])
 
 
 def test_a_request_at_its_limit_is_decoded_without_waiting_for_another_tick() -> None:
-    scheduler = Scheduler(EngineConfig())
-    row = waiting("a", limit=5)
-    scheduler.add(row)
-    ticks = 0
-    while not row.is_drained:
-        run_one_tick(scheduler, {"a": 1000})
-        ticks += 1
-    assert (ticks, row.decoded) == (5, 5)
-
-
-def test_the_first_frame_is_audio_in_the_tick_that_admits() -> None:
-    scheduler = Scheduler(EngineConfig())
-    scheduler.add(waiting("a"))
-    plan = scheduler.plan()
-    assert (names(plan.admit), names(plan.frame), {n: names(rows) for n, rows in plan.codec.items()}) == (
-        ["a"],
-        ["a"],
-        {1: ["a"]},
-    )
-
-
-def test_chunks_of_one_length_are_decoded_together_shortest_first() -> None:
-    scheduler = Scheduler(EngineConfig())
-    rows = [waiting(name) for name in "abc"]
-    for row, decoded, length in zip(rows, (3, 0, 3), (6, 0, 6), strict=True):
-        row.decoded, row.length = decoded, length
-        scheduler.add(row)
-    plan = scheduler.plan()
-    assert [(frames, names(due)) for frames, due in plan.codec.items()] == [(1, ["b"]), (4, ["a", "c"])]
-
-
-def test_slots_are_given_first_come_first_served_and_reused() -> None:
-    scheduler = Scheduler(EngineConfig(slots=2))
-    rows = {name: waiting(name) for name in "abcd"}
-    for row in rows.values():
-        scheduler.add(row)
-    assert names(scheduler.plan().admit) == ["a", "b"]
-    assert scheduler.plan().admit == []
-    scheduler.release(rows["a"])
-    plan = scheduler.plan()
-    assert names(plan.admit) == ["c"]
-    assert {row.request.id: row.slot for row in plan.frame} == {"b": 1, "c": 0}
-    for name in "bcd":
-        scheduler.release(rows[name])
-    assert scheduler.free_slots == 2
+    scheduler = scheduler_of()
+    simulation = Simulation(scheduler, {"a": 1000}, lambda: 0.001)
+    simulation.average_s = 0.001
+    scheduler.add(waiting("a", limit=5))
+    plans = [simulation.tick() for _ in range(6)]
+    assert [codec_of(plan) for plan in plans] == [{1: ["a"]}, {}, {}, {}, {4: ["a"]}, {}]
+    assert [names(plan.frame) for plan in plans] == [["a"]] * 5 + [[]]
     assert not scheduler.has_work
 
 
-def test_a_request_that_has_begun_to_speak_goes_first() -> None:
-    scheduler = Scheduler(EngineConfig(slots=1))
+def test_the_first_frame_is_audio_in_the_tick_that_admits() -> None:
+    scheduler = scheduler_of()
+    scheduler.add(waiting("a"))
+    plan = scheduler.plan(0.0, 0.01)
+    assert (names(plan.admit), names(plan.frame), codec_of(plan)) == (["a"], ["a"], {1: ["a"]})
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("mean_s", [0.004, 0.015, 0.03, 0.05])
+def test_a_listener_at_playback_speed_never_runs_out(mean_s: float, seed: int) -> None:
+    """Requests come and go; a tick takes between a half and one and a half times its average, 75 ms at most."""
+    draw = random.Random(seed)
+    scheduler = scheduler_of(slots=8, codec_frames=draw.choice([8, 16, 32]), codec_batches=(1, 4, 8))
+    lengths = {str(number): draw.randint(20, 120) for number in range(24)}
+    simulation = Simulation(scheduler, lengths, lambda: mean_s * draw.uniform(0.5, 1.5))
+    rows = [waiting(name) for name in lengths]
+    while rows or scheduler.has_work:
+        if rows and draw.random() < 0.2:
+            scheduler.add(rows.pop())
+        simulation.tick()
+    for name, length in lengths.items():
+        assert sum(frames for _, frames in simulation.heard[name]) == length
+        assert simulation.underruns(name) == 0, (name, simulation.heard[name])
+
+
+def speaking(name: str, ready: int, lead_frames: float, now_s: float = 10.0) -> RunningRequest:
+    """A request that has `ready` frames to decode after the next step, and so much audio left to play."""
+    row = waiting(name)
+    row.steps = 100 + ready - 1
+    row.columns = row.decoded = 100
+    row.first_audio_at_s, row.plays_until_s = 0.0, now_s + lead_frames * FRAME_S
+    return row
+
+
+def test_first_chunks_go_first_then_the_earliest_deadline_within_the_frames_of_a_tick() -> None:
+    scheduler = scheduler_of(slots=8, codec_frames=24)
+    for name, lead in (("long", 50), ("short", 20), ("middle", 30)):
+        scheduler.add(speaking(name, 12, lead))
     scheduler.add(waiting("new"))
-    scheduler.add(waiting("speaking", index=1))
-    assert names(scheduler.plan().admit) == ["speaking"]
+    first = scheduler.plan(10.0, 0.001)
+    assert codec_of(first) == {1: ["new"], 12: ["short"]}
+    # What was left over is still due, whatever came meanwhile.
+    assert codec_of(scheduler.plan(10.0, 0.001)) == {12: ["middle", "long"]}
+    assert codec_of(scheduler.plan(10.0, 0.001)) == {}
 
 
-def test_prefills_per_tick_are_bounded() -> None:
-    scheduler = Scheduler(EngineConfig(slots=8, max_prefills=3))
-    for name in "abcdefgh":
-        scheduler.add(waiting(name))
-    assert [len(scheduler.plan().admit) for _ in range(4)] == [3, 3, 2, 0]
+def test_whoever_would_run_out_goes_beyond_the_frames_of_a_tick() -> None:
+    scheduler = scheduler_of(slots=8, codec_frames=12)
+    for name, lead in (("a", 1), ("b", 40), ("c", 2), ("d", 3)):
+        scheduler.add(speaking(name, 12, lead))
+    assert codec_of(scheduler.plan(10.0, 0.05)) == {12: ["a", "c", "d"]}
+
+
+def test_a_first_chunk_is_not_held_up_by_those_who_would_run_out() -> None:
+    scheduler = scheduler_of(slots=8, codec_frames=12)
+    scheduler.add(speaking("late", 12, 0.1))
+    scheduler.add(waiting("new"))
+    assert codec_of(scheduler.plan(10.0, 0.05)) == {1: ["new"], 12: ["late"]}
+
+
+def test_a_launch_goes_even_if_it_alone_is_more_than_the_frames_of_a_tick() -> None:
+    scheduler = scheduler_of(slots=2, codec_frames=4)
+    for name in "ab":
+        scheduler.add(speaking(name, 12, 60))
+    assert codec_of(scheduler.plan(10.0, 0.001)) == {12: ["a"]}
+
+
+def test_those_that_can_wait_fill_captured_batches() -> None:
+    scheduler = scheduler_of(codec_batches=(1, 4, 16), codec_frames=1000)
+    for number in range(6):
+        scheduler.add(speaking(str(number), 12, 60 + number))
+    assert codec_of(scheduler.plan(10.0, 0.001)) == {12: ["0", "1", "2", "3"]}
+    assert codec_of(scheduler.plan(10.0, 0.001)) == {12: ["4"]}
+    # A deadline does not wait for company, nor does a slot that is only held.
+    late, ended = speaking("late", 12, 0.1), speaking("ended", 12, 60)
+    ended.is_done, ended.length = True, 112
+    for row in (late, ended):
+        scheduler.add(row)
+    assert codec_of(scheduler.plan(10.0, 0.01)) == {12: ["late", "ended"]}
+
+
+def test_slots_are_given_first_come_first_served_and_reused() -> None:
+    scheduler = scheduler_of(slots=2)
+    rows = {name: waiting(name) for name in "abcd"}
+    for row in rows.values():
+        scheduler.add(row)
+    assert names(scheduler.plan(0.0, 0.01).admit) == ["a", "b"]
+    assert scheduler.plan(0.0, 0.01).admit == []
+    place = rows["a"].place
+    scheduler.release(rows["a"])
+    plan = scheduler.plan(0.0, 0.01)
+    assert names(plan.admit) == ["c"]
+    assert {row.request.id: row.place.slot for row in plan.frame} == {"b": 1, "c": 0}
+    assert rows["c"].place is not place
+    for name in "bcd":
+        scheduler.release(rows[name])
+    assert (scheduler.free_slots, scheduler.free_pages, scheduler.waiting) == (2, 1_000_000, 0)
+    assert not scheduler.has_work
+
+
+def test_all_pages_of_a_segment_are_its_own_until_it_ends() -> None:
+    scheduler = scheduler_of(page_positions=32, pages=700, max_frames=1024, max_positions=20_000)
+    row = waiting("a", limit=119, positions=10)
+    scheduler.add(row)
+    scheduler.plan(0.0, 0.01)
+    assert len(row.place.pages) == 5
+    assert scheduler.free_pages == 695
+    scheduler.release(row)
+    assert scheduler.free_pages == 700
+
+
+def test_too_few_pages_queue_and_nobody_overtakes() -> None:
+    scheduler = scheduler_of(pages=10, page_positions=32)
+    rows = {name: waiting(name, limit=limit) for name, limit in (("a", 180), ("b", 150), ("c", 20))}
+    for row in rows.values():
+        scheduler.add(row)
+    assert names(scheduler.plan(0.0, 0.01).admit) == ["a"]
+    assert scheduler.free_pages == 4
+    assert scheduler.plan(0.0, 0.01).admit == []
+    scheduler.release(rows["a"])
+    assert names(scheduler.plan(0.0, 0.01).admit) == ["b", "c"]
+
+
+def test_a_request_that_has_begun_to_speak_goes_first() -> None:
+    scheduler = scheduler_of(slots=1)
+    for row in (waiting("new"), waiting("speaking", index=1), waiting("too", index=2)):
+        scheduler.add(row)
+    admitted = []
+    while scheduler.waiting:
+        [row] = scheduler.plan(0.0, 0.01).admit
+        admitted.append(row.request.id)
+        scheduler.release(row)
+    assert admitted == ["speaking", "too", "new"]
+
+
+def test_prompt_rows_per_tick_are_bounded() -> None:
+    scheduler = scheduler_of(slots=8, max_frames=12, max_positions=112, prefill_tokens=111)
+    for name, positions in zip("abcdefg", (40, 50, 30, 60, 90, 10, 20), strict=True):
+        scheduler.add(waiting(name, limit=10, positions=positions))
+    admitted = [names(scheduler.plan(0.0, 0.01).admit) for _ in range(4)]
+    assert admitted == [["a", "b"], ["c", "d"], ["e", "f"], ["g"]]
+
+
+def test_those_who_run_take_part_in_every_tick_that_admits_others() -> None:
+    scheduler = scheduler_of(slots=8, max_frames=12, max_positions=112, prefill_tokens=111)
+    first = waiting("first", limit=10)
+    scheduler.add(first)
+    scheduler.plan(0.0, 0.01)
+    for number in range(5):
+        scheduler.add(waiting(str(number), limit=10, positions=90))
+    for number in range(5):
+        plan = scheduler.plan(0.0, 0.01)
+        assert names(plan.admit) == [str(number)]
+        assert {"first", str(number)} <= set(names(plan.frame))
+    assert first.steps == 6
+
+
+def test_a_paused_request_keeps_its_slot_and_takes_part_in_nothing() -> None:
+    scheduler = scheduler_of(slots=2)
+    rows = {name: waiting(name) for name in "abc"}
+    for row in rows.values():
+        scheduler.add(row)
+    rows["b"].is_paused = True
+    plan = scheduler.plan(0.0, 0.01)
+    assert (names(plan.admit), names(plan.frame)) == (["a", "c"], ["a", "c"])
+    rows["a"].is_paused = rows["c"].is_paused = True
+    steps, place = rows["a"].steps, rows["a"].place
+    assert not scheduler.has_work
+    assert scheduler.plan(5.0, 0.01).is_empty
+    assert (rows["a"].steps, rows["a"].place) == (steps, place)
+    rows["a"].is_paused = False
+    assert scheduler.has_work
+    assert names(scheduler.plan(5.0, 0.01).frame) == ["a"]
+
+
+def test_the_queue_is_bounded_beyond_the_free_slots() -> None:
+    scheduler = scheduler_of(slots=2, max_waiting=3)
+    for number in range(5):
+        assert not scheduler.is_full
+        scheduler.add(waiting(str(number)))
+    assert scheduler.is_full
+    scheduler.plan(0.0, 0.01)
+    assert scheduler.is_full
+    scheduler.release(scheduler.running[0])
+    assert not scheduler.is_full
 
 
 def test_the_scheduler_does_not_load_torch() -> None:

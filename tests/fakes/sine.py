@@ -1,7 +1,8 @@
 """A speech model that speaks sine waves: one frame per character, its pitch from voice, seed, segment and position.
 
 The codec keeps each slot's phase, so a chunk cut or joined wrongly is heard. "unspeakable" cannot be prepared,
-"explosive" cannot be prefilled. Knows only the protocols.
+"explosive" cannot be staged. A row that is stepped before all of its prompt was run, that is not where it was staged,
+or whose pages belong to another, fails loudly. Knows only the protocols.
 """
 
 from types import SimpleNamespace
@@ -34,13 +35,15 @@ class SineCodec:
 
 
 class SineModel:
+    position_bytes = 64
+
     def __init__(self, voices=("low", "high")):
         modes = ("named", "cloned") if voices else ("cloned",)
         sampling = SamplingParams(temperature=1.0, top_k=50, top_p=1.0, repetition_penalty=1.0)
         options = (OptionSpec(name="loudness", type="int", default=50, minimum=0, maximum=100),)
         self.spec = ModelSpec(name="sine", sample_rate=8000, hop=80, max_frames=2000, voice_modes=modes, voices=voices,
                               languages=("auto", "english"), sampling=sampling, options=options)  # fmt: skip
-        self.codec, self.encoded = SineCodec(), 0
+        self.codec, self.encoded, self.checked = SineCodec(), 0, []
 
     def segments(self, text, language):
         return [text]
@@ -51,7 +54,9 @@ class SineModel:
         limits = request.max_frames, request.ignore_eos, request.options
         controls = Controls(request.sampling, request.seed, index, *limits)
         pitch = (voice.data if voice else self.spec.voices.index(request.voice) * 20) + request.seed + index
-        made = {"pitch": pitch + sum(map(len, before)), "loudness": request.options["loudness"], "text": segment}
+        # What was said before is heard in the pitch, every code of it.
+        pitch += sum(len(frames) + int(frames[:, 0].sum()) for frames in before)
+        made = {"pitch": pitch, "loudness": request.options["loudness"], "text": segment}
         return SimpleNamespace(controls=controls, voice=voice, positions=len(segment), text_ids=len(segment), **made)
 
     def encode_voice(self, references):
@@ -59,20 +64,47 @@ class SineModel:
         return Voice(5, torch.tensor([[[7, 50]]]).repeat(1, 9, 1)[0] if references[0].use == "prompt" else None)
 
     def allocate(self, capacity):
-        length, target, limit, pitch = torch.zeros(4, capacity.slots + 1).long()
-        done = length > 0
+        """`missing` counts prompt rows not yet run, `owner` says whose a staged row is, `held` who was given pages."""
+        length, target, limit, pitch, missing = torch.zeros(5, capacity.slots + 1).long()
         frames = torch.zeros(capacity.slots + 1, capacity.max_frames, 2).long()
-        return SimpleNamespace(done=done, length=length, target=target, limit=limit, pitch=pitch, frames=frames)
+        owner = torch.full((capacity.max_tokens + 1,), capacity.slots)
+        rows = {"length": length, "target": target, "limit": limit, "pitch": pitch, "missing": missing}
+        return SimpleNamespace(done=length == 0, frames=frames, owner=owner, held={}, capacity=capacity, **rows)
 
-    def prefill(self, state, prompts, slots):
-        for prompt, slot in zip(prompts, slots.tolist(), strict=True):
+    def check_kernels(self, state, rows):
+        assert state.done.all(), "kernels are checked before anybody speaks"
+        self.checked.append(rows)
+
+    def reset(self, state, slots):
+        for slot in slots:
+            state.done[slot], state.length[slot], state.frames[slot], state.missing[slot] = True, 0, 0, 0
+            state.held.pop(slot, None)
+
+    def stage(self, state, prompts, slots, pages):
+        self.reset(state, slots)
+        end, capacity = 0, state.capacity
+        for prompt, slot, given in zip(prompts, slots, pages, strict=True):
             if "explosive" in prompt.text:
                 raise RuntimeError("it exploded")
-            state.done[slot], state.length[slot], state.pitch[slot] = False, 0, prompt.pitch
+            in_use = {page for other, held in state.held.items() if not state.done[other] for page in held}
+            assert not in_use & set(given), "a page was given to two rows"
+            assert len(set(given)) * capacity.page_positions >= prompt.positions + prompt.controls.max_frames
+            assert set(given) <= set(range(capacity.pages)), "the last page is scratch"
+            state.held[slot], state.missing[slot], state.done[slot] = list(given), prompt.positions, False
             state.limit[slot], state.frames[slot, :, 1] = prompt.controls.max_frames, prompt.loudness
             state.target[slot] = state.limit[slot] + 1 if prompt.controls.ignore_eos else len(prompt.text)
+            state.pitch[slot] = prompt.pitch
+            state.owner[end : end + prompt.positions] = slot
+            end += prompt.positions
+        assert end <= capacity.max_tokens, "more prompt rows than can be staged"
+        return end
+
+    def prefill(self, state, tokens):
+        state.missing -= torch.bincount(state.owner[tokens], minlength=len(state.missing))
+        state.missing[-1] = 0
 
     def frame(self, state, slots):
+        assert not state.missing[slots].any(), "a row was stepped before its prompt was run"
         at = state.length[slots]
         keeps = ~state.done[slots] & (at < state.target[slots])
         state.frames[slots[keeps], at[keeps], 0] = (state.pitch[slots] + at * at)[keeps] % 50

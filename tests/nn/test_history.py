@@ -122,19 +122,20 @@ def test_reset_forgets_the_given_rows_alone(history):
         assert tensor[[0, 2, 3, 5]].flatten(1).any(1).all() if tensor.ndim > 1 else tensor[[0, 2, 3, 5]].all()
 
 
-def test_a_saved_row_continues_in_another(history):
+def test_a_saved_row_continues_in_others(history):
     x = draw(1)
     whole = WHOLE.extend("a", x, LENGTH)
     rows = history.at(torch.tensor([1]))
     rows.extend("a", x[:, :7], LENGTH)
     rows.advance(7)
-    saved = history.save(1)
+    saved = history.save(torch.tensor([1]))
     scramble(history)
-    for slot in (3, 0):
-        history.load(slot, saved)
-        rows = history.at(torch.tensor([slot]))
-        assert rows.positions(2, x.device).tolist() == [[7, 8]]
-        assert torch.equal(rows.extend("a", x[:, 7:9], LENGTH), whole[:, 7 : 7 + LENGTH + 2])
+    for slots in (torch.tensor([3]), torch.tensor([0, 4])):
+        history.load(slots, saved)
+        rows = history.at(slots)
+        assert rows.positions(2, x.device).tolist() == [[7, 8]] * len(slots)
+        joined = rows.extend("a", x[:, 7:9].expand(len(slots), -1, -1), LENGTH)
+        assert torch.equal(joined, whole[:, 7 : 7 + LENGTH + 2].expand(len(slots), -1, -1))
 
 
 def test_history_keeps_no_graph_and_never_reallocates(history):
@@ -146,7 +147,7 @@ def test_history_keeps_no_graph_and_never_reallocates(history):
     rows.advance(12)
     assert not any(tensor.requires_grad for tensor in history.columns.values())
     history.reset(torch.tensor([0]))
-    history.load(0, history.save(1))
+    history.load(torch.tensor([0]), history.save(torch.tensor([1])))
     assert {key: tensor.data_ptr() for key, tensor in history.columns.items()} == storage
 
 

@@ -1,8 +1,9 @@
-"""Sampling rows: what is set is read back by slot, and the host knows which processors are needed."""
+"""Sampling rows: what is set is read back by slot."""
 
+import pytest
 import torch
 
-from sonoro.runtime.sampling import Filters, RowControls, SamplingRows
+from sonoro.runtime.sampling import RowControls, SamplingRows
 
 
 def row(temperature: float = 0.9, top_k: int = 50, top_p: float = 1.0, **more: float) -> RowControls:
@@ -25,23 +26,19 @@ def test_rows_are_read_back_in_the_order_of_the_slots() -> None:
     assert found.max_frames.tolist() == [10, 10, 10]
 
 
-def test_filters_follow_the_slots_that_are_set() -> None:
-    rows = SamplingRows(4, torch.device("cpu"))
-    assert rows.filters == Filters(0, needs_top_p=False)
-    rows.set([0, 1], [row(top_k=3), row(top_k=100)])
-    assert rows.filters == Filters(128, needs_top_p=False)
-    rows.set([2], [row(top_k=0, top_p=0.9)])
-    assert rows.filters == Filters(128, needs_top_p=True)
-    rows.clear([1, 2])
-    assert rows.filters == Filters(64, needs_top_p=False)
-    assert rows.read(torch.tensor([1])).is_greedy.item()
+def test_a_cleared_row_is_as_if_never_set() -> None:
+    rows, fresh = (SamplingRows(4, torch.device("cpu")) for _ in range(2))
+    rows.set([0, 1], [row(0.7, 3, 0.9, ignore_eos=True), row(top_k=100)])
+    rows.clear([1, 0])
+    everything = torch.arange(5)
+    for found, expected in zip(rows.read(everything), fresh.read(everything), strict=True):
+        assert torch.equal(found, expected)
 
 
-def test_a_greedy_row_needs_no_filter_and_divides_by_nothing() -> None:
+def test_a_greedy_row_filters_nothing_and_divides_by_nothing() -> None:
     rows = SamplingRows(2, torch.device("cpu"))
     rows.set([0], [row(temperature=0, top_k=7, top_p=0.3)])
     found = rows.read(torch.tensor([0]))
-    assert rows.filters == Filters(0, needs_top_p=False)
     assert found.is_greedy.item()
     assert (found.temperature.item(), found.top_k.item(), found.top_p.item()) == (1.0, 0, 1.0)
 
@@ -50,3 +47,16 @@ def test_rows_never_set_end_at_once() -> None:
     found = SamplingRows(2, torch.device("cpu")).read(torch.tensor([0, 2]))
     assert found.max_frames.tolist() == [0, 0]
     assert found.is_greedy.all()
+
+
+@pytest.mark.gpu
+def test_rows_set_behind_running_work_do_not_wait_for_it() -> None:
+    device = torch.device("cuda")
+    rows, index = SamplingRows(3, device), torch.tensor([2, 1], device=device)
+    rows.set([0], [row()])
+    torch.cuda.synchronize()
+    torch.cuda._sleep(400_000_000)
+    for seed in range(20):
+        rows.set([1, 2], [row(seed=seed), row(seed=seed + 100)])
+    assert not torch.cuda.current_stream().query()
+    assert rows.read(index).seed.tolist() == [119, 19]

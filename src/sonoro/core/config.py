@@ -27,37 +27,80 @@ LOG_LEVEL_VARIABLE = "SONORO_LOG_LEVEL"
 class EngineConfig:
     """How much the engine holds and how it divides its work. Raises `ConfigError` naming field, value and limit.
 
-    `slots`: requests that run at once. `max_positions`: backbone positions of a slot, prompt and frames together.
-    `max_frames`: frames of one segment. `max_text`: pending text ids of a slot. `max_characters`: letters of one
-    segment (as `sonoro.core.text.spoken_length` counts). `max_prefills`: prompts per tick. `max_voices`: encoded
-    references kept. A request's first chunk is `first_chunk_frames` long; each later one `chunk_growth` times the one
-    before, up to `max_chunk_frames`.
+    What it holds. `slots`: requests that run at once; `max_waiting`: requests that may wait for one. `max_positions`:
+    backbone positions of a slot, prompt and frames together; `max_frames`: frames of one segment; `max_text`: pending
+    text ids of a slot. `max_characters`: letters of one segment (as `sonoro.core.text.spoken_length` counts).
+    `max_voices`: encoded references kept. `page_positions`: positions of a page; `pages`: pages shared by all slots, 0
+    for as many as the slots can use or `memory_fraction` of the card allows.
+
+    How it divides the work. `prefill_tokens`: prompt rows run in one tick. `chunk_frames`: the lengths at which audio
+    is decoded, the first of them first; later ones as the listener's lead allows. `codec_frames`: frames decoded in
+    one tick at most, 0 for four times the slots.
+
+    What is captured at start, ascending; empty for powers of two. `frame_batches` up to `slots`, `prefill_buckets` up
+    to 128 tokens, `codec_batches` up to 64 rows. `is_eager` captures nothing: the same kernels, launched one by one.
     """
 
-    slots: int = 4
+    slots: int = 16
+    max_waiting: int = 1024
     max_positions: int = 2048
     max_frames: int = 1024
     max_text: int = 1024
     max_characters: int = 300
-    max_prefills: int = 4
     max_voices: int = 32
-    first_chunk_frames: int = 1
-    chunk_growth: float = 2.0
-    max_chunk_frames: int = 12
+    page_positions: int = 32
+    pages: int = 0
+    memory_fraction: float = 0.9
+    prefill_tokens: int = 2048
+    chunk_frames: tuple[int, ...] = (1, 2, 4, 12)
+    codec_frames: int = 0
+    frame_batches: tuple[int, ...] = ()
+    prefill_buckets: tuple[int, ...] = ()
+    codec_batches: tuple[int, ...] = ()
+    is_eager: bool = False
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            self._check_type(field.name, is_whole=field.type == "int")
+            self._check_type(field.name, str(field.type))
         self._check("slots", 1, 4096)
+        self._check("max_waiting", 0, 10_000_000)
         self._check("max_frames", 1, 1_000_000)
         self._check("max_positions", self.max_frames + 1, 10_000_000, "room for a prompt before max_frames frames")
         self._check("max_text", 1, 1_000_000)
         self._check("max_characters", MIN_MAX_CHARACTERS, 100_000)
-        self._check("max_prefills", 1, 4096)
         self._check("max_voices", 1, 1_000_000)
-        self._check("first_chunk_frames", 1, self.max_frames, "at most max_frames")
-        self._check("chunk_growth", 1.0, 100.0)
-        self._check("max_chunk_frames", self.first_chunk_frames, self.max_frames, "first_chunk_frames to max_frames")
+        self._check("page_positions", 16, 1024)
+        if self.page_positions & (self.page_positions - 1):
+            raise ConfigError("page_positions", self.page_positions, "it must be a power of two")
+        if self.pages:
+            self._check("pages", self.pages_per_slot, 100_000_000, "one request of max_positions must fit")
+        self._check("memory_fraction", 0.01, 1.0)
+        self._check("prefill_tokens", self.max_positions - 1, 1_000_000, "the longest prompt must fit into a tick")
+        self._check_sizes("chunk_frames", 1, 1024)
+        if not self.chunk_frames:
+            raise ConfigError("chunk_frames", self.chunk_frames, "it must hold at least one length")
+        if self.codec_frames:
+            self._check("codec_frames", self.slots, 10_000_000, "every slot makes a frame in a tick")
+        for name, largest in (("frame_batches", self.slots), ("prefill_buckets", self.prefill_tokens)):
+            self._check_sizes(name, 1, largest)
+        self._check_sizes("codec_batches", 1, 4096)
+        if self.frame_batches and self.frame_batches[-1] != self.slots:
+            raise ConfigError("frame_batches", self.frame_batches, f"the largest must be slots, {self.slots}")
+
+    @property
+    def pages_per_slot(self) -> int:
+        """Pages that hold `max_positions` positions."""
+        return -(-self.max_positions // self.page_positions)
+
+    def resolve(self) -> Self:
+        """This configuration with every size that was left out filled in, except `pages`."""
+        return dataclasses.replace(
+            self,
+            frame_batches=self.frame_batches or _powers_of_two(self.slots),
+            prefill_buckets=self.prefill_buckets or _powers_of_two(min(128, self.prefill_tokens), first=16),
+            codec_batches=self.codec_batches or _powers_of_two(min(64, self.slots), factor=4),
+            codec_frames=self.codec_frames or 4 * self.slots,
+        )
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
@@ -66,7 +109,10 @@ class EngineConfig:
         for key, value in values.items():
             if key not in known:
                 raise ConfigError(str(key), value, "there is no such key; known keys: " + ", ".join(known))
-        return cls(**values)
+        fields: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+        }
+        return cls(**fields)
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
@@ -84,17 +130,45 @@ class EngineConfig:
             raise ConfigError("config", str(path), f"it must hold keys and values, not a {type(values).__name__}")
         return cls.from_mapping(values)
 
-    def _check_type(self, name: str, *, is_whole: bool) -> None:
-        value = getattr(self, name)
-        accepted = (int,) if is_whole else (int, float)
-        if isinstance(value, bool) or not isinstance(value, accepted):
-            raise ConfigError(name, value, f"it must be a {'whole number' if is_whole else 'number'}")
+    def _check_type(self, name: str, kind: str) -> None:
+        value, whole = getattr(self, name), "it must be a whole number"
+        if kind == "bool":
+            is_right, limit = isinstance(value, bool), "it must be true or false"
+        elif kind == "float":
+            is_right, limit = isinstance(value, (int, float)) and not isinstance(value, bool), "it must be a number"
+        elif kind == "int":
+            is_right, limit = _is_whole(value), whole
+        else:
+            is_right = isinstance(value, tuple) and all(map(_is_whole, value))
+            limit = "it must be a list of whole numbers"
+        if not is_right:
+            raise ConfigError(name, value, limit)
+
+    def _check_sizes(self, name: str, low: int, high: int) -> None:
+        sizes = getattr(self, name)
+        if list(sizes) != sorted(set(sizes)):
+            raise ConfigError(name, sizes, "it must ascend, without repeats")
+        if sizes and not low <= sizes[0] <= sizes[-1] <= high:
+            raise ConfigError(name, sizes, f"each must be at least {low} and at most {high}")
 
     def _check(self, name: str, low: float, high: float, reason: str = "") -> None:
         value = getattr(self, name)
         if not low <= value <= high:
             because = f" ({reason})" if reason else ""
             raise ConfigError(name, value, f"it must be at least {low:.15g} and at most {high:.15g}{because}")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _powers_of_two(largest: int, first: int = 1, factor: int = 2) -> tuple[int, ...]:
+    """`first`, `first` * `factor`, ... below `largest`, and `largest`."""
+    sizes = []
+    while first < largest:
+        sizes.append(first)
+        first *= factor
+    return (*sizes, largest)
 
 
 def log_level() -> int:

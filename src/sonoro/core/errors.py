@@ -10,20 +10,28 @@
     │   ├── CheckpointNotFound
     │   └── TensorMismatch        a tensor is missing, extra or misshapen
     ├── OutputError               audio cannot be written where it was asked for
-    └── EngineError               the engine could not serve an accepted request
-        └── EngineClosed
+    └── EngineError               the engine could not serve a request
+        ├── EngineBusy            as many requests are waiting as may wait
+        ├── EngineClosed
+        └── EngineCrashed         its process ended unasked
 
 Each carries a stable `code` for programs and a message for people. Nothing here knows HTTP or a terminal.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 __all__ = [
     "CheckpointError",
     "CheckpointNotFound",
     "ConfigError",
+    "EngineBusy",
     "EngineClosed",
+    "EngineCrashed",
     "EngineError",
+    "ErrorFacts",
     "InvalidReference",
     "InvalidRequest",
     "OutputError",
@@ -103,15 +111,62 @@ class OutputError(SonoroError):
 
 
 class EngineError(SonoroError):
-    """The engine could not serve an accepted request."""
+    """The engine could not serve a request."""
 
     code = "engine"
+
+
+class EngineBusy(EngineError):
+    """As many requests are waiting as may wait; the same request can be accepted later."""
+
+    code = "engine_busy"
 
 
 class EngineClosed(EngineError):
     """The engine was closed before the request finished."""
 
     code = "engine_closed"
+
+
+class EngineCrashed(EngineError):
+    """The process that held the request ended; the message says how. Another takes its place."""
+
+    code = "engine_crashed"
+
+
+class ErrorFacts(NamedTuple):
+    """What of an error crosses to another process. `value` is as the message shows it."""
+
+    code: str
+    message: str
+    field: str | None = None
+    value: str | None = None
+    limit: str | None = None
+
+    @classmethod
+    def of(cls, error: Exception) -> ErrorFacts:
+        """The facts of `error`; one that is not of the tree is an `EngineError` that names its class."""
+        if isinstance(error, _FieldError):
+            return cls(error.code, str(error), error.field, _shown(error.value), error.limit)
+        if isinstance(error, SonoroError):
+            return cls(error.code, str(error))
+        return cls(EngineError.code, f"{type(error).__name__}: {error}")
+
+    @property
+    def error(self) -> SonoroError:
+        """The error itself again: of the class that has this code, with its message, field and limit."""
+        kind = next((kind for kind in _kinds(SonoroError) if kind.code == self.code), EngineError)
+        error = kind.__new__(kind)
+        Exception.__init__(error, self.message)
+        if isinstance(error, _FieldError):
+            error.field, error.value, error.limit = self.field or "", self.value, self.limit or ""
+        return error
+
+
+def _kinds(root: type[SonoroError]) -> Iterator[type[SonoroError]]:
+    yield root
+    for kind in root.__subclasses__():
+        yield from _kinds(kind)
 
 
 def _shown(value: object) -> str:

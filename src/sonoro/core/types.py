@@ -13,7 +13,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from sonoro.core.errors import InvalidReference, InvalidRequest, UnknownLanguage, UnknownVoice
+from sonoro.core.errors import (
+    ErrorFacts,
+    InvalidReference,
+    InvalidRequest,
+    SonoroError,
+    UnknownLanguage,
+    UnknownVoice,
+)
 
 __all__ = [
     "AudioChunk",
@@ -250,7 +257,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     total_s: float
 
 
-class AudioChunk(msgspec.Struct, frozen=True, kw_only=True):
+class AudioChunk(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Consecutive audio of one request: PCM16 little-endian mono; `index` counts from 0."""
 
     request_id: str
@@ -258,7 +265,7 @@ class AudioChunk(msgspec.Struct, frozen=True, kw_only=True):
     pcm: bytes
 
 
-class Finished(msgspec.Struct, frozen=True, kw_only=True):
+class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The end of a request, after its last `AudioChunk`. `frames` counts those turned into audio."""
 
     request_id: str
@@ -267,12 +274,25 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     timings: Timings
 
 
-class Failed(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of a request that could not be served: the error's `code` and message."""
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The end of a request that could not be served: the error's `code` and message, and the field it names if any."""
 
     request_id: str
     code: str
     message: str
+    field: str | None = None
+    value: str | None = None
+    limit: str | None = None
+
+    @classmethod
+    def of(cls, request_id: str, error: Exception) -> Failed:
+        """The failure of `request_id` by `error`."""
+        return cls(request_id=request_id, **ErrorFacts.of(error)._asdict())
+
+    @property
+    def error(self) -> SonoroError:
+        """What to raise for it: the error's own class again."""
+        return ErrorFacts(self.code, self.message, self.field, self.value, self.limit).error
 
 
 Event = AudioChunk | Finished | Failed

@@ -1,64 +1,117 @@
 """Requests in, events out: continuous batching of any `SpeechModel`, one frame of every running request per tick.
 
-Knows the protocols of `models.base` and no model. Not thread-safe: its owner calls it from one thread at a time.
+The host is one tick late: a tick is planned and launched before the results of the one before are read, so the device
+never waits for the host. Knows the protocols of `models.base` and no model. Not thread-safe: its owner calls it from
+one thread at a time.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 
 import msgspec
-import torch
-from torch import Tensor
 
-from sonoro.core.audio import to_pcm16
 from sonoro.core.config import EngineConfig
-from sonoro.core.errors import EngineError, InvalidRequest, SonoroError
+from sonoro.core.errors import EngineBusy, EngineError, InvalidRequest
 from sonoro.core.text import frames_bound, split_text
 from sonoro.core.types import AudioChunk, Event, Failed, Finished, FinishReason, SpeechRequest, Timings
 from sonoro.engine.request import RunningRequest
-from sonoro.engine.scheduler import Scheduler
+from sonoro.engine.runner import Decoded, Launched, Runner
+from sonoro.engine.scheduler import Plan, Scheduler
 from sonoro.engine.voices import VoiceCache
-from sonoro.models.base import Capacity, SpeechModel
+from sonoro.models.base import SpeechModel
 
 __all__ = ["Engine"]
 
+_TICK_WEIGHT = 0.2
+"""How much the newest tick counts in the average of what a tick takes."""
+
 
 class Engine:
-    """A model and its slots. `submit` requests, then call `tick` while there `has_work`."""
+    """A model and its slots, ready once constructed. `submit` requests, then call `tick` while there `has_work`.
+
+    Raises `ConfigError` naming the field if the model does not fit the device as `config` asks.
+    """
 
     def __init__(
         self, model: SpeechModel, config: EngineConfig, clock_s: Callable[[], float] = time.perf_counter
     ) -> None:
         self.config, self.spec = config, model.spec
-        self._model, self._codec, self._clock_s = model, model.codec, clock_s
-        self._scheduler = Scheduler(config)
+        self._model, self._clock_s = model, clock_s
+        self._runner = Runner(model, config)
+        self._scheduler = Scheduler(self._runner.config, self._runner.pages, self.spec.frame_s)
         self._voices = VoiceCache(model, config.max_voices)
         self._rows: dict[str, RunningRequest] = {}
         self._events: list[Event] = []
-        with torch.inference_mode():
-            capacity = Capacity(config.slots, config.max_positions, config.max_frames, config.max_text)
-            self._state = model.allocate(capacity)
-            self._history = self._codec.allocate(config.slots)
-        self._device = self._state.done.device
+        self._in_flight: deque[Launched] = deque()
+        # Until one has been measured, a tick is thought to keep up with playback, but not by much.
+        self._tick_s, self._is_measured = self.spec.frame_s / 2, False
 
     @property
     def has_work(self) -> bool:
         """Whether a `tick` would do anything."""
-        return bool(self._events) or self._scheduler.has_work
+        return bool(self._events or self._in_flight) or self._scheduler.has_work
 
     @property
     def free_slots(self) -> int:
         """Slots that no request holds."""
         return self._scheduler.free_slots
 
+    @property
+    def pages(self) -> int:
+        """Pages that all requests share."""
+        return self._runner.pages
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that no request holds."""
+        return self._scheduler.free_pages
+
+    @property
+    def entries(self) -> int:
+        """Ticks whose results can be under way at once."""
+        return self._runner.ring.depth
+
+    @property
+    def free_entries(self) -> int:
+        """How many more could be."""
+        return self._runner.ring.free
+
+    @property
+    def waiting(self) -> int:
+        """Requests that hold no slot yet, or none between two segments."""
+        return self._scheduler.waiting
+
+    @property
+    def launches(self) -> dict[str, dict[str, int]]:
+        """Launches so far, by kind (`prefill`, `frame`, `codec`), each split into `graph` and `eager`."""
+        return self._runner.launches
+
+    @property
+    def report(self) -> str:
+        """In lines: what takes how much memory, and what each captured size took in seconds and MiB."""
+        return self._runner.report
+
+    @property
+    def graph_memory_mib(self) -> float:
+        """What all captured graphs take on the device."""
+        return self._runner.graph_memory_mib
+
     def submit(self, request: SpeechRequest) -> None:
-        """Accept `request`; its events carry its id. Raises `InvalidRequest` for what this model cannot speak."""
+        """Accept `request`; its events carry its id.
+
+        Raises `InvalidRequest` for what this model cannot speak, `EngineBusy` while too many are waiting.
+        """
         if request.id in self._rows:
             raise InvalidRequest("id", request.id, "a request of that id is still running")
+        if self._scheduler.is_full:
+            raise EngineBusy(
+                f"{self.config.max_waiting} requests (max_waiting) are waiting for a slot; try again later"
+            )
         request = self.spec.resolve(request)
-        with torch.inference_mode():
+        with self._runner.active():
             voice = self._voices.get(request.references) if request.references else None
             row = RunningRequest(request, self._segments(request), voice, accepted_at_s=self._clock_s())
             _check_max_frames(request, len(row.segments), self._max_segment_frames)
@@ -69,19 +122,96 @@ class Engine:
     def cancel(self, request_id: str) -> None:
         """End a request with the reason `cancelled` at the next tick; one that has ended already stays as it is."""
         if request_id in self._rows:
+            self._abort(self._rows[request_id])
             self._finish(self._rows[request_id], "cancelled")
 
+    def pause(self, request_id: str) -> None:
+        """Make no more of a request until `resume`; it keeps its slot. What was launched for it still comes."""
+        if request_id in self._rows:
+            self._rows[request_id].is_paused = True
+
+    def resume(self, request_id: str) -> None:
+        """Go on with a request that was paused; any other stays as it is."""
+        if request_id in self._rows:
+            self._rows[request_id].is_paused = False
+
     def tick(self) -> list[Event]:
-        """One frame for every running request, with the prefills and the decoding that are due; what came of it."""
-        with torch.inference_mode():
-            plan = self._scheduler.plan()
-            self._prefill(plan.admit)
-            self._step([row for row in plan.frame if row.slot is not None])
-            for frames, rows in plan.codec.items():
-                self._decode([row for row in rows if row.slot is not None], frames)
-            self._collect()
+        """One frame for every running request, with the prefills and the decoding that are due.
+
+        Returns what came of the tick before, so a tick may return nothing. One that raises fails all requests that
+        hold a slot.
+        """
+        started_s = self._clock_s()
+        before = len(self._in_flight)
+        try:
+            with self._runner.active():
+                plan = self._scheduler.plan(started_s, self._tick_s)
+                if not plan.is_empty:
+                    self._run(plan)
+                if before:
+                    self._collect(self._in_flight.popleft())
+        except BaseException as error:
+            self._abandon(error)
+            raise
+        # Others are shorter than what the device takes: they launch without waiting, or wait without launching.
+        if before and not plan.is_empty:
+            self._measure(self._clock_s() - started_s)
         events, self._events = self._events, []
         return events
+
+    def _run(self, plan: Plan) -> None:
+        """Launch `plan`; the rows whose launch raised end here."""
+        launched = self._runner.run(plan)
+        self._in_flight.append(launched)
+        for row, error in launched.failed.items():
+            self._fail(row, error)
+
+    def _measure(self, tick_s: float) -> None:
+        self._tick_s += (_TICK_WEIGHT if self._is_measured else 1.0) * (tick_s - self._tick_s)
+        self._is_measured = True
+
+    def _collect(self, launched: Launched) -> None:
+        """Read what a tick left: how far its rows are, and their audio; then on with those that have drained."""
+        try:
+            launched.entry.wait()
+            now_s = self._clock_s()
+            for turn, length, is_done in zip(launched.stepped, launched.length, launched.done, strict=True):
+                if turn.is_current:
+                    turn.row.length, turn.row.is_done = int(length), bool(is_done)
+                    assert is_done or length < turn.row.limit
+            for decoded in launched.decoded:
+                for at, turn in enumerate(decoded.turns):
+                    if turn.is_current:
+                        self._send(turn.row, decoded, at, now_s)
+        finally:
+            launched.entry.give()
+        for row in [row for row in self._scheduler.running if row.is_drained]:
+            self._advance(row)
+
+    def _send(self, row: RunningRequest, decoded: Decoded, at: int, now_s: float) -> None:
+        """Send the audio that row `at` of a launch made, less the columns that turned out not to be frames."""
+        made = min(decoded.frames, row.length - row.decoded)
+        assert made >= 0
+        if not made:
+            return
+        self._events.append(AudioChunk(request_id=row.request.id, index=row.chunks, pcm=decoded.pcm_of(at, made)))
+        row.heard(made, now_s, self.spec.frame_s)
+        if row.has_more_segments:
+            row.codes.append(decoded.codes_of(at, made))
+
+    def _advance(self, row: RunningRequest) -> None:
+        """Take a drained segment out of its slot: on to the next segment, or to the end."""
+        reason = row.finish_reason
+        if reason is not None:
+            self._finish(row, reason)
+            return
+        self._scheduler.release(row)
+        row.next_segment(self._runner.join(row.codes))
+        self._scheduler.add(row)
+        try:
+            self._prepare(row)
+        except Exception as error:
+            self._fail(row, error)
 
     def _segments(self, request: SpeechRequest) -> list[str]:
         language = request.language or "auto"
@@ -105,86 +235,18 @@ class Engine:
         row.limit = min(allowed, self._max_segment_frames)
         limited = msgspec.structs.replace(request, max_frames=row.limit)
         row.prompt = self._model.prepare(limited, segment, row.index, row.before, row.voice)
-        positions, most = row.prompt.positions + row.limit, self.config.max_positions
-        if positions > most:
+        most = min(self.config.max_positions, self._runner.pages * self.config.page_positions)
+        if row.positions > most:
             raise InvalidRequest(
-                "text", segment, f"with its voice and instructions it needs {positions} positions; at most {most}"
+                "text", segment, f"with its voice and instructions it needs {row.positions} positions; at most {most}"
             )
         if row.prompt.text_ids > self.config.max_text:
             raise InvalidRequest(
                 "text", segment, f"it has {row.prompt.text_ids} pending text ids; at most {self.config.max_text}"
             )
 
-    def _prefill(self, rows: list[RunningRequest]) -> None:
-        """Fill the slots of `rows`. When that fails for several together, the one at fault fails alone."""
-        if not rows:
-            return
-        slots = self._slots(rows)
-        try:
-            self._model.prefill(self._state, [row.prompt for row in rows if row.prompt is not None], slots)
-            self._codec.reset(self._history, slots)
-            for row in rows:
-                if row.voice is not None and row.voice.reference_frames is not None:
-                    self._codec.prime(self._history, self._slots([row]), row.voice)
-        except Exception as error:
-            if len(rows) == 1:
-                self._fail(rows[0], error)
-                return
-            for row in rows:
-                self._prefill([row])
-
-    def _step(self, rows: list[RunningRequest]) -> None:
-        """Make one frame for each of `rows` and read how far they are."""
-        if not rows:
-            return
-        slots = self._slots(rows)
-        self._model.frame(self._state, slots)
-        lengths, flags = self._state.length[slots].tolist(), self._state.done[slots].tolist()
-        for row, length, is_done in zip(rows, lengths, flags, strict=True):
-            row.length, row.is_done = length, is_done
-
-    def _decode(self, rows: list[RunningRequest], frames: int) -> None:
-        """Turn the next `frames` frames of each of `rows` into audio, less what the last of them did not make."""
-        if not rows:
-            return
-        slots = self._slots(rows)
-        first = torch.tensor([row.decoded for row in rows], device=self._device)
-        columns = first[:, None] + torch.arange(frames, device=self._device)
-        codes = self._state.frames[slots[:, None], columns]
-        audio = self._codec.decode(codes, slots, self._history).float().cpu().numpy()
-        for row, samples in zip(rows, audio, strict=True):
-            made = min(frames, row.length - row.decoded)
-            row.decoded += made
-            if made:
-                self._send(row, to_pcm16(samples[: made * self._codec.hop]))
-
-    def _collect(self) -> None:
-        """Take drained segments out of their slots: on to the next segment, or to the end."""
-        for row in [row for row in self._scheduler.running if row.is_drained]:
-            reason = row.finish_reason
-            if reason is not None:
-                self._finish(row, reason)
-                continue
-            frames = self._state.frames[row.slot, : row.length].cpu().clone()
-            self._scheduler.release(row)
-            row.next_segment(frames)
-            self._scheduler.add(row)
-            try:
-                self._prepare(row)
-            except Exception as error:
-                self._fail(row, error)
-
-    def _slots(self, rows: list[RunningRequest]) -> Tensor:
-        return torch.tensor([row.slot for row in rows], dtype=torch.int64, device=self._device)
-
-    def _send(self, row: RunningRequest, pcm: bytes) -> None:
-        if row.first_audio_at_s is None:
-            row.first_audio_at_s = self._clock_s()
-        self._events.append(AudioChunk(request_id=row.request.id, index=row.chunks, pcm=pcm))
-        row.chunks += 1
-
     def _finish(self, row: RunningRequest, reason: FinishReason) -> None:
-        self._release(row)
+        self._forget(row)
         now_s = self._clock_s()
         first_audio_at_s = now_s if row.first_audio_at_s is None else row.first_audio_at_s
         timings = Timings(first_audio_s=first_audio_at_s - row.accepted_at_s, total_s=now_s - row.accepted_at_s)
@@ -193,16 +255,26 @@ class Engine:
         )
 
     def _fail(self, row: RunningRequest, error: Exception) -> None:
-        self._release(row)
-        if isinstance(error, SonoroError):
-            code, message = error.code, str(error)
-        else:
-            code, message = EngineError.code, f"{type(error).__name__}: {error}"
-        self._events.append(Failed(request_id=row.request.id, code=code, message=message))
+        self._abort(row)
+        self._forget(row)
+        self._events.append(Failed.of(row.request.id, error))
 
-    def _release(self, row: RunningRequest) -> None:
+    def _abort(self, row: RunningRequest) -> None:
+        """Empty the slot of a row that ends early: the device may not know that it does."""
+        if row.place is not None:
+            self._runner.reset([row.place.slot])
+
+    def _forget(self, row: RunningRequest) -> None:
         self._scheduler.release(row)
         del self._rows[row.request.id]
+
+    def _abandon(self, cause: BaseException) -> None:
+        """Fail every request that holds a slot: how far they are is not known after a tick was broken off."""
+        error = EngineError(f"the engine's tick was broken off by {type(cause).__name__}: {cause}")
+        while self._in_flight:
+            self._in_flight.popleft().entry.give()
+        for row in list(self._scheduler.running):
+            self._fail(row, error)
 
 
 def _check_max_frames(request: SpeechRequest, segments: int, max_segment_frames: int) -> None:

@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sonoro.core.types import FinishReason, SpeechRequest
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from torch import Tensor
 
     from sonoro.models.base import Prompt, Voice
 
-__all__ = ["RunningRequest"]
+__all__ = ["Place", "RunningRequest"]
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """What a segment holds from its admission to its end. Results name the place they came from: one object, one stay,
+    so a slot that was given away meanwhile cannot be mistaken."""
+
+    slot: int
+    pages: list[int]
 
 
 @dataclass(eq=False)
 class RunningRequest:
-    """A resolved request and how far it is. The scheduler owns `slot`; the engine writes the rest.
+    """A resolved request and how far it is.
 
-    `limit`, `length`, `decoded` and `is_done` speak of the current segment: the most frames it may have, frames made,
-    frames turned into audio, and whether it will make no more. `before` holds the frames [T, K] of earlier segments.
+    Of the current segment: `limit` is the most frames it may have. What was launched: `steps` frames, and `columns`
+    frames to be turned into audio, surplus included. What has come back: `length` frames made, whether it `is_done`
+    and will make no more, and `decoded` frames of audio sent. The scheduler owns `place`, `steps` and `columns`; the
+    engine writes the rest. `before` holds the frames [T, K] of earlier segments, `codes` those of this one as far as
+    they came back (kept only if another segment follows).
     """
 
     request: SpeechRequest
@@ -31,13 +44,28 @@ class RunningRequest:
     prompt: Prompt | None = None
     limit: int = 0
     before: list[Tensor] = field(default_factory=list)
+    codes: list[npt.NDArray[Any]] = field(default_factory=list)
     frames_before: int = 0
-    slot: int | None = None
+    place: Place | None = None
+    is_paused: bool = False
+    steps: int = 0
+    columns: int = 0
     length: int = 0
     decoded: int = 0
     is_done: bool = False
     chunks: int = 0
     first_audio_at_s: float | None = None
+    plays_until_s: float = 0.0
+
+    @property
+    def positions(self) -> int:
+        """Backbone positions the current segment may come to need."""
+        assert self.prompt is not None
+        return self.prompt.positions + self.limit
+
+    @property
+    def has_more_segments(self) -> bool:
+        return self.index < len(self.segments) - 1
 
     @property
     def audio_frames(self) -> int:
@@ -45,8 +73,23 @@ class RunningRequest:
         return self.frames_before + self.decoded
 
     @property
+    def presumed_length(self) -> int:
+        """Frames made once everything launched has run: as many as steps, until it is known that there were fewer."""
+        return self.length if self.is_done else self.steps
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the segment makes no frame beyond those presumed."""
+        return self.is_done or self.steps == self.limit
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing of the request has been launched to be heard."""
+        return not self.frames_before and not self.columns
+
+    @property
     def is_drained(self) -> bool:
-        """Whether the segment has ended and all of it is audio."""
+        """Whether the segment has ended and all of its audio is sent."""
         return self.is_done and self.decoded == self.length
 
     @property
@@ -57,12 +100,28 @@ class RunningRequest:
         """
         if self.length >= self.limit:
             return "length" if self.audio_frames == self.request.max_frames else "runaway"
-        return "stop" if self.index == len(self.segments) - 1 else None
+        return None if self.has_more_segments else "stop"
+
+    def lead_s(self, now_s: float, frame_s: float) -> float:
+        """How long the listener can go on with the audio that was sent or is under way, at playback speed."""
+        under_way = min(self.columns, self.presumed_length) - self.decoded
+        played_s = 0.0 if self.first_audio_at_s is None else self.plays_until_s - now_s
+        return played_s + under_way * frame_s
+
+    def heard(self, frames: int, now_s: float, frame_s: float) -> None:
+        """Count a chunk of `frames` frames as sent now; a listener who had run out of audio waited for it."""
+        self.chunks += 1
+        self.decoded += frames
+        if self.first_audio_at_s is None:
+            self.first_audio_at_s = self.plays_until_s = now_s
+        self.plays_until_s = max(self.plays_until_s, now_s) + frames * frame_s
 
     def next_segment(self, frames: Tensor) -> None:
         """Move on to the following segment; `frames` [T, K] are those of the one that ended."""
+        assert self.place is None
         self.before.append(frames)
         self.frames_before += self.length
         self.index += 1
-        self.length = self.decoded = 0
+        self.codes = []
+        self.steps = self.columns = self.length = self.decoded = 0
         self.is_done = False

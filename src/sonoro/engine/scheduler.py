@@ -1,93 +1,214 @@
-"""Whom to prefill, whom to step and whose frames to turn into audio. Pure Python: knows no model and no tensor."""
+"""Whom to prefill, whom to step and whose frames to turn into audio. Pure Python: knows no model and no tensor.
+
+A plan is made while the results of the tick before are still unknown: every row that was stepped is presumed to have
+made a frame. A presumption that turns out wrong costs surplus columns, never audio.
+"""
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
 
 from sonoro.core.config import EngineConfig
-from sonoro.engine.request import RunningRequest
+from sonoro.engine.request import Place, RunningRequest
+from sonoro.runtime.slots import PagePool, SlotPool
 
-__all__ = ["Plan", "Scheduler"]
+__all__ = ["LATENCY_TICKS", "SAFETY", "Plan", "Scheduler"]
+
+LATENCY_TICKS = 2
+"""Ticks from a plan to the hand-over of its audio, which is collected while the next tick runs."""
+
+SAFETY = 2.0
+"""How many times its average a tick may take before a listener runs out of audio."""
 
 
 @dataclass(frozen=True)
 class Plan:
     """The work of one tick, in this order.
 
-    `admit` have just been given a slot and are to be prefilled; `frame` are to make one frame each (the admitted ones
+    `admit` have just been given a place and are to be prefilled; `frame` are to make one frame each (the admitted ones
     too); `codec` maps a chunk length to those that decode so many frames, shortest first. Chunk lengths count the frame
-    of this very tick as made: when a request turns out to have ended instead, its last chunk holds one frame too many.
+    of this very tick as made, and the last chunk of a segment is padded: what was not made is cut when it comes back.
     """
 
     admit: list[RunningRequest]
     frame: list[RunningRequest]
     codec: dict[int, list[RunningRequest]]
 
+    @property
+    def is_empty(self) -> bool:
+        return not (self.admit or self.frame or self.codec)
+
+
+class _Urgency(IntEnum):
+    """Why a chunk goes before others: nothing of it was heard yet, its listener is about to run out of audio, or its
+    segment makes no more frames and only holds a slot."""
+
+    FIRST = 0
+    RUNS_OUT = 1
+    HOLDS_SLOT = 2
+    CAN_WAIT = 3
+
+
+class _Chunk(NamedTuple):
+    """`frames` frames of `row` that could be decoded in this tick, and how long the listener can do without."""
+
+    urgency: _Urgency
+    lead_s: float
+    frames: int
+    row: RunningRequest
+
 
 class Scheduler:
-    """The waiting queue and the slots. A request holds its slot from the plan that admits it until `release`."""
+    """The waiting queue, the slots and the pages. A request holds its place from its admission to `release`.
 
-    def __init__(self, config: EngineConfig) -> None:
-        self._config = config
+    `config` is resolved, its `codec_batches` those that are padded to (none if any number runs alike); `pages` is how
+    many there are, `frame_s` what a frame lasts.
+    """
+
+    def __init__(self, config: EngineConfig, pages: int, frame_s: float) -> None:
+        self._config, self._frame_s = config, frame_s
         self._waiting: deque[RunningRequest] = deque()
-        self._free = list(range(config.slots))
+        self._speaking: deque[RunningRequest] = deque()
+        self._slots, self._pages = SlotPool(config.slots), PagePool(pages)
         self.running: list[RunningRequest] = []
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting or self.running)
+        """Whether a plan would hold anything now, or did: a paused request is no work."""
+        return self._admissible() is not None or any(not row.is_paused for row in self.running)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further request may wait."""
+        return len(self._waiting) >= self._config.max_waiting + self._slots.free
+
+    @property
+    def waiting(self) -> int:
+        """Requests without a slot."""
+        return len(self._waiting) + len(self._speaking)
 
     @property
     def free_slots(self) -> int:
-        return len(self._free)
+        return self._slots.free
+
+    @property
+    def free_pages(self) -> int:
+        return self._pages.free
 
     def add(self, row: RunningRequest) -> None:
-        """Queue `row`. One that has begun to speak goes first: its listener is already listening."""
-        assert row.slot is None
-        if row.index:
-            self._waiting.appendleft(row)
-        else:
-            self._waiting.append(row)
+        """Queue `row`. One that has begun to speak goes before those that have not: its listener is listening."""
+        assert row.place is None
+        (self._speaking if row.index else self._waiting).append(row)
 
     def release(self, row: RunningRequest) -> None:
-        """Forget `row`, waiting or running, and free its slot."""
-        if row.slot is None:
-            self._waiting.remove(row)
+        """Forget `row`, waiting or running, and free its place: nothing launched for it may matter any more."""
+        if row.place is None:
+            (self._speaking if row.index else self._waiting).remove(row)
             return
         self.running.remove(row)
-        heapq.heappush(self._free, row.slot)
-        row.slot = None
+        self._slots.give(row.place.slot)
+        self._pages.give(row.place.pages)
+        row.place = None
 
-    def plan(self) -> Plan:
-        """Give free slots to the longest waiting and say what everyone does in this tick."""
+    def plan(self, now_s: float, tick_s: float) -> Plan:
+        """What everyone does in this tick, which is taken as launched; `tick_s` is what a tick takes on average."""
+        admit = self._admit()
+        active = [row for row in self.running if not row.is_paused]
+        frame = [row for row in active if not row.is_ending]
+        for row in frame:
+            row.steps += 1
+        return Plan(admit, frame, self._plan_codec(active, now_s, tick_s))
+
+    def _admit(self) -> list[RunningRequest]:
+        """Give places to the longest waiting, as far as slots, pages and the prompt rows of a tick go."""
         admit: list[RunningRequest] = []
-        while self._waiting and self._free and len(admit) < self._config.max_prefills:
-            row = self._waiting.popleft()
-            row.slot = heapq.heappop(self._free)
+        rows_left = self._config.prefill_tokens
+        while (row := self._admissible()) is not None:
+            assert row.prompt is not None
+            if row.prompt.positions > rows_left:
+                break
+            rows_left -= row.prompt.positions
+            (self._speaking if row.index else self._waiting).remove(row)
+            row.place = Place(self._slots.take(), self._pages.take(self._pages_of(row)))
             admit.append(row)
         self.running += admit
-        codec: dict[int, list[RunningRequest]] = {}
-        for row in self.running:
-            if frames := self._due_frames(row):
-                codec.setdefault(frames, []).append(row)
-        return Plan(admit, [row for row in self.running if not row.is_done], dict(sorted(codec.items())))
+        return admit
 
-    def _due_frames(self, row: RunningRequest) -> int:
-        """Frames of `row` to decode in this tick; 0 while its chunk is not full."""
-        made = row.length + (not row.is_done)
-        ready = made - row.decoded
-        is_ending = row.is_done or made == row.limit
-        chunk = self._chunk_frames(row.audio_frames)
-        return min(ready, chunk) if is_ending or ready >= chunk else 0
+    def _admissible(self) -> RunningRequest | None:
+        """Who is next, if there is a place for it. Nobody overtakes one that waits for pages, or it might for ever."""
+        row = _first_unpaused(self._speaking) or _first_unpaused(self._waiting)
+        has_place = row is not None and self._slots.free and self._pages_of(row) <= self._pages.free
+        return row if has_place else None
 
-    def _chunk_frames(self, audio_frames: int) -> int:
-        """The chunk length after `audio_frames`.
+    def _pages_of(self, row: RunningRequest) -> int:
+        """Pages for all positions the segment of `row` may come to need: it can never run out of them."""
+        return -(-row.positions // self._config.page_positions)
 
-        Chunks f, f g, f g^2 ... of first length f and growth g sum to f (g^n - 1) / (g - 1), so the next is
-        f + (g - 1) times the sum: audio already sent pays for the wait.
+    def _plan_codec(self, rows: list[RunningRequest], now_s: float, tick_s: float) -> dict[int, list[RunningRequest]]:
+        """The chunks that go in this tick, within its frames: the most pressing first.
+
+        A row that would run out of audio if it waited for another tick goes in any case.
         """
-        config = self._config
-        grown = config.first_chunk_frames + (config.chunk_growth - 1) * audio_frames
-        return int(min(grown, config.max_chunk_frames))
+        due = sorted(
+            (chunk for row in rows if (chunk := self._due_chunk(row, now_s, tick_s)) is not None),
+            key=lambda chunk: (chunk.urgency, chunk.lead_s),
+        )
+        left = self._config.codec_frames
+        chosen: dict[int, list[_Chunk]] = {}
+        for chunk in due:
+            if chunk.frames <= left or chunk.urgency is _Urgency.RUNS_OUT or not chosen:
+                chosen.setdefault(chunk.frames, []).append(chunk)
+                left -= chunk.frames
+        codec = {frames: self._batch(chunks) for frames, chunks in sorted(chosen.items())}
+        for frames, batch in codec.items():
+            for row in batch:
+                row.columns += frames
+        return codec
+
+    def _batch(self, chunks: list[_Chunk]) -> list[RunningRequest]:
+        """Those of `chunks` that cannot wait, and as many more as fill a captured size: padding costs like audio."""
+        sizes, count = self._config.codec_batches, len(chunks)
+        size = max((size for size in sizes if size <= count), default=count)
+        filled = count // size * size if size in sizes[-1:] else size
+        pressing = sum(chunk.urgency is not _Urgency.CAN_WAIT for chunk in chunks)
+        return [chunk.row for chunk in chunks[: max(pressing, filled)]]
+
+    def _due_chunk(self, row: RunningRequest, now_s: float, tick_s: float) -> _Chunk | None:
+        lead_s = row.lead_s(now_s, self._frame_s)
+        frames = self._due_frames(row, lead_s, tick_s)
+        if not frames:
+            return None
+        if row.is_silent:
+            urgency = _Urgency.FIRST
+        elif lead_s < _wait_s(1, tick_s):
+            urgency = _Urgency.RUNS_OUT
+        else:
+            urgency = _Urgency.HOLDS_SLOT if row.is_ending else _Urgency.CAN_WAIT
+        return _Chunk(urgency, lead_s, frames, row)
+
+    def _due_frames(self, row: RunningRequest, lead_s: float, tick_s: float) -> int:
+        """The length of the chunk that `row` decodes in this tick; 0 while it is better to wait for a longer one."""
+        sizes, ready = self._config.chunk_frames, row.presumed_length - row.columns
+        if ready <= 0:
+            return 0
+        if row.is_silent:
+            return sizes[0] if ready >= sizes[0] or row.is_ending else 0
+        if row.is_ending:
+            return next((size for size in sizes if size >= ready), sizes[-1])
+        # Slower than playback, every listener runs out whatever is done: then few long chunks cost the least.
+        is_too_slow = tick_s >= self._frame_s
+        allowed = [size for size in sizes if size <= ready or is_too_slow or _wait_s(size - ready, tick_s) <= lead_s]
+        return allowed[-1] if allowed and allowed[-1] <= ready else 0
+
+
+def _wait_s(ticks: int, tick_s: float) -> float:
+    """How long it takes until audio planned `ticks` ticks from now is handed over, on the safe side."""
+    return (ticks + LATENCY_TICKS) * tick_s * SAFETY
+
+
+def _first_unpaused(rows: Iterable[RunningRequest]) -> RunningRequest | None:
+    return next((row for row in rows if not row.is_paused), None)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sonoro.core.types import ModelSpec, OptionValue, Reference, SamplingParams, SpeechRequest
 
@@ -33,12 +33,25 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Capacity:
-    """How much static state to allocate: rows for requests, backbone positions, frames and pending text ids per row."""
+    """How much static state to allocate.
+
+    Rows for `slots` requests, each of at most `max_positions` backbone positions, `max_frames` frames and `max_text`
+    pending text ids. `pages` pages of `page_positions` positions are shared by all rows; one more is scratch.
+    `max_tokens` prompt rows can be staged together.
+    """
 
     slots: int
     max_positions: int
     max_frames: int
     max_text: int
+    page_positions: int
+    pages: int
+    max_tokens: int
+
+    @property
+    def pages_per_slot(self) -> int:
+        """The width of a row's page table."""
+        return -(-self.max_positions // self.page_positions)
 
 
 @dataclass(frozen=True)
@@ -60,11 +73,13 @@ class Controls:
 class Voice:
     """What a model made of reference audio.
 
-    `data` belongs to the model; `reference_frames` [R, K] int64 prime the codec.
+    `data` belongs to the model; `reference_frames` [R, K] int64 prime the codec, which keeps what it made of them in
+    `primed`.
     """
 
     data: Any
     reference_frames: Tensor | None = None
+    primed: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 class Prompt(Protocol):
@@ -90,8 +105,8 @@ class Prompt(Protocol):
 class SlotState(Protocol):
     """Rows by slot. These three are the engine's to read; everything else belongs to the model.
 
-    While a row has room for more, `frames[slot, length]` always holds a valid code in every codebook: a chunk is
-    decoded in the very tick in which its last frame may turn out not to exist.
+    Every column of `frames` always holds valid codes, made or not: a chunk is decoded in the very tick in which its
+    last frame may turn out not to exist, and the last chunk of a segment is padded to a length that was captured.
     """
 
     @property
@@ -159,11 +174,20 @@ class SpeechModel(Protocol):
     def allocate(self, capacity: Capacity) -> SlotState:
         """Zeroed rows for `capacity.slots` requests and the scratch row."""
 
-    def reset(self, state: Any, slots: Tensor) -> None:
-        """Make rows `slots` free: nothing of an earlier request can be read from them."""
+    def reset(self, state: Any, slots: Sequence[int]) -> None:
+        """Make rows `slots` free: done, and nothing of an earlier request can be read from them. No sync."""
 
-    def prefill(self, state: Any, prompts: Sequence[Any], slots: Tensor) -> None:
-        """Run all prompt rows, leaving each slot ready for its first frame. Resets the rows first."""
+    def stage(self, state: Any, prompts: Sequence[Any], slots: Sequence[int], pages: Sequence[Sequence[int]]) -> int:
+        """Write what rows `slots` need to speak `prompts`, each on its `pages`; how many prompt rows were staged.
+
+        Resets the rows first. Copies to the device, without waiting for it; not capturable.
+        """
+
+    def prefill(self, state: Any, tokens: Tensor) -> None:
+        """Run the staged prompt rows `tokens` [T] int64, leaving their slots ready for the first frame. Capturable.
+
+        Row `max_tokens` of the staging area is scratch, for padding. All rows of a prompt are run by one call.
+        """
 
     def frame(self, state: Any, slots: Tensor) -> None:
         """One frame for each of `slots`: appended to `frames`, `length` advanced, `done` set at its end. Capturable.
@@ -171,8 +195,27 @@ class SpeechModel(Protocol):
         A row that is done is left as it is. The frame that carries the end-of-speech decision is not appended.
         """
 
-    def parts(self) -> Mapping[str, nn.Module]:
-        """The pieces a profile times, by name."""
+    def check_kernels(self, state: Any, rows: int) -> None:
+        """Run each fused kernel of a `frame` of `rows` rows once against its reference; a wrong one serves no more.
+
+        Leaves `state` as it is. Synchronises. Kernels warn by themselves; without a GPU there is nothing to check.
+        """
+
+    @property
+    def position_bytes(self) -> int:
+        """Memory one backbone position takes, in bytes: keys and values of all stacks that live on pages."""
+
+    def frame_bytes(self, rows: int, context: int) -> int:
+        """Bytes that one `frame` of `rows` rows at `context` positions must read: the floor of its time.
+
+        Weights once for each time the chain of the frame needs them, keys and values once a row.
+        """
+
+    def parts(self, state: Any) -> Mapping[str, Callable[[Tensor], Any]]:
+        """The pieces of a frame that a profile times, by name: `backbone`, `depth`, `sample`.
+
+        Each takes `slots`, is capturable, and may leave the rows in a state that means nothing.
+        """
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ WHOLE = WholeContext()
 
 @dataclass(frozen=True)
 class SavedRow:
-    """What one slot saw, as `History.save` copied it."""
+    """What one slot saw, as `History.save` copied it: [1, L, C] by key, and the columns seen [1]."""
 
     columns: Mapping[str, Tensor]
     seen: Tensor
@@ -95,15 +95,16 @@ class History:
         """Rows `slots` int64 [B] as the left context of one call; only the scratch row may repeat."""
         return SlotContext(self, slots)
 
-    def save(self, slot: int) -> SavedRow:
-        """A copy of one row, for `load`."""
-        return SavedRow({key: tensor[slot].clone() for key, tensor in self.columns.items()}, self.seen[slot].clone())
+    def save(self, slot: Tensor) -> SavedRow:
+        """A copy of row `slot` int64 [1], for `load`. No sync."""
+        columns = {key: tensor.index_select(0, slot) for key, tensor in self.columns.items()}
+        return SavedRow(columns, self.seen.index_select(0, slot))
 
-    def load(self, slot: int, saved: SavedRow) -> None:
-        """Make row `slot` what another row of the same layout was when it was saved."""
+    def load(self, slots: Tensor, saved: SavedRow) -> None:
+        """Make rows `slots` int64 [B] what another row of the same layout was when it was saved. No sync."""
         for key, tensor in self.columns.items():
-            tensor[slot].copy_(saved.columns[key])
-        self.seen[slot].copy_(saved.seen)
+            tensor.index_copy_(0, slots, saved.columns[key].expand(slots.shape[0], -1, -1))
+        self.seen.index_copy_(0, slots, saved.seen.expand(slots.shape[0]))
 
 
 class SlotContext:

@@ -1,23 +1,29 @@
 """The decoder transformer shared by the language-model halves of speech models: RMS norms on queries and keys, rotary
 positions, grouped-query attention, gated feed-forward.
 
-The layer is one code path for training, prefill and decoding. What differs between them is the function `attend`, which
-receives (layer index, queries, keys, values), each [B, T, heads, D], and returns [B, T, query heads, D]; where keys and
-values are kept is its business (`sonoro.nn.kvcache`).
+`forward` runs whole sequences, for training and prefill: the function `attend` receives (layer index, queries, keys,
+values), each [B, T, heads, D], and returns [B, T, query heads, D]; where keys and values are kept is its business
+(`sonoro.nn.kvcache`). `step` runs one position per row out of fused operations; the two are tested against each other.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sonoro.ops.attention import decode_attention
+from sonoro.ops.linear import linear_add, norm_gate_up, norm_linear
+
 __all__ = [
     "Attend",
+    "Cache",
     "DecoderConfig",
     "DecoderLayer",
     "DecoderStack",
@@ -33,6 +39,25 @@ Rotary = tuple[Tensor, Tensor]
 """cos and signed sin of the positions, [..., T, 1, D], as `rotary_tables` makes them."""
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+_KERNEL_TOLERANCES = {torch.bfloat16: 2**-6, torch.float16: 2**-9}
+"""Of the largest value: a few roundings of the dtype. Others: float32 sums of some thousand terms in another order."""
+
+
+class Cache(Protocol):
+    """Keys and values of a stack by page, as `sonoro.nn.kvcache.PagedCache` keeps them."""
+
+    @property
+    def keys(self) -> Tensor:
+        """[layers, pages, page positions, kv heads, D]."""
+
+    @property
+    def values(self) -> Tensor:
+        """The same."""
+
+    @property
+    def table(self) -> Tensor:
+        """The pages of each row: [rows, pages per row] int32."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +182,63 @@ class DecoderStack(nn.Module):
         for index, layer in enumerate(self.layers):
             x = layer(x, index, rotary, attend)
         return self.norm(x)
+
+    def step(self, x: Tensor, rotary: Rotary, cache: Cache, slots: Tensor, positions: Tensor) -> Tensor:
+        """One new position per row through all layers, not through the final norm: `x` [B, width], the same back.
+
+        Row b is row `slots[b]` of `cache`'s table; its keys and values are kept at `positions[b]`, and it attends to
+        them and all before. `rotary` are tables by position, [P, 1, head width]. Capturable; no sync; no autograd.
+        """
+        eps = self.config.norm_eps
+        for index, layer in enumerate(cast(Sequence[DecoderLayer], self.layers)):
+            attention, feed, normed = layer.self_attn, layer.mlp, layer.input_layernorm
+            qkv = norm_linear(x, normed.weight, eps, attention.qkv_proj.weight)
+            heads = decode_attention(
+                qkv,
+                attention.q_norm.weight,
+                attention.k_norm.weight,
+                eps,
+                rotary,
+                cache.keys[index],
+                cache.values[index],
+                cache.table,
+                slots,
+                positions,
+            )
+            x = linear_add(heads, attention.o_proj.weight, x)
+            inner = norm_gate_up(x, layer.post_attention_layernorm.weight, eps, feed.gate_up_proj.weight)
+            x = linear_add(inner, feed.down_proj.weight, x)
+        return x
+
+    def check_kernels(self, rows: int, page_positions: int) -> None:
+        """Compare every kernel of `step` with its reference at `rows` rows; one that is wrong serves no more.
+
+        Random inputs, the weights of the first layer, contexts of up to two pages. Synchronises; does nothing on a CPU.
+        """
+        layer, config = cast(DecoderLayer, self.layers[0]), self.config
+        attention, feed, eps = layer.self_attn, layer.mlp, config.norm_eps
+        weight = attention.qkv_proj.weight
+        generator = torch.Generator(weight.device).manual_seed(0)
+        random = functools.partial(torch.randn, device=weight.device, dtype=weight.dtype, generator=generator)
+        tolerance = _KERNEL_TOLERANCES.get(weight.dtype, 1e-4)
+        x, heads, inner = (
+            random(rows, config.width),
+            random(rows, attention.o_proj.in_features),
+            random(rows, config.intermediate),
+        )
+        norm_linear.check(lambda: (x, layer.input_layernorm.weight, eps, weight), tolerance)
+        linear_add.check(lambda: (heads, attention.o_proj.weight, x), tolerance)
+        norm_gate_up.check(lambda: (x, layer.post_attention_layernorm.weight, eps, feed.gate_up_proj.weight), tolerance)
+        linear_add.check(lambda: (inner, feed.down_proj.weight, x), tolerance)
+        norms, qkv = (attention.q_norm.weight, attention.k_norm.weight), random(rows, weight.shape[0])
+        index = torch.arange(rows, device=weight.device)
+        table = torch.stack((2 * index, 2 * index + 1), dim=1).int()
+        positions = (index * 7 + 3) % (2 * page_positions)
+        pages = random(2, 2 * rows, page_positions, config.kv_heads, config.head_width)
+        rotary = self.rotary(torch.arange(2 * page_positions, device=weight.device), weight.dtype)
+        decode_attention.check(
+            lambda: (qkv, *norms, eps, rotary, *pages.clone().unbind(), table, index, positions), tolerance
+        )
 
     def rotary(self, positions: Tensor, dtype: torch.dtype) -> Rotary:
         """The stack's rotary tables for int64 `positions` [...]: [..., 1, head width] each."""

@@ -1,7 +1,6 @@
 """How each slot's ids are drawn: sampling parameters as rows of static tensors. Knows no model.
 
-The host keeps a mirror of what decides whether a costly processor is needed at all, so that the caller can leave it out
-without asking the device.
+Nothing about them is known on the host: a step that was captured once must serve whatever the rows come to hold.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Filters", "RowControls", "SamplingRow", "SamplingRows"]
+from sonoro.runtime.ring import upload
 
-_SMALLEST_LIMIT = 64
+__all__ = ["RowControls", "SamplingRow", "SamplingRows"]
 
 
 @dataclass(frozen=True)
@@ -30,16 +29,6 @@ class RowControls:
     max_frames: int
     repetition_penalty: float = 1.0
     ignore_eos: bool = False
-
-
-class Filters(NamedTuple):
-    """Which processors some slot needs.
-
-    `top_k_limit` is at least the largest `top_k`, and 0 if none is set; a power of two, so that few values occur.
-    """
-
-    top_k_limit: int
-    needs_top_p: bool
 
 
 class SamplingRow(NamedTuple):
@@ -63,29 +52,23 @@ class SamplingRows:
         self._floats = torch.ones((slots + 1, 3), device=device)
         self._ints = torch.zeros((slots + 1, 6), device=device, dtype=torch.int64)
         self._ints[:, 1] = 1
-        self._top_k = [0] * (slots + 1)
-        self._top_p = [1.0] * (slots + 1)
-        self.filters = Filters(0, False)
-        """What the slots set now need, known on the host."""
 
     def set(self, slots: Sequence[int], controls: Sequence[RowControls]) -> None:
-        """Give `slots` these parameters. Copies to the device; not capturable."""
+        """Give `slots` these parameters, behind the work of the current stream. No sync; not capturable."""
         floats, ints = [], []
-        for slot, row in zip(slots, controls, strict=True):
+        for row in controls:
+            # A greedy row divides by nothing, and nothing that is filtered out could change its choice.
             is_greedy = row.temperature == 0
-            # Filters cannot change a greedy choice, so a greedy row asks for none.
-            self._top_k[slot] = 0 if is_greedy else row.top_k
-            self._top_p[slot] = 1.0 if is_greedy else row.top_p
-            floats.append((1.0 if is_greedy else row.temperature, self._top_p[slot], row.repetition_penalty))
-            ints.append((self._top_k[slot], is_greedy, row.ignore_eos, row.seed, row.segment, row.max_frames))
-        self.filters = self._filters(self._top_k, self._top_p)
+            temperature, top_k, top_p = (1.0, 0, 1.0) if is_greedy else (row.temperature, row.top_k, row.top_p)
+            floats.append((temperature, top_p, row.repetition_penalty))
+            ints.append((top_k, is_greedy, row.ignore_eos, row.seed, row.segment, row.max_frames))
         device = self._ints.device
-        index = torch.tensor(slots, dtype=torch.int64).to(device)
-        self._floats[index] = torch.tensor(floats, dtype=torch.float32).to(device)
-        self._ints[index] = torch.tensor(ints, dtype=torch.int64).to(device)
+        index = upload(slots, torch.int64, device)
+        self._floats.index_copy_(0, index, upload(floats, torch.float32, device))
+        self._ints.index_copy_(0, index, upload(ints, torch.int64, device))
 
     def clear(self, slots: Sequence[int]) -> None:
-        """Forget the parameters of `slots`."""
+        """Forget the parameters of `slots`. No sync."""
         greedy = RowControls(temperature=0, top_k=0, top_p=1, seed=0, segment=0, max_frames=0)
         self.set(slots, [greedy] * len(slots))
 
@@ -106,9 +89,3 @@ class SamplingRows:
             segment,
             max_frames,
         )
-
-    @staticmethod
-    def _filters(top_k: Sequence[int], top_p: Sequence[float]) -> Filters:
-        largest = max(top_k)
-        limit = max(_SMALLEST_LIMIT, 1 << (largest - 1).bit_length()) if largest else 0
-        return Filters(limit, min(top_p) < 1)

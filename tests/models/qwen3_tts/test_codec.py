@@ -10,86 +10,16 @@ from sonoro.core.errors import CheckpointError
 from sonoro.models.base import Voice
 from sonoro.models.qwen3_tts import weights
 from sonoro.models.qwen3_tts.codec import CodecDecoder, Qwen3Codec
-from sonoro.models.qwen3_tts.config import read_configs, released_configs
+from sonoro.models.qwen3_tts.config import read_configs
 from sonoro.models.qwen3_tts.encoder import CodecEncoder
 from sonoro.nn.weights import stored_shapes
 from tiny_checkpoint import write_checkpoint
-
-FRAMES = 19
-CHUNKS = [[1] * 19, [2] * 9 + [1], [3] * 6 + [1], [5, 5, 5, 4], [8, 8, 3], [1, 4, 2, 8, 1, 3], [19]]
-
-RELEASED = released_configs("qwen3-tts-0.6b-base").codec
-RELEASED_ENCODER = RELEASED.encoder_config
-SMALL_DECODER = dataclasses.replace(
-    RELEASED.decoder_config,
-    latent_dim=12,
-    codebook_dim=8,
-    codebook_size=32,
-    num_quantizers=4,
-    decoder_dim=16,
-    hidden_size=16,
-    intermediate_size=24,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    sliding_window=5,
-    upsample_rates=(3, 2),
-    upsampling_ratios=(2,),
-)
-SMALL = dataclasses.replace(
-    RELEASED,
-    encoder_valid_num_quantizers=4,
-    decode_upsample_rate=12,
-    decoder_config=SMALL_DECODER,
-    encoder_config=None,
-)
-
-
-def fill(module, seed=0, snake_std=0.5):
-    """Values that hide no term: nothing is left at 0 or 1, sums keep a size near 1."""
-    generator = torch.Generator().manual_seed(seed)
-    for name, tensor in module.state_dict().items():
-        leaf = name.rsplit(".", 1)[-1]
-        normal = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
-        if leaf in ("alpha", "beta"):
-            tensor.copy_(snake_std * normal)
-        elif leaf in ("embedding_sum", "embed_sum"):
-            tensor.copy_(normal)
-        elif leaf in ("cluster_usage", "scale", "gamma") or "norm" in name:
-            tensor.copy_(0.7 + 0.1 * normal.abs())
-        elif leaf == "bias":
-            tensor.copy_(0.1 * normal)
-        else:
-            tensor.copy_(normal / math.sqrt(math.prod(tensor.shape[1:])))
-    return module
-
-
-def make_codec(config=SMALL, dtype=torch.float64, snake_std=0.5):
-    codec = fill(Qwen3Codec(config), snake_std=snake_std).to(dtype)
-    with torch.no_grad():
-        # Far from the clamp, which would hide differences.
-        codec.decoder.decoder[-1].conv.weight.mul_(0.02)
-    codec.finalize()
-    return codec
+from tiny_codec import CHUNKS, FRAMES, RELEASED, RELEASED_ENCODER, SMALL, close, draw, fill, make_codec, stream
 
 
 @pytest.fixture(scope="module")
 def codec():
     return make_codec()
-
-
-def draw(rows, frames=FRAMES, seed=0):
-    return torch.randint(0, 32, (rows, frames, 4), generator=torch.Generator().manual_seed(seed))
-
-
-def stream(codec, frames, slots, history, chunks):
-    return torch.cat([codec.decode(chunk, slots, history) for chunk in frames.split(chunks, dim=1)], dim=1)
-
-
-def close(actual, expected, tolerance=1e-9):
-    """1e-9: two float64 computations in another order, amplified by the periodic activations."""
-    torch.testing.assert_close(actual, expected, atol=tolerance, rtol=0)
 
 
 @pytest.mark.parametrize("chunks", CHUNKS)
@@ -137,11 +67,26 @@ def test_priming_is_decoding_the_reference_unheard(codec, reference_frames):
     codec.decode(draw(2, seed=9), slots, history)
     codec.reset(history, slots)
     codec.prime(history, slots, Voice(data=None, reference_frames=reference[0]))
-    saved = history.save(1)
+    saved = history.save(slots[1:])
     expected = whole[:, reference_frames * codec.hop :]
     close(stream(codec, frames, slots, history, [1, 6, 12]), expected)
-    history.load(0, saved)
-    close(stream(codec, frames[1:], torch.tensor([0]), history, [7, 12]), expected[1:])
+    slot = torch.tensor([0])
+    history.load(slot, saved)
+    close(stream(codec, frames[1:], slot, history, [7, 12]), expected[1:])
+
+
+def test_a_voice_is_primed_once():
+    codec = make_codec()
+    voice = Voice(data=None, reference_frames=draw(1, 9, seed=5)[0])
+    history, first, second = codec.allocate(3), torch.tensor([2]), torch.tensor([0, 1])
+    codec.prime(history, first, voice)
+    # What the voice kept is what counts from now on, not its frames; a later call starts from it, in any history.
+    voice = dataclasses.replace(voice, reference_frames=draw(1, 9, seed=6)[0])
+    codec.decode(draw(1, 4), first, history)
+    other = codec.allocate(2)
+    codec.prime(other, second, voice)
+    whole = codec.decode(torch.cat([draw(1, 9, seed=5).expand(2, -1, -1), draw(2)], dim=1))
+    close(stream(codec, draw(2), second, other, [7, 12]), whole[:, 9 * codec.hop :])
 
 
 def test_the_reach_covers_all_that_rendering_keeps(codec):
@@ -192,6 +137,19 @@ def test_a_decode_has_fixed_shapes_and_asks_nothing_of_the_device(dtype, columns
     with device_only():
         codec.reset(history, slots)
         assert codec.decode(frames, slots, history).shape == (2, columns * codec.hop)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "expected"),
+    [
+        ("cpu", torch.float32, torch.float32),
+        ("cpu", torch.bfloat16, torch.float32),
+        ("cuda", torch.float32, torch.float32),
+        ("cuda", torch.bfloat16, torch.float16),
+    ],
+)
+def test_half_precision_is_for_gpus_that_are_not_asked_for_more(device, dtype, expected):
+    assert weights.codec_dtype_for(torch.device(device), dtype) == expected
 
 
 @pytest.mark.gpu

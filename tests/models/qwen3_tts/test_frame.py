@@ -9,15 +9,17 @@ from torch import Tensor
 
 from capture import device_only
 from reference_assets import Case
-from sonoro.models.base import Capacity, Controls
+from sonoro.models.base import Controls
 from sonoro.models.qwen3_tts.backbone import Talker
-from sonoro.models.qwen3_tts.frame import FrameState, allocate, frame, prefill, reset
+from sonoro.models.qwen3_tts.frame import frame
 from sonoro.models.qwen3_tts.prompt import TalkerPrompt
 from sonoro.models.qwen3_tts.sampling import row_controls
-from tiny_talker import controls, random_prompt, reference_prompt, tiny_config, tiny_talker
+from sonoro.models.qwen3_tts.state import FrameState, allocate, reset
+from speaking import capacity
+from tiny_talker import begin_talker, controls, random_prompt, reference_prompt, tiny_config, tiny_talker
 
 PAD = tiny_config().tts_pad_token_id
-CAPACITY = Capacity(slots=5, max_positions=96, max_frames=40, max_text=24)
+CAPACITY = capacity(slots=5, positions=96, frames=40, text=24)
 VARIANTS = [
     f"{mode}_{layout}"
     for mode in ("custom_voice", "voice_design", "x_vector", "in_context")
@@ -54,7 +56,7 @@ def codes_of(state: FrameState, slot: int) -> Tensor:
 def alone(talker: Talker, prompt: TalkerPrompt) -> Tensor:
     """The frames of `prompt` spoken by itself in a fresh state, run until its row is done."""
     state = new_state(talker)
-    prefill(talker, state, [prompt], torch.tensor([0]))
+    begin_talker(talker, state, [prompt], torch.tensor([0]))
     for _ in range(prompt.controls.max_frames):
         frame(talker, state, torch.tensor([0]))
     assert state.done[0]
@@ -65,16 +67,18 @@ def row_tensors(state: FrameState, slot: int) -> list[Tensor]:
     """Every tensor of one row, copied."""
     rows = [value for item in fields(state) if isinstance(value := getattr(state, item.name), Tensor)]
     slots = CAPACITY.slots + 1
+    pages = state.cache.table[slot].long()
+    pages = pages[pages < CAPACITY.pages]
     return [
         *(value[slot].clone() for value in rows if value.shape[0] == slots),
-        state.cache.keys[:, slot].clone(),
-        state.cache.values[:, slot].clone(),
+        state.cache.keys[:, pages].clone(),
+        state.cache.values[:, pages].clone(),
     ]
 
 
 def poison(state: FrameState) -> None:
     """NaN wherever an earlier request could have left numbers."""
-    for value in (state.cache.keys, state.cache.values, state.pending):
+    for value in (state.cache.keys, state.cache.values, state.loop.keys, state.loop.values, state.pending):
         value.fill_(torch.nan)
 
 
@@ -90,7 +94,7 @@ def test_greedy_codes_and_logits_match_the_official_ones(
         talker = tiny_talker(case.facts["variant"], case.facts["topology"], end_scale=case.facts["eos_row_scale"])
     state = new_state(talker)
     limit = count + 1 if ends else count
-    prefill(talker, state, [reference_prompt(case, controls(temperature=0, max_frames=limit))], torch.tensor([3]))
+    begin_talker(talker, state, [reference_prompt(case, controls(temperature=0, max_frames=limit))], torch.tensor([3]))
     steps = dict(zip(case.facts["logit_steps"], torch.from_numpy(case.tensors["logits"]), strict=True))
     for step in range(count + ends):
         record: list[Tensor] = []
@@ -109,7 +113,7 @@ def test_official_batch_of_unequal_prompts(reference: Callable[[str], dict[str, 
         talker = tiny_talker()
     state = new_state(talker)
     prompts = [reference_prompt(case, controls(temperature=0, max_frames=36)) for case in cases]
-    prefill(talker, state, prompts, torch.tensor([4, 1]))
+    begin_talker(talker, state, prompts, torch.tensor([4, 1]))
     run(talker, state, [1, 4], 36)
     for slot, case in zip((4, 1), cases, strict=True):
         assert torch.equal(codes_of(state, slot), torch.from_numpy(case.tensors["codes"]))
@@ -121,7 +125,7 @@ def test_training_forward_gives_the_logits_of_the_steps(topology: str) -> None:
         talker = tiny_talker(topology=topology, dtype=torch.float64)
     prompt = random_prompt(talker, 3, controls(seed=5, max_frames=9, ignore_eos=True))
     state = new_state(talker)
-    prefill(talker, state, [prompt], torch.tensor([2]))
+    begin_talker(talker, state, [prompt], torch.tensor([2]))
     steps: list[list[Tensor]] = []
     for _ in range(9):
         steps.append([])
@@ -154,7 +158,7 @@ def test_a_row_speaks_the_same_in_any_batch(talker: Talker) -> None:
     expected = [alone(talker, prompt) for prompt in prompts]
     state = new_state(talker)
     slots = [3, 0, 4, 1, 2]
-    prefill(talker, state, prompts, torch.tensor(slots))
+    begin_talker(talker, state, prompts, torch.tensor(slots))
     generator = torch.Generator().manual_seed(1)
     for _ in range(17):
         run(talker, state, [slots[index] for index in torch.randperm(5, generator=generator)], 1)
@@ -175,7 +179,7 @@ def test_rows_join_pause_and_finish_without_a_trace(talker: Talker) -> None:
         if tick % 3 == 0 and waiting and len(slot_of) < 2:
             index = waiting.pop()
             slot_of[index] = next(slot for slot in (1, 3) if slot not in slot_of.values())
-            prefill(talker, state, [prompts[index]], torch.tensor([slot_of[index]]))
+            begin_talker(talker, state, [prompts[index]], torch.tensor([slot_of[index]]))
         running = [slot for place, slot in enumerate(slot_of.values()) if (tick + place) % 4]
         run(talker, state, [*running, scratch, scratch], 1)
         for index, slot in list(slot_of.items()):
@@ -192,10 +196,10 @@ def test_an_earlier_request_cannot_be_read(talker: Talker) -> None:
     second = replace(second, controls=controls(seed=8, max_frames=8))
     expected = alone(talker, second)
     state = new_state(talker)
-    prefill(talker, state, [first], torch.tensor([2]))
+    begin_talker(talker, state, [first], torch.tensor([2]))
     run(talker, state, [2], 20)
     poison(state)
-    prefill(talker, state, [second], torch.tensor([2]))
+    begin_talker(talker, state, [second], torch.tensor([2]))
     run(talker, state, [2], 8)
     assert torch.equal(codes_of(state, 2), expected)
     assert not state.frames[2, 8:].any()
@@ -203,14 +207,14 @@ def test_an_earlier_request_cannot_be_read(talker: Talker) -> None:
 
 def test_reset_leaves_nothing_and_a_free_row_stays_as_it_is(talker: Talker) -> None:
     fresh, state = new_state(talker), new_state(talker)
-    prefill(talker, state, [random_prompt(talker, 1, controls(max_frames=20))], torch.tensor([2]))
+    begin_talker(talker, state, [random_prompt(talker, 1, controls(max_frames=20))], torch.tensor([2]))
     run(talker, state, [2], 6)
-    reset(state, torch.tensor([2]))
+    reset(state, [2])
     run(talker, state, [2], 3)
-    # Keys and values are left: no position of a free row is live.
+    # Keys and values are left: no page is a free row's.
     for found, expected in zip(row_tensors(state, 2)[:-2], row_tensors(fresh, 2)[:-2], strict=True):
         assert torch.equal(found, expected)
-    assert state.first.filters == fresh.first.filters
+    assert (state.cache.table == CAPACITY.pages).all()
 
 
 def test_rows_that_are_done_or_not_given_are_left_alone(talker: Talker) -> None:
@@ -219,7 +223,7 @@ def test_rows_that_are_done_or_not_given_are_left_alone(talker: Talker) -> None:
     ]
     third = random_prompt(talker, 3, controls(max_frames=30))
     state = new_state(talker)
-    prefill(talker, state, [*prompts, third], torch.tensor([0, 1, 2]))
+    begin_talker(talker, state, [*prompts, third], torch.tensor([0, 1, 2]))
     run(talker, state, [0, 1], 4)
     assert state.done.tolist() == [True, False, False, True, True, True]
     before = {slot: row_tensors(state, slot) for slot in (0, 2, 3)}
@@ -238,7 +242,7 @@ def test_the_frame_that_ends_speech_is_not_appended() -> None:
     wanted = controls(temperature=0, max_frames=30)
     prompt = random_prompt(talker, 1, wanted)
     state = new_state(talker)
-    prefill(talker, state, [prompt], torch.tensor([0]))
+    begin_talker(talker, state, [prompt], torch.tensor([0]))
     steps = 0
     while not state.done[0]:
         frame(talker, state, torch.tensor([0]))
@@ -266,7 +270,7 @@ def test_seeds_and_segments_draw_differently_and_the_same_again(talker: Talker) 
 def test_the_predictor_alone_may_be_greedy(talker: Talker) -> None:
     wanted = controls(seed=3, max_frames=8, subtalker_dosample=False)
     state = new_state(talker)
-    prefill(talker, state, [random_prompt(talker, 1, wanted)], torch.tensor([0]))
+    begin_talker(talker, state, [random_prompt(talker, 1, wanted)], torch.tensor([0]))
     for step in range(8):
         record: list[Tensor] = []
         frame(talker, state, torch.tensor([0]), record)
@@ -286,7 +290,7 @@ def test_text_runs_one_id_a_frame_then_the_pad(talker: Talker) -> None:
     logits = []
     for ids in (trail, changed, padded):
         state = new_state(talker)
-        prefill(talker, state, [replace(prompt, trail=ids)], torch.tensor([0]))
+        begin_talker(talker, state, [replace(prompt, trail=ids)], torch.tensor([0]))
         steps = []
         for _ in range(10):
             record: list[Tensor] = []
@@ -334,7 +338,7 @@ def test_a_captured_step_equals_the_eager_one() -> None:
     for is_captured in (False, True):
         state = new_state(talker)
         slots = torch.tensor([3, 0, 4, 1, 2], device="cuda")
-        prefill(talker, state, prompts, slots)
+        begin_talker(talker, state, prompts, slots)
         graph = torch.cuda.CUDAGraph()
         if is_captured:
             scratch = torch.full((5,), CAPACITY.slots, device="cuda")

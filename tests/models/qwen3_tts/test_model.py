@@ -15,9 +15,10 @@ from reference_assets import Case
 from sonoro.core.errors import InvalidReference, InvalidRequest, UnknownLanguage, UnknownVoice
 from sonoro.core.types import OptionValue, Reference, SamplingParams, SpeechRequest
 from sonoro.models import registry
-from sonoro.models.base import Capacity, SpeechModel, Voice
+from sonoro.models.base import SpeechModel, Voice
 from sonoro.models.qwen3_tts.config import RELEASED, Configs, read_configs, released_configs
 from sonoro.models.qwen3_tts.model import spec_of
+from speaking import begin_model, capacity
 from tiny_checkpoint import TOPOLOGIES, VARIANTS, write_checkpoint
 from tiny_talker import voice_of
 
@@ -49,9 +50,9 @@ def spoken(model: SpeechModel, whole: SpeechRequest, voice: Voice | None = None)
     assert whole.max_frames is not None
     with torch.inference_mode():
         prompt = model.prepare(whole, whole.text, 0, [], voice)
-        state = model.allocate(Capacity(4, prompt.positions + whole.max_frames, whole.max_frames, prompt.text_ids))
+        state = model.allocate(capacity(4, prompt.positions + whole.max_frames, whole.max_frames, prompt.text_ids))
         slots = torch.tensor([2])
-        model.prefill(state, [prompt], slots)
+        begin_model(model, state, [prompt], slots)
         for _ in range(whole.max_frames):
             model.frame(state, slots)
         return state.frames[2, : int(state.length[2])].clone()
@@ -126,9 +127,9 @@ def test_the_segment_decides_what_is_drawn(models: dict[tuple[str, str], SpeechM
     whole = request(model, "You and I.", sampling=SamplingParams(), options={}, seed=3)
     prompts = [model.prepare(whole, whole.text, index, [], None) for index in (0, 0, 1)]
     with torch.inference_mode():
-        state = model.allocate(Capacity(3, 64, 8, 32))
+        state = model.allocate(capacity(3, 64, 8, 32))
         slots = torch.arange(3)
-        model.prefill(state, prompts, slots)
+        begin_model(model, state, prompts, slots)
         for _ in range(8):
             model.frame(state, slots)
     first, same, other = state.frames[:3]
@@ -209,4 +210,15 @@ def test_segments_are_normalised_when_the_checkpoint_asks(tmp_path: Path) -> Non
 
 
 def test_parts_are_the_pieces_of_a_frame(models: dict[tuple[str, str], SpeechModel]) -> None:
-    assert set(models["base", "1.7b"].parts()) == {"backbone", "depth", "codec"}
+    model = models["base", "1.7b"]
+    with torch.inference_mode():
+        state, slots = model.allocate(capacity(3, 32, 8, 8)), torch.tensor([1, 0])
+        parts = model.parts(state)
+        backbone, depth, sample = (parts[name](slots) for name in ("backbone", "depth", "sample"))
+    assert set(parts) == {"backbone", "depth", "sample"}
+    books = state.frames.shape[2]
+    assert backbone.shape[0] == 2
+    assert [tuple(logits.shape) for logits in depth] == [(2, 64)] * (books - 1)
+    assert [tuple(codes.shape) for codes in sample] == [(2,)] * books
+    assert state.done.all()
+    assert not state.length.any()

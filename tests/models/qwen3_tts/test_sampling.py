@@ -8,8 +8,9 @@ from torch import Tensor
 
 from reference_assets import Case
 from sonoro.models.qwen3_tts.config import TalkerConfig
-from sonoro.models.qwen3_tts.sampling import row_controls, score_first, score_rest
-from sonoro.runtime.sampling import Filters, RowControls, SamplingRow, SamplingRows
+from sonoro.models.qwen3_tts.sampling import draw_row, mask_first, row_controls
+from sonoro.ops.sample import keep_top_k, keep_top_p
+from sonoro.runtime.sampling import RowControls, SamplingRow, SamplingRows
 from tiny_talker import controls, tiny_config
 
 CONFIG: TalkerConfig = tiny_config().talker_config
@@ -17,29 +18,35 @@ CODES = CONFIG.vocab_size - 1024
 END = CONFIG.codec_eos_token_id
 
 
-def row(given: RowControls, count: int) -> tuple[SamplingRow, Filters]:
+def row(given: RowControls, count: int) -> SamplingRow:
     rows = SamplingRows(1, torch.device("cpu"))
     rows.set([0], [given])
-    return rows.read(torch.zeros(count, dtype=torch.int64)), rows.filters
+    return rows.read(torch.zeros(count, dtype=torch.int64))
+
+
+def kept(scores: Tensor, parameters: SamplingRow) -> Tensor:
+    """What `draw_row` draws from; that it draws from nothing else is tested below and with the kernel."""
+    values = keep_top_k(scores.float() / parameters.temperature, parameters.top_k, scores.shape[1])
+    return keep_top_p(values, parameters.top_p)
 
 
 def first(logits: Tensor, given: RowControls, history: Tensor | None = None, start: int = 0) -> Tensor:
-    """`score_first` of consecutive decisions `logits` [T, V], the first of them after `start` frames."""
+    """What consecutive decisions `logits` [T, V] are drawn from, the first of them after `start` frames."""
     count = len(logits)
-    parameters, filters = row(given, count)
     seen = torch.zeros(count, END + 1, dtype=torch.bool)
     for step in range(count if history is not None else 0):
         assert history is not None
         seen[step, history[:step]] = True
-    ids = torch.arange(END + 1)
-    return score_first(
+    ids, parameters = torch.arange(END + 1), row(given, count)
+    scores = mask_first(
         logits[:, : END + 1],
         parameters,
-        filters,
-        seen=seen,
-        length=torch.arange(start, start + count),
+        seen,
+        torch.arange(start, start + count),
         suppressed=(ids >= CODES) & (ids != END),
+        is_end=ids == END,
     )
+    return kept(scores, parameters)
 
 
 @pytest.mark.parametrize("name", ["default", "narrow"])
@@ -55,7 +62,7 @@ def test_distributions_match_the_official_ones(reference: Callable[[str], dict[s
     torch.testing.assert_close(found, tensors["probabilities"][:, : END + 1], atol=1e-6, rtol=0)
     assert not tensors["probabilities"][:, END + 1 :].any()
     depth = tensors["depth_logits"].flatten(0, 1)
-    found_rest = score_rest(depth, *row(given_rest, len(depth))).softmax(-1)
+    found_rest = kept(depth, row(given_rest, len(depth))).softmax(-1)
     torch.testing.assert_close(found_rest, tensors["depth_probabilities"].flatten(0, 1), atol=1e-6, rtol=0)
 
 
@@ -93,14 +100,8 @@ def test_the_penalty_comes_before_the_temperature_and_once_per_id() -> None:
     logits = torch.zeros(1, CONFIG.vocab_size)
     logits[0, :4] = torch.tensor([3.0, -3.0, 3.0, -3.0])
     given, _ = row_controls(controls(temperature=0.5, top_k=0, repetition_penalty=1.5))
-    parameters, filters = row(given, 1)
-    seen = torch.zeros(1, END + 1, dtype=torch.bool)
-    seen[0, :2] = True
-    nothing = torch.zeros(END + 1, dtype=torch.bool)
-    found = score_first(
-        logits[:, : END + 1], parameters, filters, seen=seen, length=torch.tensor([5]), suppressed=nothing
-    )
-    assert found[0, :4].tolist() == [4.0, -9.0, 6.0, -6.0]
+    found = first(logits.repeat(3, 1), given, torch.tensor([0, 1, 1]), start=5)
+    assert found[2, :4].tolist() == [4.0, -9.0, 6.0, -6.0]
 
 
 def test_the_other_codebooks_have_their_own_controls() -> None:
@@ -115,4 +116,13 @@ def test_bfloat16_logits_are_widened_first() -> None:
     logits = torch.randn(3, CONFIG.vocab_size).bfloat16()
     given, rest = row_controls(controls())
     assert torch.equal(first(logits, given), first(logits.float(), given))
-    assert torch.equal(score_rest(logits, *row(rest, 3)), score_rest(logits.float(), *row(rest, 3)))
+    assert torch.equal(kept(logits, row(rest, 3)), kept(logits.float(), row(rest, 3)))
+
+
+def test_what_is_drawn_is_the_likeliest_of_what_is_kept_and_its_noise() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits, noise = torch.randn(2, 500, 64, generator=generator)
+    for given in row_controls(controls(top_k=7, top_p=0.7, subtalker_top_k=3)):
+        parameters = row(given, 500)
+        expected = (kept(logits, parameters) + noise).argmax(-1)
+        assert torch.equal(draw_row(logits, noise, parameters), expected)

@@ -1,127 +1,28 @@
-"""One frame for a batch of slots: talker, codebook 0, code predictor, feedback. And the state it runs on.
+"""One frame for a batch of slots: talker, codebook 0, code predictor, feedback. The state it runs on is in `state.py`.
 
-The state is rows by slot; the last row is scratch. A free slot is `done`. A step redirects rows that are done to the
-scratch row, which is itself always done at length 0: so they are left as they are, without a branch.
+A step redirects rows that are done to the scratch row, which is itself always done at length 0: so they are left as
+they are, without a branch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sonoro.models.base import Capacity
-from sonoro.nn.kvcache import KVCache, LoopCache
-from sonoro.nn.transformer import Rotary
-from sonoro.ops.sample import gumbel_noise, pick
-from sonoro.runtime.sampling import SamplingRows
+from sonoro.ops.linear import norm_linear
+from sonoro.ops.norm import rms_norm
+from sonoro.ops.sample import gumbel_noise
+from sonoro.runtime.sampling import SamplingRow
 
+from . import sampling
 from .backbone import Talker
-from .prompt import TalkerPrompt
-from .sampling import row_controls, score_first, score_rest
+from .sampling import draw_row, mask_first
+from .state import FrameState
 
-__all__ = ["FrameState", "allocate", "frame", "prefill", "reset"]
-
-
-@dataclass(frozen=True)
-class FrameState:
-    """Rows by slot, [N+1, ...] each, and tables shared by all of them. Mutated in place by the functions below.
-
-    `pending` [H] is the talker's next input but for its text, at `position`; `text_ids` are the ids fed from the
-    second frame on, padded by the pad id to one more than fits. `seen` [end id + 1] bool marks ids of codebook 0 made
-    in this segment. Of `cache` only positions before `position` count.
-    """
-
-    done: Tensor
-    length: Tensor
-    frames: Tensor
-    pending: Tensor
-    position: Tensor
-    text_ids: Tensor
-    seen: Tensor
-    first: SamplingRows
-    rest: SamplingRows
-    cache: KVCache
-    suppressed: Tensor
-    rotary: Rotary
-    loop_rotary: tuple[Rotary, ...]
-    pad_id: int
-
-    @property
-    def scratch(self) -> int:
-        """The number of the scratch row."""
-        return self.done.shape[0] - 1
-
-
-def allocate(talker: Talker, capacity: Capacity, pad_id: int) -> FrameState:
-    """Free rows for `capacity.slots` requests. `pad_id` is the text id fed once a row's text has ended."""
-    device, dtype, config = talker.device, talker.dtype, talker.config
-    rows, books, end = capacity.slots + 1, talker.codebooks, config.codec_eos_token_id
-    ids = torch.arange(end + 1, device=device)
-    inner = talker.code_predictor.model.rotary(torch.arange(books, device=device), dtype)
-    # The predictor's first pass takes two rows (positions 0 and 1), each further pass one.
-    passes = (slice(0, 2), *(slice(position, position + 1) for position in range(2, books)))
-    return FrameState(
-        done=torch.ones(rows, dtype=torch.bool, device=device),
-        length=torch.zeros(rows, dtype=torch.int64, device=device),
-        frames=torch.zeros(rows, capacity.max_frames, books, dtype=torch.int64, device=device),
-        pending=torch.zeros(rows, config.hidden_size, dtype=dtype, device=device),
-        position=torch.zeros(rows, dtype=torch.int64, device=device),
-        text_ids=torch.full((rows, capacity.max_text + 1), pad_id, dtype=torch.int64, device=device),
-        seen=torch.zeros(rows, end + 1, dtype=torch.bool, device=device),
-        first=SamplingRows(capacity.slots, device),
-        rest=SamplingRows(capacity.slots, device),
-        cache=KVCache.allocate(talker.model.config, capacity.slots, capacity.max_positions, device=device, dtype=dtype),
-        suppressed=(ids >= talker.codes) & (ids != end),
-        rotary=talker.model.rotary(torch.arange(capacity.max_positions, device=device), dtype),
-        loop_rotary=tuple((inner[0][rows_of], inner[1][rows_of]) for rows_of in passes),
-        pad_id=pad_id,
-    )
-
-
-def reset(state: FrameState, slots: Tensor) -> None:
-    """Make rows `slots` [B] int64 free and empty. Synchronises; not capturable."""
-    numbers = slots.tolist()
-    slots = slots.to(state.done.device)
-    for rows, value in ((state.done, True), (state.seen, False), (state.text_ids, state.pad_id)):
-        rows.index_fill_(0, slots, value)
-    for rows in (state.length, state.frames, state.pending, state.position):
-        rows.index_fill_(0, slots, 0)
-    state.first.clear(numbers)
-    state.rest.clear(numbers)
-
-
-def prefill(talker: Talker, state: FrameState, prompts: Sequence[TalkerPrompt], slots: Tensor) -> None:
-    """Reset rows `slots` [B] int64 and run all rows of each prompt but the last, which is left pending.
-
-    Prompts are padded to the longest. Synchronises; not capturable.
-    """
-    assert not torch.is_grad_enabled()
-    reset(state, slots)
-    numbers = slots.tolist()
-    slots = slots.to(state.done.device)
-    cached = [prompt.positions - 1 for prompt in prompts]
-    assert state.scratch not in numbers
-    controls = [row_controls(prompt.controls) for prompt in prompts]
-    state.first.set(numbers, [first for first, _ in controls])
-    state.rest.set(numbers, [rest for _, rest in controls])
-    rows = torch.zeros(len(prompts), max(cached), talker.config.hidden_size, device=slots.device, dtype=talker.dtype)
-    for index, (number, prompt) in enumerate(zip(numbers, prompts, strict=True)):
-        assert cached[index] + prompt.controls.max_frames <= state.rotary[0].shape[0]
-        assert prompt.controls.max_frames <= state.frames.shape[1]
-        assert prompt.text_ids < state.text_ids.shape[1]
-        embedded = talker.embed_prompt(prompt)
-        rows[index, : cached[index]] = embedded[:-1]
-        state.pending[number] = embedded[-1]
-        state.text_ids[number, : prompt.text_ids] = prompt.trail.to(slots.device)
-    if max(cached):
-        rotary = (state.rotary[0][: max(cached)], state.rotary[1][: max(cached)])
-        talker.model(rows, rotary, state.cache.fill(slots))
-    state.position[slots] = torch.tensor(cached, device=slots.device)
-    state.done.index_fill_(0, slots, False)
+__all__ = ["check_kernels", "frame", "parts"]
 
 
 def frame(talker: Talker, state: FrameState, slots: Tensor, record: list[Tensor] | None = None) -> None:
@@ -134,33 +35,99 @@ def frame(talker: Talker, state: FrameState, slots: Tensor, record: list[Tensor]
     rows = slots.masked_fill(was_done, state.scratch)
     length = state.length[rows]
     hidden, logits = _step_talker(talker, state, rows, length)
-    decidable = state.seen.shape[1]
-    row = state.first.read(rows)
-    ids = max(decidable, talker.config.code_predictor_config.vocab_size)
-    noise = gumbel_noise(row.seed, row.segment, length, talker.codebooks, ids)
-    scores = score_first(
-        logits[:, :decidable],
-        row,
-        state.first.filters,
-        seen=state.seen[rows],
-        length=length,
-        suppressed=state.suppressed,
-    )
-    first = pick(scores, noise[:, 0, :decidable], row.is_greedy)
-    is_end = first == decidable - 1
-    books = _complete_frame(talker, state, rows, hidden, first=first.masked_fill(is_end, 0), noise=noise)
+    draw = _Draws.of(talker, state, rows, length)
+    first = draw.first(logits)
+    is_end = first == state.is_end.shape[0] - 1
+    first = first.masked_fill(is_end, 0)
+    books = [first]
+    for book, depth_logits in enumerate(_depth_logits(talker, state, rows, hidden, books), start=1):
+        books.append(draw.rest(book, depth_logits))
+        if record is not None:
+            record.append(depth_logits)
     if record is not None:
-        record.extend((logits, *books.logits))
+        record.insert(len(record) - len(books) + 1, logits)
+    codes = torch.stack(books, dim=1)
     stopped = was_done | is_end
     # A row that ends here is sent to the scratch row as well: its last decision leaves nothing behind but `done`.
     kept = rows.masked_fill(stopped, state.scratch)
     made = (length + 1).masked_fill(stopped, 0)
-    state.frames[kept, length] = books.codes
-    state.seen[kept, books.codes[:, 0]] = ~stopped
-    state.pending[kept] = talker.embed_frames(books.codes)
+    state.frames[kept, length] = codes
+    state.seen[kept, first] = ~stopped
+    state.pending[kept] = talker.embed_frames(codes)
     state.position[kept] = (state.position[rows] + 1).masked_fill(stopped, 0)
     state.length[kept] = made
-    state.done[rows] = stopped | (made >= row.max_frames)
+    state.done[rows] = stopped | (made >= draw.first_row.max_frames)
+
+
+def check_kernels(talker: Talker, state: FrameState, rows: int) -> None:
+    """Run each fused kernel of a frame of `rows` rows once against its reference. Synchronises; `state` stays."""
+    talker.model.check_kernels(rows, state.cache.page_positions)
+    talker.code_predictor.model.check_kernels(rows, state.loop.page_positions)
+    decidable, codes = state.is_end.shape[0], talker.config.code_predictor_config.vocab_size
+    sampling.check_kernels(rows, decidable, state.done.device)
+    sampling.check_kernels(rows, codes, state.done.device)
+
+
+def parts(talker: Talker, state: FrameState) -> dict[str, Callable[[Tensor], object]]:
+    """The pieces of a frame a profile times: `backbone`, `depth` without its draws, and `sample`, all draws of a frame.
+
+    Each takes `slots` [B] int64, may be captured, and leaves the rows where they are.
+    """
+    codes = torch.zeros(state.scratch + 1, dtype=torch.int64, device=state.done.device)
+
+    def backbone(slots: Tensor) -> Tensor:
+        return _step_talker(talker, state, slots, state.length[slots])[1]
+
+    def depth(slots: Tensor) -> list[Tensor]:
+        books, outputs = [codes[slots]], []
+        for logits in _depth_logits(talker, state, slots, state.pending[slots], books):
+            outputs.append(logits)
+            books.append(codes[slots])
+        return outputs
+
+    def sample(slots: Tensor) -> list[Tensor]:
+        length = state.length[slots]
+        first = talker.codec_head(state.pending[slots])
+        rest = first[:, : talker.config.code_predictor_config.vocab_size].contiguous()
+        draw = _Draws.of(talker, state, slots, length)
+        return [draw.first(first), *(draw.rest(book, rest) for book in range(1, talker.codebooks))]
+
+    return {"backbone": backbone, "depth": depth, "sample": sample}
+
+
+class _Draws(NamedTuple):
+    """The draws of one step: parameters of its rows, noise [B, K, V], and what codebook 0 must not be."""
+
+    first_row: SamplingRow
+    rest_row: SamplingRow
+    noise: Tensor
+    seen: Tensor
+    length: Tensor
+    state: FrameState
+
+    @classmethod
+    def of(cls, talker: Talker, state: FrameState, rows: Tensor, length: Tensor) -> _Draws:
+        first, rest = state.first.read(rows), state.rest.read(rows)
+        ids = max(state.is_end.shape[0], talker.config.code_predictor_config.vocab_size)
+        noise = gumbel_noise(first.seed, first.segment, length, talker.codebooks, ids)
+        return cls(first, rest, noise, state.seen[rows], length, state)
+
+    def first(self, logits: Tensor) -> Tensor:
+        """Codebook 0 [B] of the talker's `logits` [B, V]; the last decidable id is the end of speech."""
+        decidable, state = self.seen.shape[1], self.state
+        scores = mask_first(
+            logits[:, :decidable],
+            self.first_row,
+            self.seen,
+            self.length,
+            suppressed=state.suppressed,
+            is_end=state.is_end,
+        )
+        return draw_row(scores, self.noise[:, 0, :decidable], self.first_row)
+
+    def rest(self, book: int, logits: Tensor) -> Tensor:
+        """Codebook `book` [B] of the predictor's `logits` [B, V]."""
+        return draw_row(logits, self.noise[:, book, : logits.shape[1]], self.rest_row)
 
 
 def _step_talker(talker: Talker, state: FrameState, rows: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
@@ -168,33 +135,24 @@ def _step_talker(talker: Talker, state: FrameState, rows: Tensor, length: Tensor
     position = state.position[rows]
     text = talker.embed_text(state.text_ids[rows, (length - 1).clamp(0, state.text_ids.shape[1] - 1)])
     inputs = state.pending[rows] + text.masked_fill((length == 0)[:, None], 0.0)
-    rotary = (state.rotary[0][position, None], state.rotary[1][position, None])
-    hidden = talker.model(inputs[:, None], rotary, state.cache.decode(rows, position))[:, 0]
+    outputs = talker.model.step(inputs, state.rotary, state.cache, rows, position)
+    hidden = rms_norm(outputs, talker.model.norm.weight, talker.model.norm.eps)
     return hidden, talker.codec_head(hidden)
 
 
-class _Books(NamedTuple):
-    """Frames [B, K] int64 and the logits [B, V] behind their codes 1 .. K-1."""
+def _depth_logits(
+    talker: Talker, state: FrameState, rows: Tensor, hidden: Tensor, books: list[Tensor]
+) -> Iterator[Tensor]:
+    """Logits [B, V] of codebooks 1 to K - 1 in turn: a pass of the predictor each, after the one over `hidden` [B, H].
 
-    codes: Tensor
-    logits: list[Tensor]
-
-
-def _complete_frame(
-    talker: Talker, state: FrameState, rows: Tensor, hidden: Tensor, *, first: Tensor, noise: Tensor
-) -> _Books:
-    """The frames that begin with `first` [B]: the K - 1 passes of the predictor."""
-    predictor, books = talker.code_predictor, talker.codebooks
-    loop = LoopCache(predictor.model.config, rows.shape[0], books, device=hidden.device, dtype=hidden.dtype)
-    row, filters = state.rest.read(rows), state.rest.filters
-    codes, logits = [first], []
-    inputs = torch.stack((predictor.small_to_mtp_projection(hidden), predictor.embed(0, first)), dim=1)
-    for book, head in enumerate(predictor.lm_head, start=1):
-        # The first pass takes two rows, at positions 0 and 1.
-        outputs = predictor.model(inputs, state.loop_rotary[book - 1], loop.at(0 if book == 1 else book))
-        logits.append(head(outputs[:, -1]))
-        scores = score_rest(logits[-1], row, filters)
-        codes.append(pick(scores, noise[:, book, : scores.shape[1]], row.is_greedy))
-        if book < books - 1:
-            inputs = predictor.embed(book, codes[-1])[:, None]
-    return _Books(torch.stack(codes, dim=1), logits)
+    `books` holds codebook 0 [B]; whoever asks for the next logits has appended the codes drawn from the last.
+    """
+    predictor, norm = talker.code_predictor, talker.code_predictor.model.norm
+    positions = torch.arange(talker.codebooks, device=rows.device)[:, None].repeat(1, rows.shape[0])
+    inputs = predictor.small_to_mtp_projection(hidden)
+    for book, position in enumerate(positions):
+        if book:
+            inputs = predictor.embed(book - 1, books[-1])
+        outputs = predictor.model.step(inputs, state.loop_rotary, state.loop, rows, position)
+        if book:
+            yield norm_linear(outputs, norm.weight, norm.eps, predictor.lm_head[book - 1].weight)

@@ -6,11 +6,11 @@ The variants (CustomVoice, VoiceDesign, Base) differ in their configuration alon
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sonoro.core.errors import InvalidReference
 from sonoro.core.text import split_text
@@ -19,8 +19,8 @@ from sonoro.models.base import Capacity, Codec, Controls, Description, Family, L
 
 from . import frame, voice, weights
 from .config import RELEASED, Configs, GenerationConfig, ModelConfig, read_configs, released_configs
-from .frame import FrameState
 from .prompt import PromptBuilder, TalkerPrompt, TextTokenizer
+from .state import FrameState, allocate, prefill, reset, stage
 from .weights import Modules
 
 __all__ = ["FAMILY", "Qwen3TTS", "describe", "from_folder", "from_random", "spec_of"]
@@ -31,6 +31,7 @@ _VOICE_MODES: dict[str, tuple[VoiceMode, ...]] = {
     "base": ("cloned",),
 }
 _DUMMY_SEED = 0
+_CODEC_CHECK_ROWS = 4
 
 
 class Qwen3TTS:
@@ -42,11 +43,6 @@ class Qwen3TTS:
         self._configs = configs
         self._modules = modules
         self._prompts = PromptBuilder(configs.model, tokenizer)
-
-    def parts(self) -> dict[str, nn.Module]:
-        """The pieces a profile times."""
-        talker = self._modules.talker
-        return {"backbone": talker.model, "depth": talker.code_predictor, "codec": self._modules.codec.decoder}
 
     def segments(self, text: str, language: str) -> list[str]:
         """`text` normalised if the checkpoint asks for it, in segments it can speak at once."""
@@ -87,19 +83,55 @@ class Qwen3TTS:
 
     def allocate(self, capacity: Capacity) -> FrameState:
         """Free rows for `capacity.slots` requests and the scratch row."""
-        return frame.allocate(self._modules.talker, capacity, self._configs.model.tts_pad_token_id)
+        return allocate(self._modules.talker, capacity, self._configs.model.tts_pad_token_id)
 
-    def reset(self, state: FrameState, slots: Tensor) -> None:
-        """Make rows `slots` free."""
-        frame.reset(state, slots)
+    def reset(self, state: FrameState, slots: Sequence[int]) -> None:
+        """Make rows `slots` free. No sync."""
+        reset(state, slots)
 
-    def prefill(self, state: FrameState, prompts: Sequence[TalkerPrompt], slots: Tensor) -> None:
-        """Run `prompts`, leaving rows `slots` ready for their first frame."""
-        frame.prefill(self._modules.talker, state, prompts, slots)
+    def stage(
+        self,
+        state: FrameState,
+        prompts: Sequence[TalkerPrompt],
+        slots: Sequence[int],
+        pages: Sequence[Sequence[int]],
+    ) -> int:
+        """Write what rows `slots` need to speak `prompts` on `pages`; how many prompt rows were staged. No sync."""
+        return stage(state, prompts, slots, pages)
+
+    def prefill(self, state: FrameState, tokens: Tensor) -> None:
+        """Run the staged prompt rows `tokens`, leaving their slots ready for the first frame. Capturable; no sync."""
+        prefill(self._modules.talker, state, tokens)
 
     def frame(self, state: FrameState, slots: Tensor) -> None:
         """One frame for each of `slots`. Capturable; no sync."""
         frame.frame(self._modules.talker, state, slots)
+
+    def check_kernels(self, state: FrameState, rows: int) -> None:
+        """Run each fused kernel of a frame of `rows` rows once against its reference, and the codec's on a few rows."""
+        frame.check_kernels(self._modules.talker, state, rows)
+        self._modules.codec.check_kernels(min(rows, _CODEC_CHECK_ROWS), 1)
+
+    def parts(self, state: FrameState) -> dict[str, Callable[[Tensor], object]]:
+        """The pieces of a frame a profile times: backbone, depth, sample."""
+        return frame.parts(self._modules.talker, state)
+
+    @property
+    def position_bytes(self) -> int:
+        """Keys and values of one talker position."""
+        talker = self._configs.model.talker_config
+        width = talker.num_hidden_layers * talker.num_key_value_heads * talker.head_dim
+        return 2 * width * self._modules.talker.dtype.itemsize
+
+    def frame_bytes(self, rows: int, context: int) -> int:
+        """What one frame of `rows` rows must read: talker and heads once, the predictor's layers once a codebook."""
+        talker = self._modules.talker
+        predictor = talker.code_predictor
+        layers = sum(weight.nbytes for weight in talker.model.layers.parameters())
+        heads = talker.codec_head.weight.nbytes + sum(weight.nbytes for weight in predictor.lm_head.parameters())
+        depth = (talker.codebooks - 1) * sum(weight.nbytes for weight in predictor.model.layers.parameters())
+        projection = sum(weight.nbytes for weight in predictor.small_to_mtp_projection.parameters())
+        return layers + heads + depth + projection + rows * context * self.position_bytes
 
 
 def from_folder(folder: Path, name: str, device: torch.device, dtype: torch.dtype) -> LoadedModel:

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from sonoro.models.base import Controls
-from sonoro.ops.sample import keep_top_k, keep_top_p, penalize_seen
-from sonoro.runtime.sampling import Filters, RowControls, SamplingRow
+from sonoro.ops.sample import draw, gumbel_noise, mask_logits
+from sonoro.runtime.sampling import RowControls, SamplingRow
 
 from .config import MIN_FRAMES
 
-__all__ = ["row_controls", "score_first", "score_rest"]
+__all__ = ["check_kernels", "draw_row", "mask_first", "row_controls"]
 
 
 def row_controls(controls: Controls) -> tuple[RowControls, RowControls]:
@@ -45,26 +45,35 @@ def row_controls(controls: Controls) -> tuple[RowControls, RowControls]:
     return first, rest
 
 
-def score_first(
-    logits: Tensor, row: SamplingRow, filters: Filters, *, seen: Tensor, length: Tensor, suppressed: Tensor
+def mask_first(
+    logits: Tensor, row: SamplingRow, seen: Tensor, length: Tensor, *, suppressed: Tensor, is_end: Tensor
 ) -> Tensor:
-    """What codebook 0 is drawn from, [B, V] float32: `logits` [B, V], whose last column is end of speech, processed.
+    """What codebook 0 is drawn from, [B, V] float32, of `logits` [B, V], whose last column is end of speech.
 
-    `seen` [B, V] bool are the ids this segment has had, `suppressed` [V] bool the other control ids, `length` [B] the
-    frames made so far. End of speech is banned for the first frames, and always where `ignore_eos` is set.
+    `seen` [B, V] bool are the ids this segment has had, `suppressed` [V] bool the other control ids, `is_end` [V] bool
+    end of speech, `length` [B] the frames made so far. End is banned for the first frames and with `ignore_eos`.
     """
-    values = penalize_seen(logits.float(), seen, row.repetition_penalty)
-    values = values.masked_fill(suppressed, -torch.inf)
     is_endless = row.ignore_eos | (length < MIN_FRAMES)[:, None]
-    values[:, -1:].masked_fill_(is_endless, -torch.inf)
-    return score_rest(values, row, filters)
+    return mask_logits(logits, seen, row.repetition_penalty, suppressed | (is_end & is_endless))
 
 
-def score_rest(logits: Tensor, row: SamplingRow, filters: Filters) -> Tensor:
-    """What another codebook is drawn from, [B, V] float32: temperature, top-k, top-p, in this order."""
-    values = logits.float() / row.temperature
-    if filters.top_k_limit:
-        values = keep_top_k(values, row.top_k, filters.top_k_limit)
-    if filters.needs_top_p:
-        values = keep_top_p(values, row.top_p)
-    return values
+def draw_row(scores: Tensor, noise: Tensor, row: SamplingRow) -> Tensor:
+    """One id per row, [B] int64, of `scores` [B, V] with Gumbel `noise` [B, V]: temperature, top-k, top-p, pick."""
+    return draw(scores, noise, row.temperature, row.top_k, row.top_p, row.is_greedy)
+
+
+def check_kernels(rows: int, vocabulary: int, device: torch.device) -> None:
+    """Compare the kernels that draw `rows` ids out of `vocabulary` with their references. Synchronises.
+
+    Draws must be the same id by id; noise may differ by the rounding of two logarithms.
+    """
+    index = torch.arange(rows, device=device)
+    gumbel_noise.check(lambda: (index * 7919, index % 3, index, 2, vocabulary), tolerance=1e-5)
+    logits = torch.randn(rows, vocabulary, device=device, generator=torch.Generator(device).manual_seed(0))
+    noise = gumbel_noise.reference(index, index, index, 1, vocabulary)[:, 0]
+    temperature, top_p = torch.full((rows, 1), 0.9, device=device), torch.ones(rows, 1, device=device)
+    top_k, is_greedy = (index[:, None] * 13) % 60, index[:, None] % 5 == 4
+    draw.check(lambda: (logits, noise, temperature, top_k, top_p, is_greedy), tolerance=0.0)
+    draw.check(lambda: (logits, noise, temperature, top_k, 0.8 * top_p, is_greedy), tolerance=0.0)
+    seen, banned = logits > 1, logits < -1
+    mask_logits.check(lambda: (logits, seen, 1.05 * top_p, banned), tolerance=1e-6)

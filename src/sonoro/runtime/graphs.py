@@ -1,0 +1,198 @@
+"""A function of row numbers, captured once for each of a few batch sizes and replayed for any batch up to the largest.
+
+Knows neither the function nor what a row is. What the function reads and writes must lie in tensors that stay where
+they are; the row numbers are its only input.
+"""
+
+from __future__ import annotations
+
+import bisect
+import gc
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sonoro.runtime.ring import upload
+
+__all__ = ["Captured", "GraphPool", "GraphSet"]
+
+logger = logging.getLogger(__name__)
+
+# The first run compiles and loads kernels and creates handles, the second shows that nothing of the kind is left.
+_WARM_UPS = 2
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What capturing one size took, warm-up included; `error` says why that size runs eagerly, "" if it does not."""
+
+    size: int
+    seconds: float
+    memory_bytes: int
+    error: str
+
+
+class GraphPool:
+    """Private memory for graphs that never run at the same time: those of one stream."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    @property
+    def handle(self) -> Any:
+        """What torch calls the pool."""
+        if self._handle is None:
+            self._handle = torch.cuda.graph_pool_handle()
+        return self._handle
+
+    def recover(self, device: torch.device) -> None:
+        """After a failed capture: see that the next can begin.
+
+        When CUDA itself invalidates a capture, torch's allocator can be left recording to the pool: then nothing could
+        be captured into it, nor any memory be returned to the device. Such a pool is left to the graphs it has.
+        """
+        index = torch.cuda.current_device() if device.index is None else device.index
+        with suppress(RuntimeError):  # raised if it does not record: the pool is sound
+            torch._C._cuda_endAllocateToPool(index, self.handle)
+            torch._C._cuda_releasePool(index, self.handle)
+            self._handle = None
+
+
+class GraphSet:
+    """Calls `function` on batches of rows: from a graph where its size was captured, directly elsewhere.
+
+    `function` takes rows [size] int64 on `device` and returns a tensor, a tuple of them, or None. A batch is padded
+    with `scratch` to the next of `sizes` (ascending); one longer than the largest runs directly at its own length, as
+    any does if `sizes` is empty. `is_eager` pads alike and captures nothing. Sets that share a `pool` must run on one
+    stream. Use it in inference mode, on the stream it was captured on.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[[Tensor], Any],
+        sizes: Sequence[int],
+        scratch: int,
+        device: torch.device,
+        *,
+        pool: GraphPool | None = None,
+        is_eager: bool = False,
+    ) -> None:
+        assert all(low < high for low, high in zip((0, *sizes), sizes, strict=False)), f"{name}: sizes {sizes}"
+        self.name, self.sizes = name, tuple(sizes)
+        self.graph_launches = 0
+        """Batches replayed from a graph since the set was made."""
+        self.eager_launches = 0
+        """Batches that called the function."""
+        self.captured: list[Captured] = []
+        """What each size took, in order of capture."""
+        self._function, self._scratch, self._device = function, scratch, torch.device(device)
+        self._pool, self._is_eager = pool or GraphPool(), is_eager
+        largest = max(sizes, default=0)
+        # Every graph reads the head of one vector, of which the host keeps a copy to know when it must be written.
+        self._rows = torch.full((largest,), scratch, dtype=torch.int64, device=device)
+        self._known = [scratch] * largest
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Any]] = {}
+        self._stream: torch.cuda.Stream | None = None
+
+    def capture(self) -> None:
+        """Capture every size, the largest first, on the current stream, which may not be the default one.
+
+        The function runs on scratch rows alone. A size that cannot be captured warns and runs directly. Synchronises.
+        Captures nothing on a CPU or if `is_eager`.
+        """
+        assert torch.is_inference_mode_enabled()
+        if self._is_eager or self._device.type != "cuda" or not self.sizes:
+            return
+        self._stream = stream = torch.cuda.current_stream(self._device)
+        assert stream != torch.cuda.default_stream(self._device), "the default stream cannot be captured"
+        self._write([self._scratch] * len(self._known))
+        with _no_garbage_collection():
+            for size in reversed(self.sizes):
+                self.captured.append(self._capture(size, stream))
+
+    def run(self, rows: Sequence[int]) -> Any:
+        """What the function returns for `rows`, padded: its first len(rows) rows are theirs. No sync.
+
+        The result of a graph is overwritten by the next batch of that size.
+        """
+        assert torch.is_inference_mode_enabled()
+        assert rows
+        size = self.padded(len(rows))
+        if size > len(self._known):
+            self.eager_launches += 1
+            return self._function(upload(rows, torch.int64, self._device))
+        self._write([*rows, *[self._scratch] * (size - len(rows))])
+        if size not in self._graphs:
+            self.eager_launches += 1
+            return self._function(self._rows[:size])
+        assert torch.cuda.current_stream(self._device) == self._stream
+        self.graph_launches += 1
+        graph, outputs = self._graphs[size]
+        graph.replay()
+        return outputs
+
+    def padded(self, count: int) -> int:
+        """The size at which `count` rows run."""
+        at = bisect.bisect_left(self.sizes, count)
+        return count if at == len(self.sizes) else self.sizes[at]
+
+    def report(self) -> Iterator[str]:
+        """A line for each size that capture was tried at."""
+        for captured in self.captured:
+            outcome = f"eager ({captured.error})" if captured.error else "graph"
+            yield (
+                f"{self.name} {captured.size}: {outcome}, {captured.seconds:.2f} s, "
+                f"{captured.memory_bytes / 2**20:.1f} MiB"
+            )
+
+    def _write(self, rows: list[int]) -> None:
+        """Let the head of the static vector hold `rows`."""
+        if self._known[: len(rows)] == rows:
+            return
+        self._known[: len(rows)] = rows
+        self._rows[: len(rows)].copy_(upload(rows, torch.int64, self._device))
+
+    def _capture(self, size: int, stream: torch.cuda.Stream) -> Captured:
+        started_s = time.perf_counter()
+        for _ in range(_WARM_UPS):
+            self._function(self._rows[:size])
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        before_bytes = torch.cuda.mem_get_info(self._device)[0]
+        graph, error = torch.cuda.CUDAGraph(), ""
+        try:
+            # Another thread of the process may use the device meanwhile.
+            with torch.cuda.graph(graph, self._pool.handle, stream, capture_error_mode="thread_local"):
+                outputs = self._function(self._rows[:size])
+            # The first replay moves the graph to the device, which a live stream should not wait for.
+            graph.replay()
+            torch.cuda.synchronize(self._device)
+            self._graphs[size] = graph, outputs
+        except Exception as raised:  # whatever cannot be captured can still be called
+            error = " ".join(f"{type(raised).__name__}: {raised}".split())
+        if error:
+            del graph
+            self._pool.recover(self._device)
+            logger.warning("graphs=%s size=%d status=eager error=%s", self.name, size, error)
+        taken_bytes = before_bytes - torch.cuda.mem_get_info(self._device)[0]
+        return Captured(size, time.perf_counter() - started_s, taken_bytes, error)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """What dies within a capture may ask the device something that a capturing stream must not be asked."""
+    gc.collect()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,0 +1,107 @@
+"""Copies between host and device that nobody waits for. Knows neither what is copied nor who reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+__all__ = ["Entry", "PinnedRing", "upload"]
+
+_ALIGNMENT = 64
+
+
+def upload(values: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`values` (numbers, or rows of them) as a tensor on `device`. The host does not wait for the copy.
+
+    The pinned memory it passes through belongs to torch's caching host allocator, which hands a block out again only
+    when the event of the last copy from it is done.
+    """
+    return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+
+
+class Entry:
+    """Room for the results of one launch: `copy` some tensors, `close` it; later `wait`, read, and `give` it back."""
+
+    def __init__(self, ring: PinnedRing, memory: Tensor) -> None:
+        self._ring, self._memory = ring, memory
+        self._event = torch.cuda.Event() if ring.device.type == "cuda" else None
+        self._used_bytes = 0
+        self._is_closed = False
+        self.is_taken = False
+
+    def copy(self, tensor: Tensor) -> npt.NDArray[Any]:
+        """Copy `tensor` here behind the work of the current stream; the array is valid from `wait` until `give`.
+
+        On a CPU it is copied at once. The room left in the entry must suffice.
+        """
+        assert self.is_taken
+        assert not self._is_closed
+        start = -(-self._used_bytes // _ALIGNMENT) * _ALIGNMENT
+        end = start + tensor.nbytes
+        assert end <= len(self._memory), f"{end} bytes do not fit an entry of {len(self._memory)}"
+        self._used_bytes = end
+        host = self._memory[start:end].view(tensor.dtype).view(tensor.shape)
+        host.copy_(tensor, non_blocking=True)
+        return host.numpy()
+
+    def close(self) -> None:
+        """Say that nothing more is copied: what was copied is complete when the current stream has come this far."""
+        assert self.is_taken
+        assert not self._is_closed
+        self._is_closed = True
+        if self._event is not None:
+            self._event.record(torch.cuda.current_stream(self._ring.device))
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._is_closed and (self._event is None or self._event.query())
+
+    def wait(self) -> None:
+        """Return when all copies are complete; waits for nothing that was launched after `close`."""
+        assert self._is_closed
+        if self._event is not None:
+            self._event.synchronize()
+
+    def give(self) -> None:
+        """Return the entry to its ring; its arrays must not be read any more. Waits if copies are under way."""
+        if not self._is_closed:
+            self.close()
+        self.wait()
+        self._ring._take_back(self)
+
+    def _begin(self) -> None:
+        assert not self.is_taken
+        self.is_taken, self._is_closed, self._used_bytes = True, False, 0
+
+
+class PinnedRing:
+    """`depth` entries of `bytes_per_entry` bytes, pinned if `device` is a GPU. Tensors begin at multiples of 64."""
+
+    def __init__(self, depth: int, bytes_per_entry: int, device: torch.device) -> None:
+        self.depth, self.device = depth, device
+        room = -(-bytes_per_entry // _ALIGNMENT) * _ALIGNMENT
+        with torch.inference_mode(False):  # so that it may be written in any mode
+            memory = torch.empty((depth, room), dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._free = [Entry(self, row) for row in memory]
+
+    @property
+    def free(self) -> int:
+        """How many entries can be taken."""
+        return len(self._free)
+
+    def take(self) -> Entry:
+        """A free entry; there must be one."""
+        assert self._free, f"all {self.depth} entries are taken"
+        entry = self._free.pop(0)
+        entry._begin()
+        return entry
+
+    def _take_back(self, entry: Entry) -> None:
+        assert entry.is_taken, "the entry is free already"
+        entry.is_taken = False
+        self._free.append(entry)

@@ -1,0 +1,94 @@
+"""The runner: what it launches, what it holds, and that graphs change nothing."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fakes.sine import SineModel
+from listening import Clock, audio, config_of, drain, end
+from sonoro.core import audio as host
+from sonoro.core.config import EngineConfig
+from sonoro.core.types import SpeechRequest
+from sonoro.engine.engine import Engine
+from sonoro.engine.runner import Runner, to_pcm16
+from sonoro.models import registry
+from tiny_checkpoint import write_checkpoint
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_pcm16_on_the_device_is_what_the_host_makes(dtype: torch.dtype) -> None:
+    steps = torch.arange(-70000, 70000, dtype=dtype) / 2 / 32768
+    noise = torch.rand(10_000, generator=torch.Generator().manual_seed(0), dtype=dtype) * 3 - 1.5
+    pcm = torch.cat([steps, noise, torch.tensor([-1.0, 1.0, -2.0, 2.0], dtype=dtype)])
+    assert to_pcm16(pcm).numpy().astype("<i2").tobytes() == host.to_pcm16(pcm.numpy())
+
+
+def test_without_a_gpu_rows_are_padded_only_to_sizes_that_are_named() -> None:
+    named = {"frame_batches": (2, 3), "codec_batches": (1, 3), "prefill_buckets": (64,)}
+    for changes in ({}, named):
+        config = Runner(SineModel(), config_of(**changes)).config
+        assert {name: getattr(config, name) for name in named} == dict.fromkeys(named, ()) | changes
+
+
+def test_kernels_are_checked_at_every_batch_size_before_anybody_speaks() -> None:
+    model = SineModel()
+    Runner(model, config_of(frame_batches=(1, 2, 3)))
+    assert model.checked == [1, 2, 3]
+
+
+def test_pages_are_as_many_as_the_slots_can_use_or_as_asked() -> None:
+    # 600 positions are 19 pages of 32.
+    assert Runner(SineModel(), config_of()).pages == 3 * 19
+    runner = Runner(SineModel(), config_of(pages=20))
+    assert runner.pages == 20
+    assert "20 pages of 2048 bytes" in runner.report
+
+
+def test_launches_are_counted_by_kind() -> None:
+    engine = Engine(SineModel(), config_of(chunk_frames=(1, 4)), Clock())
+    for number in range(2):
+        engine.submit(SpeechRequest(id=str(number), text="Hello there.", max_frames=9))
+    drain(engine)
+    counts = engine.launches
+    assert all(kind["graph"] == 0 for kind in counts.values())
+    # Both rows run together: one prefill, nine frames, and audio of 1, 1, 4 and 3 frames.
+    assert {name: kind["eager"] for name, kind in counts.items()} == {"prefill": 1, "frame": 9, "codec": 4}
+
+
+def test_a_prompt_whose_rows_do_not_fit_a_bucket_runs_at_its_own_length() -> None:
+    seen = []
+
+    class Watched(SineModel):
+        def prefill(self, state, tokens):
+            seen.append(len(tokens))
+            super().prefill(state, tokens)
+
+    engine = Engine(Watched(), config_of(prefill_buckets=(8, 16)))
+    for text in ("Short", "Some more words", "Many more words than the buckets"):
+        engine.submit(SpeechRequest(id="a", text=text, max_frames=2))
+        drain(engine)
+    assert seen == [8, 16, 32]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_live_engine_says_the_same_with_graphs_and_without(dtype: str, tmp_path: Path) -> None:
+    """On a clock that stands still, so that both make the same batches."""
+    write_checkpoint(tmp_path / "model", variant="custom_voice")
+    answers = []
+    for is_eager in (False, True):
+        loaded = registry.load(tmp_path / "model", device="cuda", dtype=dtype)
+        engine = Engine(loaded.model, EngineConfig(slots=4, max_characters=24, is_eager=is_eager), Clock())
+        for number in range(10):
+            text = ["Hello there.", "One sentence. Then another one.", "Hm."][number % 3]
+            engine.submit(SpeechRequest(id=str(number), text=text, seed=number, max_frames=10 + 3 * number))
+        events = drain(engine)
+        assert all(end(events, str(number)).reason in ("stop", "length") for number in range(10))
+        answers.append([audio(events, str(number)) for number in range(10)])
+        kinds = {name: counts["eager" if is_eager else "graph"] for name, counts in engine.launches.items()}
+        assert all(kinds.values()), engine.launches
+        assert sum(map(sum, (counts.values() for counts in engine.launches.values()))) == sum(kinds.values())
+    for graph, eager in zip(*answers, strict=True):
+        np.testing.assert_array_equal(graph, eager)
