@@ -4,7 +4,6 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,22 +12,17 @@ import soundfile
 import torch
 from safetensors.torch import load_file, save_file
 
-from sonoro.cli import main
-from sonoro.core.audio import write_audio
+from command_line import Run, assert_refused, one_thread, sonoro
+from sonoro.core.audio import from_pcm16, write_audio
 from tiny_checkpoint import write_checkpoint
+
+__all__ = ["one_thread", "sonoro"]
 
 SUMMARY = re.compile(r"^(.+): (\d+\.\d\d) s of audio, RTF \d+\.\d{3}, first packet \d+ ms(; cut.*)?$")
 SHORT = ["--max-frames", "6"]
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """At these sizes, waking a second thread takes longer than the work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+ROUNDING = 2e-4
+"""How far two decodings of the same frames may lie apart: float32 rounds differently in chunks of other lengths, and
+these depend on the clock. One step of PCM16 is 3e-5; other frames differ by more than .1."""
 
 
 @pytest.fixture(scope="module")
@@ -55,18 +49,13 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def sonoro(capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run the command line in an empty folder; its exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
+def is_same(samples: np.ndarray, others: np.ndarray) -> bool:
+    return samples.shape == others.shape and np.allclose(samples, others, rtol=0, atol=ROUNDING)
 
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as end:
-            main([str(argument) for argument in arguments])
-        out, err = capfdbinary.readouterr()
-        return end.value.code, out.decode("latin-1"), err.decode()
 
-    return run
+def spoken(file: str | io.BytesIO = "out.wav") -> np.ndarray:
+    """The samples of a file, float32."""
+    return soundfile.read(file, dtype="float32")[0]
 
 
 def test_say_writes_a_mono_wav_and_one_line(sonoro: Run, models: Path) -> None:
@@ -98,14 +87,13 @@ def test_say_speaks_in_every_variant(
     given = [recordings / argument if argument == "good.wav" else argument for argument in arguments]
     code, _, err = sonoro("say", "Hello there.", "--model", models / model, *given, *SHORT)
     assert (code, err) == (0, "")
-    samples, _ = soundfile.read("out.wav", dtype="float32")
-    assert np.isfinite(samples).all()
-    assert samples.std() > 0
-    first = Path("out.wav").read_bytes()
+    first = spoken()
+    assert np.isfinite(first).all()
+    assert first.std() > 0
     sonoro("say", "Hello there.", "--model", models / model, *given, *SHORT)
-    assert Path("out.wav").read_bytes() == first, "the same seed draws the same speech"
+    assert is_same(spoken(), first), "the same seed draws the same speech"
     sonoro("say", "Hello there.", "--model", models / model, *given, *SHORT, "--seed", "1")
-    assert Path("out.wav").read_bytes() != first
+    assert not is_same(spoken(), first)
 
 
 def test_text_comes_from_the_argument_stdin_or_a_file(
@@ -116,7 +104,8 @@ def test_text_comes_from_the_argument_stdin_or_a_file(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("Grüße, 你好.".encode())))
     for source, out in ((["Grüße, 你好."], "a.wav"), (["-"], "b.wav"), (["--file", "text.txt"], "c.wav")):
         assert sonoro("say", *source, "-o", out, *common)[0] == 0
-    assert Path("a.wav").read_bytes() == Path("b.wav").read_bytes() == Path("c.wav").read_bytes()
+    assert is_same(spoken("a.wav"), spoken("b.wav"))
+    assert is_same(spoken("a.wav"), spoken("c.wav"))
 
 
 @pytest.mark.parametrize("format", ["wav", "flac", "mp3", "opus", "pcm"])
@@ -132,15 +121,16 @@ def test_every_format_by_suffix_and_by_name(sonoro: Run, models: Path, format: s
 def test_streamed_to_a_file_or_stdout_it_is_the_same_audio(sonoro: Run, models: Path) -> None:
     common = ["say", "Hello there.", "--model", models / "custom_voice", *SHORT]
     sonoro(*common, "-o", "whole.wav")
-    whole, _ = soundfile.read("whole.wav", dtype="int16")
+    whole = spoken("whole.wav")
     sonoro(*common, "-o", "streamed.wav", "--stream")
-    assert Path("streamed.wav").read_bytes() == Path("whole.wav").read_bytes()
+    assert is_same(spoken("streamed.wav"), whole)
+    assert Path("streamed.wav").read_bytes()[:44] == Path("whole.wav").read_bytes()[:44]
     code, out, err = sonoro(*common, "-o", "-", "--stream")
     assert code == 0
     assert SUMMARY.match(err.rstrip("\n")), "with the audio on stdout the line goes to stderr"
-    np.testing.assert_array_equal(soundfile.read(io.BytesIO(out.encode("latin-1")), dtype="int16")[0], whole)
+    assert is_same(spoken(io.BytesIO(out.encode("latin-1"))), whole)
     out = sonoro(*common, "-o", "-", "--stream", "--format", "pcm")[1]
-    assert out.encode("latin-1") == whole.tobytes()
+    assert is_same(from_pcm16(out.encode("latin-1")), whole)
     assert sonoro(*common, "-o", "-", "--format", "flac")[1].startswith("fLaC")
 
 
@@ -148,16 +138,16 @@ def test_sampling_options_reach_the_model(sonoro: Run, models: Path) -> None:
     common = ["say", "Hello there.", "--model", models / "custom_voice", *SHORT]
     greedy = ["--temperature", "0", "--option", "subtalker_dosample=false"]
     sonoro(*common, *greedy)
-    first = Path("out.wav").read_bytes()
+    first = spoken()
     sonoro(*common, *greedy, "--seed", "5")
-    assert Path("out.wav").read_bytes() == first, "greedy speech does not depend on the seed"
+    assert is_same(spoken(), first), "greedy speech does not depend on the seed"
     for arguments in (["--top-k", "1"], ["--top-p", "0.001"]):
         sonoro(*common, *arguments, "--option", "subtalker_top_k=1", "--seed", "6")
-        assert Path("out.wav").read_bytes() == first
+        assert is_same(spoken(), first)
 
 
 def test_a_configuration_file_is_used(sonoro: Run, models: Path) -> None:
-    Path("engine.yaml").write_text("max_frames: 4\nmax_chunk_frames: 4\nslots: 2\n")
+    Path("engine.yaml").write_text("max_frames: 4\nchunk_frames: [1, 2, 4]\nslots: 2\n")
     text = "A text without end"
     code, out, _ = sonoro("say", text, "--model", models / "custom_voice", "--config", "engine.yaml")
     assert code == 0
@@ -207,7 +197,7 @@ def test_voices_are_listed_one_a_line(sonoro: Run, models: Path) -> None:
 
 def test_version_and_help(sonoro: Run) -> None:
     assert re.fullmatch(r"sonoro \d+\.\d+\.\d+\n", sonoro("--version")[1])
-    for arguments in ([], ["--help"], ["say", "--help"], ["-h"]):
+    for arguments in ([], ["--help"], ["say", "--help"], ["-h"], ["bench"], ["bench", "engine", "-h"]):
         code, out, err = sonoro(*arguments)
         assert (code, err) == (0, "")
         assert out.startswith("Usage:")
@@ -276,13 +266,6 @@ def test_bad_input_is_refused_in_one_line(
     code, out, err = sonoro("say", *given, "--model", models / "custom_voice")
     assert_refused(code, out, err, words)
     assert not Path("out.wav").exists()
-
-
-def assert_refused(code: int, out: str, err: str, words: list[str]) -> None:
-    assert (code, out) == (2, "")
-    assert re.fullmatch(r"error: [^\n]+\n", err), err
-    for word in words:
-        assert word in err
 
 
 @pytest.mark.parametrize(

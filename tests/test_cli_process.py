@@ -7,11 +7,20 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tiny_checkpoint import write_checkpoint
+
+
+@pytest.fixture(scope="module", autouse=True)
+def interruptible() -> Iterator[None]:
+    """A shell starts its background jobs with interrupts ignored, which children inherit; a handler they do not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +35,9 @@ def start(models: Path, *arguments: str, **streams: object) -> subprocess.Popen[
     """The command in a process of its own, speaking for about half a minute of wall time."""
     command = [sys.executable, "-m", "sonoro", "say", "And on it goes. " * 500, "--model", models / "custom_voice"]
     return subprocess.Popen(
-        [*command, *arguments], env={**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm"}, **streams
+        [*command, *arguments],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm"},
+        **streams,
     )
 
 

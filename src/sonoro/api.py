@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from sonoro.core.audio import from_pcm16, read_reference, write_audio
 from sonoro.core.config import EngineConfig
-from sonoro.core.errors import EngineError, InvalidReference, InvalidRequest, SonoroError
+from sonoro.core.errors import EngineBusy, InvalidReference, InvalidRequest, SonoroError
 from sonoro.core.types import (
     Event,
     Failed,
@@ -254,13 +254,23 @@ class TTS:
             for number, request in enumerate(requests):
                 with self._lock, _noting(number if len(requests) > 1 else None):
                     self._cancel_left()
-                    self._engine.submit(request)
+                    self._submit(request)
                     inbox = self._inboxes[request.id] = deque()
                     held.append((request.id, inbox))
             yield
         finally:
             # Without the lock: the garbage collector may close a stream in a thread that is inside a tick.
             self._left.extend(held)
+
+    def _submit(self, request: SpeechRequest) -> None:
+        """Give `request` to the engine, once as few are waiting there as may."""
+        while True:
+            try:
+                self._engine.submit(request)
+            except EngineBusy:
+                self._tick()
+            else:
+                return
 
     def _cancel_left(self) -> None:
         """Cancel what has been left since the last call. An id may have been taken anew; its inbox tells."""
@@ -283,7 +293,7 @@ class TTS:
             if isinstance(event, Finished):
                 return event
             if isinstance(event, Failed):
-                raise EngineError(event.message)
+                raise event.error
             yield AudioPiece(from_pcm16(event.pcm), self.sample_rate, event.index)
 
     def _tick(self) -> None:

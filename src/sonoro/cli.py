@@ -1,4 +1,4 @@
-"""The command line: `sonoro say | info | voices`. Bad input is one line on stderr and exit code 2, never a traceback.
+"""The command line: `sonoro say | info | voices | bench`. Bad input is one line on stderr, exit code 2, no traceback.
 
 Knows no model; torch is loaded only by the commands that need it.
 """
@@ -19,9 +19,10 @@ import msgspec
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from typer.models import OptionInfo
 
+from sonoro import cli_bench
 from sonoro.api import TTS, AudioPiece, listen, speech_request
+from sonoro.cli_common import Config, DataType, Device, LoadFormat, Model, number, show
 from sonoro.core.audio import FORMATS, STDOUT, STREAMABLE_FORMATS, AudioWriter, output_format
 from sonoro.core.config import EngineConfig, log_level
 from sonoro.core.errors import EngineError, InvalidRequest, OutputError, SonoroError
@@ -34,10 +35,6 @@ __all__ = ["app", "main"]
 
 BAD_INPUT, FAILURE, INTERRUPTED = 2, 1, 130
 
-SMALL_MODEL_PARAMETERS = 50_000_000
-"""Below this `say` uses one CPU thread: a second gains little (built-in voice, two cores: RTF .33 to .27)
-and on cores that other work shares the two wait for each other (RTF .39 with one, 9 with two)."""
-
 app = typer.Typer(
     name="sonoro",
     add_completion=False,
@@ -45,30 +42,16 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(cli_bench.app, name="bench")
 
-Model = Annotated[str | None, typer.Option(help="checkpoint folder, hub id or known name; the built-in voice if none")]
 NamedModel = Annotated[str | None, typer.Argument(help="checkpoint folder, hub id or known name", show_default=False)]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")]
-DataType = Annotated[str | None, typer.Option("--dtype", help="bfloat16 or float32; by device if none")]
-
-
-def _number(field: str, kind: type[int] | type[float], help: str) -> OptionInfo:
-    """An option that holds a number. Its refusal shows the value, which the command-line library's own does not."""
-
-    def parse(value: str) -> int | float:
-        try:
-            return kind(value)
-        except ValueError as error:
-            raise InvalidRequest(field, value, f"it must be a {'whole ' * (kind is int)}number") from error
-
-    return typer.Option(parser=parse, metavar="INTEGER" if kind is int else "FLOAT", help=help)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
     try:
         code = app(args=arguments, standalone_mode=False)
-        _show()
+        show()
     except typer.TyperException as error:
         _exit(error.format_message(), BAD_INPUT)
     except SonoroError as error:
@@ -87,10 +70,10 @@ def sonoro(
 ) -> None:
     """Text in, streamed speech out."""
     if show_version:
-        _show(f"sonoro {version('sonoro')}")
+        show(f"sonoro {version('sonoro')}")
         raise typer.Exit
     if context.invoked_subcommand is None:
-        _show(context.get_help())
+        show(context.get_help())
     logging.basicConfig(level=log_level(), format="%(levelname)s %(name)s %(message)s")
 
 
@@ -109,23 +92,21 @@ def say(
     ref_audio: Annotated[Path | None, typer.Option(help="recording of the voice to clone")] = None,
     ref_text: Annotated[str | None, typer.Option(help="transcript of --ref-audio")] = None,
     x_vector_only: Annotated[bool, typer.Option("--x-vector-only", help="clone the timbre alone")] = False,
-    seed: Annotated[int, _number("seed", int, "the same seed draws the same speech")] = 0,
+    seed: Annotated[int, number("seed", int, "the same seed draws the same speech")] = 0,
     temperature: Annotated[
-        float | None, _number("temperature", float, "0 is greedy; the model's default if none")
+        float | None, number("temperature", float, "0 is greedy; the model's default if none")
     ] = None,
-    top_k: Annotated[int | None, _number("top_k", int, "draw from the k likeliest; 0 keeps all")] = None,
-    top_p: Annotated[
-        float | None, _number("top_p", float, "draw from the likeliest that hold this probability")
-    ] = None,
+    top_k: Annotated[int | None, number("top_k", int, "draw from the k likeliest; 0 keeps all")] = None,
+    top_p: Annotated[float | None, number("top_p", float, "draw from the likeliest that hold this probability")] = None,
     repetition_penalty: Annotated[
-        float | None, _number("repetition_penalty", float, "above 1 avoids repetition")
+        float | None, number("repetition_penalty", float, "above 1 avoids repetition")
     ] = None,
-    max_frames: Annotated[int | None, _number("max_frames", int, "most frames; bounded by the text if none")] = None,
+    max_frames: Annotated[int | None, number("max_frames", int, "most frames; bounded by the text if none")] = None,
     option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, an option of the model (see info)")] = None,
     device: Device = "auto",
     dtype: DataType = None,
-    load_format: Annotated[str, typer.Option(help="auto, or dummy for random weights")] = "auto",
-    config: Annotated[Path | None, typer.Option(help="YAML file with the engine's configuration")] = None,
+    load_format: LoadFormat = "auto",
+    config: Config = None,
 ) -> None:
     """Speak TEXT into a file."""
     chosen = output_format(out, format)
@@ -155,13 +136,11 @@ def say(
 
 def _load(model: str | None, device: str, dtype: str | None, load_format: str) -> LoadedModel:
     """The model, with one CPU thread for it if it is small."""
-    import torch
-
+    from sonoro.engine.worker import spare_threads
     from sonoro.models import registry
 
     loaded = registry.load(model, device=device, dtype=dtype, load_format=load_format)
-    if loaded.device.type == "cpu" and sum(loaded.parameters.values()) < SMALL_MODEL_PARAMETERS:
-        torch.set_num_threads(1)
+    spare_threads(loaded)
     return loaded
 
 
@@ -172,7 +151,7 @@ def info(model: NamedModel = None, *, device: Device = "auto", dtype: DataType =
     for title, rows in _sections(description):
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         table = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-        _show(title, *(f"  {line.rstrip()}" for line in table))
+        show(title, *(f"  {line.rstrip()}" for line in table))
 
 
 @app.command()
@@ -181,8 +160,8 @@ def voices(model: NamedModel = None, *, device: Device = "auto", dtype: DataType
     spec = _describe(model, device, dtype).spec
     if not spec.voices:
         needs = {"cloned": "a reference recording (--ref-audio)", "described": "a description (--instructions)"}
-        _show(f"{spec.name} has no voices of its own; give " + " or ".join(needs[mode] for mode in spec.voice_modes))
-    _show(*spec.voices)
+        show(f"{spec.name} has no voices of its own; give " + " or ".join(needs[mode] for mode in spec.voice_modes))
+    show(*spec.voices)
 
 
 def _read_text(text: str | None, file: Path | None) -> str:
@@ -222,11 +201,11 @@ def _speak_into(speaker: TTS, request: SpeechRequest, out: str, format: str, *, 
     with contextlib.ExitStack() as stack:
         # The progress ends first: its last line must not cut into an error's.
         writer = stack.enter_context(AudioWriter(out, rate, format)) if is_streamed else None
-        show = stack.enter_context(_progress(speaker))
+        tell = stack.enter_context(_progress(speaker))
 
         def take(piece: AudioPiece) -> None:
             pieces.append(piece)
-            show(piece)
+            tell(piece)
             if writer is not None:
                 writer.write(piece.samples)
 
@@ -239,7 +218,7 @@ def _speak_into(speaker: TTS, request: SpeechRequest, out: str, format: str, *, 
     if out == STDOUT:
         print(summary, file=sys.stderr)
     else:
-        _show(summary)
+        show(summary)
 
 
 def _summary(out: str, audio_s: float, finished: Finished) -> str:
@@ -262,12 +241,12 @@ def _progress(speaker: TTS) -> Iterator[Callable[[AudioPiece], None]]:
         task = progress.add_task("", total=None, frames=0, audio_s=0.0)
         frames = 0
 
-        def show(piece: AudioPiece) -> None:
+        def tell(piece: AudioPiece) -> None:
             nonlocal frames
             frames += len(piece.samples) // speaker.spec.hop
             progress.update(task, frames=frames, audio_s=frames * speaker.spec.frame_s)
 
-        yield show
+        yield tell
 
 
 def _describe(model: str | None, device: str, dtype: str | None) -> Description:
@@ -305,22 +284,11 @@ def _counted(counts: dict[str, int]) -> list[list[str]]:
     return [[name, f"{count:,}"] for name, count in {**counts, "total": sum(counts.values())}.items()]
 
 
-def _show(*lines: str) -> None:
-    """Print `lines` and flush. Raises `OutputError` when stdout cannot be written; a closed one is left alone."""
-    if sys.stdout is None:
-        return
-    try:
-        sys.stdout.writelines(f"{line}\n" for line in lines)
-        sys.stdout.flush()
-    except OSError as error:
-        raise OutputError(f"cannot write stdout: {error.strerror}") from error
-
-
 def _exit(message: str, code: int) -> NoReturn:
     """One line on stderr, and the end."""
     print("error: " + " ".join(message.split()), file=sys.stderr)
     try:
-        _show()
+        show()
     except OutputError:
         # What is left in the buffer would raise again when the interpreter flushes it at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,227 @@
+"""The engine process: `python -m sonoro.engine.worker ENDPOINT PARENT STARTED SETTINGS`, as `transport.launch` runs it.
+
+PARENT is a process id, STARTED a time on the monotonic clock, which all processes share; SETTINGS are JSON.
+One thread does everything; ZMQ's own moves the bytes. What fails one request is its `Failed`; what breaks the engine
+ends the process, and its parent starts another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib.util
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+
+import msgspec
+import torch
+
+from sonoro.core.config import log_level
+from sonoro.core.errors import ConfigError, ErrorFacts, SonoroError
+from sonoro.core.types import Event, Failed, Finished
+from sonoro.engine.engine import Engine
+from sonoro.models.base import LoadedModel
+from sonoro.transport.channel import WorkerLink, remove_endpoint
+from sonoro.transport.messages import (
+    Cancel,
+    Fatal,
+    Pause,
+    Ready,
+    Resume,
+    Shutdown,
+    Stats,
+    StatsRequest,
+    Submit,
+    ToEngine,
+    WorkerSettings,
+)
+
+__all__ = ["SMALL_MODEL_PARAMETERS", "Worker", "load", "main", "spare_threads"]
+
+logger = logging.getLogger(__name__)
+
+SMALL_MODEL_PARAMETERS = 50_000_000
+"""Below this one CPU thread serves best: a second gains little (built-in voice, two cores: RTF .33 to .27)
+and on cores that other work shares the two wait for each other (RTF .39 with one, 9 with two)."""
+
+CANNOT_START, BROKEN = 2, 1
+
+_IDLE_S = 1.0
+_PARENT_CHECK_S = 0.5
+_WINDOW = 4096
+
+
+def main() -> None:
+    """Load, say so, and serve until told to stop, or until the parent dies."""
+    endpoint, parent, started_at_s, settings = sys.argv[1:]
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
+    threading.Thread(target=_die_with, args=(int(parent), endpoint), daemon=True).start()
+    with contextlib.closing(WorkerLink(endpoint)) as link:
+        try:
+            logging.basicConfig(level=log_level(), format="%(levelname)s %(name)s %(message)s")
+            wanted = msgspec.json.decode(settings, type=WorkerSettings)
+            loaded = load(wanted)
+            engine = Engine(loaded.model, wanted.config)
+        except Exception as error:
+            if not isinstance(error, SonoroError):
+                logger.exception("event=start_failed")
+            link.send([Fatal(ErrorFacts.of(error))])
+            sys.exit(CANNOT_START)
+        # What has been made so far stays; a collection would only walk it again and again.
+        gc.collect()
+        gc.freeze()
+        worker = Worker(engine, link, loaded.device)
+        link.send([worker.ready(time.monotonic() - float(started_at_s))])
+        try:
+            worker.serve()
+        except Exception:
+            logger.exception("event=engine_broken")
+            sys.exit(BROKEN)
+
+
+def load(settings: WorkerSettings) -> LoadedModel:
+    """The model of `settings`, with one CPU thread if it is small. Raises as its factory does."""
+    module, _, function = settings.factory.partition(":")
+    spec = _find(module)
+    factory = getattr(importlib.import_module(module), function, None) if spec else None
+    if not callable(factory):
+        raise ConfigError("factory", settings.factory, "it must be module:function, and found in the import path")
+    loaded: LoadedModel = factory(
+        settings.model, device=settings.device, dtype=settings.dtype, load_format=settings.load_format
+    )
+    spare_threads(loaded)
+    return loaded
+
+
+def _find(module: str) -> ModuleSpec | None:
+    """Where `module` is, if it is; what goes wrong inside of it is not caught."""
+    try:
+        return importlib.util.find_spec(module)
+    except (ModuleNotFoundError, ValueError):
+        return None
+
+
+def spare_threads(loaded: LoadedModel) -> None:
+    """Use one CPU thread from now on if the model is on a CPU and small."""
+    if loaded.device.type == "cpu" and sum(loaded.parameters.values()) < SMALL_MODEL_PARAMETERS:
+        torch.set_num_threads(1)
+
+
+class Worker:
+    """An engine at its end of a link: messages in, ticks while there is work, events out."""
+
+    def __init__(self, engine: Engine, link: WorkerLink, device: torch.device) -> None:
+        self._engine, self._link, self._device = engine, link, device
+        self._is_paused: dict[str, bool] = {}
+        self._tick_s: deque[float] = deque(maxlen=_WINDOW)
+        self._frame_s: deque[float] = deque(maxlen=_WINDOW)
+        self._ticked_at_s: float | None = None
+        self._is_stopping = False
+
+    def ready(self, ready_s: float) -> Ready:
+        """What to say once the engine can be used."""
+        return Ready(
+            spec=self._engine.spec,
+            ready_s=ready_s,
+            report=self._engine.report,
+            gpu_memory_mib=self._gpu_memory_mib(),
+            graph_memory_mib=self._engine.graph_memory_mib,
+        )
+
+    def serve(self) -> None:
+        """Serve until told to stop. Raises what a tick raises: the engine cannot go on then."""
+        while not self._is_stopping:
+            for message in self._link.receive(0.0 if self._engine.has_work else _IDLE_S):
+                self._obey(message)
+            if self._engine.has_work:
+                self._tick()
+            else:
+                self._ticked_at_s = None
+
+    def _tick(self) -> None:
+        started_at_s = time.perf_counter()
+        events = self._engine.tick()
+        ended_at_s = time.perf_counter()
+        self._tick_s.append(ended_at_s - started_at_s)
+        if self._ticked_at_s is not None:
+            self._frame_s.append(ended_at_s - self._ticked_at_s)
+        self._ticked_at_s = ended_at_s
+        if events:
+            self._send(events)
+
+    def _obey(self, message: ToEngine) -> None:
+        match message:
+            case Submit(request):
+                try:
+                    self._engine.submit(request)
+                except Exception as error:
+                    self._link.send([Failed.of(request.id, error)])
+                else:
+                    self._is_paused[request.id] = False
+            case Cancel(request_id):
+                self._engine.cancel(request_id)
+            case Pause(request_id):
+                self._engine.pause(request_id)
+                if request_id in self._is_paused:
+                    self._is_paused[request_id] = True
+            case Resume(request_id):
+                self._engine.resume(request_id)
+                if request_id in self._is_paused:
+                    self._is_paused[request_id] = False
+            case StatsRequest(forgets):
+                self._link.send([self._stats()])
+                if forgets:
+                    self._tick_s.clear()
+                    self._frame_s.clear()
+            case Shutdown():
+                self._is_stopping = True
+
+    def _send(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, Finished | Failed):
+                del self._is_paused[event.request_id]
+        self._link.send(events)
+
+    def _stats(self) -> Stats:
+        engine = self._engine
+        return Stats(
+            launches=engine.launches,
+            running=engine.config.slots - engine.free_slots,
+            waiting=engine.waiting,
+            paused=sum(self._is_paused.values()),
+            free_slots=engine.free_slots,
+            free_pages=engine.free_pages,
+            tick_ms=_percentiles_ms(self._tick_s),
+            frame_ms=_percentiles_ms(self._frame_s),
+            gpu_memory_mib=self._gpu_memory_mib(),
+        )
+
+    def _gpu_memory_mib(self) -> float:
+        is_gpu = self._device.type == "cuda"
+        return torch.cuda.max_memory_reserved(self._device) / 2**20 if is_gpu else 0.0
+
+
+def _percentiles_ms(durations_s: Sequence[float]) -> dict[str, float]:
+    """By nearest rank; zeros if there is nothing yet."""
+    ordered = sorted(durations_s) or [0.0]
+    return {f"p{percent}": 1000 * ordered[(len(ordered) - 1) * percent // 100] for percent in (50, 95, 99)}
+
+
+def _die_with(parent: int, endpoint: str) -> None:
+    """End this process as soon as another than `parent` has become its parent: nobody is left to serve."""
+    while os.getppid() == parent:
+        time.sleep(_PARENT_CHECK_S)
+    remove_endpoint(endpoint)
+    os._exit(BROKEN)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""How much speech an engine process makes for how many listeners at once, and how soon: `sonoro bench engine`.
+
+A closed loop without HTTP: each of C clients sends a request, listens to its end and sends the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sonoro.core.config import EngineConfig
+from sonoro.core.errors import ConfigError, EngineError, SonoroError
+from sonoro.core.types import AudioChunk
+from sonoro.profile.report import Report, has_gpu
+from sonoro.profile.requests import speech_request
+from sonoro.transport.client import EngineClient
+from sonoro.transport.messages import DEFAULT_FACTORY, Stats
+
+__all__ = ["EngineBench", "Listener", "run"]
+
+_WORDS = ("a", "calm", "voice", "reads", "what", "was", "written", "for", "it", "and", "then", "another", "goes", "on")
+_BYTES_PER_SAMPLE = 2
+
+
+@dataclass(frozen=True)
+class EngineBench:
+    """What to load and how. `model`, `device`, `dtype` and `load_format` are those of `sonoro.models.registry.load`.
+
+    `concurrency`: clients at once, one level after the other. `frames`: each request is spoken for a number of frames
+    drawn from this range. `config` is the engine's; if None, its defaults with as many slots as there are clients.
+    `slots` and `is_eager` go over it. A level lasts `duration_s`, of which the first `warm_up_s` do not count.
+    `factory` is that of `sonoro.transport.messages.WorkerSettings`. `out` is written after every level.
+
+    Raises `ConfigError` naming the field, `concurrency` if it is above the slots.
+    """
+
+    model: str | None = None
+    load_format: str = "auto"
+    concurrency: tuple[int, ...] = (1, 8, 32, 64, 128, 256)
+    frames: tuple[int, int] = (30, 90)
+    is_eager: bool = False
+    slots: int | None = None
+    config: EngineConfig | None = None
+    duration_s: float = 8.0
+    warm_up_s: float = 2.0
+    seed: int = 0
+    device: str = "auto"
+    dtype: str | None = None
+    factory: str = DEFAULT_FACTORY
+    out: Path | None = None
+    commit: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.concurrency or min(self.concurrency) < 1:
+            raise ConfigError("concurrency", self.concurrency, "each must be at least 1")
+        engine = self.engine
+        if max(self.concurrency) > engine.slots:
+            raise ConfigError("concurrency", max(self.concurrency), f"at most the engine's slots, {engine.slots}")
+        fewest, most = self.frames
+        if not 1 <= fewest <= most <= engine.max_frames:
+            raise ConfigError("frames", self.frames, f"they must ascend, from 1 to max_frames, {engine.max_frames}")
+        if not 0 <= self.warm_up_s < self.duration_s:
+            raise ConfigError("warm_up_s", self.warm_up_s, f"it must be below duration_s, {self.duration_s:g}")
+
+    @property
+    def engine(self) -> EngineConfig:
+        """The configuration of the engine, sizes filled in."""
+        config = self.config or EngineConfig(slots=max(self.concurrency))
+        is_eager = self.is_eager or config.is_eager
+        return replace(config, slots=config.slots if self.slots is None else self.slots, is_eager=is_eager).resolve()
+
+
+def run(bench: EngineBench) -> dict[str, Any]:
+    """Time it, print it, and return the results file.
+
+    A level in which a request fails keeps what it measured and says so; then `EngineError` is raised, at the end.
+    """
+    return asyncio.run(_run(bench))
+
+
+async def _run(bench: EngineBench) -> dict[str, Any]:
+    config, is_gpu = bench.engine, has_gpu(bench.device)
+    client = EngineClient.launch(
+        bench.model,
+        device=bench.device,
+        dtype=bench.dtype,
+        load_format=bench.load_format,
+        config=config,
+        factory=bench.factory,
+    )
+    async with client:
+        top = {
+            "bench": "engine",
+            "model": client.spec.name,
+            "arm": "graph" if is_gpu and not config.is_eager else "eager",
+            "dtype": bench.dtype or ("bfloat16" if is_gpu else "float32"),
+            "ready_s": round(client.ready.ready_s, 2),
+            "gpu_memory_mib": round(client.ready.gpu_memory_mib, 1),
+            "graph_memory_mib": round(client.ready.graph_memory_mib, 1),
+        }
+        settings = {name: value for name, value in asdict(bench).items() if name not in ("out", "commit", "config")}
+        settings |= {"slots": config.slots, "is_eager": config.is_eager, "config": asdict(config)}
+        print(client.ready.report, flush=True)
+        report = Report(top, is_gpu=is_gpu, settings=settings, commit=bench.commit, out=bench.out)
+        numbers = itertools.count()
+        for concurrency in bench.concurrency:
+            report.add(await _Level(client, bench, concurrency, numbers).measure())
+    values = report.finish(f"{top['model']}, closed loop through the engine process")
+    failed = [f"concurrency {row['concurrency']}: {row['error']}" for row in report.rows if row["failed"]]
+    if failed:
+        raise EngineError("; ".join(failed))
+    return values
+
+
+@dataclass
+class Listener:
+    """Somebody who plays one request from its first audio on, at real time. `sent_at_s` is when it was sent."""
+
+    sent_at_s: float
+    sample_rate: int
+    first_audio_at_s: float | None = None
+    plays_until_s: float = 0.0
+
+    def hear(self, pcm: bytes, now_s: float) -> bool:
+        """Take PCM16 that arrived now; whether the audio before it had run out."""
+        duration_s = len(pcm) / _BYTES_PER_SAMPLE / self.sample_rate
+        is_first = self.first_audio_at_s is None
+        if is_first:
+            self.first_audio_at_s = self.plays_until_s = now_s
+        ran_out = not is_first and now_s > self.plays_until_s
+        self.plays_until_s = max(self.plays_until_s, now_s) + duration_s
+        return ran_out
+
+
+class _Level:
+    """`concurrency` clients in a closed loop for `bench.duration_s`, and what was heard once the warm-up was over."""
+
+    def __init__(self, client: EngineClient, bench: EngineBench, concurrency: int, numbers: Iterator[int]) -> None:
+        self._client, self._bench, self._concurrency, self._numbers = client, bench, concurrency, numbers
+        self._random = random.Random(f"{bench.seed}/{concurrency}")
+        self._is_counting = self._is_over = False
+        self._audio_s, self._underruns, self._requests = 0.0, 0, 0
+        self._ttfp_ms: list[float] = []
+        self._errors: list[str] = []
+
+    async def measure(self) -> dict[str, Any]:
+        """The row of this level."""
+        bench, began_s = self._bench, time.perf_counter()
+        clients = [asyncio.create_task(self._speak()) for _ in range(self._concurrency)]
+        try:
+            await asyncio.sleep(bench.warm_up_s)
+            before = await self._client.stats(forgets=True)
+            counts_from_s, self._is_counting = time.perf_counter(), True
+            await asyncio.sleep(max(0.0, began_s + bench.duration_s - counts_from_s))
+            after = await self._client.stats()
+            self._is_counting, counted_s = False, time.perf_counter() - counts_from_s
+        except SonoroError as error:
+            # The process was lost: its clients have been told, and the next level finds another.
+            self._is_counting, self._is_over = False, True
+            await asyncio.gather(*clients)
+            return {"concurrency": self._concurrency, "failed": len(self._errors) or 1, "error": str(error)}
+        self._is_over = True
+        await asyncio.gather(*clients)
+        return self._row(before, after, counted_s)
+
+    async def _speak(self) -> None:
+        """One client. It gives up at the first request that fails."""
+        while not self._is_over:
+            try:
+                await self._listen()
+            except SonoroError as error:
+                self._errors.append(str(error))
+                return
+
+    async def _listen(self) -> None:
+        """Send one request and hear it to its end. What is sent before the warm-up is over has no first audio here."""
+        spec, bench = self._client.spec, self._bench
+        words = self._random.choices(_WORDS, k=self._random.randint(4, 20))
+        frames = self._random.randint(*bench.frames)
+        request = speech_request(spec, next(self._numbers), " ".join(words), frames)
+        was_counting, listener = self._is_counting, Listener(time.perf_counter(), spec.sample_rate)
+        async for event in self._client.stream(request):
+            now_s = time.perf_counter()
+            if isinstance(event, AudioChunk):
+                is_first, ran_out = listener.first_audio_at_s is None, listener.hear(event.pcm, now_s)
+                if self._is_counting:
+                    self._audio_s += len(event.pcm) / _BYTES_PER_SAMPLE / spec.sample_rate
+                    self._underruns += ran_out
+                if is_first and was_counting:
+                    self._ttfp_ms.append(1000 * (now_s - listener.sent_at_s))
+            elif event.frames != frames:
+                raise EngineError(f"{request.id} ended after {event.frames} of {frames} frames: {event.reason}")
+        self._requests += self._is_counting
+
+    def _row(self, before: Stats, after: Stats, counted_s: float) -> dict[str, Any]:
+        row: dict[str, Any] = {
+            "concurrency": self._concurrency,
+            "xrt": self._audio_s / counted_s,
+            "ttfp_p50_ms": _percentile(self._ttfp_ms, 50),
+            "ttfp_p95_ms": _percentile(self._ttfp_ms, 95),
+            "frame_p50_ms": after.frame_ms["p50"],
+            "frame_p99_ms": after.frame_ms["p99"],
+            "underruns": self._underruns,
+            "graph_launches": _launched(before, after, "graph"),
+            "eager_launches": _launched(before, after, "eager"),
+            "requests": self._requests,
+            "failed": len(self._errors),
+        }
+        return row | ({"error": self._errors[0]} if self._errors else {})
+
+
+def _launched(before: Stats, after: Stats, how: str) -> dict[str, int]:
+    """Launches by kind between two answers of one engine."""
+    return {kind: counts[how] - before.launches[kind][how] for kind, counts in after.launches.items()}
+
+
+def _percentile(values: list[float], percent: int) -> float | None:
+    """By nearest rank; None if there is nothing."""
+    return sorted(values)[(len(values) - 1) * percent // 100] if values else None

@@ -1,0 +1,283 @@
+"""How long one frame takes at each batch size, beside the time its memory traffic must take: `sonoro bench frame`.
+
+Rows hold a real prompt and have really spoken up to the context they are timed at. Knows the protocols of
+`models.base` and no model.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sonoro.core.errors import ConfigError, EngineError
+from sonoro.models import registry
+from sonoro.models.base import Capacity, LoadedModel, Prompt, SpeechModel, Voice
+from sonoro.profile import snake
+from sonoro.profile.report import Report, dtype_name, show_table
+from sonoro.profile.requests import speech_request
+from sonoro.profile.timing import copy_bandwidth, median_ms
+from sonoro.runtime.graphs import GraphPool, GraphSet
+
+__all__ = ["FrameBench", "run"]
+
+logger = logging.getLogger(__name__)
+
+GRAPH_REPEATS, EAGER_REPEATS, WARM_UPS = 24, 5, 2
+CHUNK_FRAMES = (1, 4, 12)
+XRT_CHUNK = 4
+CODEC_ROWS = 64
+"""Rows of one codec launch at most; more rows take several."""
+
+_STEPPED = GRAPH_REPEATS + EAGER_REPEATS + 2 * WARM_UPS
+_PAGE_POSITIONS = 32
+_WORD = "speech"
+_STAGED_TOKENS = 2048
+
+
+@dataclass(frozen=True)
+class FrameBench:
+    """What to time. `model`, `device`, `dtype` and `load_format` are those of `sonoro.models.registry.load`.
+
+    `batch`: batch sizes. `context`: positions attended to, kept within half the timed frames of it. `is_eager` times
+    without graphs alone, as on a CPU. `has_snake` adds a table of SnakeBeta. `out` is written after every batch size.
+    `commit` names what is run where there is no checkout.
+    """
+
+    model: str | None = None
+    load_format: str = "auto"
+    batch: tuple[int, ...] = (1, 8, 32, 64, 128, 256)
+    context: int = 512
+    is_eager: bool = False
+    has_snake: bool = False
+    device: str = "auto"
+    dtype: str | None = None
+    out: Path | None = None
+    commit: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.batch or min(self.batch) < 1 or max(self.batch) > 4096:
+            raise ConfigError("batch", self.batch, "each must be at least 1 and at most 4096")
+        if not 1 <= self.context <= 1_000_000:
+            raise ConfigError("context", self.context, "it must be at least 1 and at most 1000000")
+
+
+def run(bench: FrameBench, loaded: LoadedModel | None = None) -> dict[str, Any]:
+    """Time what `bench` names (or `loaded`, if that is loaded already), print it, and return the results file.
+
+    A batch size that fails leaves its error in its row and the others theirs; then it raises `EngineError`, at the end.
+    """
+    if loaded is None:
+        loaded = registry.load(bench.model, device=bench.device, dtype=bench.dtype, load_format=bench.load_format)
+    is_gpu, is_eager = loaded.device.type == "cuda", bench.is_eager or loaded.device.type != "cuda"
+    if is_gpu:
+        torch.cuda.synchronize(loaded.device)  # the weights were made on another stream
+    stream = torch.cuda.stream(torch.cuda.Stream(loaded.device)) if is_gpu else nullcontext()
+    with stream, torch.inference_mode():
+        script = _Script.of(loaded.model, bench.context)
+        bandwidth = copy_bandwidth(loaded.device)
+        settings = {
+            **{name: value for name, value in asdict(bench).items() if name not in ("out", "commit")},
+            "is_eager": is_eager,
+            "contexts_timed": [bench.context - _STEPPED // 2, bench.context - _STEPPED // 2 + _STEPPED],
+            "prompt_positions": script.positions,
+            "graph_repeats": GRAPH_REPEATS,
+            "eager_repeats": EAGER_REPEATS,
+            "codec_rows_at_once": CODEC_ROWS,
+            "xrt_chunk_frames": XRT_CHUNK,
+            "copy_gb_per_s": round(bandwidth / 1e9, 1),
+        }
+        top = {
+            "bench": "frame",
+            "model": loaded.model.spec.name,
+            "arm": "eager" if is_eager else "graph",
+            "dtype": dtype_name(loaded.dtype),
+        }
+        report = Report(top, is_gpu=is_gpu, settings=settings, commit=bench.commit, out=bench.out)
+        for batch in bench.batch:
+            report.add(_time_batch(loaded, script, batch, bandwidth, is_eager=is_eager))
+            gc.collect()
+            if is_gpu:
+                torch.cuda.empty_cache()
+        if bench.has_snake:
+            report.top["snake"] = snake.compare(loaded.device, bandwidth)
+            show_table("SnakeBeta, us", report.top["snake"])
+    values = report.finish(f"one frame of {top['model']} at context {bench.context}, ms")
+    failed = [f"batch {row['batch']}: {error}" for row in report.rows for error in row.get("errors", {}).values()]
+    if failed:
+        raise EngineError("; ".join(failed))
+    return values
+
+
+@dataclass(frozen=True)
+class _Script:
+    """What every row speaks: `words` words that fill the prompt with `positions` rows, and `frames` frames of them.
+
+    The first `lead` frames bring a row to where it is timed.
+    """
+
+    model: SpeechModel
+    voice: Voice | None
+    words: int
+    positions: int
+    text_ids: int
+    lead: int
+
+    @classmethod
+    def of(cls, model: SpeechModel, context: int) -> _Script:
+        """The longest prompt that leaves room for the timed frames around `context`.
+
+        Raises `ConfigError` naming `context` if the shortest is too long.
+        """
+        first = context - _STEPPED // 2
+        references = speech_request(model.spec, 0, _WORD, 1).references
+        chosen = cls(model, model.encode_voice(references) if references else None, 0, 0, 0, 0)
+        for words in range(1, max(first, 1) + 1):
+            prompt = replace(chosen, words=words).prompt(0, 1)
+            if prompt.positions > first:
+                break
+            chosen = replace(
+                chosen,
+                words=words,
+                positions=prompt.positions,
+                text_ids=prompt.text_ids,
+                lead=first - prompt.positions,
+            )
+        if not chosen.words:
+            least = prompt.positions + _STEPPED // 2
+            raise ConfigError(
+                "context", context, f"at least {least}: the shortest prompt, and half of the timed frames"
+            )
+        return chosen
+
+    @property
+    def frames(self) -> int:
+        return self.lead + _STEPPED
+
+    def prompt(self, number: int, frames: int) -> Prompt:
+        """Its prompt with a seed of its own."""
+        text = " ".join([_WORD] * self.words)
+        request = self.model.spec.resolve(speech_request(self.model.spec, number, text, frames))
+        return self.model.prepare(request, text, 0, [], self.voice)
+
+    def capacity(self, rows: int) -> Capacity:
+        """What `rows` of them need."""
+        positions = self.positions + self.frames
+        return Capacity(
+            slots=rows,
+            max_positions=positions,
+            max_frames=max(self.frames, *CHUNK_FRAMES),
+            max_text=max(self.text_ids, 1),
+            page_positions=_PAGE_POSITIONS,
+            pages=rows * -(-positions // _PAGE_POSITIONS),
+            max_tokens=max(_STAGED_TOKENS, self.positions),
+        )
+
+
+def _time_batch(
+    loaded: LoadedModel, script: _Script, batch: int, bandwidth: float, *, is_eager: bool
+) -> dict[str, Any]:
+    """The row of one batch size; what could not be measured is None, and `errors` says why."""
+    model, context = script.model, script.positions + script.lead + _STEPPED // 2
+    floor_ms = 1000 * model.frame_bytes(batch, context) / bandwidth
+    row: dict[str, Any] = {"batch": batch, "context": context, "eager_ms": None, "graph_ms": None, "floor_ms": floor_ms}
+    row |= {"backbone_ms": None, "depth_ms": None, "sample_ms": None}
+    row |= {"codec_ms": {str(frames): None for frames in CHUNK_FRAMES}, "xrt": None}
+    with _keeping(row, "rows"):
+        rows = _Rows(loaded, script, batch, is_eager=is_eager)
+        with _keeping(row, "graph"):
+            if not is_eager:
+                row["graph_ms"] = rows.graph_ms()
+        with _keeping(row, "eager"):
+            row["eager_ms"] = rows.eager_ms()
+        for frames in CHUNK_FRAMES:
+            with _keeping(row, f"codec_{frames}"):
+                row["codec_ms"][str(frames)] = rows.codec_ms(frames)
+        for name, part in model.parts(rows.state).items():
+            with _keeping(row, name):
+                row[f"{name}_ms"] = rows.part_ms(name, part)
+    frame_ms, chunk_ms = row["eager_ms" if is_eager else "graph_ms"], row["codec_ms"][str(XRT_CHUNK)]
+    if frame_ms is not None and chunk_ms is not None:
+        row["xrt"] = batch * model.spec.frame_s * 1000 / (frame_ms + chunk_ms / XRT_CHUNK)
+    return row
+
+
+@contextmanager
+def _keeping(row: dict[str, Any], piece: str) -> Iterator[None]:
+    """One measurement: what it raises is noted in `row`, and the others go on."""
+    try:
+        yield
+    except Exception as error:
+        logger.warning("batch=%d piece=%s error=%r", row["batch"], piece, error)
+        row.setdefault("errors", {})[piece] = " ".join(f"{piece}: {type(error).__name__}: {error}".split())
+
+
+class _Rows:
+    """`batch` rows of a model's state that have spoken the lead of `script`, and how long their work takes."""
+
+    def __init__(self, loaded: LoadedModel, script: _Script, batch: int, *, is_eager: bool) -> None:
+        self._model, self._device, self._batch, self._is_eager = loaded.model, loaded.device, batch, is_eager
+        self._slots, self._pool = list(range(batch)), GraphPool()
+        self.state = self._model.allocate(script.capacity(batch))
+        self._history = self._model.codec.allocate(batch)
+        self._model.check_kernels(self.state, batch)
+        self._fill(script)
+        self._frame = functools.partial(self._model.frame, self.state)
+        self._graph = self._captured("frame", self._frame, batch)
+        for _ in range(script.lead):
+            self._graph.run(self._slots)
+
+    def graph_ms(self) -> float:
+        """One frame from its graph. Advances the rows by `GRAPH_REPEATS` + `WARM_UPS` frames."""
+        return self._time(self._graph, GRAPH_REPEATS)
+
+    def eager_ms(self) -> float:
+        """One frame without a graph. Advances the rows by `EAGER_REPEATS` + `WARM_UPS` frames."""
+        return self._time(GraphSet("frame", self._frame, (self._batch,), self._batch, self._device), EAGER_REPEATS)
+
+    def part_ms(self, name: str, part: Callable[[Tensor], Any]) -> float:
+        """One piece of a frame."""
+        return self._time(self._captured(name, part, self._batch), GRAPH_REPEATS)
+
+    def codec_ms(self, frames: int) -> float:
+        """`frames` frames of every row to audio."""
+
+        def decode(slots: Tensor) -> Tensor:
+            return self._model.codec.decode(self.state.frames[slots, :frames], slots, self._history)
+
+        graphs = self._captured(f"codec_{frames}", decode, min(self._batch, CODEC_ROWS))
+        return self._time(graphs, GRAPH_REPEATS)
+
+    def _captured(self, name: str, function: Callable[[Tensor], Any], rows: int) -> GraphSet:
+        graphs = GraphSet(name, function, (rows,), self._batch, self._device, pool=self._pool, is_eager=self._is_eager)
+        graphs.capture()
+        return graphs
+
+    def _time(self, graphs: GraphSet, repeats: int) -> float:
+        """The median time of all rows through `graphs`. Raises `EngineError` if it could not be captured."""
+        for captured in graphs.captured:
+            if captured.error:
+                raise EngineError(f"no graph: {captured.error}")
+        most = graphs.sizes[0]
+        groups = [self._slots[start : start + most] for start in range(0, self._batch, most)]
+        repeats = EAGER_REPEATS if self._is_eager else repeats
+        return median_ms(lambda: [graphs.run(group) for group in groups], repeats, WARM_UPS, self._device)
+
+    def _fill(self, script: _Script) -> None:
+        """Run the prompts, as many at once as can be staged."""
+        capacity = script.capacity(self._batch)
+        pages, together = capacity.pages_per_slot, capacity.max_tokens // script.positions
+        for start in range(0, self._batch, together):
+            slots = self._slots[start : start + together]
+            prompts = [script.prompt(slot, script.frames) for slot in slots]
+            owned = [range(slot * pages, (slot + 1) * pages) for slot in slots]
+            tokens = self._model.stage(self.state, prompts, slots, owned)
+            self._model.prefill(self.state, torch.arange(tokens, device=self._device))

@@ -1,0 +1,51 @@
+"""How long a piece of work takes, and how fast memory is: on a GPU by its own clock. Knows no model."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["copy_bandwidth", "median_ms", "times_ms"]
+
+_COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}
+
+
+def times_ms(work: Callable[[], Any], repeats: int, device: torch.device) -> list[float]:
+    """The time of each of `repeats` calls of `work`, launched back to back on the current stream. Synchronises.
+
+    Work that the host launches more slowly than the device does it takes as long as its launching.
+    """
+    if device.type != "cuda":
+        marks = [time.perf_counter()]
+        for _ in range(repeats):
+            work()
+            marks.append(time.perf_counter())
+        return [1000 * (end - start) for start, end in itertools.pairwise(marks)]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+    torch.cuda.synchronize(device)
+    events[0].record()
+    for event in events[1:]:
+        work()
+        event.record()
+    torch.cuda.synchronize(device)
+    return [start.elapsed_time(end) for start, end in itertools.pairwise(events)]
+
+
+def median_ms(work: Callable[[], Any], repeats: int, warm_ups: int, device: torch.device) -> float:
+    """The median of `times_ms` after `warm_ups` calls."""
+    for _ in range(warm_ups):
+        work()
+    return statistics.median(times_ms(work, repeats, device))
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes per second, read and written, of the fastest of some copies of a tensor far larger than any cache."""
+    source = torch.ones(_COPY_BYTES[device.type], dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    fastest_ms = min(times_ms(lambda: target.copy_(source), 12, device)[2:])
+    return 2 * source.nbytes / fastest_ms * 1000

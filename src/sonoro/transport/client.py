@@ -1,0 +1,276 @@
+"""The engine seen from the process that serves people: requests in, streams of audio out. Loads no torch.
+
+Every accepted request ends: with its `Finished`, with the error that the engine gave, or with that of its process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from sonoro.core.errors import EngineError, ErrorFacts, InvalidRequest
+from sonoro.core.types import AudioChunk, Failed, Finished, ModelSpec, SpeechRequest
+from sonoro.transport.launch import Limits, Supervisor
+from sonoro.transport.messages import (
+    Cancel,
+    FromEngine,
+    Pause,
+    Ready,
+    Resume,
+    Stats,
+    StatsRequest,
+    Submit,
+    ToEngine,
+    WorkerSettings,
+)
+
+__all__ = ["EngineClient"]
+
+
+class EngineClient:
+    """An engine in a process of its own; `async with EngineClient.launch(...) as client`.
+
+    Belongs to the event loop it was started in. A process that crashes fails the requests it held with `EngineCrashed`
+    and is replaced; later requests wait for the new one.
+    """
+
+    def __init__(self, settings: WorkerSettings, limits: Limits | None = None) -> None:
+        self._limits = limits or Limits()
+        self._supervisor = Supervisor(settings, self._limits, self._take, self._lose)
+        self._inboxes: dict[str, _Inbox] = {}
+        self._asked: deque[asyncio.Future[Stats]] = deque()
+        self._watching: asyncio.Task[None] | None = None
+
+    @classmethod
+    def launch(cls, model: str | Path | None = None, *, limits: Limits | None = None, **settings: Any) -> Self:
+        """A client whose engine speaks as `model`; `settings` are the other fields of `WorkerSettings`."""
+        return cls(WorkerSettings(model=None if model is None else str(model), **settings), limits)
+
+    async def start(self) -> None:
+        """Start the engine and wait until it is ready.
+
+        Raises what was wrong with it (`ConfigError`, `CheckpointError`), or `EngineError` if it died or took too long.
+        """
+        await self._supervisor.start()
+        self._watching = asyncio.create_task(self._watch())
+
+    async def close(self) -> None:
+        """End the engine; what is still running fails with `EngineClosed`."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        await self._supervisor.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def ready(self) -> Ready:
+        """What the newest engine said when it was ready."""
+        assert self._supervisor.ready is not None, "the engine has not been started"
+        return self._supervisor.ready
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What the model can do."""
+        return self.ready.spec
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is an engine now; false while a crashed one is being replaced."""
+        return self._supervisor.is_ready
+
+    @property
+    def restarts(self) -> int:
+        """How often a replacement was started."""
+        return self._supervisor.restarts
+
+    async def stream(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk | Finished, None]:
+        """The answer to `request` as it is made: `AudioChunk`s, then `Finished`.
+
+        Leaving it early (closing the generator, cancelling the task) cancels the request. A reader that falls behind by
+        `queue_s` of audio pauses the request, and one that then reads nothing for `slow_reader_timeout_s` ends it with
+        the reason `cancelled`. Raises `InvalidRequest` (or a subclass) or `EngineError`.
+        """
+        await self._supervisor.until_ready()
+        while (previous := self._inboxes.get(request.id)) is not None and previous.is_abandoned:
+            await previous.until_ended()
+            await self._supervisor.until_ready()
+        inbox = self._submit(request)
+        try:
+            while True:
+                event = await inbox.take()
+                yield event
+                if isinstance(event, Finished):
+                    return
+        finally:
+            self._leave(inbox)
+
+    def cancel(self, request_id: str) -> None:
+        """End a request with the reason `cancelled`, after the audio already made. One that has ended stays so."""
+        if request_id in self._inboxes:
+            self._supervisor.send(Cancel(request_id))
+
+    async def stats(self, *, forgets: bool = False) -> Stats:
+        """How the engine is doing. Raises `EngineError` if it does not say so in time.
+
+        With `forgets` it then forgets the durations so far: the next answer is about the time between.
+        """
+        await self._supervisor.until_ready()
+        answer: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
+        self._asked.append(answer)
+        self._supervisor.send(StatsRequest(forgets))
+        try:
+            return await asyncio.wait_for(answer, self._limits.answer_timeout_s)
+        except TimeoutError as error:
+            raise EngineError(f"the engine did not answer for {self._limits.answer_timeout_s:g} s") from error
+
+    def _submit(self, request: SpeechRequest) -> _Inbox:
+        if request.id in self._inboxes:
+            raise InvalidRequest("id", request.id, "a request of that id is still running")
+        self._supervisor.send(Submit(request))
+        full_bytes = int(self._limits.queue_s * self.spec.sample_rate) * 2
+        inbox = _Inbox(request.id, full_bytes, self._limits.slow_reader_timeout_s, self._supervisor.send)
+        self._inboxes[request.id] = inbox
+        return inbox
+
+    def _leave(self, inbox: _Inbox) -> None:
+        """The reader is gone. The id stays taken until the engine has said so too, or its next user got the old end."""
+        inbox.abandon()
+        if self._inboxes.get(inbox.request_id) is inbox:
+            self._supervisor.send(Cancel(inbox.request_id))
+
+    def _take(self, message: FromEngine) -> None:
+        if isinstance(message, Stats):
+            answer = self._asked.popleft()
+            if not answer.done():
+                answer.set_result(message)
+        elif isinstance(message, AudioChunk):
+            self._inboxes[message.request_id].put(message)
+        else:
+            assert isinstance(message, Finished | Failed), message
+            inbox = self._inboxes.pop(message.request_id)
+            if isinstance(message, Failed):
+                inbox.fail(message.error)
+            else:
+                inbox.put(message)
+
+    def _lose(self, error: EngineError) -> None:
+        """Fail everything that the engine held; each reader raises an exception of its own."""
+        inboxes, self._inboxes = self._inboxes, {}
+        asked, self._asked = self._asked, deque()
+        for inbox in inboxes.values():
+            inbox.fail(ErrorFacts.of(error).error)
+        for answer in asked:
+            if not answer.done():
+                answer.set_exception(ErrorFacts.of(error).error)
+
+    async def _watch(self) -> None:
+        """Ask now and then, so that a process that hangs is found out and replaced."""
+        while True:
+            await asyncio.sleep(self._limits.answer_timeout_s)
+            if not self.is_ready:
+                continue
+            asked = self._supervisor.ready
+            try:
+                await self.stats()
+            except EngineError:
+                if self._supervisor.ready is asked:
+                    self._supervisor.kill()
+
+
+class _Inbox:
+    """The answer to one request between the engine and its reader.
+
+    `full_bytes` of unread audio pause the request, and less than half of that resumes it.
+    """
+
+    def __init__(
+        self, request_id: str, full_bytes: int, slow_reader_timeout_s: float, send: Callable[[ToEngine], None]
+    ) -> None:
+        self.request_id = request_id
+        self._full_bytes, self._timeout_s, self._send = full_bytes, slow_reader_timeout_s, send
+        self._events: deque[AudioChunk | Finished | Exception] = deque()
+        self._arrived = asyncio.Event()
+        self._unread_bytes = 0
+        self._is_ended = self._is_paused = self.is_abandoned = False
+        self._patience: asyncio.TimerHandle | None = None
+
+    def put(self, event: AudioChunk | Finished) -> None:
+        if isinstance(event, Finished):
+            self._end(event)
+            return
+        if self.is_abandoned:
+            return
+        self._events.append(event)
+        self._arrived.set()
+        self._unread_bytes += len(event.pcm)
+        if self._unread_bytes >= self._full_bytes and not self._is_paused:
+            self._is_paused = True
+            self._send(Pause(self.request_id))
+            self._wait_for_reader()
+
+    def fail(self, error: Exception) -> None:
+        """The answer ends with `error`, after the audio that came before it."""
+        self._end(error)
+
+    async def take(self) -> AudioChunk | Finished:
+        """The next event. Raises what the answer failed with."""
+        while not self._events:
+            self._arrived.clear()
+            await self._arrived.wait()
+        event = self._events.popleft()
+        if isinstance(event, Exception):
+            raise event
+        if isinstance(event, AudioChunk):
+            self._unread_bytes -= len(event.pcm)
+            self._go_on()
+        return event
+
+    async def until_ended(self) -> None:
+        """Wait for the end of an answer that nobody reads."""
+        while not self._is_ended:
+            self._arrived.clear()
+            await self._arrived.wait()
+
+    def abandon(self) -> None:
+        """Nobody reads it any more."""
+        self.is_abandoned = True
+        self._events.clear()
+        self._lose_patience()
+
+    def _go_on(self) -> None:
+        if not self._is_paused or self._is_ended:
+            return
+        if self._unread_bytes < self._full_bytes / 2:
+            self._is_paused = False
+            self._lose_patience()
+            self._send(Resume(self.request_id))
+        else:
+            self._wait_for_reader()
+
+    def _wait_for_reader(self) -> None:
+        self._lose_patience()
+        loop = asyncio.get_running_loop()
+        self._patience = loop.call_later(self._timeout_s, self._send, Cancel(self.request_id))
+
+    def _end(self, event: Finished | Exception) -> None:
+        self._is_ended = True
+        self._lose_patience()
+        self._events.append(event)
+        self._arrived.set()
+
+    def _lose_patience(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None

@@ -1,0 +1,174 @@
+"""What an engine process and its client say to each other, as MessagePack; and what such a process is started with.
+
+Knows no socket and no model. A tag in each message names its class, so nothing is pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from sonoro.core.config import EngineConfig
+from sonoro.core.errors import ConfigError, ErrorFacts, InvalidRequest, SonoroError
+from sonoro.core.types import AudioChunk, Failed, Finished, ModelSpec, SpeechRequest
+
+__all__ = [
+    "DEFAULT_FACTORY",
+    "Cancel",
+    "Fatal",
+    "FromEngine",
+    "Pause",
+    "Ready",
+    "Resume",
+    "Shutdown",
+    "Stats",
+    "StatsRequest",
+    "Submit",
+    "ToEngine",
+    "WorkerSettings",
+    "decode_from_engine",
+    "decode_to_engine",
+    "encode_from_engine",
+    "encode_to_engine",
+]
+
+DEFAULT_FACTORY = "sonoro.models.registry:load"
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The model an engine process loads and how its engine is configured.
+
+    `factory` is "module:function" in the import path of the child: called as `sonoro.models.registry.load` is, it
+    returns a `LoadedModel`. Another than the default serves a model that the registry does not know.
+    """
+
+    model: str | None = None
+    device: str = "auto"
+    dtype: str | None = None
+    load_format: str = "auto"
+    config: EngineConfig = msgspec.field(default_factory=EngineConfig)
+    factory: str = DEFAULT_FACTORY
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.config, EngineConfig):
+            raise ConfigError("config", self.config, "it must be an EngineConfig")
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True):
+    """Speak `request`. It is answered by `AudioChunk`s, then by one `Finished` or `Failed`."""
+
+    request: SpeechRequest
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """End a request now. It is answered by `Finished`; unknown ids are passed over."""
+
+    request_id: str
+
+
+class Pause(msgspec.Struct, frozen=True, tag=True):
+    """Make no more audio of a request for now. What is under way still comes."""
+
+    request_id: str
+
+
+class Resume(msgspec.Struct, frozen=True, tag=True):
+    """Go on with a paused request."""
+
+    request_id: str
+
+
+class StatsRequest(msgspec.Struct, frozen=True, tag=True):
+    """Answered by `Stats`. `forgets` the durations so far, so that the next answer is about the time between."""
+
+    forgets: bool = False
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag=True):
+    """End the process. What is still running is dropped."""
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The engine can be used.
+
+    `ready_s` counts from the start of the process. `report` says in lines what memory is used for and what each
+    captured size took. Both memories are those of this process on a GPU, 0 without one.
+    """
+
+    spec: ModelSpec
+    ready_s: float
+    report: str
+    gpu_memory_mib: float
+    graph_memory_mib: float
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """How an engine is doing.
+
+    `launches` counts by kind of work (`prefill`, `frame`, `codec`) those from a `graph` and those launched `eager`.
+    `running` hold a slot; `paused` are among these and the `waiting`. `tick_ms` is the time inside a tick, `frame_ms`
+    that from the end of one to the end of the next while there is work: `p50`, `p95` and `p99` of the last 4096, 0 if
+    there were none.
+    """
+
+    launches: dict[str, dict[str, int]]
+    running: int
+    waiting: int
+    paused: int
+    free_slots: int
+    free_pages: int
+    tick_ms: dict[str, float]
+    frame_ms: dict[str, float]
+    gpu_memory_mib: float
+
+
+class Fatal(msgspec.Struct, frozen=True, tag=True):
+    """The engine could not be started: the facts of the error."""
+
+    facts: ErrorFacts
+
+    @property
+    def error(self) -> SonoroError:
+        """What to raise for it."""
+        return self.facts.error
+
+
+ToEngine = Submit | Cancel | Pause | Resume | StatsRequest | Shutdown
+FromEngine = Ready | AudioChunk | Finished | Failed | Stats | Fatal
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_from_engine = msgspec.msgpack.Decoder(list[FromEngine])
+
+
+def encode_to_engine(message: ToEngine) -> bytes:
+    """`message` as bytes.
+
+    Raises `InvalidRequest` for a request whose fields are not of their declared types: the engine could not read it.
+    """
+    try:
+        payload = _encoder.encode(message)
+        if isinstance(message, Submit):
+            _to_engine.decode(payload)
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
+        assert isinstance(message, Submit), message
+        raise InvalidRequest("request", message.request.id, f"every field must be of its type ({error})") from error
+    return payload
+
+
+def decode_to_engine(payload: bytes) -> ToEngine:
+    """Inverse of `encode_to_engine`."""
+    message: ToEngine = _to_engine.decode(payload)
+    return message
+
+
+def encode_from_engine(messages: Sequence[FromEngine]) -> bytes:
+    """`messages`, which travel together, as bytes."""
+    return _encoder.encode(messages)
+
+
+def decode_from_engine(payload: bytes) -> list[FromEngine]:
+    """Inverse of `encode_from_engine`."""
+    messages: list[FromEngine] = _from_engine.decode(payload)
+    return messages

@@ -1,0 +1,240 @@
+"""What the engine process does with each message, and how it ends."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from engine_processes import CONFIG, FACTORY, LONG, alone, nothing_left, run
+from fakes.sine import SineModel
+from sonoro.core.config import LOG_LEVEL_VARIABLE
+from sonoro.core.errors import ConfigError
+from sonoro.core.types import AudioChunk, Failed, Finished, SpeechRequest
+from sonoro.engine.engine import Engine
+from sonoro.engine.worker import Worker, load, spare_threads
+from sonoro.models.base import LoadedModel
+from sonoro.transport.channel import ClientLink, WorkerLink
+from sonoro.transport.messages import (
+    Cancel,
+    Fatal,
+    FromEngine,
+    Pause,
+    Ready,
+    Resume,
+    Shutdown,
+    Stats,
+    StatsRequest,
+    Submit,
+    WorkerSettings,
+)
+
+__all__ = ["nothing_left"]
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[ClientLink]:
+    """The client's end of a link whose other end an engine in a thread of this process serves until `Shutdown`."""
+    client = ClientLink()
+
+    def serve() -> None:
+        link = WorkerLink(client.endpoint)
+        worker = Worker(Engine(SineModel(), CONFIG), link, torch.device("cpu"))
+        link.send([worker.ready(1.5)])
+        worker.serve()
+        link.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        [ready] = await client.receive()
+        assert isinstance(ready, Ready)
+        assert (ready.spec, ready.ready_s) == (SineModel().spec, 1.5)
+        assert ready.report
+        yield client
+    finally:
+        client.send(Shutdown())
+        await asyncio.to_thread(thread.join, 20)
+        assert not thread.is_alive()
+        client.close()
+
+
+async def heard(client: ClientLink, is_last: Callable[[FromEngine], bool]) -> list[FromEngine]:
+    """All messages up to the one that `is_last`."""
+    messages: list[FromEngine] = []
+    while not (messages and is_last(messages[-1])):
+        messages += await client.receive()
+    return messages
+
+
+async def stats_of(client: ClientLink) -> Stats:
+    client.send(StatsRequest())
+    return (await heard(client, lambda message: isinstance(message, Stats)))[-1]
+
+
+def pcm_of(messages: list[FromEngine]) -> bytes:
+    return b"".join(message.pcm for message in messages if isinstance(message, AudioChunk))
+
+
+def is_end(message: FromEngine) -> bool:
+    return isinstance(message, Finished | Failed)
+
+
+def test_a_request_is_answered_by_chunks_and_one_end() -> None:
+    async def talk() -> None:
+        async with served() as client:
+            made = SpeechRequest(id="a", text=LONG, seed=3)
+            client.send(Submit(made))
+            messages = await heard(client, is_end)
+            assert [is_end(message) for message in messages] == [False] * (len(messages) - 1) + [True]
+            assert pcm_of(messages) == alone(made)
+            assert (await stats_of(client)).free_slots == CONFIG.slots
+
+    run(talk())
+
+
+def test_a_refusal_is_a_failure_with_its_code_and_field() -> None:
+    async def talk() -> None:
+        async with served() as client:
+            client.send(Submit(SpeechRequest(id="a", text="Hi", voice="nobody")))
+            [failed] = await client.receive()
+            assert isinstance(failed, Failed)
+            assert (failed.request_id, failed.code, failed.field, failed.value) == (
+                *("a", "unknown_voice", "voice"),
+                "'nobody'",
+            )
+            assert failed.limit == "known voices: low, high"
+            client.send(Submit(SpeechRequest(id="b", text="An explosive one.")))
+            failed = (await heard(client, is_end))[-1]
+            assert (failed.code, failed.message) == ("engine", "RuntimeError: it exploded")
+
+    run(talk())
+
+
+def test_a_paused_request_stands_still_and_goes_on_where_it_was() -> None:
+    async def talk() -> None:
+        async with served() as client:
+            made = SpeechRequest(id="a", text=LONG)
+            client.send(Submit(made))
+            client.send(Pause("a"))
+            stats = await stats_of(client)
+            assert stats.paused == 1
+            assert stats.running + stats.waiting == 1
+            client.send(Resume("a"))
+            assert pcm_of(await heard(client, is_end)) == alone(made)
+            # One that has ended is not paused any more, whatever is said about it.
+            client.send(Pause("a"))
+            client.send(Cancel("a"))
+            assert (await stats_of(client)).paused == 0
+
+    run(talk())
+
+
+def test_a_cancelled_request_ends_though_it_is_paused() -> None:
+    async def talk() -> None:
+        async with served() as client:
+            client.send(Submit(SpeechRequest(id="a", text=LONG)))
+            client.send(Pause("a"))
+            client.send(Cancel("a"))
+            assert (await heard(client, is_end))[-1].reason == "cancelled"
+            stats = await stats_of(client)
+            assert (stats.paused, stats.running, stats.waiting) == (0, 0, 0)
+
+    run(talk())
+
+
+def test_durations_are_forgotten_when_that_is_asked() -> None:
+    async def talk() -> None:
+        async with served() as client:
+            client.send(Submit(SpeechRequest(id="a", text=LONG)))
+            await heard(client, is_end)
+            # One more tick collects what the last one launched.
+            await asyncio.sleep(0.2)
+            client.send(StatsRequest(forgets=True))
+            [stats] = await client.receive()
+            assert 0 < stats.tick_ms["p50"] <= stats.tick_ms["p95"] <= stats.tick_ms["p99"]
+            assert stats.frame_ms["p50"] >= stats.tick_ms["p50"] / 2
+            stats = await stats_of(client)
+            assert stats.tick_ms == stats.frame_ms == {"p50": 0.0, "p95": 0.0, "p99": 0.0}
+            assert stats.launches["frame"]["eager"] > 0
+
+    run(talk())
+
+
+def start(client: ClientLink, parent: int, **environment: str) -> subprocess.Popen[bytes]:
+    """The process as `sonoro.transport.launch` starts it."""
+    settings = msgspec.json.encode(WorkerSettings(factory=FACTORY, config=CONFIG)).decode()
+    return subprocess.Popen(
+        [sys.executable, "-m", "sonoro.engine.worker", client.endpoint, str(parent), "0", settings],
+        env={**os.environ, **environment},
+        stderr=subprocess.PIPE,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_process_cleanly(number: signal.Signals) -> None:
+    async def end() -> None:
+        client = ClientLink()
+        with start(client, os.getpid()) as process:
+            assert isinstance((await client.receive())[0], Ready)
+            process.send_signal(number)
+            _, err = await asyncio.to_thread(process.communicate, timeout=20)
+        client.close()
+        assert (process.returncode, err) == (0, b"")
+
+    run(end())
+
+
+def test_a_process_whose_parent_is_gone_ends_and_removes_the_link() -> None:
+    async def end() -> None:
+        client = ClientLink()
+        # Another than this process is named as its parent.
+        with start(client, os.getppid()) as process:
+            assert await asyncio.to_thread(process.wait, 20) == 1
+        assert not Path(client.endpoint.removeprefix("ipc://")).exists()
+        client.close()
+
+    run(end())
+
+
+def test_a_wrong_log_level_is_refused_like_any_other_setting() -> None:
+    async def end() -> None:
+        client = ClientLink()
+        with start(client, os.getpid(), **{LOG_LEVEL_VARIABLE: "loud"}) as process:
+            [fatal] = await client.receive()
+            assert await asyncio.to_thread(process.wait, 20) == 2
+        client.close()
+        assert isinstance(fatal, Fatal)
+        assert (type(fatal.error), fatal.error.field) == (ConfigError, LOG_LEVEL_VARIABLE)
+
+    run(end())
+
+
+@pytest.mark.parametrize(
+    "factory", ["", "load", ":load", "fakes.sine_worker:", "fakes.sine_worker:none", "no.such:load"]
+)
+def test_a_factory_that_is_not_there_is_refused(factory: str) -> None:
+    with pytest.raises(ConfigError, match="module:function") as refusal:
+        load(WorkerSettings(factory=factory))
+    assert refusal.value.field == "factory"
+
+
+def test_a_small_model_gets_one_thread_and_a_large_one_keeps_its() -> None:
+    threads = torch.get_num_threads()
+    try:
+        for parameters, expected in ((60_000_000, 2), (1000, 1)):
+            torch.set_num_threads(2)
+            spare_threads(LoadedModel(SineModel(), torch.device("cpu"), torch.float32, {"all": parameters}))
+            assert torch.get_num_threads() == expected
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,80 @@
+"""Engine processes over the sine model, for the tests of what stands before and behind the link."""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+
+from fakes.sine import SineModel
+from sonoro.core.config import EngineConfig
+from sonoro.core.types import AudioChunk, Event, Finished, SpeechRequest
+from sonoro.engine.engine import Engine
+from sonoro.transport.client import EngineClient
+from sonoro.transport.launch import Limits
+
+CONFIG = EngineConfig(slots=4, max_positions=1200, max_frames=512, max_characters=400)
+LONG = "A text with a good many words in it, so that it takes a while. " * 5
+FACTORY = "fakes.sine_worker:load"
+
+
+def launch(model: str = "sine", config: EngineConfig = CONFIG, **limits: float) -> EngineClient:
+    return EngineClient.launch(model, limits=Limits(**limits), config=config, factory=FACTORY)
+
+
+def run(coroutine: Coroutine[Any, Any, None], timeout_s: float = 60) -> None:
+    asyncio.run(asyncio.wait_for(coroutine, timeout_s))
+
+
+async def gather(stream: AsyncGenerator[AudioChunk | Finished, None]) -> tuple[bytes, Finished]:
+    """All PCM of a stream, its chunks numbered without a gap, and its end."""
+    events = [event async for event in stream]
+    chunks, finished = events[:-1], events[-1]
+    assert [chunk.index for chunk in chunks] == list(range(len(chunks)))
+    return b"".join(chunk.pcm for chunk in chunks), finished
+
+
+def alone(request: SpeechRequest) -> bytes:
+    """What an engine in this process answers."""
+    engine, events = Engine(SineModel(), CONFIG), list[Event]()
+    engine.submit(request)
+    while engine.has_work:
+        events += engine.tick()
+    return b"".join(event.pcm for event in events if isinstance(event, AudioChunk))
+
+
+async def until(condition: Callable[[], Any], timeout_s: float = 10) -> None:
+    """Wait until `condition`, which may be a coroutine function, holds."""
+    async with asyncio.timeout(timeout_s):
+        while not (await held if asyncio.iscoroutine(held := condition()) else held):
+            await asyncio.sleep(0.02)
+
+
+def parent_of(pid: int) -> int | None:
+    """The parent of a process; None if it does not run any more, as a zombie does not."""
+    try:
+        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if state == "Z" else int(parent)
+
+
+def children() -> set[int]:
+    """The processes that this one has started."""
+    return {int(path.name) for path in Path("/proc").glob("[0-9]*") if parent_of(int(path.name)) == os.getpid()}
+
+
+@pytest.fixture
+def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder that links are made in; afterwards it is empty, and no process is left that was not there before."""
+    # The path of a Unix socket may have 107 letters; pytest's own folders are longer.
+    with TemporaryDirectory(prefix="s") as folder:
+        monkeypatch.setattr("tempfile.tempdir", folder)
+        monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        before = children()
+        yield Path(folder)
+        assert children() == before
+        assert list(Path(folder).iterdir()) == []

@@ -1,0 +1,47 @@
+"""Factories that engine processes are started with: the sine model, and ways for it to go wrong.
+
+Each is called as `sonoro.models.registry.load` is; `model` says how.
+"""
+
+import os
+import time
+
+import torch
+
+from fakes.sine import SineModel
+from sonoro.core.errors import CheckpointNotFound
+from sonoro.models.base import LoadedModel
+
+
+class SlowModel(SineModel):
+    """Takes 5 ms for a frame, so that there is time to disturb it. A text that says "die" kills the process."""
+
+    def prepare(self, request, segment, index, before, voice):
+        if "die" in segment:
+            print("it was asked to die", flush=True)
+            os._exit(7)
+        return super().prepare(request, segment, index, before, voice)
+
+    def frame(self, state, slots):
+        time.sleep(0.005)
+        super().frame(state, slots)
+
+
+class BreakingModel(SineModel):
+    """After its first frame the results of a tick cannot be copied, as when a device is lost."""
+
+    def frame(self, state, slots):
+        super().frame(state, slots)
+        state.length = state.length.to("meta")
+
+
+def load(model, *, device, dtype, load_format):
+    if model == "missing":
+        raise CheckpointNotFound("there is no folder 'missing'")
+    if model == "dying":
+        os.write(2, b"first line\nthis is why it died\n")
+        os._exit(3)
+    if model == "lasting":
+        time.sleep(60)
+    kinds = {"slow": SlowModel, "breaking": BreakingModel}
+    return LoadedModel(kinds.get(model, SineModel)(), torch.device("cpu"), torch.float32, {})

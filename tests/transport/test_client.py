@@ -1,0 +1,224 @@
+"""Streams from an engine in a process of its own: whole, in step with their readers, and ended when nobody reads."""
+
+import asyncio
+import dataclasses
+import time
+
+import pytest
+
+from engine_processes import CONFIG, LONG, alone, gather, launch, nothing_left, run, until
+from sonoro.core.errors import EngineBusy, EngineClosed, EngineError, InvalidRequest, UnknownVoice
+from sonoro.core.types import AudioChunk, Finished, SpeechRequest
+from sonoro.transport.client import EngineClient
+
+__all__ = ["nothing_left"]
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+BYTES_PER_S = 16000
+"""Of the sine model: 8000 samples of PCM16."""
+
+
+def request(name: str, text: str = LONG, **fields: object) -> SpeechRequest:
+    return SpeechRequest(id=name, text=text, **fields)
+
+
+async def is_idle(client: EngineClient) -> bool:
+    stats = await client.stats()
+    return (stats.running, stats.waiting, stats.paused, stats.free_slots) == (0, 0, 0, CONFIG.slots)
+
+
+def test_streams_equal_the_answers_of_an_engine_in_this_process() -> None:
+    requests = [
+        request(str(number), f"Number {number}. " * (1 + number % 4), seed=number, voice=("low", "high")[number % 2])
+        for number in range(50)
+    ]
+
+    async def listen() -> None:
+        async with launch() as client:
+            assert client.is_ready
+            assert (client.spec.name, client.restarts) == ("sine", 0)
+            assert 0 < client.ready.ready_s < 60
+            answers = await asyncio.gather(*(gather(client.stream(made)) for made in requests))
+            for made, (pcm, finished) in zip(requests, answers, strict=True):
+                assert (finished.request_id, finished.reason) == (made.id, "stop")
+                assert pcm == alone(made), made.id
+            stats = await client.stats()
+            assert stats.launches["frame"]["eager"] > 0
+            assert 0 < stats.tick_ms["p50"] <= stats.tick_ms["p99"]
+            assert await is_idle(client)
+
+    run(listen())
+
+
+def test_what_cannot_be_spoken_is_refused_by_name_and_harms_nobody() -> None:
+    async def ask() -> None:
+        async with launch() as client:
+            steady = asyncio.create_task(gather(client.stream(request("steady"))))
+            for bad, kind, field in (
+                (request("a", voice="nobody"), UnknownVoice, "voice"),
+                (request("b", "It is unspeakable."), InvalidRequest, "text"),
+                (request("c", max_frames=5000), InvalidRequest, "max_frames"),
+                (request("d", options={"loudness": [1]}), InvalidRequest, "request"),
+                (request("steady"), InvalidRequest, "id"),
+            ):
+                with pytest.raises(kind) as refusal:
+                    await gather(client.stream(bad))
+                assert (type(refusal.value), refusal.value.field) == (kind, field)
+                assert refusal.value.limit in str(refusal.value)
+            with pytest.raises(EngineError, match="RuntimeError: it exploded"):
+                await gather(client.stream(request("e", "An explosive one.")))
+            pcm, _ = await steady
+            assert pcm == alone(request("steady"))
+            assert client.restarts == 0
+
+    run(ask())
+
+
+def test_a_full_engine_says_that_it_is_busy() -> None:
+    async def crowd() -> None:
+        async with launch("slow", dataclasses.replace(CONFIG, slots=1, max_waiting=1)) as client:
+            answers = await asyncio.gather(
+                *(gather(client.stream(request(str(number), "Some words."))) for number in range(5)),
+                return_exceptions=True,
+            )
+            refused = [answer for answer in answers if isinstance(answer, EngineBusy)]
+            assert 2 <= len(refused) <= 4
+            assert len([answer for answer in answers if isinstance(answer, tuple)]) == 5 - len(refused)
+
+    run(crowd())
+
+
+def test_a_reader_at_playback_speed_gets_every_sample() -> None:
+    text = "Fifty frames, half a second of it, and then some. " * 3
+
+    async def play() -> None:
+        async with launch(queue_s=0.3) as client:
+            heard, started_s, paused = b"", None, 0
+            async for event in client.stream(request("a", text)):
+                if isinstance(event, AudioChunk):
+                    started_s = started_s or time.monotonic()
+                    heard += event.pcm
+                    # Playback has come to the end of what was heard.
+                    await asyncio.sleep(max(0.0, started_s + len(heard) / BYTES_PER_S - time.monotonic()))
+                    paused += (await client.stats()).paused
+            assert heard == alone(request("a", text))
+            assert paused > 2, "the engine is much faster than playback: it must have been held back"
+
+    run(play())
+
+
+def test_a_reader_that_stops_pauses_its_own_request_and_nothing_else() -> None:
+    async def stop_reading() -> None:
+        async with launch(queue_s=0.2) as client:
+            stream = client.stream(request("still", ignore_eos=True, max_frames=400))
+            first = await anext(stream)
+
+            async def is_paused() -> bool:
+                return (await client.stats()).paused == 1
+
+            await until(is_paused)
+            for number in range(10):
+                made = request(str(number), seed=number)
+                pcm, _ = await gather(client.stream(made))
+                assert pcm == alone(made)
+            launches = (await client.stats()).launches
+            await asyncio.sleep(0.1)
+            assert (await client.stats()).launches == launches, "nothing is made while everybody is paused"
+            # It goes on where it stopped, and lacks nothing.
+            rest, finished = b"", None
+            async for event in stream:
+                if isinstance(event, Finished):
+                    finished = event
+                else:
+                    rest += event.pcm
+            assert finished is not None
+            assert (finished.reason, finished.frames) == ("length", 400)
+            assert first.pcm + rest == alone(request("still", ignore_eos=True, max_frames=400))
+
+    run(stop_reading())
+
+
+def test_a_reader_that_never_comes_back_is_cancelled() -> None:
+    async def forget() -> None:
+        async with launch(queue_s=0.2, slow_reader_timeout_s=0.3) as client:
+            made = request("a", ignore_eos=True, max_frames=400)
+            stream = client.stream(made)
+            first = await anext(stream)
+
+            async def is_free() -> bool:
+                return await is_idle(client)
+
+            await until(is_free)
+            rest, finished = b"", None
+            async for event in stream:
+                if isinstance(event, Finished):
+                    finished = event
+                else:
+                    rest += event.pcm
+            assert finished is not None
+            assert finished.reason == "cancelled"
+            assert alone(made).startswith(first.pcm + rest)
+            assert len(first.pcm + rest) == finished.frames * 160
+
+    run(forget())
+
+
+def test_leaving_a_stream_frees_its_slot() -> None:
+    made, short = request("a", ignore_eos=True, max_frames=400), request("a", "Short.")
+
+    async def cancel_task(client: EngineClient) -> None:
+        task = asyncio.create_task(gather(client.stream(made)))
+
+        async def is_running() -> bool:
+            return (await client.stats()).running == 1
+
+        await until(is_running)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    async def close(client: EngineClient) -> None:
+        await anext(stream := client.stream(made))
+        await stream.aclose()
+
+    async def forget(client: EngineClient) -> None:
+        async for _ in client.stream(made):
+            break
+        # Python closes a generator that nobody holds at the next turn of the loop.
+        await asyncio.sleep(0.01)
+
+    async def cancel_request(client: EngineClient) -> None:
+        await anext(stream := client.stream(made))
+        client.cancel("a")
+        client.cancel("of nobody")
+        assert [event async for event in stream][-1].reason == "cancelled"
+
+    async def leave() -> None:
+        async with launch("slow") as client:
+            for way in (cancel_task, close, forget, cancel_request):
+                await way(client)
+                # The id can be used again at once, and nobody gets what was left of the first answer.
+                assert (await gather(client.stream(short)))[0] == alone(short)
+                assert await is_idle(client), way
+
+    run(leave())
+
+
+def test_closing_fails_what_is_running() -> None:
+    async def close() -> None:
+        client = launch("slow")
+        async with client:
+            streams = [client.stream(request(str(number))) for number in range(6)]
+            tasks = [asyncio.create_task(gather(stream)) for stream in streams]
+            await anext(other := client.stream(request("other")))
+        for task in tasks:
+            with pytest.raises(EngineClosed):
+                await task
+        with pytest.raises(EngineClosed):
+            await gather(other)
+        with pytest.raises(EngineClosed):
+            await gather(client.stream(request("late")))
+        assert not client.is_ready
+
+    run(close())

@@ -1,0 +1,173 @@
+"""Engine processes that fail to start, die, hang, or lose their parent."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from engine_processes import FACTORY, LONG, alone, children, gather, launch, nothing_left, parent_of, run, until
+from sonoro.core.errors import CheckpointNotFound, ConfigError, EngineClosed, EngineCrashed, EngineError
+from sonoro.core.types import SpeechRequest
+from sonoro.transport.client import EngineClient
+from sonoro.transport.launch import Limits
+
+__all__ = ["nothing_left"]
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def the_child() -> int:
+    [pid] = children()
+    return pid
+
+
+def request(name: str, text: str = LONG) -> SpeechRequest:
+    return SpeechRequest(id=name, text=text)
+
+
+@pytest.mark.parametrize(
+    ("client", "error", "words"),
+    [
+        (lambda: launch("missing"), CheckpointNotFound, "there is no folder 'missing'"),
+        (lambda: EngineClient.launch(device="abacus"), ConfigError, "device: 'abacus' is not allowed; it must be auto"),
+        (lambda: EngineClient.launch(factory="no.such.module:load"), ConfigError, "found in the import path"),
+        (lambda: launch("dying"), EngineCrashed, "exit code 3: this is why it died"),
+    ],
+)
+def test_an_engine_that_cannot_start_says_why(client: object, error: type, words: str) -> None:
+    async def start() -> None:
+        with pytest.raises(error) as refusal:
+            async with client():
+                pytest.fail("it started")
+        assert type(refusal.value) is error
+        assert words in str(refusal.value)
+        if error is ConfigError:
+            assert refusal.value.field in ("device", "factory")
+            assert refusal.value.limit.startswith("it must be")
+
+    run(start(), timeout_s=30)
+
+
+def test_an_engine_that_is_not_ready_in_time_is_given_up() -> None:
+    async def start() -> None:
+        with pytest.raises(EngineError, match=r"was not ready after \d s; it may take 1 s"):
+            async with launch("lasting", ready_timeout_s=1.0):
+                pytest.fail("it started")
+
+    run(start(), timeout_s=20)
+
+
+def test_a_start_that_is_cancelled_leaves_nothing() -> None:
+    async def start() -> None:
+        task = asyncio.create_task(launch("lasting").start())
+        await until(children)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(start(), timeout_s=20)
+
+
+def test_a_process_that_is_killed_fails_what_it_held_and_is_replaced() -> None:
+    async def kill() -> None:
+        async with launch("slow") as client:
+            waiting = [asyncio.create_task(gather(client.stream(request(str(index))))) for index in range(8)]
+            await anext(listened := client.stream(request("listened")))
+            first = the_child()
+            os.kill(first, signal.SIGKILL)
+            killed_at_s = time.monotonic()
+            for answer in await asyncio.gather(*waiting, gather(listened), return_exceptions=True):
+                assert isinstance(answer, EngineCrashed)
+                assert "SIGKILL" in str(answer)
+            assert time.monotonic() - killed_at_s < 5
+            # This one waits for the successor; ids that were lost can be used again.
+            pcm, _ = await gather(client.stream(request("0", "Hello again.")))
+            assert pcm == alone(request("0", "Hello again."))
+            assert (client.restarts, client.is_ready) == (1, True)
+            assert the_child() != first
+
+    run(kill())
+
+
+def test_an_exception_out_of_a_tick_ends_the_process_and_is_told() -> None:
+    async def break_it() -> None:
+        async with launch("breaking") as client:
+            with pytest.raises(EngineCrashed, match=r"exit code 1: NotImplementedError: .*meta"):
+                await gather(client.stream(request("a")))
+            assert client.restarts <= 1
+
+    run(break_it())
+
+
+def test_a_process_that_hangs_is_found_out_and_replaced() -> None:
+    async def hang() -> None:
+        async with launch(answer_timeout_s=1.5) as client:
+            os.kill(the_child(), signal.SIGSTOP)
+            with pytest.raises(EngineCrashed, match="SIGKILL"):
+                await gather(client.stream(request("a")))
+            pcm, _ = await gather(client.stream(request("a")))
+            assert pcm == alone(request("a"))
+
+    run(hang(), timeout_s=30)
+
+
+def test_a_successor_that_takes_too_long_fails_new_requests() -> None:
+    async def wait() -> None:
+        async with launch(accept_timeout_s=0.1) as client:
+            os.kill(the_child(), signal.SIGKILL)
+            await until(lambda: not client.is_ready)
+            with pytest.raises(EngineCrashed, match=r"not ready in 0\.1 s"):
+                await gather(client.stream(request("a")))
+
+    run(wait())
+
+
+def test_crashes_in_a_row_close_the_engine() -> None:
+    async def crash() -> None:
+        async with launch("slow", max_restarts=1) as client:
+            for name in "ab":
+                # An answer in between forgives what was.
+                await gather(client.stream(request(name, "Fine.")))
+                with pytest.raises(EngineCrashed, match="exit code 7: it was asked to die"):
+                    await gather(client.stream(request(name, "die")))
+            with pytest.raises(EngineCrashed):
+                await gather(client.stream(request("c", "die")))
+            with pytest.raises(EngineClosed, match=r"2 times without an answer: .*asked to die"):
+                await gather(client.stream(request("e", "Fine.")))
+            assert (client.restarts, client.is_ready) == (2, False)
+
+    run(crash())
+
+
+def test_the_death_of_the_parent_ends_the_process(nothing_left: Path) -> None:
+    script = f"""
+import asyncio, os
+from sonoro.core.config import EngineConfig
+from sonoro.transport.client import EngineClient
+async def main():
+    async with EngineClient.launch("slow", factory={FACTORY!r}, config=EngineConfig(slots=2)):
+        print("ready", flush=True)
+        await asyncio.sleep(60)
+asyncio.run(main())
+"""
+    environment = {**os.environ, "TMPDIR": str(nothing_left)}
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment) as parent:
+        assert parent.stdout.readline() == b"ready\n"
+        [worker] = [int(path.name) for path in Path("/proc").glob("[0-9]*") if parent_of(int(path.name)) == parent.pid]
+        parent.kill()
+    deadline_s = time.monotonic() + 5
+    while parent_of(worker) is not None:
+        assert time.monotonic() < deadline_s, "the worker outlives its parent"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("field", ["ready_timeout_s", "queue_s", "max_restarts"])
+def test_limits_that_are_none_are_refused(field: str) -> None:
+    with pytest.raises(ConfigError, match="at least") as refusal:
+        Limits(**{field: -1})
+    assert refusal.value.field == field

@@ -1,0 +1,147 @@
+"""Every message is itself again on the other side, and what could not be read there is refused here."""
+
+import msgspec
+import pytest
+
+from sonoro.core.config import EngineConfig
+from sonoro.core.errors import ConfigError, ErrorFacts, InvalidRequest, UnknownVoice
+from sonoro.core.types import (
+    AudioChunk,
+    Failed,
+    Finished,
+    ModelSpec,
+    OptionSpec,
+    Reference,
+    SamplingParams,
+    SpeechRequest,
+    Timings,
+)
+from sonoro.transport import messages
+from sonoro.transport.messages import (
+    Cancel,
+    Fatal,
+    Pause,
+    Ready,
+    Resume,
+    Shutdown,
+    Stats,
+    StatsRequest,
+    Submit,
+    WorkerSettings,
+    decode_from_engine,
+    decode_to_engine,
+    encode_from_engine,
+    encode_to_engine,
+)
+
+SPEC = ModelSpec(
+    name="sine",
+    sample_rate=8000,
+    hop=80,
+    max_frames=2000,
+    voice_modes=("named", "cloned"),
+    voices=("low", "high"),
+    languages=("auto",),
+    sampling=SamplingParams(temperature=1.0, top_k=50, top_p=1.0, repetition_penalty=1.0),
+    options=(OptionSpec(name="loudness", type="int", default=50, minimum=0, maximum=100),),
+)
+REQUEST = SpeechRequest(
+    id="a",
+    text="Grüße, 你好 🎙",
+    voice="low",
+    references=(Reference(pcm=bytes(range(256)), sample_rate=8000, text="hm"),),
+    sampling=SamplingParams(temperature=0.5, top_k=3),
+    seed=2**63 - 1,
+    max_frames=7,
+    ignore_eos=True,
+    options={"loudness": 3, "warmth": 0.5, "is_loud": True, "mood": "calm"},
+)
+TO_ENGINE = [
+    Submit(REQUEST),
+    Submit(SpeechRequest(id="b", text="Hi")),
+    Cancel("a"),
+    Pause("a"),
+    Resume("a"),
+    StatsRequest(),
+    Shutdown(),
+]
+FROM_ENGINE = [
+    Ready(spec=SPEC, ready_s=1.5, report="a line\nanother", gpu_memory_mib=10.5, graph_memory_mib=0.5),
+    AudioChunk(request_id="a", index=3, pcm=b"\x00\x80\xff"),
+    Finished(request_id="a", reason="runaway", frames=4, timings=Timings(first_audio_s=0.1, total_s=2.0)),
+    Failed.of("a", UnknownVoice("voice", "nobody", "known voices: low, high")),
+    Failed.of("a", RuntimeError("it exploded")),
+    Stats(
+        launches={"frame": {"graph": 3, "eager": 0}},
+        running=1,
+        waiting=2,
+        paused=1,
+        free_slots=3,
+        free_pages=4,
+        tick_ms={"p50": 1.0},
+        frame_ms={"p50": 2.0},
+        gpu_memory_mib=0.0,
+    ),
+    Fatal(ErrorFacts.of(ConfigError("pages", 3, "it must be at least 4"))),
+]
+
+
+def test_the_lists_here_hold_every_message() -> None:
+    assert {type(message) for message in TO_ENGINE} == set(messages.ToEngine.__args__)
+    assert {type(message) for message in FROM_ENGINE} == set(messages.FromEngine.__args__)
+
+
+@pytest.mark.parametrize("message", TO_ENGINE)
+def test_messages_to_the_engine_survive_the_crossing(message: messages.ToEngine) -> None:
+    again = decode_to_engine(encode_to_engine(message))
+    assert (type(again), again) == (type(message), message)
+
+
+@pytest.mark.parametrize("count", [0, 1, len(FROM_ENGINE)])
+def test_messages_from_the_engine_survive_the_crossing_together(count: int) -> None:
+    again = decode_from_engine(encode_from_engine(FROM_ENGINE[:count]))
+    assert again == FROM_ENGINE[:count]
+    assert [type(message) for message in again] == [type(message) for message in FROM_ENGINE[:count]]
+
+
+def test_a_failure_is_the_error_that_it_was() -> None:
+    for message, kind in ((FROM_ENGINE[3], UnknownVoice), (FROM_ENGINE[6], ConfigError)):
+        [again] = decode_from_engine(encode_from_engine([message]))
+        assert type(again.error) is kind
+        assert (again.error.field, again.error.limit) == (message.error.field, message.error.limit)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"id": 5},
+        {"ignore_eos": "yes"},
+        {"options": {"loudness": None}},
+        {"options": {"loudness": 2**70}},
+        {"options": ["loud"]},
+        {"references": ("a.wav",)},
+        {"instructions": "\ud800"},
+        {"voice": object},
+    ],
+)
+def test_a_request_that_the_engine_could_not_read_is_refused(changes: dict) -> None:
+    with pytest.raises(InvalidRequest):
+        encode_to_engine(Submit(SpeechRequest(**{"id": "a", "text": "Hi"} | changes)))
+
+
+def test_settings_survive_as_json_with_the_whole_configuration() -> None:
+    config = EngineConfig(slots=3, chunk_frames=(1, 5), memory_fraction=0.25, is_eager=True)
+    settings = WorkerSettings(model="a folder", device="cpu", dtype="float32", load_format="dummy", config=config)
+    assert msgspec.json.decode(msgspec.json.encode(settings), type=WorkerSettings) == settings
+
+
+def test_settings_take_a_configuration_alone() -> None:
+    with pytest.raises(ConfigError, match="EngineConfig"):
+        WorkerSettings(config={"slots": 3})
+
+
+def test_a_configuration_that_is_wrong_is_refused_as_it_is_read() -> None:
+    payload = msgspec.json.encode(WorkerSettings()).replace(b'"slots":16', b'"slots":0')
+    with pytest.raises(ConfigError) as refusal:
+        msgspec.json.decode(payload, type=WorkerSettings)
+    assert refusal.value.field == "slots"
