@@ -7,7 +7,7 @@ OUT ?= out.wav
 BIN := .venv/bin
 REFERENCE := .venv-reference
 
-.PHONY: say test check format parity slow clean
+.PHONY: say test check format parity slow gpu clean
 .DELETE_ON_ERROR:
 
 say: .venv/.installed
@@ -27,6 +27,10 @@ format: .venv/.installed-test
 
 slow: .venv/.installed-test
 	$(BIN)/python -m pytest -q -m slow
+
+# For a machine with a GPU: kernels, graphs, the released sizes with random weights.
+gpu: .venv/.installed-test
+	$(BIN)/python -m pytest -q -m gpu
 
 # The stored reference tensors made anew by the official implementation, and our tests against them.
 parity: .venv/.installed-test $(REFERENCE)/.installed

@@ -75,7 +75,13 @@ def test_sizes_that_are_left_out_are_filled_in() -> None:
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"- 1\n- 2\n", "not a list"), (b"slots: [1\n", "YAML"), (b"\xff\xfe\x00", "readable"), (b"slots: x", "whole")],
+    [
+        (b"- 1\n- 2\n", "not a list"),
+        (b"slots: [1\n", "YAML"),
+        (b"\xff\xfe\x00", "readable"),
+        (b"slots: x", "whole"),
+        (b"slots: 4\nslots: 8\n", "slots is written twice"),
+    ],
 )
 def test_files_that_are_no_configuration_are_refused(content: bytes, words: str, tmp_path: Path) -> None:
     path = tmp_path / "engine.yaml"

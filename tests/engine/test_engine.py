@@ -1,5 +1,7 @@
 """The engine over a model that speaks sine waves: any mix of requests gives each the answer it gets alone."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from sonoro.core.config import EngineConfig
 from sonoro.core.errors import EngineBusy, InvalidReference, InvalidRequest, UnknownLanguage, UnknownVoice
 from sonoro.core.types import Failed, SamplingParams, SpeechRequest
 from sonoro.engine.engine import Engine
+from sonoro.engine.runner import Runner
 
 LONG = "A first sentence that is spoken. A second one, with a clause, comes after it! And is this a third? It is."
 LONG_SEGMENTS = [
@@ -280,6 +283,18 @@ def test_a_tick_that_is_broken_off_fails_who_runs_and_keeps_who_waits() -> None:
     failed = end(events, "running")
     assert (failed.code, "KeyboardInterrupt" in failed.message) == ("engine", True)
     np.testing.assert_array_equal(audio(events, "waiting"), speak(SpeechRequest(id="a", text="Some words to say."))[0])
+
+
+def test_a_tick_that_is_broken_off_between_two_segments_still_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(runner: Runner, codes: object) -> None:
+        raise MemoryError
+
+    engine, events = engine_of(slots=1), []
+    engine.submit(SpeechRequest(id="a", text="A first sentence that is spoken. And a second one comes after it!"))
+    monkeypatch.setattr(Runner, "join", fail)
+    with pytest.raises(MemoryError):
+        events.extend(itertools.chain.from_iterable(iter(engine.tick, None)))
+    assert "MemoryError" in end(events + drain(engine), "a").message
 
 
 def test_an_id_can_be_used_again_only_after_its_end() -> None:

@@ -72,6 +72,55 @@ def test_a_prompt_whose_rows_do_not_fit_a_bucket_runs_at_its_own_length() -> Non
     assert seen == [8, 16, 32]
 
 
+@pytest.mark.parametrize("chunk_frames", [(1,), (3,), (1, 2, 4, 12)], ids=str)
+def test_chunks_of_a_live_engine_are_the_whole_decode(chunk_frames: tuple[int, ...], tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "model", variant="custom_voice")
+    model = registry.load(tmp_path / "model", device="cpu").model
+    decode, given = model.codec.decode, []
+
+    def watched(frames: torch.Tensor, slots: torch.Tensor | None = None, history: object = None) -> torch.Tensor:
+        given.append(frames.clone())
+        return decode(frames, slots, history)
+
+    model.codec.decode = watched  # type: ignore[method-assign]
+    engine = Engine(model, EngineConfig(slots=1, chunk_frames=chunk_frames), Clock())
+    engine.submit(SpeechRequest(id="a", text="Hello there.", seed=3, max_frames=40, ignore_eos=True))
+    events = drain(engine)
+    assert end(events, "a").frames == 40
+    whole = decode(torch.cat(given, dim=1)[:, :40])[0]
+    assert whole.std() > 0
+    # Float32 rounds differently in chunks of other lengths; one step of PCM16 is 3e-5.
+    np.testing.assert_allclose(audio(events, "a"), whole, atol=1e-4, rtol=0)
+
+
+@pytest.mark.gpu
+def test_an_engine_serves_on_without_a_size_that_cannot_be_captured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(tmp_path / "model", variant="custom_voice")
+    answers = []
+    for unlucky in (0, 2):
+        model = registry.load(tmp_path / "model", device="cuda", dtype="float32").model
+        step = model.frame
+
+        def frame(state: object, slots: torch.Tensor, *, step=step, unlucky=unlucky) -> None:  # type: ignore[no-untyped-def]
+            if len(slots) == unlucky and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError("it cannot be captured")
+            step(state, slots)
+
+        monkeypatch.setattr(model, "frame", frame)
+        engine = Engine(model, EngineConfig(slots=4), Clock())
+        for number in range(2):
+            engine.submit(
+                SpeechRequest(id=str(number), text="Hello there.", seed=number, max_frames=9, ignore_eos=True)
+            )
+        events = drain(engine)
+        answers.append([audio(events, str(number)) for number in range(2)])
+        assert engine.launches["frame"] == {"graph": 0 if unlucky else 9, "eager": 9 if unlucky else 0}
+        assert engine.launches["codec"]["eager"] == 0
+    np.testing.assert_array_equal(*answers)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_live_engine_says_the_same_with_graphs_and_without(dtype: str, tmp_path: Path) -> None:

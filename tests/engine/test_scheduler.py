@@ -333,6 +333,18 @@ def test_the_queue_is_bounded_beyond_the_free_slots() -> None:
     assert not scheduler.is_full
 
 
+def test_a_request_between_two_segments_keeps_its_place_in_the_bound() -> None:
+    scheduler = scheduler_of(slots=1, max_waiting=0)
+    scheduler.add(row := waiting("a"))
+    scheduler.plan(0.0, 0.01)
+    scheduler.release(row)
+    assert not scheduler.is_full
+    row.index = 1
+    scheduler.add(row)
+    # The free slot is its own: whoever came now would have to wait.
+    assert scheduler.is_full
+
+
 def test_the_scheduler_does_not_load_torch() -> None:
     script = "import sys, sonoro.engine.scheduler; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

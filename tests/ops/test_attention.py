@@ -107,11 +107,12 @@ def plain_decode(arguments: tuple[Any, ...]) -> Tensor:
     return torch.stack(outs).view(len(qkv), -1)
 
 
+@pytest.mark.parametrize("positions", [[0, 3, 4, 11], [2, 2, 2], [6, 6]])
 @pytest.mark.parametrize("path", ["rows", "masked"])
-def test_decode_equals_a_plain_computation(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decode_equals_a_plain_computation(path: str, positions: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     if path == "masked":
         monkeypatch.setattr(attention, "_attend_rows", attention._attend_masked)
-    given = decode_case((4, 2, 6), 4, 3, [0, 3, 4, 11], torch.float64)
+    given = decode_case((4, 2, 6), 4, 3, positions, torch.float64)
     used = copies(given)
     # Same sums in float64, in another order.
     torch.testing.assert_close(decode_attention(*used), plain_decode(given), atol=1e-12, rtol=0)
@@ -271,8 +272,11 @@ def test_decode_on_a_gpu(rows: int, dtype: torch.dtype) -> None:
     found = decode_attention_kernel(*given)
     for _ in range(20):
         assert torch.equal(decode_attention_kernel(*given), found)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        decode_attention_kernel(*given)
+    with torch.cuda.graph(graph, stream=stream):
         replayed = decode_attention_kernel(*given)
     for _ in range(3):
         replayed.fill_(7)

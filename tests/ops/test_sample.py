@@ -12,6 +12,9 @@ from torch import Tensor
 from capture import device_only
 from sonoro.ops.sample import (
     draw,
+    draw_and_embed,
+    draw_and_embed_kernel,
+    draw_and_embed_reference,
     draw_kernel,
     draw_reference,
     gumbel_noise,
@@ -257,11 +260,30 @@ def test_masked_logits_are_penalized_then_banned_in_float32() -> None:
     assert own.tolist() == [[-INF, -4.0, 2.0, -2.0], [2.0, -2.0, 0.0, 1.0]]
 
 
+def test_a_draw_is_embedded_by_its_table_and_beyond_it_by_its_first_row() -> None:
+    given = draw_case(80, 60)
+    table, ids = torch.randn(30, 7, dtype=torch.float64), torch.full((80, 3), -1)
+    rows = draw_and_embed(*given, table, ids[:, 1])
+    assert torch.equal(ids[:, 1], draw(*given))
+    assert (ids[:, ::2] == -1).all()
+    assert (ids[:, 1] >= 30).any()
+    for row, drawn in zip(rows, ids[:, 1].tolist(), strict=True):
+        assert torch.equal(row, table[drawn if drawn < 30 else 0])
+
+
+def test_a_draw_is_written_where_it_belongs() -> None:
+    given, ids = draw_case(9, 20), torch.full((9, 3), -1)
+    draw(*given, ids[:, 2])
+    assert torch.equal(ids[:, 2], draw(*given))
+    assert (ids[:, :2] == -1).all()
+
+
 def test_drawing_may_be_captured() -> None:
     given = [tensor.to("meta") for tensor in draw_case(3, 20)]
     rows = torch.zeros(3, dtype=torch.int64, device="meta")
     with device_only():
         assert draw(*given).shape == (3,)
+        assert draw_and_embed(*given, given[0], rows).shape == (3, 20)
         assert gumbel_noise(rows, rows, rows, 2, 20).shape == (3, 2, 20)
         assert mask_logits(given[0], given[0] > 0, given[2], given[0][0] > 0).shape == (3, 20)
 
@@ -279,6 +301,15 @@ def check_kernels(count: int, vocabulary: int, device: str = "cpu") -> None:
     for logits in (given[0], given[0].bfloat16(), torch.cat((given[0], given[0]), dim=1)[:, :vocabulary]):
         # Sums of top-p in another order could change an id, at one in some 1e5 draws; these seeds have none.
         assert torch.equal(draw_kernel(logits, *given[1:]), draw_reference(logits, *given[1:]))
+    # A table that ends within the vocabulary, rows of odd width, dtypes of every size; ids are a column among others.
+    for dtype, width in ((torch.float32, 7), (torch.bfloat16, 64), (torch.float64, 1)):
+        table = torch.randn(vocabulary - vocabulary // 4, width + 2, device=device).to(dtype)[:, 1:-1]
+        found, wanted = (torch.full((count, 3), -1, device=device) for _ in range(2))
+        rows = draw_and_embed_kernel(*given, table, found[:, 1])
+        assert torch.equal(rows, draw_and_embed_reference(*given, table, wanted[:, 1]))
+        assert torch.equal(found, wanted)
+    assert torch.equal(draw_kernel(*given, found[:, 2]), draw_kernel(*given))
+    assert torch.equal(found[:, 2], draw_kernel(*given))
     seen, banned = given[0] > 0, given[0] < -2
     for ban in (banned, banned[0]):
         masked = mask_logits_kernel(given[0], seen, given[2], ban)

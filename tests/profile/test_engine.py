@@ -106,6 +106,12 @@ def test_slots_follow_the_clients_unless_they_are_said() -> None:
     assert bench(is_eager=True).engine.is_eager
 
 
+def test_sizes_that_are_left_out_are_left_to_the_engine() -> None:
+    """A CPU pads to the sizes it is given: a bench that filled them in would time other batches than are served."""
+    assert bench(config=None).engine.frame_batches == ()
+    assert bench(config=EngineConfig(slots=4, frame_batches=(2, 4))).engine.frame_batches == (2, 4)
+
+
 @pytest.mark.gpu
 @pytest.mark.usefixtures("out")
 def test_the_graph_arm_replays_every_frame_and_chunk(tmp_path: Path) -> None:
@@ -119,6 +125,6 @@ def test_the_graph_arm_replays_every_frame_and_chunk(tmp_path: Path) -> None:
     for values, used, unused in zip(arms, ("graph", "eager"), ("eager", "graph"), strict=True):
         assert values["gpu_memory_mib"] > 0
         for row in values["rows"]:
-            for kind in ("frame", "codec"):
+            for kind in ("frame", "codec", "prefill"):
                 assert row[f"{used}_launches"][kind] > 0
                 assert row[f"{unused}_launches"][kind] == 0

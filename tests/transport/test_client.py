@@ -222,3 +222,22 @@ def test_closing_fails_what_is_running() -> None:
         assert not client.is_ready
 
     run(close())
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_a_close_that_is_cancelled_leaves_nothing(turns: int) -> None:
+    """Whatever it is waiting for then; the fixture looks for what is left."""
+
+    async def close() -> None:
+        client = launch()
+        await client.start()
+        closing = asyncio.create_task(client.close())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        if not turns:
+            await client.close()  # the first had not begun
+
+    run(close())

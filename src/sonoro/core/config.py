@@ -18,7 +18,7 @@ import yaml
 from sonoro.core.errors import ConfigError
 from sonoro.core.text import MIN_MAX_CHARACTERS
 
-__all__ = ["LOG_LEVEL_VARIABLE", "EngineConfig", "log_level"]
+__all__ = ["LOG_LEVEL_VARIABLE", "EngineConfig", "kernel_cache_folder", "log_level"]
 
 LOG_LEVEL_VARIABLE = "SONORO_LOG_LEVEL"
 
@@ -118,7 +118,7 @@ class EngineConfig:
     def from_file(cls, path: str | Path) -> Self:
         """The defaults with the YAML mapping at `path` over them. Raises `ConfigError`."""
         try:
-            values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+            values = yaml.load(Path(path).read_text(encoding="utf-8"), _StrictLoader)
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError("config", str(path), f"it must be a readable file ({error})") from error
         except yaml.YAMLError as error:
@@ -158,6 +158,18 @@ class EngineConfig:
             raise ConfigError(name, value, f"it must be at least {low:.15g} and at most {high:.15g}{because}")
 
 
+class _StrictLoader(yaml.SafeLoader):  # type: ignore[misc]
+    """Refuses a key that is written twice, of which YAML would take the last without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.YAMLError(f"{key} is written twice")
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
+
+
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -169,6 +181,11 @@ def _powers_of_two(largest: int, first: int = 1, factor: int = 2) -> tuple[int, 
         sizes.append(first)
         first *= factor
     return (*sizes, largest)
+
+
+def kernel_cache_folder() -> Path:
+    """Where Triton keeps compiled kernels: `TRITON_CACHE_DIR`, or its own default."""
+    return Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")
 
 
 def log_level() -> int:

@@ -205,8 +205,9 @@ class Engine:
         if reason is not None:
             self._finish(row, reason)
             return
+        frames = self._runner.join(row.codes)
         self._scheduler.release(row)
-        row.next_segment(self._runner.join(row.codes))
+        row.next_segment(frames)
         self._scheduler.add(row)
         try:
             self._prepare(row)

@@ -148,6 +148,13 @@ class Runner:
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             yield
 
+    def warm_up(self) -> None:
+        """Run every size of every kind once on scratch rows, so that all it needs is compiled and loaded."""
+        with self.active():
+            for graphs in (graphs for sets in self._kinds.values() for graphs in sets):
+                for size in graphs.sizes:
+                    graphs.run([graphs.scratch] * size)
+
     def run(self, plan: Plan) -> Launched:
         """Launch all of `plan` in order, and the copies of what comes of it. What raises fails its rows alone.
 

@@ -84,7 +84,7 @@ class Scheduler:
     @property
     def is_full(self) -> bool:
         """Whether no further request may wait."""
-        return len(self._waiting) >= self._config.max_waiting + self._slots.free
+        return self.waiting >= self._config.max_waiting + self._slots.free
 
     @property
     def waiting(self) -> int:

@@ -26,6 +26,7 @@ import torch
 from sonoro.core.config import log_level
 from sonoro.core.errors import ConfigError, ErrorFacts, SonoroError
 from sonoro.core.types import Event, Failed, Finished
+from sonoro.engine.compile import compiling
 from sonoro.engine.engine import Engine
 from sonoro.models.base import LoadedModel
 from sonoro.transport.channel import WorkerLink, remove_endpoint
@@ -56,6 +57,7 @@ CANNOT_START, BROKEN = 2, 1
 _IDLE_S = 1.0
 _PARENT_CHECK_S = 0.5
 _WINDOW = 4096
+_OBEY_S = 0.005
 
 
 def main() -> None:
@@ -68,7 +70,8 @@ def main() -> None:
         try:
             logging.basicConfig(level=log_level(), format="%(levelname)s %(name)s %(message)s")
             wanted = msgspec.json.decode(settings, type=WorkerSettings)
-            loaded = load(wanted)
+            with compiling(wanted):
+                loaded = load(wanted)
             engine = Engine(loaded.model, wanted.config)
         except Exception as error:
             if not isinstance(error, SonoroError):
@@ -138,9 +141,10 @@ class Worker:
 
     def serve(self) -> None:
         """Serve until told to stop. Raises what a tick raises: the engine cannot go on then."""
+        waiting: deque[ToEngine] = deque()
         while not self._is_stopping:
-            for message in self._link.receive(0.0 if self._engine.has_work else _IDLE_S):
-                self._obey(message)
+            waiting += self._link.receive(0.0 if waiting or self._engine.has_work else _IDLE_S)
+            self._obey_some(waiting)
             if self._engine.has_work:
                 self._tick()
             else:
@@ -156,6 +160,12 @@ class Worker:
         self._ticked_at_s = ended_at_s
         if events:
             self._send(events)
+
+    def _obey_some(self, waiting: deque[ToEngine]) -> None:
+        """Obey messages for a short time: whoever is listening already must not wait for a burst of new requests."""
+        until_s = time.perf_counter() + _OBEY_S
+        while waiting and (time.perf_counter() < until_s or not self._engine.has_work):
+            self._obey(waiting.popleft())
 
     def _obey(self, message: ToEngine) -> None:
         match message:
@@ -220,6 +230,9 @@ def _die_with(parent: int, endpoint: str) -> None:
     while os.getppid() == parent:
         time.sleep(_PARENT_CHECK_S)
     remove_endpoint(endpoint)
+    if os.getpgrp() == os.getpid():
+        # What it has started ends with it.
+        os.killpg(0, signal.SIGKILL)
     os._exit(BROKEN)
 
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sonoro.ops.dispatch import Operation
-from sonoro.ops.norm import can_overlap, rms_norm_reference
+from sonoro.ops.norm import can_overlap, unit_rms
 
 try:
     import triton
@@ -59,8 +59,10 @@ def decode_attention_reference(  # noqa: PLR0917 (all that a step knows)
     """
     kv_heads, width = keys.shape[2:]
     heads = qkv.unflatten(-1, (-1, width))
-    queries, new_keys, new_values = heads.split((heads.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
-    normed = torch.cat((rms_norm_reference(queries, q_norm, eps), rms_norm_reference(new_keys, k_norm, eps)), dim=1)
+    # Queries and keys at once: on a CPU calls are what takes time.
+    normed = unit_rms(heads[:, :-kv_heads], eps)
+    normed[:, :-kv_heads].mul_(q_norm)
+    normed[:, -kv_heads:].mul_(k_norm)
     if qkv.is_cpu and qkv.shape[0] == 1:
         # A view of one row takes a quarter of the time of gathering it.
         at = int(positions)
@@ -68,7 +70,7 @@ def decode_attention_reference(  # noqa: PLR0917 (all that a step knows)
     else:
         cos, signed_sin = rotary[0].index_select(0, positions), rotary[1].index_select(0, positions)
     turned = torch.addcmul(normed * cos, normed.roll(width // 2, -1), signed_sin)
-    queries, new_keys = turned.split((queries.shape[1], kv_heads), dim=1)
+    queries, new_keys, new_values = turned[:, :-kv_heads], turned[:, -kv_heads:], heads[:, -kv_heads:]
     attend = _attend_rows if qkv.is_cpu else _attend_masked
     return attend(queries, new_keys, new_values, keys, values, table, slots, positions).flatten(1)
 
@@ -107,22 +109,35 @@ def _attend_rows(  # noqa: PLR0917
     slots: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    page, numbers, outs = keys.shape[1], table.numpy(), []
-    flat_keys, flat_values = keys.flatten(0, 1), values.flatten(0, 1)
-    for row, (slot, position) in enumerate(zip(slots.tolist(), positions.tolist(), strict=True)):
-        pages = numbers[slot, : position // page + 1].tolist()
-        start = pages[0] * page
-        at = pages[-1] * page + position % page
-        flat_keys[at], flat_values[at] = new_keys[row], new_values[row]
-        # Pages that follow one another are read where they are.
-        if at == start + position and pages == list(range(pages[0], pages[-1] + 1)):
-            key, value = flat_keys[start : at + 1], flat_values[start : at + 1]
-        else:
-            key, value = (rows[pages].flatten(0, 1)[: position + 1] for rows in (keys, values))
-        query = queries[row : row + 1].unsqueeze(2)
-        key, value = key.transpose(0, 1).unsqueeze(0), value.transpose(0, 1).unsqueeze(0)
-        outs.append(F.scaled_dot_product_attention(query, key, value, enable_gqa=True).squeeze(2))
-    return outs[0] if len(outs) == 1 else torch.cat(outs)
+    page, numbers, at = keys.shape[1], table.numpy(), positions.tolist()
+    rows = [numbers[slot, : position // page + 1].tolist() for slot, position in zip(slots.tolist(), at, strict=True)]
+    places = torch.tensor([pages[-1] * page + position % page for pages, position in zip(rows, at, strict=True)])
+    keys.flatten(0, 1).index_copy_(0, places, new_keys)
+    values.flatten(0, 1).index_copy_(0, places, new_values)
+    if len(set(at)) == 1:
+        return _attend_alike(queries, keys, values, rows, at[0])
+    return torch.cat(
+        [
+            _attend_alike(queries[row : row + 1], keys, values, [pages], position)
+            for row, (pages, position) in enumerate(zip(rows, at, strict=True))
+        ]
+    )
+
+
+def _attend_alike(queries: Tensor, keys: Tensor, values: Tensor, rows: list[list[int]], position: int) -> Tensor:
+    """All rows at one position, each on as many pages."""
+    pages = [page for row in rows for page in row]
+    first, end = pages[0], pages[-1] + 1
+    # Pages that follow one another are read where they are.
+    if pages == list(range(first, end)):
+        live_keys, live_values = keys[first:end], values[first:end]
+    else:
+        index = torch.tensor(pages)
+        live_keys, live_values = keys.index_select(0, index), values.index_select(0, index)
+    shape = (len(rows), -1, *keys.shape[2:])
+    key = live_keys.view(shape)[:, : position + 1].transpose(1, 2)
+    value = live_values.view(shape)[:, : position + 1].transpose(1, 2)
+    return F.scaled_dot_product_attention(queries.unsqueeze(2), key, value, enable_gqa=True).squeeze(2)
 
 
 def packed_attention_reference(queries: Tensor, keys: Tensor, values: Tensor, starts: Tensor) -> Tensor:
@@ -169,8 +184,8 @@ def _tuning(pairs: int, capacity: int) -> Tuning:
 
 
 @functools.cache
-def _arrivals(device: torch.device) -> Tensor:
-    """Counters that every launch finds at zero and leaves there: launches that split rows must be of one stream."""
+def _arrivals(device: torch.device, stream: int) -> Tensor:
+    """Counters that every launch of a stream finds at zero and leaves there; launches of two streams may overlap."""
     assert device.type == "cpu" or not torch.cuda.is_current_stream_capturing()
     with torch.inference_mode(False):
         return torch.zeros(_MOST_PAIRS, dtype=torch.int32, device=device)
@@ -207,7 +222,7 @@ def decode_attention_kernel(  # noqa: PLR0917
     if splits > 1:
         sums = torch.empty((rows, kv_heads, splits, group, width), dtype=torch.float32, device=qkv.device)
         extremes = torch.empty((rows, kv_heads, splits, group, 2), dtype=torch.float32, device=qkv.device)
-        arrivals = _arrivals(qkv.device)
+        arrivals = _arrivals(qkv.device, torch.cuda.current_stream().cuda_stream if qkv.is_cuda else 0)
     attention_kernels.decode[kv_heads, splits, rows](
         qkv,
         q_norm,

@@ -22,7 +22,7 @@ try:
 except ImportError:
     triton = None
 
-__all__ = ["can_overlap", "is_row_major", "rms_norm", "rms_norm_kernel", "rms_norm_reference"]
+__all__ = ["can_overlap", "is_row_major", "rms_norm", "rms_norm_kernel", "rms_norm_reference", "unit_rms"]
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -30,13 +30,17 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     Computed in float32 or wider, rounded to the dtype of `x` before the weight is applied.
     """
+    # Apart, so that in bfloat16 the product with the weight is a second rounding, as in the reference.
+    return unit_rms(x, eps) * weight
+
+
+def unit_rms(x: Tensor, eps: float) -> Tensor:
+    """`x` [..., K] scaled to unit mean square on its last axis, a new tensor: `rms_norm_reference` without a weight."""
     if x.is_cpu and x.dtype == torch.float32:
         # The same in fewer calls, 9 us where F.rms_norm takes 16 for one row: a frame has near a hundred of them.
         scale, floor = _scale_and_floor(x.shape[-1], eps)
-        length = torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), floor)
-        return x * (scale / length) * weight
-    # Without a weight, so that in bfloat16 the product with the weight is a second rounding, as in the reference.
-    return F.rms_norm(x, weight.shape, None, eps) * weight
+        return x * (scale / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), floor))
+    return F.rms_norm(x, x.shape[-1:], None, eps)
 
 
 @functools.cache

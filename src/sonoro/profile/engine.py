@@ -66,14 +66,16 @@ class EngineBench:
         if not 1 <= fewest <= most <= engine.max_frames:
             raise ConfigError("frames", self.frames, f"they must ascend, from 1 to max_frames, {engine.max_frames}")
         if not 0 <= self.warm_up_s < self.duration_s:
-            raise ConfigError("warm_up_s", self.warm_up_s, f"it must be below duration_s, {self.duration_s:g}")
+            raise ConfigError(
+                "warm_up_s", self.warm_up_s, f"it must be at least 0 and below duration_s, {self.duration_s:g}"
+            )
 
     @property
     def engine(self) -> EngineConfig:
-        """The configuration of the engine, sizes filled in."""
+        """The configuration of the engine. Sizes that are left out stay so: a CPU pads only to those it is given."""
         config = self.config or EngineConfig(slots=max(self.concurrency))
         is_eager = self.is_eager or config.is_eager
-        return replace(config, slots=config.slots if self.slots is None else self.slots, is_eager=is_eager).resolve()
+        return replace(config, slots=config.slots if self.slots is None else self.slots, is_eager=is_eager)
 
 
 def run(bench: EngineBench) -> dict[str, Any]:
@@ -105,7 +107,8 @@ async def _run(bench: EngineBench) -> dict[str, Any]:
             "graph_memory_mib": round(client.ready.graph_memory_mib, 1),
         }
         settings = {name: value for name, value in asdict(bench).items() if name not in ("out", "commit", "config")}
-        settings |= {"slots": config.slots, "is_eager": config.is_eager, "config": asdict(config)}
+        settings |= {"slots": config.slots, "is_eager": config.is_eager}
+        settings["config"] = asdict(config.resolve() if is_gpu else config)
         print(client.ready.report, flush=True)
         report = Report(top, is_gpu=is_gpu, settings=settings, commit=bench.commit, out=bench.out)
         numbers = itertools.count()

@@ -92,7 +92,7 @@ class GraphSet:
         """Batches that called the function."""
         self.captured: list[Captured] = []
         """What each size took, in order of capture."""
-        self._function, self._scratch, self._device = function, scratch, torch.device(device)
+        self._function, self.scratch, self._device = function, scratch, torch.device(device)
         self._pool, self._is_eager = pool or GraphPool(), is_eager
         largest = max(sizes, default=0)
         # Every graph reads the head of one vector, of which the host keeps a copy to know when it must be written.
@@ -112,7 +112,7 @@ class GraphSet:
             return
         self._stream = stream = torch.cuda.current_stream(self._device)
         assert stream != torch.cuda.default_stream(self._device), "the default stream cannot be captured"
-        self._write([self._scratch] * len(self._known))
+        self._write([self.scratch] * len(self._known))
         with _no_garbage_collection():
             for size in reversed(self.sizes):
                 self.captured.append(self._capture(size, stream))
@@ -128,7 +128,7 @@ class GraphSet:
         if size > len(self._known):
             self.eager_launches += 1
             return self._function(upload(rows, torch.int64, self._device))
-        self._write([*rows, *[self._scratch] * (size - len(rows))])
+        self._write([*rows, *[self.scratch] * (size - len(rows))])
         if size not in self._graphs:
             self.eager_launches += 1
             return self._function(self._rows[:size])
@@ -156,8 +156,8 @@ class GraphSet:
         """Let the head of the static vector hold `rows`."""
         if self._known[: len(rows)] == rows:
             return
-        self._known[: len(rows)] = rows
         self._rows[: len(rows)].copy_(upload(rows, torch.int64, self._device))
+        self._known[: len(rows)] = rows
 
     def _capture(self, size: int, stream: torch.cuda.Stream) -> Captured:
         started_s = time.perf_counter()

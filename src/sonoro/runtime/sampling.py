@@ -5,6 +5,7 @@ Nothing about them is known on the host: a step that was captured once must serv
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -49,43 +50,46 @@ class SamplingRows:
     """Parameters of `slots` slots and the scratch row, greedy and ended at once until they are set."""
 
     def __init__(self, slots: int, device: torch.device) -> None:
-        self._floats = torch.ones((slots + 1, 3), device=device)
-        self._ints = torch.zeros((slots + 1, 6), device=device, dtype=torch.int64)
-        self._ints[:, 1] = 1
+        self._rows = torch.empty((slots + 1, len(_pack(_CLEARED))), device=device, dtype=torch.int64)
+        self.clear(range(slots + 1))
 
     def set(self, slots: Sequence[int], controls: Sequence[RowControls]) -> None:
         """Give `slots` these parameters, behind the work of the current stream. No sync; not capturable."""
-        floats, ints = [], []
-        for row in controls:
-            # A greedy row divides by nothing, and nothing that is filtered out could change its choice.
-            is_greedy = row.temperature == 0
-            temperature, top_k, top_p = (1.0, 0, 1.0) if is_greedy else (row.temperature, row.top_k, row.top_p)
-            floats.append((temperature, top_p, row.repetition_penalty))
-            ints.append((top_k, is_greedy, row.ignore_eos, row.seed, row.segment, row.max_frames))
-        device = self._ints.device
-        index = upload(slots, torch.int64, device)
-        self._floats.index_copy_(0, index, upload(floats, torch.float32, device))
-        self._ints.index_copy_(0, index, upload(ints, torch.int64, device))
+        device = self._rows.device
+        rows = upload([_pack(row) for row in controls], torch.int64, device)
+        self._rows.index_copy_(0, upload(slots, torch.int64, device), rows)
 
     def clear(self, slots: Sequence[int]) -> None:
         """Forget the parameters of `slots`. No sync."""
-        greedy = RowControls(temperature=0, top_k=0, top_p=1, seed=0, segment=0, max_frames=0)
-        self.set(slots, [greedy] * len(slots))
+        self.set(slots, [_CLEARED] * len(slots))
 
     def read(self, slots: Tensor) -> SamplingRow:
         """The parameters of `slots` [B] int64. Capturable; no sync."""
-        temperature, top_p, repetition_penalty = self._floats[slots].split(1, dim=1)
-        ints = self._ints[slots]
-        top_k, is_greedy, ignore_eos = ints[:, :3].split(1, dim=1)
-        seed, segment, max_frames = ints[:, 3:].unbind(1)
+        # One gather, and views of it: each cast would be a kernel of its own.
+        rows = self._rows[slots]
+        seed, segment, max_frames = rows[:, :3].unbind(1)
+        temperature, top_p, repetition_penalty, _ = rows[:, 6:].view(torch.float32).split(1, dim=1)
+        flags = rows[:, 4:6].view(torch.bool)  # of each number the lowest byte comes first
         return SamplingRow(
             temperature,
             top_p,
             repetition_penalty,
-            top_k,
-            is_greedy.bool(),
-            ignore_eos.bool(),
+            rows[:, 3:4],
+            flags[:, :1],
+            flags[:, 8:9],
             seed,
             segment,
             max_frames,
         )
+
+
+_CLEARED = RowControls(temperature=0, top_k=0, top_p=1, seed=0, segment=0, max_frames=0)
+
+
+def _pack(row: RowControls) -> tuple[int, ...]:
+    """The parameters of one slot as eight int64: four integers, two flags, and float32 in pairs."""
+    # A greedy row divides by nothing, and nothing that is filtered out could change its choice.
+    is_greedy = row.temperature == 0
+    temperature, top_k, top_p = (1.0, 0, 1.0) if is_greedy else (row.temperature, row.top_k, row.top_p)
+    floats = struct.unpack("=2q", struct.pack("=4f", temperature, top_p, row.repetition_penalty, 0.0))
+    return (row.seed, row.segment, row.max_frames, top_k, is_greedy, row.ignore_eos, *floats)

@@ -60,10 +60,12 @@ class EngineClient:
 
     async def close(self) -> None:
         """End the engine; what is still running fails with `EngineClosed`."""
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
-        await self._supervisor.close()
+        try:
+            if self._watching is not None:
+                self._watching.cancel()
+                await asyncio.gather(self._watching, return_exceptions=True)
+        finally:
+            await self._supervisor.close()
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -41,7 +41,8 @@ class Limits:
     """How long things may take, in seconds, and how much is forgiven.
 
     `ready_timeout_s`: from start to ready, a download included. `accept_timeout_s`: what a request waits for an engine
-    that is starting. `answer_timeout_s`: an engine that says nothing for so long, though asked, is replaced.
+    that is starting. `answer_timeout_s`: an engine that says nothing for so long, though asked, is replaced; it is
+    asked once in that time.
     `slow_reader_timeout_s`: a request whose full queue is not read from for so long is cancelled. `shutdown_timeout_s`:
     what a process gets to end by itself. `max_restarts`: replacements in a row that finished no request. `queue_s`:
     audio a request's queue holds before the request is paused.
@@ -79,8 +80,8 @@ class WorkerProcess:
         """
         link, output = ClientLink(), _Output()
         try:
-            # A session of its own: an interrupt at the terminal is the parent's to handle. -P: what lies in the
-            # current folder must not be imported in place of a library.
+            # In a process group of its own: an interrupt at the terminal is the parent's to handle, and what it starts
+            # ends with it. -P: what lies in the current folder must not be imported in place of a library.
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", MODULE, link.endpoint, str(os.getpid()), str(time.monotonic())),
                 msgspec.json.encode(settings).decode(),
@@ -125,9 +126,10 @@ class WorkerProcess:
             await _drop(receiving, ending)
 
     def kill(self) -> None:
-        """End the process at once."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        """End the process, and any it has started, at once."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     async def stop(self, timeout_s: float) -> None:
         """Ask the process to end, make it after `timeout_s`, and wait until it has; then nothing of it is left."""
@@ -297,12 +299,14 @@ class Supervisor:
     async def close(self) -> None:
         """End the process for good."""
         self._close(EngineClosed("the engine was closed"))
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            await worker.stop(self._limits.shutdown_timeout_s)
+        try:
+            if self._task is not None:
+                self._task.cancel()
+                await asyncio.gather(self._task, return_exceptions=True)
+        finally:
+            worker, self._worker = self._worker, None
+            if worker is not None:
+                await worker.stop(self._limits.shutdown_timeout_s)
 
     def _accept(self, worker: WorkerProcess) -> None:
         self._worker, self.ready = worker, worker.ready

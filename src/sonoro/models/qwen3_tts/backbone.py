@@ -169,10 +169,14 @@ class CodePredictor(nn.Module):
         fed = [embeddings[0][:codes], *embeddings[1:-1]]
         self.input_table = pad_sequence([self.small_to_mtp_projection(table) for table in fed], batch_first=True)
 
+    def inputs(self, book: int) -> Tensor:
+        """The input rows [V, width] of the codes of codebook `book`; after `finalize`, without autograd."""
+        assert self.input_table is not None
+        return self.input_table[book]
+
     def embed(self, book: int, codes: Tensor) -> Tensor:
         """The input rows [B, width] of `codes` [B] int64 of codebook `book`; after `finalize`, without autograd."""
-        assert self.input_table is not None
-        return F.embedding(codes, self.input_table[book])
+        return F.embedding(codes, self.inputs(book))
 
     def forward(self, rows: Tensor) -> Tensor:
         """Logits [N, K-1, V] of whole frames: `rows` [N, K, width] are the projected hidden row and K - 1 code rows."""

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from sonoro.models.base import Controls
-from sonoro.ops.sample import draw, gumbel_noise, mask_logits
+from sonoro.ops.sample import draw, draw_and_embed, gumbel_noise, mask_logits
 from sonoro.runtime.sampling import RowControls, SamplingRow
 
 from .config import MIN_FRAMES
 
-__all__ = ["check_kernels", "draw_row", "mask_first", "row_controls"]
+__all__ = ["check_kernels", "draw_row", "draw_row_and_embed", "mask_first", "row_controls"]
 
 
 def row_controls(controls: Controls) -> tuple[RowControls, RowControls]:
@@ -57,16 +57,25 @@ def mask_first(
     return mask_logits(logits, seen, row.repetition_penalty, suppressed | (is_end & is_endless))
 
 
-def draw_row(scores: Tensor, noise: Tensor, row: SamplingRow) -> Tensor:
-    """One id per row, [B] int64, of `scores` [B, V] with Gumbel `noise` [B, V]: temperature, top-k, top-p, pick."""
-    return draw(scores, noise, row.temperature, row.top_k, row.top_p, row.is_greedy)
+def draw_row(scores: Tensor, noise: Tensor, row: SamplingRow, ids: Tensor | None = None) -> Tensor:
+    """One id per row, [B] int64, of `scores` [B, V] with Gumbel `noise` [B, V]: temperature, top-k, top-p, pick.
+
+    They are written to `ids` [B] if it is given.
+    """
+    return draw(scores, noise, row.temperature, row.top_k, row.top_p, row.is_greedy, ids)
 
 
-def check_kernels(rows: int, vocabulary: int, device: torch.device) -> None:
-    """Compare the kernels that draw `rows` ids out of `vocabulary` with their references. Synchronises.
+def draw_row_and_embed(scores: Tensor, noise: Tensor, row: SamplingRow, table: Tensor, ids: Tensor) -> Tensor:
+    """`draw_row` into `ids` [B]; the rows of `table` [T, W] at them, [B, W], its first for ids beyond it."""
+    return draw_and_embed(scores, noise, row.temperature, row.top_k, row.top_p, row.is_greedy, table, ids)
+
+
+def check_kernels(rows: int, vocabulary: int, table: Tensor) -> None:
+    """Compare the kernels that draw `rows` ids out of `vocabulary`, rows of `table`, with references. Synchronises.
 
     Draws must be the same id by id; noise may differ by the rounding of two logarithms.
     """
+    device = table.device
     index = torch.arange(rows, device=device)
     gumbel_noise.check(lambda: (index * 7919, index % 3, index, 2, vocabulary), tolerance=1e-5)
     logits = torch.randn(rows, vocabulary, device=device, generator=torch.Generator(device).manual_seed(0))
@@ -75,5 +84,9 @@ def check_kernels(rows: int, vocabulary: int, device: torch.device) -> None:
     top_k, is_greedy = (index[:, None] * 13) % 60, index[:, None] % 5 == 4
     draw.check(lambda: (logits, noise, temperature, top_k, top_p, is_greedy), tolerance=0.0)
     draw.check(lambda: (logits, noise, temperature, top_k, 0.8 * top_p, is_greedy), tolerance=0.0)
+    draw_and_embed.check(
+        lambda: (logits, noise, temperature, top_k, top_p, is_greedy, table, torch.stack((index, index), dim=1)[:, 1]),
+        tolerance=0.0,
+    )
     seen, banned = logits > 1, logits < -1
     mask_logits.check(lambda: (logits, seen, 1.05 * top_p, banned), tolerance=1e-6)

@@ -20,6 +20,7 @@ from sonoro.runtime.sampling import SamplingRows
 
 from .backbone import Talker
 from .prompt import TalkerPrompt
+from .rows import StepRows
 from .sampling import row_controls
 
 __all__ = ["FrameState", "StagedRows", "allocate", "prefill", "reset", "stage"]
@@ -47,7 +48,7 @@ class FrameState:
     `pending` [H] is the talker's next input but for its text, at `position`; `text_ids` are the ids fed from the
     second frame on, padded by the pad id to one more than fits. `seen` [end id + 1] bool marks ids of codebook 0 made
     in this segment. Of `cache` only positions before `position` count. `loop` holds the code predictor's keys and
-    values during one step.
+    values during one step, `loop_positions` [K, N+1 or more] its positions.
     """
 
     done: Tensor
@@ -66,12 +67,18 @@ class FrameState:
     is_end: Tensor
     rotary: Rotary
     loop_rotary: Rotary
+    loop_positions: Tensor
     pad_id: int
 
     @property
     def scratch(self) -> int:
         """The number of the scratch row."""
         return self.done.shape[0] - 1
+
+    @property
+    def step_rows(self) -> StepRows:
+        """What the two ends of a step read and write."""
+        return StepRows(self.done, self.length, self.position, self.pending, self.text_ids, self.frames, self.seen)
 
 
 def allocate(talker: Talker, capacity: Capacity, pad_id: int) -> FrameState:
@@ -102,6 +109,8 @@ def allocate(talker: Talker, capacity: Capacity, pad_id: int) -> FrameState:
         is_end=ids == end,
         rotary=talker.model.rotary(torch.arange(capacity.max_positions, device=device), dtype),
         loop_rotary=inner.rotary(torch.arange(books, device=device), dtype),
+        # An even width: every line starts at 16 bytes, as the kernels that read it were compiled for.
+        loop_positions=torch.arange(books, device=device)[:, None].repeat(1, rows + rows % 2),
         pad_id=pad_id,
     )
 

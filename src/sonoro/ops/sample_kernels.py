@@ -1,0 +1,171 @@
+"""The Triton kernels of `sonoro.ops.sample`, which launches them. Importing this needs Triton."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from sonoro.ops.norm import launch_dependents, wait_for_inputs
+
+__all__ = ["draw", "make_gumbel_noise", "mask_logits"]
+
+
+@triton.jit
+def _log(x):
+    """The natural logarithm of normal float32 `x` > 0, to three units in the last place; tl.log is off by 2e-7."""
+    bits = x.to(tl.int32, bitcast=True)
+    # x = 2**exponent * mantissa, mantissa in [sqrt(1/2), sqrt(2)); log(mantissa) = 2 atanh(s), |s| < .1716.
+    exponent = (bits - 0x3F3504F3) >> 23
+    mantissa = (bits - (exponent << 23)).to(tl.float32, bitcast=True)
+    s = tl.div_rn(mantissa - 1, mantissa + 1)
+    square = s * s
+    # Terms up to s**9: the next is 4e-9 of the whole.
+    series = square * (1 / 3 + square * (1 / 5 + square * (1 / 7 + square * (1 / 9))))
+    return exponent.to(tl.float32) * 0.6931471805599453 + 2 * (s + s * series)
+
+
+@triton.jit
+def make_gumbel_noise(  # noqa: PLR0917 (a kernel's arguments are positional)
+    seed,
+    segment,
+    frame,
+    out,
+    seed_stride,
+    segment_stride,
+    frame_stride,
+    codebooks,
+    vocabulary,
+    block: tl.constexpr,
+    overlap: tl.constexpr,
+):
+    launch_dependents(overlap)
+    wait_for_inputs(overlap)
+    codebook, row = tl.program_id(1), tl.program_id(2)
+    group = tl.program_id(0) * block + tl.arange(0, block)
+    numbers = tl.zeros([block], tl.int32)
+    a, b, c, d = tl.philox(
+        tl.load(seed + row * seed_stride),
+        group,
+        numbers + codebook,
+        numbers + tl.load(frame + row * frame_stride).to(tl.int32),
+        numbers + tl.load(segment + row * segment_stride).to(tl.int32),
+    )
+    word = tl.interleave(tl.interleave(a, c), tl.interleave(b, d))
+    uniform = ((word >> 9).to(tl.float32) + 0.5) * (1.0 / (1 << 23))
+    v = tl.program_id(0) * block * 4 + tl.arange(0, block * 4)
+    line = (row.to(tl.int64) * codebooks + codebook) * vocabulary
+    tl.store(out + line + v, -_log(-_log(uniform)), mask=v < vocabulary)
+
+
+@triton.jit
+def _kth_largest(x, k):
+    """A number that exactly the `k` largest of `x` reach, and those that equal the `k`-th; -inf if too few."""
+    bits = x.to(tl.int32, bitcast=True)
+    # Integers in the order of the floats.
+    order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
+    low, high = tl.min(order), tl.max(order)
+    # `low` is reached by at least k, `high` + 1 by fewer.
+    while low < high:
+        middle = (low + high + 1) >> 1
+        count = tl.sum((order >= middle).to(tl.int32))
+        low = tl.where(count >= k, middle, low)
+        high = tl.where(count > k, high, tl.where(count == k, middle, middle - 1))
+    found = low.to(tl.int32)
+    return tl.where(found < 0, found ^ 0x7FFFFFFF, found).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def draw(  # noqa: PLR0917
+    logits,
+    noise,
+    temperature,
+    top_k,
+    top_p,
+    is_greedy,
+    out,
+    logits_stride,
+    noise_stride,
+    temperature_stride,
+    top_k_stride,
+    top_p_stride,
+    greedy_stride,
+    out_stride,
+    table,
+    embedded,
+    table_stride,
+    entries,
+    vocabulary,
+    width: tl.constexpr,
+    block: tl.constexpr,
+    column_block: tl.constexpr,
+    overlap: tl.constexpr,
+):
+    launch_dependents(overlap)
+    wait_for_inputs(overlap)
+    row = tl.program_id(0).to(tl.int64)
+    v = tl.arange(0, block)
+    heat = tl.load(temperature + row * temperature_stride)
+    k = tl.load(top_k + row * top_k_stride)
+    p = tl.load(top_p + row * top_p_stride)
+    greedy = tl.load(is_greedy + row * greedy_stride)
+    given = tl.load(logits + row * logits_stride + v, mask=v < vocabulary, other=-float("inf")).to(tl.float32)
+    scaled = tl.div_rn(given, tl.zeros([block], tl.float32) + heat)
+    noisy = scaled
+    if not greedy:
+        noisy += tl.load(noise + row * noise_stride + v, mask=v < vocabulary, other=0.0)
+    weight, room, largest = tl.zeros([block], tl.float32), 0.0, 0.0
+    if (p < 1) & (not greedy):
+        largest = tl.max(scaled)
+        weight = tl.exp(scaled - largest)
+        if (k > 0) & (k < vocabulary):
+            weight = tl.where(scaled >= _kth_largest(scaled, k), weight, 0.0)
+        room = (1 - p) * tl.sum(weight)
+    best, choice = tl.max(noisy, axis=0, return_indices=True)
+    is_settled = greedy | ((k <= 0) & (p >= 1))
+    # Top-k and top-p keep what is large: if the choice is not among it, nothing smaller is. So it goes with all
+    # that, and the next best is tried. Each turn drops at least one; logits that are not numbers end it too.
+    while not is_settled:
+        value = tl.div_rn(tl.load(logits + row * logits_stride + choice).to(tl.float32), heat)
+        larger = scaled > value
+        is_settled = (k <= 0) | (tl.sum(larger.to(tl.int32)) < k)
+        if p < 1:
+            is_settled &= (value == largest) | (tl.sum(tl.where(larger, 0.0, weight)) > room)
+        is_settled |= best == -float("inf")
+        if not is_settled:
+            noisy = tl.where(larger, noisy, -float("inf"))
+            best, choice = tl.max(noisy, axis=0, return_indices=True)
+    choice = tl.minimum(choice, vocabulary - 1).to(tl.int64)
+    tl.store(out + row * out_stride, choice)
+    if width:
+        column = tl.arange(0, column_block)
+        line = tl.where(choice < entries, choice, 0) * table_stride
+        value = tl.load(table + line + column, mask=column < width)
+        tl.store(embedded + row * width + column, value, mask=column < width)
+
+
+@triton.jit
+def mask_logits(  # noqa: PLR0917
+    logits,
+    seen,
+    penalty,
+    banned,
+    out,
+    logits_stride,
+    seen_stride,
+    penalty_stride,
+    banned_stride,
+    vocabulary,
+    block: tl.constexpr,
+    overlap: tl.constexpr,
+):
+    launch_dependents(overlap)
+    wait_for_inputs(overlap)
+    row = tl.program_id(1).to(tl.int64)
+    v = tl.program_id(0) * block + tl.arange(0, block)
+    is_there = v < vocabulary
+    value = tl.load(logits + row * logits_stride + v, mask=is_there, other=0.0).to(tl.float32)
+    factor = tl.zeros([block], tl.float32) + tl.load(penalty + row * penalty_stride)
+    is_seen = tl.load(seen + row * seen_stride + v, mask=is_there, other=0) != 0
+    is_banned = tl.load(banned + row * banned_stride + v, mask=is_there, other=0) != 0
+    value = tl.where(is_seen, tl.where(value < 0, value * factor, tl.div_rn(value, factor)), value)
+    tl.store(out + row * vocabulary + v, tl.where(is_banned, -float("inf"), value), mask=is_there)

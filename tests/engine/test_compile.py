@@ -1,0 +1,58 @@
+"""Compiling in shares: every size is in one of them, each is a configuration that works; a CPU has nothing to do."""
+
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from sonoro.core.config import EngineConfig
+from sonoro.engine import compile as compilation
+from sonoro.engine.compile import compiling, shares_of
+from sonoro.transport.messages import WorkerSettings
+from tiny_checkpoint import write_checkpoint
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 40])
+@pytest.mark.parametrize("slots", [1, 3, 64, 256])
+def test_shares_hold_every_size(slots: int, count: int) -> None:
+    config = EngineConfig(slots=slots).resolve()
+    shares = shares_of(config, count)
+    assert 1 <= len(shares) <= count
+    assert {size for share in shares for size in share.frame_batches} >= set(config.frame_batches)
+    assert {size for share in shares for size in share.prefill_buckets} == set(config.prefill_buckets)
+    launches = {(frames, batch) for share in shares for frames in share.chunk_frames for batch in share.codec_batches}
+    assert launches == {(frames, batch) for frames in config.chunk_frames for batch in config.codec_batches}
+    assert all(share.is_eager and share.pages == config.pages_per_slot for share in shares)
+
+
+def test_a_share_runs_its_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU there is nothing to compile, but every step of it is taken."""
+    write_checkpoint(tmp_path)
+    config = EngineConfig(slots=3, max_positions=64, max_frames=32, prefill_tokens=64, prefill_buckets=(16,))
+    runs: list[int] = []
+
+    class Counting(compilation.Runner):
+        def warm_up(self) -> None:
+            super().warm_up()
+            runs.append(sum(self.launches[kind]["eager"] for kind in ("prefill", "frame", "codec")))
+
+    monkeypatch.setattr(compilation, "Runner", Counting)
+    for share in shares_of(config, 2):
+        settings = WorkerSettings(model=str(tmp_path), device="cpu", config=share)
+        monkeypatch.setattr(sys, "argv", ["compile", msgspec.json.encode(settings).decode()])
+        compilation.main()
+    # Of each share: one prompt bucket; frames of 1 and 3, and of 2, rows; four chunk lengths at two batch sizes in all.
+    assert sum(runs) == 2 + 3 + 8
+
+
+def test_a_cpu_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+    def start(*_: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(compilation, "_start", start)
+    with compiling(WorkerSettings(device="cpu")):
+        pass
