@@ -219,7 +219,7 @@ def test_interpreted() -> None:
         check_decode(decode_case((2, 2, 32), 32, 2, [40, 31], dtype), tuning(warps=1, tiles=1, splits=2, shortest=16))
         check_packed(dtype, [20, 1, 50], (2, 1, 16))
     # The counters of the parts are left as they were found.
-    assert not attention._arrivals(torch.device("cpu")).any()
+    assert not attention._arrivals(torch.device("cpu"), 0).any()
     shared = list(decode_case((2, 1, 16), 16, 1, [3, 3], torch.float32))
     shared[8] = torch.tensor([2, 2])
     assert torch.isfinite(decode_attention_kernel(*shared)).all()
