@@ -172,7 +172,10 @@ class SpeechModel(Protocol):
         """What the model keeps of reference audio. Raises `InvalidReference` if it cannot be used."""
 
     def allocate(self, capacity: Capacity) -> SlotState:
-        """Zeroed rows for `capacity.slots` requests and the scratch row."""
+        """Zeroed rows for `capacity.slots` requests and the scratch row.
+
+        Raises `ConfigError` for what the model does not have.
+        """
 
     def reset(self, state: Any, slots: Sequence[int]) -> None:
         """Make rows `slots` free: done, and nothing of an earlier request can be read from them. No sync."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sonoro.core.errors import InvalidReference
+from sonoro.core.errors import ConfigError, InvalidReference
 from sonoro.core.text import split_text
 from sonoro.core.types import ModelSpec, OptionSpec, Reference, SamplingParams, SpeechRequest, VoiceMode
 from sonoro.models.base import Capacity, Codec, Controls, Description, Family, LoadedModel, Voice
@@ -82,7 +82,13 @@ class Qwen3TTS:
         return voice.encode_voice(references, encoder, config, self.codec)
 
     def allocate(self, capacity: Capacity) -> FrameState:
-        """Free rows for `capacity.slots` requests and the scratch row."""
+        """Free rows for `capacity.slots` requests and the scratch row.
+
+        Raises `ConfigError` for more positions than the model has.
+        """
+        most = self._configs.model.talker_config.max_position_embeddings
+        if capacity.max_positions > most:
+            raise ConfigError("max_positions", capacity.max_positions, f"at most {most} for {self.spec.name}")
         return allocate(self._modules.talker, capacity, self._configs.model.tts_pad_token_id)
 
     def reset(self, state: FrameState, slots: Sequence[int]) -> None:
