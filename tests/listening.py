@@ -19,8 +19,9 @@ def config_of(**changes: object) -> EngineConfig:
     return EngineConfig(**values)
 
 
-def engine_of(**changes: object) -> Engine:
-    return Engine(SineModel(), config_of(**changes))
+def engine_of(ticks_late: int = 1, **changes: object) -> Engine:
+    """Reads results one tick late, as on a GPU, unless told otherwise."""
+    return Engine(SineModel(), config_of(**changes), ticks_late=ticks_late)
 
 
 def drain(engine: Engine) -> list[Event]:

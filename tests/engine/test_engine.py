@@ -255,7 +255,7 @@ class Faulty(SineModel):
 @pytest.mark.parametrize("fault", ["frame", "decode"])
 def test_a_launch_that_fails_fails_its_requests_and_the_engine_lives_on(fault: str) -> None:
     model = Faulty()
-    engine = Engine(model, config_of(slots=2))
+    engine = Engine(model, config_of(slots=2), ticks_late=1)
     requests = [SpeechRequest(id=str(number), text=f"Request number {number}.", seed=number) for number in range(4)]
     for request in requests:
         engine.submit(request)
@@ -272,7 +272,7 @@ def test_a_launch_that_fails_fails_its_requests_and_the_engine_lives_on(fault: s
 
 def test_a_tick_that_is_broken_off_fails_who_runs_and_keeps_who_waits() -> None:
     model = Faulty()
-    engine = Engine(model, config_of(slots=1))
+    engine = Engine(model, config_of(slots=1), ticks_late=1)
     for name in ("running", "waiting"):
         engine.submit(SpeechRequest(id=name, text="Some words to say."))
     events = engine.tick()
@@ -342,7 +342,15 @@ def test_the_prompt_is_told_resolved_sampling_and_the_limit_of_its_segment() -> 
             seen.append((request.max_frames, request.sampling, request.language))
             return super().prepare(request, segment, index, before, voice)
 
-    engine = Engine(Recorder(), config_of())
+    engine = Engine(Recorder(), config_of(), ticks_late=1)
     speak(SpeechRequest(id="a", text=LONG, max_frames=100, sampling=SamplingParams(top_k=7)), engine)
     assert [limit for limit, _, _ in seen] == [100, 68, 40, 4]
     assert {(s.top_k, s.temperature, language) for _, s, language in seen} == {(7, 1.0, "auto")}
+
+
+def test_on_a_cpu_the_first_chunk_comes_with_its_own_tick() -> None:
+    """Nothing runs beside the host there, so a result that is read late is late and nothing else."""
+    for engine, ticks in ((Engine(SineModel(), config_of()), 1), (engine_of(ticks_late=1), 2)):
+        engine.submit(SpeechRequest(id="a", text="Hello there."))
+        counts = [len(engine.tick()) for _ in range(2)]
+        assert counts.index(1) + 1 == ticks

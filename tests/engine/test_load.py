@@ -98,8 +98,8 @@ def test_a_thousand_requests_that_come_and_go_leave_nothing_behind(padding: dict
 @pytest.mark.parametrize("codec_frames", [0, 3])
 @pytest.mark.parametrize("chunk_frames", [(1,), (3,), (2, 5), (1, 2, 4, 12), (40,)], ids=str)
 def test_any_chunk_policy_gives_the_same_audio(chunk_frames: tuple[int, ...], codec_frames: int) -> None:
-    for padding in ({}, PADDED | {"frame_batches": (3,)}):
-        engine = engine_of(chunk_frames=chunk_frames, codec_frames=codec_frames, **padding)
+    for ticks_late, padding in itertools.product((0, 1), ({}, PADDED | {"frame_batches": (3,)})):
+        engine = engine_of(ticks_late, chunk_frames=chunk_frames, codec_frames=codec_frames, **padding)
         for request in kinds(8, 2):
             engine.submit(request)
         events = drain(engine)

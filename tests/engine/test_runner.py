@@ -47,7 +47,7 @@ def test_pages_are_as_many_as_the_slots_can_use_or_as_asked() -> None:
 
 
 def test_launches_are_counted_by_kind() -> None:
-    engine = Engine(SineModel(), config_of(chunk_frames=(1, 4)), Clock())
+    engine = Engine(SineModel(), config_of(chunk_frames=(1, 4)), Clock(), ticks_late=1)
     for number in range(2):
         engine.submit(SpeechRequest(id=str(number), text="Hello there.", max_frames=9))
     drain(engine)
@@ -65,7 +65,7 @@ def test_a_prompt_whose_rows_do_not_fit_a_bucket_runs_at_its_own_length() -> Non
             seen.append(len(tokens))
             super().prefill(state, tokens)
 
-    engine = Engine(Watched(), config_of(prefill_buckets=(8, 16)))
+    engine = Engine(Watched(), config_of(prefill_buckets=(8, 16)), ticks_late=1)
     for text in ("Short", "Some more words", "Many more words than the buckets"):
         engine.submit(SpeechRequest(id="a", text=text, max_frames=2))
         drain(engine)

@@ -36,7 +36,11 @@ class Engine:
     """
 
     def __init__(
-        self, model: SpeechModel, config: EngineConfig, clock_s: Callable[[], float] = time.perf_counter
+        self,
+        model: SpeechModel,
+        config: EngineConfig,
+        clock_s: Callable[[], float] = time.perf_counter,
+        ticks_late: int | None = None,
     ) -> None:
         self.config, self.spec = config, model.spec
         self._model, self._clock_s = model, clock_s
@@ -46,6 +50,7 @@ class Engine:
         self._rows: dict[str, RunningRequest] = {}
         self._events: list[Event] = []
         self._in_flight: deque[Launched] = deque()
+        self._ticks_late = self._runner.ticks_late if ticks_late is None else ticks_late
         # Until one has been measured, a tick is thought to keep up with playback, but not by much.
         self._tick_s, self._is_measured = self.spec.frame_s / 2, False
 
@@ -138,23 +143,23 @@ class Engine:
     def tick(self) -> list[Event]:
         """One frame for every running request, with the prefills and the decoding that are due.
 
-        Returns what came of the tick before, so a tick may return nothing. One that raises fails all requests that
-        hold a slot.
+        Returns what came of the tick `ticks_late` before, so a tick may return nothing. One that raises fails all
+        requests that hold a slot.
         """
-        started_s = self._clock_s()
-        before = len(self._in_flight)
+        started_s, is_collected = self._clock_s(), False
         try:
             with self._runner.active():
                 plan = self._scheduler.plan(started_s, self._tick_s)
                 if not plan.is_empty:
                     self._run(plan)
-                if before:
+                if len(self._in_flight) > (0 if plan.is_empty else self._ticks_late):
                     self._collect(self._in_flight.popleft())
+                    is_collected = True
         except BaseException as error:
             self._abandon(error)
             raise
         # Others are shorter than what the device takes: they launch without waiting, or wait without launching.
-        if before and not plan.is_empty:
+        if is_collected and not plan.is_empty:
             self._measure(self._clock_s() - started_s)
         events, self._events = self._events, []
         return events

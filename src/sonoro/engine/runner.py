@@ -116,6 +116,11 @@ class Runner:
         self.ring = PinnedRing(_IN_FLIGHT, self._entry_bytes(self.config), self._device)
 
     @property
+    def ticks_late(self) -> int:
+        """After how many further launches results are best read: on a GPU the next hides the wait for the last."""
+        return 0 if self._stream is None else _IN_FLIGHT - 1
+
+    @property
     def launches(self) -> dict[str, dict[str, int]]:
         """Launches so far, by kind and by whether a graph was replayed."""
         return {
