@@ -1,11 +1,11 @@
 import logging
-import os
 import subprocess
 import sys
 
 import pytest
 import torch
 
+from interpreter import in_the_interpreter, interpret
 from sonoro.ops import activation
 from sonoro.ops.activation import SnakeBeta, snake_beta, snake_beta_kernel, snake_beta_rates, snake_beta_reference
 
@@ -62,17 +62,10 @@ def test_gradients_reach_the_input_and_both_parameters():
 
 
 def test_the_kernel_equals_the_reference_in_the_interpreter():
-    pytest.importorskip("triton")
-    # The kernel is compiled or interpreted by what the environment said when its module was imported.
-    code = "import pytest, sys; sys.exit(pytest.main(['-q', '-m', '', '-k', 'interpreted', sys.argv[1]]))"
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-c", code, __file__]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "1 passed" in run.stdout
+    interpret(__file__)
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="run by the test above, in a process of its own")
+@in_the_interpreter
 def test_interpreted():
     check_kernel("cpu")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from capture import device_only
+from interpreter import INTERPRETED, in_the_interpreter, interpret
 from sonoro.ops import attention
 from sonoro.ops.attention import (
     decode_attention,
@@ -25,7 +25,6 @@ from sonoro.ops.attention import (
 )
 
 EPS = 1e-6
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # Of the outputs, which are averages of values near 1: sums in another order in float32, one rounding in bfloat16.
 # What is written is compared too; the interpreter truncates to bfloat16 where a GPU rounds, so it is two there.
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 5e-2 if INTERPRETED else 2e-2, torch.float16: 2e-3}
@@ -208,7 +207,7 @@ def check_packed(dtype: torch.dtype, lengths: list[int], heads: tuple[int, int, 
     torch.testing.assert_close(found, expected, atol=TOLERANCE[dtype], rtol=0)
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="run by the test below, in a process of its own")
+@in_the_interpreter
 def test_interpreted() -> None:
     tuning = attention.Tuning
     for dtype in (torch.float32, torch.bfloat16):
@@ -226,12 +225,7 @@ def test_interpreted() -> None:
 
 
 def test_the_kernels_equal_the_references_in_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    code = "import pytest, sys; sys.exit(pytest.main(['-q', '-m', '', '-k', 'interpreted', sys.argv[1]]))"
-    command, environment = [sys.executable, "-c", code, __file__], os.environ | {"TRITON_INTERPRET": "1"}
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "1 passed" in run.stdout
+    interpret(__file__)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,8 @@
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
 
+from interpreter import in_the_interpreter, interpret
 from sonoro.ops import causal
 from sonoro.ops.causal import depthwise_norm, embed_sum, last_conv
 from sonoro.ops.conv import Ends
@@ -53,17 +50,10 @@ def check_kernels(device):
 
 
 def test_the_kernels_equal_the_references_in_the_interpreter():
-    pytest.importorskip("triton")
-    # The kernels are compiled or interpreted by what the environment said when their module was imported.
-    code = "import pytest, sys; sys.exit(pytest.main(['-q', '-m', '', '-k', 'interpreted', sys.argv[1]]))"
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-c", code, __file__]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "1 passed" in run.stdout
+    interpret(__file__)
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="run by the test above, in a process of its own")
+@in_the_interpreter
 def test_interpreted():
     check_kernels("cpu")
 

@@ -1,6 +1,5 @@
 """Fused products against their references: every way to run one, odd sizes, real sizes, graphs, early starts."""
 
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from interpreter import in_the_interpreter, interpret
 from sonoro.ops import plans
 from sonoro.ops.linear import (
     linear_add,
@@ -139,17 +139,10 @@ def check_small(device: str) -> None:
 
 
 def test_the_kernels_equal_the_references_in_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    # The kernels are compiled or interpreted by what the environment said when their module was imported.
-    code = "import pytest, sys; sys.exit(pytest.main(['-q', '-m', '', '-k', 'interpreted', sys.argv[1]]))"
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-c", code, __file__]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "1 passed" in run.stdout
+    interpret(__file__)
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="run by the test above, in a process of its own")
+@in_the_interpreter
 def test_interpreted() -> None:
     check_small("cpu")
 

@@ -1,15 +1,13 @@
 """Draws: the generator against published vectors, its addressing, and every processor against a plain computation."""
 
 import math
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from torch import Tensor
 
 from capture import device_only
+from interpreter import in_the_interpreter, interpret
 from sonoro.ops.sample import (
     draw,
     draw_and_embed,
@@ -213,9 +211,6 @@ def test_drawn_ids_follow_the_softmax() -> None:
     assert ((seen - expected).abs() <= 5 * (expected * (1 - expected) / draws).sqrt()).all()
 
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-
-
 def draw_case(count: int, vocabulary: int, device: str = "cpu") -> tuple[Tensor, ...]:
     """Arguments of `draw`: every k, p and mode in turn; rows with ties, with banned ids, and flat ones."""
     make = torch.Generator().manual_seed(count)
@@ -316,7 +311,7 @@ def check_kernels(count: int, vocabulary: int, device: str = "cpu") -> None:
         assert torch.equal(masked, mask_logits_reference(given[0], seen, given[2], ban))
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="run by the test below, in a process of its own")
+@in_the_interpreter
 def test_interpreted() -> None:
     check_kernels(45, 60)
     check_kernels(4, 1030)
@@ -331,12 +326,7 @@ def test_interpreted() -> None:
 
 
 def test_the_kernels_equal_the_references_in_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    code = "import pytest, sys; sys.exit(pytest.main(['-q', '-m', '', '-k', 'interpreted', sys.argv[1]]))"
-    command, environment = [sys.executable, "-c", code, __file__], os.environ | {"TRITON_INTERPRET": "1"}
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "1 passed" in run.stdout
+    interpret(__file__)
 
 
 @pytest.mark.gpu

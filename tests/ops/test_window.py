@@ -1,10 +1,7 @@
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 
+from interpreter import in_the_interpreter, interpret
 from sonoro.ops.window import window_attention, window_attention_kernel, window_attention_reference
 
 # Sums in another order, and roundings of queries, keys and weights in the dtype.
@@ -33,17 +30,10 @@ def check_kernel(device, dtypes):
 
 
 def test_the_kernel_equals_the_reference_in_the_interpreter():
-    pytest.importorskip("triton")
-    # The kernel is compiled or interpreted by what the environment said when its module was imported.
-    code = "import pytest, sys; sys.exit(pytest.main(['-q', '-m', '', '-k', 'interpreted', sys.argv[1]]))"
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-c", code, __file__]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "1 passed" in run.stdout
+    interpret(__file__)
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="run by the test above, in a process of its own")
+@in_the_interpreter
 def test_interpreted():
     # The interpreter multiplies no bfloat16.
     check_kernel("cpu", [torch.float32, torch.float16])

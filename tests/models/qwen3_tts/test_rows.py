@@ -1,14 +1,12 @@
 """The two ends of a frame: kernels against references. What the references promise is tested with the frame."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
+from interpreter import in_the_interpreter, interpret
 from sonoro.models.qwen3_tts.backbone import Talker
 from sonoro.models.qwen3_tts.rows import (
     StepRows,
@@ -24,7 +22,6 @@ from sonoro.models.qwen3_tts.state import allocate
 from speaking import capacity
 from tiny_talker import tiny_config, tiny_talker
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 CAPACITY = capacity(slots=6, positions=32, frames=9, text=5)
 SLOTS = (4, 0, 3, 1, 2)
 
@@ -77,7 +74,7 @@ def check(dtype: torch.dtype, device: str = "cpu") -> None:
     assert ours.length.tolist() == [1, 9, 3, 5, 8, 0, 0]
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="run by the test below, in a process of its own")
+@in_the_interpreter
 def test_interpreted() -> None:
     check(torch.float32)
     # The interpreter truncates to bfloat16, but rounds to this as a GPU does.
@@ -85,12 +82,7 @@ def test_interpreted() -> None:
 
 
 def test_the_kernels_equal_the_references_in_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    code = "import pytest, sys; sys.exit(pytest.main(['-q', '-m', '', '-k', 'interpreted', sys.argv[1]]))"
-    command, environment = [sys.executable, "-c", code, __file__], os.environ | {"TRITON_INTERPRET": "1"}
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "1 passed" in run.stdout
+    interpret(__file__)
 
 
 @pytest.mark.gpu
