@@ -31,7 +31,7 @@ ALLOWED = {
 CORE_THIRD_PARTY = {"numpy", "msgspec", "yaml", "soundfile", "soxr", "sentencex", "num2words"}
 WITHOUT_TORCH = {"core", "transport", "server", "bench"}
 MODEL_NAMES = re.compile(r"qwen|fish|voxcpm|talker", re.IGNORECASE)
-FACES = {"api", "cli", "cli_bench", "cli_common", "__init__", "__main__"}
+FACES = {"api", "cli", "cli_bench", "cli_common", "cli_serve", "__init__", "__main__"}
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -166,6 +166,8 @@ def test_function_level_imports_live_only_in_the_faces() -> None:
         "sonoro.core.text",
         "sonoro.cli",
         "sonoro.cli_bench",
+        "sonoro.cli_serve",
+        "sonoro.server.app",
         "sonoro.transport.client",
     ],
 )

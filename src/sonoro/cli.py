@@ -1,4 +1,4 @@
-"""The command line: `sonoro say | info | voices | bench`. Bad input is one line on stderr, exit code 2, no traceback.
+"""The command line: `sonoro say | serve | info | voices | bench`. Bad input is one line on stderr and exit code 2.
 
 Knows no model; torch is loaded only by the commands that need it.
 """
@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from sonoro import cli_bench
+from sonoro import cli_bench, cli_serve
 from sonoro.api import TTS, AudioPiece, listen, speech_request
 from sonoro.cli_common import Config, DataType, Device, LoadFormat, Model, number, show
 from sonoro.core.audio import FORMATS, STDOUT, STREAMABLE_FORMATS, AudioWriter, output_format
@@ -43,6 +43,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(cli_bench.app, name="bench")
+app.command()(cli_serve.serve)
 
 NamedModel = Annotated[str | None, typer.Argument(help="checkpoint folder, hub id or known name", show_default=False)]
 

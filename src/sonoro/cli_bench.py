@@ -1,14 +1,16 @@
-"""`sonoro bench frame | engine`: our own times on this machine, as a table and one line of JSON."""
+"""`sonoro bench frame | engine | serve`: times on this machine or of a server, as a table and one line of JSON."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from sonoro.cli_common import Config, DataType, Device, LoadFormat, Model, number, numbers, show, span
 from sonoro.core.config import EngineConfig
+from sonoro.core.errors import ConfigError
 
 __all__ = ["app"]
 
@@ -101,3 +103,101 @@ def engine(
             commit=commit,
         )
     )
+
+
+@app.command()
+def serve(
+    *,
+    url: Annotated[str | None, typer.Option(help="the server, as http://localhost:8000")] = None,
+    rps: Annotated[str | None, typer.Option(help="requests a second, one level after the other: an open loop")] = None,
+    concurrency: Annotated[str | None, typer.Option(help="clients at once, by level: a closed loop")] = None,
+    duration: Annotated[float, number("duration", float, "seconds of a level that count")] = 20.0,
+    warm_up: Annotated[float, number("warm_up", float, "seconds before them that do not")] = 3.0,
+    seed: Annotated[int, number("seed", int, "draws arrivals, texts and lengths")] = 0,
+    dataset: Annotated[
+        str, typer.Option(help="builtin, or a file of texts or of id|ref_text|ref_audio|text")
+    ] = "builtin",
+    voice: Annotated[str, typer.Option(help="a voice of the server")] = "alloy",
+    model: Annotated[str | None, typer.Option(help="a model of the server; its first if none")] = None,
+    frames: Annotated[str | None, typer.Option(help="how long each request speaks, drawn from this range")] = None,
+    api_key: Annotated[str | None, typer.Option(help="sent as a bearer token")] = None,
+    extra: Annotated[
+        str | None, typer.Option(help="JSON object of further fields of a request; null drops one")
+    ] = None,
+    sample_rate: Annotated[int, number("sample_rate", int, "of answers without X-Sample-Rate")] = 24000,
+    timeout: Annotated[float, number("timeout", float, "seconds until a request has failed")] = 60.0,
+    facts: Annotated[
+        str | None, typer.Option(help="JSON object: the server's arm, gpu, cpu, driver, torch, dtype")
+    ] = None,
+    out: Out = None,
+    plot: Annotated[Path | None, typer.Option(help="draw the results here (png, svg, pdf)")] = None,
+    compare: Annotated[tuple[Path, Path] | None, typer.Option(help="two results files; sends nothing")] = None,
+    commit: Commit = None,
+) -> None:
+    """Time a speech server's answers by load: any server of the OpenAI speech API."""
+    rates, levels = _rates(rps) if rps else (), numbers("concurrency", concurrency) if concurrency else ()
+    lengths, fields, known = (
+        span("frames", frames) if frames else None,
+        _object("extra", extra),
+        _object("facts", facts),
+    )
+    try:
+        from sonoro.bench.client import Target
+        from sonoro.bench.load import ServeBench, run
+        from sonoro.bench.report import compare as compared
+        from sonoro.bench.report import read_results, show_comparison
+
+        if plot is not None:
+            from sonoro.bench.plot import check, draw
+
+            check(plot)
+    except ModuleNotFoundError as error:
+        raise ConfigError("bench serve", error.name, 'it must be installed: pip install "sonoro[bench]"') from error
+    if compare is not None:
+        arms = {path.stem if compare[0].stem != compare[1].stem else str(path): read_results(path) for path in compare}
+        if len(arms) < 2:
+            raise ConfigError("compare", str(compare[0]), "the two files must differ")
+        comparison = compared(*arms.values())
+    elif url is None:
+        raise ConfigError("url", None, "give the server to load, or two files to --compare")
+    else:
+        target = Target(
+            url, model=model, voice=voice, api_key=api_key, extra=fields, sample_rate=sample_rate, timeout_s=timeout
+        )
+        bench = ServeBench(
+            target,
+            rps=rates,
+            concurrency=levels,
+            duration_s=duration,
+            warm_up_s=warm_up,
+            seed=seed,
+            dataset=dataset,
+            frames=lengths,
+            facts=known,
+            out=out,
+            commit=commit,
+        )
+        values = run(bench)
+        arms = {values["model"]: values}
+    if plot is not None:
+        draw(arms, plot)
+    if compare is not None:
+        show_comparison(comparison)
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigError("rps", text, 'it must be numbers between commas, as "0.5,1,10"') from error
+
+
+def _object(field: str, text: str | None) -> dict[str, Any]:
+    """The JSON object in `text`; none is an empty one."""
+    try:
+        value = json.loads(text or "{}")
+    except ValueError as error:
+        raise ConfigError(field, text, f"it must be JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise ConfigError(field, text, 'it must be a JSON object, as {"name": "value"}')
+    return value

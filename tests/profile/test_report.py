@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sonoro.core.errors import OutputError
-from sonoro.profile.report import Report, commit_of_checkout
+from sonoro.profile.report import Report
 
 
 def report(out: Path | None, **settings: object) -> Report:
@@ -45,8 +45,3 @@ def test_stdout_begins_with_the_settings_and_ends_with_one_line_of_json(capsys: 
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"none/test\.json: No such file"):
         report(tmp_path / "none" / "test.json")
-
-
-def test_the_commit_is_that_of_the_checkout() -> None:
-    commit = commit_of_checkout()
-    assert commit is None or len(commit.removesuffix("-dirty")) >= 7

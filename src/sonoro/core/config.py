@@ -118,7 +118,7 @@ class EngineConfig:
     def from_file(cls, path: str | Path) -> Self:
         """The defaults with the YAML mapping at `path` over them. Raises `ConfigError`."""
         try:
-            values = yaml.load(Path(path).read_text(encoding="utf-8"), _StrictLoader)
+            values = yaml.load(Path(path).read_text(encoding="utf-8"), StrictLoader)
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError("config", str(path), f"it must be a readable file ({error})") from error
         except yaml.YAMLError as error:
@@ -158,7 +158,7 @@ class EngineConfig:
             raise ConfigError(name, value, f"it must be at least {low:.15g} and at most {high:.15g}{because}")
 
 
-class _StrictLoader(yaml.SafeLoader):  # type: ignore[misc]
+class StrictLoader(yaml.SafeLoader):  # type: ignore[misc]
     """Refuses a key that is written twice, of which YAML would take the last without a word."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

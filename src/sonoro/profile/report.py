@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import platform
-import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from sonoro.core.errors import OutputError
+from sonoro.core.machine import commit_of_checkout, gpu_driver, processor, rounded
 
-__all__ = ["Report", "commit_of_checkout", "dtype_name", "has_gpu"]
+__all__ = ["Report", "dtype_name", "has_gpu"]
 
 _WIDTH = 170
 
@@ -37,8 +35,8 @@ class Report:
         self.rows: list[dict[str, Any]] = []
         self.top: dict[str, Any] = {
             **top,
-            **({"gpu": torch.cuda.get_device_name()} if is_gpu else {"cpu": _processor()}),
-            "driver": _driver() if is_gpu else None,
+            **({"gpu": torch.cuda.get_device_name()} if is_gpu else {"cpu": processor()}),
+            "driver": gpu_driver() if is_gpu else None,
             "torch": torch.__version__,
             "commit": commit or commit_of_checkout(),
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -56,7 +54,7 @@ class Report:
 
     def add(self, row: dict[str, Any]) -> None:
         """Keep and show a row, its numbers to four digits."""
-        row = _rounded(row)
+        row = rounded(row)
         self.rows.append(row)
         self._write()
         print(" ".join(f"{name}={json.dumps(value)}" for name, value in row.items()), flush=True)
@@ -89,20 +87,6 @@ def show_table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     Console(width=_WIDTH, highlight=False).print(table)
 
 
-def commit_of_checkout() -> str | None:
-    """The commit this package is run from, marked `-dirty` when files differ from it; None outside a checkout."""
-    package = Path(__file__).parents[1]
-    try:
-        for command in (
-            ["ls-files", "--error-unmatch", "__init__.py"],
-            ["describe", "--always", "--dirty", "--exclude=*"],
-        ):
-            answer = subprocess.run(["git", *command], cwd=package, check=True, capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return answer.stdout.strip()
-
-
 def has_gpu(device: str) -> bool:
     """Whether `device`, as models are loaded on it, is a GPU."""
     return device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
@@ -111,25 +95,6 @@ def has_gpu(device: str) -> bool:
 def dtype_name(dtype: torch.dtype) -> str:
     """`dtype` as people write it."""
     return str(dtype).removeprefix("torch.")
-
-
-def _processor() -> str:
-    listing = Path("/proc/cpuinfo")
-    names = re.findall(r"^model name\s*:\s*(.+)$", listing.read_text("utf-8"), re.M) if listing.exists() else []
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def _driver() -> str | None:
-    """The version of the GPU's kernel driver, if it says so."""
-    listing = Path("/proc/driver/nvidia/version")
-    found = re.search(r"\s(\d+(?:\.\d+)+)\s", listing.read_text("utf-8")) if listing.exists() else None
-    return found[1] if found else None
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _rounded(item) for name, item in value.items()}
-    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def _shown(value: object) -> str:

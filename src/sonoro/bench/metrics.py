@@ -1,0 +1,198 @@
+"""What a listener heard of one request, and the figures of a level of load. docs/benchmark.md defines each of them.
+
+Pure arithmetic on times that were noted elsewhere: knows no HTTP and no clock.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["AUDIBLE", "CONTINUITY_GAP_S", "Exchange", "Playback", "Window", "figures"]
+
+AUDIBLE = 0.01
+"""Of full scale, -40 dB: a sample above it is heard."""
+
+CONTINUITY_GAP_S = 0.1
+_GAPS_S = (0.05, 0.1, 0.2)
+_FULL_SCALE = 32768
+_BYTES_PER_SAMPLE = 2
+
+
+class Playback(NamedTuple):
+    """How a request sounds to who plays each sample as soon as it is there and those before it are over.
+
+    `gaps_s`: the silences in which playback had run out. `audible_at_s`: when the first audible sample is played.
+    """
+
+    gaps_s: tuple[float, ...]
+    audible_at_s: float | None
+
+
+@dataclass
+class Exchange:
+    """One request and its answer: PCM16 mono, little-endian. All times are of one clock, in seconds.
+
+    `due_s`: when it was to be sent. `sent_s`: when its body was handed to the connection, None if that never was.
+    `arrivals`: when samples came, and how many. `audible_sample`: the first above `AUDIBLE`. `error`: why it failed.
+    """
+
+    due_s: float
+    sent_s: float | None = None
+    first_byte_s: float | None = None
+    ended_s: float = 0.0
+    sample_rate: int = 0
+    arrivals: list[tuple[float, int]] = field(default_factory=list)
+    audible_sample: int | None = None
+    error: str | None = None
+    samples: int = 0
+    _rest: bytes = b""
+
+    def take(self, data: bytes, now_s: float) -> None:
+        """Note bytes of the body that arrived now."""
+        if not data:
+            return
+        if self.first_byte_s is None:
+            self.first_byte_s = now_s
+        data = self._rest + data
+        whole = len(data) - len(data) % _BYTES_PER_SAMPLE
+        self._rest = data[whole:]
+        if not whole:
+            return
+        if self.audible_sample is None:
+            levels = np.abs(np.frombuffer(data, dtype="<i2", count=whole // _BYTES_PER_SAMPLE).astype(np.int32))
+            above = np.flatnonzero(levels > AUDIBLE * _FULL_SCALE)
+            self.audible_sample = self.samples + int(above[0]) if above.size else None
+        self.arrivals.append((now_s, whole // _BYTES_PER_SAMPLE))
+        self.samples += whole // _BYTES_PER_SAMPLE
+
+    @property
+    def has_part_of_a_sample(self) -> bool:
+        """Whether the bytes so far end inside a sample."""
+        return bool(self._rest)
+
+    @property
+    def audio_s(self) -> float:
+        return self.samples / self.sample_rate
+
+    @cached_property
+    def playback(self) -> Playback:
+        """To be asked once the exchange has ended, with at least one sample."""
+        plays_until_s, played, gaps_s, audible_at_s = self.arrivals[0][0], 0, [], None
+        for at_s, samples in self.arrivals:
+            if at_s > plays_until_s:
+                gaps_s.append(at_s - plays_until_s)
+                plays_until_s = at_s
+            if self.audible_sample is not None and played <= self.audible_sample < played + samples:
+                audible_at_s = plays_until_s + (self.audible_sample - played) / self.sample_rate
+            plays_until_s += samples / self.sample_rate
+            played += samples
+        return Playback(tuple(gaps_s), audible_at_s)
+
+
+class Window(NamedTuple):
+    """The time that counts: from `begin_s` on, before `end_s`."""
+
+    begin_s: float
+    end_s: float
+
+    def holds(self, at_s: float) -> bool:
+        return self.begin_s <= at_s < self.end_s
+
+
+def figures(exchanges: Sequence[Exchange], window: Window) -> dict[str, Any]:
+    """A row's figures. Latencies are those of requests that were due in the window, whenever they ended; rates are of
+    what arrived or ended in it, whoever asked. A figure of which there is no case is None."""
+    counted = [exchange for exchange in exchanges if window.holds(exchange.due_s)]
+    heard = [exchange for exchange in counted if exchange.error is None]
+    duration_s = window.end_s - window.begin_s
+    ended = sum(exchange.error is None and window.holds(exchange.ended_s) for exchange in exchanges)
+    audio_s = sum(
+        samples / exchange.sample_rate
+        for exchange in exchanges
+        for at_s, samples in exchange.arrivals
+        if window.holds(at_s)
+    )
+    row: dict[str, Any] = {
+        "requests": len(counted),
+        "succeeded": len(heard),
+        "failed": len(counted) - len(heard),
+        "duration_s": duration_s,
+        "request_throughput": ended / duration_s,
+        "audio_s_total": audio_s,
+        "xrt": audio_s / duration_s,
+        **_latencies(counted, heard),
+        **_continuity(heard),
+        "peak_in_flight": _peak(exchanges, window),
+    }
+    errors = Counter(exchange.error for exchange in counted if exchange.error is not None)
+    return row | ({"errors": dict(errors.most_common())} if errors else {})
+
+
+def _latencies(counted: Sequence[Exchange], heard: Sequence[Exchange]) -> dict[str, float | None]:
+    lag_ms = [1000 * (made.sent_s - made.due_s) for made in counted if made.sent_s is not None]
+    ttfb_ms, ttfp_ms, ttfa_ms, silence_ms, e2e_ms, rtf, audio_s = [], [], [], [], [], [], []
+    for made in heard:
+        assert made.sent_s is not None
+        assert made.first_byte_s is not None
+        ttfb_ms.append(1000 * (made.first_byte_s - made.sent_s))
+        ttfp_ms.append(1000 * (made.arrivals[0][0] - made.sent_s))
+        e2e_ms.append(1000 * (made.ended_s - made.sent_s))
+        rtf.append((made.ended_s - made.sent_s) / made.audio_s)
+        audio_s.append(made.audio_s)
+        if made.audible_sample is not None and made.playback.audible_at_s is not None:
+            ttfa_ms.append(1000 * (made.playback.audible_at_s - made.sent_s))
+            silence_ms.append(1000 * made.audible_sample / made.sample_rate)
+    return {
+        **_spread("lag", "_ms", lag_ms, "p50", "p95", "max"),
+        **_spread("ttfb", "_ms", ttfb_ms, "p50", "p95"),
+        **_spread("ttfp", "_ms", ttfp_ms, "mean", "p50", "p95", "p99"),
+        **_spread("ttfa", "_ms", ttfa_ms, "p50", "p95"),
+        **_spread("leading_silence", "_ms", silence_ms, "p50", "p95"),
+        **_spread("e2e", "_ms", e2e_ms, "mean", "p50", "p99"),
+        **_spread("rtf", "", rtf, "mean", "p50", "p99"),
+        **_spread("audio_s", "", audio_s, "mean", "p50", "p99"),
+    }
+
+
+def _continuity(heard: Sequence[Exchange]) -> dict[str, float | int | None]:
+    gaps_s = [gap_s for made in heard for gap_s in made.playback.gaps_s]
+    unbroken = sum(all(gap_s <= CONTINUITY_GAP_S for gap_s in made.playback.gaps_s) for made in heard)
+    return {
+        "underruns": len(gaps_s),
+        "requests_underrun": sum(bool(made.playback.gaps_s) for made in heard),
+        **{f"gaps_{1000 * limit_s:.0f}ms": sum(gap_s > limit_s for gap_s in gaps_s) for limit_s in _GAPS_S},
+        "continuity": unbroken / len(heard) if heard else None,
+    }
+
+
+def _spread(name: str, unit: str, values: Sequence[float], *which: str) -> dict[str, float | None]:
+    """Mean, maximum and percentiles (linear between ranks) of `values`, as `name`_`which``unit`."""
+    return {f"{name}_{part}{unit}": _part(values, part) for part in which}
+
+
+def _part(values: Sequence[float], part: str) -> float | None:
+    if not values:
+        return None
+    if part == "mean":
+        return float(np.mean(values))
+    return max(values) if part == "max" else float(np.percentile(values, int(part[1:])))
+
+
+def _peak(exchanges: Iterable[Exchange], window: Window) -> int:
+    """The most requests between their sending and their end at one time of the window."""
+    changes = []
+    for made in exchanges:
+        if made.sent_s is not None and made.sent_s < window.end_s and made.ended_s > window.begin_s:
+            changes += [(made.sent_s, 1), (made.ended_s, -1)]
+    # At equal times, ends come before beginnings.
+    running = peak = 0
+    for _, change in sorted(changes):
+        running += change
+        peak = max(peak, running)
+    return peak

@@ -1,0 +1,154 @@
+"""The load generator's results file, its table, and two such files compared.
+
+Knows no server. The fields are those of docs/benchmark.md.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from sonoro.core.errors import ConfigError, OutputError
+from sonoro.core.machine import commit_of_checkout, processor, rounded
+
+__all__ = ["HIGHER_IS_BETTER", "LOWER_IS_BETTER", "Report", "compare", "load_of", "read_results", "show_comparison"]
+
+HIGHER_IS_BETTER = ("request_throughput", "xrt", "continuity")
+LOWER_IS_BETTER = (
+    *("ttfb_p50_ms", "ttfb_p95_ms", "ttfp_mean_ms", "ttfp_p50_ms", "ttfp_p95_ms", "ttfp_p99_ms"),
+    *("ttfa_p50_ms", "ttfa_p95_ms", "e2e_mean_ms", "e2e_p50_ms", "e2e_p99_ms", "rtf_mean", "rtf_p50", "rtf_p99"),
+    *("underruns", "requests_underrun", "gaps_50ms", "gaps_100ms", "gaps_200ms", "failed"),
+)
+_LOADS = ("mode", "rps", "concurrency")
+
+
+class Report:
+    """The top level of a results file and its `rows`, written to `out` after each.
+
+    The machine it names is the client's. `settings` that are None are left out. Raises `OutputError` if `out` cannot be
+    written.
+    """
+
+    def __init__(
+        self, top: Mapping[str, Any], *, settings: Mapping[str, Any], commit: str | None, out: Path | None
+    ) -> None:
+        self.values: dict[str, Any] = {
+            **top,
+            "client": processor(),
+            "commit": commit or commit_of_checkout(),
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "settings": {name: value for name, value in settings.items() if value is not None},
+            "rows": [],
+        }
+        self._out = out
+        self._write()
+        for name, value in self.values.items():
+            if name != "rows":
+                print(f"{name}: {json.dumps(value)}", flush=True)
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Keep and show a row, its numbers to four digits."""
+        row = rounded(row)
+        self.values["rows"].append(row)
+        self._write()
+        print(" ".join(f"{name}={json.dumps(value)}" for name, value in row.items()), flush=True)
+
+    def finish(self) -> dict[str, Any]:
+        """Show all rows as a table, then the whole as one line of JSON, the last of stdout; returns the whole."""
+        rows = self.values["rows"]
+        _show(f"{self.values['model']} at {self.values['settings']['url']}", [load_of(row) for row in rows], rows)
+        print(json.dumps(self.values), flush=True)
+        return self.values
+
+    def _write(self) -> None:
+        if self._out is None:
+            return
+        try:
+            self._out.write_text(json.dumps(self.values, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise OutputError(f"cannot write {self._out}: {error.strerror}") from error
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """The results file at `path`. Raises `ConfigError` if it is none of `bench serve`."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError("compare", str(path), f"it must be a readable file of JSON ({error})") from error
+    if not isinstance(values, dict) or values.get("bench") != "serve" or not isinstance(values.get("rows"), list):
+        raise ConfigError("compare", str(path), "it must be a results file of bench serve")
+    return values
+
+
+def load_of(row: Mapping[str, Any]) -> str:
+    """The load of a row, as `10 req/s` or `8 clients`."""
+    return f"{row['rps']:g} req/s" if row["mode"] == "open" else f"{row['concurrency']} clients"
+
+
+def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """What `after` improves over `before`, load by load, in percent: above 0 is better, whatever is measured.
+
+    The change of a figure over its value in `before`; None where either is missing or that is 0. Settings that differ
+    are listed. Raises `ConfigError` if no load is in both.
+    """
+    later = {load_of(row): row for row in after["rows"]}
+    pairs = [(row, later[load_of(row)]) for row in before["rows"] if load_of(row) in later]
+    if not pairs:
+        raise ConfigError("compare", [load_of(row) for row in after["rows"]], "the two files have no load in common")
+    rows = []
+    for old, new in pairs:
+        row = {name: old[name] for name in _LOADS if name in old}
+        row |= {name: _gain(old.get(name), new.get(name), 1) for name in HIGHER_IS_BETTER}
+        row |= {name: _gain(old.get(name), new.get(name), -1) for name in LOWER_IS_BETTER}
+        rows.append(rounded(row))
+    first, second = before["settings"], after["settings"]
+    differing = {
+        name: [first.get(name), second.get(name)]
+        for name in sorted({*first, *second})
+        if first.get(name) != second.get(name)
+    }
+    return {
+        "bench": "serve",
+        "compares": [before["model"], after["model"]],
+        "settings": differing,
+        "improved_pct": rows,
+    }
+
+
+def show_comparison(comparison: Mapping[str, Any]) -> None:
+    """Print a comparison as a table, then as one line of JSON."""
+    for name, (first, second) in comparison["settings"].items():
+        print(f"settings differ: {name}: {json.dumps(first)} and {json.dumps(second)}")
+    rows = comparison["improved_pct"]
+    _show("improvement of the second over the first, percent", [load_of(row) for row in rows], rows)
+    print(json.dumps(comparison), flush=True)
+
+
+def _gain(old: float | None, new: float | None, sign: int) -> float | None:
+    return None if old is None or new is None or not old else 100.0 * sign * (new - old) / old
+
+
+def _show(title: str, loads: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """A table of a line for each figure and a column for each load."""
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    for load in loads:
+        table.add_column(load, justify="right", overflow="fold")
+    names = {name: None for row in rows for name in row if name not in _LOADS}
+    for name in names:
+        table.add_row(name, *(_shown(row.get(name)) for row in rows))
+    Console(width=max(80, 24 + 16 * len(rows)), highlight=False).print(table)
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {count}" for name, count in value.items())
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,47 @@
+"""What a results file says of the machine it was measured on. Knows no bench and no GPU library."""
+
+from __future__ import annotations
+
+import platform
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+__all__ = ["commit_of_checkout", "gpu_driver", "processor", "rounded"]
+
+
+def commit_of_checkout() -> str | None:
+    """The commit this package is run from, marked `-dirty` when files differ from it; None outside a checkout."""
+    package = Path(__file__).parents[1]
+    try:
+        for command in (
+            ["ls-files", "--error-unmatch", "__init__.py"],
+            ["describe", "--always", "--dirty", "--exclude=*"],
+        ):
+            answer = subprocess.run(["git", *command], cwd=package, check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return answer.stdout.strip()
+
+
+def processor() -> str:
+    """The name of this machine's processor."""
+    listing = Path("/proc/cpuinfo")
+    names = re.findall(r"^model name\s*:\s*(.+)$", listing.read_text("utf-8"), re.M) if listing.exists() else []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def gpu_driver() -> str | None:
+    """The version of the GPU's kernel driver, if it says so."""
+    listing = Path("/proc/driver/nvidia/version")
+    found = re.search(r"\s(\d+(?:\.\d+)+)\s", listing.read_text("utf-8")) if listing.exists() else None
+    return found[1] if found else None
+
+
+def rounded(value: Any) -> Any:
+    """`value` with its fractions to four digits, those in mappings too."""
+    if isinstance(value, Mapping):
+        return {name: rounded(item) for name, item in value.items()}
+    return float(f"{value:.4g}") if isinstance(value, float) else value

@@ -1,0 +1,153 @@
+"""The server's own configuration: declared here once, checked when constructed, read from YAML beside the engine's.
+
+Knows no engine and no model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Self
+
+import yaml
+
+from sonoro.core.config import EngineConfig, StrictLoader
+from sonoro.core.errors import ConfigError
+from sonoro.core.types import ModelSpec
+
+__all__ = ["OPENAI_VOICES", "ServerConfig", "read_sections"]
+
+OPENAI_VOICES = (
+    *("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable"),
+    *("marin", "nova", "onyx", "sage", "shimmer", "verse"),
+)
+"""Names that clients of that API send; each stands for one of the model's voices in turn."""
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Who is served, and how much of what. Raises `ConfigError` naming field, value and limit.
+
+    `port` 0 takes any that is free. `api_keys`: one of them must come with each request under /v1; none asks for none.
+    `max_body_bytes` and `max_characters` of the text bound one request, and its body must arrive in `body_timeout_s`.
+    `max_concurrency`: requests spoken at once, 0 for the engine's slots. Others wait for a place, `max_waiting` of them
+    at most, each for `max_queue_wait_ms` at most. A client that takes nothing for `slow_reader_timeout_s` is given up;
+    at the end requests under way get `shutdown_timeout_s`. `model_aliases` are further names of the model;
+    `voice_aliases` give names to its voices: those of OpenAI that are not in it go round the voices in turn.
+    `cors_origins` may call from a browser, "*" for all.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    max_body_bytes: int = 16 * 2**20
+    max_characters: int = 4096
+    max_concurrency: int = 0
+    max_waiting: int = 1024
+    max_queue_wait_ms: int = 5000
+    body_timeout_s: float = 30.0
+    slow_reader_timeout_s: float = 60.0
+    shutdown_timeout_s: float = 30.0
+    model_aliases: tuple[str, ...] = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
+    voice_aliases: Mapping[str, str] = field(default_factory=dict)
+    cors_origins: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._check_host()
+        for name, low, high in (
+            ("port", 0, 65535),
+            ("max_body_bytes", 1024, 2**30),
+            ("max_characters", 1, 1_000_000),
+            ("max_concurrency", 0, 100_000),
+            ("max_waiting", 0, 100_000),
+            ("max_queue_wait_ms", 0, 600_000),
+        ):
+            self._check_number(name, low, high, is_whole=True)
+        for name in ("body_timeout_s", "slow_reader_timeout_s", "shutdown_timeout_s"):
+            self._check_number(name, 0.01, 3600, is_whole=False)
+        for name in ("api_keys", "model_aliases", "cors_origins"):
+            self._check_names(name)
+        self._check_voices()
+
+    def resolve(self, slots: int) -> Self:
+        """This configuration with what was left to the engine, which has `slots`, filled in."""
+        return dataclasses.replace(self, max_concurrency=self.max_concurrency or slots)
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """Every field, the keys counted only."""
+        values = {name.name: getattr(self, name.name) for name in dataclasses.fields(self)}
+        return {**values, "api_keys": f"{len(self.api_keys)} set", "voice_aliases": dict(self.voice_aliases)}
+
+    def aliases(self, spec: ModelSpec) -> dict[str, str]:
+        """The names, lower case, that stand for a voice of `spec`. Raises `ConfigError` for one that it lacks."""
+        for name, voice in self.voice_aliases.items():
+            if voice.lower() not in spec.voices:
+                known = ", ".join(spec.voices) or "none"
+                raise ConfigError(f"voice_aliases.{name}", voice, f"{spec.name} has no such voice; it has {known}")
+        turns = {name: spec.voices[turn % len(spec.voices)] for turn, name in enumerate(OPENAI_VOICES) if spec.voices}
+        given = {name.lower(): voice.lower() for name, voice in self.voice_aliases.items()}
+        return {name: voice for name, voice in (turns | given).items() if name not in spec.voices}
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """The defaults with `values` over them. Raises `ConfigError` for a key that is not a field."""
+        known = [entry.name for entry in dataclasses.fields(cls)]
+        for key, value in values.items():
+            if key not in known:
+                raise ConfigError(str(key), value, "there is no such key; known keys: " + ", ".join(known))
+        fields: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+        }
+        return cls(**fields)
+
+    def _check_host(self) -> None:
+        if not isinstance(self.host, str) or not self.host:
+            raise ConfigError("host", self.host, "it must be a name or an address")
+
+    def _check_number(self, name: str, low: float, high: float, *, is_whole: bool) -> None:
+        value = getattr(self, name)
+        kinds = int if is_whole else (int, float)
+        if not isinstance(value, kinds) or isinstance(value, bool) or not low <= value <= high:
+            kind = "a whole number" if is_whole else "a number"
+            raise ConfigError(name, value, f"it must be {kind} of at least {low:.15g} and at most {high:.15g}")
+
+    def _check_names(self, name: str) -> None:
+        values = getattr(self, name)
+        if not isinstance(values, tuple) or not all(isinstance(value, str) and value for value in values):
+            shown = "..." if name == "api_keys" else values
+            raise ConfigError(name, shown, "it must be a list of strings that are not empty")
+
+    def _check_voices(self) -> None:
+        voices = self.voice_aliases
+        if not isinstance(voices, Mapping) or not all(
+            isinstance(word, str) and word for pair in voices.items() for word in pair
+        ):
+            raise ConfigError("voice_aliases", voices, "it must map names to voices of the model")
+        object.__setattr__(self, "voice_aliases", MappingProxyType(dict(voices)))
+
+
+def read_sections(path: str | Path) -> tuple[EngineConfig, ServerConfig]:
+    """The sections `engine` and `server` of the YAML file at `path`, either of which may be missing.
+
+    Raises `ConfigError` for a file that cannot be read and for any key that is not known.
+    """
+    try:
+        values = yaml.load(Path(path).read_text(encoding="utf-8"), StrictLoader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("config", str(path), f"it must be a readable file ({error})") from error
+    except yaml.YAMLError as error:
+        raise ConfigError("config", str(path), f"it must be YAML ({' '.join(str(error).split())})") from error
+    sections = {} if values is None else values
+    if not isinstance(sections, dict):
+        raise ConfigError("config", str(path), f"it must hold sections, not a {type(sections).__name__}")
+    for name, section in sections.items():
+        if name not in ("engine", "server"):
+            raise ConfigError(str(name), section, "there is no such section; known sections: engine, server")
+        if section is not None and not isinstance(section, dict):
+            raise ConfigError(name, section, f"it must hold keys and values, not a {type(section).__name__}")
+    engine, server = sections.get("engine") or {}, sections.get("server") or {}
+    return EngineConfig.from_mapping(engine), ServerConfig.from_mapping(server)

@@ -1,0 +1,249 @@
+"""PCM16 in, encoded bytes out while they are made: the six formats of the speech API, at any speed and rate.
+
+The order is tempo, rate, format. PyAV is imported here alone and only where it is needed: without it WAV and PCM at
+speed 1 still serve. Knows no request, no HTTP and no engine. What leaves of 1, 2 and 5 chunks of 80 ms at 24 kHz:
+
+| format | content type | bytes after 1, 2, 5 | held back |
+|---|---|---|---|
+| mp3 | audio/mpeg | 576, 1440, 4320 | a frame (24 ms) and the coder's delay (46 ms, silence at the start) |
+| opus | audio/ogg; codecs=opus | 901, 1800, 4471 | one page of one 20 ms packet |
+| aac | audio/aac | 0, 863, 3172 | two frames of 43 ms: the first needs 85 ms of sound |
+| flac | audio/flac | 978, 1880, 4722 | a block of 24 ms |
+| wav | audio/wav | 3884, 7724, 19244 | nothing; its header says "until the end" |
+| pcm | audio/pcm | 3840, 7680, 19200 | nothing |
+
+A tempo holds back 40 to 80 ms of input besides, up to 200 ms above speed 2; another rate 10 to 60 ms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+from fractions import Fraction
+from typing import NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+import soxr
+
+from sonoro.core.audio import encoder_rate, from_pcm16, to_pcm16, wav_header
+from sonoro.core.errors import InvalidRequest
+
+try:
+    import av.filter
+except ImportError:  # an extra: WAV and PCM serve without it
+    av = None  # type: ignore[assignment]
+
+__all__ = ["FORMATS", "MAX_RATE", "MAX_SPEED", "MIN_RATE", "MIN_SPEED", "Encoder"]
+
+Samples = npt.NDArray[np.float32]
+
+MIN_SPEED, MAX_SPEED = 0.25, 4.0
+MIN_RATE, MAX_RATE = 8000, 48000
+
+
+class _Format(NamedTuple):
+    """How a format is made. `rates` names the format of core.audio that has the same; no codec means PCM16."""
+
+    content_type: str
+    rates: str
+    codec: str = ""
+    container: str = ""
+    bits_per_sample: int = 0
+    options: str = ""
+
+
+# mp3: without a reservoir a frame needs no other; a Xing header could not be completed, and would say "no frames".
+# opus: a page leaves when the next begins, so its length (1 s unless said) is what a listener waits.
+# flac: level 2 is the highest whose blocks are short, 24 to 27 ms instead of 105.
+_NOW = "flush_packets=1"
+_FORMATS = {
+    "mp3": _Format("audio/mpeg", "mp3", "libmp3lame", "mp3", 4, f"{_NOW}:reservoir=0:write_xing=0:id3v2_version=0"),
+    "opus": _Format("audio/ogg; codecs=opus", "opus", "libopus", "ogg", 3, f"{_NOW}:page_duration=20000"),
+    "aac": _Format("audio/aac", "mp3", "aac", "adts", 4, _NOW),
+    "flac": _Format("audio/flac", "flac", "flac", "flac", 0, f"{_NOW}:compression_level=2:metadata_header_padding=0"),
+    "wav": _Format("audio/wav", "wav"),
+    "pcm": _Format("audio/pcm", "pcm"),
+}
+FORMATS = tuple(_FORMATS)
+
+
+class Encoder:
+    """One answer's audio in `format`; a context manager. Not for two threads at once.
+
+    `sample_rate` (Hz) is that of the PCM16 mono fed. `out_rate` is the rate wanted, `rate` the one written: the next
+    that the format has. The result is the same for any split of the bytes fed.
+    Raises `InvalidRequest` naming `response_format`, `speed` or `sample_rate`.
+    """
+
+    _coded: _Coded | None = None
+
+    def __init__(self, format: str, sample_rate: int, *, speed: float = 1.0, out_rate: int | None = None) -> None:
+        assert MIN_RATE <= sample_rate <= MAX_RATE, sample_rate
+        _check(format, speed, out_rate)
+        chosen = _FORMATS[format]
+        self.content_type = chosen.content_type
+        self.rate = encoder_rate(chosen.rates, out_rate or sample_rate)
+        self._tempo = _Tempo(sample_rate, speed) if speed != 1 else None
+        self._resampler = soxr.ResampleStream(sample_rate, self.rate, 1) if self.rate != sample_rate else None
+        self._header = wav_header(self.rate) if format == "wav" else b""
+        self._coded = _Coded(chosen, self.rate) if chosen.codec else None
+        self._half, self._is_open = b"", True
+
+    def feed(self, pcm: bytes) -> bytes:
+        """Encode more PCM16 little-endian, cut anywhere, and return what is ready: possibly nothing."""
+        assert self._is_open, "the encoder is closed"
+        pcm = self._half + pcm
+        whole = len(pcm) // 2 * 2
+        self._half = pcm[whole:]
+        return self._encode(from_pcm16(pcm[:whole]))
+
+    def finish(self) -> bytes:
+        """Encode what is held back, close, and return the last bytes."""
+        assert self._is_open, "the encoder is closed"
+        assert not self._half, "the audio ends within a sample"
+        with self:
+            last = self._encode(np.zeros(0, np.float32), is_last=True)
+            return last + self._coded.finish() if self._coded else last
+
+    def close(self) -> None:
+        """Free the codec and what it holds back; nothing if it is closed."""
+        self._is_open, self._tempo, self._resampler = False, None, None
+        if self._coded:
+            self._coded.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # A container must not be left to the garbage collector: before PyAV 18 it wrote its end to a file gone first.
+        self.close()
+
+    def _encode(self, samples: Samples, *, is_last: bool = False) -> bytes:
+        if self._tempo is not None:
+            samples = self._tempo.finish() if is_last else self._tempo.feed(samples)
+        if self._resampler is not None:
+            samples = self._resampler.resample_chunk(samples, last=is_last)
+        pcm = to_pcm16(samples)
+        if self._coded:
+            return self._coded.write(pcm)
+        header, self._header = self._header, b""
+        return header + pcm
+
+
+def _check(format: str, speed: float, out_rate: int | None) -> None:
+    if format not in _FORMATS:
+        raise InvalidRequest("response_format", format, f"it must be one of {', '.join(FORMATS)}")
+    if not MIN_SPEED <= speed <= MAX_SPEED:
+        raise InvalidRequest("speed", speed, f"it must be from {MIN_SPEED:g} to {MAX_SPEED:g}")
+    if out_rate is not None and not MIN_RATE <= out_rate <= MAX_RATE:
+        raise InvalidRequest("sample_rate", out_rate, f"it must be from {MIN_RATE} to {MAX_RATE} Hz")
+    if av is None and _FORMATS[format].codec:
+        raise InvalidRequest("response_format", format, "it must be wav or pcm: this server lacks PyAV")
+    if av is None and speed != 1:
+        raise InvalidRequest("speed", speed, "it must be 1: this server lacks PyAV")
+
+
+class _Tempo:
+    """Faster or slower at the same pitch, by ffmpeg's atempo.
+
+    Gives round(S / speed) samples of S, and up to 10 ms more, at most 2%, when faster: there it lags that much, and
+    the end of a word is worth more.
+    """
+
+    def __init__(self, sample_rate: int, speed: float) -> None:
+        self._rate, self._speed = sample_rate, speed
+        # Above 2 a single filter would skip samples instead of blending them.
+        steps = math.ceil(abs(math.log2(speed)))
+        self._graph = av.filter.Graph()
+        if hasattr(self._graph, "threads"):  # from PyAV 18 on; before, idle threads live as long as the graph
+            self._graph.threads = 1
+        source = self._graph.add("abuffer", f"sample_rate={sample_rate}:sample_fmt=flt:channel_layout=mono")
+        filters = [self._graph.add("atempo", repr(speed ** (1 / steps))) for _ in range(steps)]
+        self._graph.link_nodes(source, *filters, self._graph.add("abuffersink")).configure()
+        self._held: Samples = np.zeros(0, np.float32)
+        self._fed = self._given = 0
+
+    def feed(self, samples: Samples) -> Samples:
+        self._fed += len(samples)
+        return self._push(samples)
+
+    def finish(self) -> Samples:
+        wanted = self._fed / self._speed
+        slack = min(0.01 * self._rate, 0.02 * wanted) if self._speed > 1 else 0
+        left = max(0, round(wanted + slack) - self._given)
+        rest = np.zeros(0, np.float32)
+        while len(rest) < left:  # silence pushes out what the filters hold
+            rest = np.concatenate([rest, self._push(np.zeros(self._rate // 10, np.float32))])
+        return rest[:left]
+
+    def _push(self, samples: Samples) -> Samples:
+        block = self._rate // 100  # always 10 ms: where the input is cut changes what the filters make of it
+        made, self._held = [np.zeros(0, np.float32)], np.concatenate([self._held, samples])
+        while len(self._held) >= block:
+            self._graph.push(_frame(self._held[:block], "flt", self._rate, 0))
+            self._held = self._held[block:]
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    made.append(np.asarray(self._graph.pull().to_ndarray(), np.float32)[0])
+        self._given += sum(map(len, made))
+        return np.concatenate(made)
+
+
+class _Coded:
+    """A codec and its container, whose bytes are taken as they are written.
+
+    PyAV cuts frames with a filter graph that has up to 17 idle threads until `close`.
+    """
+
+    def __init__(self, chosen: _Format, sample_rate: int) -> None:
+        self._rate, self._samples, self._made = sample_rate, 0, _Written()
+        # Codec and container each take the options they know.
+        options = dict(pair.split("=") for pair in chosen.options.split(":"))
+        self._container = av.open(self._made, "w", format=chosen.container, container_options=options)
+        try:
+            bits = min(chosen.bits_per_sample * sample_rate, 128_000)
+            stream = self._container.add_stream(chosen.codec, sample_rate, options, layout="mono", bit_rate=bits)
+            assert isinstance(stream, av.AudioStream)
+            self._stream = stream
+            self._container.start_encoding()
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, pcm: bytes) -> bytes:
+        if pcm:
+            samples = np.frombuffer(pcm, "<i2")
+            self._container.mux(self._stream.encode(_frame(samples, "s16", self._rate, self._samples)))
+            self._samples += len(samples)
+        return self._made.take()
+
+    def finish(self) -> bytes:
+        self._container.mux(self._stream.encode(None))
+        self.close()
+        return self._made.take()
+
+    def close(self) -> None:
+        self._container.close()
+
+
+class _Written(io.BytesIO):
+    """A file that cannot be rewound, so that no format waits to complete its header."""
+
+    def seekable(self) -> bool:
+        return False
+
+    def take(self) -> bytes:
+        taken = self.getvalue()
+        self.truncate(self.seek(0))
+        return taken
+
+
+def _frame(samples: npt.NDArray[np.generic], kind: str, sample_rate: int, at: int) -> av.AudioFrame:
+    frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(samples)[None], format=kind, layout="mono")
+    frame.sample_rate, frame.time_base, frame.pts = sample_rate, Fraction(1, sample_rate), at
+    return frame

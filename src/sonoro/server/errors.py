@@ -1,0 +1,152 @@
+"""What a client is told when it is refused: one function from an error of the tree to status, headers and body.
+
+    InvalidRequest
+    └── UnknownModel              another model than the one that is loaded
+    EngineError
+    └── SlowReader                the client took nothing for too long
+    SonoroError
+    └── Refused                   turned away before its fields were looked at
+        ├── Unauthorized          no API key, or a wrong one
+        ├── BodyTooLarge
+        ├── BodyTooSlow
+        ├── TooManyRequests       no place came free in time; the same request can be accepted later
+        └── NotReady              there is no engine yet, or none any more
+
+Knows no engine.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from sonoro.core.errors import (
+    EngineBusy,
+    EngineClosed,
+    EngineCrashed,
+    EngineError,
+    InvalidRequest,
+    SonoroError,
+    UnknownVoice,
+)
+
+__all__ = [
+    "BodyTooLarge",
+    "BodyTooSlow",
+    "NotReady",
+    "Refusal",
+    "Refused",
+    "SlowReader",
+    "TooManyRequests",
+    "Unauthorized",
+    "UnknownModel",
+    "plain_refusal",
+    "refusal",
+]
+
+
+class UnknownModel(InvalidRequest):
+    """Another model than the one that is loaded; the message lists the names it goes by."""
+
+    code = "model_not_found"
+
+
+class SlowReader(EngineError):
+    """The client took nothing for too long."""
+
+    code = "slow_reader"
+
+
+class Refused(SonoroError):
+    """Turned away before its fields were looked at."""
+
+    code = "refused"
+
+
+class Unauthorized(Refused):
+    """No API key, or a wrong one."""
+
+    code = "invalid_api_key"
+
+
+class BodyTooLarge(Refused):
+    """The body has more bytes than a body may have."""
+
+    code = "body_too_large"
+
+
+class BodyTooSlow(Refused):
+    """The body did not arrive in time."""
+
+    code = "body_too_slow"
+
+
+class TooManyRequests(Refused):
+    """No place came free in time; the same request can be accepted later."""
+
+    code = "too_many_requests"
+
+
+class NotReady(Refused):
+    """There is no engine yet, or none any more."""
+
+    code = "not_ready"
+
+
+_STATUSES: dict[type[SonoroError], int] = {
+    InvalidRequest: 400,
+    UnknownVoice: 404,
+    UnknownModel: 404,
+    Unauthorized: 401,
+    BodyTooSlow: 408,
+    BodyTooLarge: 413,
+    TooManyRequests: 429,
+    EngineBusy: 429,
+    NotReady: 503,
+    EngineCrashed: 503,
+    EngineClosed: 503,
+    SonoroError: 500,
+}
+
+_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+
+_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "2"}}
+
+_PARAMETERS = {"text": "input", "max_frames": "max_new_tokens"}
+"""Fields of a request that go by another name here."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An answer that is an error: `status`, `headers`, and the `error` object of its JSON body."""
+
+    status: int
+    error: dict[str, str | None]
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {"error": self.error}
+
+    @property
+    def payload(self) -> bytes:
+        return json.dumps(self.body).encode()
+
+
+def refusal(error: SonoroError) -> Refusal:
+    """What a client is told of `error`: the status of the nearest of its classes that has one, 500 if none has."""
+    status = next(_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES)
+    message, parameter = str(error), None
+    if isinstance(error, InvalidRequest):
+        own = error.field.removeprefix("options.")
+        parameter = _PARAMETERS.get(own, own)
+        message = parameter + message.removeprefix(error.field)
+    return plain_refusal(status, message, error.code, parameter)
+
+
+def plain_refusal(status: int, message: str, code: str, parameter: str | None = None) -> Refusal:
+    """A refusal with the type and headers that go with `status`."""
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    error = {"message": message, "type": kind, "param": parameter, "code": code}
+    return Refusal(status, error, dict(_HEADERS.get(status, {})))

@@ -1,0 +1,134 @@
+"""What the server counts, for Prometheus: requests by how they ended, their times, and how the engine is doing.
+
+Knows no HTTP. Every count belongs to one `Metrics`, so that two servers of a process share none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from sonoro.transport.messages import Stats
+
+__all__ = ["Metrics", "Observation"]
+
+_SECONDS = (0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.2, 0.35, 0.6, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
+_RTF = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0)
+
+
+class Metrics:
+    """The counts of one server. `model` is empty until the engine is ready."""
+
+    def __init__(self) -> None:
+        self.model = ""
+        self._registry = CollectorRegistry()
+        self.requests = Counter(
+            "sonoro_requests", "requests by how they ended", ["model", "reason"], registry=self._registry
+        )
+        self.in_flight = Gauge("sonoro_requests_in_flight", "requests under way or waiting", registry=self._registry)
+        self.first_packet = Histogram(
+            "sonoro_first_packet_seconds",
+            "from a request's arrival to its first bytes of audio",
+            ["model"],
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self.end_to_end = Histogram(
+            "sonoro_request_seconds",
+            "from a request's arrival to its last byte",
+            ["model"],
+            buckets=_SECONDS,
+            registry=self._registry,
+        )
+        self.rtf = Histogram(
+            "sonoro_rtf",
+            "time over audio time of whole answers",
+            ["model"],
+            buckets=_RTF,
+            registry=self._registry,
+        )
+        self.audio = Counter("sonoro_audio_seconds", "audio made", ["model"], registry=self._registry)
+        self._engine = _EngineCollector()
+        self._registry.register(self._engine)
+
+    def refused(self, reason: str) -> None:
+        """A request was turned away before it was under way."""
+        self.requests.labels(self.model, reason).inc()
+
+    def exposition(self, stats: Stats | None, restarts: int) -> bytes:
+        """Everything in Prometheus' text format; without `stats` the engine counts as down."""
+        self._engine.stats, self._engine.restarts = stats, restarts
+        return generate_latest(self._registry)
+
+
+class Observation:
+    """One request as it goes, since `arrived_s` on the clock of `time.perf_counter`; `end` counts it."""
+
+    def __init__(self, metrics: Metrics, sample_rate: int, arrived_s: float) -> None:
+        self._metrics, self._rate, self._arrived_s = metrics, sample_rate, arrived_s
+        self._bytes = 0
+        self.first_packet_s: float | None = None
+        metrics.in_flight.inc()
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.perf_counter() - self._arrived_s
+
+    @property
+    def audio_s(self) -> float:
+        return self._bytes / 2 / self._rate
+
+    def made(self, pcm: bytes) -> None:
+        """`pcm` (PCM16 mono) came from the engine."""
+        self._bytes += len(pcm)
+        self._metrics.audio.labels(self._metrics.model).inc(len(pcm) / 2 / self._rate)
+
+    def sent(self) -> None:
+        """Audio went to the client."""
+        if self.first_packet_s is None:
+            self.first_packet_s = self.elapsed_s
+            self._metrics.first_packet.labels(self._metrics.model).observe(self.first_packet_s)
+
+    def end(self, reason: str, *, is_whole: bool) -> None:
+        """It ended as `reason` says; the times of answers that were cut off do not count."""
+        model, elapsed_s = self._metrics.model, self.elapsed_s
+        self._metrics.in_flight.dec()
+        self._metrics.requests.labels(model, reason).inc()
+        if is_whole:
+            self._metrics.end_to_end.labels(model).observe(elapsed_s)
+            if self._bytes:
+                self._metrics.rtf.labels(model).observe(elapsed_s / self.audio_s)
+
+
+class _EngineCollector(Collector):
+    """What the engine last said of itself."""
+
+    def __init__(self) -> None:
+        self.stats: Stats | None = None
+        self.restarts = 0
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self.stats
+        yield GaugeMetricFamily("sonoro_engine_up", "whether the engine answers", value=float(stats is not None))
+        yield CounterMetricFamily("sonoro_engine_restarts", "engines started after a crash", value=self.restarts)
+        if stats is None:
+            return
+        for name, help, value in (
+            ("running", "requests that hold a slot", stats.running),
+            ("waiting", "requests that wait for a slot of the engine", stats.waiting),
+            ("paused", "requests held back for a slow reader", stats.paused),
+            ("free_slots", "slots that nobody holds", stats.free_slots),
+            ("free_pages", "pages that nobody holds", stats.free_pages),
+        ):
+            yield GaugeMetricFamily(f"sonoro_engine_{name}", help, value=value)
+        launches = CounterMetricFamily(
+            "sonoro_engine_launches", "units of work by kind, and whether from a graph", labels=["kind", "how"]
+        )
+        for kind, counts in stats.launches.items():
+            for how, count in counts.items():
+                launches.add_metric([kind, how], count)
+        yield launches

@@ -1,0 +1,59 @@
+"""Texts to speak: our own, and those of files."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from sonoro.bench.dataset import BUILTIN, prompts, shuffled
+from sonoro.core.errors import ConfigError
+
+
+def test_ours_are_two_hundred_plain_english_texts() -> None:
+    texts = prompts(BUILTIN)
+    assert len(texts) == len(set(texts)) == 200
+    lengths = [len(text.split()) for text in texts]
+    assert (min(lengths), max(lengths)) == (4, 25)
+    for text in texts:
+        assert text.isascii()
+        assert text == text.strip()
+        assert text[-1] in ".?!"
+
+
+def test_the_text_of_a_list_is_its_fourth_field(tmp_path: Path) -> None:
+    listing = tmp_path / "meta.lst"
+    listing.write_text(
+        "a-1|What was said.|wavs/a.wav|Say this.\n\nb-2|Else.|b.wav| Say that. |truth/b.wav\nA bare text.\n"
+    )
+    assert prompts(str(listing)) == ("Say this.", "Say that.", "A bare text.")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"One.\na|b\n", "dataset line 2: 'a\\|b'"),
+        (b"a|b|c\n", "dataset line 1"),
+        (b"a|b|c| \n", "id\\|ref_text\\|ref_audio\\|text"),
+        (b"\n \n", "at least one text"),
+        (b"\xff\xfe\xfa", "readable UTF-8"),
+    ],
+)
+def test_what_is_no_list_of_texts_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
+    listing = tmp_path / "bad.lst"
+    listing.write_bytes(content)
+    with pytest.raises(ConfigError, match=words):
+        prompts(str(listing))
+
+
+def test_a_file_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match="none/of/these"):
+        prompts("none/of/these")
+
+
+def test_an_order_is_the_seeds_and_has_each_text_once_in_a_round() -> None:
+    texts = tuple("abcdefghij")
+    first, again, other = (list(itertools.islice(shuffled(texts, seed), 30)) for seed in ("1", "1", "2"))
+    assert first == again != other
+    for at in range(0, 30, 10):
+        assert sorted(first[at : at + 10]) == sorted(texts)
+    assert first[:10] != first[10:20]

@@ -1,0 +1,370 @@
+"""The speech API as its clients see it: what is answered, what is refused and how, while the server serves on."""
+
+import asyncio
+import base64
+import dataclasses
+import io
+import json
+import time
+
+import av
+import httpx
+import openai
+import pytest
+
+from engine_processes import LONG, alone, nothing_left, run, until
+from fakes.sine import SineModel
+from server_processes import SETTINGS, Server, recording, serving
+from sonoro.core.types import SamplingParams, SpeechRequest
+from sonoro.server.config import ServerConfig
+from sonoro.server.schemas import parse_body, speech_request
+
+__all__ = ["nothing_left"]
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+SPEECH = "/v1/audio/speech"
+
+BAD_FIELDS = [
+    ({"input": None}, 400, "input"),
+    ({"input": 7}, 400, "input"),
+    ({"input": ""}, 400, "input"),
+    ({"input": " \n"}, 400, "input"),
+    ({"input": "?!"}, 400, "input"),
+    ({"input": "word " * 820}, 400, "input"),
+    ({"input": "It is unspeakable."}, 400, "input"),
+    ({"model": "gpt-9"}, 404, "model"),
+    ({"model": ["tts-1"]}, 400, "model"),
+    ({"voice": "nobody"}, 404, "voice"),
+    ({"voice": {"name": "low"}}, 400, "voice"),
+    ({"voice": {"id": "nobody"}}, 404, "voice"),
+    ({"voice": 3}, 400, "voice"),
+    ({"speaker": "nobody"}, 404, "voice"),
+    ({"voice": "low", "speaker": "high"}, 400, "speaker"),
+    ({"instructions": "Whisper."}, 400, "instructions"),
+    ({"instructions": {}}, 400, "instructions"),
+    ({"response_format": "midi"}, 400, "response_format"),
+    ({"response_format": None}, 400, "response_format"),
+    ({"speed": 0}, 400, "speed"),
+    ({"speed": 4.5}, 400, "speed"),
+    ({"speed": "fast"}, 400, "speed"),
+    ({"speed": True}, 400, "speed"),
+    ({"stream_format": "websocket"}, 400, "stream_format"),
+    ({"sample_rate": 7}, 400, "sample_rate"),
+    ({"sample_rate": 8000.5}, 400, "sample_rate"),
+    ({"language": "klingon"}, 400, "language"),
+    ({"seed": -1}, 400, "seed"),
+    ({"seed": 2**63}, 400, "seed"),
+    ({"seed": 1.5}, 400, "seed"),
+    ({"temperature": -0.1}, 400, "temperature"),
+    ({"top_k": -1}, 400, "top_k"),
+    ({"top_p": 0}, 400, "top_p"),
+    ({"repetition_penalty": 11}, 400, "repetition_penalty"),
+    ({"max_new_tokens": 0}, 400, "max_new_tokens"),
+    ({"max_new_tokens": 2001}, 400, "max_new_tokens"),
+    ({"loudness": 101}, 400, "loudness"),
+    ({"loudness": "full"}, 400, "loudness"),
+    ({"loudness": [1]}, 400, "loudness"),
+    ({"ref_text": "Hello."}, 400, "ref_text"),
+    ({"x_vector_only_mode": True}, 400, "x_vector_only_mode"),
+    ({"ref_audio": "http://127.0.0.1/voice.wav", "ref_text": "Hello."}, 400, "ref_audio"),
+    ({"ref_audio": "file:///etc/passwd", "ref_text": "Hello."}, 400, "ref_audio"),
+    ({"ref_audio": "../../etc/passwd", "ref_text": "Hello."}, 400, "ref_audio"),
+    ({"ref_audio": "data:audio/wav;base64,@@@", "ref_text": "Hello."}, 400, "ref_audio"),
+    ({"ref_audio": "data:audio/wav;base64,é", "ref_text": "Hello."}, 400, "ref_audio"),
+    ({"ref_audio": "data:audio/wav;base64,AAAA", "ref_text": "Hello."}, 400, "ref_audio"),
+    ({"ref_audio": recording(0.2), "ref_text": "Hello."}, 400, "ref_audio"),
+    ({"ref_audio": recording(61), "ref_text": "Hello."}, 400, "ref_audio"),
+    ({"ref_audio": recording(peak=0), "ref_text": "Hello."}, 400, "ref_audio"),
+    ({"ref_audio": recording()}, 400, "ref_text"),
+    ({"ref_audio": recording(), "ref_text": "Hello.", "voice": "low"}, 400, "voice"),
+]
+
+BAD_BODIES = [
+    b"",
+    b"{",
+    b"null",
+    b"[]",
+    b'"text"',
+    b"\xff\xfe",
+    b'{"input": "a\xff"}',
+    b'{"input": "\\ud800"}',
+    b'{"input": "a", "speed": NaN}',
+    b'{"input": "a", "temperature": Infinity}',
+    b'{"input": "a", "seed": ' + b"9" * 5000 + b"}",
+    b"[" * 100_000,
+    b"input=hello&voice=low",
+]
+
+
+def spoken(text: str = "Some words.", seed: int = 0, voice: str = "low", loudness: int = 50) -> bytes:
+    """The PCM16 that a request should be answered with."""
+    return alone(SpeechRequest(id="a", text=text, seed=seed, voice=voice, options={"loudness": loudness}))
+
+
+def check_error(answer: httpx.Response, status: int, parameter: str | None = None) -> None:
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert error["param"] == parameter, answer.text
+    if parameter is not None:
+        assert parameter in error["message"]
+    assert ("retry-after" in answer.headers) == (status in (429, 503))
+
+
+def test_what_is_wrong_is_refused_by_name_and_the_server_serves_on() -> None:
+    async def ask() -> None:
+        async with serving() as server:
+            for fields, status, parameter in BAD_FIELDS:
+                started_s = time.perf_counter()
+                answer = await server.speak(**{"text": "Some words.", **fields} if "input" not in fields else fields)
+                check_error(answer, status, parameter)
+                assert len(answer.content) < 1000
+                assert time.perf_counter() - started_s < 1
+                assert len(answer.headers["x-request-id"]) == 32
+            for payload in BAD_BODIES:
+                answer = await server.http.post(SPEECH, content=payload)
+                assert answer.status_code == 400, payload[:50]
+                assert answer.json()["error"]["code"] == "invalid_request"
+            check_error(await server.http.post(SPEECH, json={"voice": "low"}), 400, "input")
+            check_error(await server.http.get(SPEECH), 405)
+            check_error(await server.http.get("/v1/nothing"), 404)
+            check_error(await server.http.post(SPEECH, content=b" " * (SETTINGS.max_body_bytes + 1)), 413)
+            exploded = await server.speak("An explosive one.")
+            check_error(exploded, 500)
+            assert (await server.speak()).content == spoken()
+            assert server.engine.restarts == 0
+            assert await server.metric('sonoro_requests_total{model="sine",reason="unknown_voice"}') == 3
+
+    run(ask())
+
+
+def test_a_body_is_bounded_though_it_hides_its_length() -> None:
+    settings = dataclasses.replace(SETTINGS, max_body_bytes=2048, body_timeout_s=0.3)
+
+    async def trickle(parts: int, pause_s: float):
+        for _ in range(parts):
+            yield b" " * 1000
+            await asyncio.sleep(pause_s)
+
+    async def ask() -> None:
+        async with serving(settings=settings) as server:
+            check_error(await server.http.post(SPEECH, content=trickle(4, 0)), 413)
+            check_error(await server.http.post(SPEECH, content=trickle(2, 0.4)), 408)
+            assert (await server.speak()).status_code == 200
+
+    run(ask())
+
+
+def test_the_fields_of_a_request_reach_the_engine() -> None:
+    cloned = {"ref_audio": recording(), "voice": "alloy"}
+
+    async def ask() -> None:
+        async with serving() as server:
+            for fields, expected in (
+                ({}, spoken()),
+                ({"model": "tts-1", "voice": "alloy"}, spoken()),
+                ({"model": "gpt-4o-mini-tts", "voice": "ash", "unheard_of": {"a": [1]}}, spoken(voice="high")),
+                ({"model": "sine", "voice": {"id": "HIGH"}, "instructions": ""}, spoken(voice="high")),
+                ({"speaker": "high", "seed": 3, "language": "English"}, spoken(voice="high", seed=3)),
+                ({"loudness": 20, "temperature": 0, "top_k": 5, "top_p": 0.5}, spoken(loudness=20)),
+            ):
+                answer = await server.speak(**fields)
+                assert answer.content == expected, fields
+                assert answer.headers["x-sample-rate"] == "8000"
+            cut = await server.speak(LONG, max_new_tokens=7)
+            assert cut.content == spoken(LONG)[: 7 * 160]
+            longer = await server.speak(max_new_tokens=40, ignore_eos=True)
+            assert len(longer.content) == 40 * 160
+            timbre = await server.speak(**cloned, x_vector_only_mode=True)
+            continued = await server.speak(**cloned, ref_text="A tone.")
+            assert timbre.status_code == continued.status_code == 200
+            assert len({timbre.content, continued.content, spoken()}) == 3
+            slower = await server.speak(speed=0.5)
+            assert len(slower.content) == pytest.approx(2 * len(spoken()), rel=0.03)
+            higher = await server.speak(sample_rate=16000)
+            assert (len(higher.content), higher.headers["x-sample-rate"]) == (2 * len(spoken()), "16000")
+
+    run(ask())
+
+
+def test_formats_are_read_back_and_named() -> None:
+    kinds = {"mp3": "mpeg", "opus": "ogg", "aac": "aac", "flac": "flac", "wav": "wav"}
+
+    async def ask() -> None:
+        async with serving() as server:
+            for format, kind in kinds.items():
+                answer = await server.speak(LONG, response_format=format)
+                assert answer.headers["content-type"].startswith(f"audio/{kind}")
+                with av.open(io.BytesIO(answer.content)) as file:
+                    heard_s = sum(frame.samples / frame.sample_rate for frame in file.decode(audio=0))
+                assert heard_s == pytest.approx(len(spoken(LONG)) / 16000, abs=0.2), format
+            unnamed = await server.http.post(SPEECH, json={"input": "Some words."})
+            assert unnamed.headers["content-type"] == "audio/mpeg"
+
+    run(ask())
+
+
+def test_events_hold_the_audio_and_say_how_it_ended() -> None:
+    async def ask() -> None:
+        async with serving("slow") as server:
+            answer = await server.speak(stream_format="sse")
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            *deltas, done = (json.loads(line[6:]) for line in answer.text.split("\n\n") if line)
+            assert {delta["type"] for delta in deltas} == {"speech.audio.delta"}
+            assert b"".join(base64.b64decode(delta["audio"]) for delta in deltas) == spoken()
+            assert done == {
+                "type": "speech.audio.done",
+                "usage": {"input_tokens": 11, "output_tokens": 11, "total_tokens": 22},
+                "finish_reason": "stop",
+            }
+            # An Accept header alone changes nothing.
+            plain = await server.http.post(
+                SPEECH, json={"input": "Some words.", "response_format": "pcm"}, headers={"accept": "text/event-stream"}
+            )
+            assert plain.content == spoken()
+
+    run(ask())
+
+
+def test_the_official_client_hears_streams_and_whole_answers() -> None:
+    def ask(server: Server) -> None:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
+            for format in ("pcm", "wav"):
+                arguments = {"model": "tts-1", "voice": "alloy", "input": LONG, "response_format": format}
+                whole = client.audio.speech.create(**arguments).content
+                with client.audio.speech.with_streaming_response.create(**arguments) as answer:
+                    parts = list(answer.iter_bytes())
+                assert len(parts) > 3
+                assert b"".join(parts) == whole
+                assert whole.endswith(spoken(LONG))
+                assert (format == "wav") == whole.startswith(b"RIFF")
+            assert [model.id for model in client.models.list()] == ["sine", "tts-1", "tts-1-hd", "gpt-4o-mini-tts"]
+            with pytest.raises(openai.NotFoundError, match="nobody"):
+                client.audio.speech.create(model="tts-1", voice="nobody", input="Hello.")
+            with pytest.raises(openai.BadRequestError, match="letter or digit"):
+                client.audio.speech.create(model="tts-1", voice="alloy", input="...")
+
+    async def serve() -> None:
+        async with serving() as server:
+            await asyncio.to_thread(ask, server)
+
+    run(serve())
+
+
+def test_models_voices_and_the_schema_are_listed() -> None:
+    settings = dataclasses.replace(SETTINGS, voice_aliases={"Alloy": "high", "anna": "low"}, model_aliases=("voice",))
+
+    async def ask() -> None:
+        async with serving(settings=settings) as server:
+            models = (await server.http.get("/v1/models")).json()
+            assert [model["id"] for model in models["data"]] == ["sine", "voice"]
+            assert models["data"][1]["root"] == "sine"
+            voices = (await server.http.get("/v1/audio/voices")).json()
+            assert voices["voices"] == ["low", "high"]
+            assert (voices["aliases"]["alloy"], voices["aliases"]["anna"]) == ("high", "low")
+            assert (await server.speak(voice="alloy")).content == spoken(voice="high")
+            schema = (await server.http.get("/openapi.json")).json()
+            body = schema["paths"][SPEECH]["post"]["requestBody"]["content"]["application/json"]["schema"]
+            assert body["required"] == ["input"]
+            assert "$ref" not in json.dumps(body)
+
+    run(ask())
+
+
+def test_logs_have_ids_and_nothing_of_what_was_said(caplog: pytest.LogCaptureFixture) -> None:
+    async def ask() -> None:
+        async with serving() as server:
+            spoken = await server.speak("A confidential word.", ref_secret="confidential")
+            refused = await server.speak("A confidential word.", voice="confidential")
+            gone = await server.speak("A confidential and unspeakable word.")
+            for answer in (spoken, refused, gone):
+                assert answer.headers["x-request-id"] in caplog.text
+            assert "ref_secret" in caplog.text
+            assert "confidential" not in caplog.text
+
+    with caplog.at_level("DEBUG", logger="sonoro"):
+        run(ask())
+
+
+def test_only_who_has_a_key_is_served() -> None:
+    settings = dataclasses.replace(SETTINGS, api_keys=("first-key", "clé"))
+
+    async def ask() -> None:
+        async with serving(settings=settings) as server:
+            for header in (None, "Bearer", "Bearer wrong", "Basic first-key", "first-key", "Bearer first-keyx"):
+                headers = {} if header is None else {"authorization": header}
+                for path in (SPEECH, "/v1/models", "/v1/audio/voices"):
+                    answer = await server.http.request("POST" if path == SPEECH else "GET", path, headers=headers)
+                    check_error(answer, 401)
+                    assert answer.headers["www-authenticate"] == "Bearer"
+            for key in ("first-key", "clé"):
+                headers = {"authorization": b"Bearer " + key.encode()}
+                assert (await server.http.get("/v1/models", headers=headers)).status_code == 200
+            for path in ("/health", "/ready", "/metrics"):
+                assert (await server.http.get(path)).status_code == 200
+
+    run(ask())
+
+
+def test_browsers_of_the_named_origins_may_call() -> None:
+    settings = dataclasses.replace(SETTINGS, cors_origins=("https://here.example",))
+
+    async def ask() -> None:
+        async with serving(settings=settings) as server:
+            for origin, is_allowed in (("https://here.example", True), ("https://there.example", False)):
+                answer = await server.http.get("/v1/models", headers={"origin": origin})
+                assert ("access-control-allow-origin" in answer.headers) == is_allowed
+
+    run(ask())
+
+
+def test_health_comes_before_the_engine_and_requests_are_told_to_wait() -> None:
+    async def ask() -> None:
+        async with serving("lasting", waits=False) as server:
+            await until(lambda: server.process.started)
+            assert (await server.http.get("/health")).json() == {"status": "alive"}
+            for answer in (
+                await server.http.get("/ready"),
+                await server.speak(),
+                await server.http.get("/v1/models"),
+            ):
+                check_error(answer, 503)
+                assert "started" in answer.json()["error"]["message"]
+            assert await server.metric("sonoro_engine_up") == 0
+
+    run(ask())
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "reason"),
+    [
+        ("missing", SETTINGS, "no folder 'missing'"),
+        ("dying", SETTINGS, "this is why it died"),
+        ("sine", dataclasses.replace(SETTINGS, voice_aliases={"anna": "nobody"}), "voice_aliases.anna"),
+    ],
+)
+def test_an_engine_that_cannot_be_started_is_told_of(model: str, settings: ServerConfig, reason: str) -> None:
+    async def ask() -> None:
+        async with serving(model, settings, waits=False) as server:
+            await until(lambda: server.failures)
+            assert reason in str(server.failures[0])
+            answer = await server.http.get("/ready")
+            check_error(answer, 503)
+            assert reason in answer.json()["error"]["message"]
+            check_error(await server.speak(), 503)
+
+    run(ask())
+
+
+def test_the_defaults_of_sampling_stay_the_models() -> None:
+    """Left out and null mean the same; what is given is kept."""
+    spec = SineModel().spec
+    for payload, expected in (
+        (b'{"input": "a"}', spec.sampling),
+        (b'{"input": "a", "temperature": null, "top_k": null, "seed": null}', spec.sampling),
+        (b'{"input": "a", "temperature": 0, "top_k": 3}', SamplingParams(temperature=0, top_k=3).over(spec.sampling)),
+    ):
+        made = speech_request(parse_body(payload), "a", spec, {}, 100)
+        assert (made.sampling, made.seed, made.voice) == (expected, 0, "low")

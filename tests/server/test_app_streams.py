@@ -1,0 +1,225 @@
+"""Streams, crowds and faults: first bytes early, a client gone, a reader asleep, an engine killed, a server ended."""
+
+import asyncio
+import dataclasses
+import os
+import signal
+import socket
+import time
+
+import httpx
+import pytest
+
+from engine_processes import CONFIG, LONG, alone, children, nothing_left, run, until
+from server_processes import SETTINGS, serving
+from sonoro.core.types import SpeechRequest
+from sonoro.server.errors import TooManyRequests
+from sonoro.server.stream import Gate
+
+__all__ = ["nothing_left"]
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+SPEECH = "/v1/audio/speech"
+FOREVER = {"input": LONG, "response_format": "pcm", "max_new_tokens": 400, "ignore_eos": True}
+"""Two seconds of the slow model."""
+
+
+def body(**fields: object) -> dict[str, object]:
+    return {**FOREVER, **fields}
+
+
+def test_first_bytes_of_every_format_come_before_the_last_frame() -> None:
+    formats = ("pcm", "wav", "mp3", "opus", "aac", "flac")
+
+    async def listen() -> None:
+        async with serving("slow", config=dataclasses.replace(CONFIG, slots=len(formats))) as server:
+
+            async def arrivals(format: str) -> list[float]:
+                started_s = time.perf_counter()
+                async with server.http.stream("POST", SPEECH, json=body(response_format=format)) as answer:
+                    return [time.perf_counter() - started_s async for part in answer.aiter_raw() if part]
+
+            for times in await asyncio.gather(*map(arrivals, formats)):
+                # 400 frames of 5 ms; the slowest format needs 128 ms of audio, thirteen frames, for its first packet.
+                assert len(times) > 10
+                assert times[-1] > 2.0
+                assert times[0] < times[-1] / 2
+            assert await server.metric('sonoro_first_packet_seconds_count{model="sine"}') == 6
+            assert await server.metric('sonoro_rtf_count{model="sine"}') == 6
+            assert await server.metric('sonoro_audio_seconds_total{model="sine"}') == pytest.approx(24.0)
+            assert await server.metric('sonoro_requests_total{model="sine",reason="length"}') == 6
+            assert await server.metric('sonoro_engine_launches_total{how="eager",kind="frame"}') >= 400
+
+    run(listen())
+
+
+def test_a_client_that_leaves_frees_its_slot_within_a_second() -> None:
+    async def leave() -> None:
+        async with serving("slow") as server:
+            async with server.http.stream("POST", SPEECH, json=FOREVER) as answer:
+                await anext(answer.aiter_raw())
+            await until(server.is_idle, timeout_s=1)
+            assert await server.metric('sonoro_requests_total{model="sine",reason="disconnected"}') == 1
+            assert await server.metric("sonoro_requests_in_flight") == 0
+
+    run(leave())
+
+
+def test_a_client_that_leaves_before_its_turn_gives_it_up() -> None:
+    async def leave() -> None:
+        async with serving("slow", dataclasses.replace(SETTINGS, max_concurrency=1)) as server:
+            first = asyncio.create_task(server.http.post(SPEECH, json=FOREVER))
+            await until(lambda: server.metric("sonoro_engine_running"))
+            with pytest.raises(httpx.ReadTimeout):
+                await server.http.post(SPEECH, json=FOREVER, timeout=0.2)
+            third = await server.speak()
+            assert (await first).status_code == third.status_code == 200
+            assert await server.metric('sonoro_requests_total{model="sine",reason="disconnected"}') == 1
+
+    run(leave())
+
+
+def test_a_crowd_waits_then_is_refused_and_nobody_is_forgotten() -> None:
+    settings = dataclasses.replace(SETTINGS, max_queue_wait_ms=1000)
+
+    async def crowd() -> None:
+        async with serving("slow", settings) as server:
+            limits = httpx.Limits(max_connections=200)
+            async with httpx.AsyncClient(base_url=server.url, limits=limits, timeout=30, trust_env=False) as many:
+                text = {"input": "Some more words, said by many at once.", "response_format": "pcm"}
+                answers = await asyncio.gather(*(many.post(SPEECH, json={**text, "seed": seed}) for seed in range(200)))
+            refused = [answer for answer in answers if answer.status_code == 429]
+            assert 20 < len(refused) < 196
+            assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+            assert refused[0].json()["error"]["type"] == "rate_limit_error"
+            for seed, answer in enumerate(answers):
+                if answer.status_code != 429:
+                    assert answer.status_code == 200
+                    assert answer.content == alone(SpeechRequest(id="a", text=text["input"], seed=seed))
+            assert await server.is_idle()
+            assert (await server.speak()).status_code == 200
+
+    run(crowd())
+
+
+def test_a_place_is_waited_for_no_longer_than_said_and_not_by_too_many() -> None:
+    async def wait() -> None:
+        gate = Gate(1, max_waiting=1, wait_s=0.1)
+        async with gate.place():
+            with pytest.raises(TooManyRequests, match="came free"):
+                async with gate.place():
+                    pass
+            waiting = asyncio.create_task(gate.place().__aenter__())
+            await asyncio.sleep(0)
+            with pytest.raises(TooManyRequests, match="1 requests"):
+                async with gate.place():
+                    pass
+        await waiting
+
+    run(wait())
+
+
+def test_a_client_that_takes_nothing_is_given_up() -> None:
+    settings = dataclasses.replace(SETTINGS, slow_reader_timeout_s=0.5)
+
+    async def stall() -> None:
+        config = dataclasses.replace(CONFIG, max_positions=2400, max_frames=2000, prefill_tokens=2400)
+        async with serving("sine", settings, config, queue_s=0.5, slow_reader_timeout_s=0.5) as server:
+            port = int(server.url.rpartition(":")[2])
+            streams = []
+            for seed in range(CONFIG.slots):
+                # A small buffer, which stops the system from making the one at the other end larger.
+                sock = socket.socket()
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                sock.connect(("127.0.0.1", port))
+                reader, writer = await asyncio.open_connection(sock=sock, limit=1024)
+                fields = f'"seed": {seed}, "sample_rate": 48000, "response_format": "pcm"'
+                text = f'{{"input": "{LONG}", "max_new_tokens": 2000, "ignore_eos": true, {fields}}}'.encode()
+                head = f"POST {SPEECH} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(text)}\r\n\r\n"
+                writer.write(head.encode() + text)
+                streams.append((reader, writer))
+            given_up = 'sonoro_requests_total{model="sine",reason="slow_reader"}'
+            async with asyncio.timeout(20):
+                while await server.metric(given_up) < CONFIG.slots:
+                    await asyncio.sleep(0.05)
+            assert await server.is_idle()
+            assert (await server.speak()).status_code == 200
+            for _, writer in streams:
+                writer.transport.abort()
+
+    run(stall())
+
+
+def test_a_killed_engine_ends_what_it_held_and_is_replaced() -> None:
+    async def kill() -> None:
+        async with serving("slow", dataclasses.replace(SETTINGS, max_concurrency=2)) as server:
+
+            async def hear(**fields: object) -> tuple[int, bytes, Exception | None]:
+                heard = b""
+                async with server.http.stream("POST", SPEECH, json=body(**fields)) as answer:
+                    try:
+                        async for part in answer.aiter_raw():
+                            heard += part
+                    except httpx.RemoteProtocolError as error:
+                        return answer.status_code, heard, error
+                return answer.status_code, heard, None
+
+            begun = [asyncio.create_task(hear(stream_format=kind)) for kind in ("audio", "sse")]
+            await until(lambda: server.metric('sonoro_first_packet_seconds_count{model="sine"}'))
+            await asyncio.sleep(0.1)
+            waiting = [asyncio.create_task(hear()) for _ in range(3)]
+            await asyncio.sleep(0.1)
+            (worker,) = children()
+            os.kill(worker, signal.SIGKILL)
+            async with asyncio.timeout(5):
+                audio, events = await asyncio.gather(*begun)
+                answers = await asyncio.gather(*waiting)
+            status, heard, failure = audio
+            assert status == 200
+            assert heard
+            assert isinstance(failure, httpx.RemoteProtocolError), "a body that was cut off must not look whole"
+            assert events[0] == 200
+            assert events[2] is None
+            assert b'"type": "error"' in events[1].rstrip().rpartition(b"\n")[2]
+            assert b"engine_crashed" in events[1]
+            assert [answer[0] for answer in answers] == [503] * 3
+            assert (await server.http.get("/health")).status_code == 200
+            await until(server.is_ready, timeout_s=20)
+            assert (await server.speak()).status_code == 200
+            assert await server.metric("sonoro_engine_restarts_total") == 1
+            assert await server.is_idle()
+
+    run(kill())
+
+
+def test_while_an_engine_is_replaced_requests_are_told_to_come_back() -> None:
+    async def kill() -> None:
+        async with serving("slow") as server:
+            answer = await server.speak("It must die.")
+            assert answer.status_code == 503
+            assert answer.json()["error"]["code"] == "engine_crashed"
+            for refused in (await server.http.get("/ready"), await server.speak()):
+                assert refused.status_code == 503
+                assert "retry-after" in refused.headers
+            await until(server.is_ready, timeout_s=20)
+            assert (await server.speak()).status_code == 200
+
+    run(kill())
+
+
+def test_an_ended_server_finishes_what_is_under_way() -> None:
+    async def end() -> None:
+        async with serving("slow") as server:
+            async with server.http.stream("POST", SPEECH, json=FOREVER) as answer:
+                parts = answer.aiter_raw()
+                heard = await anext(parts)
+                server.process.should_exit = True
+                await asyncio.sleep(0.3)
+                with pytest.raises(httpx.ConnectError):
+                    await httpx.AsyncClient(trust_env=False).get(f"{server.url}/health")
+                async for part in parts:
+                    heard += part
+            assert len(heard) == 400 * 160
+
+    run(end())

@@ -1,0 +1,91 @@
+"""A real server on a free port over an engine process with the sine model, for the tests of what clients see."""
+
+import asyncio
+import base64
+import contextlib
+import dataclasses
+import io
+import re
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import numpy as np
+import soundfile
+import uvicorn
+
+from engine_processes import CONFIG, launch
+from sonoro.core.config import EngineConfig
+from sonoro.server.app import create_app, listen
+from sonoro.server.config import ServerConfig
+from sonoro.transport.client import EngineClient
+
+SETTINGS = ServerConfig(port=0, max_queue_wait_ms=20_000, shutdown_timeout_s=5)
+
+
+@dataclasses.dataclass
+class Server:
+    """`http` asks the server at `url`; `engine` is what stands behind it; `failures` are of its start."""
+
+    http: httpx.AsyncClient
+    url: str
+    engine: EngineClient
+    process: uvicorn.Server
+    failures: list[Exception]
+
+    async def speak(self, text: str = "Some words.", **fields: Any) -> httpx.Response:
+        return await self.http.post("/v1/audio/speech", json={"input": text, "response_format": "pcm", **fields})
+
+    async def is_ready(self) -> bool:
+        return (await self.http.get("/ready")).status_code == 200
+
+    async def is_idle(self) -> bool:
+        stats = await self.engine.stats()
+        return (stats.running, stats.waiting, stats.free_slots) == (0, 0, CONFIG.slots)
+
+    async def metric(self, name: str) -> float:
+        """The value of a metric, its labels part of the name; 0 if there is none."""
+        text = (await self.http.get("/metrics")).text
+        found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    model: str = "sine",
+    settings: ServerConfig = SETTINGS,
+    config: EngineConfig = CONFIG,
+    *,
+    waits: bool = True,
+    **limits: float,
+) -> AsyncIterator[Server]:
+    """A server, ready unless told not to wait; it is gone with the block."""
+    engine, failures = launch(model, config, **limits), []
+    app = create_app(engine, settings.resolve(config.slots), failures.append)
+    with listen(settings) as sock:
+        # What is accepted inherits it: a client that takes nothing must be felt before megabytes are under way.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
+        process = uvicorn.Server(
+            uvicorn.Config(app, loop="asyncio", ws="none", log_config=None, timeout_graceful_shutdown=5)
+        )
+        task = asyncio.create_task(process.serve(sockets=[sock]))
+        url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        try:
+            async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as http:
+                server = Server(http, url, engine, process, failures)
+                async with asyncio.timeout(30):
+                    while waits and not await server.is_ready():
+                        await asyncio.sleep(0.02)
+                yield server
+        finally:
+            process.should_exit = True
+            await task
+
+
+def recording(seconds: float = 1.0, rate: int = 8000, peak: float = 0.5) -> str:
+    """A tone as a data: URL."""
+    samples = peak * np.sin(np.arange(int(seconds * rate)) / 5)
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate, format="WAV", subtype="PCM_16")
+    return "data:audio/wav;base64," + base64.b64encode(file.getvalue()).decode()

@@ -1,0 +1,131 @@
+"""`sonoro serve`: bad input is refused in one line; a real server speaks as the built-in voice and ends well."""
+
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import soundfile
+import yaml
+
+from command_line import Run, assert_refused, sonoro
+
+__all__ = ["sonoro"]
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--port", "x"], ["port", "'x'", "whole number"]),
+        (["--port", "65536"], ["port", "65536", "65535"]),
+        (["--host", "nowhere.invalid"], ["host", "nowhere.invalid", "address"]),
+        (["--host", "a" * 70], ["host", "address"]),
+        (["--slots", "0"], ["slots", "0", "at least 1"]),
+        (["--max-concurrency", "-1"], ["max_concurrency", "-1", "at least 0"]),
+        (["--max-queue-wait-ms", "1.5"], ["max_queue_wait_ms", "'1.5'", "whole number"]),
+        (["--max-characters", "0"], ["max_characters", "0", "at least 1"]),
+        (["--max-body-bytes", "10"], ["max_body_bytes", "10", "at least 1024"]),
+        (["--api-key", ""], ["api_keys", "not empty"]),
+        (["--config", "none.yaml"], ["config", "none.yaml", "readable"]),
+        (["--config", "list.yaml"], ["config", "list.yaml", "sections"]),
+        (["--config", "section.yaml"], ["slots", "no such section", "engine, server"]),
+        (["--config", "engine.yaml"], ["slot", "no such key", "slots"]),
+        (["--config", "server.yaml"], ["keys", "no such key", "api_keys"]),
+        (["--config", "twice.yaml"], ["config", "port is written twice"]),
+        (["--config", "empty.yaml"], ["server", "keys and values"]),
+        (["--config", "secret.yaml"], ["api_keys", "a list of strings"]),
+    ],
+)
+def test_bad_configuration_is_refused_in_one_line(sonoro: Run, arguments: list[str], words: list[str]) -> None:
+    for name, text in {
+        "list": "[1]",
+        "section": "slots: 4",
+        "engine": "engine: {slot: 4}",
+        "server": "server: {keys: [a]}",
+        "twice": "server: {port: 1, port: 2}",
+        "empty": "server: [1]",
+        "secret": "server: {api_keys: [1, hush]}",
+    }.items():
+        Path(f"{name}.yaml").write_text(text)
+    code, out, err = sonoro("serve", *arguments)
+    assert_refused(code, out, err, words)
+    assert "hush" not in err
+
+
+def test_a_port_that_is_taken_is_named(sonoro: Run) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert_refused(*sonoro("serve", "--port", port), ["port", port, "in use"])
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server(sonoro: Run) -> None:
+    code, out, err = sonoro("serve", "none/of/these", "--port", "0")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "none/of/these" in err
+    assert "listening on http://127.0.0.1:" in out
+
+
+@contextlib.contextmanager
+def server(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """A running `sonoro serve`, what it printed, and its address; the process is gone with the block."""
+    command = (sys.executable, "-m", "sonoro", "serve", "--port", "0", "--device", "cpu", *arguments)
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            printed = ""
+            while "listening on" not in printed:
+                line = process.stdout.readline()
+                assert line, process.stderr.read()
+                printed += line
+            yield process, printed, printed.rpartition(" ")[2].strip()
+        finally:
+            process.kill()
+
+
+def test_a_server_is_alive_at_once_speaks_and_ends_with_what_is_under_way(tmp_path: Path) -> None:
+    (tmp_path / "sonoro.yaml").write_text(
+        "engine: {slots: 2}\nserver: {api_keys: [], voice_aliases: {anna: clara}, max_queue_wait_ms: 9000}\n"
+    )
+    started_s = time.monotonic()
+    with server(tmp_path, "--config", "sonoro.yaml", "--api-key", "hush", "--slots", "3") as (process, printed, url):
+        with httpx.Client(base_url=url, trust_env=False, timeout=60, headers={"authorization": "Bearer hush"}) as http:
+            assert http.get("/health").status_code == 200
+            # Three seconds are promised; a machine that is also running other tests may need longer.
+            assert time.monotonic() - started_s < 10
+            resolved = yaml.safe_load(printed.partition("listening")[0])
+            assert resolved["engine"]["slots"] == resolved["server"]["max_concurrency"] == 3
+            assert resolved["server"]["max_queue_wait_ms"] == 9000
+            assert "hush" not in printed
+            while (ready := http.get("/ready")).status_code != 200:
+                assert ready.status_code == 503
+                time.sleep(0.1)
+            body = {"input": "Hello there, this is spoken.", "voice": "anna", "response_format": "pcm"}
+            with http.stream("POST", "/v1/audio/speech", json=body) as answer:
+                assert answer.headers["x-sample-rate"] == "24000"
+                parts = answer.iter_raw()
+                heard = next(parts)
+                process.send_signal(signal.SIGTERM)
+                heard += b"".join(parts)
+        assert len(heard) > 24000
+        assert process.wait(20) == -signal.SIGTERM
+        assert process.stderr.read() == ""
+
+
+def test_the_examples_run_as_they_are(tmp_path: Path) -> None:
+    with server(tmp_path) as (process, _, url):
+        while httpx.get(f"{url}/ready", trust_env=False).status_code != 200:
+            time.sleep(0.1)
+        for command in (["sh", EXAMPLES / "speech.sh"], [sys.executable, EXAMPLES / "speech_openai.py"]):
+            subprocess.run([*command, url], cwd=tmp_path, check=True, timeout=60)
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+    assert soundfile.info(tmp_path / "hello.mp3").samplerate == 24000
+    assert (tmp_path / "hello.wav").read_bytes()[:4] == b"RIFF"
+    assert min((tmp_path / name).stat().st_size for name in ("hello.pcm", "hello.wav")) > 24000
