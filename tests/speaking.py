@@ -1,12 +1,12 @@
 """Rows of a state brought to their first frame without an engine: whose pages are whose is decided here."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from sonoro.models.base import Capacity, SpeechModel
+from sonoro.models.base import Capacity
 
 PAGE = 16
 
@@ -22,16 +22,19 @@ def pages_of(slot: int, slots: int, count: int) -> list[int]:
     return [slot + slots * index for index in reversed(range(count))]
 
 
-def begin(
-    stage: Callable[..., int], prefill: Callable[[Any, Tensor], None], state: Any, prompts: Sequence[Any], slots: Any
-) -> None:
-    """Stage and prefill `prompts`; afterwards rows `slots` are ready for their first frame."""
+class Starts(Protocol):
+    """What of a `SpeechModel` brings rows to their first frame."""
+
+    stage: Callable[..., int]
+    place: Callable[[Any, Tensor], None]
+    prefill: Callable[[Any, Tensor], None]
+
+
+def begin(model: Starts, state: Any, prompts: Sequence[Any], slots: Any) -> None:
+    """Stage, place and prefill `prompts`; afterwards rows `slots` are ready for their first frame."""
     table = state.cache.table
     numbers = torch.as_tensor(slots).tolist()
-    tokens = stage(state, prompts, numbers, [pages_of(slot, table.shape[0] - 1, table.shape[1]) for slot in numbers])
-    prefill(state, torch.arange(tokens, device=table.device))
-
-
-def begin_model(model: SpeechModel, state: Any, prompts: Sequence[Any], slots: Any) -> None:
-    """`begin` for a whole model."""
-    begin(model.stage, model.prefill, state, prompts, slots)
+    pages = [pages_of(slot, table.shape[0] - 1, table.shape[1]) for slot in numbers]
+    tokens = model.stage(state, prompts, numbers, pages)
+    model.place(state, torch.tensor(numbers, device=table.device))
+    model.prefill(state, torch.arange(tokens, device=table.device))

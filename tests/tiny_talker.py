@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import torch
 from tokenizers import models
@@ -13,7 +14,7 @@ from sonoro.models.base import Controls, Voice
 from sonoro.models.qwen3_tts.backbone import Talker
 from sonoro.models.qwen3_tts.config import ModelConfig, build
 from sonoro.models.qwen3_tts.prompt import ClonedVoice, PromptBuilder, TalkerPrompt, TextTokenizer
-from sonoro.models.qwen3_tts.state import FrameState, prefill, stage
+from sonoro.models.qwen3_tts.state import FrameState, place, prefill, stage
 from speaking import begin
 from tiny_checkpoint import NUM_CONTROL_IDS, configs, state_dicts, vocabulary
 
@@ -130,4 +131,4 @@ def reference_prompt(case: Case, wanted: Controls) -> TalkerPrompt:
 
 def begin_talker(talker: Talker, state: FrameState, prompts: Sequence[TalkerPrompt], slots: Tensor) -> None:
     """Bring rows `slots` to the first frame of `prompts`."""
-    begin(stage, functools.partial(prefill, talker), state, prompts, slots)
+    begin(SimpleNamespace(stage=stage, place=place, prefill=functools.partial(prefill, talker)), state, prompts, slots)

@@ -15,7 +15,7 @@ from sonoro.api import Audio
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import SpeechRequest
 from sonoro.models import registry
-from speaking import begin_model, capacity
+from speaking import begin, capacity
 
 SENTENCES = read_harvard()[:20]
 CONFIG = EngineConfig(slots=16)
@@ -93,7 +93,7 @@ def test_half_precision_streams_what_float32_decodes_whole(chunks: tuple[int, ..
     request = speaker.spec.resolve(SpeechRequest(id="x", text=SENTENCES[3], max_frames=48, seed=1))
     with torch.inference_mode():
         state = speaker.allocate(capacity(1, 256, 48, 128))
-        begin_model(speaker, state, [speaker.prepare(request, request.text, 0, [], None)], [0])
+        begin(speaker, state, [speaker.prepare(request, request.text, 0, [], None)], [0])
         for _ in range(48):
             speaker.frame(state, torch.tensor([0]))
         frames = state.frames[:1, : int(state.length[0])]

@@ -54,7 +54,7 @@ def test_launches_are_counted_by_kind() -> None:
     counts = engine.launches
     assert all(kind["graph"] == 0 for kind in counts.values())
     # Both rows run together: one prefill, nine frames, and audio of 1, 1, 4 and 3 frames.
-    assert {name: kind["eager"] for name, kind in counts.items()} == {"prefill": 1, "frame": 9, "codec": 4}
+    assert {name: kind["eager"] for name, kind in counts.items()} == {"place": 1, "prefill": 1, "frame": 9, "codec": 4}
 
 
 def test_a_prompt_whose_rows_do_not_fit_a_bucket_runs_at_its_own_length() -> None:

@@ -81,23 +81,27 @@ class SineModel:
             state.held.pop(slot, None)
 
     def stage(self, state, prompts, slots, pages):
-        self.reset(state, slots)
-        end, capacity = 0, state.capacity
-        for prompt, slot, given in zip(prompts, slots, pages, strict=True):
+        end, capacity, state.staged = 0, state.capacity, list(zip(prompts, slots, pages, strict=True))
+        for prompt, slot, given in state.staged:
             if "explosive" in prompt.text:
                 raise RuntimeError("it exploded")
-            in_use = {page for other, held in state.held.items() if not state.done[other] for page in held}
-            assert not in_use & set(given), "a page was given to two rows"
             assert len(set(given)) * capacity.page_positions >= prompt.positions + prompt.controls.max_frames
             assert set(given) <= set(range(capacity.pages)), "the last page is scratch"
-            state.held[slot], state.missing[slot], state.done[slot] = list(given), prompt.positions, False
-            state.limit[slot], state.frames[slot, :, 1] = prompt.controls.max_frames, prompt.loudness
-            state.target[slot] = state.limit[slot] + 1 if prompt.controls.ignore_eos else len(prompt.text)
-            state.pitch[slot] = prompt.pitch
             state.owner[end : end + prompt.positions] = slot
             end += prompt.positions
         assert end <= capacity.max_tokens, "more prompt rows than can be staged"
         return end
+
+    def place(self, state, slots):
+        self.reset(state, slots[slots < state.capacity.slots].tolist())
+        for place, (prompt, slot, given) in zip(slots.tolist(), state.staged, strict=False):
+            assert place == slot, "a slot was given what was staged for another"
+            in_use = {page for other, held in state.held.items() if not state.done[other] for page in held}
+            assert not in_use & set(given), "a page was given to two rows"
+            state.held[slot], state.missing[slot], state.done[slot] = list(given), prompt.positions, False
+            state.limit[slot], state.frames[slot, :, 1] = prompt.controls.max_frames, prompt.loudness
+            state.target[slot] = state.limit[slot] + 1 if prompt.controls.ignore_eos else len(prompt.text)
+            state.pitch[slot] = prompt.pitch
 
     def prefill(self, state, tokens):
         state.missing -= torch.bincount(state.owner[tokens], minlength=len(state.missing))

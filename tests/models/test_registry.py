@@ -15,7 +15,7 @@ from sonoro.core.errors import CheckpointError, CheckpointNotFound, ConfigError,
 from sonoro.core.types import SamplingParams, SpeechRequest
 from sonoro.models import registry
 from sonoro.models.base import SpeechModel
-from speaking import begin_model, capacity
+from speaking import begin, capacity
 from tiny_checkpoint import write_checkpoint
 
 HUB_ID = "someone/Tiny-Speech.v1"
@@ -89,7 +89,7 @@ def frames_of(model: SpeechModel, count: int) -> torch.Tensor:
     with torch.inference_mode():
         state = model.allocate(capacity(1, 128, count, 32))
         slots = torch.tensor([0])
-        begin_model(model, state, [model.prepare(whole, whole.text, 0, [], None)], slots)
+        begin(model, state, [model.prepare(whole, whole.text, 0, [], None)], slots)
         for _ in range(count):
             model.frame(state, slots)
         assert int(state.length[0]) == count

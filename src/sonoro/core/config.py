@@ -38,7 +38,7 @@ class EngineConfig:
     one tick at most, 0 for four times the slots.
 
     What is captured at start, ascending; empty for powers of two. `frame_batches` up to `slots`, `prefill_buckets` up
-    to 128 tokens, `codec_batches` up to 64 rows. `is_eager` captures nothing: the same kernels, launched one by one.
+    to 512 tokens, `codec_batches` up to 64 rows. `is_eager` captures nothing: the same kernels, launched one by one.
     """
 
     slots: int = 16
@@ -97,7 +97,7 @@ class EngineConfig:
         return dataclasses.replace(
             self,
             frame_batches=self.frame_batches or _powers_of_two(self.slots),
-            prefill_buckets=self.prefill_buckets or _powers_of_two(min(128, self.prefill_tokens), first=16),
+            prefill_buckets=self.prefill_buckets or _powers_of_two(min(512, self.prefill_tokens), first=16),
             codec_batches=self.codec_batches or _powers_of_two(min(64, self.slots), factor=4),
             codec_frames=self.codec_frames or 4 * self.slots,
         )

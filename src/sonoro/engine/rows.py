@@ -77,7 +77,7 @@ def _measure(model: SpeechModel, config: EngineConfig, page_bytes: int) -> tuple
     _, loaded_bytes = device_memory(device) or memory
     history = model.codec.allocate(config.slots)
     _, with_history_bytes = device_memory(device) or memory
-    sizes = len(config.frame_batches) + len(config.prefill_buckets)
+    sizes = 2 * len(config.frame_batches) + len(config.prefill_buckets)
     sizes += len(config.codec_batches) * len(config.chunk_frames)
     return history, MemoryBudget(
         total_bytes=total_bytes,

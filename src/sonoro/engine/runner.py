@@ -145,7 +145,8 @@ class Runner:
 
     @property
     def _kinds(self) -> dict[str, list[GraphSet]]:
-        return {"prefill": [self._prefills], "frame": [self._frames], "codec": [*self._codecs.values()]}
+        codecs = [*self._codecs.values()]
+        return {"place": [self._places], "prefill": [self._prefills], "frame": [self._frames], "codec": codecs}
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -206,10 +207,9 @@ class Runner:
         slots = _slots(turns)
         prompts, pages = [row.prompt for row, _ in turns], [place.pages for _, place in turns]
         tokens = self._model.stage(self._rows.state, prompts, slots, pages)
+        self._places.run(slots)
         if tokens:
             self._prefills.run(range(tokens))
-        self._codec.reset(self._rows.history, self._upload(slots))
-        self._rows.decoded.index_fill_(0, self._upload(slots), 0)
         for row, place in turns:
             if row.voice is not None and row.voice.reference_frames is not None:
                 self._codec.prime(self._rows.history, self._upload([place.slot]), row.voice)
@@ -247,7 +247,13 @@ class Runner:
     def _capture(self, config: EngineConfig) -> None:
         """Make the graph sets, with the sizes of `config`; all run on one stream, so they share a pool."""
         model, state, scratch = self._model, self._rows.state, self._rows.scratch
+        codec, history, decoded = self._codec, self._rows.history, self._rows.decoded
         pool, device, is_eager = GraphPool(), self._device, config.is_eager
+
+        def place(slots: Tensor) -> None:
+            model.place(state, slots)
+            codec.reset(history, slots)
+            decoded.index_fill_(0, slots, 0)
 
         def prefill(tokens: Tensor) -> None:
             model.prefill(state, tokens)
@@ -259,13 +265,14 @@ class Runner:
         def graphs(name: str, function: Callable[[Tensor], Any], sizes: Sequence[int], scratch: int) -> GraphSet:
             return GraphSet(name, function, sizes, scratch, device, pool=pool, is_eager=is_eager)
 
+        self._places = graphs("place", place, config.frame_batches, scratch)
         self._prefills = graphs("prefill", prefill, config.prefill_buckets, config.prefill_tokens)
         self._frames = graphs("frame", frame, config.frame_batches, scratch)
         self._codecs = {
             frames: graphs(f"codec {frames}", self._decoder(frames), config.codec_batches, scratch)
             for frames in config.chunk_frames
         }
-        for captured in (*reversed(self._codecs.values()), self._prefills, self._frames):
+        for captured in (*reversed(self._codecs.values()), self._places, self._prefills, self._frames):
             captured.capture()
         if device.type == "cuda":
             # Longer prompts run without a graph. What they need is loaded now: a live stream would wait 400 ms for it.

@@ -181,9 +181,15 @@ class SpeechModel(Protocol):
         """Make rows `slots` free: done, and nothing of an earlier request can be read from them. No sync."""
 
     def stage(self, state: Any, prompts: Sequence[Any], slots: Sequence[int], pages: Sequence[Sequence[int]]) -> int:
-        """Write what rows `slots` need to speak `prompts`, each on its `pages`; how many prompt rows were staged.
+        """Lay out on the device what rows `slots` need to speak `prompts`, each on its `pages`; how many prompt rows.
 
-        Resets the rows first. Copies to the device, without waiting for it; not capturable.
+        Copies, without waiting for them; touches no row by slot; not capturable.
+        """
+
+    def place(self, state: Any, slots: Tensor) -> None:
+        """Reset rows `slots` and give each what was staged for it, in the order of `stage`. Capturable.
+
+        Afterwards they wait for `prefill`.
         """
 
     def prefill(self, state: Any, tokens: Tensor) -> None:

@@ -26,6 +26,7 @@ from sonoro.profile.report import Report, dtype_name, show_table
 from sonoro.profile.requests import speech_request
 from sonoro.profile.timing import copy_bandwidth, median_ms
 from sonoro.runtime.graphs import GraphPool, GraphSet
+from sonoro.runtime.ring import upload
 
 __all__ = ["FrameBench", "run"]
 
@@ -280,4 +281,5 @@ class _Rows:
             prompts = [script.prompt(slot, script.frames) for slot in slots]
             owned = [range(slot * pages, (slot + 1) * pages) for slot in slots]
             tokens = self._model.stage(self.state, prompts, slots, owned)
+            self._model.place(self.state, upload(slots, torch.int64, self._device))
             self._model.prefill(self.state, torch.arange(tokens, device=self._device))

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["Entry", "PinnedRing", "upload"]
+__all__ = ["Entry", "PinnedRing", "overwrite", "upload"]
 
 _ALIGNMENT = 64
 
@@ -21,6 +21,11 @@ def upload(values: Sequence[Any], dtype: torch.dtype, device: torch.device) -> T
     when the event of the last copy from it is done.
     """
     return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+
+
+def overwrite(target: Tensor, values: Tensor) -> None:
+    """Copy `values` from the host over `target`, behind the work of the current stream. The host does not wait."""
+    target.copy_(values.pin_memory() if target.is_cuda else values, non_blocking=True)
 
 
 class Entry:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sonoro.runtime.ring import upload
 
-__all__ = ["RowControls", "SamplingRow", "SamplingRows"]
+__all__ = ["CLEARED", "RowControls", "SamplingRow", "SamplingRows", "pack"]
 
 
 @dataclass(frozen=True)
@@ -50,18 +50,22 @@ class SamplingRows:
     """Parameters of `slots` slots and the scratch row, greedy and ended at once until they are set."""
 
     def __init__(self, slots: int, device: torch.device) -> None:
-        self._rows = torch.empty((slots + 1, len(_pack(_CLEARED))), device=device, dtype=torch.int64)
+        self._rows = torch.empty((slots + 1, len(CLEARED)), device=device, dtype=torch.int64)
         self.clear(range(slots + 1))
 
     def set(self, slots: Sequence[int], controls: Sequence[RowControls]) -> None:
         """Give `slots` these parameters, behind the work of the current stream. No sync; not capturable."""
         device = self._rows.device
-        rows = upload([_pack(row) for row in controls], torch.int64, device)
-        self._rows.index_copy_(0, upload(slots, torch.int64, device), rows)
+        rows = upload([pack(row) for row in controls], torch.int64, device)
+        self.put(upload(slots, torch.int64, device), rows)
+
+    def put(self, slots: Tensor, packed: Tensor) -> None:
+        """Give `slots` [B] int64 what `pack` made of parameters, [B, 8] int64. Capturable; no sync."""
+        self._rows.index_copy_(0, slots, packed)
 
     def clear(self, slots: Sequence[int]) -> None:
         """Forget the parameters of `slots`. No sync."""
-        self.set(slots, [_CLEARED] * len(slots))
+        self.set(slots, [_FREE] * len(slots))
 
     def read(self, slots: Tensor) -> SamplingRow:
         """The parameters of `slots` [B] int64. Capturable; no sync."""
@@ -83,13 +87,16 @@ class SamplingRows:
         )
 
 
-_CLEARED = RowControls(temperature=0, top_k=0, top_p=1, seed=0, segment=0, max_frames=0)
-
-
-def _pack(row: RowControls) -> tuple[int, ...]:
+def pack(row: RowControls) -> tuple[int, ...]:
     """The parameters of one slot as eight int64: four integers, two flags, and float32 in pairs."""
     # A greedy row divides by nothing, and nothing that is filtered out could change its choice.
     is_greedy = row.temperature == 0
     temperature, top_k, top_p = (1.0, 0, 1.0) if is_greedy else (row.temperature, row.top_k, row.top_p)
     floats = struct.unpack("=2q", struct.pack("=4f", temperature, top_p, row.repetition_penalty, 0.0))
     return (row.seed, row.segment, row.max_frames, top_k, is_greedy, row.ignore_eos, *floats)
+
+
+_FREE = RowControls(temperature=0, top_k=0, top_p=1, seed=0, segment=0, max_frames=0)
+
+CLEARED = pack(_FREE)
+"""The parameters of a free slot, packed."""

@@ -106,7 +106,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """How an engine is doing.
 
-    `launches` counts by kind of work (`prefill`, `frame`, `codec`) those from a `graph` and those launched `eager`.
+    `launches` counts by kind of work (`place`, `prefill`, `frame`, `codec`) those from a `graph` and those launched
+    `eager`.
     `running` hold a slot; `paused` are among these and the `waiting`. `tick_ms` is the time inside a tick, `frame_ms`
     that from the end of one to the end of the next while there is work: `p50`, `p95` and `p99` of the last 4096, 0 if
     there were none.

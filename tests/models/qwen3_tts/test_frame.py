@@ -14,8 +14,8 @@ from sonoro.models.qwen3_tts.backbone import Talker
 from sonoro.models.qwen3_tts.frame import frame
 from sonoro.models.qwen3_tts.prompt import TalkerPrompt
 from sonoro.models.qwen3_tts.sampling import row_controls
-from sonoro.models.qwen3_tts.state import FrameState, allocate, reset
-from speaking import capacity
+from sonoro.models.qwen3_tts.state import FrameState, allocate, place, prefill, reset, stage
+from speaking import capacity, pages_of
 from tiny_talker import begin_talker, controls, random_prompt, reference_prompt, tiny_config, tiny_talker
 
 PAD = tiny_config().tts_pad_token_id
@@ -357,3 +357,24 @@ def test_a_captured_step_equals_the_eager_one() -> None:
         found.append((state.frames[:-1].cpu(), state.length[:-1].cpu(), state.done.cpu()))
     for eager, captured in zip(*found, strict=True):
         assert torch.equal(eager, captured)
+
+
+def test_placing_is_padded_with_the_scratch_row(talker: Talker) -> None:
+    """Whatever was staged before: the scratch row stays free, on its own page, and rows that speak are left alone."""
+    prompts = [random_prompt(talker, key, controls(seed=key)) for key in range(4)]
+    state = new_state(talker)
+    begin_talker(talker, state, prompts[:3], torch.tensor([4, 0, 2]))
+    run(talker, state, [0, 2, 4], 3)
+    untouched = [*row_tensors(state, 0), *row_tensors(state, 4)]
+    stage(state, prompts[3:], [2], [pages_of(2, CAPACITY.slots, 6)])
+    place(state, torch.tensor([2, CAPACITY.slots, CAPACITY.slots, CAPACITY.slots]))
+    assert all(map(torch.equal, untouched, [*row_tensors(state, 0), *row_tensors(state, 4)]))
+    assert state.length[-1] == state.position[-1] == 0
+    assert (state.cache.table[-1] == CAPACITY.pages).all()
+    assert state.done.tolist() == [False, True, False, True, False, True]
+    fresh = new_state(talker)
+    begin_talker(talker, fresh, prompts[3:], torch.tensor([2]))
+    prefill(talker, state, torch.arange(prompts[3].positions))
+    run(talker, state, [2], 8)
+    run(talker, fresh, [2], 8)
+    assert torch.equal(codes_of(state, 2), codes_of(fresh, 2))

@@ -18,7 +18,7 @@ from sonoro.models import registry
 from sonoro.models.base import SpeechModel, Voice
 from sonoro.models.qwen3_tts.config import RELEASED, Configs, read_configs, released_configs
 from sonoro.models.qwen3_tts.model import spec_of
-from speaking import begin_model, capacity
+from speaking import begin, capacity
 from tiny_checkpoint import TOPOLOGIES, VARIANTS, write_checkpoint
 from tiny_talker import voice_of
 
@@ -52,7 +52,7 @@ def spoken(model: SpeechModel, whole: SpeechRequest, voice: Voice | None = None)
         prompt = model.prepare(whole, whole.text, 0, [], voice)
         state = model.allocate(capacity(4, prompt.positions + whole.max_frames, whole.max_frames, prompt.text_ids))
         slots = torch.tensor([2])
-        begin_model(model, state, [prompt], slots)
+        begin(model, state, [prompt], slots)
         for _ in range(whole.max_frames):
             model.frame(state, slots)
         return state.frames[2, : int(state.length[2])].clone()
@@ -129,7 +129,7 @@ def test_the_segment_decides_what_is_drawn(models: dict[tuple[str, str], SpeechM
     with torch.inference_mode():
         state = model.allocate(capacity(3, 64, 8, 32))
         slots = torch.arange(3)
-        begin_model(model, state, prompts, slots)
+        begin(model, state, prompts, slots)
         for _ in range(8):
             model.frame(state, slots)
     first, same, other = state.frames[:3]

@@ -20,7 +20,7 @@ from sonoro.models.base import Capacity, Codec, Controls, Description, Family, L
 from . import frame, voice, weights
 from .config import RELEASED, Configs, GenerationConfig, ModelConfig, read_configs, released_configs
 from .prompt import PromptBuilder, TalkerPrompt, TextTokenizer
-from .state import FrameState, allocate, prefill, reset, stage
+from .state import FrameState, allocate, place, prefill, reset, stage
 from .weights import Modules
 
 __all__ = ["FAMILY", "Qwen3TTS", "describe", "from_folder", "from_random", "spec_of"]
@@ -102,8 +102,12 @@ class Qwen3TTS:
         slots: Sequence[int],
         pages: Sequence[Sequence[int]],
     ) -> int:
-        """Write what rows `slots` need to speak `prompts` on `pages`; how many prompt rows were staged. No sync."""
+        """Lay out what rows `slots` need to speak `prompts` on `pages`; how many prompt rows were staged. No sync."""
         return stage(state, prompts, slots, pages)
+
+    def place(self, state: FrameState, slots: Tensor) -> None:
+        """Empty rows `slots` and give each what was staged for it. Capturable; no sync."""
+        place(state, slots)
 
     def prefill(self, state: FrameState, tokens: Tensor) -> None:
         """Run the staged prompt rows `tokens`, leaving their slots ready for the first frame. Capturable; no sync."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from torch import Tensor
@@ -164,7 +165,7 @@ class PromptBuilder:
         spoken = self._encode("text", text)
         if not spoken:
             raise InvalidRequest("text", text, "it must give at least one token")
-        rows = _Rows(talker.num_code_groups)
+        rows = _Rows()
         pad = self.config.tts_pad_token_id
         if instructions:
             rows.add(self._instruction(instructions))
@@ -192,7 +193,7 @@ class PromptBuilder:
             controls=controls,
             voice=voice,
             text_rows=torch.tensor(rows.text),
-            code_rows=torch.tensor(rows.codes),
+            code_rows=rows.code_rows(talker.num_code_groups),
             trail=torch.tensor(trail),
             x_vector_row=x_vector_row,
         )
@@ -248,19 +249,25 @@ class PromptBuilder:
 
 
 class _Rows:
-    """Prompt rows being laid out: a text id and K code ids each."""
+    """Prompt rows being laid out: a text id each, and the first of its K code ids as far as there are any."""
 
-    def __init__(self, codebooks: int) -> None:
+    def __init__(self) -> None:
         self.text: list[int] = []
-        self.codes: list[list[int]] = []
-        self._codebooks = codebooks
+        self._codes: list[Sequence[int]] = []
 
     def __len__(self) -> int:
         return len(self.text)
 
     def add(self, text: Sequence[int], codes: Sequence[Sequence[int]] | None = None) -> None:
-        """Append one row for each of `text`, with as many of its first `codes` as given."""
-        beside = [[]] * len(text) if codes is None else codes
+        """Append one row for each of `text`, with as many of its first code ids as `codes` gives."""
+        beside = [()] * len(text) if codes is None else codes
         assert len(beside) == len(text)
         self.text += text
-        self.codes += [[*row, *[NOTHING] * (self._codebooks - len(row))] for row in beside]
+        self._codes += beside
+
+    def code_rows(self, codebooks: int) -> Tensor:
+        """The code ids [P, K] int64."""
+        padded = np.full((len(self), codebooks), NOTHING, np.int64)
+        for row, codes in zip(padded, self._codes, strict=True):
+            row[: len(codes)] = codes
+        return torch.from_numpy(padded)

@@ -1,7 +1,8 @@
 """The talker's rows by slot, how a prompt is written into them, and the prefill of what was written.
 
-The last row is scratch; a free slot is `done`, its pages are the scratch page. Prompts are staged as ids, packed back
-to back: `prefill` gathers and runs them, so that it depends on nothing but the numbers of the staged rows.
+The last row is scratch; a free slot is `done`, its pages are the scratch page. Prompts are staged in two copies: what
+their slots need, a row each, and their own rows as ids, packed back to back. `place` and `prefill` take it from there,
+and depend on nothing but the numbers of slots and of staged rows.
 """
 
 from __future__ import annotations
@@ -10,33 +11,39 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from sonoro.models.base import Capacity
 from sonoro.nn.kvcache import PackedRows, PagedCache
 from sonoro.nn.transformer import Rotary
-from sonoro.runtime.sampling import SamplingRows
+from sonoro.runtime.ring import overwrite, upload
+from sonoro.runtime.sampling import CLEARED, SamplingRows, pack
 
 from .backbone import Talker
 from .prompt import TalkerPrompt
 from .rows import StepRows
 from .sampling import row_controls
 
-__all__ = ["FrameState", "StagedRows", "allocate", "prefill", "reset", "stage"]
+__all__ = ["FrameState", "StagedRows", "allocate", "place", "prefill", "reset", "stage"]
 
 _LOOP_PAGE = 16
-_ID_COLUMNS = 5
+_ID_COLUMNS = 6
 
 
 @dataclass(frozen=True)
 class StagedRows:
-    """Prompt rows waiting for `prefill`, [M+1] each, the last scratch.
+    """What is waiting for `place` and `prefill`.
 
-    `ids` [M+1, 5 + K] int64: slot, position, where the prompt begins in the pack, the slot whose pending input this row
-    is (scratch for all but a prompt's last row), text id, K code ids. `x_vectors` [M+1, H] are added on the code side.
+    `slots` [N+1, W] int64, one for each staged prompt: position, both sampling rows, page table, text ids; the last is
+    that of a slot which is free. `ids` [M+1, 6 + K] int64, one for each prompt row, the last scratch: slot, position,
+    where the prompt begins in the pack, the slot whose pending input this row is (scratch for all but a prompt's last
+    row), which of `x_vectors` [N+1, H] is added on the code side (the last is zero), text id, K code ids.
     """
 
+    slots: Tensor
     ids: Tensor
     x_vectors: Tensor
 
@@ -85,11 +92,17 @@ def allocate(talker: Talker, capacity: Capacity, pad_id: int) -> FrameState:
     """Free rows for `capacity.slots` requests. `pad_id` is the text id fed once a row's text has ended."""
     device, dtype, config = talker.device, talker.dtype, talker.config
     rows, books, end = capacity.slots + 1, talker.codebooks, config.codec_eos_token_id
-    ids, numbers = torch.arange(end + 1, device=device), torch.arange(rows, dtype=torch.int32, device=device)
+    codes, numbers = torch.arange(end + 1, device=device), torch.arange(rows, dtype=torch.int32, device=device)
     zeros = functools.partial(torch.zeros, device=device)
     table = torch.full((rows, capacity.pages_per_slot), capacity.pages, dtype=torch.int32, device=device)
-    staged = torch.full((capacity.max_tokens + 1, _ID_COLUMNS + books), -1, dtype=torch.int64, device=device)
-    staged[:, :_ID_COLUMNS] = torch.tensor((capacity.slots, 0, 0, capacity.slots, -1), device=device)
+    ids = torch.full((capacity.max_tokens + 1, _ID_COLUMNS + books), -1, dtype=torch.int64, device=device)
+    ids[:, :_ID_COLUMNS] = torch.tensor((capacity.slots, 0, 0, capacity.slots, capacity.slots, -1), device=device)
+    free = [0, *CLEARED, *CLEARED, *[capacity.pages] * table.shape[1], *[pad_id] * (capacity.max_text + 1)]
+    staged = StagedRows(
+        slots=torch.tensor(free, device=device).repeat(rows, 1),
+        ids=ids,
+        x_vectors=zeros(rows, config.hidden_size, dtype=dtype),
+    )
     inner = talker.code_predictor.model
     loop_page = max(_LOOP_PAGE, 1 << (books - 1).bit_length())
     return FrameState(
@@ -102,11 +115,11 @@ def allocate(talker: Talker, capacity: Capacity, pad_id: int) -> FrameState:
         seen=zeros(rows, end + 1, dtype=torch.bool),
         first=SamplingRows(capacity.slots, device),
         rest=SamplingRows(capacity.slots, device),
-        staged=StagedRows(staged, zeros(capacity.max_tokens + 1, config.hidden_size, dtype=dtype)),
+        staged=staged,
         cache=PagedCache.allocate(talker.model.config, table, capacity.page_positions, capacity.pages, dtype),
         loop=PagedCache.allocate(inner.config, numbers[:, None], loop_page, rows - 1, dtype),
-        suppressed=(ids >= talker.codes) & (ids != end),
-        is_end=ids == end,
+        suppressed=(codes >= talker.codes) & (codes != end),
+        is_end=codes == end,
         rotary=talker.model.rotary(torch.arange(capacity.max_positions, device=device), dtype),
         loop_rotary=inner.rotary(torch.arange(books, device=device), dtype),
         # An even width: every line starts at 16 bytes, as the kernels that read it were compiled for.
@@ -117,7 +130,7 @@ def allocate(talker: Talker, capacity: Capacity, pad_id: int) -> FrameState:
 
 def reset(state: FrameState, slots: Sequence[int]) -> None:
     """Make rows `slots` free and empty. No sync; not capturable."""
-    index = _to(torch.tensor(slots, dtype=torch.int64), state.done.device)
+    index = upload(slots, torch.int64, state.done.device)
     scratch_page = state.cache.keys.shape[1] - 1
     for rows, value in (
         (state.done, True),
@@ -135,42 +148,59 @@ def reset(state: FrameState, slots: Sequence[int]) -> None:
 def stage(
     state: FrameState, prompts: Sequence[TalkerPrompt], slots: Sequence[int], pages: Sequence[Sequence[int]]
 ) -> int:
-    """Give rows `slots` to `prompts`, each on its `pages`, and lay the prompts' rows out for `prefill`; how many.
-
-    No sync; not capturable.
+    """Lay out what rows `slots` need to speak `prompts`, each on its `pages`, for `place`, and the prompts' rows for
+    `prefill`; how many rows those are. No sync; not capturable.
     """
-    device, staged = state.done.device, state.staged
-    reset(state, slots)
-    tokens = sum(prompt.positions for prompt in prompts)
+    staged, tokens = state.staged, sum(prompt.positions for prompt in prompts)
     assert state.scratch not in slots
     assert tokens < staged.ids.shape[0], f"{tokens} prompt rows"
-    ids = torch.full((tokens, staged.ids.shape[1]), state.scratch, dtype=torch.int64)
-    text = torch.full((len(slots), state.text_ids.shape[1]), state.pad_id, dtype=torch.int64)
-    table = torch.full((len(slots), state.cache.table.shape[1]), state.cache.keys.shape[1] - 1, dtype=torch.int32)
+    ids = np.empty((tokens, staged.ids.shape[1]), np.int64)
+    rows = np.empty((len(slots), staged.slots.shape[1]), np.int64)
     start = 0
-    staged.x_vectors[:tokens].zero_()
-    for row, (prompt, slot, owned) in enumerate(zip(prompts, slots, pages, strict=True)):
+    for number, (prompt, slot, owned) in enumerate(zip(prompts, slots, pages, strict=True)):
         _check_room(state, prompt, owned)
-        rows = ids[start : start + prompt.positions]
-        rows[:, 0], rows[:, 2], rows[-1, 3] = slot, start, slot
-        rows[:, 1] = torch.arange(prompt.positions)
-        rows[:, 4], rows[:, _ID_COLUMNS:] = prompt.text_rows, prompt.code_rows
-        text[row, : prompt.text_ids] = prompt.trail
-        table[row, : len(owned)] = torch.tensor(owned, dtype=torch.int32)
+        rows[number] = _slot_row(state, prompt, owned)
+        own = ids[start : start + prompt.positions]
+        own[:, 0], own[:, 1], own[:, 2] = slot, np.arange(prompt.positions), start
+        own[:, 3], own[:, 4], own[-1, 3] = state.scratch, state.scratch, slot
+        own[:, 5], own[:, _ID_COLUMNS:] = prompt.text_rows.numpy(), prompt.code_rows.numpy()
         if prompt.x_vector_row is not None:
             assert prompt.voice is not None
-            staged.x_vectors[start + prompt.x_vector_row] = prompt.voice.data.x_vector.to(device)
+            own[prompt.x_vector_row, 4] = number
+            staged.x_vectors[number] = prompt.voice.data.x_vector.to(staged.x_vectors.device)
         start += prompt.positions
-    staged.ids[:tokens] = _to(ids, device)
-    index = _to(torch.tensor(slots, dtype=torch.int64), device)
-    state.text_ids.index_copy_(0, index, _to(text, device))
-    state.cache.table.index_copy_(0, index, _to(table, device))
-    state.position.index_copy_(0, index, _to(torch.tensor([prompt.positions - 1 for prompt in prompts]), device))
-    controls = [row_controls(prompt.controls) for prompt in prompts]
-    state.first.set(slots, [first for first, _ in controls])
-    state.rest.set(slots, [rest for _, rest in controls])
-    state.done.index_fill_(0, index, False)
+    overwrite(staged.slots[: len(slots)], torch.from_numpy(rows))
+    overwrite(staged.ids[:tokens], torch.from_numpy(ids))
     return tokens
+
+
+def _slot_row(state: FrameState, prompt: TalkerPrompt, pages: Sequence[int]) -> npt.NDArray[np.int64]:
+    """A row of `StagedRows.slots` [W]."""
+    table, text = state.cache.table.shape[1], state.text_ids.shape[1]
+    first, rest = row_controls(prompt.controls)
+    scratch_page = state.cache.keys.shape[1] - 1
+    row = np.full(1 + 2 * len(CLEARED) + table + text, state.pad_id)
+    row[:-text] = (prompt.positions - 1, *pack(first), *pack(rest), *pages, *[scratch_page] * (table - len(pages)))
+    row[-text:][: prompt.text_ids] = prompt.trail.numpy()
+    return row
+
+
+def place(state: FrameState, slots: Tensor) -> None:
+    """Empty rows `slots` [B] int64 and give each what was staged for it, in that order. Capturable; no sync."""
+    is_scratch = slots == state.scratch
+    staged = torch.where(is_scratch[:, None], state.staged.slots[-1], state.staged.slots[: slots.shape[0]])
+    table, controls = state.cache.table, len(CLEARED)
+    widths = (1, controls, controls, table.shape[1], state.text_ids.shape[1])
+    position, first, rest, pages, text = staged.split(widths, dim=1)
+    state.seen.index_fill_(0, slots, False)
+    for rows in (state.length, state.frames, state.pending):
+        rows.index_fill_(0, slots, 0)
+    state.position.index_copy_(0, slots, position[:, 0])
+    state.first.put(slots, first)
+    state.rest.put(slots, rest)
+    table.index_copy_(0, slots, pages.to(table.dtype))
+    state.text_ids.index_copy_(0, slots, text)
+    state.done.index_copy_(0, slots, is_scratch)
 
 
 def prefill(talker: Talker, state: FrameState, tokens: Tensor) -> None:
@@ -179,11 +209,11 @@ def prefill(talker: Talker, state: FrameState, tokens: Tensor) -> None:
     The last row is run too, though the first step runs it again: what it leaves is overwritten by the same.
     """
     ids = state.staged.ids[tokens]
-    slots, positions, starts, pending, text = ids[:, :_ID_COLUMNS].unbind(1)
+    slots, positions, starts, pending, x_vector, text = ids[:, :_ID_COLUMNS].unbind(1)
     # A padding row is a sequence of its own.
-    place = torch.arange(tokens.shape[0], device=tokens.device)
-    starts = torch.where(slots == state.scratch, place, starts)
-    rows = talker.embed_rows(text, ids[:, _ID_COLUMNS:], state.staged.x_vectors[tokens])
+    own = torch.arange(tokens.shape[0], device=tokens.device)
+    starts = torch.where(slots == state.scratch, own, starts)
+    rows = talker.embed_rows(text, ids[:, _ID_COLUMNS:], state.staged.x_vectors[x_vector])
     rotary = (state.rotary[0][positions], state.rotary[1][positions])
     talker.model(rows[None], rotary, state.cache.fill(PackedRows(slots, positions, starts)))
     state.pending[pending] = rows
@@ -196,8 +226,3 @@ def _check_room(state: FrameState, prompt: TalkerPrompt, pages: Sequence[int]) -
     assert positions <= len(pages) * state.cache.page_positions, (positions, len(pages))
     assert limit <= state.frames.shape[1], (limit, state.frames.shape[1])
     assert prompt.text_ids < state.text_ids.shape[1], (prompt.text_ids, state.text_ids.shape[1])
-
-
-def _to(values: Tensor, device: torch.device) -> Tensor:
-    """`values` on `device`, copied behind the host's back where that is possible."""
-    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
