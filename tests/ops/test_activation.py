@@ -1,4 +1,3 @@
-import logging
 import subprocess
 import sys
 
@@ -6,8 +5,7 @@ import pytest
 import torch
 
 from interpreter import in_the_interpreter, interpret
-from sonoro.ops import activation
-from sonoro.ops.activation import SnakeBeta, snake_beta, snake_beta_kernel, snake_beta_rates, snake_beta_reference
+from sonoro.ops.activation import snake_beta, snake_beta_kernel, snake_beta_rates, snake_beta_reference
 
 # Rounding of the result in the dtype of x; the float32 interior adds little, sin of arguments near 10 about 1e-6.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -75,72 +73,52 @@ def test_the_kernel_equals_the_reference_on_a_gpu():
     check_kernel("cuda")
 
 
-class PretendedGpu(torch.Tensor):
-    """A CPU tensor that says it is on a GPU, so that the choice of a path is tested without one."""
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """Tensors that say they are on a GPU, and how often a stand-in for the kernel has been called there."""
 
-    is_cuda = True
+    class Elsewhere(torch.Tensor):
+        is_cuda = True
 
-
-@pytest.fixture(params=["pretended", pytest.param("cuda", marks=pytest.mark.gpu)])
-def arguments(request, monkeypatch):
-    """What the dispatcher is given on a GPU; a pretended one has the reference in the place of the kernel."""
-    pytest.importorskip("triton")
-    if request.param == "cuda":
-        return make((2, 3, 50), 3, device="cuda")
-    monkeypatch.setattr(activation, "snake_beta_kernel", snake_beta_reference)
-    x, *rates = make((2, 3, 50), 3)
-    return x.as_subclass(PretendedGpu), *rates
-
-
-def test_the_dispatcher_runs_the_kernel_on_a_gpu_unless_gradients_are_wanted(monkeypatch, arguments):
     calls = []
-    kernel = activation.snake_beta_kernel
-    monkeypatch.setattr(activation, "snake_beta_kernel", lambda *args: calls.append(1) or kernel(*args))
-    x, rate, scale = arguments
-    snake = SnakeBeta()
-    snake(x, rate, scale)
+    monkeypatch.setattr(snake_beta, "is_broken", False)
+    monkeypatch.setattr(snake_beta, "kernel", lambda *args: calls.append(1) or snake_beta_reference(*args))
+    x, *rates = make((2, 3, 50), 3)
+    return (x.as_subclass(Elsewhere), *rates), calls
+
+
+def test_the_kernel_serves_a_gpu_unless_gradients_are_wanted(on_gpu):
+    (x, *rates), calls = on_gpu
+    with torch.no_grad():
+        snake_beta(x, *rates)
     assert len(calls) == 1
-    snake(x.requires_grad_(), rate, scale).sum().backward()
+    snake_beta(x.requires_grad_(), *rates).sum().backward()
     assert len(calls) == 1
     assert x.grad is not None
+
+
+def test_the_reference_serves_what_the_kernel_cannot_index(on_gpu):
+    (x, *rates), calls = on_gpu
     with torch.no_grad():
-        snake(x, rate, scale)
-    assert len(calls) == 2
+        snake_beta(x[:, :, ::2], *rates)
+        snake_beta(x[:, :, :0], *rates)
+    assert not calls
 
 
-def test_a_kernel_that_fails_warns_once_and_the_reference_serves(monkeypatch, caplog, arguments):
-    calls = []
-
-    def fail(*_):
-        calls.append(1)
-        raise RuntimeError("no such instruction")
-
-    monkeypatch.setattr(activation, "snake_beta_kernel", fail)
-    snake = SnakeBeta()
-    with caplog.at_level(logging.WARNING):
-        for _ in range(3):
-            assert torch.equal(snake(*arguments), snake_beta_reference(*arguments))
-    assert len(calls) == 1
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "no such instruction" in caplog.text
-
-
-def test_a_kernel_out_of_memory_is_not_a_broken_one(monkeypatch, arguments):
-    def fail(*_):
-        raise torch.OutOfMemoryError("full")
-
-    monkeypatch.setattr(activation, "snake_beta_kernel", fail)
-    snake = SnakeBeta()
-    with pytest.raises(torch.OutOfMemoryError, match="full"):
-        snake(*arguments)
-    assert not snake.is_broken
+@pytest.mark.gpu
+def test_the_kernel_serves_a_real_gpu():
+    arguments = make((2, 3, 50), 3, device="cuda")
+    with torch.no_grad():
+        snake_beta.check(lambda: arguments, TOLERANCE[torch.float32])
+        torch.testing.assert_close(snake_beta(*arguments), snake_beta_reference(*arguments), atol=2e-6, rtol=2e-6)
+    assert not snake_beta.is_broken
 
 
 def test_without_triton_the_module_works():
     code = (
         "import sys; sys.modules['triton'] = None\n"
-        "import torch; from sonoro.ops.activation import snake_beta, snake_beta_reference, SnakeBeta\n"
-        "assert SnakeBeta().is_broken\n"
+        "import torch; from sonoro.ops.activation import snake_beta, snake_beta_reference\n"
+        "assert snake_beta.is_broken\n"
         "x, a = torch.randn(1, 2, 3), torch.ones(2)\n"
         "assert torch.equal(snake_beta(x, a, a), snake_beta_reference(x, a, a))"
     )

@@ -85,3 +85,13 @@ def test_a_failure_at_run_time_is_remembered(on_gpu: Tensor, caplog: pytest.LogC
     with torch.inference_mode():
         assert [chosen(on_gpu).tolist() for _ in range(2)] == [[2.0] * 3] * 2
     assert len(caplog.records) == 1
+
+
+def test_a_kernel_out_of_memory_is_not_a_broken_one(on_gpu: Tensor) -> None:
+    def greedy(x: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("full")
+
+    chosen = operation(greedy)
+    with torch.inference_mode(), pytest.raises(torch.OutOfMemoryError, match="full"):
+        chosen(on_gpu)
+    assert not chosen.is_broken

@@ -5,10 +5,10 @@ Both take the exponentials ready made (`snake_beta_rates`), so that inference co
 
 from __future__ import annotations
 
-import logging
-
 import torch
 from torch import Tensor
+
+from sonoro.ops.dispatch import Operation
 
 try:
     import triton
@@ -16,9 +16,7 @@ try:
 except ImportError:
     triton = None
 
-__all__ = ["SnakeBeta", "snake_beta", "snake_beta_kernel", "snake_beta_rates", "snake_beta_reference"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["snake_beta", "snake_beta_kernel", "snake_beta_rates", "snake_beta_reference"]
 
 BLOCK = 1024
 """Elements per program: the fastest of 512 to 4096 on an H200 (28 us for [16, 96, 7680] float32; traffic takes 22)."""
@@ -81,29 +79,9 @@ def _is_dense(x: Tensor, channel_dim: int) -> bool:
     return x.is_contiguous() or x.movedim(channel_dim, -1).is_contiguous()
 
 
-class SnakeBeta:
-    """Calls the kernel where it can run and the reference elsewhere.
-
-    A kernel that fails once warns once and is not tried again by this instance. Under autograd the reference runs.
-    """
-
-    def __init__(self) -> None:
-        self.is_broken = triton is None
-
-    def __call__(self, x: Tensor, exp_alpha: Tensor, inverse_beta: Tensor, channel_dim: int = 1) -> Tensor:
-        """x + inverse_beta * sin(x * exp_alpha)^2; see `snake_beta_reference`. Capturable once it has run."""
-        if self.is_broken or not x.is_cuda or not _is_dense(x, channel_dim) or x.numel() == 0:
-            return snake_beta_reference(x, exp_alpha, inverse_beta, channel_dim)
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, exp_alpha, inverse_beta)):
-            return snake_beta_reference(x, exp_alpha, inverse_beta, channel_dim)
-        try:
-            return snake_beta_kernel(x, exp_alpha, inverse_beta, channel_dim)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # a compiler's failure can be of any type, and the reference can always serve
-            self.is_broken = True
-            logger.warning("kernel=snake_beta status=failed fallback=reference error=%r", error)
-            return snake_beta_reference(x, exp_alpha, inverse_beta, channel_dim)
-
-
-snake_beta = SnakeBeta()
+snake_beta = Operation(
+    "snake_beta",
+    snake_beta_kernel,
+    snake_beta_reference,
+    lambda x, exp_alpha, inverse_beta, channel_dim=1: x.numel() > 0 and _is_dense(x, channel_dim),
+)
