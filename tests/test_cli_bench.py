@@ -38,6 +38,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["engine", "--duration", "1"], ["warm_up_s", "2.0", "below duration_s, 1"]),
         (["engine", "--config", "none.yaml"], ["config", "none.yaml"]),
         (["engine", "--model", "none", "--concurrency", "1"], ["no folder 'none'"]),
+        (["frame", "--out", "none/r.json"], ["none/r.json", "No such file or directory"]),
+        (["engine", "--out", "none/r.json"], ["none/r.json", "No such file or directory"]),
         (["sing"], ["sing"]),
     ],
 )

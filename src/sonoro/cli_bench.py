@@ -1,8 +1,10 @@
-"""`sonoro bench frame | engine | serve`: times on this machine or of a server, as a table and one line of JSON."""
+"""`sonoro bench frame | engine | serve`: times of this machine or a server, as a table and a line of JSON."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +12,7 @@ import typer
 
 from sonoro.cli_common import Config, DataType, Device, LoadFormat, Model, number, numbers, show, span
 from sonoro.core.config import EngineConfig
-from sonoro.core.errors import ConfigError
+from sonoro.core.errors import ConfigError, EngineError, OutputError
 
 __all__ = ["app"]
 
@@ -18,6 +20,15 @@ app = typer.Typer(rich_markup_mode=None)
 
 Eager = Annotated[bool, typer.Option("--eager", help="no graphs: the same kernels, launched one by one")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="write the results here as JSON too")]
+Voice = Annotated[str, typer.Option(help="a voice of the server")]
+ServedModel = Annotated[str | None, typer.Option("--model", help="a model of the server; its first if none")]
+Dataset = Annotated[str, typer.Option(help="builtin, or a file of texts or of id|ref_text|ref_audio|text")]
+Seed = Annotated[int, number("seed", int, "draws arrivals, texts and lengths")]
+Frames = Annotated[str | None, typer.Option(help="how long each request speaks, drawn from this range")]
+ApiKey = Annotated[str | None, typer.Option(help="sent as a bearer token")]
+Extra = Annotated[str | None, typer.Option(help="JSON object of further fields of a request; null drops one")]
+Timeout = Annotated[float, number("timeout", float, "seconds until a request has failed")]
+Facts = Annotated[str | None, typer.Option(help="JSON object: the server's arm, gpu, cpu, driver, torch, dtype")]
 Commit = Annotated[str | None, typer.Option(help="what is run, where there is no checkout to ask")]
 
 
@@ -44,6 +55,7 @@ def frame(
 ) -> None:
     """Time one frame and its codec by batch size, beside the time that reading the memory takes."""
     sizes = numbers("batch", batch)
+    _check_out(out)
     from sonoro.profile.frame import FrameBench, run
 
     run(
@@ -83,6 +95,7 @@ def engine(
     """Time requests through the engine process by the number of clients, each sending one after the other."""
     levels, lengths = numbers("concurrency", concurrency), span("frames", frames)
     chosen = EngineConfig.from_file(config) if config else None
+    _check_out(out)
     from sonoro.profile.engine import EngineBench, run
 
     run(
@@ -113,22 +126,27 @@ def serve(
     concurrency: Annotated[str | None, typer.Option(help="clients at once, by level: a closed loop")] = None,
     duration: Annotated[float, number("duration", float, "seconds of a level that count")] = 20.0,
     warm_up: Annotated[float, number("warm_up", float, "seconds before them that do not")] = 3.0,
-    seed: Annotated[int, number("seed", int, "draws arrivals, texts and lengths")] = 0,
-    dataset: Annotated[
-        str, typer.Option(help="builtin, or a file of texts or of id|ref_text|ref_audio|text")
-    ] = "builtin",
-    voice: Annotated[str, typer.Option(help="a voice of the server")] = "alloy",
-    model: Annotated[str | None, typer.Option(help="a model of the server; its first if none")] = None,
-    frames: Annotated[str | None, typer.Option(help="how long each request speaks, drawn from this range")] = None,
-    api_key: Annotated[str | None, typer.Option(help="sent as a bearer token")] = None,
-    extra: Annotated[
-        str | None, typer.Option(help="JSON object of further fields of a request; null drops one")
+    seed: Seed = 0,
+    dataset: Dataset = "builtin",
+    voice: Voice = "alloy",
+    ref: Annotated[
+        str | None, typer.Option(help="a recording to clone, sent with each request; list: the dataset's own")
     ] = None,
+    ref_text: Annotated[str | None, typer.Option(help="what is said in it")] = None,
+    x_vector_only: Annotated[bool, typer.Option("--x-vector-only", help="clone its timbre alone")] = False,
+    model: ServedModel = None,
+    frames: Frames = None,
+    clients: Annotated[str, typer.Option(help="raw, or openai: OpenAI's own client")] = "raw",
+    processes: Annotated[int, number("processes", int, "processes that send; 0 chooses by load and cores")] = 0,
+    overload: Annotated[
+        float | None,
+        number("overload", float, "the server's max_queue_wait_ms: judge three rates as before, during, after"),
+    ] = None,
+    api_key: ApiKey = None,
+    extra: Extra = None,
     sample_rate: Annotated[int, number("sample_rate", int, "of answers without X-Sample-Rate")] = 24000,
-    timeout: Annotated[float, number("timeout", float, "seconds until a request has failed")] = 60.0,
-    facts: Annotated[
-        str | None, typer.Option(help="JSON object: the server's arm, gpu, cpu, driver, torch, dtype")
-    ] = None,
+    timeout: Timeout = 60.0,
+    facts: Facts = None,
     out: Out = None,
     plot: Annotated[Path | None, typer.Option(help="draw the results here (png, svg, pdf)")] = None,
     compare: Annotated[tuple[Path, Path] | None, typer.Option(help="two results files; sends nothing")] = None,
@@ -136,13 +154,10 @@ def serve(
 ) -> None:
     """Time a speech server's answers by load: any server of the OpenAI speech API."""
     rates, levels = _rates(rps) if rps else (), numbers("concurrency", concurrency) if concurrency else ()
-    lengths, fields, known = (
-        span("frames", frames) if frames else None,
-        _object("extra", extra),
-        _object("facts", facts),
-    )
-    try:
-        from sonoro.bench.client import Target
+    lengths = span("frames", frames) if frames else None
+    fields, known = _object("extra", extra), _object("facts", facts)
+    with _extra("bench"):
+        from sonoro.bench.client import SpeechClient, Target
         from sonoro.bench.load import ServeBench, run
         from sonoro.bench.report import compare as compared
         from sonoro.bench.report import read_results, show_comparison
@@ -151,8 +166,6 @@ def serve(
             from sonoro.bench.plot import check, draw
 
             check(plot)
-    except ModuleNotFoundError as error:
-        raise ConfigError("bench serve", error.name, 'it must be installed: pip install "sonoro[bench]"') from error
     if compare is not None:
         arms = {path.stem if compare[0].stem != compare[1].stem else str(path): read_results(path) for path in compare}
         if len(arms) < 2:
@@ -161,11 +174,18 @@ def serve(
     elif url is None:
         raise ConfigError("url", None, "give the server to load, or two files to --compare")
     else:
-        target = Target(
-            url, model=model, voice=voice, api_key=api_key, extra=fields, sample_rate=sample_rate, timeout_s=timeout
-        )
+        speaker: type[SpeechClient] = SpeechClient
+        if clients == "openai":
+            with _extra("openai"):
+                from sonoro.bench.official import OfficialClient
+
+            speaker = OfficialClient
+        elif clients != "raw":
+            raise ConfigError("clients", clients, "it must be raw or openai")
         bench = ServeBench(
-            target,
+            Target(
+                url, model=model, voice=voice, api_key=api_key, extra=fields, sample_rate=sample_rate, timeout_s=timeout
+            ),
             rps=rates,
             concurrency=levels,
             duration_s=duration,
@@ -173,16 +193,47 @@ def serve(
             seed=seed,
             dataset=dataset,
             frames=lengths,
+            ref=ref,
+            ref_text=ref_text,
+            x_vector_only=x_vector_only,
+            speaker=speaker,
+            processes=processes,
+            max_queue_wait_ms=overload,
             facts=known,
             out=out,
             commit=commit,
         )
+        _check_out(out)
         values = run(bench)
         arms = {values["model"]: values}
     if plot is not None:
         draw(arms, plot)
     if compare is not None:
         show_comparison(comparison)
+    elif overload is not None and not values["verdict"]["is_met"]:
+        raise EngineError("overload: a figure is beyond its limit, see verdict")
+
+
+@contextlib.contextmanager
+def _extra(name: str) -> Iterator[None]:
+    """Imports that a bare install lacks. Raises `ConfigError` that says how to get them."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError("bench", error.name, f'it must be installed: pip install "sonoro[{name}]"') from error
+
+
+def _check_out(out: Path | None) -> None:
+    """Raises `OutputError` where no results can be written: to be asked before anything is measured."""
+    if out is None:
+        return
+    is_new = not out.exists()
+    try:
+        out.open("a").close()
+        if is_new:
+            out.unlink()
+    except OSError as error:
+        raise OutputError(f"cannot write {out}: {error.strerror}") from error
 
 
 def _rates(text: str) -> tuple[float, ...]:

@@ -30,12 +30,67 @@ URL = ("--url", "http://127.0.0.1:9")
         ([*URL, "--concurrency", "1", "--duration", "x"], ["duration", "'x'", "number"]),
         ([*URL, "--concurrency", "1", "--plot", "r.picture"], ["r.picture", "suffix"]),
         (["--url", "here", "--concurrency", "1"], ["url", "'here'", "http://"]),
+        ([*URL, "--concurrency", "1", "--clients", "curl"], ["clients", "'curl'", "raw or openai"]),
+        ([*URL, "--concurrency", "1", "--processes", "1.5"], ["processes", "'1.5'", "whole number"]),
+        ([*URL, "--concurrency", "1", "--processes", "999"], ["processes", "999", "256"]),
+        ([*URL, "--rps", "1,2", "--overload", "5000"], ["overload", "5000", "three rates"]),
+        ([*URL, "--concurrency", "1", "--ref", "none.wav"], ["ref", "'none.wav'", "readable audio"]),
+        ([*URL, "--concurrency", "1", "--ref-text", "Hm."], ["ref_text", "'Hm.'", "ref"]),
+        ([*URL, "--concurrency", "1", "-o", "none/r.json"], ["none/r.json", "No such file or directory"]),
+        ([*URL, "--concurrency", "1", "-o", "."], [".", "Is a directory"]),
         (["--compare", "a.json", "b.json"], ["compare", "a.json", "readable"]),
         (["--compare", "a.json", "a.json"], ["compare", "a.json"]),
     ],
 )
 def test_bad_input_is_refused_in_one_line(sonoro: Run, arguments: list[str], words: list[str]) -> None:
     assert_refused(*sonoro("bench", "serve", *arguments), words)
+
+
+def test_where_no_results_can_be_written_nothing_is_sent(sonoro: Run) -> None:
+    with served(Answer([(0.0, tone(0.1))])) as server:
+        sonoro("bench", "serve", "--url", server.url, "--concurrency", "1", "-o", "none/r.json")
+        assert server.paths == []
+    # Nor is a file left where there was none, or an older one touched.
+    Path("old.json").write_text("{}")
+    for name in ("new.json", "old.json"):
+        assert sonoro("bench", "serve", *URL, "--concurrency", "1", "-o", name)[0] == 1
+    assert [path.name for path in Path().iterdir()] == ["old.json"]
+    assert Path("old.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize(("status", "expected"), [(429, 0), (503, 1)])
+def test_the_exit_code_tells_whether_an_overload_was_stood(sonoro: Run, status: int, expected: int) -> None:
+    quick = Answer([(0.01, tone(0.2))])
+    with served(lambda number: Answer(status=status) if 20 < number < 30 else quick) as server:
+        code, out, err = sonoro(
+            *("bench", "serve", "--url", server.url, "--rps", "15,60,15", "--overload", "1000"),
+            *("--duration", "1", "--warm-up", "0", "--seed", "1", "--timeout", "5"),
+        )
+    verdict = json.loads(out.splitlines()[-1])["verdict"]
+    # A recovery to within a fifth is a matter of how busy this machine is.
+    assert verdict["failed_but_429"] == [9 * expected, 0]
+    assert code == (not verdict["is_met"])
+    assert ("overload: a figure is beyond its limit" in err) == bool(code)
+    assert code >= expected
+
+
+def test_it_clones_through_several_processes_and_openais_client(sonoro: Run) -> None:
+    Path("lines").mkdir()
+    Path("lines/me.wav").write_bytes(b"RIFF")
+    Path("lines/meta.lst").write_text("a|It is me.|me.wav|Say this.\n")
+    with served(Answer([(0.02, tone(0.3))])) as server:
+        code, out, _ = sonoro(
+            *("bench", "serve", "--url", server.url, "--concurrency", "2", "--duration", "0.3", "--warm-up", "0"),
+            *("--dataset", "lines/meta.lst", "--ref", "list", "--x-vector-only"),
+            *("--clients", "openai", "--processes", "2"),
+        )
+        assert {(body["input"], body["ref_text"], body["x_vector_only_mode"]) for body in server.bodies} == {
+            ("Say this.", "It is me.", True)
+        }
+        assert all(headers["user-agent"].startswith("AsyncOpenAI") for headers in server.headers)
+    values = json.loads(out.splitlines()[-1])
+    assert code == 0
+    assert (values["settings"]["clients"], values["rows"][0]["processes"]) == ("openai", 2)
 
 
 def test_a_server_that_is_not_there_is_a_failure_in_one_line(sonoro: Run) -> None:

@@ -7,14 +7,20 @@ second is allowed.
 import itertools
 import json
 import logging
+import multiprocessing
+import os
 import time
 from pathlib import Path
 
 import pytest
 
 from sonoro.bench.client import Target
-from sonoro.bench.load import Ask, ServeBench, arrivals, asks, run
+from sonoro.bench.dataset import Prompt, Recording
+from sonoro.bench.level import Ask, arrivals, asks
+from sonoro.bench.load import ServeBench, run
+from sonoro.bench.official import OfficialClient
 from sonoro.core.errors import ConfigError, EngineError, OutputError
+from sonoro.core.machine import processor
 from speech_server import RATE, Answer, Server, served, tone
 
 LATE_MS = 100
@@ -70,6 +76,114 @@ def test_the_same_seed_sends_the_same_requests() -> None:
     assert {frames for _, frames in first} <= set(range(3, 10))
 
 
+@pytest.mark.parametrize("load", [{"rps": (30,)}, {"concurrency": (4,)}])
+def test_several_processes_send_what_one_would(load: dict[str, object]) -> None:
+    def sent(processes: int) -> tuple[list[tuple[str, int]], dict[str, object]]:
+        # Far longer than the level: each client of the closed loop sends one request.
+        with served(Answer([(0.4, tone(0.1))])) as server:
+            (row,) = run(bench(server, **load, frames=(3, 9), processes=processes, duration_s=0.3, warm_up_s=0))["rows"]
+            return sorted((body["input"], body["max_new_tokens"]) for body in server.bodies), row
+
+    (one, row), (three, shared) = sent(1), sent(3)
+    assert one == three
+    assert (row["processes"], shared["processes"]) == (1, 3)
+    for name in ("requests", "succeeded", "failed", "mode"):
+        assert row[name] == shared[name]
+    # Those of all processes at once, on one clock.
+    assert shared["peak_in_flight"] == row["peak_in_flight"] == row["requests"]
+    assert shared["lag_p95_ms"] is not None
+    assert not multiprocessing.active_children()
+
+
+def test_processes_are_chosen_by_load_and_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shares(cores: int, **load: object) -> list[int]:
+        monkeypatch.setattr(os, "cpu_count", lambda: cores)
+        made = ServeBench(Target("http://h"), **load)
+        return [made.shares(level) for level in made.loads]
+
+    assert shares(2, concurrency=(1, 256)) == [1, 1]
+    assert shares(16, concurrency=(1, 64, 65, 256, 1024)) == [1, 1, 2, 4, 4]
+    assert shares(16, rps=(0.5, 100, 320)) == [1, 1, 4]
+    assert shares(2, rps=(0.5,), processes=3) == [3]
+
+
+def test_a_process_that_dies_is_an_error_at_once() -> None:
+    def kill(number: int) -> Answer:
+        if number == 1:
+            multiprocessing.active_children()[0].kill()
+        return QUICK
+
+    with served(kill) as server, pytest.raises(EngineError, match=r"client process \d of 2 ended with code -9"):
+        run(bench(server, concurrency=(2,), processes=2, duration_s=60))
+    assert not multiprocessing.active_children()
+
+
+def test_openais_client_hears_what_ours_does() -> None:
+    answer = Answer([(0.05, tone(0.3)), (0.01, tone(0.3))])
+    with served(lambda number: Answer(status=429) if number == 5 else answer) as server:
+        made = {"frames": (5, 5), "extra": {"stream": True}, "api_key": "secret", "duration_s": 0.6}
+        (row,) = run(bench(server, concurrency=(2,), speaker=OfficialClient, **made))["rows"]
+        assert server.headers[0]["authorization"] == "Bearer secret"
+        assert server.bodies[0] | {"input": ""} == {
+            **{"model": "spoken", "input": "", "voice": "alloy", "response_format": "pcm"},
+            **{"max_new_tokens": 5, "ignore_eos": True, "stream": True},
+        }
+    assert (row["errors"], row["succeeded"], row["audio_s_p50"]) == ({"status 429": 1}, row["requests"] - 1, 0.6)
+    assert row["ttfp_p50_ms"] >= 50
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (Answer([(0.0, tone(0.1))], ending="broken"), "broken stream"),
+        (Answer(ending="broken"), "APIConnectionError"),
+        (Answer(ending="never"), "timeout"),
+        (Answer(), "no audio"),
+        (Answer([(0.0, b"{}")], headers={"Content-Type": "application/json"}), "application/json instead of pcm"),
+        (Answer([(0.0, b"\1\2")], status=503), "status 503"),
+    ],
+)
+def test_what_fails_through_openais_client_fails_by_name(answer: Answer, error: str) -> None:
+    with served(answer) as server, pytest.raises(EngineError, match=f"{error}, at the first request"):
+        run(bench(server, concurrency=(1,), timeout_s=0.3, speaker=OfficialClient))
+
+
+def test_a_voice_is_cloned_with_each_request() -> None:
+    Path("me.wav").write_bytes(b"RIFF")
+    with served(QUICK) as server:
+        made = bench(server, concurrency=(1,), ref="me.wav", ref_text="It is me.", duration_s=0.1, warm_up_s=0)
+        values = run(made)
+        assert {(body["ref_audio"].partition(",")[2], body["ref_text"]) for body in server.bodies} == {
+            ("UklGRg==", "It is me.")
+        }
+    assert (values["settings"]["ref"], values["settings"]["ref_text"]) == ("me.wav", "It is me.")
+    assert "UklGRg" not in json.dumps(values)
+
+
+def test_what_the_server_says_of_itself_is_in_the_results_unless_told_otherwise() -> None:
+    with served(QUICK) as server:
+        listed = {"arm": "graph", "gpu": "a card", "torch": "2.0"}
+        server.models = {"data": [{"id": "spoken", "facts": {**listed, "weather": "fine"}}]}
+        values = run(bench(server, concurrency=(1,), facts={"torch": "3.0"}, duration_s=0.1, warm_up_s=0))
+        assert (values["arm"], values["gpu"], values["torch"], values["cpu"]) == ("graph", "a card", "3.0", None)
+        assert "weather" not in values
+        server.models = {"data": [{"id": "spoken"}]}
+        # It runs on this machine, without a GPU that it tells of.
+        assert run(bench(server, concurrency=(1,), duration_s=0.1, warm_up_s=0))["cpu"] == processor()
+
+
+@pytest.mark.parametrize("is_met", [True, False])
+def test_an_overload_is_judged_by_what_was_before_it(is_met: bool) -> None:
+    refusal = Answer(status=429 if is_met else 503)
+    with served(lambda number: refusal if 15 < number < 40 and number % 3 == 0 else QUICK) as server:
+        values = run(bench(server, rps=(10, 40, 10), duration_s=1.0, max_queue_wait_ms=LATE_MS, out=Path("r.json")))
+    verdict, (before, during, after) = values["verdict"], values["rows"]
+    assert json.loads(Path("r.json").read_text()) == values
+    assert verdict["failed_but_429"] == [0 if is_met else during["failed"], 0]
+    assert (before["failed"], after["failed"]) == (0, 0)
+    assert verdict["accepted"] == during["succeeded"]
+
+
 def test_arrivals_are_a_poisson_process_of_their_seed() -> None:
     times = list(arrivals(20, 500, "a"))
     assert times == list(arrivals(20, 500, "a")) != list(arrivals(20, 500, "b"))
@@ -85,16 +199,21 @@ def test_arrivals_are_a_poisson_process_of_their_seed() -> None:
 
 def test_requests_speak_openais_dialect_and_whatever_else_is_asked() -> None:
     target = Target("http://h", extra={"stream": True, "voice": "x", "response_format": None})
-    assert Ask("Hi.", None).body("m", Target("http://h")) == {
+    assert Ask(Prompt("Hi."), None).body("m", Target("http://h")) == {
         "model": "m",
         "input": "Hi.",
         "voice": "alloy",
         "response_format": "pcm",
     }
-    assert Ask("Hi.", 40).body("m", target) == {
+    assert Ask(Prompt("Hi."), 40).body("m", target) == {
         **{"model": "m", "input": "Hi.", "voice": "x", "stream": True, "max_new_tokens": 40, "ignore_eos": True}
     }
-    assert next(asks(("a",), (7, 7), "")) == Ask("a", 7)
+    assert next(asks((Prompt("a"),), (7, 7), "")) == Ask(Prompt("a"), 7)
+    Path("a.wav").write_bytes(b"RIFF")
+    body = Ask(Prompt("Hi.", Recording(Path("a.wav"), None, x_vector_only=True)), None).body("m", Target("http://h"))
+    assert (body["ref_audio"].partition(",")[2], body["x_vector_only_mode"], "ref_text" in body) == (
+        *("UklGRg==", True, False),
+    )
 
 
 def test_headers_paths_and_the_model_are_those_of_the_server() -> None:
@@ -124,7 +243,7 @@ def test_refusals_are_counted_and_do_not_stop_the_others() -> None:
     ("answer", "error"),
     [
         (Answer([(0.0, tone(0.1))], ending="broken"), "broken stream"),
-        (Answer(ending="broken"), "RemoteProtocolError"),
+        (Answer(ending="broken"), "connection closed"),
         (Answer(ending="never"), "timeout"),
         (Answer([(0.0, tone(0.1))], ending="never"), "timeout"),
         (Answer(), "no audio"),
@@ -215,6 +334,9 @@ def test_results_are_on_disk_and_name_settings_and_the_servers_side() -> None:
         ({"concurrency": (1,), "duration_s": 0.0}, "duration_s"),
         ({"concurrency": (1,), "warm_up_s": -1.0}, "warm_up_s"),
         ({"concurrency": (1,), "frames": (9, 3)}, "frames: .* ascend"),
+        ({"concurrency": (1,), "processes": -1}, "processes: -1 .* 0 to 256"),
+        ({"rps": (1.0, 2.0), "max_queue_wait_ms": 5.0}, "overload: 5.0 .* three rates"),
+        ({"concurrency": (1, 2, 3), "max_queue_wait_ms": 5.0}, "overload: 5.0 .* three rates"),
         ({"concurrency": (1,), "facts": {"weather": "fine"}}, "facts: 'weather' .* arm, gpu, cpu, driver"),
     ],
 )
@@ -230,6 +352,11 @@ def test_bad_settings_are_refused_by_name(fields: dict[str, object], words: str)
         ({"url": "http://"}, "url"),
         ({"url": "http://[::1"}, "url"),
         ({"url": "http://h:99999999"}, "url"),
+        ({"url": "http://h:0"}, "url"),
+        ({"url": "http://me:word@h"}, "url: .* user"),
+        ({"url": "http://h/v1?a=b"}, "url: .* query"),
+        ({"url": "http://h/ v1"}, "url: .* no space"),
+        ({"url": "http://h/v1\r\nX: y"}, "url"),
         ({"sample_rate": 0}, "sample_rate"),
         ({"timeout_s": 0.0}, "timeout_s"),
         ({"api_key": "a\nb"}, "api_key"),

@@ -21,10 +21,11 @@ def exchange(
     *parts: tuple[float, bytes], due_s: float = 10.0, sent_s: float | None = 10.001, error: str | None = None
 ) -> Exchange:
     """Sent a millisecond late, with `parts` at their seconds after it was due; ended with the last of them."""
-    made = Exchange(due_s, sent_s=sent_s, sample_rate=RATE, error=error)
+    made = Exchange(due_s, sent_s=sent_s, sample_rate=RATE)
     for after_s, data in parts:
         made.take(data, due_s + after_s)
-    made.ended_s = due_s + (parts[-1][0] if parts else 0.5)
+    made.error = error
+    made.end(due_s + (parts[-1][0] if parts else 0.5))
     return made
 
 
@@ -65,9 +66,19 @@ def test_a_byte_is_not_yet_a_sample() -> None:
     heard = row(made)
     assert (heard["ttfb_p50_ms"], heard["ttfp_p50_ms"]) == pytest.approx((10, 30))
     assert made.samples == 10
-    assert not made.has_part_of_a_sample
+    assert made.error is None
     made.take(b"\0", 11.0)
-    assert made.has_part_of_a_sample
+    made.end(11.0)
+    assert (made.error, made.samples) == ("ended inside a sample", 10)
+
+
+def test_an_answer_that_failed_keeps_its_cause_and_hears_nothing_more() -> None:
+    made = Exchange(10.0, sample_rate=RATE)
+    made.fail("status 429")
+    made.take(pcm(5), 10.1)
+    made.fail("timeout")
+    made.end(10.2)
+    assert (made.error, made.samples, made.first_byte_s) == ("status 429", 0, None)
 
 
 def test_silence_is_never_audible_and_has_no_time_of_it() -> None:

@@ -1,51 +1,119 @@
-"""The texts a load generator sends: our own two hundred, or those of a file."""
+"""What a load generator says and in whose voice: our own two hundred texts, or those of a file with its recordings."""
 
 from __future__ import annotations
 
+import base64
+import functools
+import mimetypes
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from sonoro.core.errors import ConfigError
 
-__all__ = ["BUILTIN", "prompts", "shuffled"]
+__all__ = ["BUILTIN", "LISTED", "Prompt", "Recording", "cloned", "prompts", "shuffled"]
 
-BUILTIN = "builtin"
+BUILTIN, LISTED = "builtin", "list"
 
 _TEXT_FIELD = 3
 """Of a line `id|ref_text|ref_audio|text`, which may go on with the recording of the text."""
 
 
-def prompts(dataset: str) -> tuple[str, ...]:
+@dataclass(frozen=True)
+class Recording:
+    """A voice to clone: its audio file, what is said in it, and whether only its timbre is taken."""
+
+    path: Path
+    text: str | None = None
+    x_vector_only: bool = False
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Of a request's body. Raises `ConfigError` if the file cannot be read."""
+        made = {"ref_audio": _data_url(self.path), "ref_text": self.text}
+        return made | ({"x_vector_only_mode": True} if self.x_vector_only else {})
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A text, and the recording that its line in a list names."""
+
+    text: str
+    recording: Recording | None = None
+
+
+def prompts(dataset: str) -> tuple[Prompt, ...]:
     """The texts of `dataset`: `builtin`, or a UTF-8 file of texts by line.
 
-    A line with bars is one of a Seed-TTS style list, `id|ref_text|ref_audio|text`, of which the text is taken.
+    A line with bars is one of a Seed-TTS style list, `id|ref_text|ref_audio|text`, its audio beside the list.
     Raises `ConfigError` naming the file, or the line that is neither.
     """
     if dataset == BUILTIN:
         listing = resources.files("sonoro.bench").joinpath("prompts.txt").read_text(encoding="utf-8")
-        return tuple(listing.splitlines())
+        return tuple(map(Prompt, listing.splitlines()))
     try:
         lines = Path(dataset).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("dataset", dataset, f"it must be {BUILTIN} or a readable UTF-8 file ({error})") from error
-    texts = tuple(_text(number, line) for number, line in enumerate(lines, 1) if line.strip())
-    if not texts:
+    made = tuple(_prompt(number, line, Path(dataset).parent) for number, line in enumerate(lines, 1) if line.strip())
+    if not made:
         raise ConfigError("dataset", dataset, "it must hold at least one text")
-    return texts
+    return made
 
 
-def shuffled(texts: tuple[str, ...], seed: str) -> Iterator[str]:
+def cloned(
+    texts: tuple[Prompt, ...], ref: str | None, ref_text: str | None = None, *, x_vector_only: bool = False
+) -> tuple[Prompt, ...]:
+    """`texts` in the voice of the recording `ref`; `list` is the one that each brought, None no recording at all.
+
+    Every file is read once. Raises `ConfigError` naming the field or file.
+    """
+    if ref is None:
+        for field, value in (("ref_text", ref_text), ("x_vector_only", x_vector_only)):
+            if value:
+                raise ConfigError(field, value, "it says how ref is used; give that too")
+        return tuple(replace(text, recording=None) for text in texts)
+    if ref != LISTED:
+        same = Recording(Path(ref), ref_text, x_vector_only)
+        made = tuple(replace(text, recording=same) for text in texts)
+    elif ref_text is not None:
+        raise ConfigError("ref_text", ref_text, "a list has its own")
+    else:
+        made = tuple(
+            replace(text, recording=text.recording and replace(text.recording, x_vector_only=x_vector_only))
+            for text in texts
+        )
+    for text in made:
+        if text.recording is None:
+            raise ConfigError("ref", ref, "each line of the dataset must be id|ref_text|ref_audio|text")
+        _data_url(text.recording.path)
+    return made
+
+
+def shuffled(texts: tuple[Prompt, ...], seed: str) -> Iterator[Prompt]:
     """`texts` without end: all of them in an order drawn from `seed`, then all in another."""
     draw = random.Random(seed)
     while True:
         yield from draw.sample(texts, len(texts))
 
 
-def _text(number: int, line: str) -> str:
-    fields = line.split("|")
-    text = fields[0 if len(fields) == 1 else min(_TEXT_FIELD, len(fields) - 1)].strip()
+@functools.lru_cache(maxsize=4096)
+def _data_url(path: Path) -> str:
+    """Kept, as a client that encodes a recording for each request sends late."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError("ref", str(path), f"it must be a readable audio file ({error.strerror})") from error
+    kind = mimetypes.guess_type(path)[0] or "audio/wav"
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def _prompt(number: int, line: str, folder: Path) -> Prompt:
+    fields = [field.strip() for field in line.split("|")]
+    text = fields[0 if len(fields) == 1 else min(_TEXT_FIELD, len(fields) - 1)]
     if 1 < len(fields) <= _TEXT_FIELD or not text:
         raise ConfigError(f"dataset line {number}", line, "it must be a text, or id|ref_text|ref_audio|text")
-    return text
+    return Prompt(text, Recording(folder / fields[2], fields[1] or None) if len(fields) > 1 else None)

@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import random
+import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from sonoro.bench.client import SpeechClient, Target
-from sonoro.bench.dataset import BUILTIN, prompts, shuffled
-from sonoro.bench.metrics import Exchange, Window, figures
+from sonoro.bench.dataset import BUILTIN, Prompt, cloned, prompts
+from sonoro.bench.level import Level, asks
+from sonoro.bench.metrics import figures
+from sonoro.bench.overload import judge
 from sonoro.bench.report import Report
+from sonoro.bench.workers import LEAD_S, Workers
 from sonoro.core.errors import ConfigError, EngineError
+from sonoro.core.machine import gpu_driver, processor
 
-__all__ = ["FACTS", "MAX_LAG_MS", "Ask", "ServeBench", "arrivals", "asks", "run"]
+__all__ = ["FACTS", "MAX_LAG_MS", "ServeBench", "check_facts", "facts_of_server", "run"]
 
 FACTS = ("arm", "gpu", "cpu", "driver", "torch", "dtype")
 """What a results file says of the server's side, which a client cannot see."""
@@ -26,30 +31,12 @@ FACTS = ("arm", "gpu", "cpu", "driver", "torch", "dtype")
 MAX_LAG_MS = 5.0
 """Scheduling lag (p95) above which the client may be what is measured."""
 
-_AFTER_FAILURE_S = 0.25
-"""A client of the closed loop waits so long after a failure: refusals are fast, and would be repeated as fast."""
+_RATE_EACH, _CLIENTS_EACH, _CORES_EACH = 100, 64, 4
+"""A process sends so much where it is left to choose; the server needs the other cores."""
+
+_LOCAL = ("localhost", "127.0.0.1", "::1")
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Ask:
-    """What one request says: its text, and how many frames it is to be spoken for if that is fixed."""
-
-    text: str
-    frames: int | None
-
-    def body(self, model: str, target: Target) -> dict[str, Any]:
-        """The request's JSON: OpenAI's fields, ours for a fixed length, then those of `target.extra`."""
-        body: dict[str, Any] = {
-            "model": model,
-            "input": self.text,
-            "voice": target.voice,
-            "response_format": "pcm",
-        }
-        if self.frames is not None:
-            body |= {"max_new_tokens": self.frames, "ignore_eos": True}
-        return {name: value for name, value in {**body, **target.extra}.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -58,8 +45,12 @@ class ServeBench:
     level after the other, each of `warm_up_s` that do not count and `duration_s` that do.
 
     `dataset` is that of `sonoro.bench.dataset.prompts`. `frames`: each request is spoken for a number of frames drawn
-    from this range, by a server that knows the fields. `facts`: of `FACTS`, what is known of the server's side.
-    `out` is written after every level. Raises `ConfigError` naming the field.
+    from this range, by a server that knows the fields. `ref`, `ref_text`, `x_vector_only` are those of
+    `sonoro.bench.dataset.cloned`. `speaker` sends; `processes` of them at once, 0 for as many as the load and the cores
+    ask for. `max_queue_wait_ms`: the three rates are judged as overload and what is before and after it. `facts`: of
+    `FACTS`, what is known of the server's side. `out` is written after every level.
+
+    Raises `ConfigError` naming the field.
     """
 
     target: Target
@@ -70,6 +61,12 @@ class ServeBench:
     seed: int = 0
     dataset: str = BUILTIN
     frames: tuple[int, int] | None = None
+    ref: str | None = None
+    ref_text: str | None = None
+    x_vector_only: bool = False
+    speaker: type[SpeechClient] = SpeechClient
+    processes: int = 0
+    max_queue_wait_ms: float | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
     out: Path | None = None
     commit: str | None = None
@@ -87,9 +84,27 @@ class ServeBench:
             raise ConfigError("warm_up_s", self.warm_up_s, "it must be at least 0")
         if self.frames is not None and not 1 <= self.frames[0] <= self.frames[1]:
             raise ConfigError("frames", self.frames, "they must ascend, from 1")
-        for name in self.facts:
-            if name not in FACTS:
-                raise ConfigError("facts", name, "it may hold " + ", ".join(FACTS))
+        if not 0 <= self.processes <= 256:
+            raise ConfigError("processes", self.processes, "it must be from 0 to 256; 0 chooses")
+        if self.max_queue_wait_ms is not None and not (len(self.rps) == 3 and self.max_queue_wait_ms >= 0):
+            raise ConfigError(
+                "overload",
+                self.max_queue_wait_ms,
+                "it must be at least 0, with three rates: below, above and below again",
+            )
+        check_facts(self.facts)
+
+    @property
+    def loads(self) -> tuple[float, ...]:
+        """Level after level."""
+        return self.rps or self.concurrency
+
+    def shares(self, load: float) -> int:
+        """How many processes send it."""
+        if self.processes:
+            return self.processes
+        wanted = math.ceil(load / (_RATE_EACH if self.rps else _CLIENTS_EACH))
+        return max(1, min(wanted, (os.cpu_count() or 1) // _CORES_EACH))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -97,7 +112,11 @@ class ServeBench:
         target = self.target
         return {
             "url": target.url,
+            "clients": self.speaker.name,
             "voice": target.voice,
+            "ref": None if self.ref is None else Path(self.ref).name,
+            "ref_text": self.ref_text,
+            "x_vector_only": self.x_vector_only or None,
             "extra": dict(target.extra) or None,
             "rps": list(self.rps) or None,
             "concurrency": list(self.concurrency) or None,
@@ -106,46 +125,43 @@ class ServeBench:
             "seed": self.seed,
             "dataset": self.dataset if self.dataset == BUILTIN else Path(self.dataset).name,
             "frames": list(self.frames) if self.frames else None,
+            "max_queue_wait_ms": self.max_queue_wait_ms,
+            "processes": self.processes or "by load",
             "timeout_s": target.timeout_s,
         }
 
 
-def arrivals(rate: float, duration_s: float, seed: str) -> Iterator[float]:
-    """The times before `duration_s` of a Poisson process of `rate` a second, the same for the same seed."""
-    draw, at_s = random.Random(seed), 0.0
-    while (at_s := at_s + draw.expovariate(rate)) < duration_s:
-        yield at_s
+def check_facts(given: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for a key that is none of `FACTS`."""
+    for name in given:
+        if name not in FACTS:
+            raise ConfigError("facts", name, "it may hold " + ", ".join(FACTS))
 
 
-def asks(texts: tuple[str, ...], frames: tuple[int, int] | None, seed: str) -> Iterator[Ask]:
-    """Requests without end, the same for the same seed."""
-    draw = random.Random(f"{seed}/frames")
-    for text in shuffled(texts, f"{seed}/texts"):
-        yield Ask(text, draw.randint(*frames) if frames else None)
+def facts_of_server(target: Target, listed: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """`FACTS` as they were given, else as the server lists them, else as this machine has them if it serves itself."""
+    said = listed.get("facts")
+    known = {**(said if isinstance(said, Mapping) else {}), **given}
+    if urlsplit(target.url).hostname in _LOCAL:
+        known = {"driver": gpu_driver(), "cpu": None if known.get("gpu") else processor(), **known}
+    return {name: known.get(name) for name in FACTS}
 
 
 def run(bench: ServeBench) -> dict[str, Any]:
     """Load the server, print what was heard, and return the results file.
 
-    Failed requests are counted in their row. Raises `EngineError` if the server does not answer a first request, or,
-    at the end, if all requests of a level failed.
+    Failed requests are counted in their row. Raises `EngineError` if the server does not answer a first request, if a
+    process that sends is lost, or, at the end, if all requests of a level failed.
     """
-    texts = prompts(bench.dataset)
-    return asyncio.run(_run(bench, texts))
-
-
-async def _run(bench: ServeBench, texts: tuple[str, ...]) -> dict[str, Any]:
-    async with SpeechClient(bench.target) as client:
-        model = await client.model()
-        first = next(asks(texts, bench.frames, f"{bench.seed}/first"))
-        answer = await client.speak(first.body(model, bench.target), time.perf_counter())
-        if answer.error is not None:
-            raise EngineError(f"POST {bench.target.api}/audio/speech: {answer.error}, at the first request")
-        top = {"bench": "serve", "model": model, "sample_rate": answer.sample_rate}
-        top |= {name: bench.facts.get(name) for name in FACTS}
-        report = Report(top, settings=bench.settings, commit=bench.commit, out=bench.out)
-        for load in bench.rps or bench.concurrency:
-            report.add(await _Level(client, bench, model, texts, load).measure())
+    texts = cloned(prompts(bench.dataset), bench.ref, bench.ref_text, x_vector_only=bench.x_vector_only)
+    top = asyncio.run(_first(bench, texts))
+    report = Report(top, settings=bench.settings, commit=bench.commit, out=bench.out)
+    most = max(bench.shares(load) for load in bench.loads)
+    with Workers(most if most > 1 else 0) as workers:
+        for load in bench.loads:
+            report.add(_measure(bench, top["model"], texts, load, workers))
+    if bench.max_queue_wait_ms is not None:
+        report.note("verdict", judge(report.values["rows"], bench.max_queue_wait_ms))
     values = report.finish()
     for row in values["rows"]:
         if row["requests"] and not row["succeeded"]:
@@ -153,60 +169,44 @@ async def _run(bench: ServeBench, texts: tuple[str, ...]) -> dict[str, Any]:
     return values
 
 
-class _Level:
-    """One load, and all that was exchanged under it."""
+async def _first(bench: ServeBench, texts: tuple[Prompt, ...]) -> dict[str, Any]:
+    """The head of the results file, from a server that has answered once."""
+    target = bench.target
+    async with bench.speaker(target) as client:
+        listed = await client.listed() if target.model is None else {"id": target.model}
+        first = next(asks(texts, bench.frames, f"{bench.seed}/first"))
+        answer = await client.speak(first.body(listed["id"], target), time.perf_counter())
+    if answer.error is not None:
+        raise EngineError(f"POST {target.api}/audio/speech: {answer.error}, at the first request")
+    top = {"bench": "serve", "model": listed["id"], "sample_rate": answer.sample_rate}
+    return top | facts_of_server(target, listed, bench.facts)
 
-    def __init__(
-        self, client: SpeechClient, bench: ServeBench, model: str, texts: tuple[str, ...], load: float
-    ) -> None:
-        self._client, self._bench, self._model, self._load = client, bench, model, load
-        self._is_open = bool(bench.rps)
-        self._seed = f"{bench.seed}/{'rps' if self._is_open else 'concurrency'}/{load:g}"
-        self._asks = asks(texts, bench.frames, self._seed)
-        self._exchanges: list[Exchange] = []
 
-    async def measure(self) -> dict[str, Any]:
-        """The row of this level."""
-        bench, now_s = self._bench, time.perf_counter()
-        begin_s = now_s + bench.warm_up_s
-        window = Window(begin_s, begin_s + bench.duration_s)
-        await (self._send_at_random(now_s, window) if self._is_open else self._send_in_turn(window))
-        name, mode = ("rps", "open") if self._is_open else ("concurrency", "closed")
-        row: dict[str, Any] = {"mode": mode, name: self._load, **figures(self._exchanges, window)}
-        if row["lag_p95_ms"] is not None and row["lag_p95_ms"] > MAX_LAG_MS:
-            _log.warning(
-                "%s=%g lag_p95_ms=%.1f is above %g: the client sent late, and may be what was measured",
-                name,
-                self._load,
-                row["lag_p95_ms"],
-                MAX_LAG_MS,
-            )
-        return row
-
-    async def _send_at_random(self, now_s: float, window: Window) -> None:
-        """The open loop: nothing waits for an answer."""
-        warm_up = arrivals(self._load, self._bench.warm_up_s, f"{self._seed}/warm-up")
-        counted = arrivals(self._load, self._bench.duration_s, f"{self._seed}/arrivals")
-        times = [now_s + at_s for at_s in warm_up] + [window.begin_s + at_s for at_s in counted]
-        async with asyncio.TaskGroup() as requests:
-            for due_s in times:
-                await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
-                requests.create_task(self._send(due_s))
-
-    async def _send_in_turn(self, window: Window) -> None:
-        """The closed loop: each client sends the next request when the one before has ended."""
-
-        async def listen() -> None:
-            while (now_s := time.perf_counter()) < window.end_s:
-                if (await self._send(now_s)).error is not None:
-                    await asyncio.sleep(_AFTER_FAILURE_S)
-
-        async with asyncio.TaskGroup() as clients:
-            for _ in range(int(self._load)):
-                clients.create_task(listen())
-
-    async def _send(self, due_s: float) -> Exchange:
-        body = next(self._asks).body(self._model, self._bench.target)
-        exchange = await self._client.speak(body, due_s)
-        self._exchanges.append(exchange)
-        return exchange
+def _measure(bench: ServeBench, model: str, texts: tuple[Prompt, ...], load: float, workers: Workers) -> dict[str, Any]:
+    """The row of a level."""
+    shares, name = bench.shares(load), "rps" if bench.rps else "concurrency"
+    level = Level(
+        bench.speaker,
+        bench.target,
+        model,
+        texts,
+        bench.frames,
+        is_open=bool(bench.rps),
+        load=load,
+        warm_up_s=bench.warm_up_s,
+        duration_s=bench.duration_s,
+        seed=f"{bench.seed}/{name}/{load:g}",
+        begin_s=time.perf_counter() + (LEAD_S if shares > 1 else 0.0),
+    )
+    exchanges = workers.exchanges(level, shares) if shares > 1 else level.exchanges()
+    row: dict[str, Any] = {"mode": "open" if bench.rps else "closed", name: load, **figures(exchanges, level.window)}
+    row["processes"] = shares
+    if row["lag_p95_ms"] is not None and row["lag_p95_ms"] > MAX_LAG_MS:
+        _log.warning(
+            "%s=%g lag_p95_ms=%.1f is above %g: the client sent late, and may be what was measured",
+            name,
+            load,
+            row["lag_p95_ms"],
+            MAX_LAG_MS,
+        )
+    return row

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["AUDIBLE", "CONTINUITY_GAP_S", "Exchange", "Playback", "Window", "figures"]
+__all__ = ["AUDIBLE", "CONTINUITY_GAP_S", "Exchange", "Playback", "Window", "figures", "spread"]
 
 AUDIBLE = 0.01
 """Of full scale, -40 dB: a sample above it is heard."""
@@ -53,9 +53,26 @@ class Exchange:
     samples: int = 0
     _rest: bytes = b""
 
+    @property
+    def has_head(self) -> bool:
+        """Whether it is known what the answer is."""
+        return self.sample_rate > 0 or self.error is not None
+
+    def fail(self, error: str) -> None:
+        """Note why it failed, unless that is known already."""
+        self.error = self.error or error
+
+    def end(self, now_s: float) -> None:
+        """Note that the answer is over."""
+        self.ended_s = now_s
+        if not self.samples:
+            self.fail("no audio")
+        elif self._rest:
+            self.fail("ended inside a sample")
+
     def take(self, data: bytes, now_s: float) -> None:
-        """Note bytes of the body that arrived now."""
-        if not data:
+        """Note bytes of the body that arrived now; those of an answer that failed are passed over."""
+        if not data or self.error is not None:
             return
         if self.first_byte_s is None:
             self.first_byte_s = now_s
@@ -70,11 +87,6 @@ class Exchange:
             self.audible_sample = self.samples + int(above[0]) if above.size else None
         self.arrivals.append((now_s, whole // _BYTES_PER_SAMPLE))
         self.samples += whole // _BYTES_PER_SAMPLE
-
-    @property
-    def has_part_of_a_sample(self) -> bool:
-        """Whether the bytes so far end inside a sample."""
-        return bool(self._rest)
 
     @property
     def audio_s(self) -> float:
@@ -149,14 +161,14 @@ def _latencies(counted: Sequence[Exchange], heard: Sequence[Exchange]) -> dict[s
             ttfa_ms.append(1000 * (made.playback.audible_at_s - made.sent_s))
             silence_ms.append(1000 * made.audible_sample / made.sample_rate)
     return {
-        **_spread("lag", "_ms", lag_ms, "p50", "p95", "max"),
-        **_spread("ttfb", "_ms", ttfb_ms, "p50", "p95"),
-        **_spread("ttfp", "_ms", ttfp_ms, "mean", "p50", "p95", "p99"),
-        **_spread("ttfa", "_ms", ttfa_ms, "p50", "p95"),
-        **_spread("leading_silence", "_ms", silence_ms, "p50", "p95"),
-        **_spread("e2e", "_ms", e2e_ms, "mean", "p50", "p99"),
-        **_spread("rtf", "", rtf, "mean", "p50", "p99"),
-        **_spread("audio_s", "", audio_s, "mean", "p50", "p99"),
+        **spread("lag", "_ms", lag_ms, "p50", "p95", "max"),
+        **spread("ttfb", "_ms", ttfb_ms, "p50", "p95"),
+        **spread("ttfp", "_ms", ttfp_ms, "mean", "p50", "p95", "p99"),
+        **spread("ttfa", "_ms", ttfa_ms, "p50", "p95"),
+        **spread("leading_silence", "_ms", silence_ms, "p50", "p95"),
+        **spread("e2e", "_ms", e2e_ms, "mean", "p50", "p99"),
+        **spread("rtf", "", rtf, "mean", "p50", "p99"),
+        **spread("audio_s", "", audio_s, "mean", "p50", "p99"),
     }
 
 
@@ -171,7 +183,7 @@ def _continuity(heard: Sequence[Exchange]) -> dict[str, float | int | None]:
     }
 
 
-def _spread(name: str, unit: str, values: Sequence[float], *which: str) -> dict[str, float | None]:
+def spread(name: str, unit: str, values: Sequence[float], *which: str) -> dict[str, float | None]:
     """Mean, maximum and percentiles (linear between ranks) of `values`, as `name`_`which``unit`."""
     return {f"{name}_{part}{unit}": _part(values, part) for part in which}
 

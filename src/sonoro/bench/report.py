@@ -59,6 +59,11 @@ class Report:
         self._write()
         print(" ".join(f"{name}={json.dumps(value)}" for name, value in row.items()), flush=True)
 
+    def note(self, name: str, value: Any) -> None:
+        """Keep what the rows together say."""
+        self.values[name] = rounded(value)
+        self._write()
+
     def finish(self) -> dict[str, Any]:
         """Show all rows as a table, then the whole as one line of JSON, the last of stdout; returns the whole."""
         rows = self.values["rows"]
@@ -87,8 +92,10 @@ def read_results(path: Path) -> dict[str, Any]:
 
 
 def load_of(row: Mapping[str, Any]) -> str:
-    """The load of a row, as `10 req/s` or `8 clients`."""
-    return f"{row['rps']:g} req/s" if row["mode"] == "open" else f"{row['concurrency']} clients"
+    """The load of a row, as `10 req/s` or `8 clients`; else what it is a row of."""
+    if "rps" in row:
+        return f"{row['rps']:g} req/s"
+    return f"{row['concurrency']} clients" if "concurrency" in row else str(row["mode"])
 
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:

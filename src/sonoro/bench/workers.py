@@ -1,0 +1,95 @@
+"""Processes that send shares of a load, where one would be the limit. Knows no request."""
+
+from __future__ import annotations
+
+import multiprocessing
+from multiprocessing.connection import Connection, wait
+from typing import Self
+
+from sonoro.bench.level import Level
+from sonoro.bench.metrics import Exchange
+from sonoro.core.errors import EngineError
+
+__all__ = ["LEAD_S", "Workers"]
+
+LEAD_S = 0.25
+"""A level that workers send begins so long after it is handed to them, so that all begin with it."""
+
+_START_S, _END_S = 60.0, 5.0
+
+
+class Workers:
+    """`count` processes, up with the block and gone with it; also if the process that holds them is killed.
+
+    Raises `EngineError` if one does not come up.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __enter__(self) -> Self:
+        context = multiprocessing.get_context("spawn")
+        self._pipes, self._processes = [], []
+        for number in range(self._count):
+            ours, theirs = context.Pipe()
+            # A daemon is ended when this process is, whatever raised.
+            process = context.Process(target=_work, args=(theirs,), daemon=True, name=f"client-{number}")
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+        try:
+            self._hear(self._count, _START_S)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join(0 if error and error[0] else _END_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+    def exchanges(self, level: Level, shares: int) -> list[Exchange]:
+        """Have `level` sent in `shares`, each by a process of its own; all that was exchanged, in no order.
+
+        Raises `EngineError` as soon as one of the processes ends.
+        """
+        for share, pipe in enumerate(self._pipes[:shares]):
+            pipe.send((level, share, shares))
+        return [exchange for heard in self._hear(shares, None) for exchange in heard]
+
+    def _hear(self, count: int, timeout_s: float | None) -> list[list[Exchange]]:
+        """What each of the first `count` sent."""
+        waiting: list[Connection] = self._pipes[:count]
+        heard = []
+        while waiting:
+            ready = wait(waiting, timeout_s)
+            if not ready:
+                raise EngineError(f"a client process did not start within {timeout_s:g} s")
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                try:
+                    heard.append(pipe.recv())
+                except (EOFError, OSError) as error:
+                    number = self._pipes.index(pipe)
+                    self._processes[number].join(_END_S)
+                    code = self._processes[number].exitcode
+                    raise EngineError(f"client process {number} of {self._count} ended with code {code}") from error
+                waiting.remove(pipe)
+        return heard
+
+
+def _work(pipe: Connection) -> None:
+    """Send the shares that come through `pipe` until it is closed."""
+    pipe.send([])
+    while True:
+        try:
+            level, share, shares = pipe.recv()
+            pipe.send(level.exchanges(share, shares))
+        except (EOFError, BrokenPipeError, KeyboardInterrupt):
+            return
