@@ -1,4 +1,4 @@
-"""`sonoro bench frame | engine | serve`: times of this machine or a server, as a table and a line of JSON."""
+"""`sonoro bench frame | engine | serve | live`: times of this machine or a server, as a table and a line of JSON."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ app = typer.Typer(rich_markup_mode=None)
 
 Eager = Annotated[bool, typer.Option("--eager", help="no graphs: the same kernels, launched one by one")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="write the results here as JSON too")]
+Server = Annotated[str, typer.Option(help="the server, as http://localhost:8000")]
 Voice = Annotated[str, typer.Option(help="a voice of the server")]
 ServedModel = Annotated[str | None, typer.Option("--model", help="a model of the server; its first if none")]
 Dataset = Annotated[str, typer.Option(help="builtin, or a file of texts or of id|ref_text|ref_audio|text")]
@@ -212,6 +213,49 @@ def serve(
         show_comparison(comparison)
     elif overload is not None and not values["verdict"]["is_met"]:
         raise EngineError("overload: a figure is beyond its limit, see verdict")
+
+
+@app.command()
+def live(
+    *,
+    url: Server,
+    requests: Annotated[int, number("requests", int, "texts, each sent whole and word by word")] = 50,
+    barge_ins: Annotated[int, number("barge_ins", int, "answers that are cancelled")] = 20,
+    warm_up: Annotated[int, number("warm_up", int, "of each, before them, that do not count")] = 3,
+    word_ms: Annotated[float, number("word_ms", float, "milliseconds from word to word")] = 10.0,
+    seed: Seed = 0,
+    dataset: Dataset = "builtin",
+    voice: Voice = "alloy",
+    model: ServedModel = None,
+    frames: Frames = None,
+    api_key: ApiKey = None,
+    extra: Extra = None,
+    timeout: Timeout = 60.0,
+    facts: Facts = None,
+    out: Out = None,
+    commit: Commit = None,
+) -> None:
+    """Time text that is spoken while it is written, beside whole text, and how soon it is cancelled."""
+    lengths = span("frames", frames) if frames else None
+    fields, known = _object("extra", extra), _object("facts", facts)
+    with _extra("bench"):
+        from sonoro.bench.client import Target
+        from sonoro.bench.live import LiveBench, run
+    bench = LiveBench(
+        Target(url, model=model, voice=voice, api_key=api_key, extra=fields, timeout_s=timeout),
+        requests=requests,
+        barge_ins=barge_ins,
+        warm_up=warm_up,
+        word_ms=word_ms,
+        seed=seed,
+        dataset=dataset,
+        frames=lengths,
+        facts=known,
+        out=out,
+        commit=commit,
+    )
+    _check_out(out)
+    run(bench)
 
 
 @contextlib.contextmanager

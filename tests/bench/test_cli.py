@@ -1,4 +1,4 @@
-"""`sonoro bench serve`: it measures a server, compares, draws, and refuses bad input in one line."""
+"""`sonoro bench serve` and `live`: they measure a server, compare, draw, and refuse bad input in one line."""
 
 import json
 from pathlib import Path
@@ -44,6 +44,21 @@ URL = ("--url", "http://127.0.0.1:9")
 )
 def test_bad_input_is_refused_in_one_line(sonoro: Run, arguments: list[str], words: list[str]) -> None:
     assert_refused(*sonoro("bench", "serve", *arguments), words)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([*URL, "--word-ms", "x"], ["word_ms", "'x'", "number"]),
+        ([*URL, "--requests", "0"], ["requests", "0", "at least 1"]),
+        ([*URL, "--frames", "x"], ["frames", "'x'", "around a dash"]),
+        ([*URL, "-o", "none/r.json"], ["none/r.json", "No such file or directory"]),
+        (["--url", "here"], ["url", "'here'", "http://"]),
+        ([], ["--url"]),
+    ],
+)
+def test_bad_input_of_live_text_is_refused_in_one_line(sonoro: Run, arguments: list[str], words: list[str]) -> None:
+    assert_refused(*sonoro("bench", "live", *arguments), words)
 
 
 def test_where_no_results_can_be_written_nothing_is_sent(sonoro: Run) -> None:
