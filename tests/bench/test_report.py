@@ -35,6 +35,19 @@ def test_from_nothing_there_is_no_percentage() -> None:
     assert made["underruns"] is None
 
 
+def test_a_comparison_shows_what_was_and_is_by_load(capsys: pytest.CaptureFixture[str]) -> None:
+    loads = (1, 2, 4, 6, 8, 10)
+    before = results(*(row(load, ttfp_mean_ms=562.8, e2e_mean_ms=4000.0, rtf_mean=0.465, xrt=18.99) for load in loads))
+    after = results(*(row(load, ttfp_mean_ms=499.5, e2e_mean_ms=3000.0, rtf_mean=0.407, xrt=21.61) for load in loads))
+    comparison = compare(before, after)
+    assert [pair["concurrency"] for pair in comparison["before_after"]] == list(loads)
+    assert comparison["before_after"][5]["ttfp_mean_ms"] == [562.8, 499.5]
+    show_comparison(comparison)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("│ 10 clients")]
+    for cell in ("562.8 > 499.5 (+11.2%)", "4000 > 3000 (+25.0%)", "0.465 > 0.407 (+12.5%)", "18.99 > 21.61 (+13.8%)"):
+        assert cell in line
+
+
 def test_files_without_a_common_load_are_not_compared() -> None:
     with pytest.raises(ConfigError, match="no load in common"):
         compare(results(row(1)), results({**row(1), "mode": "open", "rps": 1.0}))

@@ -26,6 +26,10 @@ LOWER_IS_BETTER = (
     *("underruns", "requests_underrun", "gaps_50ms", "gaps_100ms", "gaps_200ms", "failed"),
 )
 _LOADS = ("mode", "rps", "concurrency")
+_HEADLINES = {
+    **{"ttfp_mean_ms": "TTFP mean, ms", "ttfp_p95_ms": "TTFP p95, ms", "e2e_mean_ms": "E2E mean, ms"},
+    **{"rtf_mean": "RTF mean", "xrt": "audio s/s"},
+}
 
 
 class Report:
@@ -120,10 +124,16 @@ def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, An
         for name in sorted({*first, *second})
         if first.get(name) != second.get(name)
     }
+    shown = [
+        {name: old[name] for name in _LOADS if name in old}
+        | {name: [old.get(name), new.get(name)] for name in _HEADLINES}
+        for old, new in pairs
+    ]
     return {
         "bench": "serve",
         "compares": [before["model"], after["model"]],
         "settings": differing,
+        "before_after": shown,
         "improved_pct": rows,
     }
 
@@ -133,8 +143,24 @@ def show_comparison(comparison: Mapping[str, Any]) -> None:
     for name, (first, second) in comparison["settings"].items():
         print(f"settings differ: {name}: {json.dumps(first)} and {json.dumps(second)}")
     rows = comparison["improved_pct"]
+    _show_headlines(comparison["before_after"], rows)
     _show("improvement of the second over the first, percent", [load_of(row) for row in rows], rows)
     print(json.dumps(comparison), flush=True)
+
+
+def _show_headlines(pairs: Sequence[Mapping[str, Any]], gains: Sequence[Mapping[str, Any]]) -> None:
+    """A table of a line for each load: before, after, and the improvement."""
+    table = Table(title="before > after, and what it improves", title_justify="left")
+    for name in ("", *_HEADLINES.values()):
+        table.add_column(name, justify="right" if name else "left")
+    for pair, gain in zip(pairs, gains, strict=True):
+        cells = (f"{_shown(pair[name][0])} > {_shown(pair[name][1])} ({_percent(gain[name])})" for name in _HEADLINES)
+        table.add_row(load_of(pair), *cells)
+    Console(width=160, highlight=False).print(table)
+
+
+def _percent(gain: float | None) -> str:
+    return "-" if gain is None else f"{gain:+.1f}%"
 
 
 def _gain(old: float | None, new: float | None, sign: int) -> float | None:
