@@ -4,10 +4,10 @@
     python benchmarks/serve.py ... --arm eager --concurrency 1,2,4,6,8,10 --rps ""
     python benchmarks/serve.py ... --rps 20 --concurrency "" -- --ref voice.wav --ref-text "What is said in it."
 
-Writes serve-<model>.json (closed loop, then open loop), overload-<model>.json if `--overload` names the rate that the
-server sustains, live-<model>.json if `--live`, and the server's log. What follows `--` goes to `sonoro bench serve`.
-A level takes `--duration` and `--warm-up`; what is not over after `--limit` seconds is ended, and the levels before it
-are kept.
+Writes serve-<model>.json and .png (closed loop, then open loop), overload-<model>.json if `--overload` names the rate
+that the server sustains, live-<model>.json if `--live`, and the server's log. What follows `--` goes to `sonoro bench
+serve`. A level takes `--duration` and `--warm-up`; what is not over after `--limit` seconds is ended, and the levels
+before it are kept.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from sonoro.bench.plot import draw
 
 SONORO = (sys.executable, "-m", "sonoro")
 END_S = 40.0
@@ -142,9 +144,12 @@ def main() -> int:
                 timing = [load, levels, "--duration", args.duration, "--warm-up", args.warm_up]
                 is_well &= measure("serve", [*common, *timing, *args.more], parts[-1], ends_s)
         if any(part.exists() for part in parts):
-            (args.out / f"serve-{name}.json").write_text(json.dumps(merged(parts), indent=2) + "\n")
+            results = merged(parts)
+            (args.out / f"serve-{name}.json").write_text(json.dumps(results, indent=2) + "\n")
             for part in parts:
                 part.unlink(missing_ok=True)
+            if results["rows"]:
+                draw({name: results}, args.out / f"serve-{name}.png")
         if args.overload:
             rates = f"1,{args.factor * args.overload:g},1"
             timing = ["--rps", rates, "--overload", args.queue_wait_ms, "--duration", args.overload_duration]

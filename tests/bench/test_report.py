@@ -105,6 +105,14 @@ def test_one_arm_or_two_are_drawn_with_what_there_is(tmp_path: Path) -> None:
     assert "<!-- requests a second -->" in (tmp_path / "o.svg").read_text()
 
 
+def test_a_rate_and_clients_in_one_file_are_drawn_apart(tmp_path: Path) -> None:
+    both = results(row(1), row(8), {**row(1), "mode": "open", "rps": 1.0}, {**row(1), "mode": "open", "rps": 20.0})
+    draw({"m": both}, tmp_path / "r.svg")
+    drawn = (tmp_path / "r.svg").read_text()
+    for words in ("m clients p50", "m requests a second p95", "clients, requests a second"):
+        assert f"<!-- {words}" in drawn
+
+
 def test_where_no_picture_can_be_written_is_told_beforehand(tmp_path: Path) -> None:
     check(tmp_path / "r.png")
     with pytest.raises(OutputError, match=r"suffix must be one of .*png"):

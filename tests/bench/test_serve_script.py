@@ -36,6 +36,7 @@ def test_a_server_is_measured_in_both_loops_and_what_is_not_over_in_time_is_left
     assert all(row["failed"] == 0 and row["processes"] == 2 for row in results["rows"])
     assert (results["settings"]["concurrency"], results["settings"]["rps"]) == ([1, 2], [2])
     assert not list(tmp_path.glob("*.part.json"))
+    assert (tmp_path / "serve-builtin-eager.png").read_bytes().startswith(b"\x89PNG")
 
     ended = run(tmp_path, unused_port, "--concurrency", "1", "--rps", "1", "--duration", "60", "--limit", "20")
     assert ended.returncode == 1

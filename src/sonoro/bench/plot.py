@@ -19,6 +19,7 @@ _PANELS = (
     ("audio seconds a second (xRT)", ("xrt",)),
 )
 _LINES = ("-", "--")
+_LOADS = {"open": "requests a second", "closed": "clients"}
 
 
 def check(path: Path) -> None:
@@ -37,16 +38,15 @@ def draw(arms: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     """
     figure = Figure(figsize=(11, 8), layout="constrained")
     all_rows = [row for values in arms.values() for row in values["rows"]]
-    modes = {row["mode"] for row in all_rows}
-    loads = (
-        "requests a second" if modes == {"open"} else "clients" if modes == {"closed"} else "requests a second, clients"
-    )
+    modes = sorted({row["mode"] for row in all_rows})
+    # A rate and a number of clients are two loads, whatever their values: each has lines of its own.
+    series = [(arm, mode, values["rows"]) for arm, values in arms.items() for mode in modes]
     for axes, (title, names) in zip(figure.subplots(2, 2).flat, _PANELS, strict=True):
-        for color, (arm, values) in enumerate(arms.items()):
+        for color, (arm, mode, rows) in enumerate(series):
             for line, name in zip(_LINES, names, strict=False):
-                points = [(row.get("rps", row.get("concurrency")), row[name]) for row in values["rows"]]
+                points = [(row.get("rps", row.get("concurrency")), row[name]) for row in rows if row["mode"] == mode]
                 points = sorted(point for point in points if point[1] is not None)
-                label = f"{arm} {_percentile(name)}".strip()
+                label = " ".join(filter(None, (arm, _LOADS[mode] if len(modes) > 1 else "", _percentile(name))))
                 axes.plot(
                     [load for load, _ in points],
                     [value for _, value in points],
@@ -56,7 +56,7 @@ def draw(arms: Mapping[str, Mapping[str, Any]], path: Path) -> None:
                     label=label,
                 )
         axes.set_title(title)
-        axes.set_xlabel(loads)
+        axes.set_xlabel(", ".join(_LOADS[mode] for mode in modes))
         axes.set_xscale("log")
         ticks = sorted({row.get("rps", row.get("concurrency")) for row in all_rows})
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
