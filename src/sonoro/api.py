@@ -312,6 +312,8 @@ def _as_request(text: str | SpeechRequest | None = None, *args: Any, **fields: A
         if args or fields:
             field, value = ("voice", args[0]) if args else next(iter(fields.items()))
             raise InvalidRequest(field, value, "a SpeechRequest is whole already; make it with this field")
+        if text.is_live:
+            raise InvalidRequest("is_live", True, "text can be appended through an `EngineClient` alone")
         return text
     return speech_request(text, *args, **fields)
 

@@ -146,7 +146,9 @@ def test_a_reference_knows_its_samples_and_length() -> None:
     [
         request(references=(REFERENCE,), options={"pace": 1.5}, max_frames=3),
         AudioChunk(request_id="a", index=0, pcm=b"\x00\x01"),
-        Finished(request_id="a", reason="stop", frames=3, timings=Timings(first_audio_s=0.1, total_s=1.0)),
+        Finished(
+            request_id="a", reason="stop", frames=3, characters=9, timings=Timings(first_audio_s=0.1, total_s=1.0)
+        ),
         Failed(request_id="a", code="engine", message="no"),
         spec(),
     ],

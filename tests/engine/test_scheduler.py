@@ -11,6 +11,7 @@ import pytest
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import SpeechRequest
+from sonoro.engine.live import Segment
 from sonoro.engine.request import RunningRequest
 from sonoro.engine.scheduler import Plan, Scheduler
 
@@ -26,7 +27,8 @@ def scheduler_of(pages: int = 1_000_000, **changes: object) -> Scheduler:
 
 def waiting(name: str, limit: int = LIMIT, index: int = 0, positions: int = 10) -> RunningRequest:
     request = SpeechRequest(id=name, text="a")
-    row = RunningRequest(request, ["a", "b", "c"], None, accepted_at_s=0.0, index=index, limit=limit)
+    segments = [Segment(text, 0, 1) for text in "abc"]
+    row = RunningRequest(request, segments, None, accepted_at_s=0.0, index=index, limit=limit)
     row.prompt = SimpleNamespace(positions=positions)
     return row
 

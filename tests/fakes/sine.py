@@ -59,6 +59,9 @@ class SineModel:
         made = {"pitch": pitch, "loudness": request.options["loudness"], "text": segment}
         return SimpleNamespace(controls=controls, voice=voice, positions=len(segment), text_ids=len(segment), **made)
 
+    def live_text(self, request, voice):
+        return None
+
     def encode_voice(self, references):
         self.encoded += 1
         return Voice(5, torch.tensor([[[7, 50]]]).repeat(1, 9, 1)[0] if references[0].use == "prompt" else None)

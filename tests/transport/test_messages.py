@@ -18,7 +18,9 @@ from sonoro.core.types import (
 )
 from sonoro.transport import messages
 from sonoro.transport.messages import (
+    AppendText,
     Cancel,
+    EndText,
     Fatal,
     Pause,
     Ready,
@@ -59,6 +61,8 @@ REQUEST = SpeechRequest(
 TO_ENGINE = [
     Submit(REQUEST),
     Submit(SpeechRequest(id="b", text="Hi")),
+    AppendText("a", "Grüße"),
+    EndText("a"),
     Cancel("a"),
     Pause("a"),
     Resume("a"),
@@ -68,7 +72,7 @@ TO_ENGINE = [
 FROM_ENGINE = [
     Ready(spec=SPEC, ready_s=1.5, report="a line\nanother", gpu_memory_mib=10.5, graph_memory_mib=0.5),
     AudioChunk(request_id="a", index=3, pcm=b"\x00\x80\xff"),
-    Finished(request_id="a", reason="runaway", frames=4, timings=Timings(first_audio_s=0.1, total_s=2.0)),
+    Finished(request_id="a", reason="runaway", frames=4, characters=9, timings=Timings(first_audio_s=0.1, total_s=2.0)),
     Failed.of("a", UnknownVoice("voice", "nobody", "known voices: low, high")),
     Failed.of("a", RuntimeError("it exploded")),
     Stats(

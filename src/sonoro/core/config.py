@@ -16,7 +16,7 @@ from typing import Any, Self
 import yaml
 
 from sonoro.core.errors import ConfigError
-from sonoro.core.text import MIN_MAX_CHARACTERS
+from sonoro.core.text import MIN_BOUND_S, MIN_MAX_CHARACTERS
 
 __all__ = ["LOG_LEVEL_VARIABLE", "EngineConfig", "kernel_cache_folder", "log_level"]
 
@@ -30,7 +30,8 @@ class EngineConfig:
     What it holds. `slots`: requests that run at once; `max_waiting`: requests that may wait for one. `max_positions`:
     backbone positions of a slot, prompt and frames together; `max_frames`: frames of one segment; `max_text`: pending
     text ids of a slot. `max_characters`: letters of one segment (as `sonoro.core.text.spoken_length` counts).
-    `max_voices`: encoded references kept. `page_positions`: positions of a page; `pages`: pages shared by all slots, 0
+    `max_live_characters`: characters of a live request; `live_max_s`: audio a segment of it has room for, which bounds
+    its letters as well. `max_voices`: encoded references kept. `page_positions`: positions of a page; `pages`: pages shared by all slots, 0
     for as many as the slots can use or `memory_fraction` of the card allows.
 
     How it divides the work. `prefill_tokens`: prompt rows run in one tick. `chunk_frames`: the lengths at which audio
@@ -47,6 +48,8 @@ class EngineConfig:
     max_frames: int = 1024
     max_text: int = 1024
     max_characters: int = 300
+    max_live_characters: int = 100_000
+    live_max_s: float = 60.0
     max_voices: int = 32
     page_positions: int = 32
     pages: int = 0
@@ -68,6 +71,8 @@ class EngineConfig:
         self._check("max_positions", self.max_frames + 1, 10_000_000, "room for a prompt before max_frames frames")
         self._check("max_text", 1, 1_000_000)
         self._check("max_characters", MIN_MAX_CHARACTERS, 100_000)
+        self._check("max_live_characters", 1, 100_000_000)
+        self._check("live_max_s", MIN_BOUND_S, 100_000, "a single word may be drawn out")
         self._check("max_voices", 1, 1_000_000)
         self._check("page_positions", 16, 1024)
         if self.page_positions & (self.page_positions - 1):

@@ -6,18 +6,34 @@ as long to say as three.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import sentencex
 
-__all__ = ["MIN_BOUND_S", "MIN_MAX_CHARACTERS", "SECONDS_PER_LETTER", "frames_bound", "split_text", "spoken_length"]
+__all__ = [
+    "LETTERS_PER_S",
+    "MIN_BOUND_S",
+    "MIN_MAX_CHARACTERS",
+    "SECONDS_PER_LETTER",
+    "cut_live",
+    "cut_sentence",
+    "frames_bound",
+    "is_speakable",
+    "segment_ends",
+    "split_text",
+    "spoken_length",
+]
 
-SECONDS_PER_LETTER = 0.2
-"""Three times as slow as ordinary speech (about 15 letters a second)."""
+LETTERS_PER_S = 15.0
+"""Ordinary speech."""
+
+SECONDS_PER_LETTER = 3 / LETTERS_PER_S
+"""Three times as slow as ordinary speech."""
 
 MIN_BOUND_S = 5.0
 """A single word may be drawn out, or come with a breath before it."""
@@ -26,6 +42,7 @@ MIN_MAX_CHARACTERS = 16
 """The least a segment may be asked to hold."""
 
 _LONG = 3
+_AHEAD = 64
 _MAX_MARKS = 8
 _LONG_CHARACTER = re.compile(
     "[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff0-9０-９A-Z]"
@@ -78,8 +95,73 @@ def split_text(text: str, language: str, max_characters: int) -> list[str]:
             for piece in pieces
             for part in (_packed(split(piece), max_characters) if _is_long(piece, max_characters) else [piece])
         ]
-    segments = (segment.strip() for segment in _packed(pieces, max_characters))
-    return [segment for segment in segments if any(character.isalnum() for character in segment)]
+    return [segment for piece in _packed(pieces, max_characters) if is_speakable(segment := piece.strip())]
+
+
+def is_speakable(text: str) -> bool:
+    """Whether `text` holds a letter or a digit."""
+    return any(character.isalnum() for character in text)
+
+
+def segment_ends(text: str, segments: Sequence[str]) -> list[int]:
+    """Where in `text` each of `segments`, into which it was split, ends: in proportion where it was rewritten."""
+    ends: list[int] = []
+    at, letters = 0, sum(map(len, segments))
+    for segment in segments:
+        found = text.find(segment, at)
+        if found < 0 or is_speakable(text[at:found]):
+            at += round((len(text) - at) * len(segment) / letters)
+        else:
+            at = found + len(segment)
+        letters -= len(segment)
+        ends.append(at)
+    return [*ends[:-1], len(text)] if ends else []
+
+
+def cut_live(
+    text: str,
+    given: int,
+    language: str,
+    max_characters: int,
+    *,
+    is_last: bool,
+    length: Callable[[str], int] | None = None,
+) -> tuple[int, bool]:
+    """How much of `text`, which is still arriving, may be spoken as one segment, and whether the segment ends there.
+
+    `given` characters were allowed before. Text that ends (`is_last`) within `max_characters` is one segment, as for
+    `split_text`. Otherwise a segment is allowed word by word up to a sentence end past its middle, from there by whole
+    sentences that fit; it ends at a sentence end, else after a clause, else at white space, else anywhere.
+    `length` is how long a text is, `spoken_length` unless told otherwise.
+    """
+    length = length or spoken_length
+    window = text[: 2 * max_characters + _AHEAD]
+    ends = _sentence_ends(window, language)
+    if len(window) == len(text) and length(text.strip()) <= max_characters:
+        if is_last:
+            return len(text), True
+        is_past_middle = any(length(text[:end].strip()) >= max_characters // 2 for end in ends)
+        return max(given, ends[-1] if is_past_middle else len(text)), False
+    for cuts in (ends, _ends_of(_CLAUSE_END, window), _ends_of(_SPACE, window), range(1, len(window) + 1)):
+        fitting = [cut for cut in cuts if cut >= max(given, 1)]
+        # Lengths grow with the text, so that the last that fits is found without measuring them all.
+        fits = bisect.bisect_right(fitting, max_characters, key=lambda cut: length(window[:cut].strip()))
+        if fits:
+            return fitting[fits - 1], True
+    return max(given, 1), True
+
+
+def cut_sentence(text: str, language: str, max_characters: int, *, is_last: bool) -> int:
+    """How much of `text`, which is still arriving, is a complete sentence, or as much as a segment may hold of a longer
+    one; 0 while that is not known."""
+    ends = _sentence_ends(text[: 2 * max_characters + _AHEAD], language)
+    cut, is_cut = (ends[0], True) if ends else cut_live(text, 0, language, max_characters, is_last=is_last)
+    return cut if is_cut else 0
+
+
+def _sentence_ends(text: str, language: str) -> list[int]:
+    """Where a sentence ends that another follows."""
+    return list(itertools.accumulate(map(len, _sentences(text, _language_code(text, language)))))[:-1]
 
 
 def _is_long(piece: str, max_characters: int) -> bool:
@@ -114,10 +196,14 @@ def _after(pattern: re.Pattern[str]) -> Callable[[str], list[str]]:
     """A function that cuts after every match of `pattern`; the parts join to the whole."""
 
     def cut(piece: str) -> list[str]:
-        ends = [0, *(found.end() for found in pattern.finditer(piece)), len(piece)]
+        ends = [0, *_ends_of(pattern, piece), len(piece)]
         return [piece[start:end] for start, end in itertools.pairwise(ends) if end > start]
 
     return cut
+
+
+def _ends_of(pattern: re.Pattern[str], text: str) -> list[int]:
+    return [found.end() for found in pattern.finditer(text)]
 
 
 def _characters(piece: str) -> list[str]:

@@ -36,6 +36,7 @@ __all__ = [
     "SpeechRequest",
     "Timings",
     "VoiceMode",
+    "check_text",
 ]
 
 FinishReason = Literal["stop", "length", "runaway", "cancelled", "error"]
@@ -104,7 +105,10 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One text to speak. Valid once constructed; `max_frames=None` bounds the audio by the text's length."""
+    """One text to speak. Valid once constructed; `max_frames=None` bounds the audio by the text's length.
+
+    Of a live request `text` is a first piece, which may be empty: the rest follows while it is spoken.
+    """
 
     id: str
     text: str
@@ -116,6 +120,7 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     max_frames: int | None = None
     ignore_eos: bool = False
+    is_live: bool = False
     options: dict[str, OptionValue] = {}
 
     def __post_init__(self) -> None:
@@ -123,11 +128,10 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, field)
             if not isinstance(value, str) and (field == "text" or value is not None):
                 raise InvalidRequest(field, value, "it must be a string")
-        if not self.text.strip():
+        if not self.is_live and not self.text.strip():
             raise InvalidRequest("text", self.text, "it must hold at least one character that is not white space")
-        if not self.text.isascii() and any("\ud800" <= character <= "\udfff" for character in self.text):
-            raise InvalidRequest("text", self.text, "it must be valid Unicode, without surrogates")
-        if not any(character.isalnum() for character in self.text):
+        check_text(self.text)
+        if not self.is_live and not any(character.isalnum() for character in self.text):
             raise InvalidRequest("text", self.text, "it must hold at least one letter or digit")
         _check_number("seed", self.seed, 0, MAX_SEED)
         _check_number("max_frames", self.max_frames, 1, 1_000_000)
@@ -136,7 +140,7 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OptionSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A request option that one model adds: its type, bounds (inclusive) and default."""
+    """A request option that one model adds: its type, bounds (inclusive) and defaults, for live text if it differs."""
 
     name: str
     type: Literal["bool", "int", "float", "str"]
@@ -145,6 +149,7 @@ class OptionSpec(msgspec.Struct, frozen=True, kw_only=True):
     maximum: float | None = None
     choices: tuple[str, ...] = ()
     help: str = ""
+    live_default: OptionValue | None = None
 
     def check(self, value: object) -> OptionValue:
         """`value` as this option's type. Raises `InvalidRequest` naming the option and its bounds."""
@@ -205,7 +210,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             sampling=request.sampling.over(self.sampling),
             instructions=self._instructions(request.instructions),
             max_frames=self._max_frames(request.max_frames),
-            options=self._options(request.options),
+            options=self._options(request.options, is_live=request.is_live),
         )
 
     def _voice(self, request: SpeechRequest) -> str | None:
@@ -242,12 +247,15 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest("max_frames", max_frames, f"at most {self.max_frames} for {self.name}")
         return max_frames
 
-    def _options(self, given: dict[str, OptionValue]) -> dict[str, OptionValue]:
+    def _options(self, given: dict[str, OptionValue], *, is_live: bool) -> dict[str, OptionValue]:
         known = {option.name: option for option in self.options}
+        defaults = {name: option.default for name, option in known.items()}
+        if is_live:
+            defaults |= {name: option.live_default for name, option in known.items() if option.live_default is not None}
         for name, value in given.items():
             if name not in known:
                 raise InvalidRequest(f"options.{name}", value, "known options: " + (", ".join(sorted(known)) or "none"))
-        return {name: option.check(given[name]) if name in given else option.default for name, option in known.items()}
+        return {name: option.check(given[name]) if name in given else defaults[name] for name, option in known.items()}
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
@@ -266,11 +274,16 @@ class AudioChunk(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The end of a request, after its last `AudioChunk`. `frames` counts those turned into audio."""
+    """The end of a request, after its last `AudioChunk`. `frames` counts those turned into audio.
+
+    `characters` counts those of the text that had been spoken by the last of them: exact where a segment has ended (so
+    all of the text after `stop`), within a segment an estimate.
+    """
 
     request_id: str
     reason: FinishReason
     frames: int
+    characters: int
     timings: Timings
 
 
@@ -296,6 +309,14 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 Event = AudioChunk | Finished | Failed
+
+
+def check_text(text: object) -> None:
+    """Refuse what is not a string that UTF-8 can hold."""
+    if not isinstance(text, str):
+        raise InvalidRequest("text", text, "it must be a string")
+    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+        raise InvalidRequest("text", text, "it must be valid Unicode, without surrogates")
 
 
 def _check_number(field: str, value: float | None, low: float, high: float, *, above: bool = False) -> None:

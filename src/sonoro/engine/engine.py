@@ -7,6 +7,7 @@ one thread at a time.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -15,8 +16,9 @@ import msgspec
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import EngineBusy, EngineError, InvalidRequest
-from sonoro.core.text import frames_bound, split_text
+from sonoro.core.text import SECONDS_PER_LETTER, frames_bound, segment_ends, split_text
 from sonoro.core.types import AudioChunk, Event, Failed, Finished, FinishReason, SpeechRequest, Timings
+from sonoro.engine.live import LiveFeed, Segment
 from sonoro.engine.request import RunningRequest
 from sonoro.engine.runner import Decoded, Launched, Runner
 from sonoro.engine.scheduler import Plan, Scheduler
@@ -119,10 +121,23 @@ class Engine:
         with self._runner.active():
             voice = self._voices.get(request.references) if request.references else None
             row = RunningRequest(request, self._segments(request), voice, accepted_at_s=self._clock_s())
-            _check_max_frames(request, len(row.segments), self._max_segment_frames)
-            self._prepare(row)
+            if request.is_live:
+                self._make_live(row)
+            else:
+                _check_max_frames(request, len(row.segments), self._max_segment_frames)
+            self._continue(row)
         self._rows[request.id] = row
-        self._scheduler.add(row)
+
+    def append(self, request_id: str, text: str) -> None:
+        """More text for a live request; one that has ended stays so. What cannot be spoken fails it."""
+        if request_id in self._rows:
+            self._hear(self._rows[request_id], text, is_last=False)
+
+    def end_text(self, request_id: str) -> None:
+        """A live request has all of its text now; one that has ended, or knows that, stays as it is."""
+        row = self._rows.get(request_id)
+        if row is not None and row.has_text_to_come:
+            self._hear(row, "", is_last=True)
 
     def cancel(self, request_id: str) -> None:
         """End a request with the reason `cancelled` at the next tick; one that has ended already stays as it is."""
@@ -182,8 +197,7 @@ class Engine:
             now_s = self._clock_s()
             for turn, length, is_done in zip(launched.stepped, launched.length, launched.done, strict=True):
                 if turn.is_current:
-                    turn.row.length, turn.row.is_done = int(length), bool(is_done)
-                    assert is_done or length < turn.row.limit
+                    turn.row.length, turn.row.is_done = int(length), bool(is_done) or length >= turn.row.limit
             for decoded in launched.decoded:
                 for at, turn in enumerate(decoded.turns):
                     if turn.is_current:
@@ -208,47 +222,114 @@ class Engine:
         """Take a drained segment out of its slot: on to the next segment, or to the end."""
         reason = row.finish_reason
         if reason is not None:
+            if row.live is not None:
+                # The device does not know of a limit that was tightened.
+                self._abort(row)
             self._finish(row, reason)
             return
+        if row.live is not None:
+            row.live.close(row.index)
         frames = self._runner.join(row.codes)
         self._scheduler.release(row)
         row.next_segment(frames)
-        self._scheduler.add(row)
         try:
-            self._prepare(row)
+            self._continue(row)
         except Exception as error:
             self._fail(row, error)
 
-    def _segments(self, request: SpeechRequest) -> list[str]:
-        language = request.language or "auto"
-        parts = self._model.segments(request.text, language)
-        segments = [piece for part in parts for piece in split_text(part, language, self.config.max_characters)]
-        if not segments:
+    def _make_live(self, row: RunningRequest) -> None:
+        request, voice = row.request, row.voice
+        row.live = LiveFeed(
+            lambda: self._model.live_text(request, voice),
+            lambda text: self._split(text, request.language or "auto"),
+            request.language or "auto",
+            min(self.config.max_characters, int(self.config.live_max_s / SECONDS_PER_LETTER)),
+            self.config.max_live_characters,
+        )
+        row.segments = row.live.segments
+        row.live.append(request.text)
+
+    def _hear(self, row: RunningRequest, text: str, *, is_last: bool) -> None:
+        """Take more text of `row`. What goes wrong ends it."""
+        try:
+            if row.live is None:
+                raise InvalidRequest("text", text, "only a live request takes more text")
+            row.live.append(text)
+            row.live.is_ended = is_last
+            with self._runner.active():
+                self._continue(row)
+        except Exception as error:
+            self._fail(row, error)
+
+    def _continue(self, row: RunningRequest) -> None:
+        """Bring `row` as far as its text goes: into the queue with its next segment, or to its end."""
+        if row.live is not None:
+            row.live.advance()
+        segment = row.segment
+        if segment is None and row.has_text_to_come:
+            self._scheduler.park(row)
+        elif segment is None and row.segments:
+            self._finish(row, "stop")
+        elif segment is None:
+            raise InvalidRequest("text", f"{row.text_length} characters", "nothing in it can be spoken")
+        elif row.prompt is None:
+            self._prepare(row, segment)
+            self._scheduler.add(row)
+        elif segment.ids is not None:
+            self._check_text_ids(segment, row.pending_ids + len(row.late_ids))
+            if segment.is_whole:
+                row.tighten(self._most_frames(row, segment))
+
+    def _segments(self, request: SpeechRequest) -> list[Segment]:
+        """Those of a request whose text is whole."""
+        if request.is_live:
+            return []
+        pieces = self._split(request.text, request.language or "auto")
+        if not pieces:
             raise InvalidRequest("text", request.text, "nothing in it can be spoken")
-        return segments
+        ends = segment_ends(request.text, pieces)
+        return [Segment(*made) for made in zip(pieces, [0, *ends], ends, strict=False)]
+
+    def _split(self, text: str, language: str) -> list[str]:
+        parts = self._model.segments(text, language)
+        return [piece for part in parts for piece in split_text(part, language, self.config.max_characters)]
 
     @property
     def _max_segment_frames(self) -> int:
         return min(self.config.max_frames, self.spec.max_frames)
 
-    def _prepare(self, row: RunningRequest) -> None:
-        """Make the prompt of the current segment. The model is told the segment's own limit as `max_frames`."""
-        request, segment = row.request, row.segments[row.index]
-        if request.max_frames is None:
-            allowed = frames_bound(segment, request.language or "auto", self.spec.frame_s)
+    def _most_frames(self, row: RunningRequest, segment: Segment) -> int:
+        """Frames that `segment` may have: as the request says, or else as its text allows, as far as that is known."""
+        if row.request.max_frames is not None:
+            most = row.request.max_frames - row.frames_before
+        elif segment.is_whole:
+            most = frames_bound(segment.text, row.request.language or "auto", self.spec.frame_s)
         else:
-            allowed = request.max_frames - row.frames_before
-        row.limit = min(allowed, self._max_segment_frames)
-        limited = msgspec.structs.replace(request, max_frames=row.limit)
-        row.prompt = self._model.prepare(limited, segment, row.index, row.before, row.voice)
+            most = math.ceil(self.config.live_max_s / self.spec.frame_s)
+        return min(most, self._max_segment_frames)
+
+    def _prepare(self, row: RunningRequest, segment: Segment) -> None:
+        """Make the prompt of the current segment. The model is told the segment's own limit as `max_frames`."""
+        row.limit = self._most_frames(row, segment)
+        limited = msgspec.structs.replace(row.request, max_frames=row.limit)
+        if segment.ids is None:
+            row.prompt = self._model.prepare(limited, segment.text, row.index, row.before, row.voice)
+        else:
+            row.prompt = self._model.prepare_live(limited, segment.ids, row.index, row.voice)
+            row.taken_ids, row.pending_ids = len(segment.ids), row.prompt.text_ids
         most = min(self.config.max_positions, self._runner.pages * self.config.page_positions)
         if row.positions > most:
             raise InvalidRequest(
-                "text", segment, f"with its voice and instructions it needs {row.positions} positions; at most {most}"
+                "text",
+                segment.text,
+                f"with its voice and instructions it needs {row.positions} positions; at most {most}",
             )
-        if row.prompt.text_ids > self.config.max_text:
+        self._check_text_ids(segment, row.prompt.text_ids)
+
+    def _check_text_ids(self, segment: Segment, count: int) -> None:
+        if count > self.config.max_text:
             raise InvalidRequest(
-                "text", segment, f"it has {row.prompt.text_ids} pending text ids; at most {self.config.max_text}"
+                "text", segment.text, f"it has {count} pending text ids; at most {self.config.max_text}"
             )
 
     def _finish(self, row: RunningRequest, reason: FinishReason) -> None:
@@ -256,8 +337,10 @@ class Engine:
         now_s = self._clock_s()
         first_audio_at_s = now_s if row.first_audio_at_s is None else row.first_audio_at_s
         timings = Timings(first_audio_s=first_audio_at_s - row.accepted_at_s, total_s=now_s - row.accepted_at_s)
+        characters = row.text_length if reason == "stop" else row.characters(self.spec.frame_s)
+        frames = row.audio_frames
         self._events.append(
-            Finished(request_id=row.request.id, reason=reason, frames=row.audio_frames, timings=timings)
+            Finished(request_id=row.request.id, reason=reason, frames=frames, characters=characters, timings=timings)
         )
 
     def _fail(self, row: RunningRequest, error: Exception) -> None:

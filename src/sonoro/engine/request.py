@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from sonoro.core.text import LETTERS_PER_S, spoken_length
 from sonoro.core.types import FinishReason, SpeechRequest
+from sonoro.engine.live import LiveFeed, Segment
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -33,13 +35,15 @@ class RunningRequest:
     frames to be turned into audio, surplus included. What has come back: `length` frames made, whether it `is_done`
     and will make no more, and `decoded` frames of audio sent. The scheduler owns `place`, `steps` and `columns`; the
     engine writes the rest. `before` holds the frames [T, K] of earlier segments, `codes` those of this one as far as
-    they came back (kept only if another segment follows).
+    they came back (kept only if another segment follows). Of a live request `segments` grow, as `live` cuts them;
+    `taken_ids` of the current one have been handed to the model, of which `pending_ids` are fed frame by frame.
     """
 
     request: SpeechRequest
-    segments: list[str]
+    segments: list[Segment]
     voice: Voice | None
     accepted_at_s: float
+    live: LiveFeed | None = None
     index: int = 0
     prompt: Prompt | None = None
     limit: int = 0
@@ -48,6 +52,8 @@ class RunningRequest:
     frames_before: int = 0
     place: Place | None = None
     is_paused: bool = False
+    taken_ids: int = 0
+    pending_ids: int = 0
     steps: int = 0
     columns: int = 0
     length: int = 0
@@ -64,8 +70,41 @@ class RunningRequest:
         return self.prompt.positions + self.limit
 
     @property
+    def segment(self) -> Segment | None:
+        """The current segment; None while its text has not come."""
+        return self.segments[self.index] if self.index < len(self.segments) else None
+
+    @property
     def has_more_segments(self) -> bool:
-        return self.index < len(self.segments) - 1
+        return self.index < len(self.segments) - 1 or self.has_text_to_come
+
+    @property
+    def has_text_to_come(self) -> bool:
+        return self.live is not None and not self.live.is_ended
+
+    @property
+    def text_length(self) -> int:
+        """Characters of the text as far as it has come."""
+        return len(self.request.text) if self.live is None else self.live.characters
+
+    @property
+    def late_ids(self) -> list[int]:
+        """Ids of the current segment that came after its prompt was made and have not been handed on."""
+        segment = self.segment
+        return [] if segment is None or segment.ids is None else segment.ids[self.taken_ids :]
+
+    @property
+    def is_starving(self) -> bool:
+        """Whether the text that the next frame needs has not come: frame n needs the first n pending ids."""
+        segment = self.segment
+        if segment is None or segment.ids is None or segment.is_whole or self.is_ending:
+            return False
+        return self.steps > self.pending_ids + len(segment.ids) - self.taken_ids
+
+    @property
+    def unheard(self) -> int:
+        """Frames presumed made that no chunk holds yet; negative after a padded one."""
+        return self.presumed_length - self.columns
 
     @property
     def audio_frames(self) -> int:
@@ -80,7 +119,7 @@ class RunningRequest:
     @property
     def is_ending(self) -> bool:
         """Whether the segment makes no frame beyond those presumed."""
-        return self.is_done or self.steps == self.limit
+        return self.is_done or self.steps >= self.limit
 
     @property
     def is_silent(self) -> bool:
@@ -101,6 +140,24 @@ class RunningRequest:
         if self.length >= self.limit:
             return "length" if self.audio_frames == self.request.max_frames else "runaway"
         return None if self.has_more_segments else "stop"
+
+    def characters(self, frame_s: float) -> int:
+        """Characters of the text that are spoken by the end of the audio sent so far.
+
+        Exact where a segment has ended; before that as many as ordinary speech says in that time.
+        """
+        segment = self.segment
+        if segment is None:
+            return self.segments[-1].end if self.segments else 0
+        if self.is_done and self.length < self.limit:
+            share = self.decoded / max(self.length, 1)
+        else:
+            share = self.decoded * frame_s * LETTERS_PER_S / max(spoken_length(segment.text), 1)
+        return segment.start + int((segment.end - segment.start) * min(share, 1.0))
+
+    def tighten(self, limit: int) -> None:
+        """Lower the limit, now that the text of the segment is known, to `limit` or to the very next frame."""
+        self.limit = min(self.limit, max(limit, self.steps + 1))
 
     def lead_s(self, now_s: float, frame_s: float) -> float:
         """How long the listener can go on with the audio that was sent or is under way, at playback speed."""
@@ -123,5 +180,7 @@ class RunningRequest:
         self.frames_before += self.length
         self.index += 1
         self.codes = []
+        self.prompt = None
+        self.taken_ids = self.pending_ids = 0
         self.steps = self.columns = self.length = self.decoded = 0
         self.is_done = False

@@ -169,6 +169,7 @@ class Runner:
         launched = Launched(self.ring.take())
         try:
             self._prefill(plan.admit, launched)
+            self._append(plan.frame, launched)
             self._step(plan.frame, launched)
             for frames, rows in plan.codec.items():
                 for start in range(0, len(rows), self._most_rows):
@@ -213,6 +214,21 @@ class Runner:
         for row, place in turns:
             if row.voice is not None and row.voice.reference_frames is not None:
                 self._codec.prime(self._rows.history, self._upload([place.slot]), row.voice)
+
+    def _append(self, rows: Sequence[RunningRequest], launched: Launched) -> None:
+        """Hand on the text that has come late for those of `rows` that are live."""
+        turns = [turn for turn in launched.turns(rows) if turn.row.late_ids]
+        if not turns:
+            return
+        ids, starts = [row.late_ids for row, _ in turns], [row.pending_ids for row, _ in turns]
+        try:
+            self._model.append(self._rows.state, _slots(turns), starts, ids)
+        except Exception as error:
+            launched.failed.update({row: error for row, _ in turns})
+            return
+        for (row, _), handed in zip(turns, ids, strict=True):
+            row.taken_ids += len(handed)
+            row.pending_ids += len(handed)
 
     def _step(self, rows: Sequence[RunningRequest], launched: Launched) -> None:
         """One frame for each of `rows`."""

@@ -71,6 +71,7 @@ class Scheduler:
 
     def __init__(self, config: EngineConfig, pages: int, frame_s: float) -> None:
         self._config, self._frame_s = config, frame_s
+        self._parked: set[RunningRequest] = set()
         self._waiting: deque[RunningRequest] = deque()
         self._speaking: deque[RunningRequest] = deque()
         self._slots, self._pages = SlotPool(config.slots), PagePool(pages)
@@ -78,8 +79,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a plan would hold anything now, or did: a paused request is no work."""
-        return self._admissible() is not None or any(not row.is_paused for row in self.running)
+        """Whether a plan would hold anything now, or did: a request that is paused, or waits for text, is no work."""
+        return self._admissible() is not None or any(self._is_work(row) for row in self.running)
 
     @property
     def is_full(self) -> bool:
@@ -89,7 +90,7 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Requests without a slot."""
-        return len(self._waiting) + len(self._speaking)
+        return len(self._parked) + len(self._waiting) + len(self._speaking)
 
     @property
     def free_slots(self) -> int:
@@ -99,15 +100,24 @@ class Scheduler:
     def free_pages(self) -> int:
         return self._pages.free
 
+    def park(self, row: RunningRequest) -> None:
+        """Count `row`, which has nothing to be prefilled yet, among the waiting until it is added."""
+        assert row.place is None
+        self._parked.add(row)
+
     def add(self, row: RunningRequest) -> None:
         """Queue `row`. One that has begun to speak goes before those that have not: its listener is listening."""
         assert row.place is None
+        self._parked.discard(row)
         (self._speaking if row.index else self._waiting).append(row)
 
     def release(self, row: RunningRequest) -> None:
         """Forget `row`, waiting or running, and free its place: nothing launched for it may matter any more."""
         if row.place is None:
-            (self._speaking if row.index else self._waiting).remove(row)
+            self._parked.discard(row)
+            queue = self._speaking if row.index else self._waiting
+            if row in queue:
+                queue.remove(row)
             return
         self.running.remove(row)
         self._slots.give(row.place.slot)
@@ -118,10 +128,14 @@ class Scheduler:
         """What everyone does in this tick, which is taken as launched; `tick_s` is what a tick takes on average."""
         admit = self._admit()
         active = [row for row in self.running if not row.is_paused]
-        frame = [row for row in active if not row.is_ending]
+        frame = [row for row in active if not row.is_ending and not row.is_starving]
         for row in frame:
             row.steps += 1
         return Plan(admit, frame, self._plan_codec(active, now_s, tick_s))
+
+    def _is_work(self, row: RunningRequest) -> bool:
+        is_stuck = row.is_starving and row.unheard < self._config.chunk_frames[0]
+        return not (row.is_paused or is_stuck)
 
     def _admit(self) -> list[RunningRequest]:
         """Give places to the longest waiting, as far as slots, pages and the prompt rows of a tick go."""
@@ -192,13 +206,16 @@ class Scheduler:
 
     def _due_frames(self, row: RunningRequest, lead_s: float, tick_s: float) -> int:
         """The length of the chunk that `row` decodes in this tick; 0 while it is better to wait for a longer one."""
-        sizes, ready = self._config.chunk_frames, row.presumed_length - row.columns
+        sizes, ready = self._config.chunk_frames, row.unheard
         if ready <= 0:
             return 0
         if row.is_silent:
             return sizes[0] if ready >= sizes[0] or row.is_ending else 0
         if row.is_ending:
             return next((size for size in sizes if size >= ready), sizes[-1])
+        if row.is_starving:
+            # Until text comes no frame follows; a padded chunk would spoil what the codec remembers.
+            return max((size for size in sizes if size <= ready), default=0)
         # Slower than playback, every listener runs out whatever is done: then few long chunks cost the least.
         is_too_slow = tick_s >= self._frame_s
         allowed = [size for size in sizes if size <= ready or is_too_slow or _wait_s(size - ready, tick_s) <= lead_s]

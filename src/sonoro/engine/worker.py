@@ -31,7 +31,9 @@ from sonoro.engine.engine import Engine
 from sonoro.models.base import LoadedModel
 from sonoro.transport.channel import WorkerLink, remove_endpoint
 from sonoro.transport.messages import (
+    AppendText,
     Cancel,
+    EndText,
     Fatal,
     Pause,
     Ready,
@@ -176,6 +178,10 @@ class Worker:
                     self._link.send([Failed.of(request.id, error)])
                 else:
                     self._is_paused[request.id] = False
+            case AppendText(request_id, text):
+                self._engine.append(request_id, text)
+            case EndText(request_id):
+                self._engine.end_text(request_id)
             case Cancel(request_id):
                 self._engine.cancel(request_id)
             case Pause(request_id):

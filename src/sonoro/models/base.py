@@ -23,6 +23,7 @@ __all__ = [
     "Controls",
     "Description",
     "Family",
+    "LiveText",
     "LoadedModel",
     "Prompt",
     "SlotState",
@@ -102,6 +103,21 @@ class Prompt(Protocol):
         """Pending text ids the slot must hold."""
 
 
+class LiveText(Protocol):
+    """The text of one segment that arrives in pieces, on its way to ids of which each frame takes the next."""
+
+    max_letters: int
+
+    def letters(self, text: str) -> int:
+        """How many of `max_letters` the segment `text` takes."""
+
+    def feed(self, text: str) -> list[int]:
+        """The next ids of the segment, now that `text` has come: only those that no later text can change."""
+
+    def finish(self) -> list[int]:
+        """The remaining ids, with whatever ends a text; none at all if none of it could be spoken."""
+
+
 class SlotState(Protocol):
     """Rows by slot. These three are the engine's to read; everything else belongs to the model.
 
@@ -163,6 +179,24 @@ class SpeechModel(Protocol):
         """The prompt of segment number `index` of a resolved request, on the CPU.
 
         `before` holds the frames [T, K] of the earlier segments; `request.max_frames` is the limit of this one.
+        """
+
+    def live_text(self, request: SpeechRequest, voice: Voice | None) -> LiveText | None:
+        """A new segment of a resolved request whose text is spoken while it arrives.
+
+        None if the model needs all of a segment's text before its first frame.
+        """
+
+    def prepare_live(self, request: SpeechRequest, ids: Sequence[int], index: int, voice: Voice | None) -> Prompt:
+        """As `prepare`, of a segment that begins with `ids` of a `LiveText` (one at least); the others are appended.
+
+        Frame n needs n pending ids, those of the prompt counted, unless the text has ended before.
+        """
+
+    def append(self, state: Any, slots: Sequence[int], starts: Sequence[int], ids: Sequence[Sequence[int]]) -> None:
+        """Write `ids` as the pending ids of rows `slots` from number `starts` on, behind all that was launched.
+
+        No sync; not capturable.
         """
 
     def segments(self, text: str, language: str) -> list[str]:

@@ -12,11 +12,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sonoro.core.errors import EngineError, ErrorFacts, InvalidRequest
-from sonoro.core.types import AudioChunk, Failed, Finished, ModelSpec, SpeechRequest
+from sonoro.core.errors import EngineError, ErrorFacts, InvalidRequest, SonoroError
+from sonoro.core.types import AudioChunk, Failed, Finished, ModelSpec, SpeechRequest, check_text
 from sonoro.transport.launch import Limits, Supervisor
 from sonoro.transport.messages import (
+    AppendText,
     Cancel,
+    EndText,
     FromEngine,
     Pause,
     Ready,
@@ -28,7 +30,7 @@ from sonoro.transport.messages import (
     WorkerSettings,
 )
 
-__all__ = ["EngineClient"]
+__all__ = ["Answer", "EngineClient"]
 
 
 class EngineClient:
@@ -104,19 +106,37 @@ class EngineClient:
         `queue_s` of audio pauses the request, and one that then reads nothing for `slow_reader_timeout_s` ends it with
         the reason `cancelled`. Raises `InvalidRequest` (or a subclass) or `EngineError`.
         """
+        answer = await self.open(request)
+        try:
+            async for event in answer:
+                yield event
+        finally:
+            await answer.aclose()
+
+    async def open(self, request: SpeechRequest) -> Answer:
+        """The answer to `request`, which the engine has been given: text can be appended, and it can be cancelled.
+
+        It is to be closed in any case. Raises what `stream` does.
+        """
         await self._supervisor.until_ready()
         while (previous := self._inboxes.get(request.id)) is not None and previous.is_abandoned:
             await previous.until_ended()
             await self._supervisor.until_ready()
-        inbox = self._submit(request)
-        try:
-            while True:
-                event = await inbox.take()
-                yield event
-                if isinstance(event, Finished):
-                    return
-        finally:
-            self._leave(inbox)
+        return Answer(self._submit(request), self._leave)
+
+    def append(self, request_id: str, text: str) -> None:
+        """More text for a live request; one that has ended stays so.
+
+        Raises `InvalidRequest` for what is not text, which harms nobody.
+        """
+        check_text(text)
+        if request_id in self._inboxes:
+            self._supervisor.send(AppendText(request_id, text))
+
+    def end_text(self, request_id: str) -> None:
+        """Say that a live request has all of its text; one that has ended stays so."""
+        if request_id in self._inboxes:
+            self._supervisor.send(EndText(request_id))
 
     def cancel(self, request_id: str) -> None:
         """End a request with the reason `cancelled`, after the audio already made. One that has ended stays so."""
@@ -189,6 +209,36 @@ class EngineClient:
             except EngineError:
                 if self._supervisor.ready is asked:
                     self._supervisor.kill()
+
+
+class Answer:
+    """The events of one request as they are made: `AudioChunk`s, then `Finished`. One reader takes them.
+
+    Raises what the request failed with. Closed before its end it cancels the request.
+    """
+
+    def __init__(self, inbox: _Inbox, leave: Callable[[_Inbox], None]) -> None:
+        self._inbox, self._leave = inbox, leave
+        self._is_over = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> AudioChunk | Finished:
+        if self._is_over:
+            raise StopAsyncIteration
+        try:
+            event = await self._inbox.take()
+        except SonoroError:
+            self._is_over = True
+            raise
+        self._is_over = isinstance(event, Finished)
+        return event
+
+    async def aclose(self) -> None:
+        """Nobody reads it any more; done at once."""
+        self._is_over = True
+        self._leave(self._inbox)
 
 
 class _Inbox:

@@ -15,7 +15,9 @@ from sonoro.core.types import AudioChunk, Failed, Finished, ModelSpec, SpeechReq
 
 __all__ = [
     "DEFAULT_FACTORY",
+    "AppendText",
     "Cancel",
+    "EndText",
     "Fatal",
     "FromEngine",
     "Pause",
@@ -63,6 +65,19 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
     """End a request now. It is answered by `Finished`; unknown ids are passed over."""
+
+    request_id: str
+
+
+class AppendText(msgspec.Struct, frozen=True, tag=True):
+    """More text of a live request; unknown ids are passed over."""
+
+    request_id: str
+    text: str
+
+
+class EndText(msgspec.Struct, frozen=True, tag=True):
+    """A live request has all of its text; unknown ids are passed over."""
 
     request_id: str
 
@@ -135,7 +150,7 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
         return self.facts.error
 
 
-ToEngine = Submit | Cancel | Pause | Resume | StatsRequest | Shutdown
+ToEngine = Submit | AppendText | EndText | Cancel | Pause | Resume | StatsRequest | Shutdown
 FromEngine = Ready | AudioChunk | Finished | Failed | Stats | Fatal
 
 _encoder = msgspec.msgpack.Encoder()
