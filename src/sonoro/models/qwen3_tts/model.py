@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,8 +20,9 @@ from sonoro.models.base import Capacity, Codec, Controls, Description, Family, L
 
 from . import frame, voice, weights
 from .config import RELEASED, Configs, GenerationConfig, ModelConfig, read_configs, released_configs
+from .live import LiveSegment
 from .prompt import PromptBuilder, TalkerPrompt, TextTokenizer
-from .state import FrameState, allocate, place, prefill, reset, stage
+from .state import FrameState, allocate, append, place, prefill, reset, stage
 from .weights import Modules
 
 __all__ = ["FAMILY", "Qwen3TTS", "describe", "from_folder", "from_random", "spec_of"]
@@ -52,25 +54,24 @@ class Qwen3TTS:
         self, request: SpeechRequest, segment: str, index: int, before: Sequence[Tensor], voice: Voice | None
     ) -> TalkerPrompt:
         """The prompt of `segment`; `request.max_frames` is the limit of this segment."""
-        assert request.language is not None
-        assert request.max_frames is not None
-        controls = Controls(
-            sampling=request.sampling,
-            seed=request.seed,
-            segment=index,
-            max_frames=request.max_frames,
-            ignore_eos=request.ignore_eos,
-            options=request.options,
-        )
-        return self._prompts.build(
-            segment,
-            controls,
-            is_non_streaming=bool(request.options["non_streaming_mode"]),
-            language=request.language,
-            speaker=request.voice,
-            instructions=request.instructions,
-            voice=voice,
-        )
+        return self._prompts.build(segment, _controls(request, index), **_layout(request, voice))
+
+    def live_text(self, request: SpeechRequest, voice: Voice | None) -> LiveSegment | None:
+        """A segment whose text comes a token a frame; None where the layout needs all of it."""
+        is_in_context = voice is not None and voice.reference_frames is not None
+        if request.options["non_streaming_mode"] or is_in_context:
+            return None
+        return LiveSegment(self._prompts)
+
+    def prepare_live(self, request: SpeechRequest, ids: Sequence[int], index: int, voice: Voice | None) -> TalkerPrompt:
+        """The prompt of a segment whose text begins with `ids`, of which all but the first are pending."""
+        return self._prompts.build_from_ids(ids, _controls(request, index), **_layout(request, voice))
+
+    def append(
+        self, state: FrameState, slots: Sequence[int], starts: Sequence[int], ids: Sequence[Sequence[int]]
+    ) -> None:
+        """Write `ids` as the pending ids of rows `slots` from number `starts` on. No sync."""
+        append(state, slots, starts, ids)
 
     def encode_voice(self, references: Sequence[Reference]) -> Voice:
         """The voice of one reference. Raises `InvalidReference` if it cannot be used."""
@@ -234,6 +235,7 @@ def _options(model: ModelConfig, generation: GenerationConfig) -> tuple[OptionSp
             name="non_streaming_mode",
             type="bool",
             default=model.tts_model_type != "base",
+            live_default=False,
             help="give the model all of the text before its first frame, instead of a token a frame",
         ),
         OptionSpec(
@@ -267,6 +269,29 @@ def _options(model: ModelConfig, generation: GenerationConfig) -> tuple[OptionSp
             help="draw the codes after the first from the likeliest that hold this much probability",
         ),
     )
+
+
+def _controls(request: SpeechRequest, index: int) -> Controls:
+    assert request.max_frames is not None
+    return Controls(
+        sampling=request.sampling,
+        seed=request.seed,
+        segment=index,
+        max_frames=request.max_frames,
+        ignore_eos=request.ignore_eos,
+        options=request.options,
+    )
+
+
+def _layout(request: SpeechRequest, voice: Voice | None) -> dict[str, Any]:
+    """What `PromptBuilder.build` is told of a request besides its text."""
+    return {
+        "is_non_streaming": bool(request.options["non_streaming_mode"]),
+        "language": request.language,
+        "speaker": request.voice,
+        "instructions": request.instructions,
+        "voice": voice,
+    }
 
 
 def _configs_of(source: Path | str) -> Configs:

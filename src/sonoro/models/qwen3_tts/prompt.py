@@ -17,7 +17,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from torch import Tensor
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, InvalidRequest
-from sonoro.core.normalize import normalize_english
+from sonoro.core.normalize import NormalizedText, normalize_english
 from sonoro.models.base import Controls, Voice
 
 from .config import ModelConfig
@@ -112,6 +112,23 @@ class TextTokenizer:
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
+    def encode_settled(self, text: str) -> tuple[list[int], str]:
+        """The ids of `text` as far as whatever may follow it cannot change them, and the text that is left.
+
+        `text` begins where a token does, and NFC composes none of its characters with later ones.
+        """
+        text = self._tokenizer.normalizer.normalize_str(text)
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        words = {word: span[1] for word, span in zip(encoding.word_ids, encoding.offsets, strict=True)}
+        # A word (what a merge may not cross) is known to be whole if a character is known that it stops before. White
+        # space at the end of all text is cut off, so until it is not at the end it belongs to no word.
+        spoken = len(text.rstrip())
+        known = [end for end in words.values() if end < spoken or end == spoken < len(text)]
+        left = max(known, default=0)
+        return [one for one, word in zip(encoding.ids, encoding.word_ids, strict=True) if words[word] <= left], text[
+            left:
+        ]
+
 
 class PromptBuilder:
     """Lays out segments as `config`'s checkpoint was trained to read them.
@@ -134,15 +151,17 @@ class PromptBuilder:
         self._line_break = tokenizer.encode("\n")
         self._role = [config.im_start_token_id, config.assistant_token_id, *self._line_break]
 
-    def normalize(self, text: str) -> str:
-        """`text` as the checkpoint wants it read. Characters it cannot speak are dropped with a warning."""
+    def spell_out(self, text: str) -> NormalizedText:
+        """`text` as the checkpoint wants it read, and which of its characters it cannot speak."""
         if self.config.text_normalizer is None:
-            return text
-        normalized = normalize_english(text, lowercase=True)
+            return NormalizedText(text, "")
+        return normalize_english(text, lowercase=True)
+
+    def normalize(self, text: str) -> str:
+        """`text` as the checkpoint wants it read. What cannot be spoken, all of it maybe, goes with a warning."""
+        normalized = self.spell_out(text)
         if normalized.dropped:
             logger.warning("event=characters_dropped characters=%r", normalized.dropped)
-        if not normalized.text:
-            raise InvalidRequest("text", text, "nothing of it can be spoken by this voice")
         return normalized.text
 
     def build(
@@ -161,10 +180,32 @@ class PromptBuilder:
         `language` and `speaker` are lower-cased names the checkpoint knows. A `voice` with reference frames is
         continued in context. Raises `InvalidRequest` for text without a token, or too long for the talker.
         """
-        talker = self.config.talker_config
-        spoken = self._encode("text", text)
-        if not spoken:
+        ids = self._encode("text", text)
+        if not ids:
             raise InvalidRequest("text", text, "it must give at least one token")
+        return self.build_from_ids(
+            [*ids, self.config.tts_eos_token_id],
+            controls,
+            is_non_streaming=is_non_streaming,
+            language=language,
+            speaker=speaker,
+            instructions=instructions,
+            voice=voice,
+        )
+
+    def build_from_ids(
+        self,
+        ids: Sequence[int],
+        controls: Controls,
+        *,
+        is_non_streaming: bool,
+        language: str = "auto",
+        speaker: str | None = None,
+        instructions: str | None = None,
+        voice: Voice | None = None,
+    ) -> TalkerPrompt:
+        """As `build`, of a text that is `ids` and an end of text, or (streaming, not in context) begins with `ids`."""
+        talker = self.config.talker_config
         rows = _Rows()
         pad = self.config.tts_pad_token_id
         if instructions:
@@ -181,20 +222,20 @@ class PromptBuilder:
         rows.add([self.config.tts_bos_token_id], [[talker.codec_pad_id]])
         if voice is not None and voice.reference_frames is not None:
             assert voice.data.transcript is not None
-            whole = [*self._encode("ref_text", voice.data.transcript), *spoken, self.config.tts_eos_token_id]
+            whole = [*self._encode("ref_text", voice.data.transcript), *ids]
             trail = self._add_in_context(rows, whole, voice.reference_frames, is_non_streaming=is_non_streaming)
         else:
-            trail = self._add_text(rows, spoken, is_non_streaming=is_non_streaming)
+            trail = self._add_text(rows, ids, is_non_streaming=is_non_streaming)
         needed = len(rows) + controls.max_frames
         if needed > talker.max_position_embeddings:
             limit = f"its prompt and frames take {needed} positions, the model has {talker.max_position_embeddings}"
-            raise InvalidRequest("text", text, limit)
+            raise InvalidRequest("text", f"{len(ids)} tokens", limit)
         return TalkerPrompt(
             controls=controls,
             voice=voice,
             text_rows=torch.tensor(rows.text),
             code_rows=rows.code_rows(talker.num_code_groups),
-            trail=torch.tensor(trail),
+            trail=torch.tensor(trail, dtype=torch.int64),
             x_vector_row=x_vector_row,
         )
 
@@ -222,20 +263,19 @@ class PromptBuilder:
             return [talker.codec_nothink_id, talker.codec_think_bos_id, talker.codec_think_eos_id]
         return [talker.codec_think_id, talker.codec_think_bos_id, chosen, talker.codec_think_eos_id]
 
-    def _add_text(self, rows: _Rows, spoken: list[int], *, is_non_streaming: bool) -> list[int]:
+    def _add_text(self, rows: _Rows, text: Sequence[int], *, is_non_streaming: bool) -> Sequence[int]:
         """Add the text without a reference; returns the trail."""
-        config, talker = self.config, self.config.talker_config
+        pad, talker = self.config.tts_pad_token_id, self.config.talker_config
         if not is_non_streaming:
-            rows.add(spoken[:1], [[talker.codec_bos_id]])
-            return [*spoken[1:], config.tts_eos_token_id]
-        text = [*spoken, config.tts_eos_token_id]
+            rows.add(text[:1], [[talker.codec_bos_id]])
+            return text[1:]
         rows.add(text, [[talker.codec_pad_id]] * len(text))
-        rows.add([config.tts_pad_token_id], [[talker.codec_bos_id]])
-        return [config.tts_pad_token_id]
+        rows.add([pad], [[talker.codec_bos_id]])
+        return [pad]
 
     def _add_in_context(
         self, rows: _Rows, text: list[int], reference_frames: Tensor, *, is_non_streaming: bool
-    ) -> list[int]:
+    ) -> Sequence[int]:
         """Add the reference's transcript, the text and the reference's frames; returns the trail."""
         pad, talker = self.config.tts_pad_token_id, self.config.talker_config
         codes: list[list[int]] = [[talker.codec_bos_id], *reference_frames.tolist()]

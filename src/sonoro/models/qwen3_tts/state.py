@@ -27,7 +27,7 @@ from .prompt import TalkerPrompt
 from .rows import StepRows
 from .sampling import row_controls
 
-__all__ = ["FrameState", "StagedRows", "allocate", "place", "prefill", "reset", "stage"]
+__all__ = ["FrameState", "StagedRows", "allocate", "append", "place", "prefill", "reset", "stage"]
 
 _LOOP_PAGE = 16
 _ID_COLUMNS = 6
@@ -201,6 +201,19 @@ def place(state: FrameState, slots: Tensor) -> None:
     table.index_copy_(0, slots, pages.to(table.dtype))
     state.text_ids.index_copy_(0, slots, text)
     state.done.index_copy_(0, slots, is_scratch)
+
+
+def append(state: FrameState, slots: Sequence[int], starts: Sequence[int], ids: Sequence[Sequence[int]]) -> None:
+    """Write `ids` as the text ids of rows `slots` from number `starts` on. No sync; not capturable."""
+    most = state.text_ids.shape[1] - 1
+    assert all(start + len(new) <= most for start, new in zip(starts, ids, strict=True)), (starts, most)
+    written = [
+        (slot, start + column, one)
+        for slot, start, new in zip(slots, starts, ids, strict=True)
+        for column, one in enumerate(new)
+    ]
+    rows, columns, values = upload(written, torch.int64, state.done.device).unbind(1)
+    state.text_ids.index_put_((rows, columns), values)
 
 
 def prefill(talker: Talker, state: FrameState, tokens: Tensor) -> None:
