@@ -31,8 +31,8 @@ class EngineConfig:
     backbone positions of a slot, prompt and frames together; `max_frames`: frames of one segment; `max_text`: pending
     text ids of a slot. `max_characters`: letters of one segment (as `sonoro.core.text.spoken_length` counts).
     `max_live_characters`: characters of a live request; `live_max_s`: audio a segment of it has room for, which bounds
-    its letters as well. `max_voices`: encoded references kept. `page_positions`: positions of a page; `pages`: pages shared by all slots, 0
-    for as many as the slots can use or `memory_fraction` of the card allows.
+    its letters as well. `max_voices`: encoded references kept. `page_positions`: positions of a page; `pages`: pages
+    shared by all slots, 0 for as many as the slots can use or `memory_fraction` of the card allows.
 
     How it divides the work. `prefill_tokens`: prompt rows run in one tick. `chunk_frames`: the lengths at which audio
     is decoded, the first of them first; later ones as the listener's lead allows. `codec_frames`: frames decoded in

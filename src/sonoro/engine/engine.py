@@ -275,6 +275,9 @@ class Engine:
         elif row.prompt is None:
             self._prepare(row, segment)
             self._scheduler.add(row)
+        elif segment.is_whole and row.place is None:
+            # It waits for a slot: its prompt can still be that of the whole text.
+            self._prepare(row, segment)
         elif segment.ids is not None:
             self._check_text_ids(segment, row.pending_ids + len(row.late_ids))
             if segment.is_whole:

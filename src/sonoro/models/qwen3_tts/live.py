@@ -17,9 +17,6 @@ __all__ = ["LiveSegment", "LiveTokens"]
 # A space between two words that no rule of the English normaliser reads together: each side is spelled out alone.
 _JOINT = re.compile(r"(?<!\S)[A-Za-z][a-z]+ (?=[a-z])")
 
-# Vowels and final consonants that NFC may join to the letter before them, though they are letters themselves.
-_JOINED = re.compile("[\u1160-\u11ff\U00016d63-\U00016d6a]")
-
 
 # Marks, and what this version of Unicode does not know.
 _UNSETTLED = ("Mn", "Mc", "Me", "Cn")
@@ -91,11 +88,14 @@ class LiveSegment:
 
 
 def _settled(text: str) -> int:
-    """How many characters of `text` NFC leaves as they are whatever follows."""
+    """How many characters of `text` NFC leaves as they are whatever follows, but for the last if it is not white space.
+
+    A letter may be joined to the one before it (Hangul does), no further.
+    """
     if text and text[-1] in " \t\r\n":
         return len(text)
     for index in range(len(text) - 1, 0, -1):
         character = text[index]
-        if character.isascii() or not (_JOINED.match(character) or unicodedata.category(character) in _UNSETTLED):
+        if character.isascii() or unicodedata.category(character) not in _UNSETTLED:
             return index
     return 0
