@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,7 +29,7 @@ def run(coroutine: Coroutine[Any, Any, None], timeout_s: float = 60) -> None:
     asyncio.run(asyncio.wait_for(coroutine, timeout_s))
 
 
-async def gather(stream: AsyncGenerator[AudioChunk | Finished, None]) -> tuple[bytes, Finished]:
+async def gather(stream: AsyncIterator[AudioChunk | Finished]) -> tuple[bytes, Finished]:
     """All PCM of a stream, its chunks numbered without a gap, and its end."""
     events = [event async for event in stream]
     chunks, finished = events[:-1], events[-1]

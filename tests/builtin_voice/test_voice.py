@@ -8,9 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import listening
 import sonoro
 from sonoro import TTS
+from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidRequest
+from sonoro.core.types import SpeechRequest
+from sonoro.engine.engine import Engine
+from sonoro.models import registry
 
 FOLDER = Path(sonoro.__file__).parent / "voices" / "builtin"
 MIB = 2**20
@@ -130,3 +135,26 @@ def test_a_recogniser_understands_sentences_never_trained_on(speech: TTS) -> Non
     assert result.stopped == 20
     assert result.wer <= 0.6
     assert result.closed_set_correct >= 15
+
+
+@pytest.mark.parametrize("text", [SENTENCES[0], "On 3 May it cost $1,234.50, or 7% of it."])
+def test_text_that_comes_word_by_word_is_heard_as_the_whole(text: str) -> None:
+    """Numbers and marks too, which are read only once what follows is known. One step of 16 bits: chunks differ."""
+    engine = Engine(registry.load(None, device="cpu").model, EngineConfig(slots=2))
+    engine.submit(SpeechRequest(id="whole", text=text, seed=1, options={"non_streaming_mode": False}))
+    expected = listening.drain(engine)
+    engine.submit(SpeechRequest(id="a", text="", seed=1, is_live=True))
+    events, is_early = [], False
+    for word in text.split(" "):
+        engine.append("a", word + " ")
+        while engine.has_work:
+            events += engine.tick()
+        is_early = is_early or bool(events)
+    assert is_early
+    engine.end_text("a")
+    events += listening.drain(engine)
+    ended = listening.end(events, "a")
+    assert (ended.reason, ended.characters) == ("stop", len(text) + 1)
+    np.testing.assert_allclose(
+        listening.audio(events, "a"), listening.audio(expected, "whole"), atol=1.01 / 32768, rtol=0
+    )

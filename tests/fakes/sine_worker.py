@@ -8,6 +8,7 @@ import time
 
 import torch
 
+from fakes.live_sine import LiveSineModel
 from fakes.sine import SineModel
 from sonoro.core.errors import CheckpointNotFound
 from sonoro.models.base import LoadedModel
@@ -43,5 +44,5 @@ def load(model, *, device, dtype, load_format):
         os._exit(3)
     if model == "lasting":
         time.sleep(60)
-    kinds = {"slow": SlowModel, "breaking": BreakingModel}
+    kinds = {"slow": SlowModel, "breaking": BreakingModel, "live": LiveSineModel}
     return LoadedModel(kinds.get(model, SineModel)(), torch.device("cpu"), torch.float32, {})

@@ -6,14 +6,26 @@ import dataclasses
 import itertools
 import random
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
+import torch
 from tokenizers import models
 
+from listening import audio, drain, end
+from sonoro.core.config import EngineConfig
 from sonoro.core.normalize import normalize_english
+from sonoro.core.types import Event, Reference, SpeechRequest
+from sonoro.engine.engine import Engine
+from sonoro.models import registry
 from sonoro.models.qwen3_tts.live import LiveSegment, LiveTokens
+from sonoro.models.qwen3_tts.model import from_folder
 from sonoro.models.qwen3_tts.prompt import PromptBuilder, TextTokenizer
-from tiny_checkpoint import vocabulary
+from speaking import begin_model, capacity
+from tiny_checkpoint import vocabulary, write_checkpoint
 from tiny_talker import tiny_config
 
 ALPHABETS = (
@@ -111,3 +123,140 @@ def test_a_text_to_be_spelled_out_gives_the_tokens_of_the_whole(english: PromptB
             segment = LiveSegment(english)
             ids = [one for piece in pieces for one in segment.feed(piece)] + segment.finish()
             assert ids == whole, (text, pieces)
+
+
+SAYING = "Hello world, I speak in this voice; is it the one that you know?"
+
+
+@pytest.fixture(scope="module", params=["custom_voice", "base"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    folder = tmp_path_factory.mktemp("live") / request.param
+    write_checkpoint(folder, variant=request.param)
+    return request.param, folder
+
+
+TONE = Reference(
+    pcm=(0.1 * np.random.default_rng(0).standard_normal(24000)).astype("<f4").tobytes(),
+    sample_rate=24000,
+    use="reference",
+)
+
+
+def fields_of(variant: str) -> dict[str, Any]:
+    """A request of this variant with drawn codes, in the layout that takes a token a frame."""
+    options = {"non_streaming_mode": False}
+    return {"seed": 5, "options": options, "references": (TONE,) if variant == "base" else ()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_codes_are_those_of_the_whole_text(checkpoint: tuple[str, Path], dtype: torch.dtype) -> None:
+    """Bit for bit: the same rows of the same sizes run, whenever the ids come."""
+    variant, folder = checkpoint
+    model, frames = from_folder(folder, "tiny", torch.device("cpu"), dtype).model, 60
+    whole = model.spec.resolve(
+        SpeechRequest(id="a", text=SAYING, max_frames=frames, ignore_eos=True, **fields_of(variant))
+    )
+    with torch.inference_mode():
+        voice = model.encode_voice([TONE]) if variant == "base" else None
+        state, slots = model.allocate(capacity(3, 96, frames, 80)), torch.tensor([1])
+        begin_model(model, state, [model.prepare(whole, SAYING, 0, [], voice)], slots)
+        for _ in range(frames):
+            model.frame(state, slots)
+        expected = state.frames[1].clone()
+        for seed in range(4):
+            text = model.live_text(whole, voice)
+            arriving, known, made = iter([*SAYING, None]), [], 0
+            while not known:
+                known += text.feed(next(arriving))
+            prompt = model.prepare_live(whole, known, 0, voice)
+            begin_model(model, state, [prompt], slots)
+            draw, pending, is_whole = random.Random(seed), prompt.text_ids, False
+            while made < frames:
+                for piece in itertools.islice(arriving, draw.randint(1, 9)):
+                    is_whole = piece is None
+                    ids = text.finish() if is_whole else text.feed(piece)
+                    if ids:
+                        model.append(state, [1], [pending], [ids])
+                        pending += len(ids)
+                while made < frames and (is_whole or made <= pending):
+                    model.frame(state, slots)
+                    made += 1
+            assert torch.equal(state.frames[1], expected)
+
+
+def live_answer(engine: Engine, pieces: list[str], draw: random.Random, **fields: Any) -> list[Event]:
+    """The events of a live request alone, whose text comes in `pieces` with some ticks between."""
+    engine.submit(SpeechRequest(id="a", text="", is_live=True, **fields))
+    events: list[Event] = []
+    for piece in pieces:
+        engine.append("a", piece)
+        events += [event for _ in range(draw.randint(0, 20)) if engine.has_work for event in engine.tick()]
+    engine.end_text("a")
+    return events + drain(engine)
+
+
+def assert_same_audio(events: list[Event], expected: list[Event]) -> None:
+    """Chunks of other lengths round differently: by one step of 16 bits at most."""
+    assert end(events, "a").frames == end(expected, "a").frames
+    np.testing.assert_allclose(audio(events, "a"), audio(expected, "a"), atol=1.01 / 32768, rtol=0)
+
+
+def test_the_engine_says_of_pieces_what_it_says_of_the_whole(checkpoint: tuple[str, Path]) -> None:
+    variant, folder = checkpoint
+    engine = Engine(registry.load(folder, device="cpu").model, EngineConfig(slots=2))
+    fields, draw = fields_of(variant), random.Random(3)
+    engine.submit(SpeechRequest(id="a", text=SAYING, max_frames=90, **fields))
+    expected = drain(engine)
+    for pieces in (pieces for _ in range(3) for pieces in splits(f" {SAYING}\n", draw)):
+        assert_same_audio(live_answer(engine, pieces, draw, max_frames=90, **fields), expected)
+
+
+def test_a_token_is_spoken_before_the_next_has_come(checkpoint: tuple[str, Path]) -> None:
+    variant, folder = checkpoint
+    engine = Engine(registry.load(folder, device="cpu").model, EngineConfig(slots=2))
+    engine.submit(SpeechRequest(id="a", text="", is_live=True, ignore_eos=True, **fields_of(variant)))
+    assert not engine.has_work
+    frames, hop = [], engine.spec.hop
+    for word in ("Hello ", "you ", "and the ", "end"):
+        engine.append("a", word)
+        events = []
+        while engine.has_work:
+            events += engine.tick()
+        frames.append(sum(len(event.pcm) for event in events) // 2 // hop)
+    # Every id gives a frame; "end" is held back.
+    encode = TextTokenizer.from_folder(folder).encode
+    counts = [len(encode(text)) for text in ("Hello", " you", " and the")]
+    assert frames == [counts[0], *counts[1:], 0]
+    engine.cancel("a")
+    assert end(drain(engine), "a").reason == "cancelled"
+
+
+@pytest.mark.parametrize("kind", ["non_streaming", "in_context"])
+def test_a_layout_that_needs_all_text_is_spoken_by_sentences(kind: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, variant="base")
+    engine = Engine(registry.load(tmp_path, device="cpu").model, EngineConfig(slots=2))
+    fields: dict[str, Any] = {"references": (TONE,), "max_frames": 20}
+    if kind == "non_streaming":
+        fields["options"] = {"non_streaming_mode": True}
+    else:
+        fields["references"] = (msgspec.structs.replace(TONE, text="hm", use="prompt"),)
+    engine.submit(SpeechRequest(id="whole", text="Hello world.", **fields))
+    expected = drain(engine)
+    engine.submit(SpeechRequest(id="a", text="Hello world.", is_live=True, **fields))
+    assert not engine.has_work
+    engine.end_text("a")
+    events = drain(engine)
+    np.testing.assert_allclose(audio(events, "a"), audio(expected, "whole"), atol=1.01 / 32768, rtol=0)
+
+
+def test_live_text_comes_a_token_a_frame_unless_the_caller_says_otherwise(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path)
+    model = registry.load(tmp_path, device="cpu").model
+    for is_live, options, expected in (
+        (False, {}, True),
+        (True, {}, False),
+        (True, {"non_streaming_mode": True}, True),
+    ):
+        resolved = model.spec.resolve(SpeechRequest(id="a", text="Hi", is_live=is_live, options=options))
+        assert resolved.options["non_streaming_mode"] is expected
+        assert (model.live_text(resolved, None) is None) is expected

@@ -1,0 +1,143 @@
+"""Live text over the link to an engine process: in order, lost nowhere, and ended whatever becomes of either side."""
+
+import asyncio
+import contextlib
+import os
+import signal
+
+import pytest
+
+from engine_processes import CONFIG, alone, children, gather, launch, nothing_left, run, until
+from sonoro.core.errors import EngineCrashed, InvalidRequest
+from sonoro.core.types import Finished, SpeechRequest
+from sonoro.transport.client import Answer, EngineClient
+
+__all__ = ["nothing_left"]
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+TEXT = "A text that comes in pieces, a word at a time, while it is being spoken to the end. "
+
+
+def live(name: str, text: str = "", **fields: object) -> SpeechRequest:
+    return SpeechRequest(id=name, text=text, is_live=True, **fields)
+
+
+async def first_audio(answer: Answer) -> bytes:
+    event = await anext(answer)
+    assert not isinstance(event, Finished)
+    return event.pcm
+
+
+async def is_idle(client: EngineClient) -> bool:
+    stats = await client.stats()
+    return (stats.running, stats.waiting, stats.paused, stats.free_slots) == (0, 0, 0, CONFIG.slots)
+
+
+async def feed(client: EngineClient, name: str, text: str) -> None:
+    """A word at a time, each in a turn of the loop of its own."""
+    for word in text.split(" ")[:-1]:
+        client.append(name, word + " ")
+        await asyncio.sleep(0.002)
+    client.end_text(name)
+
+
+def test_pieces_from_several_sides_give_the_answers_of_whole_texts() -> None:
+    async def speak() -> None:
+        async with launch("live") as client:
+            texts = {str(number): TEXT * (1 + number % 3) for number in range(12)}
+            answers = [await client.open(live(name, seed=int(name))) for name in texts]
+            feeding = [asyncio.create_task(feed(client, *item)) for item in texts.items()]
+            heard = await asyncio.gather(*map(gather, answers))
+            await asyncio.gather(*feeding)
+            for (name, text), (pcm, finished) in zip(texts.items(), heard, strict=True):
+                assert (finished.reason, finished.characters) == ("stop", len(text))
+                assert pcm == alone(SpeechRequest(id=name, text=text, seed=int(name))), name
+            assert await is_idle(client)
+
+    run(speak())
+
+
+def test_what_is_no_text_is_refused_at_once_and_harms_nobody() -> None:
+    async def speak() -> None:
+        async with launch("live") as client:
+            client.append("nobody", "Hello.")
+            client.end_text("nobody")
+            async with contextlib.aclosing(await client.open(live("a", "Hello "))) as answer:
+                for wrong in ("\ud83d", b"bytes", None, 5):
+                    with pytest.raises(InvalidRequest) as refusal:
+                        client.append("a", wrong)
+                    assert refusal.value.field == "text"
+                client.append("a", "there.")
+                client.end_text("a")
+                pcm, finished = await gather(answer)
+            assert (pcm, finished.reason) == (alone(SpeechRequest(id="a", text="Hello there.")), "stop")
+            client.append("a", "It has ended.")
+            for texts, reason in ((["Hello.", None, "More."], "had been ended"), ([" ... ", None], "can be spoken")):
+                answer = await client.open(live("a"))
+                for text in texts:
+                    client.end_text("a") if text is None else client.append("a", text)
+                with pytest.raises(InvalidRequest, match=reason):
+                    await gather(answer)
+            assert await is_idle(client)
+
+    run(speak())
+
+
+def test_a_request_that_waits_for_text_can_be_cancelled_and_left() -> None:
+    async def leave() -> None:
+        async with launch("live") as client:
+            answer = await client.open(live("a", "Hello there"))
+            heard = await first_audio(answer)
+            client.cancel("a")
+            rest, finished = await gather_rest(answer)
+            assert finished.reason == "cancelled"
+            # A frame is 80 samples of 16 bits, and lasts 10 ms; ordinary speech has 15 letters a second.
+            assert len(heard + rest) == finished.frames * 160
+            assert finished.characters == int(finished.frames * 0.01 * 15)
+            for text in ("", "Hello there"):
+                answer = await client.open(live("a", text))
+                await answer.aclose()
+                with pytest.raises(StopAsyncIteration):
+                    await anext(answer)
+            await until(lambda: is_idle(client))
+            launches = (await client.stats()).launches
+            async with contextlib.aclosing(await client.open(live("b", "Waits"))):
+                await until(lambda: frames_made(client, launches["frame"]["eager"] + 4))
+                made = (await client.stats()).launches
+                await asyncio.sleep(0.1)
+                assert (await client.stats()).launches == made
+
+    run(leave())
+
+
+async def frames_made(client: EngineClient, count: int) -> bool:
+    return (await client.stats()).launches["frame"]["eager"] >= count
+
+
+async def gather_rest(answer: Answer) -> tuple[bytes, Finished]:
+    events = [event async for event in answer]
+    assert isinstance(events[-1], Finished)
+    return b"".join(event.pcm for event in events[:-1]), events[-1]
+
+
+def test_a_killed_engine_fails_live_requests_and_the_next_one_serves() -> None:
+    async def kill() -> None:
+        before = children()
+        async with launch("live") as client:
+            speaking = await client.open(live("a", "Hello there"))
+            silent = await client.open(live("b"))
+            await first_audio(speaking)
+            (engine,) = children() - before
+            os.kill(engine, signal.SIGKILL)
+            for answer in (speaking, silent):
+                with pytest.raises(EngineCrashed):
+                    await gather_rest(answer)
+            client.append("a", "Nobody hears it.")
+            client.end_text("b")
+            answer = await client.open(live("a", "Hello "))
+            await feed(client, "a", "to all of you. ")
+            pcm, _ = await gather(answer)
+            assert pcm == alone(SpeechRequest(id="a", text="Hello to all of you."))
+
+    run(kill())
