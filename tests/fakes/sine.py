@@ -11,7 +11,7 @@ import torch
 
 from sonoro.core.errors import InvalidRequest
 from sonoro.core.types import ModelSpec, OptionSpec, SamplingParams
-from sonoro.models.base import Controls, Voice
+from sonoro.models.base import Controls, SavedVoice, Voice
 
 
 class SineCodec:
@@ -35,14 +35,15 @@ class SineCodec:
 
 
 class SineModel:
-    position_bytes = 64
+    position_bytes, fingerprint = 64, "of a sine"
 
     def __init__(self, voices=("low", "high")):
         modes = ("named", "cloned") if voices else ("cloned",)
         sampling = SamplingParams(temperature=1.0, top_k=50, top_p=1.0, repetition_penalty=1.0)
         options = (OptionSpec(name="loudness", type="int", default=50, minimum=0, maximum=100),)
         self.spec = ModelSpec(name="sine", sample_rate=8000, hop=80, max_frames=2000, voice_modes=modes, voices=voices,
-                              languages=("auto", "english"), sampling=sampling, options=options)  # fmt: skip
+                              languages=("auto", "english"), sampling=sampling, options=options,
+                              speaker_embedding_size=2)  # fmt: skip
         self.codec, self.encoded, self.checked = SineCodec(), 0, []
 
     def segments(self, text, language):
@@ -65,6 +66,16 @@ class SineModel:
     def encode_voice(self, references):
         self.encoded += 1
         return Voice(5, torch.tensor([[[7, 50]]]).repeat(1, 9, 1)[0] if references[0].use == "prompt" else None)
+
+    def voice_of(self, embedding):
+        return Voice(int(sum(embedding)))
+
+    def save_voice(self, voice):
+        frames = {} if voice.reference_frames is None else {"frames": voice.reference_frames}
+        return SavedVoice(frames, {"pitch": str(voice.data)})
+
+    def load_voice(self, saved):
+        return Voice(int(saved.facts["pitch"]), saved.tensors.get("frames"))
 
     def allocate(self, capacity):
         """`missing` counts prompt rows not yet run, `owner` says whose a staged row is, `held` who was given pages."""

@@ -31,8 +31,9 @@ class EngineConfig:
     backbone positions of a slot, prompt and frames together; `max_frames`: frames of one segment; `max_text`: pending
     text ids of a slot. `max_characters`: letters of one segment (as `sonoro.core.text.spoken_length` counts).
     `max_live_characters`: characters of a live request; `live_max_s`: audio a segment of it has room for, which bounds
-    its letters as well. `max_voices`: encoded references kept. `page_positions`: positions of a page; `pages`: pages
-    shared by all slots, 0 for as many as the slots can use or `memory_fraction` of the card allows.
+    its letters as well. `max_voices`: encoded references kept; `max_registered_voices`: voices registered by name, kept
+    in `voices_folder` (in memory alone if it is empty). `page_positions`: positions of a page; `pages`: pages shared by
+    all slots, 0 for as many as the slots can use or `memory_fraction` of the card allows.
 
     How it divides the work. `prefill_tokens`: prompt rows run in one tick. `chunk_frames`: the lengths at which audio
     is decoded, the first of them first; later ones as the listener's lead allows. `codec_frames`: frames decoded in
@@ -51,6 +52,8 @@ class EngineConfig:
     max_live_characters: int = 100_000
     live_max_s: float = 60.0
     max_voices: int = 32
+    max_registered_voices: int = 1000
+    voices_folder: str = ""
     page_positions: int = 32
     pages: int = 0
     memory_fraction: float = 0.9
@@ -74,6 +77,7 @@ class EngineConfig:
         self._check("max_live_characters", 1, 100_000_000)
         self._check("live_max_s", MIN_BOUND_S, 100_000, "a single word may be drawn out")
         self._check("max_voices", 1, 1_000_000)
+        self._check("max_registered_voices", 0, 1_000_000)
         self._check("page_positions", 16, 1024)
         if self.page_positions & (self.page_positions - 1):
             raise ConfigError("page_positions", self.page_positions, "it must be a power of two")
@@ -143,6 +147,8 @@ class EngineConfig:
             is_right, limit = isinstance(value, (int, float)) and not isinstance(value, bool), "it must be a number"
         elif kind == "int":
             is_right, limit = _is_whole(value), whole
+        elif kind == "str":
+            is_right, limit = isinstance(value, str) and "\0" not in value, "it must be a string"
         else:
             is_right = isinstance(value, tuple) and all(map(_is_whole, value))
             limit = "it must be a list of whole numbers"

@@ -3,6 +3,7 @@
     SonoroError
     ├── InvalidRequest            a field of a request is out of bounds; names field, value and limit
     │   ├── UnknownVoice
+    │   ├── VoiceExists           a voice of that name is registered already
     │   ├── UnknownLanguage
     │   └── InvalidReference      reference audio that cannot be used
     ├── ConfigError               a field of our own configuration is wrong; names field, value and limit
@@ -39,6 +40,7 @@ __all__ = [
     "TensorMismatch",
     "UnknownLanguage",
     "UnknownVoice",
+    "VoiceExists",
 ]
 
 
@@ -66,6 +68,12 @@ class UnknownVoice(InvalidRequest):
     """The model has no voice of that name; the message lists those it has."""
 
     code = "unknown_voice"
+
+
+class VoiceExists(InvalidRequest):
+    """A voice of that name is registered, or being registered; it must be deleted first."""
+
+    code = "voice_exists"
 
 
 class UnknownLanguage(InvalidRequest):

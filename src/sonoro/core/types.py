@@ -6,7 +6,10 @@ Knows no tensor and no model. A `SpeechRequest` is checked once when it is const
 
 from __future__ import annotations
 
+import hashlib
 import math
+import re
+from collections.abc import Collection
 from typing import Literal
 
 import msgspec
@@ -35,8 +38,11 @@ __all__ = [
     "SamplingParams",
     "SpeechRequest",
     "Timings",
+    "VoiceFacts",
     "VoiceMode",
     "check_text",
+    "listed",
+    "voice_name",
 ]
 
 FinishReason = Literal["stop", "length", "runaway", "cancelled", "error"]
@@ -48,6 +54,12 @@ VoiceMode = Literal["named", "described", "cloned"]
 OptionValue = bool | int | float | str
 
 MAX_SEED = 2**63 - 1
+
+MAX_EMBEDDING = 1e4
+"""Bounds the numbers of a speaker embedding, which are around 10 at most: beyond it half precision overflows."""
+
+_VOICE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+_SHOWN_VOICES = 20
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,15 +92,19 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     """Audio to speak like.
 
     `use="prompt"` continues it in context and needs its transcript; `"reference"` takes only the timbre.
-    `pcm` is mono float32 little-endian at `sample_rate`; made by `sonoro.core.audio.read_reference`.
+    `pcm` is mono float32 little-endian at `sample_rate`; made by `sonoro.core.audio.read_reference`. `digest` tells the
+    content of `pcm`: it is computed by whoever makes the reference (for the longest in some 20 ms) and travels with it.
     """
 
     pcm: bytes
     sample_rate: int
     text: str | None = None
     use: Literal["reference", "prompt"] = "prompt"
+    digest: str = ""
 
     def __post_init__(self) -> None:
+        if not self.digest:
+            msgspec.structs.force_setattr(self, "digest", hashlib.sha256(self.pcm).hexdigest())
         if self.use == "prompt" and not (self.text or "").strip():
             raise InvalidReference(
                 "ref_text", self.text, "in-context cloning needs the transcript of the reference (or use x-vector only)"
@@ -104,9 +120,33 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.pcm) / 4 / self.sample_rate
 
 
+def voice_name(name: str) -> str:
+    """`name` in lower case, if a voice may be registered under it. Raises `InvalidRequest`."""
+    if not isinstance(name, str) or not _VOICE_NAME.fullmatch(name.lower()):
+        limit = "it must have 1 to 64 letters (a to z), digits, - or _, and begin with a letter or digit"
+        raise InvalidRequest("name", name, limit)
+    return name.lower()
+
+
+class VoiceFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a registered voice.
+
+    `use` is that of its references: `prompt` is spoken in context, `reference` by its timbre alone. `duration_s` is
+    that of the recording, `consent` what its owner was asked for, `created_at_s` a Unix time.
+    """
+
+    name: str
+    use: Literal["reference", "prompt"]
+    duration_s: float
+    created_at_s: float
+    transcript: str | None = None
+    consent: str | None = None
+
+
 class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One text to speak. Valid once constructed; `max_frames=None` bounds the audio by the text's length.
 
+    Whom to speak as: `voice` by name, or `references`, or a `speaker_embedding` that the caller already has.
     Of a live request `text` is a first piece, which may be empty: the rest follows while it is spoken.
     """
 
@@ -116,6 +156,7 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     language: str | None = None
     instructions: str | None = None
     references: tuple[Reference, ...] = ()
+    speaker_embedding: tuple[float, ...] | None = None
     sampling: SamplingParams = msgspec.field(default_factory=SamplingParams)
     seed: int = 0
     max_frames: int | None = None
@@ -180,7 +221,8 @@ class OptionSpec(msgspec.Struct, frozen=True, kw_only=True):
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What a loaded model can do, for every layer that must not know which model it is.
 
-    `hop` is samples per frame. `max_frames` bounds one segment. `sampling` is complete: no field of it is None.
+    `hop` is samples per frame. `max_frames` bounds one segment. `sampling` is complete: no field of it is None. A
+    speaker embedding has `speaker_embedding_size` numbers; 0 if the model takes none.
     """
 
     name: str
@@ -193,19 +235,21 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams
     options: tuple[OptionSpec, ...] = ()
     accepts_instructions: bool = False
+    speaker_embedding_size: int = 0
 
     @property
     def frame_s(self) -> float:
         return self.hop / self.sample_rate
 
-    def resolve(self, request: SpeechRequest) -> SpeechRequest:
+    def resolve(self, request: SpeechRequest, registered: Collection[str] = ()) -> SpeechRequest:
         """`request` with every default of this model filled in (voice, language, sampling, options).
 
-        Raises `InvalidRequest` (or a subclass) for what this model cannot do.
+        `registered` holds the names of the registered voices. Raises `InvalidRequest` (or a subclass) for what this
+        model cannot do.
         """
         return msgspec.structs.replace(
             request,
-            voice=self._voice(request),
+            voice=self._voice(request, registered),
             language=self._language(request.language),
             sampling=request.sampling.over(self.sampling),
             instructions=self._instructions(request.instructions),
@@ -213,23 +257,43 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             options=self._options(request.options, is_live=request.is_live),
         )
 
-    def _voice(self, request: SpeechRequest) -> str | None:
+    def _voice(self, request: SpeechRequest, registered: Collection[str]) -> str | None:
+        if request.speaker_embedding is not None:
+            self._check_embedding(request, request.speaker_embedding)
+            return None
         if request.references:
             if "cloned" not in self.voice_modes:
                 raise InvalidReference("ref_audio", "given", f"{self.name} cannot clone voices; name one of its own")
             if request.voice is not None:
                 raise InvalidRequest("voice", request.voice, "leave it out: the reference audio is the voice")
             return None
+        if request.voice is not None and request.voice.lower() in registered:
+            return request.voice.lower()
         if "named" not in self.voice_modes:
             if request.voice is not None:
-                raise UnknownVoice("voice", request.voice, f"{self.name} has no named voices")
+                known = f"known voices: {listed(registered)}" if registered else f"{self.name} has no named voices"
+                raise UnknownVoice("voice", request.voice, known)
             if "cloned" in self.voice_modes:
                 raise InvalidReference("ref_audio", None, f"{self.name} speaks only as a reference recording; give one")
             return None
         name = self.voices[0] if request.voice is None else request.voice.lower()
         if name not in self.voices:
-            raise UnknownVoice("voice", request.voice, "known voices: " + ", ".join(self.voices))
+            raise UnknownVoice("voice", request.voice, f"known voices: {listed((*self.voices, *registered))}")
         return name
+
+    def _check_embedding(self, request: SpeechRequest, embedding: tuple[float, ...]) -> None:
+        size = self.speaker_embedding_size
+        if not size:
+            raise InvalidRequest("speaker_embedding", f"{len(embedding)} numbers", f"{self.name} does not take any")
+        if request.voice is not None or request.references:
+            field, value = ("voice", request.voice) if request.voice is not None else ("references", "given")
+            raise InvalidRequest(field, value, "leave it out: the speaker embedding is the voice")
+        if len(embedding) != size:
+            raise InvalidRequest("speaker_embedding", f"{len(embedding)} numbers", f"it must have {size}")
+        for number in embedding:
+            if not (isinstance(number, (int, float)) and abs(number) <= MAX_EMBEDDING):
+                limit = f"each number must be finite, at most {MAX_EMBEDDING:g} away from 0"
+                raise InvalidRequest("speaker_embedding", number, limit)
 
     def _language(self, language: str | None) -> str:
         name = "auto" if language is None else language.lower()
@@ -317,6 +381,12 @@ def check_text(text: object) -> None:
         raise InvalidRequest("text", text, "it must be a string")
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         raise InvalidRequest("text", text, "it must be valid Unicode, without surrogates")
+
+
+def listed(names: Collection[str]) -> str:
+    """`names` for a message; the first ones, if they are many."""
+    shown = ", ".join(list(names)[:_SHOWN_VOICES])
+    return shown if len(names) <= _SHOWN_VOICES else f"{shown}, and {len(names) - _SHOWN_VOICES} more"
 
 
 def _check_number(field: str, value: float | None, low: float, high: float, *, above: bool = False) -> None:

@@ -26,6 +26,7 @@ __all__ = [
     "LiveText",
     "LoadedModel",
     "Prompt",
+    "SavedVoice",
     "SlotState",
     "SpeechModel",
     "Voice",
@@ -74,13 +75,21 @@ class Controls:
 class Voice:
     """What a model made of reference audio.
 
-    `data` belongs to the model; `reference_frames` [R, K] int64 prime the codec, which keeps what it made of them in
-    `primed`.
+    `data` belongs to the model; `reference_frames` [R, K] int64, on the CPU, prime the codec, which keeps what it made
+    of them in `primed`.
     """
 
     data: Any
     reference_frames: Tensor | None = None
     primed: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class SavedVoice:
+    """A voice as it can be stored: all of its tensors by name, and what else the model must know of it."""
+
+    tensors: Mapping[str, Tensor]
+    facts: Mapping[str, str]
 
 
 class Prompt(Protocol):
@@ -204,6 +213,22 @@ class SpeechModel(Protocol):
 
     def encode_voice(self, references: Sequence[Reference]) -> Voice:
         """What the model keeps of reference audio. Raises `InvalidReference` if it cannot be used."""
+
+    def voice_of(self, embedding: Sequence[float]) -> Voice:
+        """The voice of a speaker embedding that `ModelSpec.resolve` let pass. No sync."""
+
+    def save_voice(self, voice: Voice) -> SavedVoice:
+        """All that `load_voice` needs to make `voice` again. Its tensors are those of the voice, on its device."""
+
+    def load_voice(self, saved: SavedVoice) -> Voice:
+        """The voice that was saved, on the model's device, bit by bit what it was.
+
+        `saved` may come from anywhere: raises `TensorMismatch` naming what does not belong to a voice of this model.
+        """
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for the same configuration, weights and dtypes, whose voices can be exchanged; costs some ms."""
 
     def allocate(self, capacity: Capacity) -> SlotState:
         """Zeroed rows for `capacity.slots` requests and the scratch row.

@@ -17,7 +17,7 @@ from .decoder import CodecDecoder
 from .decoder_fused import FusedDecoder
 from .encoder import CodecEncoder
 
-__all__ = ["CodecDecoder", "Qwen3Codec"]
+__all__ = ["PRIMED", "CodecDecoder", "Qwen3Codec"]
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ FUSED_TOLERANCE = 0.2
 weights, most of it the modules' rounding. What a wrong kernel makes is as loud as the sound.
 """
 
-_PRIMED = "codec history"
+PRIMED = "codec history"
 """Where a voice keeps what decoding its reference left: a `SavedRow`."""
 
 
@@ -95,7 +95,7 @@ class Qwen3Codec(nn.Module):
         first time: what that left is kept in `voice.primed`.
         """
         assert voice.reference_frames is not None
-        if _PRIMED not in voice.primed:
+        if PRIMED not in voice.primed:
             first, frames = slots[:1], voice.reference_frames.to(slots.device)[None]
             if self.fused is not None:
                 x = self.fused.contextualize(frames, first, history)
@@ -104,8 +104,8 @@ class Qwen3Codec(nn.Module):
                 rows = history.at(first)
                 x = self.decoder.contextualize(self.decoder.latents(frames), rows)
                 self.decoder.render(x[:, -self.decoder.reach_frames :], rows)
-            voice.primed[_PRIMED] = history.save(first)
-        history.load(slots, voice.primed[_PRIMED])
+            voice.primed[PRIMED] = history.save(first)
+        history.load(slots, voice.primed[PRIMED])
 
     @torch.no_grad()
     def decode(self, frames: Tensor, slots: Tensor | None = None, history: History | None = None) -> Tensor:

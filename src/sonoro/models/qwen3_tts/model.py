@@ -5,6 +5,8 @@ The variants (CustomVoice, VoiceDesign, Base) differ in their configuration alon
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,12 +18,13 @@ from torch import Tensor
 from sonoro.core.errors import ConfigError, InvalidReference
 from sonoro.core.text import split_text
 from sonoro.core.types import ModelSpec, OptionSpec, Reference, SamplingParams, SpeechRequest, VoiceMode
-from sonoro.models.base import Capacity, Codec, Controls, Description, Family, LoadedModel, Voice
+from sonoro.models.base import Capacity, Codec, Controls, Description, Family, LoadedModel, SavedVoice, Voice
+from sonoro.runtime.ring import upload
 
 from . import frame, voice, weights
 from .config import RELEASED, Configs, GenerationConfig, ModelConfig, read_configs, released_configs
 from .live import LiveSegment
-from .prompt import PromptBuilder, TalkerPrompt, TextTokenizer
+from .prompt import ClonedVoice, PromptBuilder, TalkerPrompt, TextTokenizer
 from .state import FrameState, allocate, append, place, prefill, reset, stage
 from .weights import Modules
 
@@ -34,6 +37,7 @@ _VOICE_MODES: dict[str, tuple[VoiceMode, ...]] = {
 }
 _DUMMY_SEED = 0
 _CODEC_CHECK_ROWS = 4
+_FINGERPRINT_NUMBERS = 16
 
 
 class Qwen3TTS:
@@ -81,6 +85,29 @@ class Qwen3TTS:
         if self._configs.codec.encoder_config is None and any(reference.use == "prompt" for reference in references):
             raise InvalidReference("ref_text", "given", f"{self.spec.name} can only take the timbre (x-vector only)")
         return voice.encode_voice(references, encoder, config, self.codec)
+
+    def voice_of(self, embedding: Sequence[float]) -> Voice:
+        """The voice whose x-vector is `embedding`. No sync."""
+        return Voice(ClonedVoice(upload(embedding, torch.float32, self._modules.talker.device)))
+
+    def save_voice(self, spoken: Voice) -> SavedVoice:
+        """All that `load_voice` needs to make a voice, which is primed, again."""
+        return voice.save_voice(spoken)
+
+    def load_voice(self, saved: SavedVoice) -> Voice:
+        """The voice that was saved. Raises `TensorMismatch` for what is no voice of this model."""
+        return voice.load_voice(saved, self.spec.speaker_embedding_size, self._modules.codec)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Of every tensor its name, shape, dtype and first numbers: enough to tell one training from another."""
+        digest, heads = hashlib.sha256(repr(self._configs).encode()), []
+        for name, tensor in (*self._modules.main.state_dict().items(), *self._modules.codec.state_dict().items()):
+            digest.update(repr((name, tuple(tensor.shape), tensor.dtype)).encode())
+            # A view of the first line: many weights are not laid out in this order, so to flatten them is to copy them.
+            heads.append(tensor[(0,) * max(0, tensor.ndim - 1)].reshape(-1)[:_FINGERPRINT_NUMBERS].double())
+        digest.update(torch.cat(heads).cpu().numpy().tobytes())
+        return digest.hexdigest()
 
     def allocate(self, capacity: Capacity) -> FrameState:
         """Free rows for `capacity.slots` requests and the scratch row.
@@ -225,7 +252,13 @@ def spec_of(name: str, configs: Configs) -> ModelSpec:
         options=_options(model, generation),
         # The smaller CustomVoice was not trained on instructions; the official wrapper drops them without a word.
         accepts_instructions=model.tts_model_type == "voice_design" or (is_named and model.tts_model_size != "0b6"),
+        speaker_embedding_size=_embedding_size(model),
     )
+
+
+def _embedding_size(model: ModelConfig) -> int:
+    encoder = model.speaker_encoder_config
+    return encoder.enc_dim if encoder is not None and model.tts_model_type == "base" else 0
 
 
 def _options(model: ModelConfig, generation: GenerationConfig) -> tuple[OptionSpec, ...]:

@@ -1,4 +1,5 @@
 """Reference audio to a voice: the mel front end, the x-vector network and, in context, the reference's frames.
+A voice as named tensors, and back.
 
 Parameters carry the names of the released files under `speaker_encoder`.
 """
@@ -16,17 +17,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sonoro.core.audio import MAX_REFERENCE_S, MIN_REFERENCE_S, resample
-from sonoro.core.errors import InvalidReference
+from sonoro.core.errors import InvalidReference, TensorMismatch
 from sonoro.core.types import Reference
-from sonoro.models.base import Codec, Voice
+from sonoro.models.base import Codec, SavedVoice, Voice
+from sonoro.nn.history import SavedRow
 
+from .codec import PRIMED, Qwen3Codec
 from .config import SpeakerEncoderConfig
 from .prompt import ClonedVoice
 
-__all__ = ["SpeakerEncoder", "encode_voice", "log_mel", "mel_filterbank"]
+__all__ = ["SpeakerEncoder", "encode_voice", "load_voice", "log_mel", "mel_filterbank", "save_voice"]
 
 FFT_SAMPLES = 1024
 MEL_HOP_SAMPLES = 256
+
+_HISTORY = "history."
 
 
 @lru_cache
@@ -170,7 +175,7 @@ class SpeakerEncoder(nn.Module):
 def encode_voice(
     references: Sequence[Reference], encoder: SpeakerEncoder, config: SpeakerEncoderConfig, codec: Codec
 ) -> Voice:
-    """The voice of one reference: its x-vector, and its frames when it is to be continued in context.
+    """The voice of one reference: its x-vector, and its frames, on the CPU, when it is to be continued in context.
 
     Raises `InvalidReference` for more than one reference, or one shorter than 0.5 s or longer than 60 s.
     """
@@ -182,10 +187,49 @@ def encode_voice(
         raise InvalidReference("ref_audio", f"{reference.duration_s:.2f} s", limit)
     weight = encoder.fc.weight
     samples = resample(reference.samples, reference.sample_rate, config.sample_rate)
-    mel = log_mel(torch.tensor(samples, device=weight.device), config.sample_rate, config.mel_dim)
+    mel = log_mel(torch.tensor(samples).to(weight.device), config.sample_rate, config.mel_dim)
     x_vector = encoder(mel[None].to(weight.dtype))[0].float()
     if reference.use == "reference":
         return Voice(data=ClonedVoice(x_vector))
     samples = resample(reference.samples, reference.sample_rate, codec.sample_rate)
-    frames = codec.encode(torch.tensor(samples, device=weight.device))
+    # Prompts are laid out on the CPU, where nobody may wait for the device any more.
+    frames = codec.encode(torch.tensor(samples).to(weight.device)).cpu()
     return Voice(data=ClonedVoice(x_vector, reference.text), reference_frames=frames)
+
+
+def save_voice(voice: Voice) -> SavedVoice:
+    """`voice`, primed if it has frames, as `x_vector`, `frames`, `history.<layer>` and `seen`."""
+    tensors = {"x_vector": voice.data.x_vector}
+    if voice.reference_frames is None:
+        return SavedVoice(tensors, {})
+    row: SavedRow = voice.primed[PRIMED]
+    tensors |= {"frames": voice.reference_frames, "seen": row.seen}
+    tensors |= {_HISTORY + key: columns for key, columns in row.columns.items()}
+    return SavedVoice(tensors, {"transcript": voice.data.transcript})
+
+
+def load_voice(saved: SavedVoice, x_vector_size: int, codec: Qwen3Codec) -> Voice:
+    """The voice that was saved, on the codec's device. Raises `TensorMismatch` for what is no voice of this codec."""
+    tensors, transcript = dict(saved.tensors), saved.facts.get("transcript")
+    config, weight = codec.decoder.config, codec.decoder.pre_conv.conv.weight
+    expected: dict[str, tuple[tuple[int, ...], torch.dtype]] = {"x_vector": ((x_vector_size,), torch.float32)}
+    if "frames" in tensors:
+        count = tensors["frames"].shape[0] if tensors["frames"].ndim else 0
+        expected |= {"frames": ((count, config.num_quantizers), torch.int64), "seen": ((1,), torch.int64)}
+        for key, (length, width) in codec.decoder.layout.items():
+            expected[_HISTORY + key] = ((1, length, width), weight.dtype)
+    found = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+    if wrong := sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)):
+        has, wants = found.get(wrong[0], "missing"), expected.get(wrong[0], "unknown")
+        raise TensorMismatch(f"{wrong[0]} of the voice is {has}; this model needs {wants}")
+    x_vector = tensors["x_vector"].to(weight.device)
+    if "frames" not in tensors:
+        return Voice(data=ClonedVoice(x_vector))
+    frames = tensors["frames"].cpu()
+    if not len(frames) or frames.min() < 0 or frames.max() >= config.codebook_size:
+        raise TensorMismatch(f"frames of the voice must be codes from 0 to {config.codebook_size - 1}")
+    if not transcript or int(tensors["seen"]) != len(frames):
+        raise TensorMismatch(f"a voice of {len(frames)} frames must have a transcript, and have seen so many")
+    columns = {key: tensors[_HISTORY + key].to(weight.device) for key in codec.decoder.layout}
+    row = SavedRow(columns, tensors["seen"].to(weight.device))
+    return Voice(data=ClonedVoice(x_vector, transcript), reference_frames=frames, primed={PRIMED: row})
