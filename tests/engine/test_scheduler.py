@@ -326,13 +326,13 @@ def test_a_paused_request_keeps_its_slot_and_takes_part_in_nothing() -> None:
 def test_the_queue_is_bounded_beyond_the_free_slots() -> None:
     scheduler = scheduler_of(slots=2, max_waiting=3)
     for number in range(5):
-        assert not scheduler.is_full
+        assert not scheduler.is_full()
         scheduler.add(waiting(str(number)))
-    assert scheduler.is_full
+    assert scheduler.is_full()
     scheduler.plan(0.0, 0.01)
-    assert scheduler.is_full
+    assert scheduler.is_full()
     scheduler.release(scheduler.running[0])
-    assert not scheduler.is_full
+    assert not scheduler.is_full()
 
 
 def test_a_request_between_two_segments_keeps_its_place_in_the_bound() -> None:
@@ -340,11 +340,11 @@ def test_a_request_between_two_segments_keeps_its_place_in_the_bound() -> None:
     scheduler.add(row := waiting("a"))
     scheduler.plan(0.0, 0.01)
     scheduler.release(row)
-    assert not scheduler.is_full
+    assert not scheduler.is_full()
     row.index = 1
     scheduler.add(row)
     # The free slot is its own: whoever came now would have to wait.
-    assert scheduler.is_full
+    assert scheduler.is_full()
 
 
 def test_the_scheduler_does_not_load_torch() -> None:

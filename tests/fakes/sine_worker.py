@@ -28,6 +28,16 @@ class SlowModel(SineModel):
         super().frame(state, slots)
 
 
+class SlowVoices(SlowModel):
+    """Takes half a second to encode a reference; one whose transcript says "die" kills the process."""
+
+    def encode_voice(self, references):
+        if references[0].text == "die":
+            os._exit(7)
+        time.sleep(0.5)
+        return super().encode_voice(references)
+
+
 class BreakingModel(SineModel):
     """After its first frame the results of a tick cannot be copied, as when a device is lost."""
 
@@ -44,5 +54,5 @@ def load(model, *, device, dtype, load_format):
         os._exit(3)
     if model == "lasting":
         time.sleep(60)
-    kinds = {"slow": SlowModel, "breaking": BreakingModel, "live": LiveSineModel}
+    kinds = {"slow": SlowModel, "slow voices": SlowVoices, "breaking": BreakingModel, "live": LiveSineModel}
     return LoadedModel(kinds.get(model, SineModel)(), torch.device("cpu"), torch.float32, {})

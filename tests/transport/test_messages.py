@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from sonoro.core.config import EngineConfig
-from sonoro.core.errors import ConfigError, ErrorFacts, InvalidRequest, UnknownVoice
+from sonoro.core.errors import ConfigError, ErrorFacts, InvalidRequest, UnknownVoice, VoiceExists
 from sonoro.core.types import (
     AudioChunk,
     Failed,
@@ -15,11 +15,14 @@ from sonoro.core.types import (
     SamplingParams,
     SpeechRequest,
     Timings,
+    VoiceFacts,
 )
 from sonoro.transport import messages
 from sonoro.transport.messages import (
     AppendText,
     Cancel,
+    DeleteVoice,
+    EncodeVoice,
     EndText,
     Fatal,
     Pause,
@@ -29,6 +32,9 @@ from sonoro.transport.messages import (
     Stats,
     StatsRequest,
     Submit,
+    VoiceDeleted,
+    VoiceFailed,
+    VoiceReady,
     WorkerSettings,
     decode_from_engine,
     decode_to_engine,
@@ -67,10 +73,13 @@ TO_ENGINE = [
     Pause("a"),
     Resume("a"),
     StatsRequest(),
+    EncodeVoice(3, "anna", REQUEST.references, "she agreed"),
+    DeleteVoice(4, "anna"),
     Shutdown(),
 ]
+ANNA = VoiceFacts(name="anna", use="prompt", duration_s=2.5, created_at_s=1.8e9, transcript="hm", consent="she agreed")
 FROM_ENGINE = [
-    Ready(spec=SPEC, ready_s=1.5, report="a line\nanother", gpu_memory_mib=10.5, graph_memory_mib=0.5),
+    Ready(spec=SPEC, ready_s=1.5, report="a line\nanother", gpu_memory_mib=10.5, graph_memory_mib=0.5, voices=(ANNA,)),
     AudioChunk(request_id="a", index=3, pcm=b"\x00\x80\xff"),
     Finished(request_id="a", reason="runaway", frames=4, characters=9, timings=Timings(first_audio_s=0.1, total_s=2.0)),
     Failed.of("a", UnknownVoice("voice", "nobody", "known voices: low, high")),
@@ -87,6 +96,9 @@ FROM_ENGINE = [
         gpu_memory_mib=0.0,
     ),
     Fatal(ErrorFacts.of(ConfigError("pages", 3, "it must be at least 4"))),
+    VoiceReady(3, ANNA),
+    VoiceDeleted(4, "anna"),
+    VoiceFailed(5, ErrorFacts.of(VoiceExists("name", "anna", "delete it first"))),
 ]
 
 
@@ -126,11 +138,18 @@ def test_a_failure_is_the_error_that_it_was() -> None:
         {"references": ("a.wav",)},
         {"instructions": "\ud800"},
         {"voice": object},
+        {"speaker_embedding": ("much",)},
     ],
 )
 def test_a_request_that_the_engine_could_not_read_is_refused(changes: dict) -> None:
     with pytest.raises(InvalidRequest):
         encode_to_engine(Submit(SpeechRequest(**{"id": "a", "text": "Hi"} | changes)))
+
+
+@pytest.mark.parametrize("message", [EncodeVoice(1, 5, ()), EncodeVoice(1, "a", ("a.wav",)), DeleteVoice(1, None)])
+def test_a_voice_that_the_engine_could_not_read_is_refused(message: messages.ToEngine) -> None:
+    with pytest.raises(InvalidRequest, match="every field must be of its type"):
+        encode_to_engine(message)
 
 
 def test_settings_survive_as_json_with_the_whole_configuration() -> None:

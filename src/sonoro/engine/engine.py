@@ -11,19 +11,30 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 
 import msgspec
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import EngineBusy, EngineError, InvalidRequest
 from sonoro.core.text import SECONDS_PER_LETTER, frames_bound, segment_ends, split_text
-from sonoro.core.types import AudioChunk, Event, Failed, Finished, FinishReason, SpeechRequest, Timings
+from sonoro.core.types import (
+    AudioChunk,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Reference,
+    SpeechRequest,
+    Timings,
+    VoiceFacts,
+)
 from sonoro.engine.live import LiveFeed, Segment
 from sonoro.engine.request import RunningRequest
 from sonoro.engine.runner import Decoded, Launched, Runner
 from sonoro.engine.scheduler import Plan, Scheduler
-from sonoro.engine.voices import VoiceCache
-from sonoro.models.base import SpeechModel
+from sonoro.engine.voices import Inline, Voices
+from sonoro.models.base import SpeechModel, Voice
 
 __all__ = ["Engine"]
 
@@ -34,7 +45,9 @@ _TICK_WEIGHT = 0.2
 class Engine:
     """A model and its slots, ready once constructed. `submit` requests, then call `tick` while there `has_work`.
 
-    Raises `ConfigError` naming the field if the model does not fit the device as `config` asks.
+    Reference audio is encoded wherever `executor` runs what it is given, one thing at a time: by default in the
+    caller's thread, and then within `submit`. Raises `ConfigError` naming the field if the model does not fit the
+    device as `config` asks.
     """
 
     def __init__(
@@ -43,13 +56,15 @@ class Engine:
         config: EngineConfig,
         clock_s: Callable[[], float] = time.perf_counter,
         ticks_late: int | None = None,
+        executor: Executor | None = None,
     ) -> None:
         self.config, self.spec = config, model.spec
         self._model, self._clock_s = model, clock_s
         self._runner = Runner(model, config)
         self._scheduler = Scheduler(self._runner.config, self._runner.pages, self.spec.frame_s)
-        self._voices = VoiceCache(model, config.max_voices)
+        self._voices = Voices(model, config, executor or Inline(), self._runner.device, self._runner.stream)
         self._rows: dict[str, RunningRequest] = {}
+        self._unvoiced: dict[RunningRequest, Future[Voice]] = {}
         self._events: list[Event] = []
         self._in_flight: deque[Launched] = deque()
         self._ticks_late = self._runner.ticks_late if ticks_late is None else ticks_late
@@ -59,7 +74,13 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a `tick` would do anything."""
-        return bool(self._events or self._in_flight) or self._scheduler.has_work
+        is_voiced = any(voice.done() for voice in self._unvoiced.values())
+        return bool(self._events or self._in_flight) or is_voiced or self._scheduler.has_work
+
+    @property
+    def is_encoding(self) -> bool:
+        """Whether requests wait for their voices: then there may be work soon, though nobody sends anything."""
+        return bool(self._unvoiced)
 
     @property
     def free_slots(self) -> int:
@@ -89,7 +110,12 @@ class Engine:
     @property
     def waiting(self) -> int:
         """Requests that hold no slot yet, or none between two segments."""
-        return self._scheduler.waiting
+        return self._scheduler.waiting + len(self._unvoiced)
+
+    @property
+    def voices(self) -> tuple[VoiceFacts, ...]:
+        """The registered voices."""
+        return tuple(self._voices.registered.values())
 
     @property
     def launches(self) -> dict[str, dict[str, int]]:
@@ -107,25 +133,30 @@ class Engine:
         return self._runner.graph_memory_mib
 
     def submit(self, request: SpeechRequest) -> None:
-        """Accept `request`; its events carry its id.
+        """Accept `request`; its events carry its id. One whose voice must be encoded first waits outside the queue.
 
         Raises `InvalidRequest` for what this model cannot speak, `EngineBusy` while too many are waiting.
         """
         if request.id in self._rows:
             raise InvalidRequest("id", request.id, "a request of that id is still running")
-        if self._scheduler.is_full:
-            raise EngineBusy(
-                f"{self.config.max_waiting} requests (max_waiting) are waiting for a slot; try again later"
-            )
-        request = self.spec.resolve(request)
+        self._check_room()
+        request = self.spec.resolve(request, self._voices.registered)
+        segments, accepted_at_s = self._segments(request), self._clock_s()
+        if not request.is_live:
+            _check_max_frames(request, len(segments), self._max_segment_frames)
         with self._runner.active():
-            voice = self._voices.get(request.references) if request.references else None
-            row = RunningRequest(request, self._segments(request), voice, accepted_at_s=self._clock_s())
+            row = RunningRequest(request, segments, None, accepted_at_s)
             if request.is_live:
                 self._make_live(row)
+            voice = self._voices.of(request)
+            if voice is not None:
+                # From here on the voice stands for them.
+                row.request = msgspec.structs.replace(request, voice=None, references=(), speaker_embedding=None)
+            if voice is not None and not voice.done():
+                self._unvoiced[row] = voice
             else:
-                _check_max_frames(request, len(row.segments), self._max_segment_frames)
-            self._continue(row)
+                self._voice(row, voice)
+                self._continue(row)
         self._rows[request.id] = row
 
     def append(self, request_id: str, text: str) -> None:
@@ -138,6 +169,23 @@ class Engine:
         row = self._rows.get(request_id)
         if row is not None and row.has_text_to_come:
             self._hear(row, "", is_last=True)
+
+    def add_voice(self, name: str, references: tuple[Reference, ...], consent: str | None = None) -> Future[VoiceFacts]:
+        """Register the voice of `references`; once it is done, requests can name it.
+
+        Raises `InvalidRequest` or `VoiceExists` for the name, `EngineBusy` while too many are waiting; the future
+        fails with `InvalidReference`, or `EngineError` if it cannot be kept.
+        """
+        self._check_room()
+        return self._voices.add(name, references, consent)
+
+    def delete_voice(self, name: str) -> Future[None]:
+        """Forget a registered voice; requests that have it go on. Raises `UnknownVoice`."""
+        return self._voices.delete(name)
+
+    def warm_up(self) -> None:
+        """Run what would otherwise stall running streams at its first use: encoding, on a GPU."""
+        self._voices.warm_up()
 
     def cancel(self, request_id: str) -> None:
         """End a request with the reason `cancelled` at the next tick; one that has ended already stays as it is."""
@@ -164,6 +212,7 @@ class Engine:
         started_s, is_collected = self._clock_s(), False
         try:
             with self._runner.active():
+                self._queue_voiced()
                 plan = self._scheduler.plan(started_s, self._tick_s)
                 if not plan.is_empty:
                     self._run(plan)
@@ -178,6 +227,33 @@ class Engine:
             self._measure(self._clock_s() - started_s)
         events, self._events = self._events, []
         return events
+
+    def _check_room(self) -> None:
+        if self._scheduler.is_full(len(self._unvoiced) + self._voices.adding):
+            raise EngineBusy(
+                f"{self.config.max_waiting} requests (max_waiting) are waiting for a slot; try again later"
+            )
+
+    def _queue_voiced(self) -> None:
+        """Queue a row whose voice has come. One a tick: laying out a long reference takes milliseconds."""
+        row = next((row for row, voice in self._unvoiced.items() if voice.done()), None)
+        if row is None:
+            return
+        voice = self._unvoiced.pop(row)
+        self._scheduler.park(row)
+        try:
+            self._voice(row, voice)
+            self._continue(row)
+        except Exception as error:
+            self._fail(row, error)
+
+    def _voice(self, row: RunningRequest, voice: Future[Voice] | None) -> None:
+        """Give `row` the voice that is there now. Raises what its encoding raised."""
+        if voice is not None:
+            try:
+                row.voice = voice.result(timeout=0)
+            finally:
+                self._voices.leave(voice)
 
     def _run(self, plan: Plan) -> None:
         """Launch `plan`; the rows whose launch raised end here."""
@@ -238,9 +314,9 @@ class Engine:
             self._fail(row, error)
 
     def _make_live(self, row: RunningRequest) -> None:
-        request, voice = row.request, row.voice
+        request = row.request
         row.live = LiveFeed(
-            lambda: self._model.live_text(request, voice),
+            lambda: self._model.live_text(row.request, row.voice),
             lambda text: self._split(text, request.language or "auto"),
             request.language or "auto",
             min(self.config.max_characters, int(self.config.live_max_s / SECONDS_PER_LETTER)),
@@ -256,8 +332,9 @@ class Engine:
                 raise InvalidRequest("text", text, "only a live request takes more text")
             row.live.append(text)
             row.live.is_ended = is_last
-            with self._runner.active():
-                self._continue(row)
+            if row not in self._unvoiced:
+                with self._runner.active():
+                    self._continue(row)
         except Exception as error:
             self._fail(row, error)
 
@@ -357,7 +434,11 @@ class Engine:
             self._runner.reset([row.place.slot])
 
     def _forget(self, row: RunningRequest) -> None:
-        self._scheduler.release(row)
+        voice = self._unvoiced.pop(row, None)
+        if voice is None:
+            self._scheduler.release(row)
+        else:
+            self._voices.leave(voice)
         del self._rows[row.request.id]
 
     def _abandon(self, cause: BaseException) -> None:

@@ -103,7 +103,8 @@ class Runner:
         self._device, self.pages = self._rows.device, self._rows.pages
         self.config = _with_sizes(config, self._device)
         # Graphs cannot be captured on the default stream; what was loaded on it must be there before this one reads.
-        self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+        # Whatever else the process does on the device has a lower priority.
+        self._stream = torch.cuda.Stream(self._device, priority=-1) if self._device.type == "cuda" else None
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with self.active():
@@ -114,6 +115,15 @@ class Runner:
         for line in self.report.splitlines():
             logger.info("event=allocated what=%r", line)
         self.ring = PinnedRing(_IN_FLIGHT, self._entry_bytes(self.config), self._device)
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    @property
+    def stream(self) -> torch.cuda.Stream | None:
+        """Where everything is launched; None on a CPU."""
+        return self._stream
 
     @property
     def ticks_late(self) -> int:

@@ -82,10 +82,9 @@ class Scheduler:
         """Whether a plan would hold anything now, or did: a request that is paused, or waits for text, is no work."""
         return self._admissible() is not None or any(self._is_work(row) for row in self.running)
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no further request may wait."""
-        return self.waiting >= self._config.max_waiting + self._slots.free
+    def is_full(self, others: int = 0) -> bool:
+        """Whether no further request may wait, if `others` wait elsewhere."""
+        return self.waiting + others >= self._config.max_waiting + self._slots.free
 
     @property
     def waiting(self) -> int:

@@ -1,43 +1,250 @@
-"""Reference audio encoded once and kept by its content. Knows no model beyond `SpeechModel.encode_voice`."""
+"""Whom requests speak as: reference audio encoded once and kept by its content, and voices registered by name.
+
+To encode a minute of audio takes most of a second, for which no running stream may wait: it happens wherever `executor`
+runs it, on a CUDA stream of its own, and who needs a voice holds a future of it. Knows no model beyond `models.base`.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
+import logging
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from functools import partial
+from typing import Any, TypeVar
 
-from sonoro.core.types import Reference
+import numpy as np
+import torch
+
+from sonoro.core.audio import MAX_REFERENCE_S
+from sonoro.core.config import EngineConfig
+from sonoro.core.errors import InvalidReference, InvalidRequest, UnknownVoice, VoiceExists
+from sonoro.core.types import Reference, SpeechRequest, VoiceFacts, listed, voice_name
+from sonoro.engine.voice_store import FolderStore, MemoryStore
 from sonoro.models.base import SpeechModel, Voice
 
-__all__ = ["VoiceCache", "content_hash"]
+__all__ = ["Inline", "Voices", "content_hash"]
+
+logger = logging.getLogger(__name__)
+
+Made = TypeVar("Made")
+
+_WARM_UPS_S = (MAX_REFERENCE_S, 25.6, 10.0, 3.0, 1.28)
+"""Kernels are chosen by length, and compiled by whether sizes are multiples of 16: 25.6 s are 320 frames of 80 ms."""
 
 
-class VoiceCache:
-    """At most `capacity` voices; the least recently used one goes first."""
+class Inline(Executor):
+    """Runs what is submitted at once, in the thread that submits it."""
 
-    def __init__(self, model: SpeechModel, capacity: int) -> None:
-        assert capacity > 0
-        self._model, self._capacity = model, capacity
-        self._voices: OrderedDict[str, Voice] = OrderedDict()
+    def submit(self, function: Callable[..., Made], /, *args: Any, **kwargs: Any) -> Future[Made]:
+        future: Future[Made] = Future()
+        try:
+            future.set_result(function(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
-    def __len__(self) -> int:
-        return len(self._voices)
 
-    def get(self, references: tuple[Reference, ...]) -> Voice:
-        """The voice of `references`, encoded unless it is kept. Raises `InvalidReference` as the model does."""
-        key = content_hash(references)
-        if key not in self._voices:
-            self._voices[key] = self._model.encode_voice(references)
-            if len(self._voices) > self._capacity:
-                self._voices.popitem(last=False)
-        self._voices.move_to_end(key)
-        return self._voices[key]
+class Voices:
+    """What a model can speak as besides its own voices. Called by one thread; `executor` runs one thing at a time.
+
+    Voices are complete on the device once their future is done, and may be read on `reader`, the CUDA stream of the
+    ticks (None on a CPU). What was registered before is loaded at once; whatever else is in the folder is passed over
+    with a warning. Raises `ConfigError` if the folder cannot be used.
+    """
+
+    def __init__(
+        self,
+        model: SpeechModel,
+        config: EngineConfig,
+        executor: Executor,
+        device: torch.device,
+        reader: torch.cuda.Stream | None,
+    ) -> None:
+        self._model, self._config, self._executor, self._device = model, config, executor, device
+        self._reader = reader
+        # Of the lowest priority, which is the default. What the current stream loaded must be there before it reads.
+        self._stream = torch.cuda.Stream(device) if reader is not None else None
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(device))
+        self._kept: OrderedDict[str, Future[Voice]] = OrderedDict()
+        self._waiting: Counter[Future[Voice]] = Counter()
+        self._adding: set[str] = set()
+        self.registered: dict[str, VoiceFacts] = {}
+        folder = config.voices_folder
+        self._store = FolderStore(folder, model.spec.name, model.fingerprint) if folder else MemoryStore()
+        self._run(self._load_all)
+
+    @property
+    def adding(self) -> int:
+        """Voices that are being registered."""
+        return len(self._adding)
+
+    def of(self, request: SpeechRequest) -> Future[Voice] | None:
+        """The voice of a resolved request, encoded unless it is kept; None if it speaks as one of the model's own.
+
+        Whoever does not wait for it any more says so by `leave`. To be called where the model may be.
+        """
+        if request.speaker_embedding is not None:
+            voice: Future[Voice] = Future()
+            voice.set_result(self._model.voice_of(request.speaker_embedding))
+        elif request.references:
+            voice = self._get(content_hash(request.references), partial(self._encode, request.references))
+        elif request.voice in self.registered:
+            voice = self._get(_key(request.voice), partial(self._load, request.voice))
+        else:
+            return None
+        self._waiting[voice] += 1
+        return voice
+
+    def leave(self, voice: Future[Voice]) -> None:
+        """One who waited for `voice` has it, or does not want it any more; what nobody wants is not begun."""
+        self._waiting[voice] -= 1
+        if self._waiting[voice]:
+            return
+        del self._waiting[voice]
+        if voice.cancel() or (voice.done() and voice.exception() is not None):
+            # What failed is not kept, nor what its traceback holds.
+            for key in [key for key, kept in self._kept.items() if kept is voice]:
+                del self._kept[key]
+
+    def add(self, name: str, references: tuple[Reference, ...], consent: str | None = None) -> Future[VoiceFacts]:
+        """Register the voice of `references`; it can be named once this is done.
+
+        Raises `InvalidRequest` or `VoiceExists` for the name; the rest comes with the future.
+        """
+        name = voice_name(name)
+        if name in self._model.spec.voices:
+            raise InvalidRequest("name", name, f"{self._model.spec.name} has a voice of that name of its own")
+        if name in self.registered or name in self._adding:
+            raise VoiceExists("name", name, "a voice of that name is registered; delete it first")
+        if len(self.registered) + len(self._adding) >= self._config.max_registered_voices:
+            most = self._config.max_registered_voices
+            raise InvalidRequest(
+                "name", name, f"{most} voices (max_registered_voices) are registered; delete one first"
+            )
+        self._adding.add(name)
+        return self._submit(partial(self._register, name, references, consent))
+
+    def delete(self, name: str) -> Future[None]:
+        """Forget a registered voice; what has been given its voice goes on. Raises `UnknownVoice`."""
+        facts = self.registered.pop(name.lower(), None)
+        if facts is None:
+            raise UnknownVoice("name", name, f"registered voices: {listed(sorted(self.registered)) or 'none'}")
+        self._kept.pop(_key(facts.name), None)
+        return self._submit(partial(self._remove, facts))
+
+    def warm_up(self) -> None:
+        """Encode noise of some lengths on a GPU: kernels are compiled and loaded, and memory for the longest is taken.
+        Running streams would wait for that."""
+        if self._stream is None or "cloned" not in self._model.spec.voice_modes:
+            return
+        started_s, rate = time.perf_counter(), self._model.spec.sample_rate
+        for duration_s in _WARM_UPS_S:
+            noise = 0.1 * np.random.default_rng(0).standard_normal(round(duration_s * rate))
+            pcm = noise.astype("<f4").tobytes()
+            try:
+                self._submit(partial(self._encode_any, pcm, rate)).result()
+            except Exception as error:  # the reference that needs as much will fail, and nothing else
+                logger.warning("event=voice_warm_up_failed reference_s=%g reason=%r", duration_s, str(error))
+        logger.info("event=voices_warmed_up seconds=%.2f", time.perf_counter() - started_s)
+
+    def _submit(self, make: Callable[[], Made]) -> Future[Made]:
+        return self._executor.submit(self._run, make)
+
+    def _run(self, make: Callable[[], Made]) -> Made:
+        """What `make` returns, complete on the device: the host waits for it here, and not in a tick."""
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            made = make()
+            if self._stream is not None:
+                self._stream.synchronize()
+            return made
+
+    def _get(self, key: str, make: Callable[[], Voice]) -> Future[Voice]:
+        if key not in self._kept:
+            self._kept[key] = self._submit(make)
+            if len(self._kept) > self._config.max_voices:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        return self._kept[key]
+
+    def _encode(self, references: tuple[Reference, ...]) -> Voice:
+        """The voice of `references`, its codec history primed: in a tick that is only copied."""
+        voice = self._model.encode_voice(references)
+        if voice.reference_frames is not None:
+            scratch = self._model.codec.allocate(1)
+            self._model.codec.prime(scratch, torch.zeros(1, dtype=torch.int64, device=self._device), voice)
+        return self._share(voice)
+
+    def _encode_any(self, pcm: bytes, rate: int) -> Voice:
+        """The voice of a recording in context, or by its timbre if the model can do no more."""
+        try:
+            return self._encode((Reference(pcm=pcm, sample_rate=rate, text="Noise.", use="prompt"),))
+        except InvalidReference:
+            return self._encode((Reference(pcm=pcm, sample_rate=rate, use="reference"),))
+
+    def _load(self, name: str) -> Voice:
+        if name not in self.registered:
+            raise UnknownVoice("voice", name, "it has just been deleted")
+        return self._share(self._model.load_voice(self._store.read(name)[1]))
+
+    def _share(self, voice: Voice) -> Voice:
+        """Let memory that the ticks may still be reading when `voice` is dropped be used again only after that."""
+        if self._reader is not None:
+            for tensor in self._model.save_voice(voice).tensors.values():
+                if tensor.is_cuda:
+                    tensor.record_stream(self._reader)
+        return voice
+
+    def _register(self, name: str, references: tuple[Reference, ...], consent: str | None) -> VoiceFacts:
+        try:
+            voice = self._encode(references)
+            facts = VoiceFacts(
+                name=name,
+                use="prompt" if any(reference.use == "prompt" for reference in references) else "reference",
+                duration_s=round(sum(reference.duration_s for reference in references), 3),
+                created_at_s=float(int(time.time())),
+                transcript=" ".join(reference.text for reference in references if reference.text) or None,
+                consent=consent,
+            )
+            self._store.write(facts, self._model.save_voice(voice))
+            self.registered[name] = facts
+            return facts
+        finally:
+            self._adding.discard(name)
+
+    def _remove(self, facts: VoiceFacts) -> None:
+        try:
+            self._store.delete(facts.name)
+        except Exception:
+            self.registered[facts.name] = facts
+            raise
+
+    def _load_all(self) -> None:
+        """Register what the store holds, each voice read once to see that it can be used."""
+        for name in self._store.names():
+            try:
+                if len(self.registered) >= self._config.max_registered_voices:
+                    raise InvalidRequest("name", name, "as many voices as may (max_registered_voices) are registered")
+                if name in self._model.spec.voices:
+                    raise InvalidRequest("name", name, "the model has a voice of that name of its own")
+                facts, saved = self._store.read(name)
+                self._model.load_voice(saved)
+                self.registered[name] = facts
+            except Exception as error:  # whatever lies in a folder, the engine starts
+                logger.warning("event=voice_passed_over file=%r reason=%r", f"{name}.safetensors", str(error))
 
 
 def content_hash(references: tuple[Reference, ...]) -> str:
     """The same for the same audio, rate, transcript and use; different otherwise."""
     digest = hashlib.sha256()
     for reference in references:
-        head = repr((reference.sample_rate, reference.text, reference.use, len(reference.pcm)))
-        digest.update(head.encode())
-        digest.update(reference.pcm)
+        digest.update(repr((reference.sample_rate, reference.text, reference.use, reference.digest)).encode())
     return digest.hexdigest()
+
+
+def _key(name: str) -> str:
+    """What a registered voice is kept under; no content's hash."""
+    return f"name {name}"

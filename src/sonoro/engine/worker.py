@@ -1,8 +1,8 @@
 """The engine process: `python -m sonoro.engine.worker ENDPOINT PARENT STARTED SETTINGS`, as `transport.launch` runs it.
 
 PARENT is a process id, STARTED a time on the monotonic clock, which all processes share; SETTINGS are JSON.
-One thread does everything; ZMQ's own moves the bytes. What fails one request is its `Failed`; what breaks the engine
-ends the process, and its parent starts another.
+One thread does everything but encode voices, for which there is another; ZMQ's own moves the bytes. What fails one
+request is its `Failed`; what breaks the engine ends the process, and its parent starts another.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from importlib.machinery import ModuleSpec
 
 import msgspec
@@ -25,7 +26,7 @@ import torch
 
 from sonoro.core.config import log_level
 from sonoro.core.errors import ConfigError, ErrorFacts, SonoroError
-from sonoro.core.types import Event, Failed, Finished
+from sonoro.core.types import Event, Failed, Finished, VoiceFacts
 from sonoro.engine.compile import compiling
 from sonoro.engine.engine import Engine
 from sonoro.models.base import LoadedModel
@@ -33,6 +34,8 @@ from sonoro.transport.channel import WorkerLink, remove_endpoint
 from sonoro.transport.messages import (
     AppendText,
     Cancel,
+    DeleteVoice,
+    EncodeVoice,
     EndText,
     Fatal,
     Pause,
@@ -43,6 +46,9 @@ from sonoro.transport.messages import (
     StatsRequest,
     Submit,
     ToEngine,
+    VoiceDeleted,
+    VoiceFailed,
+    VoiceReady,
     WorkerSettings,
 )
 
@@ -60,6 +66,9 @@ _IDLE_S = 1.0
 _PARENT_CHECK_S = 0.5
 _WINDOW = 4096
 _OBEY_S = 0.005
+_ENCODING_S = 0.002
+_SWITCH_S = 0.0005
+"""What a tick waits at most for the thread that encodes to give up the interpreter; Python's own choice is 5 ms."""
 
 
 def main() -> None:
@@ -68,13 +77,15 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
     threading.Thread(target=_die_with, args=(int(parent), endpoint), daemon=True).start()
-    with contextlib.closing(WorkerLink(endpoint)) as link:
+    sys.setswitchinterval(_SWITCH_S)
+    with contextlib.closing(WorkerLink(endpoint)) as link, _encoder() as executor:
         try:
             logging.basicConfig(level=log_level(), format="%(levelname)s %(name)s %(message)s")
             wanted = msgspec.json.decode(settings, type=WorkerSettings)
             with compiling(wanted):
                 loaded = load(wanted)
-            engine = Engine(loaded.model, wanted.config)
+            engine = Engine(loaded.model, wanted.config, executor=executor)
+            engine.warm_up()
         except Exception as error:
             if not isinstance(error, SonoroError):
                 logger.exception("event=start_failed")
@@ -90,6 +101,16 @@ def main() -> None:
         except Exception:
             logger.exception("event=engine_broken")
             sys.exit(BROKEN)
+
+
+@contextlib.contextmanager
+def _encoder() -> Iterator[Executor]:
+    """A thread that does one thing after the other; at the end, what it has not begun is dropped."""
+    executor = ThreadPoolExecutor(1, thread_name_prefix="encoder")
+    try:
+        yield executor
+    finally:
+        executor.shutdown(wait=False, cancel_futures=True)
 
 
 def load(settings: WorkerSettings) -> LoadedModel:
@@ -126,6 +147,7 @@ class Worker:
     def __init__(self, engine: Engine, link: WorkerLink, device: torch.device) -> None:
         self._engine, self._link, self._device = engine, link, device
         self._is_paused: dict[str, bool] = {}
+        self._registering: dict[int, tuple[str, Future[VoiceFacts] | Future[None]]] = {}
         self._tick_s: deque[float] = deque(maxlen=_WINDOW)
         self._frame_s: deque[float] = deque(maxlen=_WINDOW)
         self._ticked_at_s: float | None = None
@@ -139,18 +161,25 @@ class Worker:
             report=self._engine.report,
             gpu_memory_mib=self._gpu_memory_mib(),
             graph_memory_mib=self._engine.graph_memory_mib,
+            voices=self._engine.voices,
         )
 
     def serve(self) -> None:
         """Serve until told to stop. Raises what a tick raises: the engine cannot go on then."""
         waiting: deque[ToEngine] = deque()
         while not self._is_stopping:
-            waiting += self._link.receive(0.0 if waiting or self._engine.has_work else _IDLE_S)
+            waiting += self._link.receive(0.0 if waiting or self._engine.has_work else self._idle_s)
             self._obey_some(waiting)
+            self._answer_registered()
             if self._engine.has_work:
                 self._tick()
             else:
                 self._ticked_at_s = None
+
+    @property
+    def _idle_s(self) -> float:
+        """How long nothing can happen unless a message comes: what is encoded comes without one."""
+        return _ENCODING_S if self._engine.is_encoding or self._registering else _IDLE_S
 
     def _tick(self) -> None:
         started_at_s = time.perf_counter()
@@ -197,8 +226,30 @@ class Worker:
                 if forgets:
                     self._tick_s.clear()
                     self._frame_s.clear()
+            case EncodeVoice(number, name, references, consent):
+                self._register(number, name, lambda: self._engine.add_voice(name, references, consent))
+            case DeleteVoice(number, name):
+                self._register(number, name, lambda: self._engine.delete_voice(name))
             case Shutdown():
                 self._is_stopping = True
+
+    def _register(self, number: int, name: str, begin: Callable[[], Future[VoiceFacts] | Future[None]]) -> None:
+        try:
+            self._registering[number] = name.lower(), begin()
+        except Exception as error:
+            self._link.send([VoiceFailed(number, ErrorFacts.of(error))])
+
+    def _answer_registered(self) -> None:
+        """Say of the voices that have come to be, or to an end, that they have."""
+        done = [number for number, (_, future) in self._registering.items() if future.done()]
+        for number in done:
+            name, future = self._registering.pop(number)
+            try:
+                facts = future.result()
+            except Exception as error:
+                self._link.send([VoiceFailed(number, ErrorFacts.of(error))])
+            else:
+                self._link.send([VoiceDeleted(number, name) if facts is None else VoiceReady(number, facts)])
 
     def _send(self, events: Sequence[Event]) -> None:
         for event in events:

@@ -6,6 +6,7 @@ Every accepted request ends: with its `Finished`, with the error that the engine
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
@@ -13,11 +14,22 @@ from types import TracebackType
 from typing import Any, Self
 
 from sonoro.core.errors import EngineError, ErrorFacts, InvalidRequest, SonoroError
-from sonoro.core.types import AudioChunk, Failed, Finished, ModelSpec, SpeechRequest, check_text
+from sonoro.core.types import (
+    AudioChunk,
+    Failed,
+    Finished,
+    ModelSpec,
+    Reference,
+    SpeechRequest,
+    VoiceFacts,
+    check_text,
+)
 from sonoro.transport.launch import Limits, Supervisor
 from sonoro.transport.messages import (
     AppendText,
     Cancel,
+    DeleteVoice,
+    EncodeVoice,
     EndText,
     FromEngine,
     Pause,
@@ -27,6 +39,9 @@ from sonoro.transport.messages import (
     StatsRequest,
     Submit,
     ToEngine,
+    VoiceDeleted,
+    VoiceFailed,
+    VoiceReady,
     WorkerSettings,
 )
 
@@ -45,6 +60,9 @@ class EngineClient:
         self._supervisor = Supervisor(settings, self._limits, self._take, self._lose)
         self._inboxes: dict[str, _Inbox] = {}
         self._asked: deque[asyncio.Future[Stats]] = deque()
+        self._voices: dict[str, VoiceFacts] = {}
+        self._numbers = itertools.count()
+        self._registering: dict[int, asyncio.Future[VoiceFacts | None]] = {}
         self._watching: asyncio.Task[None] | None = None
 
     @classmethod
@@ -93,6 +111,21 @@ class EngineClient:
     def is_ready(self) -> bool:
         """Whether there is an engine now; false while a crashed one is being replaced."""
         return self._supervisor.is_ready
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether there will be no engine any more."""
+        return self.closed_reason is not None
+
+    @property
+    def closed_reason(self) -> str | None:
+        """Why there will be no engine any more; None as long as there may be one."""
+        return self._supervisor.closed_reason
+
+    @property
+    def voices(self) -> tuple[VoiceFacts, ...]:
+        """The registered voices by name, as the newest engine said."""
+        return tuple(self._voices[name] for name in sorted(self._voices))
 
     @property
     def restarts(self) -> int:
@@ -157,6 +190,28 @@ class EngineClient:
         except TimeoutError as error:
             raise EngineError(f"the engine did not answer for {self._limits.answer_timeout_s:g} s") from error
 
+    async def add_voice(self, name: str, references: tuple[Reference, ...], consent: str | None = None) -> VoiceFacts:
+        """Register the voice of `references`: requests can name it once this returns.
+
+        Raises `InvalidRequest` for a name that cannot be used, or if as many are registered as may be; `VoiceExists`,
+        `InvalidReference`, `EngineBusy`, or `EngineError` if it cannot be kept. Leaving it early does not undo it.
+        """
+        facts = await self._register(lambda number: EncodeVoice(number, name, references, consent))
+        assert facts is not None
+        return facts
+
+    async def delete_voice(self, name: str) -> None:
+        """Forget a registered voice; what is spoken with it goes on. Raises `UnknownVoice` or `EngineError`."""
+        await self._register(lambda number: DeleteVoice(number, name))
+
+    async def _register(self, message_of: Callable[[int], EncodeVoice | DeleteVoice]) -> VoiceFacts | None:
+        await self._supervisor.until_ready()
+        number = next(self._numbers)
+        self._supervisor.send(message_of(number))
+        answer: asyncio.Future[VoiceFacts | None] = asyncio.get_running_loop().create_future()
+        self._registering[number] = answer
+        return await answer
+
     def _submit(self, request: SpeechRequest) -> _Inbox:
         if request.id in self._inboxes:
             raise InvalidRequest("id", request.id, "a request of that id is still running")
@@ -179,6 +234,10 @@ class EngineClient:
                 answer.set_result(message)
         elif isinstance(message, AudioChunk):
             self._inboxes[message.request_id].put(message)
+        elif isinstance(message, Ready):
+            self._voices = {facts.name: facts for facts in message.voices}
+        elif isinstance(message, VoiceReady | VoiceDeleted | VoiceFailed):
+            self._settle(message)
         else:
             assert isinstance(message, Finished | Failed), message
             inbox = self._inboxes.pop(message.request_id)
@@ -187,13 +246,29 @@ class EngineClient:
             else:
                 inbox.put(message)
 
+    def _settle(self, message: VoiceReady | VoiceDeleted | VoiceFailed) -> None:
+        """Note what became of a voice, and tell whoever asked for it, if they still wait."""
+        if isinstance(message, VoiceReady):
+            self._voices[message.facts.name] = message.facts
+        elif isinstance(message, VoiceDeleted):
+            self._voices.pop(message.name, None)
+        answer = self._registering.pop(message.number)
+        if answer.done():
+            return
+        if isinstance(message, VoiceFailed):
+            answer.set_exception(message.facts.error)
+        else:
+            answer.set_result(message.facts if isinstance(message, VoiceReady) else None)
+
     def _lose(self, error: EngineError) -> None:
         """Fail everything that the engine held; each reader raises an exception of its own."""
         inboxes, self._inboxes = self._inboxes, {}
         asked, self._asked = self._asked, deque()
+        registering, self._registering = self._registering, {}
         for inbox in inboxes.values():
             inbox.fail(ErrorFacts.of(error).error)
-        for answer in asked:
+        answers: list[asyncio.Future[Any]] = [*asked, *registering.values()]
+        for answer in answers:
             if not answer.done():
                 answer.set_exception(ErrorFacts.of(error).error)
 

@@ -241,7 +241,8 @@ class _Output:
 
 
 class Supervisor:
-    """Keeps one engine process running. `take` gets its messages; `lose` is told that what it held is lost, and why.
+    """Keeps one engine process running. `take` gets its messages, `Ready` first; `lose` is told that what it held is
+    lost, and why.
 
     After `max_restarts` replacements in a row of which none finished a request, it gives up.
     """
@@ -265,6 +266,11 @@ class Supervisor:
     @property
     def is_ready(self) -> bool:
         return self._worker is not None and self._closed is None
+
+    @property
+    def closed_reason(self) -> str | None:
+        """Why there will be no engine any more; None as long as there may be one."""
+        return None if self._closed is None else str(self._closed)
 
     async def start(self) -> None:
         """Start the first process. Raises as `WorkerProcess.start` does; the first is not tried twice."""
@@ -310,6 +316,7 @@ class Supervisor:
 
     def _accept(self, worker: WorkerProcess) -> None:
         self._worker, self.ready = worker, worker.ready
+        self._take(worker.ready)
         self._settled.set()
 
     def _close(self, error: EngineClosed) -> None:

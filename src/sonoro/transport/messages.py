@@ -11,12 +11,14 @@ import msgspec
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError, ErrorFacts, InvalidRequest, SonoroError
-from sonoro.core.types import AudioChunk, Failed, Finished, ModelSpec, SpeechRequest
+from sonoro.core.types import AudioChunk, Failed, Finished, ModelSpec, Reference, SpeechRequest, VoiceFacts
 
 __all__ = [
     "DEFAULT_FACTORY",
     "AppendText",
     "Cancel",
+    "DeleteVoice",
+    "EncodeVoice",
     "EndText",
     "Fatal",
     "FromEngine",
@@ -28,6 +30,9 @@ __all__ = [
     "StatsRequest",
     "Submit",
     "ToEngine",
+    "VoiceDeleted",
+    "VoiceFailed",
+    "VoiceReady",
     "WorkerSettings",
     "decode_from_engine",
     "decode_to_engine",
@@ -100,6 +105,22 @@ class StatsRequest(msgspec.Struct, frozen=True, tag=True):
     forgets: bool = False
 
 
+class EncodeVoice(msgspec.Struct, frozen=True, tag=True):
+    """Register the voice of `references` as `name`. The `VoiceReady` or `VoiceFailed` of its number answers it."""
+
+    number: int
+    name: str
+    references: tuple[Reference, ...]
+    consent: str | None = None
+
+
+class DeleteVoice(msgspec.Struct, frozen=True, tag=True):
+    """Forget a registered voice. The `VoiceDeleted` or `VoiceFailed` of its number answers it."""
+
+    number: int
+    name: str
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """End the process. What is still running is dropped."""
 
@@ -108,7 +129,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The engine can be used.
 
     `ready_s` counts from the start of the process. `report` says in lines what memory is used for and what each
-    captured size took. Both memories are those of this process on a GPU, 0 without one.
+    captured size took. Both memories are those of this process on a GPU, 0 without one. `voices` are those registered.
     """
 
     spec: ModelSpec
@@ -116,6 +137,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     report: str
     gpu_memory_mib: float
     graph_memory_mib: float
+    voices: tuple[VoiceFacts, ...] = ()
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -139,6 +161,27 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     gpu_memory_mib: float
 
 
+class VoiceReady(msgspec.Struct, frozen=True, tag=True):
+    """The voice is registered: requests can name it from now on."""
+
+    number: int
+    facts: VoiceFacts
+
+
+class VoiceDeleted(msgspec.Struct, frozen=True, tag=True):
+    """The voice is no more; requests that are spoken with it go on."""
+
+    number: int
+    name: str
+
+
+class VoiceFailed(msgspec.Struct, frozen=True, tag=True):
+    """The voice could not be registered or deleted: the facts of the error."""
+
+    number: int
+    facts: ErrorFacts
+
+
 class Fatal(msgspec.Struct, frozen=True, tag=True):
     """The engine could not be started: the facts of the error."""
 
@@ -150,8 +193,8 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
         return self.facts.error
 
 
-ToEngine = Submit | AppendText | EndText | Cancel | Pause | Resume | StatsRequest | Shutdown
-FromEngine = Ready | AudioChunk | Finished | Failed | Stats | Fatal
+ToEngine = Submit | AppendText | EndText | Cancel | Pause | Resume | StatsRequest | EncodeVoice | DeleteVoice | Shutdown
+FromEngine = Ready | AudioChunk | Finished | Failed | Stats | VoiceReady | VoiceDeleted | VoiceFailed | Fatal
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
@@ -165,11 +208,12 @@ def encode_to_engine(message: ToEngine) -> bytes:
     """
     try:
         payload = _encoder.encode(message)
-        if isinstance(message, Submit):
+        if isinstance(message, Submit | EncodeVoice | DeleteVoice):
             _to_engine.decode(payload)
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
-        assert isinstance(message, Submit), message
-        raise InvalidRequest("request", message.request.id, f"every field must be of its type ({error})") from error
+        assert isinstance(message, Submit | EncodeVoice | DeleteVoice), message
+        named = message.request.id if isinstance(message, Submit) else message.name
+        raise InvalidRequest("request", named, f"every field must be of its type ({error})") from error
     return payload
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,9 +10,14 @@ import numpy as np
 import pytest
 import torch
 
+from listening import speak
 from reference_assets import Case, audio_of
-from sonoro.core.errors import InvalidReference
-from sonoro.core.types import Reference
+from sonoro.core.config import EngineConfig
+from sonoro.core.errors import InvalidReference, InvalidRequest, TensorMismatch
+from sonoro.core.types import Reference, SpeechRequest
+from sonoro.engine.engine import Engine
+from sonoro.models import registry
+from sonoro.models.base import SavedVoice, SpeechModel
 from sonoro.models.qwen3_tts import weights
 from sonoro.models.qwen3_tts.config import Configs, read_configs
 from sonoro.models.qwen3_tts.voice import SpeakerEncoder, encode_voice, log_mel, mel_filterbank
@@ -133,3 +139,110 @@ def test_a_reference_of_a_wrong_length_is_refused(
 def test_only_one_reference_is_taken(modules: Modules, configs: tuple[Path, Configs]) -> None:
     with pytest.raises(InvalidReference, match="references: 2 is not allowed"):
         voice(modules, configs, reference_of(noise(1.0)), reference_of(noise(1.0)))
+
+
+@pytest.fixture(scope="module")
+def model(configs: tuple[Path, Configs]) -> SpeechModel:
+    return registry.load(configs[0], device="cpu").model
+
+
+def spoken(engine: Engine, **fields: object) -> np.ndarray:
+    request = SpeechRequest(id="a", text="Some words.", max_frames=9, ignore_eos=True, seed=3, **fields)
+    return speak(request, engine)[0]
+
+
+CONFIG = EngineConfig(slots=2, max_positions=256, max_frames=32, chunk_frames=(4,))
+"""Chunks of one length: other lengths, which follow the clock, round differently."""
+
+IN_CONTEXT = reference_of(noise(1.7), text="some noise")
+TIMBRE = reference_of(noise(1.7))
+
+
+@pytest.mark.parametrize("given", [IN_CONTEXT, TIMBRE], ids=["in context", "timbre"])
+def test_a_voice_from_a_file_speaks_bit_by_bit_like_its_reference(
+    model: SpeechModel, tmp_path: Path, given: Reference
+) -> None:
+    config = dataclasses.replace(CONFIG, voices_folder=str(tmp_path))
+    first = Engine(model, config)
+    expected = spoken(first, references=(given,))
+    assert np.abs(expected).max() > 1e-3
+    assert first.add_voice("anna", (given,)).result(0).duration_s == 1.7
+    np.testing.assert_array_equal(spoken(first, voice="anna"), expected)
+    np.testing.assert_array_equal(spoken(Engine(model, config), voice="anna"), expected)
+
+
+def test_a_voice_primed_elsewhere_is_one_primed_in_place(model: SpeechModel) -> None:
+    """And one that was saved and loaded: row 2 of 3, or the only one, the history is the same to the last bit."""
+    histories = []
+    for slots, slot, is_saved in ((1, 0, False), (3, 2, False), (3, 1, True)):
+        made = model.encode_voice([IN_CONTEXT])
+        history, row = model.codec.allocate(slots), torch.tensor([slot])
+        if is_saved:
+            model.codec.prime(model.codec.allocate(1), torch.tensor([0]), made)
+            made = model.load_voice(model.save_voice(made))
+        model.codec.prime(history, row, made)
+        histories.append(history.save(row))
+    first, *others = histories
+    assert any(columns.any() for columns in first.columns.values())
+    for other in others:
+        assert torch.equal(other.seen, first.seen)
+        assert all(torch.equal(columns, first.columns[key]) for key, columns in other.columns.items())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda tensors: tensors.pop("x_vector"), "x_vector of the voice is missing"),
+        (
+            lambda tensors: tensors.update(x_vector=torch.zeros(3)),
+            r"x_vector of the voice is \(\(3,\), torch.float32\)",
+        ),
+        (lambda tensors: tensors.update(extra=torch.zeros(3)), "extra of the voice is .* needs unknown"),
+        (lambda tensors: tensors.update(seen=torch.tensor([3])), "must have a transcript, and have seen so many"),
+        (lambda tensors: tensors["frames"].fill_(10_000), "frames of the voice must be codes from 0 to"),
+        (lambda tensors: tensors["frames"].fill_(-1), "frames of the voice must be codes from 0 to"),
+        (lambda tensors: tensors.update(frames=tensors["frames"].float()), "frames of the voice is"),
+        (lambda tensors: tensors.update(frames=torch.tensor(1)), "frames of the voice is"),
+        (lambda tensors: tensors.pop(min(name for name in tensors if "history" in name)), "history.* is missing"),
+    ],
+)
+def test_what_is_no_voice_of_this_model_is_refused(
+    model: SpeechModel, change: Callable[[dict[str, torch.Tensor]], object], words: str
+) -> None:
+    made = model.encode_voice([IN_CONTEXT])
+    model.codec.prime(model.codec.allocate(1), torch.tensor([0]), made)
+    saved = model.save_voice(made)
+    tensors = {name: tensor.clone() for name, tensor in saved.tensors.items()}
+    assert model.load_voice(SavedVoice(tensors, saved.facts)).data.transcript == "some noise"
+    with pytest.raises(TensorMismatch, match="must have a transcript"):
+        model.load_voice(SavedVoice(tensors, {}))
+    change(tensors)
+    with pytest.raises(TensorMismatch, match=words):
+        model.load_voice(SavedVoice(tensors, saved.facts))
+
+
+def test_a_speaker_embedding_speaks_like_the_recording_it_is_of(model: SpeechModel) -> None:
+    x_vector = model.encode_voice([TIMBRE]).data.x_vector
+    assert model.spec.speaker_embedding_size == len(x_vector)
+    engine = Engine(model, CONFIG)
+    embedded = spoken(engine, speaker_embedding=tuple(x_vector.tolist()))
+    np.testing.assert_array_equal(embedded, spoken(engine, references=(TIMBRE,)))
+
+
+def test_other_weights_or_dtypes_have_another_fingerprint(
+    model: SpeechModel, configs: tuple[Path, Configs], tmp_path: Path
+) -> None:
+    same = registry.load(configs[0], device="cpu").model
+    half = registry.load(configs[0], device="cpu", dtype="bfloat16").model
+    random = registry.load(configs[0], device="cpu", load_format="dummy").model
+    assert model.fingerprint == same.fingerprint
+    assert len({model.fingerprint, half.fingerprint, random.fingerprint}) == 3
+
+
+def test_a_model_that_cannot_clone_takes_no_embedding(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, variant="custom_voice")
+    engine = Engine(registry.load(tmp_path, device="cpu").model, CONFIG)
+    with pytest.raises(InvalidRequest, match=r"speaker_embedding: '3 numbers' .* does not take any"):
+        spoken(engine, speaker_embedding=(1.0, 2.0, 3.0))
+    with pytest.raises(InvalidReference, match="cannot clone voices"):
+        engine.add_voice("anna", (TIMBRE,)).result(0)

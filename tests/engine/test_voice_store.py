@@ -1,0 +1,186 @@
+"""Registered voices in a folder: whole or not at all, there again after a restart, and no file harms the engine."""
+
+import errno
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from fakes.sine import SineModel
+from listening import config_of, reference, speak
+from sonoro.core.errors import ConfigError, EngineError, UnknownVoice, VoiceExists
+from sonoro.core.types import SpeechRequest, VoiceFacts
+from sonoro.engine.engine import Engine
+from sonoro.engine.voice_store import FORMAT, FolderStore, MemoryStore
+from sonoro.models.base import SavedVoice
+
+ANNA = VoiceFacts(name="anna", use="prompt", duration_s=1.0, created_at_s=1.8e9, transcript="hm")
+SAVED = SavedVoice({"a": torch.arange(6).reshape(2, 3).mT, "b": torch.tensor(0.5, dtype=torch.float16)}, {"of": "it"})
+
+
+def engine_in(folder: Path, **changes: object) -> Engine:
+    return Engine(SineModel(), config_of(voices_folder=str(folder), **changes))
+
+
+def store_in(folder: Path, fingerprint: str = "f") -> FolderStore:
+    return FolderStore(str(folder), "sine", fingerprint)
+
+
+def names(engine: Engine) -> list[str]:
+    return [facts.name for facts in engine.voices]
+
+
+def file_of(folder: Path, name: str, **metadata: str) -> None:
+    """A voice of the sine model, but for what `metadata` says."""
+    facts = msgspec.json.encode(msgspec.structs.replace(ANNA, name=name)).decode()
+    fields = {"format": FORMAT, "model": "sine", "fingerprint": SineModel.fingerprint, "facts": facts}
+    fields |= {"voice": '{"pitch": "5"}'} | metadata
+    (folder / f"{name}.safetensors").write_bytes(safetensors.torch.save({"a": torch.zeros(1)}, fields))
+
+
+@pytest.mark.parametrize("store_of", [lambda folder: MemoryStore(), store_in], ids=["memory", "folder"])
+def test_a_voice_comes_back_as_it_was(store_of: object, tmp_path: Path) -> None:
+    store = store_of(tmp_path)
+    assert store.names() == []
+    store.write(ANNA, SAVED)
+    facts, saved = store.read("anna")
+    assert (facts, dict(saved.facts)) == (ANNA, dict(SAVED.facts))
+    assert saved.tensors.keys() == SAVED.tensors.keys()
+    for name, tensor in SAVED.tensors.items():
+        assert saved.tensors[name].dtype == tensor.dtype
+        assert torch.equal(saved.tensors[name], tensor)
+    store.delete("anna")
+    assert store.names() == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_engine_has_the_voices_of_the_one_before(tmp_path: Path) -> None:
+    folder = tmp_path / "made" / "for it"
+    engine = engine_in(folder)
+    for name in ("anna", "bert", "carl"):
+        engine.add_voice(name, (reference(),), "agreed").result(0)
+    engine.delete_voice("bert").result(0)
+    model = SineModel()
+    again = Engine(model, config_of(voices_folder=str(folder)))
+    assert again.voices == tuple(facts for facts in engine.voices if facts.name != "bert")
+    assert names(again) == ["anna", "carl"]
+    request = SpeechRequest(id="a", text="Some words.", voice="carl")
+    np.testing.assert_array_equal(speak(request, again)[0], speak(request, engine)[0])
+    assert model.encoded == 0
+    with pytest.raises(UnknownVoice):
+        again.submit(SpeechRequest(id="b", text="Some words.", voice="bert"))
+
+
+def test_only_the_owner_can_read_a_voice(tmp_path: Path) -> None:
+    engine_in(tmp_path).add_voice("anna", (reference(),))
+    assert (tmp_path / "anna.safetensors").stat().st_mode & 0o077 == 0
+
+
+def test_what_is_no_voice_of_this_model_is_passed_over_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("good", "zebra"):
+        file_of(tmp_path, name)
+    file_of(tmp_path, "newer", format="2")
+    file_of(tmp_path, "foreign", fingerprint="of another", model="cosine")
+    file_of(tmp_path, "misnamed", facts=msgspec.json.encode(ANNA).decode())
+    file_of(tmp_path, "factless", facts="")
+    file_of(tmp_path, "unreadable", voice="[1]")
+    file_of(tmp_path, "pitchless", voice="{}")
+    file_of(tmp_path, "low")
+    file_of(tmp_path, ".hidden")
+    whole = (tmp_path / "good.safetensors").read_bytes()
+    (tmp_path / "cut.safetensors").write_bytes(whole[:-2])
+    (tmp_path / "empty.safetensors").write_bytes(b"")
+    (tmp_path / "noise.safetensors").write_bytes(b"\xff" * 1000)
+    (tmp_path / "bare.safetensors").write_bytes(safetensors.torch.save({"a": torch.zeros(1)}))
+    (tmp_path / "folder.safetensors").mkdir()
+    (tmp_path / "README").write_text("These are voices.")
+    engine = engine_in(tmp_path)
+    assert names(engine) == ["good", "zebra"]
+    warned = " ".join(caplog.messages)
+    for path in tmp_path.iterdir():
+        assert (repr(path.name) in warned) == (path.stem not in ("good", "zebra")), path.name
+    assert "made by 'cosine', whose weights or dtype are not those of 'sine'" in warned
+    assert "its format is '2'; it must be '1'" in warned
+    assert "holds the voice 'anna', not 'misnamed'" in warned
+    assert "the model has a voice of that name of its own" in warned
+    # What is not ours is not ours to overwrite.
+    with pytest.raises(VoiceExists, match=r"the folder of voices holds foreign\.safetensors"):
+        engine.add_voice("foreign", (reference(),)).result(0)
+    assert names(engine_in(tmp_path, max_registered_voices=1)) == ["good"]
+    assert "file='zebra.safetensors' reason=\"name: 'zebra' is not allowed; as many" in caplog.messages[-1]
+
+
+KILLED = """
+import os, sys
+sys.path.insert(0, {tests!r})
+from test_voice_store import ANNA, SAVED, store_in
+from pathlib import Path
+os.replace = lambda *names: os._exit(9)
+store_in(Path(sys.argv[1])).write(ANNA, SAVED)
+"""
+
+
+def test_a_process_killed_before_the_file_has_its_name_leaves_no_voice(tmp_path: Path) -> None:
+    here = Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here.parent), os.environ.get("PYTHONPATH", "")])}
+    script = KILLED.format(tests=str(here))
+    process = subprocess.run([sys.executable, "-c", script, str(tmp_path)], env=environment, check=False, timeout=120)
+    assert process.returncode == 9
+    [litter] = tmp_path.iterdir()
+    # It may still be being written, for all the next engine knows.
+    store = store_in(tmp_path)
+    assert (store.names(), litter.exists()) == ([], True)
+    store.write(ANNA, SAVED)
+    assert store.names() == ["anna"]
+    two_hours_ago = time.time() - 7200
+    os.utime(litter, (two_hours_ago, two_hours_ago))
+    assert store_in(tmp_path).names() == ["anna"]
+    assert not litter.exists()
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_voice_that_cannot_be_written_is_not_registered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def is_full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    engine = engine_in(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, is_full)
+        with pytest.raises(EngineError, match="the voice 'anna' could not be kept: No space left on device"):
+            engine.add_voice("anna", (reference(),)).result(0)
+    assert engine.voices == ()
+    assert list(tmp_path.iterdir()) == []
+    engine.add_voice("anna", (reference(),)).result(0)
+
+
+def test_a_voice_that_cannot_be_deleted_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_in(tmp_path)
+    facts = engine.add_voice("anna", (reference(),)).result(0)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(EngineError, match="the voice 'anna' could not be deleted: Operation not permitted"):
+        engine.delete_voice("anna").result(0)
+    assert engine.voices == (facts,)
+    assert speak(SpeechRequest(id="a", text="Some words.", voice="anna"), engine)[1].reason == "stop"
+
+
+def test_a_folder_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in ("file", "file/below"):
+        with pytest.raises(ConfigError, match="it must be a folder that can be used") as refusal:
+            engine_in(tmp_path / folder)
+        assert refusal.value.field == "voices_folder"

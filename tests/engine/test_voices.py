@@ -1,0 +1,382 @@
+"""Voices encoded beside the ticks: who waits for one holds no slot, and nobody else waits."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from fakes.sine import SineModel
+from listening import assert_empty, audio, config_of, drain, end, reference, speak
+from sonoro.core.errors import EngineBusy, InvalidReference, InvalidRequest, UnknownVoice, VoiceExists
+from sonoro.core.types import AudioChunk, Event, Failed, Finished, Reference, SpeechRequest
+from sonoro.engine.engine import Engine
+from sonoro.engine.voices import content_hash
+
+TEXT = "Some words to say."
+
+
+class Later(Executor):
+    """Runs what was submitted, in order, when it is told to."""
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[Future, Callable]] = []
+
+    def submit(self, function, /, *args, **kwargs):
+        future = Future()
+        self.jobs.append((future, lambda: function(*args, **kwargs)))
+        return future
+
+    def run(self) -> None:
+        jobs, self.jobs = self.jobs, []
+        for future, job in jobs:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(job())
+                except Exception as error:
+                    future.set_exception(error)
+
+
+class Choosy(SineModel):
+    """Cannot use a reference at a rate of 1000; the voice of any other is as high as its transcript is long."""
+
+    def encode_voice(self, references):
+        if references[0].sample_rate == 1000:
+            self.encoded += 1
+            raise InvalidReference("ref_audio", "1000 Hz", "it must be at more")
+        voice = super().encode_voice(references)
+        return type(voice)(len(references[0].text or ""), voice.reference_frames)
+
+
+def clone(name: str, text: str = TEXT, **kind: object) -> SpeechRequest:
+    return SpeechRequest(id=name, text=text, references=(reference(**kind),))
+
+
+def bad(name: str) -> SpeechRequest:
+    return SpeechRequest(id=name, text=TEXT, references=(Reference(pcm=bytes(4000), sample_rate=1000, text="hm"),))
+
+
+def said(text: str) -> tuple[Reference, ...]:
+    made = reference()
+    return (Reference(pcm=made.pcm, sample_rate=made.sample_rate, text=text),)
+
+
+@pytest.fixture
+def later() -> Later:
+    return Later()
+
+
+@pytest.fixture
+def model() -> SineModel:
+    return Choosy()
+
+
+@pytest.fixture
+def engine(model: SineModel, later: Later) -> Engine:
+    return Engine(model, config_of(), ticks_late=1, executor=later)
+
+
+@pytest.fixture
+def thread() -> Iterator[Executor]:
+    with ThreadPoolExecutor(1) as executor:
+        yield executor
+
+
+def until_idle(engine: Engine) -> list[Event]:
+    events = []
+    while engine.has_work or engine.is_encoding:
+        events += engine.tick()
+    assert_empty(engine)
+    return events
+
+
+def test_wherever_a_voice_is_encoded_it_sounds_the_same(thread: Executor) -> None:
+    expected, _ = speak(clone("a"), Engine(Choosy(), config_of()))
+    engine = Engine(Choosy(), config_of(), executor=thread)
+    engine.submit(clone("a"))
+    np.testing.assert_array_equal(audio(until_idle(engine), "a"), expected)
+
+
+def test_who_waits_for_a_voice_holds_no_slot_and_is_no_work(engine: Engine, later: Later) -> None:
+    engine.submit(clone("a"))
+    assert (engine.free_slots, engine.waiting, engine.is_encoding, engine.has_work) == (3, 1, True, False)
+    assert engine.tick() == []
+    later.run()
+    assert engine.has_work
+    events = drain(engine)
+    assert end(events, "a").reason == "stop"
+    assert not engine.is_encoding
+    np.testing.assert_array_equal(audio(events, "a"), speak(clone("a"), Engine(Choosy(), config_of()))[0])
+
+
+def test_a_stream_goes_on_while_a_reference_is_encoded(thread: Executor) -> None:
+    """The reference is done only once the stream has ended, so a tick that waited for it would wait for ever."""
+    may_end, has_begun = threading.Event(), threading.Event()
+
+    class Slow(SineModel):
+        def encode_voice(self, references):
+            has_begun.set()
+            assert may_end.wait(60)
+            return super().encode_voice(references)
+
+    engine = Engine(Slow(), config_of(), ticks_late=1, executor=thread)
+    engine.submit(clone("cloned"))
+    assert has_begun.wait(60)
+    engine.submit(SpeechRequest(id="steady", text=TEXT))
+    events = []
+    while not any(isinstance(event, Finished) for event in events):
+        assert engine.has_work
+        events += engine.tick()
+    assert {event.request_id for event in events} == {"steady"}
+    may_end.set()
+    assert end(until_idle(engine), "cloned").reason == "stop"
+
+
+def test_a_reference_asked_for_twice_at_once_is_encoded_once(engine: Engine, model: SineModel, later: Later) -> None:
+    for name in ("a", "b", "c"):
+        engine.submit(clone(name))
+    later.run()
+    events = drain(engine)
+    assert model.encoded == 1
+    assert [end(events, name).reason for name in "abc"] == ["stop"] * 3
+    engine.submit(clone("d"))
+    assert not later.jobs
+    assert end(drain(engine), "d").reason == "stop"
+
+
+def test_a_reference_that_cannot_be_used_fails_its_requests_and_is_tried_again(
+    engine: Engine, model: SineModel, later: Later
+) -> None:
+    for turn in (1, 2):
+        for request in (bad("a"), bad("b"), SpeechRequest(id="good", text=TEXT)):
+            engine.submit(request)
+        later.run()
+        events = drain(engine)
+        for name in "ab":
+            failed = end(events, name)
+            assert isinstance(failed, Failed)
+            assert (failed.code, failed.field, failed.value) == ("invalid_reference", "ref_audio", "'1000 Hz'")
+        assert end(events, "good").reason == "stop"
+        assert model.encoded == turn
+
+
+def test_encoded_at_once_it_is_refused_at_once() -> None:
+    engine = Engine(Choosy(), config_of())
+    for _ in range(2):
+        with pytest.raises(InvalidReference, match="1000 Hz"):
+            engine.submit(bad("a"))
+    assert_empty(engine)
+
+
+def test_a_text_that_cannot_be_spoken_fails_once_the_voice_is_there(engine: Engine, later: Later) -> None:
+    engine.submit(clone("a", "It is unspeakable."))
+    later.run()
+    assert end(drain(engine), "a").code == "invalid_request"
+
+
+def test_a_request_that_is_cancelled_gives_up_its_voice(engine: Engine, model: SineModel, later: Later) -> None:
+    engine.submit(clone("a"))
+    engine.submit(clone("b"))
+    engine.cancel("a")
+    assert (end(engine.tick(), "a").reason, engine.waiting) == ("cancelled", 1)
+    # The other still wants it.
+    later.run()
+    assert (model.encoded, end(drain(engine), "b").reason) == (1, "stop")
+    engine.submit(clone("c", pitch=0.7))
+    engine.cancel("c")
+    later.run()
+    assert (model.encoded, end(drain(engine), "c").frames) == (1, 0)
+    engine.submit(clone("c", pitch=0.7))
+    later.run()
+    assert (model.encoded, end(drain(engine), "c").reason) == (2, "stop")
+
+
+def test_a_cancel_while_its_reference_is_being_encoded_is_answered_at_once(thread: Executor) -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    class Slow(SineModel):
+        def encode_voice(self, references):
+            has_begun.set()
+            assert may_end.wait(60)
+            return super().encode_voice(references)
+
+    engine = Engine(Slow(), config_of(), executor=thread)
+    engine.submit(clone("a"))
+    assert has_begun.wait(60)
+    engine.cancel("a")
+    assert end(engine.tick(), "a").reason == "cancelled"
+    assert_empty(engine)
+    may_end.set()
+    engine.submit(clone("a"))
+    assert end(until_idle(engine), "a").reason == "stop"
+
+
+def test_who_waits_for_a_voice_counts_as_waiting(model: SineModel, later: Later) -> None:
+    engine = Engine(model, config_of(slots=1, max_waiting=2), executor=later)
+    for name in ("a", "b", "c"):
+        engine.submit(clone(name))
+    with pytest.raises(EngineBusy):
+        engine.submit(SpeechRequest(id="d", text=TEXT))
+    with pytest.raises(EngineBusy):
+        engine.add_voice("anna", said("hm"))
+    later.run()
+    events = drain(engine)
+    assert [end(events, name).reason for name in "abc"] == ["stop"] * 3
+
+
+def test_a_request_that_is_paused_before_its_voice_is_there_stays_paused(engine: Engine, later: Later) -> None:
+    engine.submit(clone("a"))
+    engine.pause("a")
+    later.run()
+    assert engine.tick() == engine.tick() == []
+    assert not engine.has_work
+    engine.resume("a")
+    assert end(drain(engine), "a").reason == "stop"
+
+
+def test_a_registered_voice_sounds_like_its_reference(engine: Engine, model: SineModel, later: Later) -> None:
+    added = engine.add_voice("Anna", said("as long as this"), "she agreed")
+    assert engine.voices == ()
+    later.run()
+    facts = added.result(0)
+    assert engine.voices == (facts,)
+    assert (facts.name, facts.use, facts.duration_s) == ("anna", "prompt", 1.0)
+    assert (facts.transcript, facts.consent) == ("as long as this", "she agreed")
+    assert facts.created_at_s > 1.7e9
+    engine.submit(SpeechRequest(id="a", text=TEXT, voice="ANNA"))
+    later.run()
+    samples = audio(drain(engine), "a")
+    assert model.encoded == 1
+    inline = SpeechRequest(id="a", text=TEXT, references=said("as long as this"))
+    np.testing.assert_array_equal(samples, speak(inline, Engine(Choosy(), config_of()))[0])
+
+
+def test_a_timbre_alone_can_be_registered() -> None:
+    engine = Engine(SineModel(), config_of())
+    assert engine.add_voice("x", (reference("reference"),)).result(0).use == "reference"
+    named, _ = speak(SpeechRequest(id="a", text=TEXT, voice="x"), engine)
+    np.testing.assert_array_equal(named, speak(clone("a", use="reference"))[0])
+
+
+@pytest.mark.parametrize("name", ["", "-a", "a b", "../a", "a/b", "a.b", ".a", "ä", "a" * 65, "a\n", "a\0", None])
+def test_a_name_that_could_be_no_file_is_refused(name: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"1 to 64 letters \(a to z\), digits") as refusal:
+        Engine(SineModel(), config_of()).add_voice(name, said("hm"))
+    assert refusal.value.field == "name"
+
+
+def test_a_name_is_taken_from_the_moment_it_is_asked_for(engine: Engine, later: Later) -> None:
+    engine.add_voice("anna", said("hm"))
+    for _ in range(2):
+        with pytest.raises(VoiceExists, match="delete it first"):
+            engine.add_voice("Anna", said("another"))
+        later.run()
+    with pytest.raises(InvalidRequest, match="a voice of that name of its own"):
+        engine.add_voice("LOW", said("hm"))
+
+
+def test_a_name_is_free_again_when_its_voice_could_not_be_encoded_or_was_deleted(engine: Engine, later: Later) -> None:
+    failed = engine.add_voice("anna", bad("a").references)
+    later.run()
+    with pytest.raises(InvalidReference):
+        failed.result(0)
+    for text in ("hm", "a longer one"):
+        added = engine.add_voice("anna", said(text))
+        later.run()
+        assert added.result(0).transcript == text
+        engine.submit(SpeechRequest(id="a", text=TEXT, voice="anna"))
+        later.run()
+        inline = SpeechRequest(id="a", text=TEXT, references=said(text))
+        expected, _ = speak(inline, Engine(Choosy(), config_of()))
+        np.testing.assert_array_equal(audio(drain(engine), "a"), expected)
+        gone = engine.delete_voice("ANNA")
+        assert engine.voices == ()
+        later.run()
+        assert gone.result(0) is None
+
+
+def test_no_more_voices_are_registered_than_may_be(model: SineModel, later: Later) -> None:
+    engine = Engine(model, config_of(max_registered_voices=2), executor=later)
+    for name in ("a", "b"):
+        engine.add_voice(name, said("hm"))
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match=r"2 voices \(max_registered_voices\) are registered"):
+            engine.add_voice("c", said("hm"))
+        later.run()
+    engine.delete_voice("a")
+    engine.add_voice("c", said("hm"))
+
+
+def test_what_is_spoken_with_a_voice_outlives_it(engine: Engine, later: Later) -> None:
+    engine.add_voice("anna", said("hm"))
+    later.run()
+    request = SpeechRequest(id="a", text=TEXT + " " + TEXT + " And more of them.", voice="anna")
+    engine.submit(request)
+    later.run()
+    events = [*engine.tick(), *engine.tick()]
+    assert any(isinstance(event, AudioChunk) for event in events)
+    # Another has asked for it, but does not have it yet: what was asked before comes first.
+    engine.submit(SpeechRequest(id="b", text=TEXT, voice="anna"))
+    engine.delete_voice("anna")
+    later.run()
+    events += drain(engine)
+    assert [end(events, name).reason for name in "ab"] == ["stop", "stop"]
+    with pytest.raises(UnknownVoice, match="known voices: low, high"):
+        engine.submit(SpeechRequest(id="c", text=TEXT, voice="anna"))
+    with pytest.raises(UnknownVoice, match="registered voices: none"):
+        engine.delete_voice("anna")
+
+
+def test_a_model_that_only_clones_speaks_as_a_registered_voice() -> None:
+    engine = Engine(SineModel(voices=()), config_of())
+    with pytest.raises(UnknownVoice, match="sine has no named voices"):
+        engine.submit(SpeechRequest(id="a", text=TEXT, voice="anna"))
+    engine.add_voice("anna", said("hm"))
+    assert speak(SpeechRequest(id="a", text=TEXT, voice="anna"), engine)[1].reason == "stop"
+    with pytest.raises(UnknownVoice, match="known voices: anna"):
+        engine.submit(SpeechRequest(id="a", text=TEXT, voice="bert"))
+
+
+def test_a_speaker_embedding_is_a_voice() -> None:
+    """That of the sine model is as high as the sum of its numbers."""
+    embedded, _ = speak(SpeechRequest(id="a", text=TEXT, speaker_embedding=(2.0, 3.0)))
+    np.testing.assert_array_equal(embedded, speak(clone("a", use="reference"))[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "words"),
+    [
+        ({"speaker_embedding": (1.0,)}, "speaker_embedding", "it must have 2"),
+        ({"speaker_embedding": ()}, "speaker_embedding", "it must have 2"),
+        ({"speaker_embedding": (1.0, float("nan"))}, "speaker_embedding", "each number must be finite"),
+        ({"speaker_embedding": (1.0, float("-inf"))}, "speaker_embedding", "each number must be finite"),
+        ({"speaker_embedding": (1e5, 0.0)}, "speaker_embedding", "at most 10000 away from 0"),
+        ({"speaker_embedding": (0.0, "1")}, "speaker_embedding", "each number must be finite"),
+        ({"speaker_embedding": (0.0, 0.0), "voice": "low"}, "voice", "the speaker embedding is the voice"),
+        (
+            {"speaker_embedding": (0.0, 0.0), "references": said("hm")},
+            "references",
+            "the speaker embedding is the voice",
+        ),
+    ],
+)
+def test_a_speaker_embedding_that_cannot_be_used_is_refused(changes: dict, field: str, words: str) -> None:
+    engine = Engine(SineModel(), config_of())
+    with pytest.raises(InvalidRequest, match=words) as refusal:
+        engine.submit(SpeechRequest(id="a", text=TEXT, **changes))
+    assert refusal.value.field == field
+    assert_empty(engine)
+
+
+def test_the_hash_tells_audio_rate_transcript_and_use_apart() -> None:
+    made = reference()
+    others = [
+        reference(pitch=0.2),
+        reference("reference"),
+        Reference(pcm=made.pcm, sample_rate=16000, text=made.text),
+        Reference(pcm=made.pcm, sample_rate=8000, text="hmm"),
+    ]
+    hashes = {content_hash((other,)) for other in (made, *others)} | {content_hash((made, made))}
+    assert len(hashes) == 6
+    assert content_hash((made,)) == content_hash((reference(),))
