@@ -1,4 +1,4 @@
-"""`sonoro bench frame | engine | serve | live`: times of this machine or a server, as a table and a line of JSON."""
+"""`sonoro bench frame | engine | voice | serve | live`: times of a machine or a server, as a table and a line of JSON."""
 
 from __future__ import annotations
 
@@ -111,6 +111,41 @@ def engine(
             duration_s=duration,
             warm_up_s=warm_up,
             seed=seed,
+            device=device,
+            dtype=dtype,
+            out=out,
+            commit=commit,
+        )
+    )
+
+
+@app.command()
+def voice(
+    *,
+    model: Model = None,
+    load_format: LoadFormat = "auto",
+    streams: Annotated[int, number("streams", int, "requests that are spoken meanwhile")] = 16,
+    reference: Annotated[str, typer.Option(help="seconds of the references that are encoded")] = "10,60",
+    repeats: Annotated[int, number("repeats", int, "references of each length")] = 5,
+    config: Config = None,
+    device: Device = "auto",
+    dtype: DataType = None,
+    out: Out = None,
+    commit: Commit = None,
+) -> None:
+    """Time the longest wait for a frame of running streams while reference audio is encoded."""
+    lengths = numbers("reference", reference)
+    chosen = EngineConfig.from_file(config) if config else None
+    from sonoro.profile.voice import VoiceBench, run
+
+    run(
+        VoiceBench(
+            model=model,
+            load_format=load_format,
+            streams=streams,
+            reference_s=lengths,
+            repeats=repeats,
+            config=chosen,
             device=device,
             dtype=dtype,
             out=out,

@@ -1,0 +1,170 @@
+"""How long running streams wait for the next frame while reference audio is encoded: `sonoro bench voice`.
+
+The streams are listened to as a client hears them, a frame a chunk; each reference is new, so nothing is cached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sonoro.core.audio import MAX_REFERENCE_S, MIN_REFERENCE_S
+from sonoro.core.config import EngineConfig
+from sonoro.core.errors import ConfigError, SonoroError
+from sonoro.core.types import AudioChunk, Reference
+from sonoro.profile.report import Report, has_gpu
+from sonoro.profile.requests import speech_request
+from sonoro.transport.client import EngineClient
+from sonoro.transport.messages import DEFAULT_FACTORY
+
+__all__ = ["VoiceBench", "run"]
+
+_QUIET_S = 2.0
+_TEXT = "A calm voice reads what was written for it."
+
+
+@dataclass(frozen=True)
+class VoiceBench:
+    """What to load and how: `streams` at once, beside which `repeats` references of each of `reference_s` are encoded.
+
+    `model`, `load_format`, `device`, `dtype` and `factory` are as in `EngineBench`. `config` is the engine's, but
+    for its slots and chunks; its defaults if None. Raises `ConfigError` naming the field.
+    """
+
+    model: str | None = None
+    load_format: str = "auto"
+    streams: int = 16
+    reference_s: tuple[int, ...] = (10, 60)
+    repeats: int = 5
+    config: EngineConfig | None = None
+    device: str = "auto"
+    dtype: str | None = None
+    factory: str = DEFAULT_FACTORY
+    out: Path | None = None
+    commit: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("streams", "repeats"):
+            if getattr(self, name) < 1:
+                raise ConfigError(name, getattr(self, name), "it must be at least 1")
+        if not all(MIN_REFERENCE_S <= duration_s <= MAX_REFERENCE_S for duration_s in self.reference_s):
+            raise ConfigError("reference_s", self.reference_s, f"each must be at most {MAX_REFERENCE_S:g}, and not 0")
+
+    @property
+    def engine(self) -> EngineConfig:
+        """The configuration of the engine: every frame is heard by itself."""
+        return replace(self.config or EngineConfig(), slots=self.streams, chunk_frames=(1,), frame_batches=())
+
+
+def run(bench: VoiceBench) -> dict[str, Any]:
+    """Time it, print it, and return the results file. Raises `SonoroError` if anything fails."""
+    return asyncio.run(_run(bench))
+
+
+async def _run(bench: VoiceBench) -> dict[str, Any]:
+    config, is_gpu = bench.engine, has_gpu(bench.device)
+    client = EngineClient.launch(
+        bench.model,
+        device=bench.device,
+        dtype=bench.dtype,
+        load_format=bench.load_format,
+        config=config,
+        factory=bench.factory,
+    )
+    async with client:
+        top = {
+            "bench": "voice",
+            "model": client.spec.name,
+            "arm": "graph" if is_gpu and not config.is_eager else "eager",
+            "dtype": bench.dtype or ("bfloat16" if is_gpu else "float32"),
+            "ready_s": round(client.ready.ready_s, 2),
+            "gpu_memory_mib": round(client.ready.gpu_memory_mib, 1),
+        }
+        settings = {name: value for name, value in asdict(bench).items() if name not in ("out", "commit", "config")}
+        settings["config"] = asdict(config.resolve() if is_gpu else config)
+        report = Report(top, is_gpu=is_gpu, settings=settings, commit=bench.commit, out=bench.out)
+        failed: list[BaseException] = []
+        try:
+            await _measure(bench, client, report)
+        except* SonoroError as errors:
+            failed += errors.exceptions
+        if failed:
+            raise failed[0]
+    return report.finish(f"{top['model']}, {bench.streams} streams beside the encoding of references")
+
+
+async def _measure(bench: VoiceBench, client: EngineClient, report: Report) -> None:
+    numbers, frames = itertools.count(), min(bench.engine.max_frames, client.spec.max_frames)
+    streams = [_Stream(client, frames) for _ in range(bench.streams)]
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(stream.speak(numbers)) for stream in streams]
+        await asyncio.gather(*(stream.is_heard.wait() for stream in streams))
+        for duration_s in (0, *bench.reference_s):
+            report.add(await _row(client, streams, duration_s, bench.repeats))
+        for task in tasks:
+            task.cancel()
+
+
+async def _row(client: EngineClient, streams: list[_Stream], duration_s: int, repeats: int) -> dict[str, Any]:
+    """The gaps between frames while references of `duration_s` are encoded; without any if it is 0."""
+    for stream in streams:
+        stream.gaps_s.clear()
+    durations_s = []
+    for _ in range(repeats if duration_s else 0):
+        reference = _noise(duration_s, client.spec.sample_rate)
+        began_s = time.perf_counter()
+        await client.add_voice("bench", (reference,))
+        durations_s.append(time.perf_counter() - began_s)
+        await client.delete_voice("bench")
+    if not duration_s:
+        await asyncio.sleep(_QUIET_S)
+    gaps_ms = sorted(1000 * gap_s for stream in streams for gap_s in (*stream.gaps_s, stream.pending_s))
+    return {
+        "reference_s": duration_s,
+        "encodings": len(durations_s),
+        "encode_mean_ms": 1000 * sum(durations_s) / len(durations_s) if durations_s else None,
+        "gaps": len(gaps_ms),
+        "gap_p50_ms": gaps_ms[len(gaps_ms) // 2],
+        "gap_p99_ms": gaps_ms[len(gaps_ms) * 99 // 100],
+        "gap_max_ms": gaps_ms[-1],
+    }
+
+
+def _noise(duration_s: int, rate: int) -> Reference:
+    """Another at every call."""
+    samples = 0.1 * np.random.default_rng().standard_normal(duration_s * rate)
+    return Reference(pcm=samples.astype("<f4").tobytes(), sample_rate=rate, text="Some noise.", use="prompt")
+
+
+class _Stream:
+    """Somebody who listens to one request of `frames` frames after the other; `gaps_s` are between those of one."""
+
+    def __init__(self, client: EngineClient, frames: int) -> None:
+        self._client, self._frames = client, frames
+        self._heard_at_s: float | None = None
+        self.gaps_s: list[float] = []
+        self.is_heard = asyncio.Event()
+
+    @property
+    def pending_s(self) -> float:
+        """How long the present gap has lasted."""
+        return 0.0 if self._heard_at_s is None else time.perf_counter() - self._heard_at_s
+
+    async def speak(self, numbers: Iterator[int]) -> None:
+        while True:
+            self._heard_at_s = None
+            request = speech_request(self._client.spec, next(numbers), _TEXT, self._frames)
+            async for event in self._client.stream(request):
+                if isinstance(event, AudioChunk):
+                    now_s = time.perf_counter()
+                    if self._heard_at_s is not None:
+                        self.gaps_s.append(now_s - self._heard_at_s)
+                    self._heard_at_s = now_s
+                    self.is_heard.set()
