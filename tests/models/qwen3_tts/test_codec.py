@@ -317,3 +317,19 @@ def test_encoder_latents_are_differentiable_and_cover_the_audio():
     codes = encoder.quantize(latents)
     assert codes.shape == (2, 2, 4)
     assert torch.equal(codes[1], encoder.encode(audio[1, 0].detach()))
+
+
+@pytest.mark.parametrize(("ratios", "layers", "kernel"), [((2, 3), 1, 7), ((3, 2), 2, 3), ((4,), 3, 1)])
+def test_the_encoder_convolves_a_long_recording_in_pieces(ratios, layers, kernel):
+    """As exactly as at once, also where the reach is longer than a piece and where it is not whole columns."""
+    config = dataclasses.replace(
+        RELEASED_ENCODER, upsampling_ratios=ratios, num_filters=4, hidden_size=32, num_residual_layers=layers
+    )
+    config = dataclasses.replace(config, kernel_size=kernel, intermediate_size=64, num_hidden_layers=2)
+    config = dataclasses.replace(config, num_attention_heads=4, num_key_value_heads=4, head_dim=8)
+    encoder = fill(CodecEncoder(dataclasses.replace(config, codebook_size=32, codebook_dim=8), 4)).double()
+    audio = torch.randn(1, 1, 331, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    with torch.no_grad():
+        whole = encoder.latents(audio)
+        for columns in (1, 2, 5, 20, 1000):
+            close(encoder.latents(audio, columns), whole)

@@ -6,7 +6,6 @@ the released ones, with q, k, v fused on their rows; codebooks beyond the levels
 
 from __future__ import annotations
 
-import math
 from typing import cast
 
 import torch
@@ -21,6 +20,9 @@ __all__ = ["CodecEncoder"]
 
 DOWNSAMPLE_STRIDE = 2
 """From the transformer's 25 Hz to the 12.5 frames per second of this codec."""
+
+_PIECE_COLUMNS = 100
+"""4 s of audio are convolved at a time: a minute at once takes gigabytes, and keeps a GPU from other work for long."""
 
 
 class _Conv(nn.Module):
@@ -53,7 +55,7 @@ class _ResidualBlock(nn.Module):
 
 
 class _Convolutions(nn.Module):
-    """Audio [B, 1, S] to 25 columns per second."""
+    """Audio [B, 1, S] to 25 columns per second, each of `hop` samples; it depends on `reach` samples before these."""
 
     def __init__(self, config: CodecEncoderConfig) -> None:
         super().__init__()
@@ -66,9 +68,22 @@ class _Convolutions(nn.Module):
             channels *= 2
         layers += [nn.ELU(), _Conv(channels, config.hidden_size, config.last_kernel_size)]
         self.layers = nn.Sequential(*layers)
+        self.hop, self.reach = 1, 0
+        for layer in self.modules():
+            if isinstance(layer, _Conv):
+                self.reach += self.hop * layer.left
+                self.hop *= layer.conv.stride[0]
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
+    def forward(self, x: Tensor, piece_columns: int | None = None) -> Tensor:
+        """All at once, or in pieces of so many columns: the same up to rounding."""
+        if piece_columns is None:
+            return self.layers(x)
+        piece, context = piece_columns * self.hop, -(-self.reach // self.hop) * self.hop
+        columns = []
+        for start in range(0, x.shape[-1], piece):
+            begin = max(0, start - context)
+            columns.append(self.layers(x[..., begin : start + piece])[..., (start - begin) // self.hop :])
+        return torch.cat(columns, dim=-1)
 
 
 class _Attention(nn.Module):
@@ -204,11 +219,14 @@ class CodecEncoder(nn.Module):
             bias=False,
         )
         self.quantizer = _Quantizer(config, levels)
-        self.hop = math.prod(config.upsampling_ratios) * DOWNSAMPLE_STRIDE
+        self.hop = self.encoder.hop * DOWNSAMPLE_STRIDE
 
-    def latents(self, audio: Tensor) -> Tensor:
-        """What is quantised of `audio` [B, 1, S]: [B, hidden_size, ceil(S / hop)]. Differentiable."""
-        x = self.encoder_transformer(self.encoder(audio).mT).mT
+    def latents(self, audio: Tensor, piece_columns: int | None = None) -> Tensor:
+        """What is quantised of `audio` [B, 1, S]: [B, hidden_size, ceil(S / hop)]. Differentiable.
+
+        Convolved at once, or in pieces of so many columns of half a hop: the same up to rounding.
+        """
+        x = self.encoder_transformer(self.encoder(audio, piece_columns).mT).mT
         return self.downsample(x, mode="replicate")
 
     @torch.no_grad()
@@ -220,4 +238,4 @@ class CodecEncoder(nn.Module):
     def encode(self, audio: Tensor) -> Tensor:
         """Frames [T, K] int64 of mono `audio` [S], T = ceil(S / hop); S at least 1."""
         weight = self.downsample.conv.weight
-        return self.quantize(self.latents(audio.to(weight.device, weight.dtype)[None, None]))[0]
+        return self.quantize(self.latents(audio.to(weight.device, weight.dtype)[None, None], _PIECE_COLUMNS))[0]
