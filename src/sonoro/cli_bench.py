@@ -1,4 +1,4 @@
-"""`sonoro bench frame | engine | voice | serve | live`: times of a machine or a server, as a table and a line of JSON."""
+"""`sonoro bench frame | engine | voice | serve | live`: times here or of a server, as a table and a line of JSON."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Requests and what a model says of itself: valid once constructed, resolved once."""
 
+import hashlib
+
 import msgspec
 import numpy as np
 import pytest
@@ -15,6 +17,8 @@ from sonoro.core.types import (
     SamplingParams,
     SpeechRequest,
     Timings,
+    VoiceFacts,
+    voice_name,
 )
 
 DEFAULTS = SamplingParams(temperature=0.9, top_k=50, top_p=1.0, repetition_penalty=1.05)
@@ -87,6 +91,23 @@ def test_resolve_takes_names_in_any_case() -> None:
     assert (resolved.voice, resolved.language) == ("bob", "english")
 
 
+def test_a_registered_voice_is_known_in_any_case_beside_the_model_s_own() -> None:
+    for modes in ({}, {"voice_modes": ("cloned",), "voices": ()}):
+        assert spec(**modes).resolve(request(voice="Eve"), {"eve"}).voice == "eve"
+        with pytest.raises(UnknownVoice, match=r"known voices: .*eve"):
+            spec(**modes).resolve(request(voice="adam"), {"eve"})
+    with pytest.raises(UnknownVoice, match=r"ann, bob, .*v17, and 82 more"):
+        spec().resolve(request(voice="adam"), [f"v{number}" for number in range(100)])
+
+
+def test_a_voice_name_is_lower_case() -> None:
+    assert voice_name("Anna-2_b") == "anna-2_b"
+    assert voice_name("a" * 64) == "a" * 64
+    for name in ("", "_a", "a" * 65, "ann a", "ann\n", 5):
+        with pytest.raises(InvalidRequest, match="1 to 64 letters"):
+            voice_name(name)
+
+
 @pytest.mark.parametrize(
     ("spec_changes", "changes", "error", "words"),
     [
@@ -137,6 +158,7 @@ def test_a_reference_knows_its_samples_and_length() -> None:
     reference = Reference(pcm=samples.tobytes(), sample_rate=16000, use="reference")
     np.testing.assert_array_equal(reference.samples, samples)
     assert reference.duration_s == 0.5
+    assert reference.digest == hashlib.sha256(samples.tobytes()).hexdigest()
     with pytest.raises(ValueError, match="read-only"):
         reference.samples[0] = 0
 
@@ -151,6 +173,8 @@ def test_a_reference_knows_its_samples_and_length() -> None:
         ),
         Failed(request_id="a", code="engine", message="no"),
         spec(),
+        request(speaker_embedding=(0.5, -1e-3)),
+        VoiceFacts(name="ann", use="reference", duration_s=1.5, created_at_s=1.8e9),
     ],
 )
 def test_wire_values_survive_the_wire(value: msgspec.Struct) -> None:

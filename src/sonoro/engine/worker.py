@@ -100,7 +100,9 @@ def main() -> None:
             worker.serve()
         except Exception:
             logger.exception("event=engine_broken")
-            sys.exit(BROKEN)
+            link.close()
+            # Not sys.exit, which waits for what is being encoded: those who listen wait to be told.
+            os._exit(BROKEN)
 
 
 @contextlib.contextmanager
