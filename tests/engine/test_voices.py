@@ -3,21 +3,16 @@
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from fakes.sine import SineModel
 from listening import assert_empty, audio, config_of, drain, end, reference, speak
-from sonoro.core.config import EngineConfig
 from sonoro.core.errors import EngineBusy, InvalidReference, InvalidRequest, UnknownVoice, VoiceExists
 from sonoro.core.types import AudioChunk, Event, Failed, Finished, Reference, SpeechRequest
 from sonoro.engine.engine import Engine
 from sonoro.engine.voices import content_hash
-from sonoro.models import registry
 
 TEXT = "Some words to say."
 
@@ -52,6 +47,19 @@ class Choosy(SineModel):
             raise InvalidReference("ref_audio", "1000 Hz", "it must be at more")
         voice = super().encode_voice(references)
         return type(voice)(len(references[0].text or ""), voice.reference_frames)
+
+
+class Held(SineModel):
+    """Says when it has begun to encode, and goes on when it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_begun, self.may_end = threading.Event(), threading.Event()
+
+    def encode_voice(self, references):
+        self.has_begun.set()
+        assert self.may_end.wait(60)
+        return super().encode_voice(references)
 
 
 def clone(name: str, text: str = TEXT, **kind: object) -> SpeechRequest:
@@ -117,24 +125,17 @@ def test_who_waits_for_a_voice_holds_no_slot_and_is_no_work(engine: Engine, late
 
 def test_a_stream_goes_on_while_a_reference_is_encoded(thread: Executor) -> None:
     """The reference is done only once the stream has ended, so a tick that waited for it would wait for ever."""
-    may_end, has_begun = threading.Event(), threading.Event()
-
-    class Slow(SineModel):
-        def encode_voice(self, references):
-            has_begun.set()
-            assert may_end.wait(60)
-            return super().encode_voice(references)
-
-    engine = Engine(Slow(), config_of(), ticks_late=1, executor=thread)
+    model = Held()
+    engine = Engine(model, config_of(), ticks_late=1, executor=thread)
     engine.submit(clone("cloned"))
-    assert has_begun.wait(60)
+    assert model.has_begun.wait(60)
     engine.submit(SpeechRequest(id="steady", text=TEXT))
     events = []
     while not any(isinstance(event, Finished) for event in events):
         assert engine.has_work
         events += engine.tick()
     assert {event.request_id for event in events} == {"steady"}
-    may_end.set()
+    model.may_end.set()
     assert end(until_idle(engine), "cloned").reason == "stop"
 
 
@@ -198,21 +199,14 @@ def test_a_request_that_is_cancelled_gives_up_its_voice(engine: Engine, model: S
 
 
 def test_a_cancel_while_its_reference_is_being_encoded_is_answered_at_once(thread: Executor) -> None:
-    has_begun, may_end = threading.Event(), threading.Event()
-
-    class Slow(SineModel):
-        def encode_voice(self, references):
-            has_begun.set()
-            assert may_end.wait(60)
-            return super().encode_voice(references)
-
-    engine = Engine(Slow(), config_of(), executor=thread)
+    model = Held()
+    engine = Engine(model, config_of(), executor=thread)
     engine.submit(clone("a"))
-    assert has_begun.wait(60)
+    assert model.has_begun.wait(60)
     engine.cancel("a")
     assert end(engine.tick(), "a").reason == "cancelled"
     assert_empty(engine)
-    may_end.set()
+    model.may_end.set()
     engine.submit(clone("a"))
     assert end(until_idle(engine), "a").reason == "stop"
 
@@ -385,31 +379,3 @@ def test_the_hash_tells_audio_rate_transcript_and_use_apart() -> None:
     hashes = {content_hash((other,)) for other in (made, *others)} | {content_hash((made, made))}
     assert len(hashes) == 6
     assert content_hash((made,)) == content_hash((reference(),))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("use", ["prompt", "reference"])
-def test_on_a_gpu_a_voice_made_beside_running_streams_is_the_one_made_alone(
-    thread: Executor, use: str, tmp_path: Path
-) -> None:
-    """To the last bit: the same kernels run, and no memory of the one stream is used by the other meanwhile."""
-    model = registry.load("qwen3-tts-0.6b-base", device="cuda", load_format="dummy").model
-    config = EngineConfig(slots=4, chunk_frames=(1, 4), voices_folder=str(tmp_path))
-    engine = Engine(model, config, executor=thread)
-    engine.warm_up()
-    noise = (0.1 * np.random.default_rng(0).standard_normal(20 * 24000)).astype("<f4").tobytes()
-    text = "Noise." if use == "prompt" else None
-    references = (Reference(pcm=noise, sample_rate=24000, text=text, use=use),)
-    for turn in range(3):
-        made = engine.add_voice(f"v{turn}", references)
-        for number in range(3):
-            embedding = tuple(np.random.default_rng(number).standard_normal(model.spec.speaker_embedding_size))
-            stream = {"text": TEXT, "max_frames": 60, "ignore_eos": True, "speaker_embedding": embedding}
-            engine.submit(SpeechRequest(id=str(number), **stream))
-        events = until_idle(engine)
-        assert [end(events, str(number)).frames for number in range(3)] == [60] * 3
-        made.result(60)
-    Engine(model, config).add_voice("alone", references).result(0)
-    alone, *others = (load_file(tmp_path / f"{name}.safetensors") for name in ("alone", "v0", "v1", "v2"))
-    for other in others:
-        torch.testing.assert_close(other, alone, atol=0, rtol=0)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from listening import speak
+from listening import drain, end, speak
 from reference_assets import Case, audio_of
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidReference, InvalidRequest, TensorMismatch
@@ -246,3 +248,27 @@ def test_a_model_that_cannot_clone_takes_no_embedding(tmp_path: Path) -> None:
         spoken(engine, speaker_embedding=(1.0, 2.0, 3.0))
     with pytest.raises(InvalidReference, match="cannot clone voices"):
         engine.add_voice("anna", (TIMBRE,)).result(0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("use", ["prompt", "reference"])
+def test_on_a_gpu_a_voice_made_beside_running_streams_is_the_one_made_alone(use: str, tmp_path: Path) -> None:
+    """To the last bit: the same kernels run, and no memory of the one stream is used by the other meanwhile."""
+    model = registry.load("qwen3-tts-0.6b-base", device="cuda", load_format="dummy").model
+    config = EngineConfig(slots=4, chunk_frames=(1, 4), voices_folder=str(tmp_path))
+    engine = Engine(model, config, executor=ThreadPoolExecutor(1))
+    engine.warm_up()
+    references = (reference_of(noise(20.0), text="Noise." if use == "prompt" else None),)
+    for turn in range(3):
+        made = engine.add_voice(f"v{turn}", references)
+        for number in range(3):
+            embedding = tuple(np.random.default_rng(number).standard_normal(model.spec.speaker_embedding_size))
+            stream = {"text": "Some words.", "max_frames": 60, "ignore_eos": True, "speaker_embedding": embedding}
+            engine.submit(SpeechRequest(id=str(number), **stream))
+        events = drain(engine)
+        assert [end(events, str(number)).frames for number in range(3)] == [60] * 3
+        made.result(60)
+    Engine(model, config).add_voice("alone", references).result(0)
+    alone, *others = (load_file(tmp_path / f"{name}.safetensors") for name in ("alone", "v0", "v1", "v2"))
+    for other in others:
+        torch.testing.assert_close(other, alone, atol=0, rtol=0)
