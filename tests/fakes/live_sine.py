@@ -46,12 +46,11 @@ class LiveSineModel(SineModel):
         state.texts = {}
         return state
 
-    def stage(self, state, prompts, slots, pages):
-        end = super().stage(state, prompts, slots, pages)
-        for prompt, slot in zip(prompts, slots, strict=True):
+    def place(self, state, slots):
+        super().place(state, slots)
+        for prompt, slot, _ in state.staged:
             state.texts[slot] = getattr(prompt, "ids", None)
             self._hear(state, slot)
-        return end
 
     def append(self, state, slots, starts, ids):
         for slot, start, new in zip(slots, starts, ids, strict=True):

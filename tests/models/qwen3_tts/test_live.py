@@ -24,7 +24,7 @@ from sonoro.models import registry
 from sonoro.models.qwen3_tts.live import LiveSegment, LiveTokens
 from sonoro.models.qwen3_tts.model import from_folder
 from sonoro.models.qwen3_tts.prompt import PromptBuilder, TextTokenizer
-from speaking import begin_model, capacity
+from speaking import begin, capacity
 from tiny_checkpoint import vocabulary, write_checkpoint
 from tiny_talker import tiny_config
 
@@ -159,7 +159,7 @@ def test_codes_are_those_of_the_whole_text(checkpoint: tuple[str, Path], dtype: 
     with torch.inference_mode():
         voice = model.encode_voice([TONE]) if variant == "base" else None
         state, slots = model.allocate(capacity(3, 96, frames, 80)), torch.tensor([1])
-        begin_model(model, state, [model.prepare(whole, SAYING, 0, [], voice)], slots)
+        begin(model, state, [model.prepare(whole, SAYING, 0, [], voice)], slots)
         for _ in range(frames):
             model.frame(state, slots)
         expected = state.frames[1].clone()
@@ -169,7 +169,7 @@ def test_codes_are_those_of_the_whole_text(checkpoint: tuple[str, Path], dtype: 
             while not known:
                 known += text.feed(next(arriving))
             prompt = model.prepare_live(whole, known, 0, voice)
-            begin_model(model, state, [prompt], slots)
+            begin(model, state, [prompt], slots)
             draw, pending, is_whole = random.Random(seed), prompt.text_ids, False
             while made < frames:
                 for piece in itertools.islice(arriving, draw.randint(1, 9)):
