@@ -25,6 +25,7 @@ from sonoro.core.errors import (
     UnknownLanguage,
     UnknownVoice,
 )
+from sonoro.core.types import SpeechRequest
 from sonoro.models.base import LoadedModel
 from tiny_checkpoint import write_checkpoint
 
@@ -330,3 +331,8 @@ def test_the_signature_shows_every_field() -> None:
 
 def test_audio_without_samples_has_no_rate_of_making() -> None:
     assert Audio(np.zeros(0, np.float32), 8000, "stop", 0, 0.1, 0.1).rtf == float("inf")
+
+
+def test_live_text_needs_an_engine_process() -> None:
+    with pytest.raises(InvalidRequest, match="is_live"):
+        tts().generate(SpeechRequest(id="a", text="Hi", is_live=True))

@@ -21,6 +21,8 @@ from sonoro.core.errors import ConfigError
         ({"max_positions": 100}, "max_positions", "max_frames"),
         ({"max_text": -1}, "max_text", "at least 1"),
         ({"max_characters": 5}, "max_characters", "at least 16"),
+        ({"max_live_characters": 0}, "max_live_characters", "at least 1"),
+        ({"live_max_s": 4.9}, "live_max_s", "at least 5"),
         ({"max_voices": 0}, "max_voices", "at least 1"),
         ({"max_registered_voices": -1}, "max_registered_voices", "at least 0"),
         ({"voices_folder": None}, "voices_folder", "a string"),

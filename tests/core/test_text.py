@@ -1,11 +1,21 @@
 """Segments of any text: nothing spoken is lost, none is too long, and they end where a speaker would pause."""
 
+import itertools
 import random
 import unicodedata
 
 import pytest
 
-from sonoro.core.text import MIN_BOUND_S, SECONDS_PER_LETTER, frames_bound, split_text, spoken_length
+from sonoro.core.text import (
+    MIN_BOUND_S,
+    SECONDS_PER_LETTER,
+    cut_live,
+    cut_sentence,
+    frames_bound,
+    segment_ends,
+    split_text,
+    spoken_length,
+)
 
 ALPHABETS = {
     "english": "aaabcdeI AB. Dr.,;: !?\"'()\n\t123 -— “”  ",
@@ -99,3 +109,79 @@ def test_frames_bound_is_generous_and_grows_with_the_text() -> None:
     chinese = "今天天气很好" * 10
     assert 2.3 * len(chinese) / 4.5 < frames_bound(chinese, "chinese", frame_s) * frame_s < 3 * len(chinese) / 4.5
     assert frames_bound(sentence, "english", 0.01) == pytest.approx(SECONDS_PER_LETTER * len(sentence) / 0.01, rel=0.02)
+
+
+SENTENCES = ["The first one is here. ", "Another comes after it. ", "And a third!"]
+
+
+def cuts_of(text: str) -> list[tuple[int, bool]]:
+    """What `cut_live` allows as `text` comes letter by letter, its end included, until the segment ends."""
+    cuts: list[tuple[int, bool]] = [(0, False)]
+    for stop in range(1, len(text) + 1):
+        cuts.append(cut_live(text[:stop], cuts[-1][0], "english", 66, is_last=stop == len(text)))
+        if cuts[-1][1]:
+            break
+    return cuts[1:]
+
+
+def test_a_live_text_that_fits_is_one_segment_and_allowed_letter_by_letter_to_its_middle() -> None:
+    text = "".join(SENTENCES)
+    cuts = cuts_of(text)
+    assert cuts[-1] == (len(text), True)
+    assert [given for given, _ in cuts[:47]] == list(range(1, 48))
+    # Past the middle the next sentence is given only when it is known to fit.
+    assert {given for given, _ in cuts[47:-1]} == {47}
+
+
+def test_a_live_text_that_does_not_fit_ends_where_a_sentence_does() -> None:
+    text = "".join(SENTENCES[:2]) + "And a third that is a little longer than the rest."
+    cuts = cuts_of(text)
+    assert cuts[-1] == (len("".join(SENTENCES[:2])), True)
+    assert split_text(text, "english", 66)[0] == "".join(SENTENCES[:2]).strip()
+    assert cut_live(text, 0, "english", 66, is_last=True) == cuts[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("one two three four, five six seven eight nine ten eleven twelve, and more", "one two three four, "),
+        ("one two three four five six seven eight nine ten eleven twelve and more of it", None),
+        ("x" * 80, "x" * 60),
+        ("字" * 30, "字" * 20),
+    ],
+)
+def test_a_live_sentence_that_is_too_long_is_cut_after_a_clause_or_a_word(text: str, expected: str | None) -> None:
+    given, is_cut = cut_live(text, 0, "english", 60, is_last=False)
+    assert is_cut
+    assert spoken_length(text[:given].strip()) <= 60
+    if expected is None:
+        assert text[given - 1] == " "
+        assert given > 50
+    else:
+        assert text[:given] == expected
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_a_live_text_was_given_is_never_taken_back(seed: int) -> None:
+    draw = random.Random(seed)
+    text = "".join(draw.choice(["a", "bc ", "字", ". ", "! ", "12", ", ", "\n", "Word"]) for _ in range(150))
+    cuts = cuts_of(text)
+    assert cuts[-1][1]
+    for (before, _), (after, _) in itertools.pairwise(cuts):
+        assert before <= after
+    assert spoken_length(text[: cuts[-1][0]].strip()) <= 66
+
+
+def test_a_live_sentence_is_complete_once_another_has_begun() -> None:
+    assert cut_sentence("The first one is here. ", "english", 60, is_last=False) == 0
+    assert cut_sentence("The first one is here. A", "english", 60, is_last=False) == len("The first one is here. ")
+    assert cut_sentence("The first one", "english", 60, is_last=True) == len("The first one")
+    assert 50 < cut_sentence("word " * 30, "english", 60, is_last=False) <= 60
+
+
+def test_segments_are_found_in_their_text_and_rewritten_ones_in_proportion() -> None:
+    text = "".join(SENTENCES)
+    assert segment_ends(text, [sentence.strip() for sentence in SENTENCES]) == [22, 46, len(text)]
+    assert segment_ends("It has 5 $. It is.", ["it has five dollars.", "it is."]) == [14, 18]
+    assert segment_ends("STOP. And stop. ", ["stop.", "and stop."]) == [6, 16]
+    assert segment_ends("...", []) == []

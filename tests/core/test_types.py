@@ -57,6 +57,22 @@ def test_a_request_refuses_bad_fields(changes: dict, field: str) -> None:
     assert refusal.value.field == field
 
 
+@pytest.mark.parametrize("text", ["", " \n", "?!...", "Hello"])
+def test_a_live_request_may_begin_with_any_text_but_surrogates(text: str) -> None:
+    assert request(text=text, is_live=True).text == text
+    for bad in ("a\udc80", None, 5):
+        with pytest.raises(InvalidRequest, match="text"):
+            request(text=bad, is_live=True)
+
+
+def test_an_option_may_have_another_default_for_live_text() -> None:
+    option = OptionSpec(name="pace", type="float", default=1.0, live_default=0.5)
+    model = spec(options=(option,))
+    assert model.resolve(request()).options == {"pace": 1.0}
+    assert model.resolve(request(is_live=True)).options == {"pace": 0.5}
+    assert model.resolve(request(is_live=True, options={"pace": 1})).options == {"pace": 1.0}
+
+
 @pytest.mark.parametrize(
     ("field", "bad", "good"),
     [

@@ -355,3 +355,21 @@ def test_on_a_cpu_the_first_chunk_comes_with_its_own_tick() -> None:
         engine.submit(SpeechRequest(id="a", text="Hello there."))
         counts = [len(engine.tick()) for _ in range(2)]
         assert counts.index(1) + 1 == ticks
+
+
+def test_the_end_says_how_much_of_the_text_was_spoken() -> None:
+    for text in (LONG, "Short. ", "Hm! ... "):
+        assert speak(SpeechRequest(id="a", text=text))[1].characters == len(text)
+    first = LONG.index(". ") + 1
+    engine = engine_of()
+    engine.submit(SpeechRequest(id="a", text=LONG))
+    events = []
+    while sum(len(event.pcm) for event in events) < 2 * HOP * (first + 10):
+        events += engine.tick()
+    engine.cancel("a")
+    ended = end(events + drain(engine), "a")
+    # All of the first segment, and of the second what is ordinarily said in its frames of 10 ms: 15 letters a second.
+    assert first < ended.characters == first + int((ended.frames - first) * 0.01 * 15) < len(LONG)
+    engine.submit(SpeechRequest(id="a", text=LONG))
+    engine.cancel("a")
+    assert end(drain(engine), "a").characters == 0

@@ -299,6 +299,41 @@ def test_once_its_text_is_known_a_runaway_is_bounded_by_it(ticks_late: int) -> N
     np.testing.assert_array_equal(audio(events, "a"), whole)
 
 
+def test_text_goes_on_after_a_segment_that_the_model_ended_before_its_text() -> None:
+    class HastyModel(LiveSineModel):
+        """Ends its first segment with the third frame."""
+
+        def frame(self, state, slots):
+            super().frame(state, slots)
+            state.done[slots] |= (state.length[slots] == 3) & (state.pitch[slots] == 0)
+
+    engine = live_engine(model=HastyModel())
+    engine.submit(SpeechRequest(id="a", text="Over soon. ", is_live=True))
+    events = settle(engine)
+    assert (len(audio(events, "a")), engine.free_slots, engine.waiting) == (3 * 80, 3, 1)
+    engine.append("a", "And on it goes.")
+    engine.end_text("a")
+    events += drain(engine)
+    ended = end(events, "a")
+    assert (ended.reason, ended.frames, ended.characters) == ("stop", 3 + len("And on it goes."), 26)
+
+
+def test_what_is_left_of_a_large_piece_is_cut_when_its_turn_comes() -> None:
+    class CountingModel(LiveSineModel):
+        begun = 0
+
+        def live_text(self, request, voice):
+            self.begun += 1
+            return super().live_text(request, voice)
+
+    model = CountingModel()
+    engine = live_engine(model=model)
+    engine.submit(SpeechRequest(id="a", text="word " * 10_000, is_live=True))
+    assert model.begun == 1
+    engine.cancel("a")
+    assert end(drain(engine), "a").characters == 0
+
+
 def test_those_who_wait_for_text_count_as_waiting() -> None:
     engine = live_engine(slots=1, max_waiting=1)
     for name in "ab":
@@ -343,7 +378,7 @@ def test_hundreds_that_come_and_go_leave_nothing_behind(padding: dict) -> None:
                 events[event.request_id].append(event)
                 if isinstance(event, Finished | Failed):
                     del coming[event.request_id]
-    assert_empty(engine)
+    assert drain(engine) == []
     reasons = [end(mine, name).reason for name, mine in events.items()]
     assert set(reasons) == {"stop", "cancelled"}
     assert 5 < reasons.count("cancelled") < count // 2

@@ -73,7 +73,7 @@ def test_what_is_no_text_is_refused_at_once_and_harms_nobody() -> None:
                 pcm, finished = await gather(answer)
             assert (pcm, finished.reason) == (alone(SpeechRequest(id="a", text="Hello there.")), "stop")
             client.append("a", "It has ended.")
-            for texts, reason in ((["Hello.", None, "More."], "had been ended"), ([" ... ", None], "can be spoken")):
+            for texts, reason in (([TEXT * 4, None, "More."], "had been ended"), ([" ... ", None], "can be spoken")):
                 answer = await client.open(live("a"))
                 for text in texts:
                     client.end_text("a") if text is None else client.append("a", text)

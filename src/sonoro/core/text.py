@@ -134,13 +134,14 @@ def cut_live(
     sentences that fit; it ends at a sentence end, else after a clause, else at white space, else anywhere.
     `length` is how long a text is, `spoken_length` unless told otherwise.
     """
-    length = length or spoken_length
+    length, middle = length or spoken_length, max_characters // 2
     window = text[: 2 * max_characters + _AHEAD]
+    letters = length(text.strip()) if len(window) == len(text) else math.inf
+    if letters <= max_characters and (is_last or letters < middle):
+        return len(text), is_last
     ends = _sentence_ends(window, language)
-    if len(window) == len(text) and length(text.strip()) <= max_characters:
-        if is_last:
-            return len(text), True
-        is_past_middle = any(length(text[:end].strip()) >= max_characters // 2 for end in ends)
+    if letters <= max_characters:
+        is_past_middle = any(length(text[:end].strip()) >= middle for end in ends)
         return max(given, ends[-1] if is_past_middle else len(text)), False
     for cuts in (ends, _ends_of(_CLAUSE_END, window), _ends_of(_SPACE, window), range(1, len(window) + 1)):
         fitting = [cut for cut in cuts if cut >= max(given, 1)]

@@ -296,15 +296,14 @@ class Engine:
 
     def _advance(self, row: RunningRequest) -> None:
         """Take a drained segment out of its slot: on to the next segment, or to the end."""
-        reason = row.finish_reason
-        if reason is not None:
-            if row.live is not None:
-                # The device does not know of a limit that was tightened.
-                self._abort(row)
-            self._finish(row, reason)
-            return
         if row.live is not None:
             row.live.close(row.index)
+            # The device does not know of a limit that was tightened.
+            self._abort(row)
+        reason = row.finish_reason
+        if reason is not None:
+            self._finish(row, reason)
+            return
         frames = self._runner.join(row.codes)
         self._scheduler.release(row)
         row.next_segment(frames)
@@ -314,11 +313,11 @@ class Engine:
             self._fail(row, error)
 
     def _make_live(self, row: RunningRequest) -> None:
-        request = row.request
+        request, language = row.request, row.request.language or "auto"
         row.live = LiveFeed(
             lambda: self._model.live_text(row.request, row.voice),
-            lambda text: self._split(text, request.language or "auto"),
-            request.language or "auto",
+            lambda text: self._split(text, language),
+            language,
             min(self.config.max_characters, int(self.config.live_max_s / SECONDS_PER_LETTER)),
             self.config.max_live_characters,
         )
@@ -341,7 +340,7 @@ class Engine:
     def _continue(self, row: RunningRequest) -> None:
         """Bring `row` as far as its text goes: into the queue with its next segment, or to its end."""
         if row.live is not None:
-            row.live.advance()
+            row.live.advance(row.index)
         segment = row.segment
         if segment is None and row.has_text_to_come:
             self._scheduler.park(row)
@@ -352,10 +351,10 @@ class Engine:
         elif row.prompt is None:
             self._prepare(row, segment)
             self._scheduler.add(row)
-        elif segment.is_whole and row.place is None:
+        elif row.late_ids and segment.is_whole and row.place is None:
             # It waits for a slot: its prompt can still be that of the whole text.
             self._prepare(row, segment)
-        elif segment.ids is not None:
+        elif row.late_ids:
             self._check_text_ids(segment, row.pending_ids + len(row.late_ids))
             if segment.is_whole:
                 row.tighten(self._most_frames(row, segment))

@@ -74,9 +74,17 @@ class LiveFeed:
         """There is no more text."""
         self.is_ended = True
 
-    def advance(self) -> None:
-        """Bring `segments` to what has come. Raises what the model raises for text it cannot take."""
-        while self._text:
+    @property
+    def has_more(self) -> bool:
+        """Whether text may come, or is there, for segments beyond those that are whole."""
+        return not self.is_ended or bool(self._text)
+
+    def advance(self, index: int) -> None:
+        """Bring segment `index`, and those before it, to what has come; whatever is left waits, for that takes time.
+
+        Raises what the model raises for text it cannot take.
+        """
+        while self._text and (index >= len(self.segments) or self._growing is self.segments[index]):
             self._encoder = self._encoder or self._begin()
             if not (self._take_sentence() if self._encoder is None else self._take_words(self._encoder)):
                 return

@@ -76,7 +76,7 @@ class RunningRequest:
 
     @property
     def has_more_segments(self) -> bool:
-        return self.index < len(self.segments) - 1 or self.has_text_to_come
+        return self.index < len(self.segments) - 1 or (self.live is not None and self.live.has_more)
 
     @property
     def has_text_to_come(self) -> bool:
@@ -90,13 +90,13 @@ class RunningRequest:
     @property
     def late_ids(self) -> list[int]:
         """Ids of the current segment that came after its prompt was made and have not been handed on."""
-        segment = self.segment
+        segment = None if self.live is None else self.segment
         return [] if segment is None or segment.ids is None else segment.ids[self.taken_ids :]
 
     @property
     def is_starving(self) -> bool:
         """Whether the text that the next frame needs has not come: frame n needs the first n pending ids."""
-        segment = self.segment
+        segment = None if self.live is None else self.segment
         if segment is None or segment.ids is None or segment.is_whole or self.is_ending:
             return False
         return self.steps > self.pending_ids + len(segment.ids) - self.taken_ids

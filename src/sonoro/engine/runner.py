@@ -227,7 +227,7 @@ class Runner:
 
     def _append(self, rows: Sequence[RunningRequest], launched: Launched) -> None:
         """Hand on the text that has come late for those of `rows` that are live."""
-        turns = [turn for turn in launched.turns(rows) if turn.row.late_ids]
+        turns = launched.turns([row for row in rows if row.late_ids])
         if not turns:
             return
         ids, starts = [row.late_ids for row, _ in turns], [row.pending_ids for row, _ in turns]
