@@ -1,7 +1,9 @@
 """Reference recordings in, written audio out, in every format."""
 
 import io
+import struct
 import sys
+import tracemalloc
 import wave
 from pathlib import Path
 
@@ -109,6 +111,38 @@ def test_unusable_references_are_refused(samples: np.ndarray, limit: str) -> Non
     with pytest.raises(InvalidReference, match=limit) as refusal:
         read_reference(encoded(samples, 8000), use="reference")
     assert refusal.value.field == "ref_audio"
+
+
+@pytest.mark.parametrize(
+    ("rate", "channels", "limit"),
+    [
+        (2**31 - 1, 1, "from 4000 to 384000 Hz"),
+        (384_001, 1, "from 4000 to 384000 Hz"),
+        (3999, 1, "from 4000 to 384000 Hz"),
+        (0, 1, "libsndfile|from 4000"),
+        (48_000, 9, "at most 8 channels"),
+        (48_000, 1024, "at most 8 channels"),
+        (384_000, 8, "at least 0.5 s"),
+    ],
+)
+def test_a_header_cannot_ask_for_much_memory(rate: int, channels: int, limit: str) -> None:
+    """A few bytes that say they are a long recording of many channels."""
+    layout = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, channels, rate, 2**32 - 1, 2 * channels, 16)
+    data = b"RIFF" + struct.pack("<I", 2**31 - 1) + b"WAVE" + layout + b"data" + struct.pack("<I", 2**31 - 37)
+    tracemalloc.start()
+    with pytest.raises(InvalidReference, match=limit):
+        read_reference(data + b"\1" * 4096, use="reference")
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 20e6
+
+
+@pytest.mark.parametrize(("rate", "channels"), [(4000, 1), (384_000, 8)])
+def test_the_widest_layouts_are_mixed_as_the_whole_would_be(rate: int, channels: int) -> None:
+    samples = np.stack([tone(2.5, rate, 100 + 10 * channel) for channel in range(channels)], 1)
+    reference = read_reference(encoded(samples, rate), use="reference")
+    assert reference.sample_rate == rate
+    np.testing.assert_array_equal(reference.samples, samples.mean(axis=1, dtype=np.float32))
 
 
 @pytest.mark.parametrize("source", [b"", b"no audio at all" * 100, b"RIFF\x00\x00\x00\x00WAVE", encoded(tone())[:30]])

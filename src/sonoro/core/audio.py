@@ -41,6 +41,8 @@ Samples = npt.NDArray[np.float32]
 
 MIN_REFERENCE_S = 0.5
 MAX_REFERENCE_S = 60.0
+MIN_REFERENCE_HZ, MAX_REFERENCE_HZ = 4000, 384_000
+MAX_REFERENCE_CHANNELS = 8
 MIN_REFERENCE_PEAK = 1e-3
 """60 dB below full scale: what a muted microphone leaves."""
 
@@ -92,30 +94,45 @@ def read_reference(
 ) -> Reference:
     """The recording in `source` (a file's bytes, or its path) mixed to mono, at its own rate.
 
-    Raises `InvalidReference` if it is not audio, shorter than 0.5 s, longer than 60 s, silent or not finite.
+    Raises `InvalidReference` if it is not audio, has a rate outside 4 to 384 kHz or more than 8 channels, is shorter
+    than 0.5 s or longer than 60 s, silent or not finite. Whatever a header says, at most 60 s of one channel are kept.
     """
     name = f"{len(source)} bytes" if isinstance(source, bytes) else str(source)
     try:
-        channels, rate = _decode(source)
+        samples, rate = _decode(source)
     except FileNotFoundError as error:
         raise InvalidReference("ref_audio", name, "there is no such file") from error
     except (soundfile.SoundFileError, OSError) as error:
         raise InvalidReference("ref_audio", name, f"it must be audio that libsndfile reads ({error})") from error
-    samples = channels.mean(axis=1, dtype=np.float32)
     _check_reference(samples, rate)
     return Reference(pcm=samples.astype("<f4").tobytes(), sample_rate=rate, text=text, use=use)
 
 
 def _decode(source: bytes | str | Path) -> tuple[Samples, int]:
-    """Samples [S, C] and their rate; at most one sample more than a reference may have."""
+    """Mono samples [S] and their rate; at most one sample more than a reference may have."""
     with contextlib.ExitStack() as stack:
         # A descriptor, not a path: libsndfile must judge by content, and its wrapper asks a *.raw path for a rate.
         opened = io.BytesIO(source) if isinstance(source, bytes) else stack.enter_context(Path(source).open("rb"))
         handle = opened if isinstance(opened, io.BytesIO) else opened.fileno()
         file = stack.enter_context(soundfile.SoundFile(handle, closefd=False))
         rate: int = file.samplerate
-        channels: Samples = file.read(int(MAX_REFERENCE_S * rate) + 1, dtype="float32", always_2d=True)
-        return channels, rate
+        _check_layout(rate, file.channels)
+        # Mixed second by second: a buffer for all channels of a minute would be as large as the header asks for.
+        parts: list[Samples] = []
+        left = int(MAX_REFERENCE_S * rate) + 1
+        while left > 0 and len(block := file.read(min(left, rate), dtype="float32", always_2d=True)):
+            parts.append(block.mean(axis=1, dtype=np.float32))
+            left -= len(block)
+        return np.concatenate([np.zeros(0, np.float32), *parts]), rate
+
+
+def _check_layout(rate: int, channels: int) -> None:
+    if not MIN_REFERENCE_HZ <= rate <= MAX_REFERENCE_HZ:
+        limit = f"its sample rate must be from {MIN_REFERENCE_HZ} to {MAX_REFERENCE_HZ} Hz"
+        raise InvalidReference("ref_audio", f"{rate} Hz", limit)
+    if channels > MAX_REFERENCE_CHANNELS:
+        limit = f"it must have at most {MAX_REFERENCE_CHANNELS} channels"
+        raise InvalidReference("ref_audio", f"{channels} channels", limit)
 
 
 def _check_reference(samples: Samples, rate: int) -> None:
