@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import io
 import re
-import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,7 +16,7 @@ import uvicorn
 
 from engine_processes import CONFIG, launch
 from sonoro.core.config import EngineConfig
-from sonoro.server.app import create_app, listen
+from sonoro.server.app import create_app, listen, uvicorn_config
 from sonoro.server.config import ServerConfig
 from sonoro.transport.client import EngineClient
 
@@ -64,11 +63,7 @@ async def serving(
     engine, failures = launch(model, config, **limits), []
     app = create_app(engine, settings.resolve(config.slots), failures.append)
     with listen(settings) as sock:
-        # What is accepted inherits it: a client that takes nothing must be felt before megabytes are under way.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
-        process = uvicorn.Server(
-            uvicorn.Config(app, loop="asyncio", ws="none", log_config=None, timeout_graceful_shutdown=5)
-        )
+        process = uvicorn.Server(uvicorn_config(app, settings))
         task = asyncio.create_task(process.serve(sockets=[sock]))
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
         try:

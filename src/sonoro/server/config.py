@@ -32,7 +32,11 @@ class ServerConfig:
     """Who is served, and how much of what. Raises `ConfigError` naming field, value and limit.
 
     `port` 0 takes any that is free. `api_keys`: one of them must come with each request under /v1; none asks for none.
-    `max_body_bytes` and `max_characters` of the text bound one request, and its body must arrive in `body_timeout_s`.
+    `max_body_bytes` and `max_characters` of the text bound one request, and its body must arrive in `body_timeout_s`;
+    `max_upload_bytes` bounds one recording, `max_total_body_bytes` all bodies at once, `max_batch_characters` the texts
+    of a batch. A head must arrive in `head_timeout_s`; a connection may idle for `keep_alive_timeout_s`.
+    Recordings come with the request; with `allow_reference_urls` they are fetched from public hosts too, and opened in
+    the folder `reference_folder` if one is given.
     `max_concurrency`: requests spoken at once, 0 for the engine's slots. Others wait for a place, `max_waiting` of them
     at most, each for `max_queue_wait_ms` at most. A client that takes nothing for `slow_reader_timeout_s` is given up;
     at the end requests under way get `shutdown_timeout_s`. `model_aliases` are further names of the model;
@@ -44,33 +48,45 @@ class ServerConfig:
     port: int = 8000
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     max_body_bytes: int = 16 * 2**20
+    max_total_body_bytes: int = 256 * 2**20
+    max_upload_bytes: int = 10 * 2**20
     max_characters: int = 4096
+    max_batch_characters: int = 32_768
     max_concurrency: int = 0
     max_waiting: int = 1024
     max_queue_wait_ms: int = 5000
+    head_timeout_s: float = 10.0
+    keep_alive_timeout_s: int = 5
     body_timeout_s: float = 30.0
     slow_reader_timeout_s: float = 60.0
     shutdown_timeout_s: float = 30.0
     model_aliases: tuple[str, ...] = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
     voice_aliases: Mapping[str, str] = field(default_factory=dict)
     cors_origins: tuple[str, ...] = ()
+    allow_reference_urls: bool = False
+    reference_folder: str = ""
 
     def __post_init__(self) -> None:
         self._check_host()
         for name, low, high in (
             ("port", 0, 65535),
             ("max_body_bytes", 1024, 2**30),
+            ("max_total_body_bytes", 1024, 2**40),
+            ("max_upload_bytes", 1024, 2**30),
             ("max_characters", 1, 1_000_000),
+            ("max_batch_characters", 1, 100_000_000),
             ("max_concurrency", 0, 100_000),
             ("max_waiting", 0, 100_000),
             ("max_queue_wait_ms", 0, 600_000),
+            ("keep_alive_timeout_s", 1, 3600),
         ):
             self._check_number(name, low, high, is_whole=True)
-        for name in ("body_timeout_s", "slow_reader_timeout_s", "shutdown_timeout_s"):
+        for name in ("head_timeout_s", "body_timeout_s", "slow_reader_timeout_s", "shutdown_timeout_s"):
             self._check_number(name, 0.01, 3600, is_whole=False)
         for name in ("api_keys", "model_aliases", "cors_origins"):
             self._check_names(name)
         self._check_voices()
+        self._check_references()
 
     def resolve(self, slots: int) -> Self:
         """This configuration with what was left to the engine, which has `slots`, filled in."""
@@ -81,6 +97,12 @@ class ServerConfig:
         """Every field, the keys counted only."""
         values = {name.name: getattr(self, name.name) for name in dataclasses.fields(self)}
         return {**values, "api_keys": f"{len(self.api_keys)} set", "voice_aliases": dict(self.voice_aliases)}
+
+    @property
+    def public(self) -> dict[str, Any]:
+        """What of `shown` clients may know."""
+        values = {**self.shown, "reference_folder": "set" if self.reference_folder else ""}
+        return {name: value for name, value in values.items() if name not in ("host", "port", "api_keys")}
 
     def aliases(self, spec: ModelSpec) -> dict[str, str]:
         """The names, lower case, that stand for a voice of `spec`. Raises `ConfigError` for one that it lacks."""
@@ -120,6 +142,13 @@ class ServerConfig:
         if not isinstance(values, tuple) or not all(isinstance(value, str) and value for value in values):
             shown = "..." if name == "api_keys" else values
             raise ConfigError(name, shown, "it must be a list of strings that are not empty")
+
+    def _check_references(self) -> None:
+        if not isinstance(self.allow_reference_urls, bool):
+            raise ConfigError("allow_reference_urls", self.allow_reference_urls, "it must be true or false")
+        folder = self.reference_folder
+        if not isinstance(folder, str) or (folder and not Path(folder).is_dir()):
+            raise ConfigError("reference_folder", folder, "it must be a folder that is there, or empty for none")
 
     def _check_voices(self) -> None:
         voices = self.voice_aliases

@@ -35,7 +35,7 @@ try:
 except ImportError:  # an extra: WAV and PCM serve without it
     av = None  # type: ignore[assignment]
 
-__all__ = ["FORMATS", "MAX_RATE", "MAX_SPEED", "MIN_RATE", "MIN_SPEED", "Encoder"]
+__all__ = ["CONTENT_TYPES", "FORMATS", "MAX_RATE", "MAX_SPEED", "MIN_RATE", "MIN_SPEED", "Encoder"]
 
 Samples = npt.NDArray[np.float32]
 
@@ -67,6 +67,7 @@ _FORMATS = {
     "pcm": _Format("audio/pcm", "pcm"),
 }
 FORMATS = tuple(_FORMATS)
+CONTENT_TYPES = tuple(format.content_type for format in _FORMATS.values())
 
 
 class Encoder:

@@ -32,6 +32,7 @@ from sonoro.core.errors import (
 )
 
 __all__ = [
+    "ERROR_SCHEMA",
     "BodyTooLarge",
     "BodyTooSlow",
     "NotReady",
@@ -115,6 +116,22 @@ _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503:
 
 _PARAMETERS = {"text": "input", "max_frames": "max_new_tokens"}
 """Fields of a request that go by another name here."""
+
+
+ERROR_SCHEMA = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                **{name: {"type": "string"} for name in ("message", "type", "code")},
+                "param": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,12 @@ class Metrics:
             registry=self._registry,
         )
         self.audio = Counter("sonoro_audio_seconds", "audio made", ["model"], registry=self._registry)
+        self.underruns = Counter(
+            "sonoro_underruns",
+            "times that a listener without a buffer had nothing left to play",
+            ["model"],
+            registry=self._registry,
+        )
         self._engine = _EngineCollector()
         self._registry.register(self._engine)
 
@@ -59,18 +65,27 @@ class Metrics:
         """A request was turned away before it was under way."""
         self.requests.labels(self.model, reason).inc()
 
-    def exposition(self, stats: Stats | None, restarts: int) -> bytes:
-        """Everything in Prometheus' text format; without `stats` the engine counts as down."""
+    def exposition(self, stats: Stats | None, *, restarts: int, slots: int, queued: int) -> bytes:
+        """Everything in Prometheus' text format; without `stats` the engine counts as down.
+
+        `queued` requests wait for a place before the engine.
+        """
         self._engine.stats, self._engine.restarts = stats, restarts
+        self._engine.slots, self._engine.queued = slots, queued
         return generate_latest(self._registry)
 
 
 class Observation:
-    """One request as it goes, since `arrived_s` on the clock of `time.perf_counter`; `end` counts it."""
+    """One request as it goes, since `arrived_s` on the clock of `time.perf_counter`; `end` counts it.
 
-    def __init__(self, metrics: Metrics, sample_rate: int, arrived_s: float) -> None:
-        self._metrics, self._rate, self._arrived_s = metrics, sample_rate, arrived_s
+    Its audio is played at `speed`.
+    """
+
+    def __init__(self, metrics: Metrics, sample_rate: int, arrived_s: float, speed: float = 1.0) -> None:
+        self._metrics, self._rate, self._arrived_s, self._speed = metrics, sample_rate, arrived_s, speed
         self._bytes = 0
+        self._unsent_s = 0.0
+        self._played_until_s = float("inf")
         self.first_packet_s: float | None = None
         metrics.in_flight.inc()
 
@@ -85,13 +100,19 @@ class Observation:
     def made(self, pcm: bytes) -> None:
         """`pcm` (PCM16 mono) came from the engine."""
         self._bytes += len(pcm)
+        self._unsent_s += len(pcm) / 2 / self._rate / self._speed
         self._metrics.audio.labels(self._metrics.model).inc(len(pcm) / 2 / self._rate)
 
     def sent(self) -> None:
-        """Audio went to the client."""
+        """Audio went to the client: all that was made before, as near as an encoder lets it be told."""
+        now_s = self.elapsed_s
         if self.first_packet_s is None:
-            self.first_packet_s = self.elapsed_s
-            self._metrics.first_packet.labels(self._metrics.model).observe(self.first_packet_s)
+            self.first_packet_s = self._played_until_s = now_s
+            self._metrics.first_packet.labels(self._metrics.model).observe(now_s)
+        elif now_s > self._played_until_s:
+            self._metrics.underruns.labels(self._metrics.model).inc()
+        self._played_until_s = max(self._played_until_s, now_s) + self._unsent_s
+        self._unsent_s = 0.0
 
     def end(self, reason: str, *, is_whole: bool) -> None:
         """It ended as `reason` says; the times of answers that were cut off do not count."""
@@ -109,12 +130,15 @@ class _EngineCollector(Collector):
 
     def __init__(self) -> None:
         self.stats: Stats | None = None
-        self.restarts = 0
+        self.restarts = self.slots = self.queued = 0
 
     def collect(self) -> Iterator[Metric]:
         stats = self.stats
         yield GaugeMetricFamily("sonoro_engine_up", "whether the engine answers", value=float(stats is not None))
         yield CounterMetricFamily("sonoro_engine_restarts", "engines started after a crash", value=self.restarts)
+        yield GaugeMetricFamily("sonoro_engine_slots", "requests that the engine can run at once", value=self.slots)
+        waiting = self.queued + (stats.waiting if stats else 0)
+        yield GaugeMetricFamily("sonoro_queue_depth", "requests that wait, before the engine or in it", value=waiting)
         if stats is None:
             return
         for name, help, value in (
@@ -125,6 +149,11 @@ class _EngineCollector(Collector):
             ("free_pages", "pages that nobody holds", stats.free_pages),
         ):
             yield GaugeMetricFamily(f"sonoro_engine_{name}", help, value=value)
+        for name, percentiles in (("tick", stats.tick_ms), ("frame", stats.frame_ms)):
+            times = GaugeMetricFamily(f"sonoro_engine_{name}_seconds", f"of the last {name}s", labels=["quantile"])
+            for percentile, value_ms in percentiles.items():
+                times.add_metric([f"0.{percentile.removeprefix('p')}"], value_ms / 1000)
+            yield times
         launches = CounterMetricFamily(
             "sonoro_engine_launches", "units of work by kind, and whether from a graph", labels=["kind", "how"]
         )

@@ -6,22 +6,39 @@ too. What is neither is passed over.
 
 from __future__ import annotations
 
-import base64
-import binascii
+import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sonoro.core.audio import read_reference
+from sonoro.core.audio import MAX_REFERENCE_S
 from sonoro.core.errors import InvalidReference, InvalidRequest
-from sonoro.core.types import ModelSpec, Reference, SamplingParams, SpeechRequest
+from sonoro.core.types import ModelSpec, Reference, SamplingParams, SpeechRequest, VoiceMode
 from sonoro.server.config import OPENAI_VOICES
+from sonoro.server.references import Recordings
 
-__all__ = ["SpeechBody", "VoiceId", "body_schema", "parse_body", "speech_request"]
+__all__ = [
+    "BatchBody",
+    "SpeechBody",
+    "SpokenReference",
+    "VoiceId",
+    "parse",
+    "read_references",
+    "schema_of",
+    "speech_request",
+]
 
 logger = logging.getLogger(__name__)
+
+MAX_REFERENCES = 8
+MAX_BATCH = 32
+
+Body = TypeVar("Body", bound=BaseModel)
+
+_TASKS: dict[str, VoiceMode] = {"CustomVoice": "named", "VoiceDesign": "described", "Base": "cloned"}
+"""What clients call the ways of telling a model whom to speak as."""
 
 
 class VoiceId(BaseModel):
@@ -30,6 +47,15 @@ class VoiceId(BaseModel):
     model_config = ConfigDict(strict=True)
 
     id: str
+
+
+class SpokenReference(BaseModel):
+    """A recording of a voice, and what is said in it."""
+
+    model_config = ConfigDict(strict=True)
+
+    audio: str = Field(description="as ref_audio")
+    text: str | None = Field(None, description="as ref_text")
 
 
 class SpeechBody(BaseModel):
@@ -54,24 +80,51 @@ class SpeechBody(BaseModel):
     repetition_penalty: float | None = Field(None, description="above 1 avoids repetition")
     max_new_tokens: int | None = Field(None, description="most frames; bounded by the text if left out")
     ignore_eos: bool | None = Field(None, description="speak for max_new_tokens frames, wherever the text ends")
-    ref_audio: str | None = Field(None, description="recording of the voice to clone, data:audio/...;base64,...")
+    task_type: Literal["CustomVoice", "VoiceDesign", "Base"] | None = Field(
+        None,
+        description="a voice of the model, one that instructions describe, or one that ref_audio is a recording of",
+    )
+    ref_audio: str | None = Field(
+        None, description="recording of the voice to clone: data:audio/...;base64,..., or a URL if the server allows it"
+    )
     ref_text: str | None = Field(None, description="transcript of ref_audio")
+    references: list[SpokenReference] | None = Field(
+        None, min_length=1, max_length=MAX_REFERENCES, description="in place of ref_audio and ref_text"
+    )
     x_vector_only_mode: bool | None = Field(None, description="clone the timbre alone")
+    stream: bool | None = Field(None, description="passed over: the audio is always sent as it is made")
+    initial_codec_chunk_frames: int | None = Field(
+        None, ge=1, description="passed over: the first packet is as short as the server was configured to make it"
+    )
 
 
-def body_schema() -> dict[str, Any]:
-    """The JSON schema of a `SpeechBody`, without references into itself."""
-    schema = SpeechBody.model_json_schema()
-    kinds = schema.pop("$defs")
-    voice = schema["properties"]["voice"]
-    voice["anyOf"] = [kinds[kind["$ref"].rpartition("/")[2]] if "$ref" in kind else kind for kind in voice["anyOf"]]
-    return schema
+class BatchBody(BaseModel):
+    """Texts to speak, each as a speech request; what stands beside `items` holds for those that do not say else."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    items: list[dict[str, Any]] = Field(min_length=1, max_length=MAX_BATCH)
 
 
-def parse_body(payload: bytes) -> SpeechBody:
-    """The body in `payload`, JSON. Raises `InvalidRequest` naming the first field that is wrong."""
+def schema_of(kind: type[BaseModel]) -> dict[str, Any]:
+    """The JSON schema of `kind`, without references into itself."""
+    schema = kind.model_json_schema()
+    inlined: dict[str, Any] = _inline(schema, schema.pop("$defs", {}))
+    return inlined
+
+
+def _inline(part: Any, kinds: dict[str, Any]) -> Any:
+    if isinstance(part, dict):
+        if "$ref" in part:
+            return _inline(kinds[part["$ref"].rpartition("/")[2]], kinds)
+        return {name: _inline(inner, kinds) for name, inner in part.items()}
+    return [_inline(inner, kinds) for inner in part] if isinstance(part, list) else part
+
+
+def parse(kind: type[Body], payload: bytes | dict[str, Any]) -> Body:
+    """A `kind` from JSON, or from what was in it. Raises `InvalidRequest` naming the first field that is wrong."""
     try:
-        return SpeechBody.model_validate_json(payload)
+        return kind.model_validate_json(payload) if isinstance(payload, bytes) else kind.model_validate(payload)
     except ValidationError as errors:
         first = errors.errors(include_url=False)[0]
         # Of a field that may be of several types, the place names the type too.
@@ -82,17 +135,37 @@ def parse_body(payload: bytes) -> SpeechBody:
         raise InvalidRequest(field, value, first["msg"]) from errors
 
 
+async def read_references(body: SpeechBody, recordings: Recordings) -> tuple[Reference, ...]:
+    """The recordings that `body` names, decoded. Raises `InvalidReference`."""
+    if body.references is not None and (body.ref_audio is not None or body.ref_text is not None):
+        raise InvalidReference("references", f"{len(body.references)} given", "give these or ref_audio, not both")
+    use: Literal["reference", "prompt"] = "reference" if body.x_vector_only_mode else "prompt"
+    if body.references is not None:
+        reading = (recordings.read(given.audio, given.text, use, "references") for given in body.references)
+        references = tuple(await asyncio.gather(*reading))
+        if (total_s := sum(reference.duration_s for reference in references)) > MAX_REFERENCE_S:
+            raise InvalidReference("references", f"{total_s:.1f} s", f"together at most {MAX_REFERENCE_S:g} s")
+        return references
+    if body.ref_audio is not None:
+        return (await recordings.read(body.ref_audio, body.ref_text, use),)
+    for field in ("ref_text", "x_vector_only_mode"):
+        if value := getattr(body, field):
+            raise InvalidReference(field, value, "it says what to do with ref_audio; give that too")
+    return ()
+
+
 def speech_request(
-    body: SpeechBody, request_id: str, spec: ModelSpec, aliases: Mapping[str, str], max_characters: int
+    body: SpeechBody,
+    request_id: str,
+    spec: ModelSpec,
+    aliases: Mapping[str, str],
+    references: tuple[Reference, ...] = (),
 ) -> SpeechRequest:
     """What `body` asks of the model of `spec`; `aliases` are further names of its voices, in lower case.
 
-    Raises `InvalidRequest` (or a subclass) for what a request cannot be or this model cannot do. Decodes a reference,
-    which takes time.
+    Raises `InvalidRequest` (or a subclass) for what a request cannot be or this model cannot do.
     """
-    if len(body.input) > max_characters:
-        raise InvalidRequest("input", f"{len(body.input)} characters", f"it must have at most {max_characters}")
-    references = _references(body)
+    _check_task(body, spec, is_cloned=bool(references))
     request = SpeechRequest(
         id=request_id,
         text=body.input,
@@ -114,6 +187,17 @@ def speech_request(
     return spec.resolve(request)
 
 
+def _check_task(body: SpeechBody, spec: ModelSpec, *, is_cloned: bool) -> None:
+    if body.task_type is None:
+        return
+    if _TASKS[body.task_type] not in spec.voice_modes:
+        able = [task for task, mode in _TASKS.items() if mode in spec.voice_modes]
+        raise InvalidRequest("task_type", body.task_type, f"{spec.name} does {' and '.join(able)} alone")
+    if is_cloned != (body.task_type == "Base"):
+        limit = "with ref_audio it must be Base" if is_cloned else "it needs ref_audio"
+        raise InvalidRequest("task_type", body.task_type, limit)
+
+
 def _voice(body: SpeechBody, spec: ModelSpec, aliases: Mapping[str, str], *, is_cloned: bool) -> str | None:
     voice = body.voice.id if isinstance(body.voice, VoiceId) else body.voice
     if voice is not None and body.speaker is not None and voice != body.speaker:
@@ -129,28 +213,7 @@ def _options(body: SpeechBody, request_id: str, spec: ModelSpec) -> dict[str, bo
     """The model's own options among the further fields; which others there were is a matter of the debug log."""
     known = {option.name: option for option in spec.options}
     given = {name: value for name, value in (body.model_extra or {}).items() if value is not None}
-    if unknown := sorted(given.keys() - known.keys()):
+    passed_over = body.model_fields_set & {"stream", "initial_codec_chunk_frames"}
+    if unknown := sorted((given.keys() - known.keys()) | passed_over):
         logger.debug("event=fields_ignored id=%s count=%d fields=%.200r", request_id, len(unknown), unknown)
     return {name: known[name].check(value) for name, value in given.items() if name in known}
-
-
-def _references(body: SpeechBody) -> tuple[Reference, ...]:
-    if body.ref_audio is not None:
-        use: Literal["reference", "prompt"] = "reference" if body.x_vector_only_mode else "prompt"
-        return (read_reference(_decode(body.ref_audio), text=body.ref_text, use=use),)
-    if body.ref_text is not None:
-        raise InvalidReference("ref_text", body.ref_text, "it is the transcript of ref_audio; give that too")
-    if body.x_vector_only_mode:
-        raise InvalidReference("x_vector_only_mode", True, "it says how to use ref_audio; give that too")
-    return ()
-
-
-def _decode(url: str) -> bytes:
-    """The bytes in a data: URL. Nothing is fetched or opened for a client."""
-    head, comma, data = url.partition(",")
-    if not comma or not head.lower().startswith("data:") or not head.lower().endswith(";base64"):
-        raise InvalidReference("ref_audio", url, "it must be a data: URL, data:audio/wav;base64,...")
-    try:
-        return base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise InvalidReference("ref_audio", url, f"it must be valid base64 ({error})") from error

@@ -12,23 +12,35 @@ import base64
 import contextlib
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sonoro.core.errors import EngineError, SonoroError
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest
-from sonoro.server.encode import Encoder
+from sonoro.server.encoding import Encoding
 from sonoro.server.errors import NotReady, Refusal, SlowReader, TooManyRequests, refusal
 from sonoro.server.metrics import Observation
 from sonoro.transport.client import EngineClient
 
-__all__ = ["NO_ENGINE", "Gate", "Speech", "SpeechResponse", "error_response"]
+__all__ = [
+    "DISCONNECTED",
+    "NO_ENGINE",
+    "Gate",
+    "Speech",
+    "SpeechResponse",
+    "conclude",
+    "error_response",
+    "spoken",
+    "while_there",
+]
 
 logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 DISCONNECTED = "disconnected"
 
@@ -41,7 +53,7 @@ class Gate:
     def __init__(self, places: int, max_waiting: int, wait_s: float) -> None:
         self._free = asyncio.Semaphore(places)
         self._max_waiting, self._wait_s = max_waiting, wait_s
-        self._waiting = 0
+        self.waiting = 0
 
     @contextlib.asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
@@ -53,31 +65,31 @@ class Gate:
             self._free.release()
 
     async def _enter(self) -> None:
-        if self._free.locked() and self._waiting >= self._max_waiting:
-            raise TooManyRequests(f"{self._waiting} requests are waiting already; try again later")
-        self._waiting += 1
+        if self._free.locked() and self.waiting >= self._max_waiting:
+            raise TooManyRequests(f"{self.waiting} requests are waiting already; try again later")
+        self.waiting += 1
         try:
             async with asyncio.timeout(self._wait_s if self._free.locked() else None):
                 await self._free.acquire()
         except TimeoutError as error:
             raise TooManyRequests(f"no place came free in {self._wait_s:g} s; try again later") from error
         finally:
-            self._waiting -= 1
+            self.waiting -= 1
 
 
 @dataclass(frozen=True)
 class Speech:
-    """What is to be spoken and how it is sent."""
+    """What is to be spoken and how it is sent. `name` is the request's id as its client knows it."""
 
+    name: str
     request: SpeechRequest
-    encoder: Encoder
-    is_events: bool
+    encoding: Encoding
+    is_events: bool = False
 
     @property
     def headers(self) -> dict[str, str]:
-        kind = "text/event-stream" if self.is_events else self.encoder.content_type
-        rate, name = str(self.encoder.rate), self.request.id
-        return {"content-type": kind, "x-sample-rate": rate, "x-request-id": name, "cache-control": "no-store"}
+        kind = "text/event-stream" if self.is_events else self.encoding.content_type
+        return {"content-type": kind, "x-sample-rate": str(self.encoding.rate), "cache-control": "no-store"}
 
     def packet(self, audio: bytes) -> bytes:
         """`audio` as it goes into the body."""
@@ -86,16 +98,55 @@ class Speech:
         return _event({"type": "speech.audio.delta", "audio": base64.b64encode(audio).decode()})
 
     def end(self, finished: Finished) -> bytes:
-        """What the body says after the last audio. Its usage counts characters in and frames out."""
+        """What the body says after the last audio."""
         if not self.is_events:
             return b""
+        done = {"type": "speech.audio.done", "usage": self.usage(finished), "finish_reason": finished.reason}
+        return _event(done)
+
+    def usage(self, finished: Finished) -> dict[str, int]:
+        """Characters in and frames out."""
         characters = len(self.request.text)
-        usage = {
-            "input_tokens": characters,
-            "output_tokens": finished.frames,
-            "total_tokens": characters + finished.frames,
-        }
-        return _event({"type": "speech.audio.done", "usage": usage, "finish_reason": finished.reason})
+        total = characters + finished.frames
+        return {"input_tokens": characters, "output_tokens": finished.frames, "total_tokens": total}
+
+
+async def spoken(
+    speech: Speech, client: EngineClient, gate: Gate, observation: Observation
+) -> AsyncGenerator[bytes | Finished, None]:
+    """The encoded audio of `speech` as it is made, then its end; a place inside the gate is held meanwhile.
+
+    Raises `TooManyRequests`, `NotReady` and what `EngineClient.stream` raises.
+    """
+    async with gate.place():
+        # The engine may have ended while this one waited.
+        if not client.is_ready:
+            raise NotReady(NO_ENGINE)
+        async with contextlib.aclosing(client.stream(speech.request)) as stream:
+            async for event in stream:
+                if isinstance(event, AudioChunk):
+                    observation.made(event.pcm)
+                    if audio := await speech.encoding.feed(event.pcm):
+                        yield audio
+                    continue
+                if event.reason in ("cancelled", "error"):
+                    raise EngineError(f"the speech was cut off: {event.reason}")
+                if audio := await speech.encoding.finish():
+                    yield audio
+                yield event
+                return
+
+
+def conclude(speech: Speech, observation: Observation, reason: str, *, is_whole: bool) -> None:
+    """Count and log the end of `speech`, and free its encoder."""
+    speech.encoding.close()
+    observation.end(reason, is_whole=is_whole)
+    first_s = observation.first_packet_s
+    logger.info(
+        "event=request_ended id=%s reason=%s characters=%d audio_s=%.2f first_packet_ms=%s total_ms=%.0f",
+        *(speech.name, reason, len(speech.request.text), observation.audio_s),
+        *("none" if first_s is None else f"{first_s * 1000:.0f}", observation.elapsed_s * 1000),
+    )
 
 
 class SpeechResponse(Response):
@@ -110,57 +161,33 @@ class SpeechResponse(Response):
         self._has_begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        speaking = asyncio.create_task(self._answer(scope, receive, send))
-        leaving = asyncio.create_task(_until_gone(receive))
-        reason, is_whole = DISCONNECTED, False
+        reason, is_whole = "error", False
         try:
-            await asyncio.wait({speaking, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if speaking.done():
-                reason, is_whole = speaking.result()
-        except Exception:
-            reason = "error"
-            raise
+            ended = await while_there(receive, self._answer(scope, receive, send))
+            reason, is_whole = ended or (DISCONNECTED, False)
         finally:
-            await _drop(speaking, leaving)
-            self._speech.encoder.close()
-            self._note(reason, is_whole=is_whole)
+            conclude(self._speech, self._observation, reason, is_whole=is_whole)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> tuple[str, bool]:
         """Send everything; how it ended, and whether the client got the whole of it."""
         try:
-            async with self._gate.place():
-                # The engine may have ended while this one waited.
-                if not self._client.is_ready:
-                    raise NotReady(NO_ENGINE)
-                async with contextlib.aclosing(self._client.stream(self._speech.request)) as stream:
-                    return (await self._speak(stream, send)).reason, True
+            arguments = self._speech, self._client, self._gate, self._observation
+            async with contextlib.aclosing(spoken(*arguments)) as parts:
+                async for part in parts:
+                    if isinstance(part, Finished):
+                        await self._send(send, self._speech.end(part), is_last=True)
+                        return part.reason, True
+                    await self._send(send, self._speech.packet(part))
+                    self._observation.sent()
+            raise AssertionError("a stream ends with its `Finished`")
         except SonoroError as error:
             refused = refusal(error)
             if not self._has_begun:
-                await error_response(refused, self._speech.request.id)(scope, receive, send)
-            elif self._speech.is_events:
+                await error_response(refused)(scope, receive, send)
+            elif self._speech.is_events and not isinstance(error, SlowReader):
                 await self._send(send, _event({"type": "error", **refused.body}), is_last=True)
             # A body of audio is left without its end: the connection is closed on it.
             return error.code, False
-
-    async def _speak(self, stream: AsyncGenerator[AudioChunk | Finished, None], send: Send) -> Finished:
-        encoder, speech = self._speech.encoder, self._speech
-        async for event in stream:
-            if isinstance(event, AudioChunk):
-                self._observation.made(event.pcm)
-                await self._send_audio(send, encoder.feed(event.pcm))
-                continue
-            if event.reason in ("cancelled", "error"):
-                raise EngineError(f"the speech was cut off: {event.reason}")
-            await self._send_audio(send, encoder.finish())
-            await self._send(send, speech.end(event), is_last=True)
-            return event
-        raise AssertionError("a stream ends with its `Finished`")
-
-    async def _send_audio(self, send: Send, audio: bytes) -> None:
-        if audio:
-            await self._send(send, self._speech.packet(audio))
-            self._observation.sent()
 
     async def _send(self, send: Send, body: bytes, *, is_last: bool = False) -> None:
         """Send a part of the body, the headers before the first. Raises `SlowReader` if it is not taken in time."""
@@ -174,37 +201,28 @@ class SpeechResponse(Response):
         except TimeoutError as error:
             raise SlowReader(f"the client took nothing for {self._timeout_s:g} s") from error
 
-    def _note(self, reason: str, *, is_whole: bool) -> None:
-        seen, request = self._observation, self._speech.request
-        seen.end(reason, is_whole=is_whole)
-        logger.info(
-            "event=request_ended id=%s reason=%s characters=%d audio_s=%.2f first_packet_ms=%s total_ms=%.0f",
-            request.id,
-            reason,
-            len(request.text),
-            seen.audio_s,
-            "none" if seen.first_packet_s is None else f"{seen.first_packet_s * 1000:.0f}",
-            seen.elapsed_s * 1000,
-        )
 
-
-def error_response(refused: Refusal, request_id: str | None = None) -> Response:
+def error_response(refused: Refusal) -> Response:
     """`refused` as an answer."""
-    headers = refused.headers if request_id is None else {**refused.headers, "X-Request-Id": request_id}
-    return Response(refused.payload, refused.status, headers, "application/json")
+    return Response(refused.payload, refused.status, refused.headers, "application/json")
 
 
 def _event(data: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(data).encode() + b"\n\n"
 
 
+async def while_there(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result | None:
+    """The result of `work`; None, the work cancelled, if the client closes its connection before."""
+    working, leaving = asyncio.create_task(work), asyncio.create_task(_until_gone(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
 async def _until_gone(receive: Receive) -> None:
-    """Wait until the client has closed its connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _drop(*tasks: asyncio.Task[Any]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

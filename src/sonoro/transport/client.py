@@ -49,14 +49,14 @@ __all__ = ["Answer", "EngineClient"]
 
 
 class EngineClient:
-    """An engine in a process of its own; `async with EngineClient.launch(...) as client`.
+    """An engine in a process of its own, started with `settings`; `async with EngineClient.launch(...) as client`.
 
     Belongs to the event loop it was started in. A process that crashes fails the requests it held with `EngineCrashed`
     and is replaced; later requests wait for the new one.
     """
 
     def __init__(self, settings: WorkerSettings, limits: Limits | None = None) -> None:
-        self._limits = limits or Limits()
+        self.settings, self._limits = settings, limits or Limits()
         self._supervisor = Supervisor(settings, self._limits, self._take, self._lose)
         self._inboxes: dict[str, _Inbox] = {}
         self._asked: deque[asyncio.Future[Stats]] = deque()

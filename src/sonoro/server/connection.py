@@ -1,0 +1,98 @@
+"""One connection of a client, under uvicorn: who opens it and then says nothing, or never ends, is let go.
+
+Knows HTTP as bytes, not what is asked. `Identified` gives each request the id that its log lines and its answer carry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+from typing import Any, cast
+
+import h11
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from sonoro.server.errors import plain_refusal
+
+__all__ = ["Connection", "Identified", "connection"]
+
+_SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+
+
+class Connection(H11Protocol):
+    """Between two answers a head must arrive in `head_timeout_s`, and so must what is left of a refused body.
+
+    uvicorn bounds the silence after an answer alone, not that before the first request nor a head that trickles in.
+    """
+
+    head_timeout_s = 10.0
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.transport.get_protocol() is self:  # a WebSocket has a protocol of its own
+            self._watch()
+        else:
+            self._unwatch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unwatch()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP, in the words of every other refusal."""
+        refused = plain_refusal(400, msg, "http")
+        headers = [("content-type", "application/json"), ("connection", "close")]
+        for event in (
+            h11.Response(status_code=refused.status, headers=headers, reason="Bad Request"),
+            h11.Data(data=refused.payload),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    def _watch(self) -> None:
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        if is_answering or self.transport.is_closing():
+            self._unwatch()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(self.head_timeout_s, self.transport.abort)
+
+    def _unwatch(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+def connection(head_timeout_s: float) -> type[asyncio.Protocol]:
+    """`Connection` with its limit, as uvicorn wants it."""
+    return type("Connection", (Connection,), {"head_timeout_s": head_timeout_s})
+
+
+class Identified:
+    """An application whose requests have an id: the client's `X-Request-Id` if it is sane, else a new one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
+        cast(dict[str, Any], scope.setdefault("state", {}))["request_id"] = request_id
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        await self._app(scope, receive, send_named)

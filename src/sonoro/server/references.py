@@ -1,0 +1,212 @@
+"""Recordings that requests name instead of holding: fetched and opened only as far as the operator allows.
+
+Whatever a client writes, nothing but the public internet is connected to, and nothing outside one folder is opened.
+Knows no request and no engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import ipaddress
+import os
+import socket
+import stat
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import httpcore2
+
+from sonoro.core.audio import read_reference
+from sonoro.core.errors import InvalidReference
+from sonoro.core.types import Reference
+
+__all__ = ["Recordings", "is_public"]
+
+Result = TypeVar("Result")
+
+FETCH_TIMEOUT_S = 10.0
+MAX_FETCHES = 8
+
+_EMBEDDING = tuple(map(ipaddress.IPv6Network, ("2001::/23", "2002::/16")))
+"""Networks within 2000::/3 whose addresses hold an IPv4 address (Teredo, 6to4) or are no host's."""
+
+_RELAYS = ipaddress.IPv4Network("192.88.99.0/24")
+
+
+def is_public(address: str) -> bool:
+    """Whether `address` is of a host on the public internet: not private, local, shared, multicast, reserved, and none
+    that stands for an IPv4 address (mapped, 6to4, Teredo, NAT64).
+    """
+    host = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(host, ipaddress.IPv4Address):
+        return host.is_global and not host.is_multicast and not host.is_reserved and host not in _RELAYS
+    is_unicast = host in ipaddress.IPv6Network("2000::/3")
+    return is_unicast and host.is_global and not any(host in network for network in _EMBEDDING)
+
+
+async def _resolve(host: str, port: int) -> list[str]:
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in found]
+
+
+class _CheckedBackend(httpcore2.AsyncNetworkBackend):
+    """Connects to the very address that was checked: a name that is asked twice can answer twice differently."""
+
+    def __init__(self, resolve: Callable[[str, int], Awaitable[list[str]]], is_allowed: Callable[[str], bool]) -> None:
+        self._resolve, self._is_allowed = resolve, is_allowed
+        self._network = httpcore2.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
+        addresses = await self._resolve(host, port)
+        if not addresses or not all(map(self._is_allowed, addresses)):
+            raise InvalidReference("ref_audio", host, "it must be the name of a host with public addresses alone")
+        return await self._network.connect_tcp(addresses[0], port, timeout, local_address, socket_options)
+
+
+class Recordings:
+    """Where recordings come from: data: URLs always, http(s): URLs if `allows_urls`, file: URLs in `folder` if one is
+    given; each of `max_bytes` at most. `resolve` and `is_allowed` stand for the network.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_bytes: int,
+        allows_urls: bool = False,
+        folder: str = "",
+        resolve: Callable[[str, int], Awaitable[list[str]]] = _resolve,
+        is_allowed: Callable[[str], bool] = is_public,
+    ) -> None:
+        self._max_bytes, self._allows_urls = max_bytes, allows_urls
+        self._folder = Path(folder).resolve() if folder else None
+        self._backend = _CheckedBackend(resolve, is_allowed)
+        self._tls = httpcore2.default_ssl_context() if allows_urls else None
+        # A minute of sound takes megabytes while it is decoded, whoever asks.
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="recording")
+        self._fetches = asyncio.Semaphore(MAX_FETCHES)
+
+    async def read(
+        self, url: str, text: str | None, use: Literal["reference", "prompt"], field: str = "ref_audio"
+    ) -> Reference:
+        """The recording at `url`, decoded. Raises `InvalidReference`, naming `field` if the recording is wrong."""
+        try:
+            return await self.decode(await self._load(url), text, use)
+        except InvalidReference as error:
+            if error.field != "ref_audio":
+                raise
+            raise InvalidReference(field, error.value, error.limit) from error
+
+    async def decode(self, data: bytes, text: str | None, use: Literal["reference", "prompt"]) -> Reference:
+        """`data`, an audio file, decoded. Raises `InvalidReference`."""
+        if len(data) > self._max_bytes:
+            raise _too_large(f"{len(data)} bytes", self._max_bytes)
+        return await self._aside(lambda: read_reference(data, text=text, use=use))
+
+    def close(self) -> None:
+        """Begin nothing more."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _aside(self, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def _load(self, url: str) -> bytes:
+        scheme = url.partition(":")[0].lower()
+        if scheme == "data":
+            return await self._aside(lambda: _inline(url))
+        if scheme in ("http", "https") and self._allows_urls:
+            return await self._fetch(url)
+        if scheme == "file" and self._folder is not None:
+            folder = self._folder
+            return await self._aside(lambda: _open(url, folder, self._max_bytes))
+        ways = ["a data: URL, data:audio/wav;base64,..."]
+        ways += ["an http(s): URL"] * self._allows_urls + ["a file: URL"] * (self._folder is not None)
+        raise InvalidReference("ref_audio", url, f"it must be {' or '.join(ways)}")
+
+    async def _fetch(self, url: str) -> bytes:
+        target = _target(url)
+        try:
+            async with asyncio.timeout(FETCH_TIMEOUT_S), self._fetches:
+                return await self._download(url, target)
+        except TimeoutError as error:
+            raise InvalidReference("ref_audio", url, f"it must arrive within {FETCH_TIMEOUT_S:g} s") from error
+        except (OSError, UnicodeError, httpcore2.NetworkError, httpcore2.ProtocolError) as error:
+            # Not how the network failed: that would describe what the client cannot see from where it is.
+            raise InvalidReference("ref_audio", url, "it must be there to be fetched") from error
+
+    async def _download(self, url: str, target: httpcore2.URL) -> bytes:
+        headers = [("Accept", "audio/*, */*;q=0.1"), ("User-Agent", "sonoro")]
+        async with (
+            httpcore2.AsyncConnectionPool(self._tls, network_backend=self._backend) as pool,
+            pool.stream("GET", target, headers=headers) as answer,
+        ):
+            if answer.status != 200:
+                raise InvalidReference("ref_audio", url, "it must answer with 200; nothing else is followed")
+            data = bytearray()
+            async for part in answer.aiter_stream():
+                data += part
+                if len(data) > self._max_bytes:
+                    raise _too_large(url, self._max_bytes)
+            return bytes(data)
+
+
+def _too_large(value: str, max_bytes: int) -> InvalidReference:
+    return InvalidReference("ref_audio", value, f"it must have at most {max_bytes} bytes")
+
+
+def _inline(url: str) -> bytes:
+    """The bytes in a data: URL."""
+    head, comma, data = url.partition(",")
+    if not comma or not head.lower().endswith(";base64"):
+        raise InvalidReference("ref_audio", url, "it must be a data: URL, data:audio/wav;base64,...")
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidReference("ref_audio", url, f"it must be valid base64 ({error})") from error
+
+
+def _target(url: str) -> httpcore2.URL:
+    """`url` taken apart once, so that what is checked is what is asked."""
+    limit = "it must be an http(s): URL of a host, without a user, in ASCII"
+    if not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
+        raise InvalidReference("ref_audio", url, limit)
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise InvalidReference("ref_audio", url, limit) from error
+    if not host or parts.username is not None or parts.password is not None:
+        raise InvalidReference("ref_audio", url, limit)
+    query = f"?{parts.query}" if parts.query else ""
+    return httpcore2.URL(scheme=parts.scheme, host=host, port=port, target=(parts.path or "/") + query)
+
+
+def _open(url: str, folder: Path, max_bytes: int) -> bytes:
+    """The file at `url` if it lies within `folder`, symbolic links followed before that is decided."""
+    limit = "it must be a file in the folder of recordings"
+    try:
+        parts = urlsplit(url)
+        path = (folder / unquote(parts.path, errors="strict")).resolve(strict=True)
+        if parts.netloc not in ("", "localhost") or not path.is_relative_to(folder):
+            raise InvalidReference("ref_audio", url, limit)
+        # Opened without waiting, as a pipe would make it, and without following a link put there meanwhile.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise InvalidReference("ref_audio", url, limit)
+            data = file.read(max_bytes + 1)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InvalidReference("ref_audio", url, limit) from error
+    if len(data) > max_bytes:
+        raise _too_large(url, max_bytes)
+    return data

@@ -1,0 +1,117 @@
+"""The paths that clients and operators ask, and what each says. Knows how it is asked, not how speech is made."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import JSONResponse
+
+from sonoro.server.batch import RESULTS_SCHEMA, read_batch, speak_batch
+from sonoro.server.encode import CONTENT_TYPES
+from sonoro.server.errors import ERROR_SCHEMA
+from sonoro.server.schemas import BatchBody, SpeechBody, parse, schema_of
+from sonoro.server.service import Service
+from sonoro.server.stream import SpeechResponse, while_there
+
+__all__ = ["operator_routes", "speech_routes"]
+
+Answers = dict[int | str, dict[str, Any]]
+
+
+def _refusals(*statuses: int) -> Answers:
+    content = {"application/json": {"schema": ERROR_SCHEMA}}
+    return {status: {"description": "refused, and why", "content": content} for status in statuses}
+
+
+def _takes(kind: type[SpeechBody | BatchBody]) -> dict[str, Any]:
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema_of(kind)}}}}
+
+
+_SPOKEN: Answers = {
+    200: {
+        "description": "audio, or events that hold it, as it is made",
+        "content": {kind: {} for kind in (*CONTENT_TYPES, "text/event-stream")},
+        "headers": {"X-Sample-Rate": {"description": "of the audio, in Hz", "schema": {"type": "integer"}}},
+    },
+    **_refusals(400, 401, 404, 408, 413, 429, 503),
+}
+_BATCH: Answers = {
+    200: {"description": "what each came to", "content": {"application/json": {"schema": RESULTS_SCHEMA}}},
+    **_refusals(400, 401, 408, 413, 429, 503),
+}
+
+
+def speech_routes(service: Service) -> APIRouter:
+    """What clients ask, with a key if there are keys."""
+    router = APIRouter(prefix="/v1", dependencies=[Depends(service.authorise)])
+    config = service.config
+
+    @router.post("/audio/speech", response_class=Response, responses=_SPOKEN, openapi_extra=_takes(SpeechBody))
+    async def speech(request: Request) -> Response:
+        """Speak a text; the audio is sent as it is made."""
+        arrived_s = time.perf_counter()
+        async with service.uploads.body(request, config.max_body_bytes) as payload:
+            body = parse(SpeechBody, payload)
+            speech = await service.speech(body, request.state.request_id)
+        observation = service.observe(body.speed, arrived_s)
+        return SpeechResponse(speech, service.client, service.gate, observation, config.slow_reader_timeout_s)
+
+    @router.post("/audio/speech/batch", response_class=Response, responses=_BATCH, openapi_extra=_takes(BatchBody))
+    async def batch(request: Request) -> Response:
+        """Speak 1 to 32 texts; the answer comes when all are spoken."""
+        async with service.uploads.body(request, config.max_body_bytes) as payload:
+            items = read_batch(payload, config.max_batch_characters)
+            service.spec()
+            speaking = speak_batch(service, items, request.state.request_id)
+            results = await while_there(request.receive, speaking)
+        return JSONResponse(results)
+
+    @router.get("/models", responses=_refusals(401, 503))
+    async def models() -> dict[str, Any]:
+        """The loaded model, under each of its names, and how it is served."""
+        spec = service.spec()
+        facts = {"object": "model", "created": service.created_s, "owned_by": "sonoro", "root": spec.name}
+        able = {
+            "sample_rate": spec.sample_rate,
+            "voice_modes": spec.voice_modes,
+            "languages": spec.languages,
+            "accepts_instructions": spec.accepts_instructions,
+            "options": {option.name: option.limit for option in spec.options},
+            "max_characters": config.max_characters,
+        }
+        data = [{"id": name, **facts, **able} for name in service.names(spec)]
+        return {"object": "list", "data": data, "configuration": service.configuration}
+
+    @router.get("/audio/voices", responses=_refusals(401, 503))
+    async def voices() -> dict[str, Any]:
+        """The model's voices, and the names that stand for one of them."""
+        return {"voices": service.spec().voices, "aliases": service.aliases}
+
+    return router
+
+
+def operator_routes(service: Service) -> APIRouter:
+    """What operators ask, without a key."""
+    router = APIRouter()
+
+    @router.get("/health")
+    async def health() -> dict[str, str]:
+        """Whether the server is alive, whatever its engine does."""
+        return {"status": "alive"}
+
+    @router.get("/ready", responses=_refusals(503))
+    async def ready() -> dict[str, str]:
+        """Whether a request would be spoken now."""
+        return {"status": "ready", "model": service.spec().name}
+
+    metrics_answer: Answers = {200: {"description": "Prometheus' text format", "content": {"text/plain": {}}}}
+
+    @router.get("/metrics", response_class=Response, responses=metrics_answer)
+    async def metrics() -> Response:
+        """What is counted and measured, for Prometheus."""
+        return Response(await service.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+    return router

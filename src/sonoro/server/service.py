@@ -1,0 +1,176 @@
+"""What the endpoints share: an engine started behind the server's back, who may ask it, and what a request becomes.
+
+Knows the engine's client and requests, not the paths they come on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import hmac
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from fastapi import FastAPI, Request
+
+from sonoro.core.errors import EngineError, InvalidRequest, SonoroError
+from sonoro.core.types import ModelSpec
+from sonoro.server.config import ServerConfig
+from sonoro.server.encode import Encoder
+from sonoro.server.encoding import Encoding, encoder_threads
+from sonoro.server.errors import NotReady, Refusal, Unauthorized, UnknownModel
+from sonoro.server.metrics import Metrics, Observation
+from sonoro.server.references import Recordings
+from sonoro.server.schemas import SpeechBody, read_references, speech_request
+from sonoro.server.stream import NO_ENGINE, Gate, Speech
+from sonoro.server.uploads import Uploads
+from sonoro.transport.client import EngineClient
+from sonoro.transport.messages import Stats
+
+__all__ = ["Service"]
+
+logger = logging.getLogger(__name__)
+
+STATS_TIMEOUT_S = 2.0
+"""How long /metrics waits for the engine before it counts as down."""
+
+
+class Service:
+    """An engine that is started behind its back, and what the endpoints share.
+
+    `on_failure` is told what was wrong with an engine that could not be started.
+    """
+
+    def __init__(
+        self, client: EngineClient, config: ServerConfig, on_failure: Callable[[SonoroError], None] | None
+    ) -> None:
+        self.client, self.config, self.metrics = client, config, Metrics()
+        self.gate = Gate(config.max_concurrency, config.max_waiting, config.max_queue_wait_ms / 1000)
+        self.uploads = Uploads(config.max_total_body_bytes, config.body_timeout_s)
+        self.recordings = Recordings(
+            max_bytes=config.max_upload_bytes,
+            allows_urls=config.allow_reference_urls,
+            folder=config.reference_folder,
+        )
+        self.created_s = int(time.time())
+        self.aliases: dict[str, str] = {}
+        self._encoders = encoder_threads()
+        self._keys = [key.encode() for key in config.api_keys]
+        self._on_failure, self._failure, self._is_started = on_failure, "", False
+
+    @contextlib.asynccontextmanager
+    async def running(self, app: FastAPI) -> AsyncIterator[None]:
+        """Start the engine in the background; end it with the block."""
+        starting = asyncio.create_task(self._start())
+        try:
+            yield
+        finally:
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            self._encoders.shutdown(wait=False)
+            self.recordings.close()
+            await self.client.close()
+
+    async def _start(self) -> None:
+        try:
+            await self.client.start()
+            self.aliases = self.config.aliases(self.client.spec)
+        except Exception as error:
+            failure = error if isinstance(error, SonoroError) else EngineError(repr(error))
+            self._failure = str(failure)
+            if self._on_failure is not None:
+                self._on_failure(failure)
+            else:
+                logger.error("event=engine_not_started reason=%r", self._failure)
+            return
+        self.metrics.model, self._is_started = self.client.spec.name, True
+        logger.info("event=ready model=%s ready_s=%.1f", self.client.spec.name, self.client.ready.ready_s)
+
+    @property
+    def unready(self) -> str | None:
+        """Why nothing can be spoken now; None if it can."""
+        if self._failure:
+            return f"the engine could not be started: {self._failure}"
+        if not self._is_started:
+            return "the engine is being started"
+        return None if self.client.is_ready else NO_ENGINE
+
+    def spec(self) -> ModelSpec:
+        """What the model can do. Raises `NotReady`."""
+        if (reason := self.unready) is not None:
+            raise NotReady(reason)
+        return self.client.spec
+
+    def authorise(self, request: Request) -> None:
+        """Raises `Unauthorized` unless the request has one of the keys, if there are any."""
+        if not self._keys:
+            return
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        # Each is compared, in full: how long it takes must not tell how much of a key was right.
+        matches = [hmac.compare_digest(given.strip().encode("latin-1"), key) for key in self._keys]
+        if scheme.lower() != "bearer" or not any(matches):
+            raise Unauthorized("give one of the API keys of this server, as Authorization: Bearer KEY")
+
+    def names(self, spec: ModelSpec) -> tuple[str, ...]:
+        """What the model of `spec` may be called."""
+        return tuple(dict.fromkeys((spec.name, *self.config.model_aliases)))
+
+    async def stats(self) -> Stats | None:
+        """How the engine is doing; None if it does not say."""
+        if self.unready is not None:
+            return None
+        with contextlib.suppress(EngineError, TimeoutError):
+            return await asyncio.wait_for(self.client.stats(), STATS_TIMEOUT_S)
+        return None
+
+    async def speech(self, body: SpeechBody, name: str) -> Speech:
+        """What `body` asks for, of a request that its client knows as `name`. Raises what is wrong with it."""
+        spec, most = self.spec(), self.config.max_characters
+        self._check_model(body.model, spec)
+        if len(body.input) > most:
+            raise InvalidRequest("input", f"{len(body.input)} characters", f"it must have at most {most}")
+        references = await read_references(body, self.recordings)
+        # The engine must tell apart what clients may give the same name.
+        request = speech_request(body, f"{name}.{uuid.uuid4().hex[:8]}", spec, self.aliases, references)
+        encoder = Encoder(body.response_format, spec.sample_rate, speed=body.speed, out_rate=body.sample_rate)
+        return Speech(name, request, Encoding(encoder, self._encoders), is_events=body.stream_format == "sse")
+
+    def note_refusal(self, refused: Refusal, name: str) -> None:
+        """Count and log that the request `name` was turned away before it was under way."""
+        code = refused.error["code"]
+        self.metrics.refused(str(code))
+        fields = name, refused.status, code, refused.error["param"]
+        logger.info("event=request_refused id=%s status=%d code=%s param=%s", *fields)
+
+    async def exposition(self) -> bytes:
+        """The metrics of server and engine."""
+        slots = self.client.settings.config.slots
+        return self.metrics.exposition(
+            await self.stats(), restarts=self.client.restarts, slots=slots, queued=self.gate.waiting
+        )
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """What was decided about engine and server, without what is secret or tells of this machine's folders."""
+        settings, ready = self.client.settings, self.client.ready
+        load = {name: getattr(settings, name) for name in ("device", "dtype", "load_format")}
+        memory = {"gpu_memory_mib": ready.gpu_memory_mib, "graph_memory_mib": ready.graph_memory_mib}
+        return {
+            "load": load,
+            "engine": dataclasses.asdict(settings.config.resolve()),
+            "server": self.config.public,
+            "ready": {"seconds": ready.ready_s, **memory, "report": ready.report.splitlines()},
+        }
+
+    def observe(self, speed: float, arrived_s: float) -> Observation:
+        """A request that arrived at `arrived_s` is under way."""
+        return Observation(self.metrics, self.client.spec.sample_rate, arrived_s, speed)
+
+    def _check_model(self, name: str | None, spec: ModelSpec) -> None:
+        known = self.names(spec)
+        if name is not None and name not in known:
+            raise UnknownModel("model", name, "known models: " + ", ".join(known))
