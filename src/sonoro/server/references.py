@@ -32,10 +32,13 @@ Result = TypeVar("Result")
 FETCH_TIMEOUT_S = 10.0
 MAX_FETCHES = 8
 
-_EMBEDDING = tuple(map(ipaddress.IPv6Network, ("2001::/23", "2002::/16")))
-"""Networks within 2000::/3 whose addresses hold an IPv4 address (Teredo, 6to4) or are no host's."""
-
-_RELAYS = ipaddress.IPv4Network("192.88.99.0/24")
+_NO_HOSTS = tuple(
+    map(
+        ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2002::/16", "2001:db8::/32", "3fff::/20")
+    )
+)
+"""Networks that the standard library may take for global: of protocols and documents, and those whose addresses stand
+for an IPv4 address (6to4, Teredo)."""
 
 
 def is_public(address: str) -> bool:
@@ -43,10 +46,9 @@ def is_public(address: str) -> bool:
     that stands for an IPv4 address (mapped, 6to4, Teredo, NAT64).
     """
     host = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(host, ipaddress.IPv4Address):
-        return host.is_global and not host.is_multicast and not host.is_reserved and host not in _RELAYS
-    is_unicast = host in ipaddress.IPv6Network("2000::/3")
-    return is_unicast and host.is_global and not any(host in network for network in _EMBEDDING)
+    is_unicast = not host.is_multicast if host.version == 4 else host in ipaddress.ip_network("2000::/3")
+    is_hosts = not host.is_reserved and not any(host in network for network in _NO_HOSTS)
+    return is_unicast and host.is_global and is_hosts
 
 
 async def _resolve(host: str, port: int) -> list[str]:

@@ -1,0 +1,269 @@
+"""Recordings by URL: what is allowed is read, and nothing else is connected to or opened."""
+
+import asyncio
+import base64
+import contextlib
+import io
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+
+from engine_processes import run
+from sonoro.core.errors import InvalidReference
+from sonoro.server import references
+from sonoro.server.references import Recordings, is_public
+
+
+def wav(seconds: float = 1.0) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, np.sin(np.arange(int(seconds * 8000)) / 5) / 2, 8000, format="WAV", subtype="PCM_16")
+    return file.getvalue()
+
+
+@contextlib.asynccontextmanager
+async def site(answer: bytes, trickle_s: float = 0) -> AsyncIterator[tuple[int, list[bytes]]]:
+    """A site that answers every request so, byte by byte if asked to; its port, and the heads of the requests."""
+    heads: list[bytes] = []
+    connections: list[asyncio.Task[None]] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(asyncio.current_task())
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            heads.append(await reader.readuntil(b"\r\n\r\n"))
+            step = 1 if trickle_s else max(1, len(answer))
+            for start in range(0, len(answer), step):
+                writer.write(answer[start : start + step])
+                await writer.drain()
+                await asyncio.sleep(trickle_s)
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1], heads
+        for task in connections:
+            task.cancel()
+        await asyncio.gather(*connections)
+
+
+def answered(body: bytes, status: str = "200 OK", *headers: str) -> bytes:
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", "Connection: close", *headers, "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+@contextlib.contextmanager
+def reading(**options: object):
+    recordings = Recordings(**{"max_bytes": 100_000, **options})
+    try:
+        yield recordings
+    finally:
+        recordings.close()
+
+
+async def refused(recordings: Recordings, url: str, words: str, field: str = "ref_audio") -> None:
+    with pytest.raises(InvalidReference, match=words) as caught:
+        await recordings.read(url, "Hello.", "prompt", field)
+    assert caught.value.field == field
+
+
+async def at_home(host: str, port: int) -> list[str]:
+    """Every name is this machine's."""
+    return ["127.0.0.1"]
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("8.8.8.8", True),
+        ("2606:4700:4700::1111", True),
+        ("0.0.0.0", False),
+        ("10.1.2.3", False),
+        ("100.64.0.1", False),
+        ("127.0.0.1", False),
+        ("169.254.169.254", False),
+        ("172.16.0.1", False),
+        ("192.0.0.8", False),
+        ("192.0.2.1", False),
+        ("192.88.99.1", False),
+        ("192.168.1.1", False),
+        ("198.18.0.1", False),
+        ("224.0.0.1", False),
+        ("240.0.0.1", False),
+        ("255.255.255.255", False),
+        ("::", False),
+        ("::1", False),
+        ("::ffff:8.8.8.8", False),
+        ("::ffff:127.0.0.1", False),
+        ("::7f00:1", False),
+        ("64:ff9b::7f00:1", False),
+        ("64:ff9b:1::1", False),
+        ("100::1", False),
+        ("2001::7f00:1", False),
+        ("2001:db8::1", False),
+        ("2002:7f00:1::", False),
+        ("3fff::1", False),
+        ("fc00::1", False),
+        ("fe80::1%eth0", False),
+        ("fec0::1", False),
+        ("ff02::1", False),
+    ],
+)
+def test_only_hosts_of_the_public_internet_are_public(address: str, expected: bool) -> None:
+    assert is_public(address) == expected
+
+
+def test_nothing_is_fetched_or_opened_unless_the_operator_says_so(tmp_path: Path) -> None:
+    (tmp_path / "a.wav").write_bytes(wav())
+
+    async def ask() -> None:
+        with reading() as recordings:
+            for url in (
+                "http://8.8.8.8/a.wav",
+                (tmp_path / "a.wav").as_uri(),
+                str(tmp_path / "a.wav"),
+                "ftp://a/b",
+                "",
+            ):
+                await refused(recordings, url, "it must be a data: URL")
+            inline = "data:audio/wav;base64," + base64.b64encode(wav()).decode()
+            assert (await recordings.read(inline, None, "reference")).duration_s == 1
+            await refused(recordings, inline + "!", "valid base64")
+            await refused(recordings, inline.replace(";base64", ""), "data: URL")
+            large = "data:audio/wav;base64," + base64.b64encode(wav(7)).decode()
+            await refused(recordings, large, "at most 100000 bytes", "references")
+
+    run(ask())
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("127.0.0.1", "localhost", "0x7f.1", "2130706433", "127.1", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0", "0"),
+        *("169.254.169.254", "10.0.0.1", "192.168.0.1", "[fe80::1]", "[64:ff9b::7f00:1]", "[2002:7f00:1::]"),
+    ],
+)
+def test_private_hosts_are_refused_however_they_are_written(host: str) -> None:
+    async def ask() -> None:
+        async with site(answered(wav())) as (port, heads):
+            with reading(allows_urls=True) as recordings:
+                await refused(recordings, f"http://{host}:{port}/a.wav", "public addresses alone|there to be fetched")
+            assert heads == []
+
+    run(ask())
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://",
+        "http:///a.wav",
+        "http://user@host.example/a.wav",
+        "http://user:secret@host.example/a.wav",
+        "http://host.example:99999/a.wav",
+        "http://host.example:port/a.wav",
+        "http://host.example\\@127.0.0.1/",
+        "http://host.example/a b",
+        "http://host.example/\r\nX: y",
+        "http://höst.example/",
+        "http://[::1/",
+    ],
+)
+def test_urls_that_could_be_read_in_two_ways_are_refused(url: str) -> None:
+    async def ask() -> None:
+        with reading(allows_urls=True, resolve=at_home, is_allowed=lambda address: True) as recordings:
+            await refused(recordings, url, "http")
+
+    run(ask())
+
+
+def test_what_was_checked_is_what_is_connected_to() -> None:
+    """The name is asked once, whatever it would answer the next time; one bad address spoils all."""
+    asked: list[str] = []
+
+    def resolve(*addresses: str) -> Callable[[str, int], object]:
+        async def answer(host: str, port: int) -> list[str]:
+            asked.append(host)
+            return list(addresses)
+
+        return answer
+
+    async def ask() -> None:
+        async with site(answered(wav())) as (port, heads):
+            url = f"http://voices.example:{port}/a%20b.wav?c=d"
+            is_allowed = lambda address: address == "127.0.0.1"  # noqa: E731
+            with reading(allows_urls=True, resolve=resolve("127.0.0.1"), is_allowed=is_allowed) as recordings:
+                assert (await recordings.read(url, None, "reference")).duration_s == 1
+            assert asked == ["voices.example"]
+            assert heads[0].startswith(b"GET /a%20b.wav?c=d HTTP/1.1\r\n")
+            assert f"Host: voices.example:{port}".encode() in heads[0]
+            for addresses in (("127.0.0.1", "10.0.0.1"), ()):
+                with reading(allows_urls=True, resolve=resolve(*addresses), is_allowed=is_allowed) as recordings:
+                    await refused(recordings, url, "public addresses alone")
+            assert len(heads) == 1
+
+    run(ask())
+
+
+def test_answers_are_bounded_and_must_be_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(references, "FETCH_TIMEOUT_S", 0.5)
+    endless = b"HTTP/1.1 200 OK\r\n\r\n" + bytes(1_000_000)
+
+    async def ask() -> None:
+        with reading(allows_urls=True, resolve=at_home, is_allowed=lambda address: True) as recordings:
+            for answer, trickle_s, words in (
+                (answered(b"", "302 Found", "Location: http://127.0.0.1/a.wav"), 0, "nothing else is followed"),
+                (answered(wav(), "404 Not Found"), 0, "nothing else is followed"),
+                (answered(b"<html>"), 0, "audio that libsndfile reads"),
+                (answered(bytes(100_001)), 0, "at most 100000 bytes"),
+                (endless, 0, "at most 100000 bytes"),
+                (answered(wav())[:-100], 0, "there to be fetched"),
+                (b"no HTTP at all\r\n\r\n", 0, "there to be fetched"),
+                (b"", 0, "there to be fetched"),
+                (answered(wav()), 0.05, "within 0.5 s"),
+            ):
+                async with site(answer, trickle_s) as (port, heads):
+                    await refused(recordings, f"http://voices.example:{port}/", words)
+                    assert len(heads) == 1
+            await refused(recordings, f"http://voices.example:{port}/", "there to be fetched")
+            await refused(recordings, f"https://voices.example:{port}/", "there to be fetched")
+
+    run(ask())
+
+
+def test_files_are_read_from_their_folder_and_from_nowhere_else(tmp_path: Path) -> None:
+    folder, outside = tmp_path / "voices", tmp_path / "secret.wav"
+    (folder / "sub folder").mkdir(parents=True)
+    for path in (folder / "a.wav", folder / "sub folder" / "b.wav", outside):
+        path.write_bytes(wav())
+    (folder / "text.wav").write_text("no sound")
+    (folder / "large.wav").write_bytes(wav(7))
+    (folder / "inside.wav").symlink_to("a.wav")
+    (folder / "outside.wav").symlink_to("../secret.wav")
+    (folder / "up").symlink_to("..")
+    (folder / "loop").symlink_to("loop")
+    os.mkfifo(folder / "pipe")
+
+    async def ask() -> None:
+        with reading(folder=str(folder)) as recordings:
+            for url in ("file:a.wav", (folder / "a.wav").as_uri(), "file:sub%20folder/b.wav", "file:inside.wav"):
+                assert (await recordings.read(url, None, "reference")).duration_s == 1, url
+            for url in (
+                *(
+                    "file:../secret.wav",
+                    "file:sub folder/../../secret.wav",
+                    "file:%2e%2e/secret.wav",
+                    "file:up/secret.wav",
+                ),
+                *(outside.as_uri(), "file:outside.wav", "file:///etc/passwd", "file://host.example/a.wav", "file:"),
+                *("file:pipe", "file:loop", "file:none.wav", "file:a.wav%00", "file:%ff", "file:sub%20folder"),
+                *("file:" + "a" * 5000, "file:///dev/zero", "FILE:../secret.wav"),
+            ):
+                await refused(recordings, url, "a file in the folder")
+            await refused(recordings, "file:text.wav", "audio that libsndfile reads")
+            await refused(recordings, "file:large.wav", "at most 100000 bytes")
+
+    run(ask())
