@@ -78,7 +78,7 @@ class BodyTooLarge(Refused):
 
 
 class BodyTooSlow(Refused):
-    """The body did not arrive in time."""
+    """The body did not arrive whole, or not in time."""
 
     code = "body_too_slow"
 

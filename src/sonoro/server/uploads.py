@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from fastapi import Request
+from starlette.requests import ClientDisconnect
 
 from sonoro.server.errors import BodyTooLarge, BodyTooSlow, TooManyRequests
 
@@ -49,5 +50,7 @@ class Uploads:
         try:
             async with asyncio.timeout(self._timeout_s):
                 yield
+        except ClientDisconnect as error:
+            raise BodyTooSlow("the body ended before its end") from error
         except TimeoutError as error:
             raise BodyTooSlow(f"the body must arrive within {self._timeout_s:g} s") from error

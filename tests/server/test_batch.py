@@ -1,0 +1,141 @@
+"""Several texts in one request: each as if it had come alone, in order, failing alone, within limits."""
+
+import asyncio
+import base64
+import dataclasses
+from typing import Any
+
+import httpx
+import pytest
+
+from engine_processes import LONG, alone, nothing_left, run, until
+from server_processes import SETTINGS, Server, recording, serving
+from sonoro.core.types import SpeechRequest
+
+__all__ = ["nothing_left"]
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+BATCH = "/v1/audio/speech/batch"
+
+
+async def speak(server: Server, items: Any, **common: Any) -> httpx.Response:
+    return await server.http.post(BATCH, json={"items": items, "response_format": "pcm", **common})
+
+
+def spoken(text: str, **fields: Any) -> bytes:
+    return alone(SpeechRequest(id="a", text=text, **{"voice": "low", **fields}))
+
+
+def test_each_is_spoken_as_if_alone_and_fails_alone() -> None:
+    items = [
+        {"input": "The first one."},
+        {"input": "The second, higher.", "voice": "high", "seed": 3},
+        {"input": "Nobody's.", "voice": "nobody"},
+        {"input": 7},
+        {},
+        {"input": "As events.", "stream_format": "sse"},
+        {"input": "It is unspeakable."},
+        {"input": "A tone.", "ref_audio": recording(), "voice": None, "x_vector_only_mode": True},
+        {"input": "As a file.", "response_format": "wav"},
+    ]
+
+    async def ask() -> None:
+        async with serving() as server:
+            answer = await speak(server, items, voice="low", seed=1, model="tts-1")
+            assert answer.status_code == 200
+            whole = answer.json()
+            assert whole["id"] == answer.headers["x-request-id"]
+            assert (whole["total"], whole["succeeded"], whole["failed"]) == (9, 4, 5)
+            results = whole["results"]
+            assert [result["index"] for result in results] == list(range(9))
+            for index, expected in (
+                (0, spoken("The first one.", seed=1)),
+                (1, spoken("The second, higher.", seed=3, voice="high")),
+            ):
+                result = results[index]
+                assert base64.b64decode(result["audio_data"]) == expected
+                assert (result["status"], result["media_type"], result["sample_rate"]) == ("success", "audio/pcm", 8000)
+                assert result["finish_reason"] == "stop"
+                assert result["usage"]["input_tokens"] == len(items[index]["input"])
+            for index, code, field in (
+                (2, "unknown_voice", "voice"),
+                (3, "invalid_request", "input"),
+                (4, "invalid_request", "input"),
+                (5, "invalid_request", "stream_format"),
+                (6, "invalid_request", "input"),
+            ):
+                assert results[index]["status"] == "error"
+                assert (results[index]["error"]["code"], results[index]["error"]["param"]) == (code, field)
+            assert results[7]["status"] == "success"
+            assert base64.b64decode(results[8]["audio_data"]).startswith(b"RIFF")
+            assert results[8]["media_type"] == "audio/wav"
+            assert await server.is_idle()
+            assert await server.metric("sonoro_requests_in_flight") == 0
+
+    run(ask())
+
+
+def test_what_is_wrong_with_the_whole_is_refused() -> None:
+    settings = dataclasses.replace(SETTINGS, max_batch_characters=100)
+
+    async def ask() -> None:
+        async with serving(settings=settings) as server:
+            for items, words in (
+                (None, "items"),
+                ([], "items"),
+                ([{"input": "One."}] * 33, "items"),
+                (["One."], "items"),
+                ({"input": "One."}, "items"),
+                ([{"input": "a" * 50}, {"input": "b" * 51}], "at most 100"),
+            ):
+                answer = await speak(server, items)
+                assert answer.status_code == 400
+                assert answer.json()["error"]["param"] == "items"
+                assert words in answer.json()["error"]["message"]
+            assert (await server.http.post(BATCH, content=b"{")).status_code == 400
+            most = (await speak(server, [{"input": f"{number}."} for number in range(32)])).json()
+            assert most["succeeded"] == 32
+
+    run(ask())
+
+
+def test_somebody_with_one_text_does_not_wait_for_a_batch() -> None:
+    long = {"max_new_tokens": 100, "ignore_eos": True}
+
+    async def ask() -> None:
+        async with serving("slow", dataclasses.replace(SETTINGS, max_concurrency=2)) as server:
+            batch = asyncio.create_task(speak(server, [{"input": LONG, **long}] * 6))
+            await until(lambda: server.metric("sonoro_engine_running"))
+            assert (await server.speak()).status_code == 200
+            assert not batch.done()
+            assert (await batch).json()["succeeded"] == 6
+
+    run(ask())
+
+
+def test_a_client_that_leaves_ends_its_batch() -> None:
+    long = {"max_new_tokens": 400, "ignore_eos": True}
+
+    async def leave() -> None:
+        async with serving("slow") as server:
+            body = {"items": [{"input": LONG, **long}] * 8}
+            with pytest.raises(httpx.ReadTimeout):
+                await server.http.post(BATCH, json=body, timeout=0.5)
+            await until(server.is_idle, timeout_s=1)
+            assert await server.metric("sonoro_requests_in_flight") == 0
+
+    run(leave())
+
+
+def test_a_killed_engine_fails_the_items_that_were_under_way() -> None:
+    async def kill() -> None:
+        async with serving("slow") as server:
+            answer = await speak(server, [{"input": "Some words."}, {"input": "It must die."}])
+            assert answer.status_code == 200
+            results = answer.json()["results"]
+            assert results[1]["error"]["code"] == "engine_crashed"
+            await until(server.is_ready, timeout_s=20)
+            assert (await speak(server, [{"input": "Some words."}])).json()["succeeded"] == 1
+
+    run(kill())

@@ -1,0 +1,169 @@
+"""Connections that say nothing, too little, or something that is no HTTP; ids of requests; what sockets inherit."""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import socket
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from engine_processes import nothing_left, run, until
+from server_processes import SETTINGS, Server, serving
+from sonoro.server.app import SEND_BUFFER_BYTES, listen
+
+__all__ = ["nothing_left"]
+
+SPEECH = "/v1/audio/speech"
+IMPATIENT = dataclasses.replace(SETTINGS, head_timeout_s=0.4, keep_alive_timeout_s=1, body_timeout_s=0.4)
+
+
+@contextlib.asynccontextmanager
+async def connection(server: Server) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection, gone with the block."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def closed(reader: asyncio.StreamReader) -> tuple[bytes, float]:
+    """What was answered until the server closed the connection, and when that was."""
+    started_s = time.perf_counter()
+    heard = b""
+    async with asyncio.timeout(5):
+        try:
+            while part := await reader.read(65536):
+                heard += part
+        except ConnectionError:
+            pass
+    return heard, time.perf_counter() - started_s
+
+
+def test_accepted_sockets_send_at_once_and_keep_little() -> None:
+    with listen(SETTINGS) as sock, socket.create_connection(sock.getsockname()) as client:
+        accepted, _ = sock.accept()
+        with accepted:
+            assert client.fileno() > 0
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            # The system doubles what it is asked for.
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) <= 2 * SEND_BUFFER_BYTES
+            timeout_ms = accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+            assert timeout_ms == SETTINGS.slow_reader_timeout_s * 1000
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_connections_that_keep_the_server_waiting_are_let_go() -> None:
+    """The head of a first request and of a later one, an idle connection, and the rest of a body already refused."""
+
+    async def trickle(server: Server, first: bytes) -> float:
+        async with connection(server) as (reader, writer):
+            writer.write(first)
+
+            async def drip() -> None:
+                while True:
+                    await asyncio.sleep(0.1)
+                    writer.write(b"a")
+
+            dripping = asyncio.create_task(drip())
+            _, waited_s = await closed(reader)
+            dripping.cancel()
+            await asyncio.gather(dripping, return_exceptions=True)
+            return waited_s
+
+    async def wait() -> None:
+        async with serving(settings=IMPATIENT) as server:
+            health = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
+            refused = f"POST {SPEECH} HTTP/1.1\r\nHost: a\r\nContent-Length: 999999999\r\n\r\n".encode()
+            for first, low_s, high_s in (
+                (b"", 0.3, 2),
+                (b"GET /hea", 0.3, 2),
+                (health + b"GET /hea", 0.3, 2),
+                (refused, 0.3, 2),
+            ):
+                assert low_s < await trickle(server, first) < high_s, first
+            async with connection(server) as (reader, _):
+                assert (await closed(reader))[0] == b""
+            async with connection(server) as (reader, writer):
+                writer.write(health)
+                heard, waited_s = await closed(reader)
+                assert heard.startswith(b"HTTP/1.1 200")
+                assert 0.9 < waited_s < 3
+            await until(lambda: len(server.process.server_state.connections) <= 1)
+
+    run(wait())
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_an_answer_may_take_longer_than_a_head() -> None:
+    async def speak() -> None:
+        async with serving("slow", IMPATIENT) as server:
+            started_s = time.perf_counter()
+            answer = await server.speak("Some words.", max_new_tokens=200, ignore_eos=True)
+            assert time.perf_counter() - started_s > 2 * IMPATIENT.head_timeout_s
+            assert len(answer.content) == 200 * 160
+
+    run(speak())
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_what_is_no_http_is_refused_as_everything_else_is(caplog: pytest.LogCaptureFixture) -> None:
+    async def ask() -> None:
+        async with serving() as server:
+            for payload in (
+                b"HELO there\r\n\r\n",
+                b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+                b"GET /health HTTP/1.1\r\n\r\n",
+                b"GET /health HTTP/1.1\r\nHost: a\r\nbad header\r\n\r\n",
+                f"POST {SPEECH} HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\n".encode(),
+                f"POST {SPEECH} HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n".encode(),
+                b"GET /health HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 20_000,
+            ):
+                async with connection(server) as (reader, writer):
+                    writer.write(payload)
+                    heard, waited_s = await closed(reader)
+                assert heard.startswith(b"HTTP/1.1 400"), payload[:40]
+                assert json.loads(heard.partition(b"\r\n\r\n")[2])["error"]["code"] == "http"
+                assert waited_s < 1
+            # A body that ends before it should is the client's own end: there is nobody to answer.
+            async with connection(server) as (_, writer):
+                writer.write(f'POST {SPEECH} HTTP/1.1\r\nHost: a\r\nContent-Length: 500\r\n\r\n{{"input": "a'.encode())
+                await writer.drain()
+            assert (await server.speak()).status_code == 200
+            assert await server.is_idle()
+            await until(lambda: "code=body_too_slow" in caplog.text)
+            assert "Traceback" not in caplog.text
+
+    with caplog.at_level("INFO"):
+        run(ask())
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_request_keeps_the_id_its_client_gave_if_it_is_sane() -> None:
+    async def ask() -> None:
+        async with serving() as server:
+            for given, is_kept in (
+                ("job-7:part_2.a", True),
+                ("a" * 64, True),
+                ("a" * 65, False),
+                ("with space", False),
+                ("semi;colon", False),
+                ("", False),
+            ):
+                for path in ("/health", "/v1/nothing", SPEECH):
+                    body = {"input": "Some words."}
+                    answer = await server.http.request(
+                        "POST" if path == SPEECH else "GET", path, json=body, headers={"x-request-id": given}
+                    )
+                    made = answer.headers["x-request-id"]
+                    assert (made == given) == is_kept
+                    assert is_kept or len(made) == 32
+            twins = [server.http.post(SPEECH, json={"input": "Twins."}, headers={"x-request-id": "twin"}) for _ in "ab"]
+            assert [answer.status_code for answer in await asyncio.gather(*twins)] == [200, 200]
+
+    run(ask())
