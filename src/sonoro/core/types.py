@@ -26,6 +26,7 @@ from sonoro.core.errors import (
 )
 
 __all__ = [
+    "MAX_SEED",
     "AudioChunk",
     "Event",
     "Failed",

@@ -11,12 +11,13 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from sonoro.core.audio import MAX_REFERENCE_S
 from sonoro.core.errors import InvalidReference, InvalidRequest
-from sonoro.core.types import ModelSpec, Reference, SamplingParams, SpeechRequest, VoiceMode
+from sonoro.core.types import MAX_SEED, ModelSpec, Reference, SamplingParams, SpeechRequest, VoiceMode
 from sonoro.server.config import OPENAI_VOICES
+from sonoro.server.encode import FORMATS, MAX_RATE, MAX_SPEED, MIN_RATE, MIN_SPEED
 from sonoro.server.references import Recordings
 
 __all__ = [
@@ -36,6 +37,12 @@ MAX_REFERENCES = 8
 MAX_BATCH = 32
 
 Body = TypeVar("Body", bound=BaseModel)
+
+
+def _span(minimum: float, maximum: float) -> dict[str, JsonValue]:
+    """What the schema says of a number that is checked elsewhere, with a message of ours."""
+    return {"minimum": minimum, "maximum": maximum}
+
 
 _TASKS: dict[str, VoiceMode] = {"CustomVoice": "named", "VoiceDesign": "described", "Base": "cloned"}
 """What clients call the ways of telling a model whom to speak as."""
@@ -63,22 +70,36 @@ class SpeechBody(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
-    input: str = Field(description="the text to speak")
-    model: str | None = Field(None, description="a name of the loaded model")
-    voice: str | VoiceId | None = Field(None, description="a voice of the model, or an alias of one")
+    input: str = Field(description="the text to speak", examples=["Hello there."], json_schema_extra={"minLength": 1})
+    model: str | None = Field(None, description="a name of the loaded model", examples=["tts-1"])
+    voice: str | VoiceId | None = Field(None, description="a voice of the model, or an alias", examples=["alloy"])
     speaker: str | None = Field(None, description="the same as voice")
     instructions: str | None = Field(None, description="how to speak, or who speaks, in words")
-    response_format: str = Field("mp3", description="mp3, opus, aac, flac, wav or pcm (16 bits, mono)")
-    speed: float = Field(1.0, description="0.25 to 4")
+    response_format: str = Field("mp3", description="pcm is 16 bits, mono", json_schema_extra={"enum": [*FORMATS]})
+    speed: float = Field(1.0, description="without a change of pitch", json_schema_extra=_span(MIN_SPEED, MAX_SPEED))
     stream_format: Literal["audio", "sse"] = Field("audio", description="the audio itself, or events that hold it")
-    sample_rate: int | None = Field(None, description="of the audio, in Hz; the model's own if left out")
+    sample_rate: int | None = Field(
+        None,
+        description="of the audio, in Hz; the model's own if left out",
+        json_schema_extra=_span(MIN_RATE, MAX_RATE),
+    )
     language: str | None = Field(None, description="a language of the model, or auto")
-    seed: int | None = Field(None, description="the same seed draws the same speech; 0 if left out")
-    temperature: float | None = Field(None, description="0 is greedy")
-    top_k: int | None = Field(None, description="draw from the k likeliest; 0 keeps all")
-    top_p: float | None = Field(None, description="draw from the likeliest that hold this probability")
-    repetition_penalty: float | None = Field(None, description="above 1 avoids repetition")
-    max_new_tokens: int | None = Field(None, description="most frames; bounded by the text if left out")
+    seed: int | None = Field(
+        None, description="the same seed draws the same speech; 0 if left out", json_schema_extra=_span(0, MAX_SEED)
+    )
+    temperature: float | None = Field(None, description="0 is greedy", json_schema_extra=_span(0, 10))
+    top_k: int | None = Field(
+        None, description="draw from the k likeliest; 0 keeps all", json_schema_extra=_span(0, 1_000_000)
+    )
+    top_p: float | None = Field(
+        None, description="draw from the likeliest that hold this probability", json_schema_extra=_span(0, 1)
+    )
+    repetition_penalty: float | None = Field(
+        None, description="above 1 avoids repetition", json_schema_extra=_span(0, 10)
+    )
+    max_new_tokens: int | None = Field(
+        None, description="most frames; bounded by the text if left out", json_schema_extra=_span(1, 1_000_000)
+    )
     ignore_eos: bool | None = Field(None, description="speak for max_new_tokens frames, wherever the text ends")
     task_type: Literal["CustomVoice", "VoiceDesign", "Base"] | None = Field(
         None,
