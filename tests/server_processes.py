@@ -78,9 +78,26 @@ async def serving(
             await task
 
 
-def recording(seconds: float = 1.0, rate: int = 8000, peak: float = 0.5) -> str:
-    """A tone as a data: URL."""
+def sound(seconds: float = 1.0, rate: int = 8000, peak: float = 0.5) -> bytes:
+    """A tone as a WAV file."""
     samples = peak * np.sin(np.arange(int(seconds * rate)) / 5)
     file = io.BytesIO()
     soundfile.write(file, samples, rate, format="WAV", subtype="PCM_16")
-    return "data:audio/wav;base64," + base64.b64encode(file.getvalue()).decode()
+    return file.getvalue()
+
+
+def recording(seconds: float = 1.0, rate: int = 8000, peak: float = 0.5) -> str:
+    """A tone as a data: URL."""
+    return "data:audio/wav;base64," + base64.b64encode(sound(seconds, rate, peak)).decode()
+
+
+def check_error(answer: httpx.Response, status: int, parameter: str | None = None) -> None:
+    """`answer` is a refusal of that status that names the field."""
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert error["param"] == parameter, answer.text
+    if parameter is not None:
+        assert parameter in error["message"]
+    assert ("retry-after" in answer.headers) == (status in (429, 503))

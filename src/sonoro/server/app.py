@@ -23,6 +23,7 @@ from sonoro.server.errors import plain_refusal, refusal
 from sonoro.server.routes import operator_routes, speech_routes
 from sonoro.server.service import Service
 from sonoro.server.stream import error_response
+from sonoro.server.voices import voice_routes
 from sonoro.transport.client import EngineClient
 
 __all__ = ["create_app", "listen", "serve", "uvicorn_config"]
@@ -61,6 +62,7 @@ def create_app(
     app.add_exception_handler(HTTPException, _tell_of_http)
     app.add_exception_handler(Exception, _tell_of_defect)
     app.include_router(speech_routes(service))
+    app.include_router(voice_routes(service))
     app.include_router(operator_routes(service))
     return app
 

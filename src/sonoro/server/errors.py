@@ -29,10 +29,11 @@ from sonoro.core.errors import (
     InvalidRequest,
     SonoroError,
     UnknownVoice,
+    VoiceExists,
 )
 
 __all__ = [
-    "ERROR_SCHEMA",
+    "Answers",
     "BodyTooLarge",
     "BodyTooSlow",
     "NotReady",
@@ -44,6 +45,7 @@ __all__ = [
     "UnknownModel",
     "plain_refusal",
     "refusal",
+    "refusals",
 ]
 
 
@@ -99,6 +101,7 @@ _STATUSES: dict[type[SonoroError], int] = {
     InvalidRequest: 400,
     UnknownVoice: 404,
     UnknownModel: 404,
+    VoiceExists: 409,
     Unauthorized: 401,
     BodyTooSlow: 408,
     BodyTooLarge: 413,
@@ -118,7 +121,9 @@ _PARAMETERS = {"text": "input", "max_frames": "max_new_tokens"}
 """Fields of a request that go by another name here."""
 
 
-ERROR_SCHEMA = {
+Answers = dict[int | str, dict[str, Any]]
+
+_SCHEMA = {
     "type": "object",
     "required": ["error"],
     "properties": {
@@ -167,3 +172,9 @@ def plain_refusal(status: int, message: str, code: str, parameter: str | None = 
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     error = {"message": message, "type": kind, "param": parameter, "code": code}
     return Refusal(status, error, dict(_HEADERS.get(status, {})))
+
+
+def refusals(*statuses: int) -> Answers:
+    """How the API's description says that `statuses` are answered."""
+    content = {"application/json": {"schema": _SCHEMA}}
+    return {status: {"description": "refused, and why", "content": content} for status in statuses}

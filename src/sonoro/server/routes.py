@@ -11,19 +11,12 @@ from starlette.responses import JSONResponse
 
 from sonoro.server.batch import RESULTS_SCHEMA, read_batch, speak_batch
 from sonoro.server.encode import CONTENT_TYPES
-from sonoro.server.errors import ERROR_SCHEMA
+from sonoro.server.errors import Answers, refusals
 from sonoro.server.schemas import BatchBody, SpeechBody, parse, schema_of
 from sonoro.server.service import Service
 from sonoro.server.stream import SpeechResponse, while_there
 
 __all__ = ["operator_routes", "speech_routes"]
-
-Answers = dict[int | str, dict[str, Any]]
-
-
-def _refusals(*statuses: int) -> Answers:
-    content = {"application/json": {"schema": ERROR_SCHEMA}}
-    return {status: {"description": "refused, and why", "content": content} for status in statuses}
 
 
 def _takes(kind: type[SpeechBody | BatchBody]) -> dict[str, Any]:
@@ -36,11 +29,11 @@ _SPOKEN: Answers = {
         "content": {kind: {} for kind in (*CONTENT_TYPES, "text/event-stream")},
         "headers": {"X-Sample-Rate": {"description": "of the audio, in Hz", "schema": {"type": "integer"}}},
     },
-    **_refusals(400, 401, 404, 408, 413, 429, 503),
+    **refusals(400, 401, 404, 408, 413, 429, 503),
 }
 _BATCH: Answers = {
     200: {"description": "what each came to", "content": {"application/json": {"schema": RESULTS_SCHEMA}}},
-    **_refusals(400, 401, 408, 413, 429, 503),
+    **refusals(400, 401, 408, 413, 429, 503),
 }
 
 
@@ -69,7 +62,7 @@ def speech_routes(service: Service) -> APIRouter:
             results = await while_there(request.receive, speaking)
         return JSONResponse(results)
 
-    @router.get("/models", responses=_refusals(401, 503))
+    @router.get("/models", responses=refusals(401, 503))
     async def models() -> dict[str, Any]:
         """The loaded model, under each of its names, and how it is served."""
         spec = service.spec()
@@ -85,11 +78,6 @@ def speech_routes(service: Service) -> APIRouter:
         data = [{"id": name, **facts, **able} for name in service.names(spec)]
         return {"object": "list", "data": data, "configuration": service.configuration}
 
-    @router.get("/audio/voices", responses=_refusals(401, 503))
-    async def voices() -> dict[str, Any]:
-        """The model's voices, and the names that stand for one of them."""
-        return {"voices": service.spec().voices, "aliases": service.aliases}
-
     return router
 
 
@@ -102,7 +90,7 @@ def operator_routes(service: Service) -> APIRouter:
         """Whether the server is alive, whatever its engine does."""
         return {"status": "alive"}
 
-    @router.get("/ready", responses=_refusals(503))
+    @router.get("/ready", responses=refusals(503))
     async def ready() -> dict[str, str]:
         """Whether a request would be spoken now."""
         return {"status": "ready", "model": service.spec().name}

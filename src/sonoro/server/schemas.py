@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
@@ -113,6 +113,9 @@ class SpeechBody(BaseModel):
         None, min_length=1, max_length=MAX_REFERENCES, description="in place of ref_audio and ref_text"
     )
     x_vector_only_mode: bool | None = Field(None, description="clone the timbre alone")
+    speaker_embedding: list[float] | None = Field(
+        None, max_length=16_384, description="the timbre itself, as the model's own encoder of speakers gives it"
+    )
     stream: bool | None = Field(None, description="passed over: the audio is always sent as it is made")
     initial_codec_chunk_frames: int | None = Field(
         None, ge=1, description="passed over: the first packet is as short as the server was configured to make it"
@@ -180,20 +183,29 @@ def speech_request(
     request_id: str,
     spec: ModelSpec,
     aliases: Mapping[str, str],
+    *,
     references: tuple[Reference, ...] = (),
+    registered: Collection[str] = (),
 ) -> SpeechRequest:
-    """What `body` asks of the model of `spec`; `aliases` are further names of its voices, in lower case.
+    """What `body` asks of the model of `spec`; `aliases` are further names of its voices, in lower case, and
+    `registered` voices are named beside them.
 
     Raises `InvalidRequest` (or a subclass) for what a request cannot be or this model cannot do.
     """
-    _check_task(body, spec, is_cloned=bool(references))
+    embedding = None if body.speaker_embedding is None else tuple(body.speaker_embedding)
+    has_own_voice = bool(references) or embedding is not None
+    voice = _named_voice(body)
+    if voice is not None and voice.lower() not in registered:
+        voice = _model_voice(voice, spec, aliases, has_own_voice=has_own_voice)
+    _check_task(body, spec, is_cloned=has_own_voice or (voice or "").lower() in registered)
     request = SpeechRequest(
         id=request_id,
         text=body.input,
-        voice=_voice(body, spec, aliases, is_cloned=bool(references)),
+        voice=voice,
         language=body.language,
         instructions=body.instructions or None,
         references=references,
+        speaker_embedding=embedding,
         sampling=SamplingParams(
             temperature=body.temperature,
             top_k=body.top_k,
@@ -205,7 +217,7 @@ def speech_request(
         ignore_eos=bool(body.ignore_eos),
         options=_options(body, request_id, spec),
     )
-    return spec.resolve(request)
+    return spec.resolve(request, registered)
 
 
 def _check_task(body: SpeechBody, spec: ModelSpec, *, is_cloned: bool) -> None:
@@ -215,19 +227,22 @@ def _check_task(body: SpeechBody, spec: ModelSpec, *, is_cloned: bool) -> None:
         able = [task for task, mode in _TASKS.items() if mode in spec.voice_modes]
         raise InvalidRequest("task_type", body.task_type, f"{spec.name} does {' and '.join(able)} alone")
     if is_cloned != (body.task_type == "Base"):
-        limit = "with ref_audio it must be Base" if is_cloned else "it needs ref_audio"
+        limit = "a voice that is cloned is Base" if is_cloned else "it needs ref_audio or the name of an uploaded voice"
         raise InvalidRequest("task_type", body.task_type, limit)
 
 
-def _voice(body: SpeechBody, spec: ModelSpec, aliases: Mapping[str, str], *, is_cloned: bool) -> str | None:
+def _named_voice(body: SpeechBody) -> str | None:
     voice = body.voice.id if isinstance(body.voice, VoiceId) else body.voice
     if voice is not None and body.speaker is not None and voice != body.speaker:
         raise InvalidRequest("speaker", body.speaker, f"it is another name of voice, which is {voice!r}")
-    name = voice if voice is not None else body.speaker
+    return voice if voice is not None else body.speaker
+
+
+def _model_voice(name: str, spec: ModelSpec, aliases: Mapping[str, str], *, has_own_voice: bool) -> str | None:
     # Clients of OpenAI's API must name a voice. Where there is none to name, any of its names will do.
-    if name is not None and name.lower() in OPENAI_VOICES and (is_cloned or not spec.voices):
+    if name.lower() in OPENAI_VOICES and (has_own_voice or not spec.voices):
         return None
-    return None if name is None else aliases.get(name.lower(), name)
+    return aliases.get(name.lower(), name)
 
 
 def _options(body: SpeechBody, request_id: str, spec: ModelSpec) -> dict[str, bool | int | float | str]:

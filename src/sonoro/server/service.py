@@ -97,6 +97,8 @@ class Service:
             return f"the engine could not be started: {self._failure}"
         if not self._is_started:
             return "the engine is being started"
+        if self.client.closed_reason is not None:
+            return f"the engine has ended for good: {self.client.closed_reason}"
         return None if self.client.is_ready else NO_ENGINE
 
     def spec(self) -> ModelSpec:
@@ -135,7 +137,9 @@ class Service:
             raise InvalidRequest("input", f"{len(body.input)} characters", f"it must have at most {most}")
         references = await read_references(body, self.recordings)
         # The engine must tell apart what clients may give the same name.
-        request = speech_request(body, f"{name}.{uuid.uuid4().hex[:8]}", spec, self.aliases, references)
+        request_id = f"{name}.{uuid.uuid4().hex[:8]}"
+        registered = {facts.name for facts in self.client.voices}
+        request = speech_request(body, request_id, spec, self.aliases, references=references, registered=registered)
         encoder = Encoder(body.response_format, spec.sample_rate, speed=body.speed, out_rate=body.sample_rate)
         return Speech(name, request, Encoding(encoder, self._encoders), is_events=body.stream_format == "sse")
 

@@ -1,0 +1,164 @@
+"""Voices by upload: recordings that clients register under a name, list and delete. Knows the engine's client."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Depends, Request, Response
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from sonoro.core.errors import InvalidReference, InvalidRequest
+from sonoro.core.types import VoiceFacts, voice_name
+from sonoro.server.errors import Answers, refusals
+from sonoro.server.service import Service
+
+__all__ = ["voice_routes"]
+
+MAX_FORM_BYTES = 64 * 1024
+"""What a form may hold beside its recording."""
+
+MAX_CONSENT = 2000
+
+_VOICE = {
+    "type": "object",
+    "required": ["name", "use", "duration_s", "created_at"],
+    "properties": {
+        "name": {"type": "string"},
+        "use": {"enum": ["prompt", "reference"], "description": "in context, or the timbre alone"},
+        "duration_s": {"type": "number"},
+        "created_at": {"type": "integer"},
+        **{text: {"type": ["string", "null"]} for text in ("transcript", "consent")},
+    },
+}
+_FORM = {
+    "type": "object",
+    "required": ["audio", "name"],
+    "properties": {
+        "audio": {"type": "string", "format": "binary", "description": "a recording of 0.5 to 60 s"},
+        "name": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"},
+        "ref_text": {"type": "string", "description": "what is said in it; needed unless x_vector_only_mode"},
+        "x_vector_only_mode": {"type": "string", "enum": ["true", "false"], "default": "false"},
+        "consent": {"type": "string", "maxLength": MAX_CONSENT, "description": "kept with the voice"},
+    },
+}
+_TAKES = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}}
+
+
+def _answers(status: int, schema: dict[str, Any], *refused: int) -> Answers:
+    return {status: {"description": "", "content": {"application/json": {"schema": schema}}}, **refusals(*refused)}
+
+
+_LIST = {
+    "type": "object",
+    "required": ["voices", "aliases", "uploaded_voices"],
+    "properties": {
+        "voices": {"type": "array", "items": {"type": "string"}},
+        "aliases": {"type": "object", "additionalProperties": {"type": "string"}},
+        "uploaded_voices": {"type": "array", "items": _VOICE},
+    },
+}
+_LISTED = _answers(200, _LIST, 401, 503)
+_ADDED = _answers(201, _VOICE, 400, 401, 408, 409, 413, 429, 503)
+_DELETED = _answers(200, {"type": "object", "required": ["name", "deleted"]}, 401, 404, 503)
+
+
+def voice_routes(service: Service) -> APIRouter:
+    """What clients ask about voices, with a key if there are keys."""
+    router = APIRouter(prefix="/v1/audio/voices", dependencies=[Depends(service.authorise)])
+    client, config = service.client, service.config
+
+    @router.get("", responses=_LISTED)
+    async def voices() -> dict[str, Any]:
+        """Every voice that may be named: the model's, those uploaded, and further names of the model's."""
+        names, uploaded = service.spec().voices, client.voices
+        names = (*names, *(facts.name for facts in uploaded))
+        return {"voices": names, "aliases": service.aliases, "uploaded_voices": [_shown(facts) for facts in uploaded]}
+
+    @router.post("", response_class=Response, responses=_ADDED, openapi_extra=_TAKES, status_code=201)
+    async def add(request: Request) -> Response:
+        """Register a recording as a voice; it can be spoken with when this is answered."""
+        async with (
+            service.uploads.body(request, config.max_upload_bytes + MAX_FORM_BYTES) as payload,
+            _form(request, payload) as form,
+        ):
+            service.spec()
+            name, use = voice_name(_text(form, "name") or ""), _use(form)
+            consent = _text(form, "consent", MAX_CONSENT)
+            text = _text(form, "ref_text", config.max_characters)
+            with _about_audio():
+                reference = await service.recordings.decode(await _audio(form), text, use)
+                facts = await client.add_voice(name, (reference,), consent)
+        return JSONResponse(_shown(facts), 201)
+
+    @router.delete("/{name}", responses=_DELETED)
+    async def delete(name: str) -> dict[str, Any]:
+        """Forget an uploaded voice. Requests that are being spoken with it go on."""
+        service.spec()
+        await client.delete_voice(name)
+        return {"name": name.lower(), "deleted": True}
+
+    return router
+
+
+def _shown(facts: VoiceFacts) -> dict[str, Any]:
+    shown = msgspec.structs.asdict(facts)
+    return {**shown, "created_at": int(shown.pop("created_at_s"))}
+
+
+@contextlib.asynccontextmanager
+async def _form(request: Request, payload: bytes) -> AsyncIterator[FormData]:
+    """The form in `payload`. Raises `InvalidRequest` if it is none."""
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": payload, "more_body": False}
+
+    again = Request(request.scope, receive)
+    try:
+        form = await again.form(max_files=1, max_fields=16, max_part_size=MAX_FORM_BYTES)
+    except HTTPException as error:
+        raise InvalidRequest(
+            "body", f"{len(payload)} bytes", f"it must be multipart/form-data ({error.detail})"
+        ) from error
+    try:
+        yield form
+    finally:
+        await form.close()
+
+
+def _text(form: FormData, field: str, max_characters: int = 100) -> str | None:
+    value = form.get(field)
+    if isinstance(value, UploadFile):
+        raise InvalidRequest(field, value.filename, "it must be text, not a file")
+    if value is not None and len(value) > max_characters:
+        raise InvalidRequest(field, f"{len(value)} characters", f"it must have at most {max_characters}")
+    return value or None
+
+
+def _use(form: FormData) -> Literal["reference", "prompt"]:
+    given = _text(form, "x_vector_only_mode") or "false"
+    if given.lower() not in ("true", "false"):
+        raise InvalidRequest("x_vector_only_mode", given, "it must be true or false")
+    return "reference" if given.lower() == "true" else "prompt"
+
+
+async def _audio(form: FormData) -> bytes:
+    value = form.get("audio")
+    if not isinstance(value, UploadFile):
+        raise InvalidReference("audio", value, "it must be a file, whole, in the form")
+    return await value.read()
+
+
+@contextlib.contextmanager
+def _about_audio() -> Iterator[None]:
+    """The recording goes by another name in this form."""
+    try:
+        yield
+    except InvalidReference as error:
+        if error.field != "ref_audio":
+            raise
+        raise InvalidReference("audio", error.value, error.limit) from error

@@ -1,0 +1,181 @@
+"""Voices by upload: registered, listed, spoken with, deleted, kept; and every way an upload can be wrong."""
+
+import asyncio
+import dataclasses
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine_processes import CONFIG, children, nothing_left, run, until
+from server_processes import SETTINGS, Server, check_error, recording, serving, sound
+
+__all__ = ["nothing_left"]
+
+# The folder of a test is made before that of its links, which must be empty at the end.
+pytestmark = pytest.mark.usefixtures("tmp_path", "nothing_left")
+
+VOICES = "/v1/audio/voices"
+
+
+async def upload(server: Server, audio: bytes | None = None, **fields: str) -> httpx.Response:
+    files = {"audio": ("a.wav", sound() if audio is None else audio, "audio/wav")}
+    return await server.http.post(VOICES, data={"name": "anna", "ref_text": "A tone.", **fields}, files=files)
+
+
+async def listed(server: Server) -> dict[str, Any]:
+    answer = await server.http.get(VOICES)
+    assert answer.status_code == 200
+    voices: dict[str, Any] = answer.json()
+    return voices
+
+
+def test_a_voice_is_registered_spoken_with_and_deleted() -> None:
+    async def ask() -> None:
+        async with serving() as server:
+            added = await upload(server, name="Anna", consent="by Anna, in writing")
+            assert added.status_code == 201
+            facts = added.json()
+            assert facts["created_at"] > 1_700_000_000
+            assert {name: facts[name] for name in ("name", "use", "duration_s", "transcript", "consent")} == {
+                "name": "anna",
+                "use": "prompt",
+                "duration_s": 1.0,
+                "transcript": "A tone.",
+                "consent": "by Anna, in writing",
+            }
+            timbre = await upload(server, name="bert", ref_text="", x_vector_only_mode="true")
+            assert (timbre.status_code, timbre.json()["use"], timbre.json()["transcript"]) == (201, "reference", None)
+            voices = await listed(server)
+            assert voices["voices"] == ["low", "high", "anna", "bert"]
+            assert voices["uploaded_voices"] == [facts, timbre.json()]
+            inline = await server.speak(ref_audio=recording(), ref_text="A tone.")
+            for fields in ({"voice": "anna"}, {"voice": {"id": "ANNA"}}, {"speaker": "Anna", "task_type": "Base"}):
+                assert (await server.speak(**fields)).content == inline.content
+            other = await server.speak(voice="bert")
+            assert (other.status_code, other.content == inline.content) == (200, False)
+            check_error(await server.speak(voice="anna", task_type="CustomVoice"), 400, "task_type")
+            deleted = await server.http.delete(f"{VOICES}/Anna")
+            assert (deleted.status_code, deleted.json()) == (200, {"name": "anna", "deleted": True})
+            assert [voice["name"] for voice in (await listed(server))["uploaded_voices"]] == ["bert"]
+            check_error(await server.speak(voice="anna"), 404, "voice")
+            check_error(await server.http.delete(f"{VOICES}/anna"), 404, "name")
+            assert (await upload(server)).status_code == 201
+
+    run(ask())
+
+
+def test_what_is_wrong_with_an_upload_is_refused_by_name() -> None:
+    settings = dataclasses.replace(SETTINGS, max_upload_bytes=1_000_000)
+
+    async def ask() -> None:
+        async with serving(settings=settings) as server:
+            assert (await upload(server)).status_code == 201
+            for audio, fields, status, parameter in (
+                (None, {}, 409, "name"),
+                (None, {"name": ""}, 400, "name"),
+                (None, {"name": "../anna"}, 400, "name"),
+                (None, {"name": "a b"}, 400, "name"),
+                (None, {"name": "a" * 65}, 400, "name"),
+                (None, {"name": "low"}, 400, "name"),
+                (None, {"name": "b", "ref_text": ""}, 400, "ref_text"),
+                (None, {"name": "b", "ref_text": "a" * 5000}, 400, "ref_text"),
+                (None, {"name": "b", "consent": "a" * 3000}, 400, "consent"),
+                (None, {"name": "b", "x_vector_only_mode": "perhaps"}, 400, "x_vector_only_mode"),
+                (b"", {"name": "b"}, 400, "audio"),
+                (b"no sound", {"name": "b"}, 400, "audio"),
+                (sound(0.1), {"name": "b"}, 400, "audio"),
+                (sound(61), {"name": "b"}, 400, "audio"),
+                (sound(peak=0), {"name": "b"}, 400, "audio"),
+                (sound()[:60], {"name": "b"}, 400, "audio"),
+                (bytes(1_000_001), {"name": "b"}, 400, "audio"),
+            ):
+                check_error(await upload(server, audio, **fields), status, parameter)
+            check_error(await upload(server, bytes(2_000_000), name="b"), 413)
+            assert [voice["name"] for voice in (await listed(server))["uploaded_voices"]] == ["anna"]
+
+    run(ask())
+
+
+def test_forms_that_are_broken_are_refused() -> None:
+    async def ask() -> None:
+        async with serving() as server:
+            kind = "multipart/form-data; boundary=edge"
+            name = b'--edge\r\nContent-Disposition: form-data; name="name"\r\n\r\nanna\r\n'
+            audio = b'--edge\r\nContent-Disposition: form-data; name="audio"; filename="a.wav"\r\n\r\n' + sound()
+            field = b'--edge\r\nContent-Disposition: form-data; name="audio"\r\n\r\nwords\r\n'
+            file = b'--edge\r\nContent-Disposition: form-data; name="name"; filename="a"\r\n\r\nanna\r\n'
+            many = b"".join(field.replace(b"audio", b"a%d" % number) for number in range(30))
+            for content, content_type, parameter in (
+                (name + audio, kind, "audio"),
+                (name + audio[:200], kind, "audio"),
+                (name + field + b"--edge--\r\n", kind, "audio"),
+                (name + b"--edge--\r\n", kind, "audio"),
+                (audio + b"\r\n--edge--\r\n", kind, "name"),
+                (file + b"--edge--\r\n", kind, "name"),
+                (name + audio + b"\r\n" + audio + b"\r\n--edge--\r\n", kind, "body"),
+                (many + b"--edge--\r\n", kind, "body"),
+                (b"no form", kind, "body"),
+                (b"", kind, "name"),
+                (name, "multipart/form-data", "body"),
+                (name, "multipart/form-data; boundary=" + "e" * 500, "body"),
+                (b"name=anna", "application/x-www-form-urlencoded", "audio"),
+                (b'{"name": "anna"}', "application/json", "name"),
+                (b"--edge\r\nnonsense\r\n\r\nx\r\n--edge--\r\n", kind, "body"),
+            ):
+                answer = await server.http.post(VOICES, content=content, headers={"content-type": content_type})
+                check_error(answer, 400, parameter)
+            assert (await listed(server))["uploaded_voices"] == []
+            assert (await upload(server)).status_code == 201
+
+    run(ask())
+
+
+def test_voices_outlive_an_engine_and_a_server(tmp_path: Path) -> None:
+    config = dataclasses.replace(CONFIG, voices_folder=str(tmp_path))
+
+    async def ask() -> None:
+        async with serving(config=config) as server:
+            assert (await upload(server)).status_code == 201
+            spoken = await server.speak(voice="anna")
+            assert spoken.status_code == 200
+            (worker,) = children()
+            os.kill(worker, signal.SIGKILL)
+            await until(lambda: not server.engine.is_ready)
+            check_error(await upload(server, name="b"), 503)
+            check_error(await server.http.get(VOICES), 503)
+            await until(server.is_ready, timeout_s=20)
+            assert (await server.speak(voice="anna")).content == spoken.content
+        async with serving(config=config) as server:
+            assert [voice["name"] for voice in (await listed(server))["uploaded_voices"]] == ["anna"]
+            assert (await server.http.delete(f"{VOICES}/anna")).status_code == 200
+        assert list(tmp_path.glob("*.safetensors")) == []
+
+    run(ask())
+
+
+def test_uploads_at_once_take_turns_and_streams_go_on() -> None:
+    async def ask() -> None:
+        async with serving("slow voices") as server:
+            stream = asyncio.create_task(server.speak("Some words.", max_new_tokens=300, ignore_eos=True))
+            await until(lambda: server.metric("sonoro_engine_running"))
+            answers = await asyncio.gather(*(upload(server, name=f"v{number % 3}") for number in range(5)))
+            assert sorted(answer.status_code for answer in answers) == [201, 201, 201, 409, 409]
+            assert (await stream).status_code == 200
+            assert await server.is_idle()
+
+    run(ask())
+
+
+def test_an_embedding_is_a_voice_too() -> None:
+    async def ask() -> None:
+        async with serving() as server:
+            assert (await server.speak(speaker_embedding=[1, 2.5], task_type="Base")).status_code == 200
+            for embedding in ([1], [1, 2, 3], [1, "2"], [], "ab", [1, 1e30], [0.0] * 20_000):
+                check_error(await server.speak(speaker_embedding=embedding), 400, "speaker_embedding")
+            check_error(await server.speak(speaker_embedding=[1, 2], voice="low"), 400, "voice")
+
+    run(ask())
