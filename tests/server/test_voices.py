@@ -110,8 +110,9 @@ def test_forms_that_are_broken_are_refused() -> None:
             file = b'--edge\r\nContent-Disposition: form-data; name="name"; filename="a"\r\n\r\nanna\r\n'
             many = b"".join(field.replace(b"audio", b"a%d" % number) for number in range(30))
             for content, content_type, parameter in (
-                (name + audio, kind, "audio"),
-                (name + audio[:200], kind, "audio"),
+                (name + audio, kind, "body"),
+                (name + audio[:200], kind, "body"),
+                (name + audio + b"\r\n--edge-", kind, "body"),
                 (name + field + b"--edge--\r\n", kind, "audio"),
                 (name + b"--edge--\r\n", kind, "audio"),
                 (audio + b"\r\n--edge--\r\n", kind, "name"),
@@ -119,11 +120,12 @@ def test_forms_that_are_broken_are_refused() -> None:
                 (name + audio + b"\r\n" + audio + b"\r\n--edge--\r\n", kind, "body"),
                 (many + b"--edge--\r\n", kind, "body"),
                 (b"no form", kind, "body"),
-                (b"", kind, "name"),
+                (b"", kind, "body"),
+                (b"--edge--", kind, "name"),
                 (name, "multipart/form-data", "body"),
                 (name, "multipart/form-data; boundary=" + "e" * 500, "body"),
-                (b"name=anna", "application/x-www-form-urlencoded", "audio"),
-                (b'{"name": "anna"}', "application/json", "name"),
+                (b"name=anna", "application/x-www-form-urlencoded", "body"),
+                (b'{"name": "anna"}', "application/json", "body"),
                 (b"--edge\r\nnonsense\r\n\r\nx\r\n--edge--\r\n", kind, "body"),
             ):
                 answer = await server.http.post(VOICES, content=content, headers={"content-type": content_type})

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Depends, Request, Response
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
@@ -113,6 +114,12 @@ def _shown(facts: VoiceFacts) -> dict[str, Any]:
 @contextlib.asynccontextmanager
 async def _form(request: Request, payload: bytes) -> AsyncIterator[FormData]:
     """The form in `payload`. Raises `InvalidRequest` if it is none."""
+
+    kind, options = parse_options_header(request.headers.get("content-type"))
+    edge = options.get(b"boundary", b"")
+    if kind != b"multipart/form-data" or not payload.rstrip().endswith(b"--" + edge + b"--"):
+        # A form that was cut off would be taken for one whose last field is missing.
+        raise InvalidRequest("body", f"{len(payload)} bytes", "it must be multipart/form-data, whole")
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": payload, "more_body": False}
