@@ -1,6 +1,8 @@
 """`sonoro serve`: bad input is refused in one line; a real server speaks as the built-in voice and ends well."""
 
 import contextlib
+import dataclasses
+import inspect
 import signal
 import socket
 import subprocess
@@ -15,6 +17,8 @@ import soundfile
 import yaml
 
 from command_line import Run, assert_refused, sonoro
+from sonoro.cli_serve import serve
+from sonoro.server.config import ServerConfig
 
 __all__ = ["sonoro"]
 
@@ -33,6 +37,18 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
         (["--max-queue-wait-ms", "1.5"], ["max_queue_wait_ms", "'1.5'", "whole number"]),
         (["--max-characters", "0"], ["max_characters", "0", "at least 1"]),
         (["--max-body-bytes", "10"], ["max_body_bytes", "10", "at least 1024"]),
+        (["--max-waiting", "-1"], ["max_waiting", "-1", "at least 0"]),
+        (["--max-total-body-bytes", "10"], ["max_total_body_bytes", "10", "at least 1024"]),
+        (["--max-upload-bytes", "10"], ["max_upload_bytes", "10", "at least 1024"]),
+        (["--max-batch-characters", "0"], ["max_batch_characters", "0", "at least 1"]),
+        (["--head-timeout-s", "0"], ["head_timeout_s", "0.0", "at least 0.01"]),
+        (["--body-timeout-s", "nan"], ["body_timeout_s", "nan", "at least 0.01"]),
+        (["--keep-alive-timeout-s", "0.5"], ["keep_alive_timeout_s", "'0.5'", "whole number"]),
+        (["--slow-reader-timeout-s", "x"], ["slow_reader_timeout_s", "'x'", "number"]),
+        (["--shutdown-timeout-s", "9999"], ["shutdown_timeout_s", "9999", "at most 3600"]),
+        (["--voice-alias", "anna"], ["voice_aliases", "'anna'", "NAME=VOICE"]),
+        (["--model-alias", ""], ["model_aliases", "not empty"]),
+        (["--reference-folder", "none"], ["reference_folder", "'none'", "a folder that is there"]),
         (["--api-key", ""], ["api_keys", "not empty"]),
         (["--config", "none.yaml"], ["config", "none.yaml", "readable"]),
         (["--config", "list.yaml"], ["config", "list.yaml", "sections"]),
@@ -73,6 +89,14 @@ def test_a_model_that_cannot_be_loaded_ends_the_server(sonoro: Run) -> None:
     assert "listening on http://127.0.0.1:" in out
 
 
+def test_every_field_has_a_flag() -> None:
+    """Lists by one entry at a time: --api-key for api_keys."""
+    flags = set(inspect.signature(serve).parameters)
+    for field in dataclasses.fields(ServerConfig):
+        names = {field.name, field.name.removesuffix("s"), field.name.removesuffix("es")}
+        assert names & flags, field.name
+
+
 @contextlib.contextmanager
 def server(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
     """A running `sonoro serve`, what it printed, and its address; the process is gone with the block."""
@@ -94,7 +118,9 @@ def test_a_server_is_alive_at_once_speaks_and_ends_with_what_is_under_way(tmp_pa
         "engine: {slots: 2}\nserver: {api_keys: [], voice_aliases: {anna: clara}, max_queue_wait_ms: 9000}\n"
     )
     started_s = time.monotonic()
-    with server(tmp_path, "--config", "sonoro.yaml", "--api-key", "hush", "--slots", "3") as (process, printed, url):
+    flags = "--config sonoro.yaml --api-key hush --slots 3 --eager --voice-alias bo=rowan --head-timeout-s 3.5"
+    folders = "--reference-folder . --allow-reference-urls"
+    with server(tmp_path, *flags.split(), *folders.split()) as (process, printed, url):
         with httpx.Client(base_url=url, trust_env=False, timeout=60, headers={"authorization": "Bearer hush"}) as http:
             assert http.get("/health").status_code == 200
             # Three seconds are promised; a machine that is also running other tests may need longer.
@@ -102,11 +128,15 @@ def test_a_server_is_alive_at_once_speaks_and_ends_with_what_is_under_way(tmp_pa
             resolved = yaml.safe_load(printed.partition("listening")[0])
             assert resolved["engine"]["slots"] == resolved["server"]["max_concurrency"] == 3
             assert resolved["server"]["max_queue_wait_ms"] == 9000
+            assert resolved["engine"]["is_eager"] is resolved["server"]["allow_reference_urls"] is True
+            assert resolved["server"]["voice_aliases"] == {"bo": "rowan"}
+            assert resolved["server"]["head_timeout_s"] == 3.5
+            assert resolved["server"]["reference_folder"] == "."
             assert "hush" not in printed
             while (ready := http.get("/ready")).status_code != 200:
                 assert ready.status_code == 503
                 time.sleep(0.1)
-            body = {"input": "Hello there, this is spoken.", "voice": "anna", "response_format": "pcm"}
+            body = {"input": "Hello there, this is spoken.", "voice": "bo", "response_format": "pcm"}
             with http.stream("POST", "/v1/audio/speech", json=body) as answer:
                 assert answer.headers["x-sample-rate"] == "24000"
                 parts = answer.iter_raw()

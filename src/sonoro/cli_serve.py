@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -11,6 +12,7 @@ import yaml
 
 from sonoro.cli_common import DataType, Device, LoadFormat, number, show
 from sonoro.core.config import EngineConfig
+from sonoro.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from sonoro.server.config import ServerConfig
@@ -36,20 +38,56 @@ def serve(
     load_format: LoadFormat = "auto",
     config: Config = None,
     slots: Annotated[int | None, number("slots", int, "requests that the engine runs at once")] = None,
+    eager: Annotated[
+        bool, typer.Option("--eager", help="capture no graphs: launch the same kernels one by one")
+    ] = False,
+    voices_folder: Annotated[str | None, typer.Option(help="where uploaded voices are kept; in memory if none")] = None,
     api_key: Annotated[list[str] | None, typer.Option(help="a key that clients must send; may be repeated")] = None,
-    max_concurrency: Annotated[
-        int | None, number("max_concurrency", int, "requests spoken at once; as many as slots if none")
+    model_alias: Annotated[
+        list[str] | None, typer.Option(help="a further name of the model, in place of OpenAI's; may be repeated")
     ] = None,
-    max_queue_wait_ms: Annotated[
-        int | None, number("max_queue_wait_ms", int, "how long others wait for a place before they are refused")
-    ] = None,
-    max_characters: Annotated[int | None, number("max_characters", int, "longest text of a request")] = None,
-    max_body_bytes: Annotated[int | None, number("max_body_bytes", int, "largest body of a request")] = None,
+    voice_alias: Annotated[list[str] | None, typer.Option(help="NAME=VOICE of the model; may be repeated")] = None,
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="an origin that browsers may call from; may be repeated; * for all")
     ] = None,
+    max_concurrency: Annotated[
+        int | None, number("max_concurrency", int, "requests spoken at once; as many as slots if none")
+    ] = None,
+    max_waiting: Annotated[int | None, number("max_waiting", int, "requests that may wait for a place")] = None,
+    max_queue_wait_ms: Annotated[
+        int | None, number("max_queue_wait_ms", int, "how long they wait for it before they are refused")
+    ] = None,
+    max_characters: Annotated[int | None, number("max_characters", int, "longest text of a request")] = None,
+    max_batch_characters: Annotated[
+        int | None, number("max_batch_characters", int, "longest texts of a batch together")
+    ] = None,
+    max_body_bytes: Annotated[int | None, number("max_body_bytes", int, "largest body of a request")] = None,
+    max_total_body_bytes: Annotated[
+        int | None, number("max_total_body_bytes", int, "largest bodies at work, together")
+    ] = None,
+    max_upload_bytes: Annotated[int | None, number("max_upload_bytes", int, "largest recording")] = None,
+    head_timeout_s: Annotated[
+        float | None, number("head_timeout_s", float, "how long the head of a request may take to arrive")
+    ] = None,
+    body_timeout_s: Annotated[float | None, number("body_timeout_s", float, "how long its body may take")] = None,
+    keep_alive_timeout_s: Annotated[
+        int | None, number("keep_alive_timeout_s", int, "how long a connection may idle between requests")
+    ] = None,
+    slow_reader_timeout_s: Annotated[
+        float | None, number("slow_reader_timeout_s", float, "how long a client may take nothing of its answer")
+    ] = None,
+    shutdown_timeout_s: Annotated[
+        float | None, number("shutdown_timeout_s", float, "what requests under way get at the end")
+    ] = None,
+    allow_reference_urls: Annotated[
+        bool, typer.Option("--allow-reference-urls", help="fetch recordings from public hosts")
+    ] = False,
+    reference_folder: Annotated[
+        str | None, typer.Option(help="folder whose files recordings may be named from; none if none")
+    ] = None,
 ) -> None:
     """Serve OpenAI's speech API over HTTP."""
+    given = locals()
     from sonoro.server.app import listen
     from sonoro.server.app import serve as serve_on
     from sonoro.server.config import ServerConfig, read_sections
@@ -57,18 +95,15 @@ def serve(
     from sonoro.transport.launch import Limits
 
     engine, server = read_sections(config) if config else (EngineConfig(), ServerConfig())
-    engine = _over(engine, slots=slots)
-    server = _over(
-        server,
-        host=host,
-        port=port,
-        api_keys=tuple(api_key or ()) or None,
-        max_concurrency=max_concurrency,
-        max_queue_wait_ms=max_queue_wait_ms,
-        max_characters=max_characters,
-        max_body_bytes=max_body_bytes,
-        cors_origins=tuple(cors_origin or ()) or None,
-    ).resolve(engine.slots)
+    engine = _over(engine, {"slots": slots, "voices_folder": voices_folder, "is_eager": eager or None})
+    renamed = {
+        "api_keys": tuple(api_key or ()) or None,
+        "model_aliases": tuple(model_alias or ()) or None,
+        "voice_aliases": _pairs(voice_alias) if voice_alias else None,
+        "cors_origins": tuple(cors_origin or ()) or None,
+        "allow_reference_urls": allow_reference_urls or None,
+    }
+    server = _over(server, {**given, **renamed}).resolve(engine.slots)
     settings: dict[str, Any] = {"device": device, "dtype": dtype, "load_format": load_format}
     client = EngineClient.launch(
         model, limits=Limits(slow_reader_timeout_s=server.slow_reader_timeout_s), config=engine, **settings
@@ -80,9 +115,22 @@ def serve(
         serve_on(client, server, sock)
 
 
-def _over(settings: Settings, **given: Any) -> Settings:
-    """`settings` with what was given in place of its own."""
-    return dataclasses.replace(settings, **{name: value for name, value in given.items() if value is not None})
+def _over(settings: Settings, given: Mapping[str, Any]) -> Settings:
+    """`settings` with what was given in place of its own; what is not a field of it is passed over."""
+    names = {field.name for field in dataclasses.fields(settings)}
+    values = {name: value for name, value in given.items() if name in names and value is not None}
+    return dataclasses.replace(settings, **values)
+
+
+def _pairs(aliases: list[str]) -> dict[str, str]:
+    """Names and what they stand for, from "name=voice". Raises `ConfigError`."""
+    pairs = {}
+    for alias in aliases:
+        name, equals, voice = alias.partition("=")
+        if not equals:
+            raise ConfigError("voice_aliases", alias, "it must be NAME=VOICE")
+        pairs[name] = voice
+    return pairs
 
 
 def _resolved(load: dict[str, Any], engine: EngineConfig, server: ServerConfig) -> str:
