@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import inspect
+import io
 import signal
 import socket
 import subprocess
@@ -11,7 +12,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import av
 import httpx
+import openai
 import pytest
 import soundfile
 import yaml
@@ -159,3 +162,31 @@ def test_the_examples_run_as_they_are(tmp_path: Path) -> None:
     assert soundfile.info(tmp_path / "hello.mp3").samplerate == 24000
     assert (tmp_path / "hello.wav").read_bytes()[:4] == b"RIFF"
     assert min((tmp_path / name).stat().st_size for name in ("hello.pcm", "hello.wav")) > 24000
+
+
+def test_the_official_client_gets_six_formats_while_they_are_made_and_whole(tmp_path: Path) -> None:
+    """From the built-in voice: the engine is still at work when the first bytes are here."""
+    text = "The birch canoe slid on the smooth planks, and the small boat came back late."
+    with server(tmp_path, "--slots", "2") as (process, _, url), httpx.Client(base_url=url, trust_env=False) as http:
+        while http.get("/ready").status_code != 200:
+            time.sleep(0.1)
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            for format in ("mp3", "opus", "aac", "flac", "wav", "pcm"):
+                arguments = {"model": "gpt-4o-mini-tts", "voice": "coral", "response_format": format}
+                with client.audio.speech.with_streaming_response.create(input=text, **arguments) as answer:
+                    parts = answer.iter_bytes()
+                    first = next(parts)
+                    assert "sonoro_engine_running 1.0" in http.get("/metrics").text, format
+                    streamed = first + b"".join(parts)
+                whole = client.audio.speech.create(input="Hello.", **arguments).content
+                assert seconds(streamed, format) > 2 > seconds(whole, format) > 0.2, format
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+
+
+def seconds(audio: bytes, format: str) -> float:
+    """How long `audio` plays."""
+    if format == "pcm":
+        return len(audio) / 48000
+    with av.open(io.BytesIO(audio), format={"opus": "ogg"}.get(format, format)) as file:
+        return sum(frame.samples / frame.sample_rate for frame in file.decode(audio=0))

@@ -88,6 +88,7 @@ class Observation:
         self._played_until_s = float("inf")
         self.first_packet_s: float | None = None
         metrics.in_flight.inc()
+        metrics.underruns.labels(metrics.model)  # there at 0, so that one more is seen as a rise
 
     @property
     def elapsed_s(self) -> float:

@@ -1,0 +1,116 @@
+"""What operators ask: configuration, readiness, and metrics that say what was heard."""
+
+import asyncio
+import dataclasses
+import json
+import os
+import signal
+
+import pytest
+
+from engine_processes import CONFIG, children, nothing_left, run, until
+from server_processes import SETTINGS, check_error, serving
+from sonoro.server.metrics import Metrics, Observation
+
+__all__ = ["nothing_left"]
+
+SPEECH = "/v1/audio/speech"
+
+
+@pytest.mark.usefixtures("tmp_path", "nothing_left")
+def test_models_tell_what_was_decided_and_nothing_secret(tmp_path: object) -> None:
+    settings = dataclasses.replace(SETTINGS, api_keys=("first-key",), reference_folder=str(tmp_path), max_waiting=7)
+
+    async def ask() -> None:
+        async with serving(settings=settings) as server:
+            answer = await server.http.get("/v1/models", headers={"authorization": "Bearer first-key"})
+            shown = answer.json()["configuration"]
+            assert shown["engine"] == json.loads(json.dumps(dataclasses.asdict(CONFIG.resolve())))
+            assert (shown["server"]["max_waiting"], shown["server"]["max_concurrency"]) == (7, CONFIG.slots)
+            assert shown["load"] == {"device": "auto", "dtype": None, "load_format": "auto"}
+            assert shown["ready"]["seconds"] > 0
+            assert shown["ready"]["report"] == server.engine.ready.report.splitlines()
+            assert "first-key" not in answer.text
+            assert str(tmp_path) not in answer.text
+            assert answer.json()["data"][0]["options"] == {"loudness": "a whole number >= 0 and <= 100"}
+
+    run(ask())
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_an_engine_that_ended_for_good_is_told_of() -> None:
+    async def ask() -> None:
+        async with serving(max_restarts=0) as server:
+            (worker,) = children()
+            os.kill(worker, signal.SIGKILL)
+            await until(lambda: server.engine.is_closed)
+            for answer in (await server.http.get("/ready"), await server.speak()):
+                check_error(answer, 503)
+                assert "ended for good" in answer.json()["error"]["message"]
+            assert (await server.http.get("/health")).status_code == 200
+            assert await server.metric("sonoro_engine_up") == 0
+
+    run(ask())
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_metrics_count_who_waits_and_who_speaks() -> None:
+    long = {"input": "Some words.", "response_format": "pcm", "max_new_tokens": 150, "ignore_eos": True}
+
+    async def ask() -> None:
+        async with serving("slow", dataclasses.replace(SETTINGS, max_concurrency=2)) as server:
+            asking = [asyncio.create_task(server.http.post(SPEECH, json=long)) for _ in range(5)]
+            await until(lambda: server.metric("sonoro_engine_running"))
+            await until(lambda: server.metric("sonoro_queue_depth"))
+            assert await server.metric("sonoro_queue_depth") == 3
+            assert await server.metric("sonoro_requests_in_flight") == 5
+            assert await server.metric("sonoro_engine_slots") == CONFIG.slots
+            assert await server.metric("sonoro_engine_free_pages") > 0
+            answers = await asyncio.gather(*asking)
+            assert {answer.status_code for answer in answers} == {200}
+            text = (await server.http.get("/metrics")).text
+            for name in ("first_packet_seconds", "request_seconds", "rtf"):
+                assert f'sonoro_{name}_count{{model="sine"}} 5.0' in text
+            assert await server.metric('sonoro_audio_seconds_total{model="sine"}') == pytest.approx(7.5)
+            assert 'sonoro_engine_frame_seconds{quantile="0.95"}' in text
+
+    run(ask())
+
+
+@pytest.mark.parametrize(
+    ("arrivals_s", "speed", "underruns"),
+    [
+        ([0.0, 0.5, 1.0, 1.5], 1.0, 0),
+        ([0.0, 0.9, 1.9, 2.9], 1.0, 0),
+        ([0.0, 1.1, 1.2, 1.3], 1.0, 1),
+        ([0.0, 1.1, 2.2, 3.3], 1.0, 3),
+        ([0.0, 0.6, 1.2, 1.8], 2.0, 3),
+        ([0.0, 1.9, 3.9, 5.9], 0.5, 0),
+    ],
+)
+def test_underruns_are_those_of_a_listener_without_a_buffer(
+    arrivals_s: list[float], speed: float, underruns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks of one second each, sent at these times."""
+    now_s = 0.0
+    monkeypatch.setattr("sonoro.server.metrics.time.perf_counter", lambda: now_s)
+    metrics = Metrics()
+    observation = Observation(metrics, 8000, 0.0, speed)
+    for now_s in arrivals_s:  # noqa: B007
+        observation.made(bytes(16000))
+        observation.sent()
+    observation.end("stop", is_whole=True)
+    text = metrics.exposition(None, restarts=0, slots=4, queued=2).decode()
+    assert f'sonoro_underruns_total{{model=""}} {float(underruns)}' in text
+    assert "sonoro_queue_depth 2.0" in text
+
+
+def test_what_an_encoder_holds_back_is_not_heard_yet() -> None:
+    metrics = Metrics()
+    observation = Observation(metrics, 8000, 0.0)
+    observation.made(bytes(1600))
+    assert observation.first_packet_s is None
+    observation.made(bytes(1600))
+    observation.sent()
+    assert observation.first_packet_s is not None
+    assert observation.audio_s == 0.2
