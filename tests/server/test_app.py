@@ -5,6 +5,7 @@ import base64
 import dataclasses
 import io
 import json
+from pathlib import Path
 
 import av
 import openai
@@ -12,14 +13,15 @@ import pytest
 
 from engine_processes import LONG, alone, nothing_left, run, until
 from fakes.sine import SineModel
-from server_processes import SETTINGS, Server, check_error, recording, serving
+from server_processes import SETTINGS, Server, check_error, recording, serving, sound
 from sonoro.core.types import SamplingParams, SpeechRequest
 from sonoro.server.config import ServerConfig
 from sonoro.server.schemas import SpeechBody, parse, speech_request
 
 __all__ = ["nothing_left"]
 
-pytestmark = pytest.mark.usefixtures("nothing_left")
+# The folder of a test is made before that of its links, which must be empty at the end.
+pytestmark = pytest.mark.usefixtures("tmp_path", "nothing_left")
 
 SPEECH = "/v1/audio/speech"
 
@@ -29,11 +31,13 @@ def spoken(text: str = "Some words.", seed: int = 0, voice: str = "low", loudnes
     return alone(SpeechRequest(id="a", text=text, seed=seed, voice=voice, options={"loudness": loudness}))
 
 
-def test_the_fields_of_a_request_reach_the_engine() -> None:
+def test_the_fields_of_a_request_reach_the_engine(tmp_path: Path) -> None:
     cloned = {"ref_audio": recording(), "voice": "alloy"}
+    (tmp_path / "tone.wav").write_bytes(sound())
+    settings = dataclasses.replace(SETTINGS, reference_folder=str(tmp_path))
 
     async def ask() -> None:
-        async with serving() as server:
+        async with serving(settings=settings) as server:
             for fields, expected in (
                 ({}, spoken()),
                 ({"model": "tts-1", "voice": "alloy"}, spoken()),
@@ -53,6 +57,12 @@ def test_the_fields_of_a_request_reach_the_engine() -> None:
             continued = await server.speak(**cloned, ref_text="A tone.")
             assert timbre.status_code == continued.status_code == 200
             assert len({timbre.content, continued.content, spoken()}) == 3
+            given = [{"audio": cloned["ref_audio"], "text": "A tone."}]
+            named = await server.speak(references=given, task_type="Base", voice="alloy")
+            opened = await server.speak(ref_audio="file:tone.wav", ref_text="A tone.", stream=False)
+            assert named.content == opened.content == continued.content
+            told = await server.speak(voice="high", task_type="CustomVoice", initial_codec_chunk_frames=4, stream=True)
+            assert told.content == spoken(voice="high")
             slower = await server.speak(speed=0.5)
             assert len(slower.content) == pytest.approx(2 * len(spoken()), rel=0.03)
             higher = await server.speak(sample_rate=16000)

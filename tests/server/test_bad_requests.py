@@ -178,3 +178,30 @@ def test_a_body_is_bounded_though_it_hides_its_length() -> None:
             assert (await server.speak()).status_code == 200
 
     run(ask())
+
+
+def test_bodies_at_work_are_bounded_together() -> None:
+    settings = dataclasses.replace(SETTINGS, max_total_body_bytes=50_000)
+    text = '{"input": "Some words.", "response_format": "pcm", "padding": "%s"}'
+
+    async def ask() -> None:
+        async with serving(settings=settings) as server:
+            release = asyncio.Event()
+
+            async def held_back():
+                yield (text % ("a" * 30_000)).encode()[:-1]
+                await release.wait()
+                yield b"}"
+
+            first = asyncio.create_task(server.http.post(SPEECH, content=held_back()))
+            large = text % ("a" * 40_000)
+            async with asyncio.timeout(5):
+                while (answer := await server.http.post(SPEECH, content=large)).status_code == 200:
+                    await asyncio.sleep(0.02)
+            check_error(answer, 429)
+            assert (await server.speak()).status_code == 200
+            release.set()
+            assert (await first).status_code == 200
+            assert (await server.http.post(SPEECH, content=large)).status_code == 200
+
+    run(ask())
