@@ -56,11 +56,12 @@ async def serving(
     settings: ServerConfig = SETTINGS,
     config: EngineConfig = CONFIG,
     *,
+    engine: EngineClient | None = None,
     waits: bool = True,
     **limits: float,
 ) -> AsyncIterator[Server]:
-    """A server, ready unless told not to wait; it is gone with the block."""
-    engine, failures = launch(model, config, **limits), []
+    """A server, ready unless told not to wait; it is gone with the block. `engine` stands in for that of sines."""
+    engine, failures = engine or launch(model, config, **limits), []
     app = create_app(engine, settings.resolve(config.slots), failures.append)
     with listen(settings) as sock:
         process = uvicorn.Server(uvicorn_config(app, settings))

@@ -20,6 +20,7 @@ from sonoro.core.errors import ConfigError, SonoroError
 from sonoro.server.config import ServerConfig
 from sonoro.server.connection import Identified, connection
 from sonoro.server.errors import plain_refusal, refusal
+from sonoro.server.playground import playground_routes
 from sonoro.server.routes import operator_routes, speech_routes
 from sonoro.server.service import Service
 from sonoro.server.stream import error_response
