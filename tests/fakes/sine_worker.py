@@ -38,6 +38,14 @@ class SlowVoices(SlowModel):
         return super().encode_voice(references)
 
 
+class SlowLiveModel(LiveSineModel):
+    """Takes its text while it speaks, and 5 ms for a frame."""
+
+    def frame(self, state, slots):
+        time.sleep(0.005)
+        super().frame(state, slots)
+
+
 class BreakingModel(SineModel):
     """After its first frame the results of a tick cannot be copied, as when a device is lost."""
 
@@ -54,5 +62,12 @@ def load(model, *, device, dtype, load_format):
         os._exit(3)
     if model == "lasting":
         time.sleep(60)
-    kinds = {"slow": SlowModel, "slow voices": SlowVoices, "breaking": BreakingModel, "live": LiveSineModel}
-    return LoadedModel(kinds.get(model, SineModel)(), torch.device("cpu"), torch.float32, {})
+    kinds = {
+        "slow": SlowModel,
+        "slow voices": SlowVoices,
+        "breaking": BreakingModel,
+        "live": LiveSineModel,
+        "slow_live": SlowLiveModel,
+    }
+    made = LiveSineModel(voices=()) if model == "cloning" else kinds.get(model, SineModel)()
+    return LoadedModel(made, torch.device("cpu"), torch.float32, {})

@@ -20,11 +20,13 @@ from sonoro.core.errors import ConfigError, SonoroError
 from sonoro.server.config import ServerConfig
 from sonoro.server.connection import Identified, connection
 from sonoro.server.errors import plain_refusal, refusal
+from sonoro.server.live import live_routes
 from sonoro.server.playground import playground_routes
 from sonoro.server.routes import operator_routes, speech_routes
 from sonoro.server.service import Service
 from sonoro.server.stream import error_response
 from sonoro.server.voices import voice_routes
+from sonoro.server.websocket import WebSocketConnection
 from sonoro.transport.client import EngineClient
 
 __all__ = ["create_app", "listen", "serve", "uvicorn_config"]
@@ -63,8 +65,10 @@ def create_app(
     app.add_exception_handler(HTTPException, _tell_of_http)
     app.add_exception_handler(Exception, _tell_of_defect)
     app.include_router(speech_routes(service))
+    app.include_router(live_routes(service))
     app.include_router(voice_routes(service))
     app.include_router(operator_routes(service))
+    app.include_router(playground_routes())
     return app
 
 
@@ -109,7 +113,12 @@ def uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
         app,
         loop="asyncio",
         http=connection(config.head_timeout_s),
-        ws="none",
+        ws=WebSocketConnection,
+        ws_max_size=config.max_body_bytes,
+        ws_ping_interval=20.0,
+        ws_ping_timeout=20.0,
+        # Samples do not get smaller, and texts are small.
+        ws_per_message_deflate=False,
         log_config=None,
         access_log=False,
         server_header=False,

@@ -38,7 +38,8 @@ class ServerConfig:
     Recordings come with the request; with `allow_reference_urls` they are fetched from public hosts too, and opened in
     the folder `reference_folder` if one is given.
     `max_concurrency`: requests spoken at once, 0 for the engine's slots. Others wait for a place, `max_waiting` of them
-    at most, each for `max_queue_wait_ms` at most. A client that takes nothing for `slow_reader_timeout_s` is given up;
+    at most, each for `max_queue_wait_ms` at most. A client that takes nothing for `slow_reader_timeout_s` is given up,
+    a session over a WebSocket in which it neither says nor awaits anything for `session_idle_timeout_s` is closed;
     at the end requests under way get `shutdown_timeout_s`. `model_aliases` are further names of the model;
     `voice_aliases` give names to its voices: those of OpenAI that are not in it go round the voices in turn.
     `cors_origins` may call from a browser, "*" for all.
@@ -59,6 +60,7 @@ class ServerConfig:
     keep_alive_timeout_s: int = 5
     body_timeout_s: float = 30.0
     slow_reader_timeout_s: float = 60.0
+    session_idle_timeout_s: float = 60.0
     shutdown_timeout_s: float = 30.0
     model_aliases: tuple[str, ...] = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
     voice_aliases: Mapping[str, str] = field(default_factory=dict)
@@ -81,7 +83,13 @@ class ServerConfig:
             ("keep_alive_timeout_s", 1, 3600),
         ):
             self._check_number(name, low, high, is_whole=True)
-        for name in ("head_timeout_s", "body_timeout_s", "slow_reader_timeout_s", "shutdown_timeout_s"):
+        for name in (
+            "head_timeout_s",
+            "body_timeout_s",
+            "slow_reader_timeout_s",
+            "session_idle_timeout_s",
+            "shutdown_timeout_s",
+        ):
             self._check_number(name, 0.01, 3600, is_whole=False)
         for name in ("api_keys", "model_aliases", "cors_origins"):
             self._check_names(name)

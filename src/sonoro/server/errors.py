@@ -7,8 +7,10 @@
     SonoroError
     └── Refused                   turned away before its fields were looked at
         ├── Unauthorized          no API key, or a wrong one
+        ├── ForeignOrigin         a page of another origin in a browser
         ├── BodyTooLarge
         ├── BodyTooSlow
+        ├── IdleSession           a session in which nothing was said for too long
         ├── TooManyRequests       no place came free in time; the same request can be accepted later
         └── NotReady              there is no engine yet, or none any more
 
@@ -36,6 +38,8 @@ __all__ = [
     "Answers",
     "BodyTooLarge",
     "BodyTooSlow",
+    "ForeignOrigin",
+    "IdleSession",
     "NotReady",
     "Refusal",
     "Refused",
@@ -73,6 +77,18 @@ class Unauthorized(Refused):
     code = "invalid_api_key"
 
 
+class ForeignOrigin(Refused):
+    """A page of another origin in a browser."""
+
+    code = "foreign_origin"
+
+
+class IdleSession(Refused):
+    """A session in which nothing was said for too long."""
+
+    code = "idle_session"
+
+
 class BodyTooLarge(Refused):
     """The body has more bytes than a body may have."""
 
@@ -103,6 +119,8 @@ _STATUSES: dict[type[SonoroError], int] = {
     UnknownModel: 404,
     VoiceExists: 409,
     Unauthorized: 401,
+    ForeignOrigin: 403,
+    IdleSession: 408,
     BodyTooSlow: 408,
     BodyTooLarge: 413,
     TooManyRequests: 429,
@@ -113,7 +131,7 @@ _STATUSES: dict[type[SonoroError], int] = {
     SonoroError: 500,
 }
 
-_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "2"}}
 

@@ -186,6 +186,7 @@ def speech_request(
     *,
     references: tuple[Reference, ...] = (),
     registered: Collection[str] = (),
+    is_live: bool = False,
 ) -> SpeechRequest:
     """What `body` asks of the model of `spec`; `aliases` are further names of its voices, in lower case, and
     `registered` voices are named beside them.
@@ -215,6 +216,7 @@ def speech_request(
         seed=0 if body.seed is None else body.seed,
         max_frames=body.max_new_tokens,
         ignore_eos=bool(body.ignore_eos),
+        is_live=is_live,
         options=_options(body, request_id, spec),
     )
     return spec.resolve(request, registered)

@@ -15,7 +15,8 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
+from starlette.requests import HTTPConnection
 
 from sonoro.core.errors import EngineError, InvalidRequest, SonoroError
 from sonoro.core.types import ModelSpec
@@ -31,9 +32,12 @@ from sonoro.server.uploads import Uploads
 from sonoro.transport.client import EngineClient
 from sonoro.transport.messages import Stats
 
-__all__ = ["Service"]
+__all__ = ["KEY_PROTOCOL", "Service"]
 
 logger = logging.getLogger(__name__)
+
+KEY_PROTOCOL = "openai-insecure-api-key."
+"""What a WebSocket's protocol that holds a key begins with, as OpenAI's own clients in browsers have it."""
 
 STATS_TIMEOUT_S = 2.0
 """How long /metrics waits for the engine before it counts as down."""
@@ -107,11 +111,17 @@ class Service:
             raise NotReady(reason)
         return self.client.spec
 
-    def authorise(self, request: Request) -> None:
-        """Raises `Unauthorized` unless the request has one of the keys, if there are any."""
+    def authorise(self, connection: HTTPConnection) -> None:
+        """Raises `Unauthorized` unless the connection comes with one of the keys, if there are any.
+
+        A browser cannot give a WebSocket headers: there one of the protocols offered may hold the key.
+        """
         if not self._keys:
             return
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        scheme, _, given = connection.headers.get("authorization", "").partition(" ")
+        for protocol in connection.scope.get("subprotocols", ()):
+            if protocol.startswith(KEY_PROTOCOL):
+                scheme, given = "bearer", protocol.removeprefix(KEY_PROTOCOL)
         # Each is compared, in full: how long it takes must not tell how much of a key was right.
         matches = [hmac.compare_digest(given.strip().encode("latin-1"), key) for key in self._keys]
         if scheme.lower() != "bearer" or not any(matches):
@@ -129,19 +139,29 @@ class Service:
             return await asyncio.wait_for(self.client.stats(), STATS_TIMEOUT_S)
         return None
 
-    async def speech(self, body: SpeechBody, name: str) -> Speech:
-        """What `body` asks for, of a request that its client knows as `name`. Raises what is wrong with it."""
+    async def speech(self, body: SpeechBody, name: str, *, is_live: bool = False) -> Speech:
+        """What `body` asks for, of a request that its client knows as `name`. Raises what is wrong with it.
+
+        The text of a live request is still to come.
+        """
         spec, most = self.spec(), self.config.max_characters
         self._check_model(body.model, spec)
         if len(body.input) > most:
             raise InvalidRequest("input", f"{len(body.input)} characters", f"it must have at most {most}")
         references = await read_references(body, self.recordings)
         # The engine must tell apart what clients may give the same name.
-        request_id = f"{name}.{uuid.uuid4().hex[:8]}"
+        own_name = f"{name}.{uuid.uuid4().hex[:8]}"
         registered = {facts.name for facts in self.client.voices}
-        request = speech_request(body, request_id, spec, self.aliases, references=references, registered=registered)
-        encoder = Encoder(body.response_format, spec.sample_rate, speed=body.speed, out_rate=body.sample_rate)
-        return Speech(name, request, Encoding(encoder, self._encoders), is_events=body.stream_format == "sse")
+        request = speech_request(
+            body, own_name, spec, self.aliases, references=references, registered=registered, is_live=is_live
+        )
+        return Speech(name, request, self.encoding(body), is_events=body.stream_format == "sse")
+
+    def encoding(self, body: SpeechBody) -> Encoding:
+        """What makes of the model's audio what `body` asks for. Raises what is wrong with that."""
+        rate = self.spec().sample_rate
+        encoder = Encoder(body.response_format, rate, speed=body.speed, out_rate=body.sample_rate)
+        return Encoding(encoder, self._encoders)
 
     def note_refusal(self, refused: Refusal, name: str) -> None:
         """Count and log that the request `name` was turned away before it was under way."""

@@ -1,0 +1,527 @@
+"""Sessions over a WebSocket as their clients see them: text in pieces, audio meanwhile, and an end in any case."""
+
+import asyncio
+import contextlib
+import dataclasses
+import io
+import itertools
+import json
+import os
+import re
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import soundfile
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from engine_processes import LONG, alone, children, nothing_left, run, until
+from server_processes import SETTINGS, Server, recording, serving
+from sonoro.core.config import EngineConfig
+from sonoro.core.types import SpeechRequest
+from sonoro.transport.client import EngineClient
+
+__all__ = ["nothing_left"]
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+PATH = "/v1/audio/speech/stream"
+TEXT = "Some words, which come one by one."
+
+
+@dataclasses.dataclass
+class Session:
+    """A client's side of a session. `created` is what it was greeted with."""
+
+    socket: ClientConnection
+    created: dict[str, Any]
+    is_spoken_to: bool = False
+
+    async def say(self, kind: str, **fields: Any) -> None:
+        await self.socket.send(json.dumps({"type": kind, **fields}))
+
+    async def hear(self) -> dict[str, Any] | bytes:
+        """The next event, or the next audio, of which there is none but between its events."""
+        message = await asyncio.wait_for(self.socket.recv(), 20)
+        if isinstance(message, bytes):
+            assert self.is_spoken_to
+            return message
+        event = json.loads(message)
+        if event["type"] == "audio.start":
+            assert not self.is_spoken_to
+            self.is_spoken_to = True
+        elif event["type"] in ("audio.done", "response.cancelled") or event.get("request_id"):
+            self.is_spoken_to = False
+        return event
+
+    async def listen(self) -> tuple[bytes, list[dict[str, Any]]]:
+        """All audio up to the next event that ends an utterance, an error included; and the events."""
+        audio, events = b"", []
+        while not events or events[-1]["type"] == "audio.start":
+            heard = await self.hear()
+            if isinstance(heard, bytes):
+                audio += heard
+            else:
+                events.append(heard)
+        return audio, events
+
+    async def speak(self, *pieces: str) -> tuple[bytes, list[dict[str, Any]]]:
+        """An utterance, from its pieces to its end."""
+        for piece in pieces:
+            await self.say("input.text", text=piece)
+        await self.say("input.done")
+        return await self.listen()
+
+    async def refused(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """The error that a message is answered with."""
+        await self.say(kind, **fields)
+        event = await self.hear()
+        assert event["type"] == "error", event
+        assert set(event["error"]) == {"message", "type", "param", "code"}
+        return event["error"]
+
+
+@contextlib.asynccontextmanager
+async def session(server: Server, **settings: Any) -> AsyncIterator[Session]:
+    """A session; what it is configured with is of its own."""
+    url = server.url.replace("http", "ws") + PATH
+    async with connect(url, proxy=None, compression=None, **settings) as socket:
+        created = json.loads(await socket.recv())
+        assert created["type"] == "session.created"
+        yield Session(socket, created)
+
+
+def whole(text: str = TEXT, **fields: Any) -> bytes:
+    """What is said of a text that is whole from the start."""
+    return alone(SpeechRequest(id="a", text=text, **fields))
+
+
+async def ended(session: Session) -> tuple[list[dict[str, Any]], int | None]:
+    """What is still said until the connection is closed, and its code."""
+    said = []
+    with contextlib.suppress(ConnectionClosed):
+        while True:
+            said.append(await session.hear())
+    return said, session.socket.close_code
+
+
+@pytest.mark.parametrize("model", ["live", "sine"])
+def test_pieces_are_said_as_their_text_is(model: str) -> None:
+    splits = [[TEXT], list(TEXT), TEXT.replace(" ", " |").split("|"), ["", TEXT, " "]]
+
+    async def speak() -> None:
+        async with serving(model) as server, session(server) as client:
+            for pieces in splits:
+                audio, (start, done) = await client.speak(*pieces)
+                assert audio == whole()
+                begun = {"type": "audio.start", "request_id": done["request_id"], "format": "pcm", "sample_rate": 8000}
+                assert start == begun
+                assert done["type"] == "audio.done"
+                assert done["finish_reason"] == "stop"
+                assert done["samples"] == len(audio) / 2
+                assert done["duration_s"] == len(audio) / 2 / 8000
+                assert done["characters"] == len("".join(pieces))
+            await client.say("session.close")
+            assert await ended(client) == ([{"type": "session.done", "reason": "closed"}], 1000)
+            assert await server.is_idle()
+            assert await server.metric('sonoro_requests_total{model="sine",reason="stop"}') == len(splits)
+            assert await server.metric('sonoro_first_packet_seconds_count{model="sine"}') == len(splits)
+
+    run(speak())
+
+
+def test_audio_comes_while_text_is_still_missing() -> None:
+    async def speak() -> None:
+        async with serving("live") as server, session(server) as client:
+            for character in TEXT[:20]:
+                await client.say("input.text", text=character)
+            heard = b""
+            assert (await client.hear())["type"] == "audio.start"
+            while len(heard) < 19 * 160:  # the last character may still be changed by the next
+                heard += await client.hear()
+            await client.say("input.text", text=TEXT[20:])
+            await client.say("session.close")
+            audio, (done,) = await client.listen()
+            assert heard + audio == whole()
+            assert done["characters"] == len(TEXT)
+            assert (await client.hear())["type"] == "session.done"
+
+    run(speak())
+
+
+def test_the_built_in_voice_says_pieces_as_it_says_the_whole() -> None:
+    text = "The birch canoe slid on the smooth planks, and 3 of us laughed. Rice is often served in round bowls."
+
+    async def speak() -> None:
+        builtin = EngineClient.launch(device="cpu", config=EngineConfig(slots=1))
+        async with serving(engine=builtin) as server, session(server) as client:
+            await client.say("session.config", voice="clara", seed=7)
+            assert (await client.hear())["voice"] == "clara"
+            fields = {"voice": "clara", "seed": 7, "non_streaming_mode": False}
+            given = np.frombuffer((await server.speak(text, **fields)).content, "<i2").astype(int)
+            for pieces in (3, 60):
+                cuts = [len(text) * cut // pieces for cut in range(pieces + 1)]
+                audio, (_, done) = await client.speak(*(text[start:end] for start, end in itertools.pairwise(cuts)))
+                live = np.frombuffer(audio, "<i2").astype(int)
+                assert len(live) == len(given) == done["samples"] > 24000
+                # Chunks are of other lengths, which round differently: by one step at most.
+                assert np.abs(live - given).max() <= 1
+
+    run(speak(), timeout_s=120)
+
+
+def test_a_session_has_utterances_and_settings_of_its_own() -> None:
+    async def speak() -> None:
+        async with serving("live") as server, session(server) as first, session(server) as second:
+            await second.say("session.config", voice="HIGH", seed=3, loudness=20, response_format="wav")
+            configured = await second.hear()
+            assert configured == {
+                "type": "session.configured",
+                "voice": "high",
+                "language": "auto",
+                "format": "wav",
+            }
+            (one, _), (other, _) = await asyncio.gather(first.speak("One ", "text."), second.speak("Ano", "ther."))
+            assert one == whole("One text.")
+            assert other[:4] == b"RIFF"
+            assert other[44:] == whole("Another.", voice="high", seed=3, options={"loudness": 20})
+            assert (await first.speak("Again."))[0] == whole("Again.")
+            await second.say("session.config", ref_audio=recording(), ref_text="Hm.")
+            assert (await second.hear())["type"] == "session.configured"
+            assert len((await second.speak("Like this."))[0]) == len("Like this.") * 160
+            await second.say("session.config", response_format="mp3", speed=2, sample_rate=16000)
+            assert (await second.hear())["format"] == "mp3"
+            audio, (start, done) = await second.speak(TEXT)
+            assert (start["format"], start["sample_rate"]) == ("mp3", 16000)
+            assert soundfile.info(io.BytesIO(audio)).samplerate == 16000
+            assert done["samples"] == len(TEXT) * 80
+            assert first.created["session_id"] != second.created["session_id"]
+            assert (first.created["model"], first.created["sample_rate"]) == ("sine", 8000)
+
+    run(speak())
+
+
+def test_a_cancelled_utterance_says_how_far_it_came_and_the_session_goes_on() -> None:
+    async def cancel() -> None:
+        async with serving("slow_live") as server, session(server) as client:
+            await client.say("input.text", text=LONG)
+            heard = b""
+            assert (await client.hear())["type"] == "audio.start"
+            while len(heard) < 30 * 160:
+                heard += await client.hear()
+            await client.say("response.cancel")
+            audio, (cancelled,) = await client.listen()
+            heard += audio
+            assert cancelled["type"] == "response.cancelled"
+            assert cancelled["samples_sent"] == len(heard) / 2 < len(LONG) * 80
+            assert whole(LONG).startswith(heard)
+            # It is an estimate within a segment, of no more than was given and less than was to be said.
+            assert 0 < cancelled["text_position"] < len(LONG)
+            await until(server.is_idle, timeout_s=1)
+            assert await server.metric('sonoro_requests_total{model="sine",reason="cancelled"}') == 1
+            await client.say("response.cancel")
+            assert await client.hear() == {
+                "type": "response.cancelled",
+                "request_id": None,
+                "samples_sent": 0,
+                "text_position": 0,
+            }
+            # Nobody has to wait for the answer before going on.
+            await client.say("input.text", text=LONG)
+            assert (await client.hear())["type"] == "audio.start"
+            await client.say("response.cancel")
+            await client.say("input.text", text="What then?")
+            await client.say("input.done")
+            assert (await client.listen())[1][0]["type"] == "response.cancelled"
+            assert (await client.listen())[0] == whole("What then?")
+
+    run(cancel())
+
+
+def test_an_utterance_that_waits_for_a_place_can_be_cancelled_or_is_refused() -> None:
+    settings = dataclasses.replace(SETTINGS, max_concurrency=1, max_queue_wait_ms=500)
+
+    async def wait() -> None:
+        async with serving("slow_live", settings) as server, session(server) as first, session(server) as second:
+            await first.say("input.text", text=LONG)
+            assert (await first.hear())["type"] == "audio.start"
+            await second.say("input.text", text=TEXT)
+            await second.say("response.cancel")
+            _, (cancelled,) = await second.listen()
+            assert (cancelled["samples_sent"], cancelled["text_position"]) == (0, 0)
+            _, (refused,) = await second.speak(TEXT)
+            assert refused["error"]["code"] == "too_many_requests"
+            assert refused["request_id"]
+            await first.say("response.cancel")
+            await first.listen()
+            assert (await second.speak(TEXT))[0] == whole()
+
+    run(wait())
+
+
+def test_what_is_wrong_is_told_by_name_and_the_session_goes_on() -> None:
+    wrong = [
+        ("session.config", {"voice": "nobody"}, "voice"),
+        ("session.config", {"speed": 9}, "speed"),
+        ("session.config", {"speed": "fast"}, "speed"),
+        ("session.config", {"response_format": "midi"}, "response_format"),
+        ("session.config", {"stream_format": "sse"}, "stream_format"),
+        ("session.config", {"input": "Some words."}, "input"),
+        ("session.config", {"loudness": 101}, "loudness"),
+        ("session.config", {"model": "gpt-9"}, "model"),
+        ("session.config", {"ref_audio": "data:audio/wav;base64,AAAA", "ref_text": "Hm."}, "ref_audio"),
+        ("session.config", {"instructions": "Whisper."}, "instructions"),
+        ("input.text", {}, "input"),
+        ("input.text", {"text": 7}, "input"),
+        ("input.text", {"text": ["a"]}, "input"),
+        ("input.audio", {}, "type"),
+        ("", {}, "type"),
+    ]
+    raw = ["", "{", "null", "[]", '"input.done"', "{}", '{"type": 3}', '{"type": "input.text", "text": "\\ud800"}']
+
+    async def ask() -> None:
+        async with serving("live") as server, session(server) as client:
+            for kind, fields, parameter in wrong:
+                error = await client.refused(kind, **fields)
+                assert error["param"] == parameter, error
+                assert parameter in error["message"]
+            for message in [*raw, "[" * 50_000, b'{"type": "input.done"}']:
+                await client.socket.send(message)
+                event = await client.hear()
+                assert event["error"]["code"] == "invalid_request", message
+                assert event["request_id"] is None
+            await client.say("input.done")  # of no utterance: there is nothing to end
+            _, (failed,) = await client.speak(" ?", "!")
+            assert (failed["type"], failed["error"]["param"]) == ("error", "input")
+            assert failed["request_id"]
+            assert (await client.speak(TEXT))[0] == whole()
+            assert await server.is_idle()
+
+    run(ask())
+
+
+def test_a_model_that_needs_a_recording_asks_for_it() -> None:
+    async def speak() -> None:
+        async with serving("cloning") as server, session(server) as client:
+            _, (refused,) = await client.speak("No ", "voice ", "yet.")
+            assert refused["error"]["param"] == "ref_audio"
+            await client.say("session.config", ref_audio=recording(), x_vector_only_mode=True)
+            assert (await client.hear())["type"] == "session.configured"
+            assert len((await client.speak("Like ", "this."))[0]) == len("Like this.") * 160
+
+    run(speak())
+
+
+def test_what_comes_at_the_wrong_time_is_refused_and_the_utterance_goes_on() -> None:
+    async def ask() -> None:
+        async with serving("slow_live") as server, session(server) as client:
+            await client.say("input.text", text=TEXT)
+            assert (await client.hear())["type"] == "audio.start"
+            await client.say("session.config", voice="high")
+            await client.say("input.done")
+            await client.say("input.text", text="More.")
+            audio, errors = b"", []
+            while len(errors) < 2:
+                heard = await client.hear()
+                if isinstance(heard, bytes):
+                    audio += heard
+                else:
+                    errors.append(heard)
+            assert [error["error"]["param"] for error in errors] == ["session.config", "input.text"]
+            rest, (done,) = await client.listen()
+            assert audio + rest == whole()
+            assert done["type"] == "audio.done"
+
+    run(ask())
+
+
+def test_the_rest_of_an_utterance_that_failed_is_not_the_next_one() -> None:
+    settings = dataclasses.replace(SETTINGS, max_characters=40)
+
+    async def speak() -> None:
+        async with serving("live", settings) as server, session(server) as client:
+            for _ in range(9):
+                await client.say("input.text", text="twelve more ")
+            heard, (*_, failed) = await client.listen()
+            assert failed["error"]["param"] == "input"
+            assert "at most 40" in failed["error"]["message"]
+            assert len(heard) <= 48 * 160
+            await client.say("input.done")
+            assert (await client.speak(TEXT))[0] == whole()
+            await until(server.is_idle)
+
+    run(speak())
+
+
+def test_a_session_in_which_nothing_is_said_is_closed_but_who_listens_is_not_idle() -> None:
+    settings = dataclasses.replace(SETTINGS, session_idle_timeout_s=0.5)
+
+    async def idle() -> None:
+        async with serving("slow_live", settings) as server:
+            for text in ("", "A text that is never ended"):
+                async with session(server) as client:
+                    if text:
+                        await client.say("input.text", text=text)
+                    said, code = await ended(client)
+                    *_, failed, done = (event for event in said if isinstance(event, dict))
+                    assert failed["error"]["code"] == "idle_session"
+                    assert done == {"type": "session.done", "reason": "idle"}
+                    assert code == 1001
+                await until(server.is_idle, timeout_s=1)
+            async with session(server) as client:
+                # 200 frames of 5 ms.
+                assert (await client.speak(LONG[:200]))[0] == whole(LONG[:200])
+
+    run(idle())
+
+
+def test_a_client_that_leaves_frees_its_slot_within_a_second() -> None:
+    async def leave() -> None:
+        async with serving("slow_live") as server:
+            async with session(server) as client:
+                await client.say("input.text", text=LONG)
+                assert (await client.hear())["type"] == "audio.start"
+                client.socket.transport.abort()
+            await until(server.is_idle, timeout_s=1)
+            assert await server.metric('sonoro_requests_total{model="sine",reason="disconnected"}') == 1
+            assert await server.metric("sonoro_requests_in_flight") == 0
+
+    run(leave())
+
+
+def test_a_client_that_takes_nothing_is_given_up() -> None:
+    settings = dataclasses.replace(SETTINGS, slow_reader_timeout_s=0.5, max_characters=100_000)
+
+    async def stall() -> None:
+        async with serving("live", settings, slow_reader_timeout_s=0.5, queue_s=0.5) as server:
+            async with session(server, max_queue=1) as client:
+                await client.say("session.config", sample_rate=48000)
+                await client.say("input.text", text=LONG * 20)
+                await client.say("input.done")
+                given_up = 'sonoro_requests_total{model="sine",reason="slow_reader"}'
+                await until(lambda: server.metric(given_up), timeout_s=20)
+                await until(server.is_idle)
+                client.socket.transport.abort()
+            async with session(server) as client:
+                assert (await client.speak(TEXT))[0] == whole()
+
+    run(stall())
+
+
+def test_a_key_comes_as_a_header_or_as_a_protocol_and_other_origins_need_a_permission() -> None:
+    settings = dataclasses.replace(SETTINGS, api_keys=("hush",), cors_origins=("https://friend.example",))
+    key = {"additional_headers": {"Authorization": "Bearer hush"}}
+    protocols = ["sonoro", "openai-insecure-api-key.hush"]
+
+    async def knock() -> None:
+        async with serving("live", settings) as server:
+            for wrong in (
+                {},
+                {"additional_headers": {"Authorization": "Bearer loud"}},
+                {"subprotocols": ["sonoro", "openai-insecure-api-key.loud"]},
+            ):
+                with pytest.raises(InvalidStatus) as refused:
+                    async with session(server, **wrong):
+                        pass
+                assert refused.value.response.status_code == 401
+                assert json.loads(refused.value.response.body)["error"]["code"] == "invalid_api_key"
+            async with session(server, **key) as client:
+                assert (await client.speak(TEXT))[0] == whole()
+            async with session(server, subprotocols=protocols) as client:
+                assert client.socket.subprotocol == "sonoro"
+                assert (await client.speak(TEXT))[0] == whole()
+
+            with pytest.raises(InvalidStatus) as refused:
+                async with session(server, origin="https://foe.example", **key):
+                    pass
+            assert refused.value.response.status_code == 403
+            assert json.loads(refused.value.response.body)["error"]["code"] == "foreign_origin"
+            for origin in (server.url, "https://friend.example"):
+                async with session(server, origin=origin, **key) as client:
+                    assert (await client.speak(TEXT))[0] == whole()
+
+    run(knock())
+
+
+def test_a_message_that_is_too_large_ends_the_session_alone() -> None:
+    settings = dataclasses.replace(SETTINGS, max_body_bytes=4096)
+
+    async def flood() -> None:
+        async with serving("live", settings) as server, session(server) as client:
+            with contextlib.suppress(ConnectionClosed):
+                await client.say("input.text", text="word " * 2000)
+            assert (await ended(client))[1] == 1009
+            async with session(server) as other:
+                assert (await other.speak(TEXT))[0] == whole()
+
+    run(flood())
+
+
+def test_a_killed_engine_fails_the_utterance_and_the_session_goes_on() -> None:
+    async def kill() -> None:
+        async with serving("slow_live") as server, session(server) as client:
+            await client.say("input.text", text=LONG)
+            assert (await client.hear())["type"] == "audio.start"
+            (worker,) = children()
+            os.kill(worker, signal.SIGKILL)
+            _, (failed,) = await client.listen()
+            assert failed["error"]["code"] == "engine_crashed"
+            assert failed["request_id"]
+            await client.say("input.done")
+            _, (refused,) = await client.speak(TEXT)
+            assert refused["error"]["code"] == "not_ready"
+            await until(server.is_ready, timeout_s=20)
+            assert (await client.speak(TEXT))[0] == whole()
+
+    run(kill())
+
+
+def test_without_an_engine_there_is_no_session() -> None:
+    async def knock() -> None:
+        async with serving("lasting", waits=False) as server:
+            with pytest.raises(InvalidStatus) as refused:
+                async with session(server):
+                    pass
+            assert refused.value.response.status_code == 503
+            assert "retry-after" in refused.value.response.headers
+
+    run(knock())
+
+
+def test_an_ended_server_lets_sessions_finish_what_they_say() -> None:
+    async def end() -> None:
+        async with serving("slow_live") as server, session(server) as speaking, session(server) as silent:
+            await speaking.say("input.text", text=LONG[:100])
+            assert (await speaking.hear())["type"] == "audio.start"
+            server.process.should_exit = True
+            assert await ended(silent) == ([{"type": "session.done", "reason": "ending"}], 1012)
+            with pytest.raises(httpx.ConnectError):
+                await httpx.AsyncClient(trust_env=False).get(f"{server.url}/health")
+            await speaking.say("input.text", text=LONG[100:180])
+            await speaking.say("input.done")
+            audio, (done,) = await speaking.listen()
+            assert audio == whole(LONG[:180])
+            assert done["characters"] == 180
+            assert await ended(speaking) == ([{"type": "session.done", "reason": "ending"}], 1012)
+
+    run(end())
+
+
+def test_no_text_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", logger="sonoro")
+
+    async def speak() -> None:
+        async with serving("live") as server, session(server) as client:
+            await client.refused("input.secret", text="a secret")
+            await client.speak("A secret ", "that nobody reads.")
+
+    run(speak())
+    (ended,) = (record.getMessage() for record in caplog.records if "request_ended" in record.getMessage())
+    assert re.search(r"reason=stop characters=27 audio_s=0\.27", ended)
+    assert not any(
+        "secret" in record.getMessage() and "input.secret" not in record.getMessage() for record in caplog.records
+    )
