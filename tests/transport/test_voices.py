@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import os
 import signal
-from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -59,9 +59,9 @@ def test_voices_are_added_listed_spoken_and_deleted() -> None:
     run(talk())
 
 
-def test_a_process_that_is_killed_is_replaced_by_one_with_the_same_voices(tmp_path: Path) -> None:
-    async def kill() -> None:
-        async with launch(config=dataclasses.replace(CONFIG, voices_folder=str(tmp_path))) as client:
+def test_a_process_that_is_killed_is_replaced_by_one_with_the_same_voices() -> None:
+    async def kill(folder: str) -> None:
+        async with launch(config=dataclasses.replace(CONFIG, voices_folder=folder)) as client:
             for name in ("anna", "bert", "carl"):
                 await client.add_voice(name, said(name))
             await client.delete_voice("bert")
@@ -78,7 +78,8 @@ def test_a_process_that_is_killed_is_replaced_by_one_with_the_same_voices(tmp_pa
         with pytest.raises(EngineClosed):
             await client.add_voice("late", said("hm"))
 
-    run(kill())
+    with TemporaryDirectory() as folder:
+        run(kill(folder))
 
 
 def test_without_a_folder_voices_are_gone_with_the_process() -> None:
@@ -97,7 +98,7 @@ def test_a_stream_goes_on_while_a_voice_is_encoded() -> None:
     """Which takes half a second, in which the stream makes a frame in 5 ms: it is heard before the voice is there."""
 
     async def talk() -> None:
-        async with launch("slow voices") as client:
+        async with launch("slow voices", dataclasses.replace(CONFIG, chunk_frames=(1,))) as client:
             stream = client.stream(SpeechRequest(id="steady", text=LONG, ignore_eos=True, max_frames=500))
             await anext(stream)
             adding = asyncio.create_task(client.add_voice("anna", said("hm")))
