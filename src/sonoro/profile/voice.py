@@ -103,27 +103,32 @@ async def _run(bench: VoiceBench) -> dict[str, Any]:
 async def _measure(bench: VoiceBench, client: EngineClient, report: Report) -> None:
     numbers, frames = itertools.count(), min(bench.engine.max_frames, client.spec.max_frames)
     streams = [_Stream(client, frames) for _ in range(bench.streams)]
+    # Made before anybody listens: it keeps this process busy.
+    rate, count = client.spec.sample_rate, bench.repeats
+    references = {duration_s: [_noise(duration_s, rate) for _ in range(count)] for duration_s in bench.reference_s}
+    rows: dict[int, list[Reference]] = {0: [], **references}
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(stream.speak(numbers)) for stream in streams]
         await asyncio.gather(*(stream.is_heard.wait() for stream in streams))
-        for duration_s in (0, *bench.reference_s):
-            report.add(await _row(client, streams, duration_s, bench.repeats))
+        for duration_s, made in rows.items():
+            report.add(await _row(client, streams, duration_s, made))
         for task in tasks:
             task.cancel()
 
 
-async def _row(client: EngineClient, streams: list[_Stream], duration_s: int, repeats: int) -> dict[str, Any]:
-    """The gaps between frames while references of `duration_s` are encoded; without any if it is 0."""
+async def _row(
+    client: EngineClient, streams: list[_Stream], duration_s: int, references: list[Reference]
+) -> dict[str, Any]:
+    """The gaps between frames while `references` of `duration_s` are encoded, or for a while if there are none."""
     for stream in streams:
         stream.gaps_s.clear()
     durations_s = []
-    for _ in range(repeats if duration_s else 0):
-        reference = _noise(duration_s, client.spec.sample_rate)
+    for reference in references:
         began_s = time.perf_counter()
         await client.add_voice("bench", (reference,))
         durations_s.append(time.perf_counter() - began_s)
         await client.delete_voice("bench")
-    if not duration_s:
+    if not references:
         await asyncio.sleep(_QUIET_S)
     gaps_ms = sorted(1000 * gap_s for stream in streams for gap_s in (*stream.gaps_s, stream.pending_s))
     return {
