@@ -148,17 +148,20 @@ def fields_of(variant: str) -> dict[str, Any]:
     return {"seed": 5, "options": options, "references": (TONE,) if variant == "base" else ()}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_codes_are_those_of_the_whole_text(checkpoint: tuple[str, Path], dtype: torch.dtype) -> None:
+ON_GPU = pytest.param("cuda", torch.bfloat16, marks=pytest.mark.gpu)
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.float32), ("cpu", torch.float64), ON_GPU], ids=str)
+def test_codes_are_those_of_the_whole_text(checkpoint: tuple[str, Path], device: str, dtype: torch.dtype) -> None:
     """Bit for bit: the same rows of the same sizes run, whenever the ids come."""
     variant, folder = checkpoint
-    model, frames = from_folder(folder, "tiny", torch.device("cpu"), dtype).model, 60
+    model, frames = from_folder(folder, "tiny", torch.device(device), dtype).model, 60
     whole = model.spec.resolve(
         SpeechRequest(id="a", text=SAYING, max_frames=frames, ignore_eos=True, **fields_of(variant))
     )
     with torch.inference_mode():
         voice = model.encode_voice([TONE]) if variant == "base" else None
-        state, slots = model.allocate(capacity(3, 96, frames, 80)), torch.tensor([1])
+        state, slots = model.allocate(capacity(3, 96, frames, 80)), torch.tensor([1], device=device)
         begin(model, state, [model.prepare(whole, SAYING, 0, [], voice)], slots)
         for _ in range(frames):
             model.frame(state, slots)
@@ -209,6 +212,18 @@ def test_the_engine_says_of_pieces_what_it_says_of_the_whole(checkpoint: tuple[s
     expected = drain(engine)
     for pieces in (pieces for _ in range(3) for pieces in splits(f" {SAYING}\n", draw)):
         assert_same_audio(live_answer(engine, pieces, draw, max_frames=90, **fields), expected)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_pieces_are_bit_for_bit_the_whole_where_chunks_are_too(checkpoint: tuple[str, Path], device: str) -> None:
+    variant, folder = checkpoint
+    engine = Engine(registry.load(folder, device=device).model, EngineConfig(slots=2, chunk_frames=(1,)))
+    fields, draw = fields_of(variant), random.Random(4)
+    engine.submit(SpeechRequest(id="a", text=SAYING, max_frames=90, **fields))
+    expected = drain(engine)
+    for pieces in splits(SAYING, draw):
+        events = live_answer(engine, pieces, draw, max_frames=90, **fields)
+        np.testing.assert_array_equal(audio(events, "a"), audio(expected, "a"))
 
 
 def test_a_token_is_spoken_before_the_next_has_come(checkpoint: tuple[str, Path]) -> None:
