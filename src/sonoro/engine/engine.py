@@ -7,7 +7,6 @@ one thread at a time.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -17,7 +16,6 @@ import msgspec
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import EngineBusy, EngineError, InvalidRequest
-from sonoro.core.text import SECONDS_PER_LETTER, frames_bound, segment_ends, split_text
 from sonoro.core.types import (
     AudioChunk,
     Event,
@@ -29,7 +27,7 @@ from sonoro.core.types import (
     Timings,
     VoiceFacts,
 )
-from sonoro.engine.live import LiveFeed, Segment
+from sonoro.engine.prompts import Prompts
 from sonoro.engine.request import RunningRequest
 from sonoro.engine.runner import Decoded, Launched, Runner
 from sonoro.engine.scheduler import Plan, Scheduler
@@ -62,6 +60,7 @@ class Engine:
         self._model, self._clock_s = model, clock_s
         self._runner = Runner(model, config)
         self._scheduler = Scheduler(self._runner.config, self._runner.pages, self.spec.frame_s)
+        self._prompts = Prompts(model, config, self._runner.pages)
         self._voices = Voices(model, config, executor or Inline(), self._runner.device, self._runner.stream)
         self._rows: dict[str, RunningRequest] = {}
         self._unvoiced: dict[RunningRequest, Future[Voice]] = {}
@@ -141,13 +140,9 @@ class Engine:
             raise InvalidRequest("id", request.id, "a request of that id is still running")
         self._check_room()
         request = self.spec.resolve(request, self._voices.registered)
-        segments, accepted_at_s = self._segments(request), self._clock_s()
-        if not request.is_live:
-            _check_max_frames(request, len(segments), self._max_segment_frames)
         with self._runner.active():
-            row = RunningRequest(request, segments, None, accepted_at_s)
-            if request.is_live:
-                self._make_live(row)
+            row = RunningRequest(request, [], None, accepted_at_s=self._clock_s())
+            self._prompts.lay_out(row)
             voice = self._voices.of(request)
             if voice is not None:
                 # From here on the voice stands for them.
@@ -240,7 +235,6 @@ class Engine:
         if row is None:
             return
         voice = self._unvoiced.pop(row)
-        self._scheduler.park(row)
         try:
             self._voice(row, voice)
             self._continue(row)
@@ -312,18 +306,6 @@ class Engine:
         except Exception as error:
             self._fail(row, error)
 
-    def _make_live(self, row: RunningRequest) -> None:
-        request, language = row.request, row.request.language or "auto"
-        row.live = LiveFeed(
-            lambda: self._model.live_text(row.request, row.voice),
-            lambda text: self._split(text, language),
-            language,
-            min(self.config.max_characters, int(self.config.live_max_s / SECONDS_PER_LETTER)),
-            self.config.max_live_characters,
-        )
-        row.segments = row.live.segments
-        row.live.append(request.text)
-
     def _hear(self, row: RunningRequest, text: str, *, is_last: bool) -> None:
         """Take more text of `row`. What goes wrong ends it."""
         try:
@@ -349,67 +331,10 @@ class Engine:
         elif segment is None:
             raise InvalidRequest("text", f"{row.text_length} characters", "nothing in it can be spoken")
         elif row.prompt is None:
-            self._prepare(row, segment)
+            self._prompts.prepare(row, segment)
             self._scheduler.add(row)
-        elif row.late_ids and segment.is_whole and row.place is None:
-            # It waits for a slot: its prompt can still be that of the whole text.
-            self._prepare(row, segment)
-        elif row.late_ids:
-            self._check_text_ids(segment, row.pending_ids + len(row.late_ids))
-            if segment.is_whole:
-                row.tighten(self._most_frames(row, segment))
-
-    def _segments(self, request: SpeechRequest) -> list[Segment]:
-        """Those of a request whose text is whole."""
-        if request.is_live:
-            return []
-        pieces = self._split(request.text, request.language or "auto")
-        if not pieces:
-            raise InvalidRequest("text", request.text, "nothing in it can be spoken")
-        ends = segment_ends(request.text, pieces)
-        return [Segment(*made) for made in zip(pieces, [0, *ends], ends, strict=False)]
-
-    def _split(self, text: str, language: str) -> list[str]:
-        parts = self._model.segments(text, language)
-        return [piece for part in parts for piece in split_text(part, language, self.config.max_characters)]
-
-    @property
-    def _max_segment_frames(self) -> int:
-        return min(self.config.max_frames, self.spec.max_frames)
-
-    def _most_frames(self, row: RunningRequest, segment: Segment) -> int:
-        """Frames that `segment` may have: as the request says, or else as its text allows, as far as that is known."""
-        if row.request.max_frames is not None:
-            most = row.request.max_frames - row.frames_before
-        elif segment.is_whole:
-            most = frames_bound(segment.text, row.request.language or "auto", self.spec.frame_s)
         else:
-            most = math.ceil(self.config.live_max_s / self.spec.frame_s)
-        return min(most, self._max_segment_frames)
-
-    def _prepare(self, row: RunningRequest, segment: Segment) -> None:
-        """Make the prompt of the current segment. The model is told the segment's own limit as `max_frames`."""
-        row.limit = self._most_frames(row, segment)
-        limited = msgspec.structs.replace(row.request, max_frames=row.limit)
-        if segment.ids is None:
-            row.prompt = self._model.prepare(limited, segment.text, row.index, row.before, row.voice)
-        else:
-            row.prompt = self._model.prepare_live(limited, segment.ids, row.index, row.voice)
-            row.taken_ids, row.pending_ids = len(segment.ids), row.prompt.text_ids
-        most = min(self.config.max_positions, self._runner.pages * self.config.page_positions)
-        if row.positions > most:
-            raise InvalidRequest(
-                "text",
-                segment.text,
-                f"with its voice and instructions it needs {row.positions} positions; at most {most}",
-            )
-        self._check_text_ids(segment, row.prompt.text_ids)
-
-    def _check_text_ids(self, segment: Segment, count: int) -> None:
-        if count > self.config.max_text:
-            raise InvalidRequest(
-                "text", segment.text, f"it has {count} pending text ids; at most {self.config.max_text}"
-            )
+            self._prompts.go_on(row, segment)
 
     def _finish(self, row: RunningRequest, reason: FinishReason) -> None:
         self._forget(row)
@@ -447,11 +372,3 @@ class Engine:
             self._in_flight.popleft().entry.give()
         for row in list(self._scheduler.running):
             self._fail(row, error)
-
-
-def _check_max_frames(request: SpeechRequest, segments: int, max_segment_frames: int) -> None:
-    most = segments * max_segment_frames
-    if request.max_frames is not None and request.max_frames > most:
-        raise InvalidRequest(
-            "max_frames", request.max_frames, f"at most {most} for this text ({max_segment_frames} for each segment)"
-        )

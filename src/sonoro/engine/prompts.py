@@ -1,0 +1,109 @@
+"""Requests into segments, and segments into prompts: what a model is asked to speak at once, and for how long at most.
+
+Knows the protocols of `models.base` and no model, no queue and no tick.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import msgspec
+
+from sonoro.core.config import EngineConfig
+from sonoro.core.errors import InvalidRequest
+from sonoro.core.text import SECONDS_PER_LETTER, frames_bound, segment_ends, split_text
+from sonoro.core.types import SpeechRequest
+from sonoro.engine.live import LiveFeed, Segment
+from sonoro.engine.request import RunningRequest
+from sonoro.models.base import SpeechModel
+
+__all__ = ["Prompts"]
+
+
+class Prompts:
+    """What `model` is given of a request, in slots of `config` that share `pages` pages."""
+
+    def __init__(self, model: SpeechModel, config: EngineConfig, pages: int) -> None:
+        self._model, self._config, self._spec = model, config, model.spec
+        self._max_positions = min(config.max_positions, pages * config.page_positions)
+        self._max_frames = min(config.max_frames, model.spec.max_frames)
+
+    def lay_out(self, row: RunningRequest) -> None:
+        """Give `row`, which is new, the segments of its text, or where they will come from.
+
+        Raises `InvalidRequest` for text that cannot be spoken, or not in so many frames.
+        """
+        request = row.request
+        if request.is_live:
+            row.live = self._feed(row)
+            row.segments = row.live.segments
+            row.live.append(request.text)
+            return
+        pieces = self._split(request)(request.text)
+        if not pieces:
+            raise InvalidRequest("text", request.text, "nothing in it can be spoken")
+        ends = segment_ends(request.text, pieces)
+        row.segments = [Segment(*made) for made in zip(pieces, [0, *ends], ends, strict=False)]
+        most = len(pieces) * self._max_frames
+        if request.max_frames is not None and request.max_frames > most:
+            limit = f"at most {most} for this text ({self._max_frames} for each segment)"
+            raise InvalidRequest("max_frames", request.max_frames, limit)
+
+    def prepare(self, row: RunningRequest, segment: Segment) -> None:
+        """Make the prompt of the current segment. The model is told the segment's own limit as `max_frames`."""
+        row.limit = self._most_frames(row, segment)
+        limited = msgspec.structs.replace(row.request, max_frames=row.limit)
+        if segment.ids is None:
+            row.prompt = self._model.prepare(limited, segment.text, row.index, row.before, row.voice)
+        else:
+            row.prompt = self._model.prepare_live(limited, segment.ids, row.index, row.voice)
+            row.taken_ids, row.pending_ids = len(segment.ids), row.prompt.text_ids
+        if row.positions > self._max_positions:
+            limit = f"with its voice and instructions it needs {row.positions} positions; at most {self._max_positions}"
+            raise InvalidRequest("text", segment.text, limit)
+        self._check_text_ids(segment, row.prompt.text_ids)
+
+    def go_on(self, row: RunningRequest, segment: Segment) -> None:
+        """Take the ids that have come for the current segment of a live request since its prompt was made."""
+        if row.late_ids and segment.is_whole and row.place is None:
+            # It waits for a slot: its prompt can still be that of the whole text.
+            self.prepare(row, segment)
+        elif row.late_ids:
+            self._check_text_ids(segment, row.pending_ids + len(row.late_ids))
+            if segment.is_whole:
+                row.tighten(self._most_frames(row, segment))
+
+    def _feed(self, row: RunningRequest) -> LiveFeed:
+        return LiveFeed(
+            # Whom it speaks as may be known only later.
+            lambda: self._model.live_text(row.request, row.voice),
+            self._split(row.request),
+            row.request.language or "auto",
+            min(self._config.max_characters, int(self._config.live_max_s / SECONDS_PER_LETTER)),
+            self._config.max_live_characters,
+        )
+
+    def _split(self, request: SpeechRequest) -> Callable[[str], list[str]]:
+        language = request.language or "auto"
+
+        def split(text: str) -> list[str]:
+            parts = self._model.segments(text, language)
+            return [piece for part in parts for piece in split_text(part, language, self._config.max_characters)]
+
+        return split
+
+    def _most_frames(self, row: RunningRequest, segment: Segment) -> int:
+        """Frames that `segment` may have: as the request says, or else as its text allows, as far as that is known."""
+        if row.request.max_frames is not None:
+            most = row.request.max_frames - row.frames_before
+        elif segment.is_whole:
+            most = frames_bound(segment.text, row.request.language or "auto", self._spec.frame_s)
+        else:
+            most = math.ceil(self._config.live_max_s / self._spec.frame_s)
+        return min(most, self._max_frames)
+
+    def _check_text_ids(self, segment: Segment, count: int) -> None:
+        if count > self._config.max_text:
+            limit = f"it has {count} pending text ids; at most {self._config.max_text}"
+            raise InvalidRequest("text", segment.text, limit)
