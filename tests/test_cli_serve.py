@@ -166,7 +166,7 @@ def test_the_examples_run_as_they_are(tmp_path: Path) -> None:
 
 def test_the_official_client_gets_six_formats_while_they_are_made_and_whole(tmp_path: Path) -> None:
     """From the built-in voice: the engine is still at work when the first bytes are here."""
-    text = "The birch canoe slid on the smooth planks, and the small boat came back late."
+    text = "The birch canoe slid on the smooth planks."
     with server(tmp_path, "--slots", "2") as (process, _, url), httpx.Client(base_url=url, trust_env=False) as http:
         while http.get("/ready").status_code != 200:
             time.sleep(0.1)
@@ -179,7 +179,7 @@ def test_the_official_client_gets_six_formats_while_they_are_made_and_whole(tmp_
                     assert "sonoro_engine_running 1.0" in http.get("/metrics").text, format
                     streamed = first + b"".join(parts)
                 whole = client.audio.speech.create(input="Hello.", **arguments).content
-                assert seconds(streamed, format) > 2 > seconds(whole, format) > 0.2, format
+                assert seconds(streamed, format) > 1.5 > seconds(whole, format) > 0.2, format
         process.send_signal(signal.SIGTERM)
         process.wait(20)
 
