@@ -11,6 +11,7 @@ import pytest
 from engine_processes import CONFIG, children, nothing_left, run, until
 from server_processes import SETTINGS, check_error, serving
 from sonoro.server.metrics import Metrics, Observation
+from sonoro.server.service import Service
 
 __all__ = ["nothing_left"]
 
@@ -49,6 +50,26 @@ def test_an_engine_that_ended_for_good_is_told_of() -> None:
                 assert "ended for good" in answer.json()["error"]["message"]
             assert (await server.http.get("/health")).status_code == 200
             assert await server.metric("sonoro_engine_up") == 0
+
+    run(ask())
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_defect_is_told_of_under_the_id_of_its_request(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(self: Service) -> bytes:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Service, "exposition", broken)
+
+    async def ask() -> None:
+        async with serving() as server:
+            answer = await server.http.get("/metrics", headers={"x-request-id": "job-7"})
+            check_error(answer, 500)
+            assert answer.headers["x-request-id"] == "job-7"
+            assert "ZeroDivisionError" in caplog.text
+            assert (await server.speak()).status_code == 200
 
     run(ask())
 

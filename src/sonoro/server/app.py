@@ -80,7 +80,9 @@ async def _tell_of_http(request: Request, error: Exception) -> Response:
 
 
 async def _tell_of_defect(request: Request, error: Exception) -> Response:
-    return error_response(plain_refusal(500, "the server failed; its log says how", "internal"))
+    """Answered outside of `Identified`, which therefore does not name it."""
+    refused = plain_refusal(500, "the server failed; its log says how", "internal")
+    return error_response(dataclasses.replace(refused, headers={"X-Request-Id": request.state.request_id}))
 
 
 def listen(config: ServerConfig) -> socket.socket:
