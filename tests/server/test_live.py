@@ -253,6 +253,11 @@ def test_an_utterance_that_waits_for_a_place_can_be_cancelled_or_is_refused() ->
             await second.say("response.cancel")
             _, (cancelled,) = await second.listen()
             assert (cancelled["samples_sent"], cancelled["text_position"]) == (0, 0)
+            await second.say("input.text", text=TEXT)
+            await second.say("input.text", text="word " * 1000)
+            _, (failed,) = await second.listen()
+            assert failed["error"]["param"] == "input"
+            await second.say("input.done")
             _, (refused,) = await second.speak(TEXT)
             assert refused["error"]["code"] == "too_many_requests"
             assert refused["request_id"]
@@ -352,7 +357,11 @@ def test_the_rest_of_an_utterance_that_failed_is_not_the_next_one() -> None:
             assert len(heard) <= 48 * 160
             await client.say("input.done")
             assert (await client.speak(TEXT))[0] == whole()
+            _, (failed,) = await client.speak("word " * 9, "and more")
+            assert failed["error"]["param"] == "input"
+            assert (await client.speak(TEXT))[0] == whole()
             await until(server.is_idle)
+            assert await server.metric("sonoro_requests_in_flight") == 0
 
     run(speak())
 

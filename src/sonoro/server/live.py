@@ -30,6 +30,8 @@ from sonoro.server.websocket import ENDING
 
 __all__ = ["live_routes"]
 
+CANCELLED = "cancelled"
+
 _CLOSE_CODES = {"closed": 1000, "idle": 1001, "ending": 1012}
 """Of RFC 6455 and its registry: a normal end, going away, the service restarts."""
 
@@ -178,12 +180,8 @@ class Session:
                     self._utterance.end_text()
             case "response.cancel":
                 self._is_skipping = False
-                if self._utterance is not None:
-                    # Until it has ended, which is soon, so that what comes next is of the next one.
-                    self._utterance.cancel()
-                    await asyncio.wait({self._utterance.speaking})
-                else:
-                    # It may have ended while this was on its way.
+                # It may have ended while this was on its way.
+                if self._utterance is None or await self._utterance.cancel() != CANCELLED:
                     await self.tell("response.cancelled", request_id=None, samples_sent=0, text_position=0)
             case "session.close":
                 self._end = "closed"
@@ -238,7 +236,7 @@ class Utterance:
         self._encoding = service.encoding(body)
         self._observation = service.observe(body.speed, time.perf_counter())
         self._sent_samples = 0  # of the model
-        self._is_open = self._has_begun = self._is_cut = False
+        self._is_waiting = self._is_open = self._has_begun = self._is_cut = False
         self._failure: SonoroError | None = None
         self.is_text_whole = False
         self.speaking = asyncio.create_task(self._run())
@@ -262,26 +260,26 @@ class Utterance:
             self._service.client.end_text(self._id)
         self.is_text_whole = True
 
-    def cancel(self) -> None:
-        """Say no more; the client is told what was said."""
+    async def cancel(self) -> str:
+        """Say no more, and tell what was said; how it ended, which it may have done before."""
         self.is_text_whole = True
-        self._cut(None)
+        if not self._is_cut:
+            self._cut(None)
+        await asyncio.wait({self.speaking})
+        return self.speaking.result()
 
     def _cut(self, failure: SonoroError | None) -> None:
         self._is_cut, self._failure = True, failure
         if self._is_open:
             self._service.client.cancel(self._id)
-        else:
+        elif self._is_waiting:
             self.speaking.cancel()
 
-    async def _run(self) -> None:
+    async def _run(self) -> str:
+        """Speak; how it ended."""
         reason = "disconnected"
         try:
-            reason = await self._speak()
-        except asyncio.CancelledError:
-            if not self._is_cut or self._is_open:
-                raise
-            reason = await self._end_cut(0)  # it was still waiting for a place
+            reason = await self._speak_until_cut()
         except SlowReader as error:
             reason = error.code
             raise
@@ -292,6 +290,18 @@ class Utterance:
             # The pace of its text is the client's: no time but that of its first packet says anything of the server.
             speech = Speech(self._id, msgspec.structs.replace(self._request, text=self._text), self._encoding)
             conclude(speech, self._observation, reason, is_whole=False)
+        return reason
+
+    async def _speak_until_cut(self) -> str:
+        if self._is_cut:
+            return await self._end_cut(0)
+        self._is_waiting = True
+        try:
+            return await self._speak()
+        except asyncio.CancelledError:
+            if not self._is_cut or self._is_open:
+                raise
+            return await self._end_cut(0)
 
     async def _speak(self) -> str:
         client = self._service.client
@@ -351,7 +361,7 @@ class Utterance:
             raise self._failure
         facts = {"samples_sent": self._samples, "text_position": position}
         await self._session.tell("response.cancelled", request_id=self._id, **facts)
-        return "cancelled"
+        return CANCELLED
 
     @property
     def _samples(self) -> int:
