@@ -76,6 +76,9 @@ def serve(
     slow_reader_timeout_s: Annotated[
         float | None, number("slow_reader_timeout_s", float, "how long a client may take nothing of its answer")
     ] = None,
+    session_idle_timeout_s: Annotated[
+        float | None, number("session_idle_timeout_s", float, "how long a session may say nothing")
+    ] = None,
     shutdown_timeout_s: Annotated[
         float | None, number("shutdown_timeout_s", float, "what requests under way get at the end")
     ] = None,

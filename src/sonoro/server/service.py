@@ -111,7 +111,7 @@ class Service:
             raise NotReady(reason)
         return self.client.spec
 
-    def authorise(self, connection: HTTPConnection) -> None:
+    async def authorise(self, connection: HTTPConnection) -> None:
         """Raises `Unauthorized` unless the connection comes with one of the keys, if there are any.
 
         A browser cannot give a WebSocket headers: there one of the protocols offered may hold the key.
