@@ -104,8 +104,9 @@ def listen(config: ServerConfig) -> socket.socket:
     # The event loop does so for sockets that name their protocol alone, which those of `create_server` do not.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        # A connection that is closed still waits for its last bytes to be taken, and without this for ever.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(config.slow_reader_timeout_s * 1000))
+        # A connection that is closed still waits for its last bytes to be taken, and without this for ever. Twice what
+        # a reader gets, so that whoever is slow is given up by the server, which says so, before the system does.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(2000 * config.slow_reader_timeout_s))
     return sock
 
 
