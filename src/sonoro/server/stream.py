@@ -12,6 +12,7 @@ import base64
 import contextlib
 import json
 import logging
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -47,13 +48,29 @@ DISCONNECTED = "disconnected"
 NO_ENGINE = "the engine process ended, and another does not run yet"
 
 
+@dataclass(eq=False)
+class _Waiting:
+    """One who waits at a gate since `since_s`, on the clock of the event loop."""
+
+    place: asyncio.Future[None]
+    since_s: float
+
+
 class Gate:
-    """At most `places` requests inside at once, at most `max_waiting` before it, each for `wait_s` at most."""
+    """At most `places` requests inside at once, at most `max_waiting` before it, each for `wait_s` at most.
+
+    The first to come is the next to enter, until it has waited for half of `wait_s`. Then more come than can be served,
+    and the last to come is the next: who is served is served soon, instead of everybody just before being refused.
+    """
 
     def __init__(self, places: int, max_waiting: int, wait_s: float) -> None:
-        self._free = asyncio.Semaphore(places)
-        self._max_waiting, self._wait_s = max_waiting, wait_s
-        self.waiting = 0
+        self._free, self._max_waiting, self._wait_s = places, max_waiting, wait_s
+        self._waiting: deque[_Waiting] = deque()
+
+    @property
+    def waiting(self) -> int:
+        """How many are before the gate."""
+        return len(self._waiting)
 
     @contextlib.asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
@@ -62,19 +79,39 @@ class Gate:
         try:
             yield
         finally:
-            self._free.release()
+            self._leave()
 
     async def _enter(self) -> None:
-        if self._free.locked() and self.waiting >= self._max_waiting:
+        if self._free:
+            self._free -= 1
+            return
+        if len(self._waiting) >= self._max_waiting:
             raise TooManyRequests(f"{self.waiting} requests are waiting already; try again later")
-        self.waiting += 1
+        loop = asyncio.get_running_loop()
+        waiting = _Waiting(loop.create_future(), loop.time())
+        self._waiting.append(waiting)
         try:
-            async with asyncio.timeout(self._wait_s if self._free.locked() else None):
-                await self._free.acquire()
-        except TimeoutError as error:
-            raise TooManyRequests(f"no place came free in {self._wait_s:g} s; try again later") from error
-        finally:
-            self.waiting -= 1
+            async with asyncio.timeout(self._wait_s):
+                await waiting.place
+        except BaseException as error:
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
+            elif not waiting.place.cancelled():
+                # Its place came in the moment it gave up.
+                self._leave()
+            if isinstance(error, TimeoutError):
+                raise TooManyRequests(f"no place came free in {self._wait_s:g} s; try again later") from error
+            raise
+
+    def _leave(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        while self._waiting:
+            is_overloaded = now_s - self._waiting[0].since_s > self._wait_s / 2
+            waiting = self._waiting.pop() if is_overloaded else self._waiting.popleft()
+            if not waiting.place.done():
+                waiting.place.set_result(None)
+                return
+        self._free += 1
 
 
 @dataclass(frozen=True)
