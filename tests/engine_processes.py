@@ -63,8 +63,17 @@ def parent_of(pid: int) -> int | None:
 
 
 def children() -> set[int]:
-    """The processes that this one has started."""
-    return {int(path.name) for path in Path("/proc").glob("[0-9]*") if parent_of(int(path.name)) == os.getpid()}
+    """The processes that this one has started, less the one that multiprocessing keeps once it was used."""
+    found = {int(path.name) for path in Path("/proc").glob("[0-9]*") if parent_of(int(path.name)) == os.getpid()}
+    return {child for child in found if b"resource_tracker" not in command_of(child)}
+
+
+def command_of(process: int) -> bytes:
+    """The command line of a process, empty if it is gone."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 @pytest.fixture
