@@ -46,7 +46,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--warm-up", default="3", help="seconds before them that do not")
     parser.add_argument("--overload", type=float, help="the rate that the server sustains")
     parser.add_argument("--factor", type=float, default=4.0, help="of that rate")
-    parser.add_argument("--overload-duration", default="60", help="seconds of each of its three levels")
+    parser.add_argument(
+        "--overload-duration", default="60", help="seconds of it; what is before and after takes --duration"
+    )
     parser.add_argument("--queue-wait-ms", type=int, default=500, help="how long the server lets a request wait")
     parser.add_argument("--live", action="store_true", help="measure live text too")
     parser.add_argument("--port", type=int, default=8765)
@@ -152,7 +154,8 @@ def main() -> int:
                 draw({name: results}, args.out / f"serve-{name}.png")
         if args.overload:
             rates = f"1,{args.factor * args.overload:g},1"
-            timing = ["--rps", rates, "--overload", args.queue_wait_ms, "--duration", args.overload_duration]
+            durations = f"{args.duration},{args.overload_duration},{args.duration}"
+            timing = ["--rps", rates, "--overload", args.queue_wait_ms, "--duration", durations]
             out = args.out / f"overload-{name}.json"
             is_well &= measure("serve", [*common, *timing, *args.more], out, ends_s)
         if args.live:

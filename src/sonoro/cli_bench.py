@@ -160,7 +160,7 @@ def serve(
     url: Annotated[str | None, typer.Option(help="the server, as http://localhost:8000")] = None,
     rps: Annotated[str | None, typer.Option(help="requests a second, one level after the other: an open loop")] = None,
     concurrency: Annotated[str | None, typer.Option(help="clients at once, by level: a closed loop")] = None,
-    duration: Annotated[float, number("duration", float, "seconds of a level that count")] = 20.0,
+    duration: Annotated[str, typer.Option(help="seconds of a level that count: one for all, or one for each")] = "20",
     warm_up: Annotated[float, number("warm_up", float, "seconds before them that do not")] = 3.0,
     seed: Seed = 0,
     dataset: Dataset = "builtin",
@@ -189,7 +189,7 @@ def serve(
     commit: Commit = None,
 ) -> None:
     """Time a speech server's answers by load: any server of the OpenAI speech API."""
-    rates, levels = _rates(rps) if rps else (), numbers("concurrency", concurrency) if concurrency else ()
+    rates, levels = _floats("rps", rps) if rps else (), numbers("concurrency", concurrency) if concurrency else ()
     lengths = span("frames", frames) if frames else None
     fields, known = _object("extra", extra), _object("facts", facts)
     with _extra("bench"):
@@ -224,7 +224,7 @@ def serve(
             ),
             rps=rates,
             concurrency=levels,
-            duration_s=duration,
+            duration_s=_floats("duration", duration),
             warm_up_s=warm_up,
             seed=seed,
             dataset=dataset,
@@ -315,11 +315,11 @@ def _check_out(out: Path | None) -> None:
         raise OutputError(f"cannot write {out}: {error.strerror}") from error
 
 
-def _rates(text: str) -> tuple[float, ...]:
+def _floats(field: str, text: str) -> tuple[float, ...]:
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError as error:
-        raise ConfigError("rps", text, 'it must be numbers between commas, as "0.5,1,10"') from error
+        raise ConfigError(field, text, 'it must be numbers between commas, as "0.5,1,10"') from error
 
 
 def _object(field: str, text: str | None) -> dict[str, Any]:

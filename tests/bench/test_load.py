@@ -34,14 +34,14 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def bench(server: Server, **fields: object) -> ServeBench:
     target = {name: fields.pop(name) for name in tuple(fields) if name in Target.__dataclass_fields__}
-    return ServeBench(Target(server.url, **target), **{"duration_s": 0.5, "warm_up_s": 0.1, **fields})
+    return ServeBench(Target(server.url, **target), **{"duration_s": (0.5,), "warm_up_s": 0.1, **fields})
 
 
 def test_delays_of_a_server_are_the_times_that_are_heard() -> None:
     # First byte at 50 ms, first sample at 80, of which 100 ms are silent; then a gap: played until 280, next at 480.
     first = tone(0.2, silence_s=0.1)
     with served(Answer([(0.05, first[:1]), (0.03, first[1:]), (0.4, tone(0.3))])) as server:
-        (row,) = run(bench(server, concurrency=(2,), duration_s=0.7, warm_up_s=0.0))["rows"]
+        (row,) = run(bench(server, concurrency=(2,), duration_s=(0.7,), warm_up_s=0.0))["rows"]
     assert (row["mode"], row["concurrency"], row["failed"], row["peak_in_flight"]) == ("closed", 2, 0, 2)
     assert row["requests"] == row["succeeded"] == row["underruns"] == row["requests_underrun"] == 4
     for name, expected_ms in (("ttfb", 50), ("ttfp", 80), ("ttfa", 180), ("e2e", 480)):
@@ -81,7 +81,9 @@ def test_several_processes_send_what_one_would(load: dict[str, object]) -> None:
     def sent(processes: int) -> tuple[list[tuple[str, int]], dict[str, object]]:
         # Far longer than the level: each client of the closed loop sends one request.
         with served(Answer([(0.4, tone(0.1))])) as server:
-            (row,) = run(bench(server, **load, frames=(3, 9), processes=processes, duration_s=0.3, warm_up_s=0))["rows"]
+            (row,) = run(bench(server, **load, frames=(3, 9), processes=processes, duration_s=(0.3,), warm_up_s=0))[
+                "rows"
+            ]
             return sorted((body["input"], body["max_new_tokens"]) for body in server.bodies), row
 
     (one, row), (three, shared) = sent(1), sent(3)
@@ -114,14 +116,14 @@ def test_a_process_that_dies_is_an_error_at_once() -> None:
         return QUICK
 
     with served(kill) as server, pytest.raises(EngineError, match=r"client process \d of 2 ended with code -9"):
-        run(bench(server, concurrency=(2,), processes=2, duration_s=60))
+        run(bench(server, concurrency=(2,), processes=2, duration_s=(60,)))
     assert not multiprocessing.active_children()
 
 
 def test_openais_client_hears_what_ours_does() -> None:
     answer = Answer([(0.05, tone(0.3)), (0.01, tone(0.3))])
     with served(lambda number: Answer(status=429) if number == 5 else answer) as server:
-        made = {"frames": (5, 5), "extra": {"stream": True}, "api_key": "secret", "duration_s": 0.6}
+        made = {"frames": (5, 5), "extra": {"stream": True}, "api_key": "secret", "duration_s": (0.6,)}
         (row,) = run(bench(server, concurrency=(2,), speaker=OfficialClient, **made))["rows"]
         assert server.headers[0]["authorization"] == "Bearer secret"
         assert server.bodies[0] | {"input": ""} == {
@@ -151,7 +153,7 @@ def test_what_fails_through_openais_client_fails_by_name(answer: Answer, error: 
 def test_a_voice_is_cloned_with_each_request() -> None:
     Path("me.wav").write_bytes(b"RIFF")
     with served(QUICK) as server:
-        made = bench(server, concurrency=(1,), ref="me.wav", ref_text="It is me.", duration_s=0.1, warm_up_s=0)
+        made = bench(server, concurrency=(1,), ref="me.wav", ref_text="It is me.", duration_s=(0.1,), warm_up_s=0)
         values = run(made)
         assert {(body["ref_audio"].partition(",")[2], body["ref_text"]) for body in server.bodies} == {
             ("UklGRg==", "It is me.")
@@ -164,19 +166,21 @@ def test_what_the_server_says_of_itself_is_in_the_results_unless_told_otherwise(
     with served(QUICK) as server:
         listed = {"arm": "graph", "gpu": "a card", "torch": "2.0"}
         server.models = {"data": [{"id": "spoken", "facts": {**listed, "weather": "fine"}}]}
-        values = run(bench(server, concurrency=(1,), facts={"torch": "3.0"}, duration_s=0.1, warm_up_s=0))
+        values = run(bench(server, concurrency=(1,), facts={"torch": "3.0"}, duration_s=(0.1,), warm_up_s=0))
         assert (values["arm"], values["gpu"], values["torch"], values["cpu"]) == ("graph", "a card", "3.0", None)
         assert "weather" not in values
         server.models = {"data": [{"id": "spoken"}]}
         # It runs on this machine, without a GPU that it tells of.
-        assert run(bench(server, concurrency=(1,), duration_s=0.1, warm_up_s=0))["cpu"] == processor()
+        assert run(bench(server, concurrency=(1,), duration_s=(0.1,), warm_up_s=0))["cpu"] == processor()
 
 
 @pytest.mark.parametrize("is_met", [True, False])
 def test_an_overload_is_judged_by_what_was_before_it(is_met: bool) -> None:
     refusal = Answer(status=429 if is_met else 503)
     with served(lambda number: refusal if 15 < number < 40 and number % 3 == 0 else QUICK) as server:
-        values = run(bench(server, rps=(10, 40, 10), duration_s=1.0, max_queue_wait_ms=LATE_MS, out=Path("r.json")))
+        values = run(
+            bench(server, rps=(10, 40, 10), duration_s=(1.0, 1.5, 0.5), max_queue_wait_ms=LATE_MS, out=Path("r.json"))
+        )
     verdict, (before, during, after) = values["verdict"], values["rows"]
     assert json.loads(Path("r.json").read_text()) == values
     assert verdict["failed_but_429"] == [0 if is_met else during["failed"], 0]
@@ -218,7 +222,7 @@ def test_requests_speak_openais_dialect_and_whatever_else_is_asked() -> None:
 
 def test_headers_paths_and_the_model_are_those_of_the_server() -> None:
     with served(QUICK) as server:
-        values = run(bench(server, concurrency=(1,), api_key="secret", duration_s=0.1, warm_up_s=0))
+        values = run(bench(server, concurrency=(1,), api_key="secret", duration_s=(0.1,), warm_up_s=0))
         assert values["model"] == server.bodies[0]["model"] == "spoken"
         assert set(server.paths) == {"/v1/models", "/v1/audio/speech"}
         assert server.headers[0]["authorization"] == "Bearer secret"
@@ -226,7 +230,7 @@ def test_headers_paths_and_the_model_are_those_of_the_server() -> None:
         assert "secret" not in json.dumps(values)
         server.paths.clear()
         for url in (f"{server.url}/other/v2", f"{server.url}/other/v2/audio/speech"):
-            made = ServeBench(Target(url, model="m"), concurrency=(1,), duration_s=0.05, warm_up_s=0)
+            made = ServeBench(Target(url, model="m"), concurrency=(1,), duration_s=(0.05,), warm_up_s=0)
             assert run(made)["model"] == "m"
         assert set(server.paths) == {"/other/v2/audio/speech"}
 
@@ -256,7 +260,7 @@ def test_refusals_are_counted_and_do_not_stop_the_others() -> None:
 )
 def test_an_answer_that_is_no_whole_speech_is_a_failure_by_name(answer: Answer, error: str) -> None:
     with served(lambda number: QUICK if number == 0 else answer) as server:
-        failing = bench(server, concurrency=(1,), timeout_s=0.2, duration_s=0.3, warm_up_s=0, out=Path("r.json"))
+        failing = bench(server, concurrency=(1,), timeout_s=0.2, duration_s=(0.3,), warm_up_s=0, out=Path("r.json"))
         with pytest.raises(EngineError, match="closed loop at 1: every request failed"):
             run(failing)
     (row,) = json.loads(Path("r.json").read_text())["rows"]
@@ -267,20 +271,20 @@ def test_an_answer_that_is_no_whole_speech_is_a_failure_by_name(answer: Answer, 
 def test_a_closed_loop_is_not_a_storm_when_it_is_refused() -> None:
     with served(lambda number: QUICK if number == 0 else Answer(status=429)) as server:
         with pytest.raises(EngineError):
-            run(bench(server, concurrency=(2,), duration_s=0.6, warm_up_s=0))
+            run(bench(server, concurrency=(2,), duration_s=(0.6,), warm_up_s=0))
         assert len(server.bodies) - 1 <= 2 * 3
 
 
 def test_the_rate_of_an_answer_that_names_none_is_an_option() -> None:
     with served(Answer([(0.0, tone(0.2))], headers={})) as server:
-        values = run(bench(server, concurrency=(1,), sample_rate=2 * RATE, duration_s=0.1, warm_up_s=0))
+        values = run(bench(server, concurrency=(1,), sample_rate=2 * RATE, duration_s=(0.1,), warm_up_s=0))
     assert (values["sample_rate"], values["rows"][0]["audio_s_p50"]) == (2 * RATE, 0.1)
 
 
 def test_a_server_that_does_not_answer_is_told_before_anything_is_measured() -> None:
     began_s = time.perf_counter()
     with served(Answer(ending="never")) as server, pytest.raises(EngineError, match=r"timeout, at the first request"):
-        run(bench(server, concurrency=(1,), timeout_s=0.2, duration_s=60))
+        run(bench(server, concurrency=(1,), timeout_s=0.2, duration_s=(60,)))
     with pytest.raises(EngineError, match=r"http://127\.0\.0\.1:9/v1/models"):
         run(ServeBench(Target("http://127.0.0.1:9"), concurrency=(1,)))
     with served(QUICK) as server:
@@ -304,7 +308,7 @@ def test_a_client_that_sends_late_is_warned_of(
 def test_many_clients_do_not_wait_for_each_other() -> None:
     # A pool that looks at every connection for every request delays them by seconds at this size.
     with served(Answer([(0.2, tone(0.1))])) as server:
-        (row,) = run(bench(server, concurrency=(128,), duration_s=1.0, warm_up_s=0.5))["rows"]
+        (row,) = run(bench(server, concurrency=(128,), duration_s=(1.0,), warm_up_s=0.5))["rows"]
     assert row["peak_in_flight"] > 64
     assert row["succeeded"] == row["requests"] > 128
 
@@ -331,7 +335,8 @@ def test_results_are_on_disk_and_name_settings_and_the_servers_side() -> None:
         ({"rps": (1.0, 0.0)}, "rps: .* above 0"),
         ({"rps": (float("nan"),)}, "rps: .* above 0"),
         ({"concurrency": (1, 0)}, "concurrency: .* at least 1"),
-        ({"concurrency": (1,), "duration_s": 0.0}, "duration_s"),
+        ({"concurrency": (1,), "duration_s": (0.0,)}, "duration_s"),
+        ({"concurrency": (1, 2, 3), "duration_s": (1.0, 2.0)}, "duration_s"),
         ({"concurrency": (1,), "warm_up_s": -1.0}, "warm_up_s"),
         ({"concurrency": (1,), "frames": (9, 3)}, "frames: .* ascend"),
         ({"concurrency": (1,), "processes": -1}, "processes: -1 .* 0 to 256"),

@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class ServeBench:
     """Whom to load and how. Either `rps`, the rates of an open loop, or `concurrency`, the clients of a closed one: one
-    level after the other, each of `warm_up_s` that do not count and `duration_s` that do.
+    level after the other, each of `warm_up_s` that do not count and `duration_s` that do, one for all or one for each.
 
     `dataset` is that of `sonoro.bench.dataset.prompts`. `frames`: each request is spoken for a number of frames drawn
     from this range, by a server that knows the fields. `ref`, `ref_text`, `x_vector_only` are those of
@@ -56,7 +56,7 @@ class ServeBench:
     target: Target
     rps: tuple[float, ...] = ()
     concurrency: tuple[int, ...] = ()
-    duration_s: float = 20.0
+    duration_s: tuple[float, ...] = (20.0,)
     warm_up_s: float = 3.0
     seed: int = 0
     dataset: str = BUILTIN
@@ -78,8 +78,10 @@ class ServeBench:
             raise ConfigError("rps", self.rps, "each must be above 0")
         if self.concurrency and min(self.concurrency) < 1:
             raise ConfigError("concurrency", self.concurrency, "each must be at least 1")
-        if not 0 < self.duration_s < math.inf:
-            raise ConfigError("duration_s", self.duration_s, "it must be above 0")
+        if len(self.duration_s) not in (1, len(self.loads)):
+            raise ConfigError("duration_s", self.duration_s, f"give one, or {len(self.loads)}: one for each level")
+        if not all(0 < duration_s < math.inf for duration_s in self.duration_s):
+            raise ConfigError("duration_s", self.duration_s, "each must be above 0")
         if not 0 <= self.warm_up_s < math.inf:
             raise ConfigError("warm_up_s", self.warm_up_s, "it must be at least 0")
         if self.frames is not None and not 1 <= self.frames[0] <= self.frames[1]:
@@ -98,6 +100,12 @@ class ServeBench:
     def loads(self) -> tuple[float, ...]:
         """Level after level."""
         return self.rps or self.concurrency
+
+    @property
+    def levels(self) -> tuple[tuple[float, float], ...]:
+        """Loads and their durations in seconds, level after level."""
+        durations_s = self.duration_s * (len(self.loads) // len(self.duration_s))
+        return tuple(zip(self.loads, durations_s, strict=True))
 
     def shares(self, load: float) -> int:
         """How many processes send it."""
@@ -120,7 +128,7 @@ class ServeBench:
             "extra": dict(target.extra) or None,
             "rps": list(self.rps) or None,
             "concurrency": list(self.concurrency) or None,
-            "duration_s": self.duration_s,
+            "duration_s": list(self.duration_s),
             "warm_up_s": self.warm_up_s,
             "seed": self.seed,
             "dataset": self.dataset if self.dataset == BUILTIN else Path(self.dataset).name,
@@ -158,8 +166,8 @@ def run(bench: ServeBench) -> dict[str, Any]:
     report = Report(top, settings=bench.settings, commit=bench.commit, out=bench.out)
     most = max(bench.shares(load) for load in bench.loads)
     with Workers(most if most > 1 else 0) as workers:
-        for load in bench.loads:
-            report.add(_measure(bench, top["model"], texts, load, workers))
+        for load, duration_s in bench.levels:
+            report.add(_measure(bench, top["model"], texts, (load, duration_s), workers))
     if bench.max_queue_wait_ms is not None:
         report.note("verdict", judge(report.values["rows"], bench.max_queue_wait_ms))
     values = report.finish()
@@ -182,8 +190,11 @@ async def _first(bench: ServeBench, texts: tuple[Prompt, ...]) -> dict[str, Any]
     return top | facts_of_server(target, listed, bench.facts)
 
 
-def _measure(bench: ServeBench, model: str, texts: tuple[Prompt, ...], load: float, workers: Workers) -> dict[str, Any]:
-    """The row of a level."""
+def _measure(
+    bench: ServeBench, model: str, texts: tuple[Prompt, ...], wanted: tuple[float, float], workers: Workers
+) -> dict[str, Any]:
+    """The row of a level, `wanted` being its load and how long it lasts."""
+    load, duration_s = wanted
     shares, name = bench.shares(load), "rps" if bench.rps else "concurrency"
     level = Level(
         bench.speaker,
@@ -194,7 +205,7 @@ def _measure(bench: ServeBench, model: str, texts: tuple[Prompt, ...], load: flo
         is_open=bool(bench.rps),
         load=load,
         warm_up_s=bench.warm_up_s,
-        duration_s=bench.duration_s,
+        duration_s=duration_s,
         seed=f"{bench.seed}/{name}/{load:g}",
         begin_s=time.perf_counter() + (LEAD_S if shares > 1 else 0.0),
     )
