@@ -21,7 +21,12 @@ def test_shares_hold_every_size(slots: int, count: int) -> None:
     shares = shares_of(config, count)
     assert 1 <= len(shares) <= count
     assert {size for share in shares for size in share.frame_batches} >= set(config.frame_batches)
-    assert {size for share in shares for size in share.prefill_buckets} == set(config.prefill_buckets)
+    prefills = {*config.prefill_buckets, *config.long_prefills}
+    assert (
+        {size for share in shares for size in share.prefill_buckets}
+        == prefills
+        == {16, 32, 64, 128, 256, 512, 1024, 2048}
+    )
     launches = {(frames, batch) for share in shares for frames in share.chunk_frames for batch in share.codec_batches}
     assert launches == {(frames, batch) for frames in config.chunk_frames for batch in config.codec_batches}
     assert all(share.is_eager and share.pages == config.pages_per_slot for share in shares)
@@ -43,8 +48,8 @@ def test_a_share_runs_its_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         settings = WorkerSettings(model=str(tmp_path), device="cpu", config=share)
         monkeypatch.setattr(sys, "argv", ["compile", msgspec.json.encode(settings).decode()])
         compilation.main()
-    # Of each share: one prompt bucket; frames of 1 and 3, and of 2, rows; four chunk lengths at two batch sizes in all.
-    assert sum(runs) == 2 + 3 + 8
+    # Prompts of 16, 32 and 64 rows; frames of 1 and 3, and of 2, rows; four chunk lengths at two batch sizes in all.
+    assert sum(runs) == 3 + 3 + 8
 
 
 def test_a_cpu_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:

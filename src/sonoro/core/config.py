@@ -101,6 +101,13 @@ class EngineConfig:
         """Pages that hold `max_positions` positions."""
         return -(-self.max_positions // self.page_positions)
 
+    @property
+    def long_prefills(self) -> tuple[int, ...]:
+        """Sizes of prefills above the largest bucket, of a resolved configuration: what they need is loaded at start."""
+        largest = self.prefill_buckets[-1]
+        doublings = (self.prefill_tokens // largest).bit_length() - 1
+        return tuple(largest << doubling for doubling in range(1, doublings + 1))
+
     def resolve(self) -> Self:
         """This configuration with every size that was left out filled in, except `pages`."""
         return dataclasses.replace(

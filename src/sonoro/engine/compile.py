@@ -71,11 +71,12 @@ def shares_of(config: EngineConfig, count: int) -> list[EngineConfig]:
     """`config` in at most `count` shares that together hold all its sizes, each small in memory, capturing nothing."""
     config = config.resolve()
     launches = [(frames, batch) for frames in config.chunk_frames for batch in config.codec_batches]
+    prefills = (*config.prefill_buckets, *config.long_prefills)
     shares = []
     for index in range(count):
         mine = launches[index::count]
         batches = config.frame_batches[index::count]
-        if not mine and not batches:
+        if not mine and not batches and not prefills[index::count]:
             continue
         slots = max((*batches, 1))
         shares.append(
@@ -85,7 +86,7 @@ def shares_of(config: EngineConfig, count: int) -> list[EngineConfig]:
                 frame_batches=batches or (1,),
                 chunk_frames=tuple(sorted({frames for frames, _ in mine})) or config.chunk_frames[:1],
                 codec_batches=tuple(sorted({batch for _, batch in mine})) or config.codec_batches[:1],
-                prefill_buckets=config.prefill_buckets[:1] if index else config.prefill_buckets,
+                prefill_buckets=prefills[index::count] or prefills[:1],
                 codec_frames=0,
                 pages=config.pages_per_slot,
                 memory_fraction=1.0,

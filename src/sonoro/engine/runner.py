@@ -300,12 +300,10 @@ class Runner:
         }
         for captured in (*reversed(self._codecs.values()), self._places, self._prefills, self._frames):
             captured.capture()
-        if device.type == "cuda":
+        if device.type == "cuda" and not is_eager:
             # Longer prompts run without a graph. What they need is loaded now: a live stream would wait 400 ms for it.
-            length = 2 * max(config.prefill_buckets)
-            while length <= config.prefill_tokens:
+            for length in config.long_prefills:
                 prefill(torch.full((length,), config.prefill_tokens, device=device))
-                length *= 2
 
     def _decoder(self, frames: int) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """A function of slots that gives the PCM16 [B, frames * hop] and the codes of their next `frames` columns."""
