@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 from sonoro.core.errors import OutputError
 
@@ -34,40 +36,53 @@ def check(path: Path) -> None:
 def draw(arms: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     """Write a picture of results files by the name of their arm, in the format of the suffix of `path`.
 
-    Raises `OutputError` if it cannot be written.
+    A rate and a number of clients are two loads, whatever their values: each has a line of panels. Raises `OutputError`
+    if it cannot be written.
     """
-    figure = Figure(figsize=(11, 8), layout="constrained")
-    all_rows = [row for values in arms.values() for row in values["rows"]]
-    modes = sorted({row["mode"] for row in all_rows})
-    # A rate and a number of clients are two loads, whatever their values: each has lines of its own.
-    series = [(arm, mode, values["rows"]) for arm, values in arms.items() for mode in modes]
-    for axes, (title, names) in zip(figure.subplots(2, 2).flat, _PANELS, strict=True):
-        for color, (arm, mode, rows) in enumerate(series):
-            for line, name in zip(_LINES, names, strict=False):
-                points = [(row.get("rps", row.get("concurrency")), row[name]) for row in rows if row["mode"] == mode]
-                points = sorted(point for point in points if point[1] is not None)
-                label = " ".join(filter(None, (arm, _LOADS[mode] if len(modes) > 1 else "", _percentile(name))))
-                axes.plot(
-                    [load for load, _ in points],
-                    [value for _, value in points],
-                    line,
-                    color=f"C{color}",
-                    marker="o",
-                    label=label,
-                )
-        axes.set_title(title)
-        axes.set_xlabel(", ".join(_LOADS[mode] for mode in modes))
-        axes.set_xscale("log")
-        ticks = sorted({row.get("rps", row.get("concurrency")) for row in all_rows})
-        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axes.minorticks_off()
-        axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.3)
-        axes.legend()
+    rows = [(arm, row) for arm, values in arms.items() for row in values["rows"]]
+    modes = sorted({row["mode"] for _, row in rows})
+    figure = Figure(figsize=(14, 3.2 * len(modes) + 0.6), layout="constrained")
+    panels = figure.subplots(len(modes), len(_PANELS), squeeze=False)
+    for mode, line in zip(modes, panels, strict=True):
+        for axes, (title, names) in zip(line, _PANELS, strict=True):
+            _draw_panel(axes, [(arm, row) for arm, row in rows if row["mode"] == mode], list(arms), names)
+            axes.set_title(title)
+            axes.set_xlabel(_LOADS[mode])
+    entries = {
+        text: handle for axes in panels.flat for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=4)
     try:
         figure.savefig(path)
     except (OSError, ValueError) as error:
         raise OutputError(f"cannot write {path}: {error}") from error
+
+
+def _draw_panel(axes: Axes, rows: list[tuple[str, Any]], arms: list[str], names: tuple[str, ...]) -> None:
+    """Draw `names` of `rows`, each with its arm, over the load: an arm has its colour, a percentile its line."""
+    for color, arm in enumerate(arms):
+        for style, name in zip(_LINES, names, strict=False):
+            points = sorted((_load(row), row[name]) for of, row in rows if of == arm and row[name] is not None)
+            if points:
+                label = f"{arm} {_percentile(name)}" if len(names) > 1 else None
+                axes.plot(*zip(*points, strict=True), style, color=f"C{color}", marker="o", markersize=4, label=label)
+    ticks = sorted({_load(row) for _, row in rows})
+    axes.set_xscale("log")
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks], fontsize="small")
+    if len(names) > 1:
+        # Arms may be ten times apart.
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    else:
+        axes.set_ylim(bottom=0)
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+
+
+def _load(row: Mapping[str, Any]) -> float:
+    load: float = row["rps"] if row["mode"] == "open" else row["concurrency"]
+    return load
 
 
 def _percentile(name: str) -> str:
