@@ -103,7 +103,7 @@ class EngineConfig:
 
     @property
     def long_prefills(self) -> tuple[int, ...]:
-        """Sizes of prefills above the largest bucket, of a resolved configuration: what they need is loaded at start."""
+        """Prefills above the largest bucket of a resolved configuration: what these sizes need is loaded at start."""
         largest = self.prefill_buckets[-1]
         doublings = (self.prefill_tokens // largest).bit_length() - 1
         return tuple(largest << doubling for doubling in range(1, doublings + 1))
