@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import string
+import time
 
 import pytest
 
@@ -81,3 +82,18 @@ def test_long_numbers_and_long_texts_are_quick_and_whole() -> None:
     assert normalize_english("9" * 40).text.split().count("nine") == 39
     words = normalize_english("It cost $12.50 at 10:15, he said. " * 2000).text
     assert words.count("twelve dollars and fifty cents at ten fifteen") == 2000
+
+
+def test_numbers_too_long_for_words_are_read_digit_by_digit() -> None:
+    assert normalize_english("the 999,999,999,999,999th").text.startswith("the nine hundred and ninety nine trillion")
+    assert normalize_english("the " + "1" * 16 + "th").text == "the" + " one" * 16 + "th."
+    for text in ("1" * 5000 + "th", "1," * 5000 + "1st", "$" + "1" * 5000 + "m", "1" * 5000 + "0s"):
+        assert set(normalize_english(text).text.split()) >= {"one"}
+
+
+@pytest.mark.parametrize("run", ["(", ",", " ,", "1", "1,", "1,111,", "\n ", " \n", "1.", "- "])
+def test_any_run_takes_time_in_proportion_to_its_length(run: str) -> None:
+    """Measured: .1 to .7 s of a processor; by rules that try each place of a run against its end, 4 s and more."""
+    began_s = time.process_time()
+    normalize_english(run * (40_000 // len(run)) + "a")
+    assert time.process_time() - began_s < 3

@@ -115,6 +115,14 @@ def _cardinal(number: str) -> str:
     return f"{words} point {_spell_digits(decimals)}" if decimals else words
 
 
+def _ordinal(match: re.Match[str]) -> str:
+    digits, ending = match[1].replace(",", ""), match[2]
+    if not ending:
+        return match[0]
+    is_long = len(digits) > _LARGEST_SPELLED_DIGITS
+    return _spell_digits(digits) + ending if is_long else str(num2words(int(digits), to="ordinal"))
+
+
 def _year(number: str) -> str:
     return str(num2words(int(number), to="year"))
 
@@ -185,15 +193,19 @@ def _ending(match: re.Match[str]) -> str:
 
 
 def _rules() -> list[Rule]:
-    """The substitutions in the order in which they must run: specific before general, numbers before punctuation."""
+    """The substitutions in the order in which they must run: specific before general, numbers before punctuation.
+
+    Each runs in time proportional to the text, whatever that is: a run of one kind of character is entered at its
+    beginning alone, or taken whole.
+    """
     shorts = "|".join(sorted(_ABBREVIATIONS, key=len, reverse=True))
     units = "|".join(re.escape(unit) for unit in sorted(_UNITS, key=len, reverse=True))
     half = r"(?P<half>[aApP]\.?\s?[mM]\b\.?)"
     clock = rf"\b(?P<hour>[01]?\d|2[0-3]):(?P<minute>[0-5]\d)(?::[0-5]\d)?(?!\d)(?:\s?{half})?"
     table: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
         (r"https?://|www\.(?=\w)", ""),
-        (r"(?m)^\s*[-*•]\s+", ""),
-        (r"[.,;:]?[ \t]*\n\s*\n\s*", ". "),
+        (r"(?m)^\s*+([-*•]\s+)?", lambda match: "" if match[1] else match[0]),
+        (r"(?:[.,;:]|(?<![.,;: \t]))[ \t]*+\n\s*\n\s*", ". "),
         (r"\be\.g\.,?", "for example,"),
         (r"\bi\.e\.,?", "that is,"),
         (
@@ -221,8 +233,8 @@ def _rules() -> list[Rule]:
         (r"(?<![\w.-])-(?=\d)", " minus "),
         (r"(?<![\d/])(\d{1,3})[/⁄](\d{1,3})(?![\d/])", _fraction),
         (r"'?\b((?:1[1-9]|20)?\d0)'?s\b", _decade),
-        (r"\b(\d[\d,]*)(?:st|nd|rd|th)\b", lambda match: num2words(int(match[1].replace(",", "")), to="ordinal")),
-        (r"\d+(?:\.\d+){2,}", lambda match: " point ".join(_cardinal(part) for part in match[0].split("."))),
+        (r"\b(\d[\d,]*+)((?:st|nd|rd|th)\b)?", _ordinal),
+        (r"(?<!\d)\d++(?:\.\d+){2,}", lambda match: " point ".join(_cardinal(part) for part in match[0].split("."))),
         (r"(?<=[A-Za-z])(?=\d)", " "),
         (_NUMBER, _number),
         (rf"\b({'|'.join(_INITIALISMS)}|[B-DF-HJ-NP-TV-XZ]{{2,5}})(s?)\b", _initialism),
@@ -243,9 +255,9 @@ def _rules() -> list[Rule]:
 _RULES = _rules()
 _TIDY: list[Rule] = [
     (re.compile(r"\s+"), " "),
-    (re.compile(r"[ ,]*[.?!][ .,?!]*"), _ending),
+    (re.compile(r"(?<![ ,])[ ,]*[.?!][ .,?!]*"), _ending),
     (re.compile(r" ?,[ ,]*"), ", "),
-    (re.compile(r"^[ ,.?!]+|[ ,]+$"), ""),
+    (re.compile(r"^[ ,.?!]+|(?<![ ,])[ ,]+$"), ""),
 ]
 
 
