@@ -211,6 +211,25 @@ def test_a_cancel_while_its_reference_is_being_encoded_is_answered_at_once(threa
     assert end(until_idle(engine), "a").reason == "stop"
 
 
+def test_what_failed_when_nobody_waited_for_it_any_more_is_tried_again(thread: Executor) -> None:
+    class Faulty(Held):
+        def encode_voice(self, references):
+            voice = super().encode_voice(references)
+            if self.encoded == 1:
+                raise MemoryError
+            return voice
+
+    model = Faulty()
+    engine = Engine(model, config_of(), executor=thread)
+    engine.submit(clone("a"))
+    assert model.has_begun.wait(60)
+    engine.cancel("a")
+    model.may_end.set()
+    thread.submit(int).result(60)  # one thing after the other: the reference has failed by then
+    engine.submit(clone("b"))
+    assert end(until_idle(engine), "b").reason == "stop"
+
+
 def test_who_waits_for_a_voice_counts_as_waiting(model: SineModel, later: Later) -> None:
     engine = Engine(model, config_of(slots=1, max_waiting=2), executor=later)
     for name in ("a", "b", "c"):

@@ -105,7 +105,7 @@ class Voices:
         if self._waiting[voice]:
             return
         del self._waiting[voice]
-        if voice.cancel() or (voice.done() and voice.exception() is not None):
+        if voice.cancel() or _has_failed(voice):
             # What failed is not kept, nor what its traceback holds.
             for key in [key for key, kept in self._kept.items() if kept is voice]:
                 del self._kept[key]
@@ -163,7 +163,8 @@ class Voices:
             return made
 
     def _get(self, key: str, make: Callable[[], Voice]) -> Future[Voice]:
-        if key not in self._kept:
+        kept = self._kept.get(key)
+        if kept is None or _has_failed(kept):
             self._kept[key] = self._submit(make)
             if len(self._kept) > self._config.max_voices:
                 self._kept.popitem(last=False)
@@ -243,6 +244,10 @@ def content_hash(references: tuple[Reference, ...]) -> str:
     for reference in references:
         digest.update(repr((reference.sample_rate, reference.text, reference.use, reference.digest)).encode())
     return digest.hexdigest()
+
+
+def _has_failed(voice: Future[Voice]) -> bool:
+    return voice.done() and voice.exception() is not None
 
 
 def _key(name: str) -> str:
