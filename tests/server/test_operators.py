@@ -44,7 +44,7 @@ def test_an_engine_that_ended_for_good_is_told_of() -> None:
         async with serving(max_restarts=0) as server:
             (worker,) = children()
             os.kill(worker, signal.SIGKILL)
-            await until(lambda: server.engine.is_closed)
+            await until(lambda: server.engine.closed_reason is not None)
             for answer in (await server.http.get("/ready"), await server.speak()):
                 check_error(answer, 503)
                 assert "ended for good" in answer.json()["error"]["message"]

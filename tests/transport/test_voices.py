@@ -72,8 +72,7 @@ def test_a_process_that_is_killed_is_replaced_by_one_with_the_same_voices() -> N
             assert client.voices == before
             assert names(client) == ["anna", "carl"]
             assert await pcm_of(client, voice="carl") == pcm
-            assert (client.is_closed, client.closed_reason) == (False, None)
-        assert client.is_closed
+            assert client.closed_reason is None
         assert client.closed_reason == "the engine was closed"
         with pytest.raises(EngineClosed):
             await client.add_voice("late", said("hm"))

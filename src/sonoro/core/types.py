@@ -79,14 +79,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     def over(self, defaults: SamplingParams) -> SamplingParams:
         """These values where given, `defaults` elsewhere."""
-        return SamplingParams(
-            temperature=defaults.temperature if self.temperature is None else self.temperature,
-            top_k=defaults.top_k if self.top_k is None else self.top_k,
-            top_p=defaults.top_p if self.top_p is None else self.top_p,
-            repetition_penalty=(
-                defaults.repetition_penalty if self.repetition_penalty is None else self.repetition_penalty
-            ),
-        )
+        given = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+        return msgspec.structs.replace(defaults, **given)
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):

@@ -312,7 +312,8 @@ class Engine:
             if row.live is None:
                 raise InvalidRequest("text", text, "only a live request takes more text")
             row.live.append(text)
-            row.live.is_ended = is_last
+            if is_last:
+                row.live.end()
             if row not in self._unvoiced:
                 with self._runner.active():
                     self._continue(row)

@@ -111,11 +111,6 @@ class EngineClient:
         return self._supervisor.is_ready
 
     @property
-    def is_closed(self) -> bool:
-        """Whether there will be no engine any more."""
-        return self.closed_reason is not None
-
-    @property
     def closed_reason(self) -> str | None:
         """Why there will be no engine any more; None as long as there may be one."""
         return self._supervisor.closed_reason
