@@ -137,12 +137,29 @@ def test_a_header_cannot_ask_for_much_memory(rate: int, channels: int, limit: st
     assert peak_bytes < 20e6
 
 
-@pytest.mark.parametrize(("rate", "channels"), [(4000, 1), (384_000, 8)])
+@pytest.mark.parametrize(("rate", "channels"), [(4000, 1), (48_000, 8)])
 def test_the_widest_layouts_are_mixed_as_the_whole_would_be(rate: int, channels: int) -> None:
     samples = np.stack([tone(2.5, rate, 100 + 10 * channel) for channel in range(channels)], 1)
     reference = read_reference(encoded(samples, rate), use="reference")
     assert reference.sample_rate == rate
     np.testing.assert_array_equal(reference.samples, samples.mean(axis=1, dtype=np.float32))
+
+
+@pytest.mark.parametrize(("rate", "channels"), [(48_001, 1), (96_000, 2), (384_000, 8)])
+def test_a_high_rate_is_kept_at_one_that_suffices(rate: int, channels: int) -> None:
+    samples = np.stack([tone(2.5, rate, 100 + 10 * channel) for channel in range(channels)], 1)
+    reference = read_reference(encoded(samples, rate), use="reference")
+    assert (reference.sample_rate, len(reference.samples)) == (48_000, 120_000)
+    whole = resample(samples.mean(axis=1, dtype=np.float32), rate, 48_000)
+    # Second by second or at once it is one filter; its sums are float32.
+    np.testing.assert_allclose(reference.samples, whole, atol=1e-6)
+
+
+def test_a_sample_too_many_is_too_many_at_any_rate() -> None:
+    samples = np.full(60 * 96_000 + 1, 0.1, np.float32)
+    assert read_reference(encoded(samples[:-1], 96_000), use="reference").duration_s == 60
+    with pytest.raises(InvalidReference, match="at most 60 s"):
+        read_reference(encoded(samples, 96_000), use="reference")
 
 
 @pytest.mark.parametrize("source", [b"", b"no audio at all" * 100, b"RIFF\x00\x00\x00\x00WAVE", encoded(tone())[:30]])

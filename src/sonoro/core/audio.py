@@ -42,6 +42,9 @@ Samples = npt.NDArray[np.float32]
 MIN_REFERENCE_S = 0.5
 MAX_REFERENCE_S = 60.0
 MIN_REFERENCE_HZ, MAX_REFERENCE_HZ = 4000, 384_000
+MAX_KEPT_HZ = 48_000
+"""A reference of a higher rate is resampled as it is read: a small file could ask for 92 MB otherwise."""
+
 MAX_REFERENCE_CHANNELS = 8
 MIN_REFERENCE_PEAK = 1e-3
 """60 dB below full scale: what a muted microphone leaves."""
@@ -92,7 +95,7 @@ def resample(samples: Samples, from_hz: int, to_hz: int) -> Samples:
 def read_reference(
     source: bytes | str | Path, *, text: str | None = None, use: Literal["reference", "prompt"] = "prompt"
 ) -> Reference:
-    """The recording in `source` (a file's bytes, or its path) mixed to mono, at its own rate.
+    """The recording in `source` (a file's bytes, or its path) mixed to mono, at its own rate, but 48 kHz at most.
 
     Raises `InvalidReference` if it is not audio, has a rate outside 4 to 384 kHz or more than 8 channels, is shorter
     than 0.5 s or longer than 60 s, silent or not finite. Whatever a header says, at most 60 s of one channel are kept.
@@ -104,12 +107,12 @@ def read_reference(
         raise InvalidReference("ref_audio", name, "there is no such file") from error
     except (soundfile.SoundFileError, OSError) as error:
         raise InvalidReference("ref_audio", name, f"it must be audio that libsndfile reads ({error})") from error
-    _check_reference(samples, rate)
+    _check_samples(samples)
     return Reference(pcm=samples.astype("<f4").tobytes(), sample_rate=rate, text=text, use=use)
 
 
 def _decode(source: bytes | str | Path) -> tuple[Samples, int]:
-    """Mono samples [S] and their rate; at most one sample more than a reference may have."""
+    """Mono samples [S] and the rate they are kept at."""
     with contextlib.ExitStack() as stack:
         # A descriptor, not a path: libsndfile must judge by content, and its wrapper asks a *.raw path for a rate.
         opened = io.BytesIO(source) if isinstance(source, bytes) else stack.enter_context(Path(source).open("rb"))
@@ -118,12 +121,17 @@ def _decode(source: bytes | str | Path) -> tuple[Samples, int]:
         rate: int = file.samplerate
         _check_layout(rate, file.channels)
         # Mixed second by second: a buffer for all channels of a minute would be as large as the header asks for.
-        parts: list[Samples] = []
-        left = int(MAX_REFERENCE_S * rate) + 1
-        while left > 0 and len(block := file.read(min(left, rate), dtype="float32", always_2d=True)):
-            parts.append(block.mean(axis=1, dtype=np.float32))
-            left -= len(block)
-        return np.concatenate([np.zeros(0, np.float32), *parts]), rate
+        kept_hz, nothing = min(rate, MAX_KEPT_HZ), np.zeros(0, np.float32)
+        resampler = soxr.ResampleStream(rate, kept_hz, 1, quality="HQ") if kept_hz < rate else None
+        parts, read, most = [nothing], 0, int(MAX_REFERENCE_S * rate) + 1
+        while read < most and len(block := file.read(min(most - read, rate), dtype="float32", always_2d=True)):
+            mono = block.mean(axis=1, dtype=np.float32)
+            parts.append(mono if resampler is None else resampler.resample_chunk(mono))
+            read += len(block)
+        if resampler is not None:
+            parts.append(resampler.resample_chunk(nothing, last=True))
+        _check_duration(read / rate)
+        return np.concatenate(parts), kept_hz
 
 
 def _check_layout(rate: int, channels: int) -> None:
@@ -135,14 +143,16 @@ def _check_layout(rate: int, channels: int) -> None:
         raise InvalidReference("ref_audio", f"{channels} channels", limit)
 
 
-def _check_reference(samples: Samples, rate: int) -> None:
-    duration_s = len(samples) / rate
+def _check_duration(duration_s: float) -> None:
     if duration_s < MIN_REFERENCE_S:
         raise InvalidReference("ref_audio", f"{duration_s:.2f} s", f"it must last at least {MIN_REFERENCE_S:g} s")
     if duration_s > MAX_REFERENCE_S:
         raise InvalidReference(
             "ref_audio", f"more than {MAX_REFERENCE_S:g} s", f"it must last at most {MAX_REFERENCE_S:g} s"
         )
+
+
+def _check_samples(samples: Samples) -> None:
     if not np.isfinite(samples).all():
         raise InvalidReference("ref_audio", "a sample that is not a finite number", "every sample must be finite")
     peak = float(np.abs(samples).max())
