@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 
 import numpy as np
@@ -82,7 +83,7 @@ def test_pieces_of_a_stream_are_the_whole(speech: TTS, voice: str) -> None:
 
 def test_any_text_ends_by_itself(speech: TTS, caplog: pytest.LogCaptureFixture) -> None:
     assert 290 <= len(LONG) <= 310
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.DEBUG, logger="sonoro"):
         spoken = speech.generate_batch(
             [{"text": text, "voice": VOICES[index % 2]} for index, text in enumerate(TRICKY.values())]
         )
@@ -92,6 +93,9 @@ def test_any_text_ends_by_itself(speech: TTS, caplog: pytest.LogCaptureFixture) 
     lengths_s = {kind: audio.duration_s for kind, audio in zip(TRICKY, spoken, strict=True)}
     assert all(length > 0.2 for length in lengths_s.values()), lengths_s
     assert lengths_s["one word"] < 2
+    warned = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert warned
+    assert all(re.fullmatch(r"event=characters_dropped count=\d+", message) for message in warned)
     dropped = " ".join(record.getMessage() for record in caplog.records)
     assert all(character in dropped for character in "😀你好")
 

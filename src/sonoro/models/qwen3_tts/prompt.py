@@ -161,7 +161,9 @@ class PromptBuilder:
         """`text` as the checkpoint wants it read. What cannot be spoken, all of it maybe, goes with a warning."""
         normalized = self.spell_out(text)
         if normalized.dropped:
-            logger.warning("event=characters_dropped characters=%r", normalized.dropped)
+            logger.warning("event=characters_dropped count=%d", len(normalized.dropped))
+            # By default no log holds what somebody wrote: of a text in another script these are most of it.
+            logger.debug("event=characters_dropped characters=%r", normalized.dropped)
         return normalized.text
 
     def build(
