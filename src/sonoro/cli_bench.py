@@ -136,6 +136,7 @@ def voice(
     """Time the longest wait for a frame of running streams while reference audio is encoded."""
     lengths = numbers("reference", reference)
     chosen = EngineConfig.from_file(config) if config else None
+    _check_out(out)
     from sonoro.profile.voice import VoiceBench, run
 
     run(
