@@ -77,7 +77,9 @@ def test_a_client_that_takes_nothing_is_given_up() -> None:
     run(stall())
 
 
-def test_a_key_comes_as_a_header_or_as_a_protocol_and_other_origins_need_a_permission() -> None:
+def test_a_key_comes_as_a_header_or_as_a_protocol_and_other_origins_need_a_permission(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     settings = dataclasses.replace(SETTINGS, api_keys=("hush",), cors_origins=("https://friend.example",))
     key = {"additional_headers": {"Authorization": "Bearer hush"}}
     protocols = ["sonoro", "openai-insecure-api-key.hush"]
@@ -100,16 +102,18 @@ def test_a_key_comes_as_a_header_or_as_a_protocol_and_other_origins_need_a_permi
                 assert client.socket.subprotocol == "sonoro"
                 assert (await client.speak(TEXT))[0] == whole()
 
-            with pytest.raises(InvalidStatus) as refused:
-                async with session(server, origin="https://foe.example", **key):
-                    pass
-            assert refused.value.response.status_code == 403
-            assert json.loads(refused.value.response.body)["error"]["code"] == "foreign_origin"
+            for foreign in ("https://foe.example", "null", "http://["):
+                with pytest.raises(InvalidStatus) as refused:
+                    async with session(server, origin=foreign, **key):
+                        pass
+                assert refused.value.response.status_code == 403
+                assert json.loads(refused.value.response.body)["error"]["code"] == "foreign_origin"
             for origin in (server.url, "https://friend.example"):
                 async with session(server, origin=origin, **key) as client:
                     assert (await client.speak(TEXT))[0] == whole()
 
     run(knock())
+    assert not [record for record in caplog.records if record.levelname == "ERROR"], "strangers may not fill the log"
 
 
 def test_a_message_that_is_too_large_ends_the_session_alone() -> None:

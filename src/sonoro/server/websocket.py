@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Request
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGISendEvent
 
 __all__ = ["ENDING", "WebSocketConnection"]
 
@@ -25,6 +28,11 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         super().handle_connect(event)
         if not self.close_sent:  # as it is when the request was no handshake
             self.scope["state"][ENDING] = self._ending
+
+    async def send(self, message: ASGISendEvent) -> None:
+        await super().send(message)
+        # Refused with an answer of HTTP: that is whole, though uvicorn would log it as a failure of the application.
+        self.handshake_complete = self.handshake_complete or self.close_sent
 
     def shutdown(self) -> None:
         if self.handshake_complete and not self.close_sent:
