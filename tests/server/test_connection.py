@@ -4,13 +4,15 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import os
+import signal
 import socket
 import time
 from collections.abc import AsyncIterator
 
 import pytest
 
-from engine_processes import nothing_left, run, until
+from engine_processes import children, nothing_left, run, until
 from server_processes import SETTINGS, Server, serving
 from sonoro.server.app import SEND_BUFFER_BYTES, listen
 
@@ -141,6 +143,56 @@ def test_what_is_no_http_is_refused_as_everything_else_is(caplog: pytest.LogCapt
 
     with caplog.at_level("INFO"):
         run(ask())
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_nonsense_after_an_answer_ends_the_connection_alone(caplog: pytest.LogCaptureFixture) -> None:
+    """The rest of a body that was refused, sent at once or later."""
+    settings = dataclasses.replace(SETTINGS, max_body_bytes=2048)
+    head = f"POST {SPEECH} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    refused, nonsense = head + b"1000\r\n" + b" " * 0x1000 + b"\r\n", b"no length\r\n"
+
+    async def ask() -> None:
+        async with serving(settings=settings) as server:
+            for first, later in ((refused + nonsense, b""), (refused, nonsense)):
+                async with connection(server) as (reader, writer):
+                    writer.write(first)
+                    heard = await reader.read(12)
+                    writer.write(later)
+                    heard += (await closed(reader))[0]
+                assert heard[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 413")
+                assert heard.count(b"HTTP/1.1") == 1
+            assert (await server.speak()).status_code == 200
+
+    run(ask())
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_where_a_body_ends_with_its_connection_one_that_was_cut_off_is_reset() -> None:
+    body = b'{"input": "Some words.", "response_format": "pcm", "max_new_tokens": %d, "ignore_eos": true}'
+
+    async def hear(server: Server, frames: int) -> AsyncIterator[bytes]:
+        text = body % frames
+        async with connection(server) as (reader, writer):
+            writer.write(f"POST {SPEECH} HTTP/1.0\r\nContent-Length: {len(text)}\r\n\r\n".encode() + text)
+            while part := await reader.read(65536):
+                yield part
+
+    async def cut() -> None:
+        async with serving("slow") as server:
+            whole = b"".join([part async for part in hear(server, 20)])
+            assert len(whole.partition(b"\r\n\r\n")[2]) == 20 * 160
+            parts = hear(server, 400)
+            assert (await anext(parts)).startswith(b"HTTP/1.1 200")
+            (worker,) = children()
+            os.kill(worker, signal.SIGKILL)
+            with pytest.raises(ConnectionResetError):
+                async for _ in parts:
+                    pass
+            await until(server.is_ready, timeout_s=20)
+
+    run(cut())
 
 
 @pytest.mark.usefixtures("nothing_left")

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
+import struct
 import uuid
 from typing import Any, cast
 
@@ -17,7 +19,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from sonoro.server.errors import plain_refusal
 
-__all__ = ["Connection", "Identified", "connection"]
+__all__ = ["CUT", "Connection", "Identified", "connection"]
+
+CUT = "cut"
+"""The name, in the state of a request's scope, of what resets its connection."""
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
@@ -33,6 +38,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.app_state = {**self.app_state, CUT: self.cut}
         self._watch()
 
     def data_received(self, data: bytes) -> None:
@@ -47,16 +53,27 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP, in the words of every other refusal."""
-        refused = plain_refusal(400, msg, "http")
-        headers = [("content-type", "application/json"), ("connection", "close")]
-        for event in (
-            h11.Response(status_code=refused.status, headers=headers, reason="Bad Request"),
-            h11.Data(data=refused.payload),
-            h11.EndOfMessage(),
-        ):
-            self.transport.write(self.conn.send(event) or b"")
+        """Refuse what is no HTTP, in the words of every other refusal, unless an answer is under way or over."""
+        if self.cycle is not None:
+            # What it would still say has no place after this.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            refused = plain_refusal(400, msg, "http")
+            headers = [("content-type", "application/json"), ("connection", "close")]
+            for event in (
+                h11.Response(status_code=refused.status, headers=headers, reason="Bad Request"),
+                h11.Data(data=refused.payload),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+
+    def cut(self) -> None:
+        """Reset the connection, so that nobody takes its end for that of a body, as HTTP/1.0 has it."""
+        sock = self.transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
 
     def _watch(self) -> None:
         is_answering = self.cycle is not None and not self.cycle.response_complete

@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from sonoro.core.errors import EngineError, SonoroError
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest
+from sonoro.server.connection import CUT
 from sonoro.server.encoding import Encoding
 from sonoro.server.errors import NotReady, Refusal, SlowReader, TooManyRequests, refusal
 from sonoro.server.metrics import Observation
@@ -195,7 +196,7 @@ class SpeechResponse(Response):
         super().__init__()
         self._speech, self._client, self._gate = speech, client, gate
         self._observation, self._timeout_s = observation, slow_reader_timeout_s
-        self._has_begun = False
+        self._has_begun = self._has_ended = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reason, is_whole = "error", False
@@ -204,6 +205,9 @@ class SpeechResponse(Response):
             reason, is_whole = ended or (DISCONNECTED, False)
         finally:
             conclude(self._speech, self._observation, reason, is_whole=is_whole)
+            if self._has_begun and not self._has_ended and scope["http_version"] == "1.0":
+                # There, where many proxies still are, a closed connection is the clean end of a body.
+                scope["state"][CUT]()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> tuple[str, bool]:
         """Send everything; how it ended, and whether the client got the whole of it."""
@@ -235,6 +239,7 @@ class SpeechResponse(Response):
                     raw = [(name.encode(), value.encode()) for name, value in self._speech.headers.items()]
                     await send({"type": "http.response.start", "status": 200, "headers": raw})
                 await send({"type": "http.response.body", "body": body, "more_body": not is_last})
+                self._has_ended = is_last
         except TimeoutError as error:
             raise SlowReader(f"the client took nothing for {self._timeout_s:g} s") from error
 
