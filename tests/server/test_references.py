@@ -5,6 +5,7 @@ import base64
 import contextlib
 import io
 import os
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -267,3 +268,27 @@ def test_files_are_read_from_their_folder_and_from_nowhere_else(tmp_path: Path) 
             await refused(recordings, "file:large.wav", "at most 100000 bytes")
 
     run(ask())
+
+
+def test_a_crowd_that_names_files_holds_no_more_of_them_than_are_decoded(tmp_path: Path) -> None:
+    size = 2_000_000
+    (tmp_path / "noise.wav").write_bytes(bytes(size))
+
+    async def ask() -> None:
+        with reading(folder=str(tmp_path), max_bytes=size) as recordings:
+
+            async def name_it() -> None:
+                # Not by pytest.raises, which keeps what the error's frames held.
+                with contextlib.suppress(InvalidReference):
+                    await recordings.read("file:noise.wav", None, "reference")
+
+            await asyncio.gather(*(name_it() for _ in range(40)))
+
+    tracemalloc.start()
+    try:
+        run(ask())
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # Two threads, each with a file and what the decoder copies of it.
+    assert peak_bytes < 10 * size

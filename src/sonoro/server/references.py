@@ -103,8 +103,12 @@ class Recordings:
         self, url: str, text: str | None, use: Literal["reference", "prompt"], field: str = "ref_audio"
     ) -> Reference:
         """The recording at `url`, decoded. Raises `InvalidReference`, naming `field` if the recording is wrong."""
+        scheme = url.partition(":")[0].lower()
         try:
-            return await self.decode(await self._load(url), text, use)
+            if scheme in ("http", "https") and self._allows_urls:
+                return await self._fetch(url, text, use)
+            # Opened and decoded in one go: what waits for a thread is a name, not the bytes of a file.
+            return await self._aside(lambda: self._decode(self._bytes_at(url, scheme), text, use))
         except InvalidReference as error:
             if error.field != "ref_audio":
                 raise
@@ -112,9 +116,7 @@ class Recordings:
 
     async def decode(self, data: bytes, text: str | None, use: Literal["reference", "prompt"]) -> Reference:
         """`data`, an audio file, decoded. Raises `InvalidReference`."""
-        if len(data) > self._max_bytes:
-            raise _too_large(f"{len(data)} bytes", self._max_bytes)
-        return await self._aside(lambda: read_reference(data, text=text, use=use))
+        return await self._aside(lambda: self._decode(data, text, use))
 
     def close(self) -> None:
         """Begin nothing more."""
@@ -123,24 +125,27 @@ class Recordings:
     async def _aside(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    async def _load(self, url: str) -> bytes:
-        scheme = url.partition(":")[0].lower()
+    def _decode(self, data: bytes, text: str | None, use: Literal["reference", "prompt"]) -> Reference:
+        if len(data) > self._max_bytes:
+            raise _too_large(f"{len(data)} bytes", self._max_bytes)
+        return read_reference(data, text=text, use=use)
+
+    def _bytes_at(self, url: str, scheme: str) -> bytes:
         if scheme == "data":
-            return await self._aside(lambda: _inline(url))
-        if scheme in ("http", "https") and self._allows_urls:
-            return await self._fetch(url)
+            return _inline(url)
         if scheme == "file" and self._folder is not None:
-            folder = self._folder
-            return await self._aside(lambda: _open(url, folder, self._max_bytes))
+            return _open(url, self._folder, self._max_bytes)
         ways = ["a data: URL, data:audio/wav;base64,..."]
         ways += ["an http(s): URL"] * self._allows_urls + ["a file: URL"] * (self._folder is not None)
         raise InvalidReference("ref_audio", url, f"it must be {' or '.join(ways)}")
 
-    async def _fetch(self, url: str) -> bytes:
+    async def _fetch(self, url: str, text: str | None, use: Literal["reference", "prompt"]) -> Reference:
         target = _target(url)
         try:
-            async with asyncio.timeout(FETCH_TIMEOUT_S), self._fetches:
-                return await self._download(url, target)
+            async with asyncio.timeout(FETCH_TIMEOUT_S) as limit, self._fetches:
+                data = await self._download(url, target)
+                limit.reschedule(None)
+                return await self.decode(data, text, use)
         except TimeoutError as error:
             raise InvalidReference("ref_audio", url, f"it must arrive within {FETCH_TIMEOUT_S:g} s") from error
         except (OSError, UnicodeError, httpcore2.NetworkError, httpcore2.ProtocolError) as error:
