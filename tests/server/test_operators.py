@@ -20,13 +20,15 @@ SPEECH = "/v1/audio/speech"
 
 @pytest.mark.usefixtures("tmp_path", "nothing_left")
 def test_models_tell_what_was_decided_and_nothing_secret(tmp_path: object) -> None:
+    config = dataclasses.replace(CONFIG, voices_folder=str(tmp_path))
     settings = dataclasses.replace(SETTINGS, api_keys=("first-key",), reference_folder=str(tmp_path), max_waiting=7)
 
     async def ask() -> None:
-        async with serving(settings=settings) as server:
+        async with serving(settings=settings, config=config) as server:
             answer = await server.http.get("/v1/models", headers={"authorization": "Bearer first-key"})
             shown = answer.json()["configuration"]
-            assert shown["engine"] == json.loads(json.dumps(dataclasses.asdict(CONFIG.resolve())))
+            engine = {**dataclasses.asdict(CONFIG.resolve()), "voices_folder": "set"}
+            assert shown["engine"] == json.loads(json.dumps(engine))
             assert (shown["server"]["max_waiting"], shown["server"]["max_concurrency"]) == (7, CONFIG.slots)
             assert shown["load"] == {"device": "auto", "dtype": None, "load_format": "auto"}
             assert shown["ready"]["seconds"] > 0

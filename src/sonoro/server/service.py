@@ -181,11 +181,12 @@ class Service:
     def configuration(self) -> dict[str, Any]:
         """What was decided about engine and server, without what is secret or tells of this machine's folders."""
         settings, ready = self.client.settings, self.client.ready
+        engine = dataclasses.asdict(settings.config.resolve())
         load = {name: getattr(settings, name) for name in ("device", "dtype", "load_format")}
         memory = {"gpu_memory_mib": ready.gpu_memory_mib, "graph_memory_mib": ready.graph_memory_mib}
         return {
             "load": load,
-            "engine": dataclasses.asdict(settings.config.resolve()),
+            "engine": {**engine, "voices_folder": "set" if engine["voices_folder"] else ""},
             "server": self.config.public,
             "ready": {"seconds": ready.ready_s, **memory, "report": ready.report.splitlines()},
         }
