@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import inspect
 import io
+import re
 import signal
 import socket
 import subprocess
@@ -25,7 +26,8 @@ from sonoro.server.config import ServerConfig
 
 __all__ = ["sonoro"]
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
 
 
 @pytest.mark.parametrize(
@@ -41,6 +43,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
         (["--max-characters", "0"], ["max_characters", "0", "at least 1"]),
         (["--max-body-bytes", "10"], ["max_body_bytes", "10", "at least 1024"]),
         (["--max-waiting", "-1"], ["max_waiting", "-1", "at least 0"]),
+        (["--max-sessions", "-1"], ["max_sessions", "-1", "at least 0"]),
         (["--max-total-body-bytes", "10"], ["max_total_body_bytes", "10", "at least 1024"]),
         (["--max-upload-bytes", "10"], ["max_upload_bytes", "10", "at least 1024"]),
         (["--max-batch-characters", "0"], ["max_batch_characters", "0", "at least 1"]),
@@ -92,12 +95,15 @@ def test_a_model_that_cannot_be_loaded_ends_the_server(sonoro: Run) -> None:
     assert "listening on http://127.0.0.1:" in out
 
 
-def test_every_field_has_a_flag() -> None:
+def test_every_field_has_a_flag_that_is_described() -> None:
     """Lists by one entry at a time: --api-key for api_keys."""
     flags = set(inspect.signature(serve).parameters)
+    page = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")
     for field in dataclasses.fields(ServerConfig):
         names = {field.name, field.name.removesuffix("s"), field.name.removesuffix("es")}
         assert names & flags, field.name
+        (name,) = names & flags
+        assert re.search(rf"`--{name.replace('_', '-')}[ `]", page), name
 
 
 @contextlib.contextmanager

@@ -54,6 +54,7 @@ def serve(
         int | None, number("max_concurrency", int, "requests spoken at once; as many as slots if none")
     ] = None,
     max_waiting: Annotated[int | None, number("max_waiting", int, "requests that may wait for a place")] = None,
+    max_sessions: Annotated[int | None, number("max_sessions", int, "sessions over a WebSocket at once")] = None,
     max_queue_wait_ms: Annotated[
         int | None, number("max_queue_wait_ms", int, "how long they wait for it before they are refused")
     ] = None,

@@ -116,6 +116,28 @@ def test_a_key_comes_as_a_header_or_as_a_protocol_and_other_origins_need_a_permi
     assert not [record for record in caplog.records if record.levelname == "ERROR"], "strangers may not fill the log"
 
 
+def test_no_more_sessions_are_open_than_may_be() -> None:
+    async def knock() -> None:
+        async with serving("live", dataclasses.replace(SETTINGS, max_sessions=2)) as server:
+            async with session(server), session(server):
+                with pytest.raises(InvalidStatus) as refused:
+                    async with session(server):
+                        pass
+                assert refused.value.response.status_code == 429
+                assert int(refused.value.response.headers["retry-after"]) >= 1
+
+            async def speak() -> bool:
+                try:
+                    async with session(server) as client:
+                        return (await client.speak(TEXT))[0] == whole()
+                except InvalidStatus:
+                    return False  # those that left may not have been noticed yet
+
+            await until(speak)
+
+    run(knock())
+
+
 def test_a_message_that_is_too_large_ends_the_session_alone() -> None:
     settings = dataclasses.replace(SETTINGS, max_body_bytes=4096)
 

@@ -39,8 +39,8 @@ class ServerConfig:
     the folder `reference_folder` if one is given.
     `max_concurrency`: requests spoken at once, 0 for the engine's slots. Others wait for a place, `max_waiting` of them
     at most, each for `max_queue_wait_ms` at most. A client that takes nothing for `slow_reader_timeout_s` is given up,
-    a session over a WebSocket in which it neither says nor awaits anything for `session_idle_timeout_s` is closed;
-    at the end requests under way get `shutdown_timeout_s`. `model_aliases` are further names of the model;
+    of `max_sessions` over WebSockets one in which it neither says nor awaits anything for `session_idle_timeout_s` is
+    closed; at the end requests under way get `shutdown_timeout_s`. `model_aliases` are further names of the model;
     `voice_aliases` give names to its voices: those of OpenAI that are not in it go round the voices in turn.
     `cors_origins` may call from a browser, "*" for all.
     """
@@ -55,6 +55,7 @@ class ServerConfig:
     max_batch_characters: int = 32_768
     max_concurrency: int = 0
     max_waiting: int = 1024
+    max_sessions: int = 1024
     max_queue_wait_ms: int = 5000
     head_timeout_s: float = 10.0
     keep_alive_timeout_s: int = 5
@@ -79,6 +80,7 @@ class ServerConfig:
             ("max_batch_characters", 1, 100_000_000),
             ("max_concurrency", 0, 100_000),
             ("max_waiting", 0, 100_000),
+            ("max_sessions", 0, 100_000),
             ("max_queue_wait_ms", 0, 600_000),
             ("keep_alive_timeout_s", 1, 3600),
         ):

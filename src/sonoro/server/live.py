@@ -42,7 +42,8 @@ def live_routes(service: Service) -> APIRouter:
     @router.websocket("/audio/speech/stream")
     async def stream(socket: WebSocket) -> None:
         _check_origin(socket, service.config)
-        await Session(socket, service).run()
+        with service.session():
+            await Session(socket, service).run()
 
     return router
 

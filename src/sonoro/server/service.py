@@ -12,7 +12,7 @@ import hmac
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 from fastapi import FastAPI
@@ -23,7 +23,7 @@ from sonoro.core.types import ModelSpec
 from sonoro.server.config import ServerConfig
 from sonoro.server.encode import Encoder
 from sonoro.server.encoding import Encoding, encoder_threads
-from sonoro.server.errors import NotReady, Refusal, Unauthorized, UnknownModel
+from sonoro.server.errors import NotReady, Refusal, TooManyRequests, Unauthorized, UnknownModel
 from sonoro.server.metrics import Metrics, Observation
 from sonoro.server.references import Recordings
 from sonoro.server.schemas import SpeechBody, read_references, speech_request
@@ -62,7 +62,7 @@ class Service:
         )
         self.created_s = int(time.time())
         self.aliases: dict[str, str] = {}
-        self._encoders = encoder_threads()
+        self._encoders, self._sessions = encoder_threads(), 0
         self._keys = [key.encode() for key in config.api_keys]
         self._on_failure, self._failure, self._is_started = on_failure, "", False
 
@@ -126,6 +126,17 @@ class Service:
         matches = [hmac.compare_digest(given.strip().encode("latin-1"), key) for key in self._keys]
         if scheme.lower() != "bearer" or not any(matches):
             raise Unauthorized("give one of the API keys of this server, as Authorization: Bearer KEY")
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[None]:
+        """One of `max_sessions` until the block ends. Raises `TooManyRequests`."""
+        if self._sessions >= self.config.max_sessions:
+            raise TooManyRequests(f"{self._sessions} sessions are open already; try again later")
+        self._sessions += 1
+        try:
+            yield
+        finally:
+            self._sessions -= 1
 
     def names(self, spec: ModelSpec) -> tuple[str, ...]:
         """What the model of `spec` may be called."""
