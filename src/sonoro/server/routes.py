@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.responses import JSONResponse
 
 from sonoro.server.batch import RESULTS_SCHEMA, read_batch, speak_batch
 from sonoro.server.encode import CONTENT_TYPES
@@ -60,7 +60,7 @@ def speech_routes(service: Service) -> APIRouter:
             service.spec()
             speaking = speak_batch(service, items, request.state.request_id)
             results = await while_there(request.receive, speaking)
-        return JSONResponse(results)
+        return Response(msgspec.json.encode(results), media_type="application/json")
 
     @router.get("/models", responses=refusals(401, 503))
     async def models() -> dict[str, Any]:
