@@ -4,6 +4,7 @@ Put `SonoroTTS("http://127.0.0.1:8000")` where a pipeline has its speech service
 do: `openai.TTS(base_url="http://127.0.0.1:8000/v1", api_key="none", model="tts-1", voice="alloy")`.
 """
 
+import contextlib
 import json
 from collections.abc import AsyncGenerator
 
@@ -11,6 +12,7 @@ from pipecat.frames.frames import ErrorFrame, Frame, TTSAudioRawFrame, TTSStoppe
 from pipecat.services.settings import TTSSettings
 from pipecat.services.tts_service import TextAggregationMode, TTSService
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, WebSocketException
 
 
 class SonoroTTS(TTSService):
@@ -37,13 +39,15 @@ class SonoroTTS(TTSService):
                 self.create_task(self._listen(turn, context_id))
             await self._say(self._turns[context_id], "input.text", text=text)
             yield None
-        except OSError as error:
-            yield ErrorFrame(error=f"the speech server cannot be reached: {error}")
+        except (OSError, WebSocketException) as error:
+            self._turns.pop(context_id, None)
+            yield ErrorFrame(error=f"the speech server cannot be reached, or refuses: {error}")
 
     async def flush_audio(self, context_id: str | None = None) -> None:
         """The turn has all of its text."""
         if turn := self._turns.get(context_id or self.get_active_audio_context_id() or ""):
-            await self._say(turn, "session.close")
+            with contextlib.suppress(ConnectionClosed):  # which who listens tells
+                await self._say(turn, "session.close")
 
     async def on_audio_context_interrupted(self, context_id: str) -> None:
         """The user speaks: be silent."""
@@ -55,15 +59,18 @@ class SonoroTTS(TTSService):
         await turn.send(json.dumps({"type": kind, **fields}))
 
     async def _listen(self, turn: ClientConnection, context_id: str) -> None:
-        async for message in turn:
-            if not self.audio_context_available(context_id):
-                break
-            if isinstance(message, bytes):
-                await self.append_to_audio_context(
-                    context_id, TTSAudioRawFrame(message, self.sample_rate, 1, context_id=context_id)
-                )
-            elif (event := json.loads(message))["type"] == "error":
-                await self.push_error(error_msg=event["error"]["message"])
+        try:
+            async for message in turn:
+                if not self.audio_context_available(context_id):
+                    break
+                if isinstance(message, bytes):
+                    await self.append_to_audio_context(
+                        context_id, TTSAudioRawFrame(message, self.sample_rate, 1, context_id=context_id)
+                    )
+                elif (event := json.loads(message))["type"] == "error":
+                    await self.push_error(error_msg=event["error"]["message"])
+        except ConnectionClosed as error:
+            await self.push_error(error_msg=f"the speech server is gone: {error}")
         if self._turns.pop(context_id, None):
             await self.append_to_audio_context(context_id, TTSStoppedFrame(context_id=context_id))
             await self.remove_audio_context(context_id)

@@ -2,22 +2,29 @@
 
 import ast
 import asyncio
+import dataclasses
 import re
+import runpy
 import sys
 import wave
+from collections.abc import Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import soundfile
 
-from engine_processes import nothing_left, run
-from server_processes import Server, serving
+from engine_processes import alone, nothing_left, run, until
+from server_processes import SETTINGS, Server, serving
 from sonoro.core.config import EngineConfig
+from sonoro.core.types import SpeechRequest
 from sonoro.transport.client import EngineClient
 
 __all__ = ["nothing_left"]
 
 ROOT = Path(__file__).parents[1]
 TEXT = "The birch canoe slid on the smooth planks. "
+STOPPED = "the turn is over"
 
 
 def curls(path: Path) -> list[str]:
@@ -72,6 +79,84 @@ def test_what_is_printed_runs_against_the_built_in_voice(tmp_path: Path, nothing
     with wave.open(str(tmp_path / "live.wav")) as file:
         assert file.getframerate() == 24000
         assert file.getnframes() > 24000
+
+
+class Frames:
+    """What the agent asks of Pipecat's service, which collects what it is given."""
+
+    def __init__(self, settings: SimpleNamespace, **_: object) -> None:
+        self._settings, self.sample_rate = settings, 24000
+        self.frames: list[object] = []
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def create_task(self, work: Coroutine[object, object, None]) -> None:
+        self.tasks.append(asyncio.create_task(work))
+
+    def audio_context_available(self, context_id: str) -> bool:
+        return True
+
+    async def append_to_audio_context(self, context_id: str, frame: object) -> None:
+        self.frames.append(frame)
+
+    async def remove_audio_context(self, context_id: str) -> None:
+        pass
+
+    async def push_error(self, error_msg: str) -> None:
+        self.frames.append(error_msg)
+
+    async def on_audio_context_interrupted(self, context_id: str) -> None:
+        pass
+
+
+def agent(monkeypatch: pytest.MonkeyPatch) -> type[Frames]:
+    """The agent's service over `Frames`; a frame is what it holds."""
+
+    frames = SimpleNamespace(
+        Frame=object,
+        ErrorFrame=lambda error: error,
+        TTSAudioRawFrame=lambda audio, rate, channels, context_id: audio,
+        TTSStoppedFrame=lambda context_id: STOPPED,
+    )
+    modes = SimpleNamespace(TOKEN="token")
+    modules = {
+        "pipecat.frames.frames": frames,
+        "pipecat.services.settings": SimpleNamespace(TTSSettings=SimpleNamespace),
+        "pipecat.services.tts_service": SimpleNamespace(TextAggregationMode=modes, TTSService=Frames),
+    }
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    return runpy.run_path(str(ROOT / "examples" / "agent_pipecat.py"))["SonoroTTS"]
+
+
+def test_an_agent_speaks_its_turns_and_tells_of_every_failure(
+    monkeypatch: pytest.MonkeyPatch, nothing_left: Path
+) -> None:
+    async def turn(service: Frames, name: str, *pieces: str) -> list[object]:
+        return [frame for piece in pieces async for frame in service.run_tts(piece, name) if frame is not None]
+
+    async def follow() -> None:
+        make, settings = agent(monkeypatch), dataclasses.replace(SETTINGS, api_keys=("hush",))
+        async with serving("slow_live", settings) as server:
+            (refused,) = await turn(make(server.url), "refused", "Hello.")
+            assert "401" in refused
+            service = make(server.url, api_key="hush")
+            assert await turn(service, "one", "Some ", "words.") == []
+            await service.flush_audio("one")
+            await asyncio.gather(*service.tasks)
+            assert service.frames.pop() == STOPPED
+            expected = len(alone(SpeechRequest(id="a", text="Some words."))) * 24000 // 8000
+            assert abs(len(b"".join(service.frames)) - expected) < 0.01 * expected
+            service = make(server.url, api_key="hush")
+            await turn(service, "two", TEXT * 5)
+            await until(lambda: service.frames)
+            (connection,) = service._turns.values()
+            connection.transport.abort()
+            await asyncio.gather(*service.tasks)
+            assert "gone" in service.frames[-2]
+            assert service.frames[-1] == STOPPED
+            await until(server.is_idle)
+
+    run(follow())
 
 
 def test_an_agent_says_only_what_a_session_understands() -> None:
