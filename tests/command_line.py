@@ -1,24 +1,14 @@
 """Fixtures of the command line's tests: it runs in this process and an empty folder."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from sonoro.cli import main
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """At these sizes, waking a second thread takes longer than the work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

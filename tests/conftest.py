@@ -1,11 +1,19 @@
 """Options and fixtures that all tests share."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from reference_assets import ROOT, Case, load
+
+
+def pytest_configure() -> None:
+    """One CPU thread for every test and what it starts: at these sizes waking a second takes longer than the work."""
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -12,11 +12,11 @@ import soundfile
 import torch
 from safetensors.torch import load_file, save_file
 
-from command_line import Run, assert_refused, one_thread, sonoro
+from command_line import Run, assert_refused, sonoro
 from sonoro.core.audio import from_pcm16, write_audio
 from tiny_checkpoint import write_checkpoint
 
-__all__ = ["one_thread", "sonoro"]
+__all__ = ["sonoro"]
 
 SUMMARY = re.compile(r"^(.+): (\d+\.\d\d) s of audio, RTF \d+\.\d{3}, first packet \d+ ms(; cut.*)?$")
 SHORT = ["--max-frames", "6"]
@@ -338,7 +338,7 @@ def test_a_bad_log_level_and_an_unknown_command_are_refused(sonoro: Run, monkeyp
 
 
 def test_a_small_model_gets_one_thread(models: Path, sonoro: Run) -> None:
-    torch.set_num_threads(2)  # the module's fixture puts back what was
+    torch.set_num_threads(2)
     code, _, _ = sonoro("say", "Hello.", "--model", models / "custom_voice", "--max-frames", "2")
     assert code == 0
     assert torch.get_num_threads() == 1

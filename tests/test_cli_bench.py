@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from command_line import Run, assert_refused, one_thread, sonoro
+from command_line import Run, assert_refused, sonoro
 from tiny_checkpoint import write_checkpoint
 
-__all__ = ["one_thread", "sonoro"]
+__all__ = ["sonoro"]
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ def start(models: Path, *arguments: str, **streams: object) -> subprocess.Popen[
     command = [sys.executable, "-m", "sonoro", "say", "And on it goes. " * 500, "--model", models / "custom_voice"]
     return subprocess.Popen(
         [*command, *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm"},
+        env={**os.environ, "TERM": "xterm"},
         **streams,
     )
 
