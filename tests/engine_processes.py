@@ -37,9 +37,9 @@ async def gather(stream: AsyncIterator[AudioChunk | Finished]) -> tuple[bytes, F
     return b"".join(chunk.pcm for chunk in chunks), finished
 
 
-def alone(request: SpeechRequest) -> bytes:
+def alone(request: SpeechRequest, config: EngineConfig = CONFIG) -> bytes:
     """What an engine in this process answers."""
-    engine, events = Engine(SineModel(), CONFIG), list[Event]()
+    engine, events = Engine(SineModel(), config), list[Event]()
     engine.submit(request)
     while engine.has_work:
         events += engine.tick()
