@@ -1,6 +1,7 @@
 """Engine processes over the sine model, for the tests of what stands before and behind the link."""
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
@@ -74,6 +75,16 @@ def command_of(process: int) -> bytes:
         return Path(f"/proc/{process}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+def engines() -> set[int]:
+    """Those of them that are engines. Python's own helpers, once started, are there to the end of the run."""
+    found = set()
+    for pid in children():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if b"sonoro.engine.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.add(pid)
+    return found
 
 
 @pytest.fixture

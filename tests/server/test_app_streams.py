@@ -10,7 +10,7 @@ import time
 import httpx
 import pytest
 
-from engine_processes import CONFIG, LONG, alone, children, nothing_left, run, until
+from engine_processes import CONFIG, LONG, alone, engines, nothing_left, run, until
 from server_processes import SETTINGS, serving
 from sonoro.core.types import SpeechRequest
 from sonoro.server.errors import TooManyRequests
@@ -173,7 +173,7 @@ def test_a_killed_engine_ends_what_it_held_and_is_replaced() -> None:
             await asyncio.sleep(0.1)
             waiting = [asyncio.create_task(hear()) for _ in range(3)]
             await asyncio.sleep(0.1)
-            (worker,) = children()
+            (worker,) = engines()
             os.kill(worker, signal.SIGKILL)
             async with asyncio.timeout(5):
                 audio, events = await asyncio.gather(*begun)
@@ -218,7 +218,7 @@ def test_an_engine_killed_under_load_leaves_nobody_without_an_answer() -> None:
                 asking = [asyncio.create_task(hear(number)) for number in range(30)]
                 await until(lambda: server.metric('sonoro_first_packet_seconds_count{model="sine"}'))
                 await until(lambda: server.metric("sonoro_queue_depth"))
-                (worker,) = children()
+                (worker,) = engines()
                 os.kill(worker, signal.SIGKILL)
                 async with asyncio.timeout(5):
                     ends = await asyncio.gather(*asking)
@@ -229,7 +229,7 @@ def test_an_engine_killed_under_load_leaves_nobody_without_an_answer() -> None:
             await until(server.is_ready, timeout_s=20)
             assert (await server.speak()).content == alone(SpeechRequest(id="a", text="Some words.", voice="low"))
             assert await server.is_idle()
-            assert len(children()) == 1
+            assert len(engines()) == 1
             for name in ("sonoro_requests_in_flight", "sonoro_queue_depth"):
                 assert await server.metric(name) == 0
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from engine_processes import LONG, children, nothing_left, run, until
+from engine_processes import LONG, engines, nothing_left, run, until
 from live_sessions import TEXT, Session, ended, session, whole
 from server_processes import SETTINGS, serving
 
@@ -157,7 +157,7 @@ def test_a_killed_engine_fails_the_utterance_and_the_session_goes_on() -> None:
         async with serving("slow_live") as server, session(server) as client:
             await client.say("input.text", text=LONG)
             assert (await client.hear())["type"] == "audio.start"
-            (worker,) = children()
+            (worker,) = engines()
             os.kill(worker, signal.SIGKILL)
             _, (failed,) = await client.listen()
             assert failed["error"]["code"] == "engine_crashed"

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from engine_processes import CONFIG, children, nothing_left, run, until
+from engine_processes import CONFIG, engines, nothing_left, run, until
 from server_processes import SETTINGS, check_error, serving
 from sonoro.server.metrics import Metrics, Observation
 from sonoro.server.service import Service
@@ -44,7 +44,7 @@ def test_models_tell_what_was_decided_and_nothing_secret(tmp_path: object) -> No
 def test_an_engine_that_ended_for_good_is_told_of() -> None:
     async def ask() -> None:
         async with serving(max_restarts=0) as server:
-            (worker,) = children()
+            (worker,) = engines()
             os.kill(worker, signal.SIGKILL)
             await until(lambda: server.engine.closed_reason is not None)
             for answer in (await server.http.get("/ready"), await server.speak()):

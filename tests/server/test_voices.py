@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine_processes import CONFIG, children, nothing_left, run, until
+from engine_processes import CONFIG, engines, nothing_left, run, until
 from server_processes import SETTINGS, Server, check_error, recording, serving, sound
 
 __all__ = ["nothing_left"]
@@ -144,7 +144,7 @@ def test_voices_outlive_an_engine_and_a_server(tmp_path: Path) -> None:
             assert (await upload(server)).status_code == 201
             spoken = await server.speak(voice="anna")
             assert spoken.status_code == 200
-            (worker,) = children()
+            (worker,) = engines()
             os.kill(worker, signal.SIGKILL)
             await until(lambda: not server.engine.is_ready)
             check_error(await upload(server, name="b"), 503)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_processes import FACTORY, LONG, alone, children, gather, launch, nothing_left, parent_of, run, until
+from engine_processes import FACTORY, LONG, alone, engines, gather, launch, nothing_left, parent_of, run, until
 from sonoro.core.errors import CheckpointNotFound, ConfigError, EngineClosed, EngineCrashed, EngineError
 from sonoro.core.types import SpeechRequest
 from sonoro.transport.client import EngineClient
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 def the_child() -> int:
-    [pid] = children()
+    [pid] = engines()
     return pid
 
 
@@ -65,7 +65,7 @@ def test_an_engine_that_is_not_ready_in_time_is_given_up() -> None:
 def test_a_start_that_is_cancelled_leaves_nothing() -> None:
     async def start() -> None:
         task = asyncio.create_task(launch("lasting").start())
-        await until(children)
+        await until(engines)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

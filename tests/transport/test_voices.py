@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from engine_processes import CONFIG, LONG, children, gather, launch, nothing_left, run, until
+from engine_processes import CONFIG, LONG, engines, gather, launch, nothing_left, run, until
 from listening import reference
 from sonoro.core.errors import EngineClosed, EngineCrashed, InvalidRequest, UnknownVoice, VoiceExists
 from sonoro.core.types import AudioChunk, Reference, SpeechRequest
@@ -66,7 +66,7 @@ def test_a_process_that_is_killed_is_replaced_by_one_with_the_same_voices() -> N
                 await client.add_voice(name, said(name))
             await client.delete_voice("bert")
             before, pcm = client.voices, await pcm_of(client, voice="carl")
-            [pid] = children()
+            [pid] = engines()
             os.kill(pid, signal.SIGKILL)
             await until(lambda: client.restarts == 1 and client.is_ready, timeout_s=40)
             assert client.voices == before
