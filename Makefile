@@ -13,8 +13,9 @@ REFERENCE := .venv-reference
 say: .venv/.installed
 	@$(BIN)/sonoro say "$(TEXT)" -o $(OUT)
 
+# In two processes, each of which takes over tests of the other when it has none left.
 test: .venv/.installed-test
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 check: .venv/.installed-test
 	$(BIN)/ruff format --check .
