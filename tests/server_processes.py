@@ -49,6 +49,10 @@ class Server:
         found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
         return float(found[1]) if found else 0.0
 
+    async def has(self, name: str, value: float) -> bool:
+        """Whether that is the value of a metric."""
+        return await self.metric(name) == value
+
 
 @contextlib.asynccontextmanager
 async def serving(

@@ -79,11 +79,9 @@ def test_the_same_seed_sends_the_same_requests() -> None:
 @pytest.mark.parametrize("load", [{"rps": (30,)}, {"concurrency": (4,)}])
 def test_several_processes_send_what_one_would(load: dict[str, object]) -> None:
     def sent(processes: int) -> tuple[list[tuple[str, int]], dict[str, object]]:
-        # Far longer than the level: each client of the closed loop sends one request.
-        with served(Answer([(0.4, tone(0.1))])) as server:
-            (row,) = run(bench(server, **load, frames=(3, 9), processes=processes, duration_s=(0.3,), warm_up_s=0))[
-                "rows"
-            ]
+        # Far longer than the level: all are in flight at once, and each client of the closed loop sends one request.
+        with served(Answer([(1.0, tone(0.1))])) as server:
+            (row,) = run(bench(server, **load, frames=(3, 9), processes=processes, duration_s=(0.3,), warm_up_s=0))["rows"]
             return sorted((body["input"], body["max_new_tokens"]) for body in server.bodies), row
 
     (one, row), (three, shared) = sent(1), sent(3)
@@ -260,7 +258,7 @@ def test_refusals_are_counted_and_do_not_stop_the_others() -> None:
 )
 def test_an_answer_that_is_no_whole_speech_is_a_failure_by_name(answer: Answer, error: str) -> None:
     with served(lambda number: QUICK if number == 0 else answer) as server:
-        failing = bench(server, concurrency=(1,), timeout_s=0.2, duration_s=(0.3,), warm_up_s=0, out=Path("r.json"))
+        failing = bench(server, concurrency=(1,), timeout_s=1.0, duration_s=(0.3,), warm_up_s=0, out=Path("r.json"))
         with pytest.raises(EngineError, match="closed loop at 1: every request failed"):
             run(failing)
     (row,) = json.loads(Path("r.json").read_text())["rows"]

@@ -169,10 +169,9 @@ def test_a_killed_engine_ends_what_it_held_and_is_replaced() -> None:
                 return answer.status_code, heard, None
 
             begun = [asyncio.create_task(hear(stream_format=kind)) for kind in ("audio", "sse")]
-            await until(lambda: server.metric('sonoro_first_packet_seconds_count{model="sine"}'))
-            await asyncio.sleep(0.1)
+            await until(lambda: server.has('sonoro_first_packet_seconds_count{model="sine"}', 2))
             waiting = [asyncio.create_task(hear()) for _ in range(3)]
-            await asyncio.sleep(0.1)
+            await until(lambda: server.has("sonoro_queue_depth", 3))
             (worker,) = engines()
             os.kill(worker, signal.SIGKILL)
             async with asyncio.timeout(5):

@@ -84,8 +84,7 @@ def test_metrics_count_who_waits_and_who_speaks() -> None:
         async with serving("slow", dataclasses.replace(SETTINGS, max_concurrency=2)) as server:
             asking = [asyncio.create_task(server.http.post(SPEECH, json=long)) for _ in range(5)]
             await until(lambda: server.metric("sonoro_engine_running"))
-            await until(lambda: server.metric("sonoro_queue_depth"))
-            assert await server.metric("sonoro_queue_depth") == 3
+            await until(lambda: server.has("sonoro_queue_depth", 3))
             assert await server.metric("sonoro_requests_in_flight") == 5
             assert await server.metric("sonoro_engine_slots") == CONFIG.slots
             assert await server.metric("sonoro_engine_free_pages") > 0

@@ -210,7 +210,6 @@ def test_what_was_checked_is_what_is_connected_to() -> None:
 
 
 def test_answers_are_bounded_and_must_be_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(references, "FETCH_TIMEOUT_S", 0.5)
     endless = b"HTTP/1.1 200 OK\r\n\r\n" + bytes(1_000_000)
 
     async def ask() -> None:
@@ -226,6 +225,7 @@ def test_answers_are_bounded_and_must_be_recordings(monkeypatch: pytest.MonkeyPa
                 (b"", 0, "there to be fetched"),
                 (answered(wav()), 0.05, "within 0.5 s"),
             ):
+                monkeypatch.setattr(references, "FETCH_TIMEOUT_S", 0.5 if trickle_s else 10)
                 async with site(answer, trickle_s) as (port, heads):
                     await refused(recordings, f"http://voices.example:{port}/", words)
                     assert len(heads) == 1
