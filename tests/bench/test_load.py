@@ -81,7 +81,9 @@ def test_several_processes_send_what_one_would(load: dict[str, object]) -> None:
     def sent(processes: int) -> tuple[list[tuple[str, int]], dict[str, object]]:
         # Far longer than the level: all are in flight at once, and each client of the closed loop sends one request.
         with served(Answer([(1.0, tone(0.1))])) as server:
-            (row,) = run(bench(server, **load, frames=(3, 9), processes=processes, duration_s=(0.3,), warm_up_s=0))["rows"]
+            (row,) = run(bench(server, **load, frames=(3, 9), processes=processes, duration_s=(0.3,), warm_up_s=0))[
+                "rows"
+            ]
             return sorted((body["input"], body["max_new_tokens"]) for body in server.bodies), row
 
     (one, row), (three, shared) = sent(1), sent(3)

@@ -203,6 +203,30 @@ def test_browsers_of_the_named_origins_may_call() -> None:
     run(ask())
 
 
+def test_no_page_of_another_site_makes_a_browser_post() -> None:
+    """A form or a text needs no permission of CORS to be sent, only to be read."""
+    settings = dataclasses.replace(SETTINGS, cors_origins=("https://here.example",))
+
+    async def ask() -> None:
+        async with serving(settings=settings) as server:
+            for origin, site, status in (
+                ("https://there.example", "cross-site", 403),
+                ("null", "cross-site", 403),
+                ("https://here.example", "cross-site", 200),
+                ("https://behind.a.proxy", "same-origin", 200),
+            ):
+                headers = {"origin": origin, "sec-fetch-site": site, "content-type": "text/plain"}
+                text = b'{"input": "Some words.", "response_format": "pcm"}'
+                answer = await server.http.post("/v1/audio/speech", content=text, headers=headers)
+                assert answer.status_code == status, origin
+                form = {"data": {"name": "x", "x_vector_only_mode": "true"}, "files": {"audio": b"none"}}
+                del headers["content-type"]
+                answer = await server.http.post("/v1/audio/voices", headers=headers, **form)
+                assert (answer.status_code == 403) == (status == 403)
+
+    run(ask())
+
+
 def test_health_comes_before_the_engine_and_requests_are_told_to_wait() -> None:
     async def ask() -> None:
         async with serving("lasting", waits=False) as server:

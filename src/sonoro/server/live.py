@@ -20,8 +20,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from sonoro.core.errors import EngineError, InvalidRequest, SonoroError
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest
-from sonoro.server.config import ServerConfig
-from sonoro.server.errors import ForeignOrigin, IdleSession, NotReady, SlowReader, refusal
+from sonoro.server.errors import IdleSession, NotReady, SlowReader, refusal
 from sonoro.server.schemas import SpeechBody, parse
 from sonoro.server.service import KEY_PROTOCOL, Service
 from sonoro.server.stream import NO_ENGINE, Speech, conclude
@@ -41,19 +40,10 @@ def live_routes(service: Service) -> APIRouter:
 
     @router.websocket("/audio/speech/stream")
     async def stream(socket: WebSocket) -> None:
-        _check_origin(socket, service.config)
         with service.session():
             await Session(socket, service).run()
 
     return router
-
-
-def _check_origin(socket: WebSocket, config: ServerConfig) -> None:
-    """Raises `ForeignOrigin`: to a WebSocket a browser connects from any page, whatever CORS says."""
-    origin, allowed = socket.headers.get("origin"), config.cors_origins
-    is_own = origin is None or origin.partition("://")[2] == socket.headers.get("host")
-    if not is_own and origin not in allowed and "*" not in allowed:
-        raise ForeignOrigin("pages of this origin may not call; cors_origins says which may")
 
 
 class _Message(BaseModel):

@@ -29,11 +29,11 @@ _SPOKEN: Answers = {
         "content": {kind: {} for kind in (*CONTENT_TYPES, "text/event-stream")},
         "headers": {"X-Sample-Rate": {"description": "of the audio, in Hz", "schema": {"type": "integer"}}},
     },
-    **refusals(400, 401, 404, 408, 413, 429, 503),
+    **refusals(400, 401, 403, 404, 408, 413, 429, 503),
 }
 _BATCH: Answers = {
     200: {"description": "what each came to", "content": {"application/json": {"schema": RESULTS_SCHEMA}}},
-    **refusals(400, 401, 408, 413, 429, 503),
+    **refusals(400, 401, 403, 408, 413, 429, 503),
 }
 
 
@@ -62,7 +62,7 @@ def speech_routes(service: Service) -> APIRouter:
             results = await while_there(request.receive, speaking)
         return Response(msgspec.json.encode(results), media_type="application/json")
 
-    @router.get("/models", responses=refusals(401, 503))
+    @router.get("/models", responses=refusals(401, 403, 503))
     async def models() -> dict[str, Any]:
         """The loaded model, under each of its names, and how it is served."""
         spec = service.spec()

@@ -23,7 +23,7 @@ from sonoro.core.types import ModelSpec
 from sonoro.server.config import ServerConfig
 from sonoro.server.encode import Encoder
 from sonoro.server.encoding import Encoding, encoder_threads
-from sonoro.server.errors import NotReady, Refusal, TooManyRequests, Unauthorized, UnknownModel
+from sonoro.server.errors import ForeignOrigin, NotReady, Refusal, TooManyRequests, Unauthorized, UnknownModel
 from sonoro.server.metrics import Metrics, Observation
 from sonoro.server.references import Recordings
 from sonoro.server.schemas import SpeechBody, read_references, speech_request
@@ -112,10 +112,11 @@ class Service:
         return self.client.spec
 
     async def authorise(self, connection: HTTPConnection) -> None:
-        """Raises `Unauthorized` unless the connection comes with one of the keys, if there are any.
+        """Raises `ForeignOrigin`, or `Unauthorized` unless the connection comes with one of the keys, if there are any.
 
         A browser cannot give a WebSocket headers: there one of the protocols offered may hold the key.
         """
+        self._check_origin(connection)
         if not self._keys:
             return
         scheme, _, given = connection.headers.get("authorization", "").partition(" ")
@@ -126,6 +127,19 @@ class Service:
         matches = [hmac.compare_digest(given.strip().encode("latin-1"), key) for key in self._keys]
         if scheme.lower() != "bearer" or not any(matches):
             raise Unauthorized("give one of the API keys of this server, as Authorization: Bearer KEY")
+
+    def _check_origin(self, connection: HTTPConnection) -> None:
+        """Raises `ForeignOrigin`: any page can make a browser open a WebSocket or post a form, whatever CORS says."""
+        origin, allowed = connection.headers.get("origin"), self.config.cors_origins
+        if origin is None or origin in allowed or "*" in allowed:
+            return
+        if connection.scope["type"] == "websocket":
+            is_foreign = origin.partition("://")[2] != connection.headers.get("host")
+        else:
+            # What the browser says of it: a proxy before the playground may have changed the host.
+            is_foreign = connection.headers.get("sec-fetch-site") == "cross-site"
+        if is_foreign:
+            raise ForeignOrigin("pages of this origin may not call; cors_origins says which may")
 
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:

@@ -63,9 +63,9 @@ _LIST = {
         "uploaded_voices": {"type": "array", "items": _VOICE},
     },
 }
-_LISTED = _answers(200, _LIST, 401, 503)
-_ADDED = _answers(201, _VOICE, 400, 401, 408, 409, 413, 429, 503)
-_DELETED = _answers(200, {"type": "object", "required": ["name", "deleted"]}, 401, 404, 503)
+_LISTED = _answers(200, _LIST, 401, 403, 503)
+_ADDED = _answers(201, _VOICE, 400, 401, 403, 408, 409, 413, 429, 503)
+_DELETED = _answers(200, {"type": "object", "required": ["name", "deleted"]}, 401, 403, 404, 503)
 
 
 def voice_routes(service: Service) -> APIRouter:
