@@ -6,6 +6,7 @@ TEXT ?= The birch canoe slid on the smooth planks.
 OUT ?= out.wav
 BIN := .venv/bin
 REFERENCE := .venv-reference
+FISH_SPEECH := $(REFERENCE)/fish-speech
 
 .PHONY: say test check format parity slow gpu clean
 .DELETE_ON_ERROR:
@@ -34,16 +35,25 @@ gpu: .venv/.installed-test
 	$(BIN)/python -m pytest -q -m gpu
 
 # The stored reference tensors made anew by the official implementation, and our tests against them.
-parity: .venv/.installed-test $(REFERENCE)/.installed
-	OMP_NUM_THREADS=1 $(REFERENCE)/bin/python tools/reference/qwen3_tts.py --out build/reference
-	$(BIN)/python -m pytest -q --reference build/reference tests/test_reference_assets.py tests/models/qwen3_tts
+# Fish's code is under the Fish Audio Research License: it is run here, for research, and nothing of it is kept.
+parity: .venv/.installed-test $(REFERENCE)/.installed $(FISH_SPEECH)
+	OMP_NUM_THREADS=1 $(REFERENCE)/bin/python tools/reference/qwen3_tts.py --out build/reference/qwen3_tts
+	OMP_NUM_THREADS=1 $(REFERENCE)/bin/python tools/reference/fish_s2.py --source $(FISH_SPEECH) --out build/reference/fish_s2
+	OMP_NUM_THREADS=1 $(REFERENCE)/bin/python tools/reference/fish_s2_codec.py --source $(FISH_SPEECH) --out build/reference/fish_s2
+	$(BIN)/python -m pytest -q --reference build/reference/qwen3_tts tests/test_reference_assets.py tests/models
 
 $(REFERENCE)/.installed: tools/reference/requirements.txt
 	$(PYTHON) -m venv $(REFERENCE)
 	$(REFERENCE)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
 	$(REFERENCE)/bin/pip install --quiet --disable-pip-version-check -r tools/reference/requirements.txt
-	$(REFERENCE)/bin/pip install --quiet --disable-pip-version-check --no-deps qwen-tts==0.1.1
+	$(REFERENCE)/bin/pip install --quiet --disable-pip-version-check --no-deps qwen-tts==0.1.1 descript-audio-codec==1.0.0
 	@touch $@
+
+$(FISH_SPEECH): | $(REFERENCE)/.installed
+	rm -rf $@.part
+	git clone --quiet https://github.com/fishaudio/fish-speech $@.part
+	git -C $@.part checkout --quiet 3dd1f85c402ee6f0a17c2971d3b0dd8d881ca139
+	mv $@.part $@
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=")'

@@ -319,12 +319,12 @@ def state_dicts(
     main_config, codec_config = configs(variant, topology)
     main = {name: _draw(name, shape, seed, snake_std) for name, shape in _main_shapes(main_config).items()}
     main["talker.codec_head.weight"][main_config["talker_config"]["codec_eos_token_id"]] *= 0.25
-    main = {name: (_bfloat16_bits(tensor).astype(np.uint32) << 16).view(np.float32) for name, tensor in main.items()}
+    main = {name: (bfloat16_bits(tensor).astype(np.uint32) << 16).view(np.float32) for name, tensor in main.items()}
     codec_shapes = _decoder_shapes(codec_config["decoder_config"]) | _encoder_shapes(codec_config["encoder_config"])
     return main, {name: _draw(name, shape, seed, snake_std) for name, shape in codec_shapes.items()}
 
 
-def _bfloat16_bits(tensor: Array) -> NDArray[np.uint16]:
+def bfloat16_bits(tensor: Array) -> NDArray[np.uint16]:
     """Round to the nearest bfloat16, ties to even."""
     bits = np.ascontiguousarray(tensor).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
@@ -353,17 +353,17 @@ def write_checkpoint(
     data = _data()
     main_config, codec_config = configs(variant, topology)
     main, codec = state_dicts(variant, topology, seed, snake_std)
-    _write_tensors(folder / "model.safetensors", "BF16", {name: _bfloat16_bits(main[name]) for name in main})
-    _write_tensors(codec_folder / "model.safetensors", "F32", codec)
-    _write_json(folder / "config.json", main_config)
-    _write_json(folder / "generation_config.json", data["generation"])
-    _write_json(folder / "preprocessor_config.json", data["processor"])
-    _write_json(codec_folder / "config.json", codec_config)
-    _write_json(codec_folder / "preprocessor_config.json", data["features"])
+    write_tensors(folder / "model.safetensors", "BF16", {name: bfloat16_bits(main[name]) for name in main})
+    write_tensors(codec_folder / "model.safetensors", "F32", codec)
+    write_json(folder / "config.json", main_config)
+    write_json(folder / "generation_config.json", data["generation"])
+    write_json(folder / "preprocessor_config.json", data["processor"])
+    write_json(codec_folder / "config.json", codec_config)
+    write_json(codec_folder / "preprocessor_config.json", data["features"])
     _write_tokenizer(folder)
 
 
-def _write_tensors(path: Path, dtype: str, tensors: Mapping[str, NDArray[Any]]) -> None:
+def write_tensors(path: Path, dtype: str, tensors: Mapping[str, NDArray[Any]]) -> None:
     """By hand, because safetensors' own numpy writer has no bfloat16."""
     header: Config = {"__metadata__": {"format": "pt"}}
     start = 0
@@ -380,7 +380,7 @@ def _write_tensors(path: Path, dtype: str, tensors: Mapping[str, NDArray[Any]]) 
 
 def _write_tokenizer(folder: Path) -> None:
     vocab, merges, added = vocabulary()
-    _write_json(folder / "vocab.json", vocab)
+    write_json(folder / "vocab.json", vocab)
     lines = ["#version: 0.2", *(f"{left} {right}" for left, right in merges)]
     (folder / "merges.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
@@ -389,8 +389,8 @@ def _write_tokenizer(folder: Path) -> None:
     decoder = {str(index): {"content": token, **flags, "special": token not in plain} for token, index in added.items()}
     specials = [token for token in tokens if token not in plain]
     config = _data()["tokenizer"] | {"added_tokens_decoder": decoder, "additional_special_tokens": specials[1:]}
-    _write_json(folder / "tokenizer_config.json", config)
+    write_json(folder / "tokenizer_config.json", config)
 
 
-def _write_json(path: Path, value: Config) -> None:
+def write_json(path: Path, value: Config) -> None:
     path.write_text(json.dumps(value, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")

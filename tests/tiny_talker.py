@@ -12,9 +12,10 @@ from reference_assets import Case
 from sonoro.core.types import OptionValue, SamplingParams
 from sonoro.models.base import Controls, Voice
 from sonoro.models.qwen3_tts.backbone import Talker
-from sonoro.models.qwen3_tts.config import ModelConfig, build
+from sonoro.models.qwen3_tts.config import ModelConfig
 from sonoro.models.qwen3_tts.prompt import ClonedVoice, PromptBuilder, TalkerPrompt, TextTokenizer
 from sonoro.models.qwen3_tts.state import FrameState, place, prefill, stage
+from sonoro.nn.configs import build
 from speaking import begin
 from tiny_checkpoint import NUM_CONTROL_IDS, configs, state_dicts, vocabulary
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from builtin_voice import settings
 from builtin_voice.codec_training import VoiceCodec, open_branches
-from sonoro.models.qwen3_tts.config import CodecConfig, build
+from sonoro.models.qwen3_tts.config import CodecConfig
+from sonoro.nn.configs import build
 
 
 @pytest.fixture

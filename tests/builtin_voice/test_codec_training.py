@@ -12,7 +12,8 @@ from builtin_voice import settings
 from builtin_voice.codec_training import ResidualQuantizer, SpectralLoss, train_codec
 from builtin_voice.settings import CodecTraining
 from builtin_voice.training import Run
-from sonoro.models.qwen3_tts.config import CodecConfig, build
+from sonoro.models.qwen3_tts.config import CodecConfig
+from sonoro.nn.configs import build
 
 Chords = Callable[[int, int], Tensor]
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import tiny_fish
 from fakes.sine import SineModel
 from listening import Clock, audio, config_of, drain, end
 from sonoro.core import audio as host
@@ -72,10 +73,16 @@ def test_a_prompt_whose_rows_do_not_fit_a_bucket_runs_at_its_own_length() -> Non
     assert seen == [8, 16, 32]
 
 
+@pytest.fixture(params=[write_checkpoint, tiny_fish.write_checkpoint], ids=["talker", "dual_ar"])
+def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A tiny checkpoint of every family."""
+    request.param(tmp_path / "model")
+    return tmp_path / "model"
+
+
 @pytest.mark.parametrize("chunk_frames", [(1,), (3,), (1, 2, 4, 12)], ids=str)
-def test_chunks_of_a_live_engine_are_the_whole_decode(chunk_frames: tuple[int, ...], tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "model", variant="custom_voice")
-    model = registry.load(tmp_path / "model", device="cpu").model
+def test_chunks_of_a_live_engine_are_the_whole_decode(chunk_frames: tuple[int, ...], checkpoint: Path) -> None:
+    model = registry.load(checkpoint, device="cpu").model
     decode, given = model.codec.decode, []
 
     def watched(frames: torch.Tensor, slots: torch.Tensor | None = None, history: object = None) -> torch.Tensor:
@@ -95,12 +102,11 @@ def test_chunks_of_a_live_engine_are_the_whole_decode(chunk_frames: tuple[int, .
 
 @pytest.mark.gpu
 def test_an_engine_serves_on_without_a_size_that_cannot_be_captured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_checkpoint(tmp_path / "model", variant="custom_voice")
     answers = []
     for unlucky in (0, 2):
-        model = registry.load(tmp_path / "model", device="cuda", dtype="float32").model
+        model = registry.load(checkpoint, device="cuda", dtype="float32").model
         step = model.frame
 
         def frame(state: object, slots: torch.Tensor, *, step=step, unlucky=unlucky) -> None:  # type: ignore[no-untyped-def]
@@ -123,12 +129,11 @@ def test_an_engine_serves_on_without_a_size_that_cannot_be_captured(
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_live_engine_says_the_same_with_graphs_and_without(dtype: str, tmp_path: Path) -> None:
+def test_a_live_engine_says_the_same_with_graphs_and_without(dtype: str, checkpoint: Path) -> None:
     """On a clock that stands still, so that both make the same batches."""
-    write_checkpoint(tmp_path / "model", variant="custom_voice")
     answers = []
     for is_eager in (False, True):
-        loaded = registry.load(tmp_path / "model", device="cuda", dtype=dtype)
+        loaded = registry.load(checkpoint, device="cuda", dtype=dtype)
         engine = Engine(loaded.model, EngineConfig(slots=4, max_characters=24, is_eager=is_eager), Clock())
         for number in range(10):
             text = ["Hello there.", "One sentence. Then another one.", "Hm."][number % 3]

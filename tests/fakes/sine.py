@@ -56,7 +56,7 @@ class SineModel:
         controls = Controls(request.sampling, request.seed, index, *limits)
         pitch = (voice.data if voice else self.spec.voices.index(request.voice) * 20) + request.seed + index
         # What was said before is heard in the pitch, every code of it.
-        pitch += sum(len(frames) + int(frames[:, 0].sum()) for frames in before)
+        pitch += sum(len(frames) + int(frames[:, 0].sum()) for _, frames in before)
         made = {"pitch": pitch, "loudness": request.options["loudness"], "text": segment}
         return SimpleNamespace(controls=controls, voice=voice, positions=len(segment), text_ids=len(segment), **made)
 

@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from sonoro.nn.causal import CausalConv1d, CausalConvTranspose1d, lay_out, name_layers
+from sonoro.nn.causal import CausalConv1d, CausalConvTranspose1d, CausalStridedConv1d, lay_out, name_layers
 from sonoro.nn.history import WHOLE, History
 
 CHUNKS = [[1] * 90, [2] * 45, [7] * 12 + [6], [70, 20], [90]]
@@ -110,3 +110,15 @@ def test_laying_out_changes_memory_alone():
         assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert model.layers[0].conv.weight.stride() == (28, 1, 4)
     assert model.layers[1].conv.weight.stride() == (1, 3, 6)
+
+
+@pytest.mark.parametrize("kernel", [3, 6])
+def test_strided_convolution_is_the_padded_one_and_streams(kernel):
+    layer, x = CausalStridedConv1d(4, 5, kernel, 3).double(), draw(2, 90, 4)
+    conv = layer.conv
+    whole = layer(x, WHOLE)
+    expected = F.conv1d(F.pad(x.mT, (kernel - 3, 0)), conv.weight, conv.bias, stride=3).mT
+    torch.testing.assert_close(whole, expected, atol=1e-13, rtol=0)
+    model = Stack(layer)
+    for chunks in ([3] * 30, [9, 12, 3, 66], [90]):
+        torch.testing.assert_close(stream(model, x, chunks), whole, atol=1e-13, rtol=0)

@@ -1,5 +1,7 @@
 """The decoder layer against a plain computation, head by head; norms and rotary tables against their definitions."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor
@@ -19,9 +21,9 @@ CONFIG = DecoderConfig(
 )
 
 
-def random_stack(dtype: torch.dtype = torch.float64) -> DecoderStack:
+def random_stack(dtype: torch.dtype = torch.float64, *, has_head_norms: bool = True) -> DecoderStack:
     torch.manual_seed(3)
-    stack = DecoderStack(CONFIG).to(dtype)
+    stack = DecoderStack(dataclasses.replace(CONFIG, has_head_norms=has_head_norms)).to(dtype)
     for parameter in stack.parameters():
         torch.nn.init.normal_(parameter, mean=1.0 if parameter.dim() == 1 else 0.0, std=0.5)
     return stack
@@ -44,16 +46,20 @@ def plain_stack(stack: DecoderStack, rows: Tensor) -> Tensor:
     width = CONFIG.head_width
     for layer in stack.layers:
         attention, feed = layer.self_attn, layer.mlp
+
+        def norm_head(x: Tensor, norm: str, attention: torch.nn.Module = attention) -> Tensor:
+            return plain_norm(x, getattr(attention, norm)) if stack.config.has_head_norms else x
+
         projected = (plain_norm(rows, layer.input_layernorm) @ attention.qkv_proj.weight.T).unflatten(-1, (-1, width))
         outs = []
         for t in range(rows.shape[0]):
             heads = []
             for head in range(CONFIG.heads):
                 shared = head // (CONFIG.heads // CONFIG.kv_heads)
-                query = plain_turn(plain_norm(projected[t, head], attention.q_norm), t)
+                query = plain_turn(norm_head(projected[t, head], "q_norm"), t)
                 keys = projected[: t + 1, CONFIG.heads + shared]
                 values = projected[: t + 1, CONFIG.heads + CONFIG.kv_heads + shared]
-                turned = [plain_turn(plain_norm(key, attention.k_norm), at) for at, key in enumerate(keys)]
+                turned = [plain_turn(norm_head(key, "k_norm"), at) for at, key in enumerate(keys)]
                 scores = torch.stack([query @ key for key in turned]) * width**-0.5
                 heads.append(scores.softmax(-1) @ values)
             outs.append(torch.cat(heads) @ attention.o_proj.weight.T)
@@ -63,8 +69,9 @@ def plain_stack(stack: DecoderStack, rows: Tensor) -> Tensor:
     return plain_norm(rows, stack.norm)
 
 
-def test_stack_equals_a_plain_computation() -> None:
-    stack = random_stack()
+@pytest.mark.parametrize("has_head_norms", [True, False])
+def test_stack_equals_a_plain_computation(has_head_norms: bool) -> None:
+    stack = random_stack(has_head_norms=has_head_norms)
     rows = torch.randn(2, 7, CONFIG.width, dtype=torch.float64)
     found = stack(rows, stack.rotary(torch.arange(7), torch.float64), causal_attention)
     expected = torch.stack([plain_stack(stack, row) for row in rows])
@@ -162,3 +169,35 @@ def test_rotation_depends_on_the_distance_alone() -> None:
 
     assert score(9, 4) == pytest.approx(score(39, 34), abs=1e-5)
     assert score(9, 4) != pytest.approx(score(4, 9), abs=1e-3)
+
+
+@pytest.mark.parametrize("has_head_norms", [True, False])
+def test_weights_made_for_neighbouring_pairs_serve_once_parted(has_head_norms: bool) -> None:
+    """Against the same stack with its rotation done on neighbours: (2i, 2i + 1) instead of (i, i + D / 2)."""
+    stack, rows = random_stack(has_head_norms=has_head_norms), torch.randn(1, 5, CONFIG.width, dtype=torch.float64)
+    halves = torch.arange(CONFIG.head_width).view(-1, 2).t().flatten()
+    positions = stack.rotary(torch.arange(5), torch.float64)
+    layers = [layer.self_attn for layer in stack.layers]
+    # Heads in the order of neighbours: turned by halves they must first be put in the order of halves.
+    expected = random_stack(has_head_norms=has_head_norms)
+    for layer, plain in zip(layers, (layer.self_attn for layer in expected.layers), strict=True):
+        heads = plain.qkv_proj.weight.unflatten(0, (-1, CONFIG.head_width))
+        order = torch.argsort(halves)
+        neighbours = torch.cat(
+            (heads[: CONFIG.heads + CONFIG.kv_heads, order], heads[CONFIG.heads + CONFIG.kv_heads :])
+        )
+        with torch.no_grad():
+            layer.qkv_proj.weight.copy_(neighbours.flatten(0, 1))
+            for ours, theirs in zip(layer.head_norms, plain.head_norms, strict=True):
+                if ours is not None and theirs is not None:
+                    ours.copy_(theirs[order])
+    apart = stack(rows, positions, causal_attention)
+    stack.part_pairs()
+    whole = expected(rows, positions, causal_attention)
+    torch.testing.assert_close(stack(rows, positions, causal_attention), whole, atol=1e-12, rtol=0)
+    assert not torch.allclose(apart, whole)
+
+
+def test_a_position_takes_its_keys_and_values() -> None:
+    # 2 layers, 2 shared heads of 4, keys and values.
+    assert CONFIG.position_bytes(torch.bfloat16) == 2 * 2 * 2 * 4 * 2

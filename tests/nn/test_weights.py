@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, OutputError, TensorMismatch
-from sonoro.nn.weights import DummyRule, Fusion, export, init_dummy, load, stored_shapes
+from sonoro.nn.transformer import DecoderConfig, DecoderStack
+from sonoro.nn.weights import DummyRule, Fusion, export, init_dummy, llama_names, load, shards, stored_shapes
 
 CPU = torch.device("cpu")
 FUSIONS = (Fusion("stack.", "qkv_proj", {"q_proj": 2, "k_proj": 1, "v_proj": 1}),)
@@ -219,3 +220,34 @@ def test_dummy_tensors_are_never_zero_and_are_scaled_by_fan_in() -> None:
     # The standard error of a deviation over 120,000 draws is .2 percent, and bfloat16 rounds by .4 percent.
     assert linear.weight.float().std().item() == pytest.approx(400**-0.5, rel=0.02)
     assert all((value != 0).all() and value.isfinite().all() for value in dummy(3).state_dict().values())
+
+
+def test_shards_are_those_of_the_index_each_once(tmp_path: Path) -> None:
+    assert shards(tmp_path) == [tmp_path / "model.safetensors"]
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"b": "two.safetensors", "a": "one.safetensors", "c": "two.safetensors"}}')
+    assert shards(tmp_path) == [tmp_path / "one.safetensors", tmp_path / "two.safetensors"]
+    for text in ("{", "{}", '{"weight_map": 3}', "[]", '{"weight_map": {"a": 1}}'):
+        index.write_text(text)
+        with pytest.raises(CheckpointError, match=r"index\.json is not a readable index"):
+            shards(tmp_path)
+
+
+def test_stacks_are_read_by_the_names_of_llama_files() -> None:
+    config = DecoderConfig(
+        width=8, intermediate=6, layers=1, heads=4, kv_heads=2, head_width=4, norm_eps=1e-6, rope_theta=1e4
+    )
+    shapes = stored_shapes(nn.ModuleDict({"model": DecoderStack(config)}), llama_names("model.layers."))
+    layer = "model.layers.0"
+    assert shapes == {
+        f"{layer}.attention_norm.weight": (8,),
+        f"{layer}.attention.wqkv.weight": (32, 8),
+        f"{layer}.attention.q_norm.weight": (4,),
+        f"{layer}.attention.k_norm.weight": (4,),
+        f"{layer}.attention.wo.weight": (8, 16),
+        f"{layer}.ffn_norm.weight": (8,),
+        f"{layer}.feed_forward.w1.weight": (6, 8),
+        f"{layer}.feed_forward.w3.weight": (6, 8),
+        f"{layer}.feed_forward.w2.weight": (8, 6),
+        "model.norm.weight": (8,),
+    }

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from interpreter import in_the_interpreter, interpret
-from sonoro.ops.activation import snake_beta, snake_beta_kernel, snake_beta_rates, snake_beta_reference
+from sonoro.ops.activation import snake_beta, snake_beta_kernel, snake_beta_rates, snake_beta_reference, snake_rates
 
 # Rounding of the result in the dtype of x; the float32 interior adds little, sin of arguments near 10 about 1e-6.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
@@ -45,6 +45,13 @@ def test_the_reference_follows_the_formula_on_either_side():
     rates = snake_beta_rates(alpha, beta)
     torch.testing.assert_close(snake_beta_reference(x, *rates), expected, atol=1e-14, rtol=0)
     torch.testing.assert_close(snake_beta_reference(x.mT, *rates, channel_dim=-1), expected.mT, atol=1e-14, rtol=0)
+
+
+def test_snake_is_the_same_function_of_its_own_rates():
+    x, alpha = make((2, 3, 5), 3, torch.float64)[0], torch.tensor([0.3, -1.2, 40.0]).double()
+    expected = torch.stack([x[:, c] + (x[:, c] * alpha[c]).sin() ** 2 / (alpha[c] + 1e-9) for c in range(3)], dim=1)
+    torch.testing.assert_close(snake_beta(x, *snake_rates(alpha)), expected, atol=1e-14, rtol=0)
+    assert [rate.dtype for rate in snake_rates(alpha.bfloat16())] == [torch.float32, torch.float32]
 
 
 def test_half_precision_is_computed_in_float32():

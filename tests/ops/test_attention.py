@@ -46,6 +46,7 @@ def decode_case(
     *,
     device: str = "cpu",
     fill: float = torch.nan,
+    has_norms: bool = True,
 ) -> tuple[Any, ...]:
     """Arguments of `decode_attention` for rows at `positions`: pages in any order, `fill` where nothing is live."""
     query_heads, kv_heads, width = heads
@@ -65,8 +66,8 @@ def decode_case(
     first, second = norms.to(device)
     return (
         qkv.to(device),
-        first,
-        second,
+        first if has_norms else None,
+        second if has_norms else None,
         EPS,
         rotary(page * pages, width, dtype, device),
         keys,
@@ -87,8 +88,8 @@ def plain_decode(arguments: tuple[Any, ...]) -> Tensor:
     page, kv_heads, width = keys.shape[1:]
     half, outs = width // 2, []
 
-    def prepare(x: Tensor, weight: Tensor, position: int) -> Tensor:
-        x = x / (x.square().mean() + EPS).sqrt() * weight
+    def prepare(x: Tensor, weight: Tensor | None, position: int) -> Tensor:
+        x = x if weight is None else x / (x.square().mean() + EPS).sqrt() * weight
         turned = torch.complex(x[:half], x[half:]) * torch.complex(cos[position, 0, :half], sin[position, 0, half:])
         return torch.cat((turned.real, turned.imag))
 
@@ -127,6 +128,15 @@ def test_decode_equals_a_plain_computation(path: str, positions: list[int], monk
             cache[place] = before[place]
     for cache, before in zip(used[5:7], given[5:7], strict=True):
         torch.testing.assert_close(cache, before, atol=0, rtol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("path", ["rows", "masked"])
+def test_decode_without_norms_equals_a_plain_computation(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if path == "masked":
+        monkeypatch.setattr(attention, "_attend_rows", attention._attend_masked)
+    given = decode_case((4, 2, 6), 4, 3, [0, 3, 11], torch.float64, has_norms=False)
+    # Same sums in float64, in another order.
+    torch.testing.assert_close(decode_attention(*copies(given)), plain_decode(given), atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("path", ["rows", "masked"])
@@ -216,6 +226,7 @@ def test_interpreted() -> None:
         check_decode(decode_case((4, 2, 32), 16, 4, [63, 17], dtype), tuning(warps=1, tiles=2, splits=1, shortest=16))
         check_decode(decode_case((4, 1, 32), 16, 4, [63, 8], dtype), tuning(warps=1, tiles=1, splits=4, shortest=16))
         check_decode(decode_case((2, 2, 32), 32, 2, [40, 31], dtype), tuning(warps=1, tiles=1, splits=2, shortest=16))
+        check_decode(decode_case((4, 1, 16), 16, 1, [0, 9], dtype, has_norms=False))
         check_packed(dtype, [20, 1, 50], (2, 1, 16))
     # The counters of the parts are left as they were found.
     assert not attention._arrivals(torch.device("cpu"), 0).any()

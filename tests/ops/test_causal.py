@@ -32,7 +32,12 @@ def move(value, device):
 
 def check_kernels(device):
     generator = torch.Generator().manual_seed(0)
-    for name in ("embed_sum", "depthwise_norm", "last_conv"):
+    for name, options in (
+        ("embed_sum", {}),
+        ("depthwise_norm", {}),
+        ("last_conv", {}),
+        ("last_conv", {"bound": "tanh"}),
+    ):
         for dtype, tolerance in TOLERANCE.items():
             for batch, columns, is_streamed in ((1, 1, True), (3, 5, True), (2, 40, False)):
                 given = arguments(name, batch, columns, dtype, generator)
@@ -42,7 +47,7 @@ def check_kernels(device):
                     rows = contexts.clone().to(device) if is_streamed else None
                     slots = torch.tensor([3, 0, 2])[:batch].to(device)
                     ends = Ends(slots, None, rows, 6) if name == "embed_sum" else Ends(slots, rows)
-                    results.append((function(*move(given, device), ends), rows))
+                    results.append((function(*move(given, device), ends, **options), rows))
                 (ours, our_rows), (theirs, their_rows) = results
                 assert ours.dtype == theirs.dtype
                 torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
@@ -86,11 +91,13 @@ def test_a_depthwise_convolution_is_normalised_by_column():
     assert torch.equal(contexts[[2, 0]], x[:, -2:])
 
 
-def test_the_last_convolution_is_clamped():
+@pytest.mark.parametrize("bound", ["clamp", "tanh"])
+def test_the_last_convolution_is_bounded(bound):
     x, weight, bias = draw(2, 9, 4), draw(3, 4), draw(1)
     contexts = draw(3, 2, 4)
-    out = last_conv(x, weight, bias, Ends(torch.tensor([2, 0]), contexts))
-    expected = F.conv1d(x.mT, weight.mT[None], bias)[:, 0].clamp(-1, 1)
-    assert expected.abs().eq(1).any()
+    out = last_conv(x, weight, bias, Ends(torch.tensor([2, 0]), contexts), bound=bound)
+    expected = F.conv1d(x.mT, weight.mT[None], bias)[:, 0]
+    assert (expected.abs() > 1).any()
+    expected = expected.clamp(-1, 1) if bound == "clamp" else expected.tanh()
     torch.testing.assert_close(out, expected, atol=1e-14, rtol=0)
     assert torch.equal(contexts[[2, 0]], x[:, -2:])

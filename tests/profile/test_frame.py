@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import tiny_fish
 from sonoro.core.errors import ConfigError, EngineError
 from sonoro.models import registry
 from sonoro.models.base import LoadedModel
@@ -18,13 +19,16 @@ FIELDS = {"batch", "context", "eager_ms", "graph_ms", "floor_ms", "codec_ms", "x
 PARTS = {"backbone_ms", "depth_ms", "sample_ms"}
 
 
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return load(tmp_path_factory.mktemp("tiny"), "custom_voice")
+@pytest.fixture(scope="module", params=["custom_voice", "fish"])
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load(tmp_path_factory.mktemp("tiny"), request.param)
 
 
 def load(folder: Path, variant: str, device: str = "cpu") -> LoadedModel:
-    write_checkpoint(folder, variant=variant)
+    if variant == "fish":
+        tiny_fish.write_checkpoint(folder)
+    else:
+        write_checkpoint(folder, variant=variant)
     return registry.load(folder, device=device, dtype="float32")
 
 

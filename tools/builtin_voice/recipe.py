@@ -29,9 +29,10 @@ from builtin_voice.talker_training import Layout, Utterances, train_talker
 from builtin_voice.tokenizer import read
 from builtin_voice.training import Log, Run
 from sonoro.models.qwen3_tts.backbone import Talker
-from sonoro.models.qwen3_tts.config import CodecConfig, ModelConfig, build
+from sonoro.models.qwen3_tts.config import CodecConfig, ModelConfig
 from sonoro.models.qwen3_tts.prompt import TextTokenizer
 from sonoro.models.qwen3_tts.weights import export_checkpoint
+from sonoro.nn.configs import build
 
 LONGEST_FRAMES = 140
 ENCODED_SAMPLES = 24_000 * 600

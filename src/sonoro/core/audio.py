@@ -29,6 +29,7 @@ __all__ = [
     "STDOUT",
     "STREAMABLE_FORMATS",
     "AudioWriter",
+    "check_duration",
     "from_pcm16",
     "output_format",
     "read_reference",
@@ -90,6 +91,13 @@ def resample(samples: Samples, from_hz: int, to_hz: int) -> Samples:
         return samples
     resampled: Samples = soxr.resample(samples, from_hz, to_hz, quality="HQ")
     return resampled
+
+
+def check_duration(reference: Reference) -> None:
+    """Raise `InvalidReference` for one too short or too long to make a voice of."""
+    if not MIN_REFERENCE_S <= reference.duration_s <= MAX_REFERENCE_S:
+        limit = f"it must last at least {MIN_REFERENCE_S:g} s and at most {MAX_REFERENCE_S:g} s"
+        raise InvalidReference("ref_audio", f"{reference.duration_s:.2f} s", limit)
 
 
 def read_reference(

@@ -15,11 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 import sentencex
 
+from sonoro.core.errors import InvalidRequest
+
 __all__ = [
     "LETTERS_PER_S",
     "MIN_BOUND_S",
     "MIN_MAX_CHARACTERS",
     "SECONDS_PER_LETTER",
+    "check_text",
     "cut_live",
     "cut_sentence",
     "frames_bound",
@@ -116,6 +119,14 @@ def segment_ends(text: str, segments: Sequence[str]) -> list[int]:
         letters -= len(segment)
         ends.append(at)
     return [*ends[:-1], len(text)] if ends else []
+
+
+def check_text(field: str, text: str) -> None:
+    """Raise `InvalidRequest` for `text` given as `field` that UTF-8 cannot hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(field, text, "it must be text that UTF-8 can hold (no lone surrogates)") from error
 
 
 def cut_live(

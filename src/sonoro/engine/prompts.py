@@ -16,7 +16,7 @@ from sonoro.core.text import SECONDS_PER_LETTER, frames_bound, segment_ends, spl
 from sonoro.core.types import SpeechRequest
 from sonoro.engine.live import LiveFeed, Segment
 from sonoro.engine.request import RunningRequest
-from sonoro.models.base import SpeechModel
+from sonoro.models.base import SpeechModel, Spoken
 
 __all__ = ["Prompts"]
 
@@ -55,7 +55,9 @@ class Prompts:
         row.limit = self._most_frames(row, segment)
         limited = msgspec.structs.replace(row.request, max_frames=row.limit)
         if segment.ids is None:
-            row.prompt = self._model.prepare(limited, segment.text, row.index, row.before, row.voice)
+            # The segment itself, and those after it, have no frames yet.
+            before = [Spoken(said.text, frames) for said, frames in zip(row.segments, row.before, strict=False)]
+            row.prompt = self._model.prepare(limited, segment.text, row.index, before, row.voice)
         else:
             row.prompt = self._model.prepare_live(limited, segment.ids, row.index, row.voice)
             row.taken_ids, row.pending_ids = len(segment.ids), row.prompt.text_ids

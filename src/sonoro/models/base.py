@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from sonoro.core.types import ModelSpec, OptionValue, Reference, SamplingParams, SpeechRequest
+from sonoro.runtime.sampling import RowControls
 
 __all__ = [
     "Capacity",
@@ -29,7 +30,9 @@ __all__ = [
     "SavedVoice",
     "SlotState",
     "SpeechModel",
+    "Spoken",
     "Voice",
+    "WholeSegments",
 ]
 
 
@@ -70,6 +73,32 @@ class Controls:
     ignore_eos: bool = False
     options: dict[str, OptionValue] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, request: SpeechRequest, segment: int) -> Controls:
+        """Those of segment number `segment` of a resolved request, whose `max_frames` is the segment's own limit."""
+        assert request.max_frames is not None
+        drawn = (request.sampling, request.seed, segment, request.max_frames)
+        return cls(*drawn, ignore_eos=request.ignore_eos, options=request.options)
+
+    @property
+    def row(self) -> RowControls:
+        """How the first decision of each frame is drawn; the sampling must be complete."""
+        sampling = self.sampling
+        assert sampling.temperature is not None
+        assert sampling.top_k is not None
+        assert sampling.top_p is not None
+        assert sampling.repetition_penalty is not None
+        return RowControls(
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            repetition_penalty=sampling.repetition_penalty,
+            seed=self.seed,
+            segment=self.segment,
+            max_frames=self.max_frames,
+            ignore_eos=self.ignore_eos,
+        )
+
 
 @dataclass(frozen=True)
 class Voice:
@@ -82,6 +111,13 @@ class Voice:
     data: Any
     reference_frames: Tensor | None = None
     primed: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+
+class Spoken(NamedTuple):
+    """A segment that was spoken: its text, and its frames [T, K] int64."""
+
+    text: str
+    frames: Tensor
 
 
 @dataclass(frozen=True)
@@ -173,6 +209,28 @@ class Codec(Protocol):
         """Encode mono `audio` [S] float32 at `sample_rate` to frames [T, K] int64, T = ceil(S / hop)."""
 
 
+class WholeSegments:
+    """What a `SpeechModel` says that needs all of a segment's text before its first frame, and knows no embeddings.
+
+    Where text arrives, its sentences are spoken as they are complete.
+    """
+
+    def live_text(self, request: SpeechRequest, voice: Voice | None) -> None:
+        """No segment is spoken while its text arrives."""
+
+    def prepare_live(self, request: SpeechRequest, ids: Sequence[int], index: int, voice: Voice | None) -> Any:
+        """Never asked for, as there is no `LiveText`."""
+        raise AssertionError("there is no live text")
+
+    def append(self, state: Any, slots: Sequence[int], starts: Sequence[int], ids: Sequence[Sequence[int]]) -> None:
+        """Never asked for either."""
+        raise AssertionError("there is no live text")
+
+    def voice_of(self, embedding: Sequence[float]) -> Voice:
+        """Never asked for, as `ModelSpec.speaker_embedding_size` is 0."""
+        raise AssertionError("no voice is an embedding")
+
+
 class SpeechModel(Protocol):
     """Text to frames: a prefill, then a fixed-shape step that makes one frame for every given row.
 
@@ -183,11 +241,11 @@ class SpeechModel(Protocol):
     codec: Codec
 
     def prepare(
-        self, request: SpeechRequest, segment: str, index: int, before: Sequence[Tensor], voice: Voice | None
+        self, request: SpeechRequest, segment: str, index: int, before: Sequence[Spoken], voice: Voice | None
     ) -> Prompt:
         """The prompt of segment number `index` of a resolved request, on the CPU.
 
-        `before` holds the frames [T, K] of the earlier segments; `request.max_frames` is the limit of this one.
+        `before` holds the earlier segments; `request.max_frames` is the limit of this one.
         """
 
     def live_text(self, request: SpeechRequest, voice: Voice | None) -> LiveText | None:

@@ -17,6 +17,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, ConfigError
 from sonoro.models.base import Description, Family, LoadedModel
+from sonoro.models.fish_s2 import model as fish_s2
 from sonoro.models.qwen3_tts import model as qwen3_tts
 
 __all__ = ["BUILTIN", "describe", "load", "names"]
@@ -27,7 +28,7 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-FAMILIES: tuple[Family, ...] = (qwen3_tts.FAMILY,)
+FAMILIES: tuple[Family, ...] = (qwen3_tts.FAMILY, fish_s2.FAMILY)
 
 
 class _Source(NamedTuple):
@@ -132,7 +133,7 @@ def _from_hub(hub_id: str, *, is_dummy: bool) -> _Source:
     try:
         # config.json alone tells whether the rest, which is gigabytes, is of any use.
         source = _from_folder(Path(snapshot_download(hub_id, allow_patterns=["config.json"])), hub_id.split("/")[1])
-        files = [pattern for pattern in source.family.hub_files if not (is_dummy and "safetensors" in pattern)]
+        files = [name for name in source.family.hub_files if not (is_dummy and name.endswith((".safetensors", ".pth")))]
         return source._replace(place=Path(snapshot_download(hub_id, allow_patterns=files)))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         reason = str(error).splitlines()[0]

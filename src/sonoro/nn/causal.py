@@ -12,7 +12,14 @@ from torch import Tensor, nn
 
 from sonoro.nn.history import Context
 
-__all__ = ["CausalConv1d", "CausalConvTranspose1d", "CausalLayer", "lay_out", "name_layers"]
+__all__ = [
+    "CausalConv1d",
+    "CausalConvTranspose1d",
+    "CausalLayer",
+    "CausalStridedConv1d",
+    "lay_out",
+    "name_layers",
+]
 
 FEW_ROWS = 64
 """Up to this many output columns a convolution is a matrix product over copied windows.
@@ -78,6 +85,18 @@ class CausalConv1d(CausalLayer):
     def _windows(self, x: Tensor) -> Tensor:
         """[B, length + T, C] as overlapping windows [B, T, C, kernel], a view."""
         return x.unfold(1, self.length + 1, 1)[..., :: self.conv.dilation[0]]
+
+
+class CausalStridedConv1d(CausalLayer):
+    """Convolution of whole strides and the kernel - stride columns before: [B, T, C_in] to [B, T / stride, C_out]."""
+
+    def __init__(self, in_channels: int, out_channels: int, kernel: int, stride: int) -> None:
+        super().__init__(kernel - stride, in_channels)
+        self.conv = nn.Conv1d(in_channels, out_channels, kernel, stride)
+
+    def forward(self, x: Tensor, history: Context) -> Tensor:
+        assert x.shape[1] % self.conv.stride[0] == 0, (x.shape, self.conv.stride)
+        return self.conv(history.extend(self.key, x, self.length).mT).mT
 
 
 class CausalConvTranspose1d(CausalLayer):

@@ -1,5 +1,5 @@
-"""The decoder transformer shared by the language-model halves of speech models: RMS norms on queries and keys, rotary
-positions, grouped-query attention, gated feed-forward.
+"""The decoder transformer shared by the language-model halves of speech models: rotary positions, grouped queries, RMS
+norms on queries and keys or none, gated feed-forward.
 
 `forward` runs whole sequences, for training and prefill: the function `attend` receives (layer index, queries, keys,
 values), each [B, T, heads, D], and returns [B, T, query heads, D]; where keys and values are kept is its business
@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sonoro.core.errors import CheckpointError
 from sonoro.ops.attention import decode_attention
 from sonoro.ops.linear import linear_add, norm_gate_up, norm_linear
 from sonoro.ops.norm import rms_norm_reference
@@ -31,6 +32,7 @@ __all__ = [
     "Rotary",
     "causal_attention",
     "lay_out_by_input",
+    "part_pairs",
     "rotary_tables",
     "rotate",
 ]
@@ -62,7 +64,10 @@ class Cache(Protocol):
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """The sizes of a stack. `heads` query heads share `kv_heads` heads of keys and values."""
+    """The sizes of a stack. `heads` query heads share `kv_heads` heads of keys and values.
+
+    Queries and keys are normed head by head if `has_head_norms`. Raises `CheckpointError` for heads that do not fit.
+    """
 
     width: int
     intermediate: int
@@ -72,6 +77,17 @@ class DecoderConfig:
     head_width: int
     norm_eps: float
     rope_theta: float
+    has_head_norms: bool = True
+
+    def __post_init__(self) -> None:
+        if self.heads % self.kv_heads:
+            raise CheckpointError(f"{self.heads} heads of queries cannot share {self.kv_heads} of keys and values")
+        if self.head_width % 2:
+            raise CheckpointError(f"heads of {self.head_width} cannot be turned: the width must be even")
+
+    def position_bytes(self, dtype: torch.dtype) -> int:
+        """What keys and values of one position take in `dtype`."""
+        return 2 * self.layers * self.kv_heads * self.head_width * dtype.itemsize
 
 
 class RMSNorm(nn.Module):
@@ -104,6 +120,16 @@ def rotate(x: Tensor, rotary: Rotary) -> Tensor:
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), signed_sin)
 
 
+def part_pairs(weight: Tensor, heads: int, head_width: int) -> Tensor:
+    """`weight` [rows, C] made for rotary pairs of neighbours as `rotate` needs it, its pairs half a head apart.
+
+    Of the first `heads` heads, those of queries and keys; the rows of values stay as they are.
+    """
+    turned, values = weight.tensor_split([heads * head_width])
+    pairs = turned.unflatten(0, (heads, head_width // 2, 2))
+    return torch.cat([pairs.transpose(1, 2).flatten(0, 2), values])
+
+
 def causal_attention(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Attend within the given sequence alone: query t sees keys 0..t. Differentiable; keeps nothing."""
     out = F.scaled_dot_product_attention(
@@ -122,15 +148,24 @@ class _Attention(nn.Module):
         self.head_width = config.head_width
         self.heads = (config.heads, config.kv_heads, config.kv_heads)
         self.qkv_proj = nn.Linear(config.width, sum(self.heads) * config.head_width, bias=False)
-        self.q_norm = RMSNorm(config.head_width, config.norm_eps)
-        self.k_norm = RMSNorm(config.head_width, config.norm_eps)
+        self.has_head_norms = config.has_head_norms
+        if config.has_head_norms:
+            self.q_norm = RMSNorm(config.head_width, config.norm_eps)
+            self.k_norm = RMSNorm(config.head_width, config.norm_eps)
         self.o_proj = nn.Linear(config.heads * config.head_width, config.width, bias=False)
 
     def forward(self, x: Tensor, layer: int, rotary: Rotary, attend: Attend) -> Tensor:
         heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_width))
         queries, keys, values = heads.split(self.heads, dim=-2)
-        queries, keys = rotate(self.q_norm(queries), rotary), rotate(self.k_norm(keys), rotary)
+        if self.has_head_norms:
+            queries, keys = self.q_norm(queries), self.k_norm(keys)
+        queries, keys = rotate(queries, rotary), rotate(keys, rotary)
         return self.o_proj(attend(layer, queries, keys, values).flatten(-2))
+
+    @property
+    def head_norms(self) -> tuple[Tensor | None, Tensor | None]:
+        """The weights of both norms, [head width] each, if there are norms."""
+        return (self.q_norm.weight, self.k_norm.weight) if self.has_head_norms else (None, None)
 
 
 class _FeedForward(nn.Module):
@@ -187,8 +222,7 @@ class DecoderStack(nn.Module):
             qkv = norm_linear(x, normed.weight, eps, attention.qkv_proj.weight)
             heads = decode_attention(
                 qkv,
-                attention.q_norm.weight,
-                attention.k_norm.weight,
+                *attention.head_norms,
                 eps,
                 rotary,
                 cache.keys[index],
@@ -222,7 +256,7 @@ class DecoderStack(nn.Module):
         linear_add.check(lambda: (heads, attention.o_proj.weight, x), tolerance)
         norm_gate_up.check(lambda: (x, layer.post_attention_layernorm.weight, eps, feed.gate_up_proj.weight), tolerance)
         linear_add.check(lambda: (inner, feed.down_proj.weight, x), tolerance)
-        norms, qkv = (attention.q_norm.weight, attention.k_norm.weight), random(rows, weight.shape[0])
+        norms, qkv = attention.head_norms, random(rows, weight.shape[0])
         index = torch.arange(rows, device=weight.device)
         table = torch.stack((2 * index, 2 * index + 1), dim=1).int()
         positions = (index * 7 + 3) % (2 * page_positions)
@@ -231,6 +265,20 @@ class DecoderStack(nn.Module):
         decode_attention.check(
             lambda: (qkv, *norms, eps, rotary, *pages.clone().unbind(), table, index, positions), tolerance
         )
+
+    @torch.no_grad()
+    def part_pairs(self) -> None:
+        """Turn weights that were made for rotary pairs of neighbours into what `forward` and `step` need, in place.
+
+        Products of queries and keys do not change.
+        """
+        for layer in cast(Sequence[DecoderLayer], self.layers):
+            attention = layer.self_attn
+            weight, width = attention.qkv_proj.weight, attention.head_width
+            weight.copy_(part_pairs(weight, sum(attention.heads[:2]), width))
+            for norm in attention.head_norms:
+                if norm is not None:
+                    norm.copy_(part_pairs(norm[:, None], 1, width)[:, 0])
 
     def rotary(self, positions: Tensor, dtype: torch.dtype) -> Rotary:
         """The stack's rotary tables for int64 `positions` [...]: [..., 1, head width] each."""

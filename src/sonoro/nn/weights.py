@@ -6,6 +6,7 @@ Modules are built on the meta device and filled here, so every tensor is allocat
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -14,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,11 +24,31 @@ from torch import Tensor, nn
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, OutputError, TensorMismatch
 
-__all__ = ["DummyRule", "Fusion", "Shape", "check", "export", "init_dummy", "load", "stored_shapes"]
+__all__ = [
+    "DummyRule",
+    "Fusion",
+    "Shape",
+    "check",
+    "compare",
+    "count_parts",
+    "empty",
+    "export",
+    "fill",
+    "fingerprint",
+    "init_dummy",
+    "llama_names",
+    "load",
+    "shards",
+    "stored_shapes",
+]
 
 Shape = tuple[int, ...]
 
+C = TypeVar("C")
+M = TypeVar("M", bound=nn.Module)
+
 _FLOATS = {"F64", "F32", "F16", "BF16"}
+_FINGERPRINT_NUMBERS = 16
 _LISTED = 5
 """Names listed per kind of mismatch; the rest are counted."""
 
@@ -37,6 +58,7 @@ class Fusion:
     """Tensors stored as `parts` and kept as `target`, for names that start with `prefix`.
 
     `parts` maps each stored name to its share of the rows, in order: `{"q_proj": 16, "k_proj": 8, "v_proj": 8}`.
+    A single part is a tensor that is stored under another name.
     """
 
     prefix: str
@@ -53,10 +75,31 @@ class Fusion:
         return {name.replace(marker, f".{part}."): (unit * share, *shape[1:]) for part, share in self.parts.items()}
 
 
+def llama_names(prefix: str) -> tuple[Fusion, ...]:
+    """How files that name the tensors of a `DecoderStack` as the first LLaMA's did are read, below `prefix`."""
+    names: dict[str, dict[str, int]] = {
+        "self_attn.qkv_proj": {"attention.wqkv": 1},
+        "self_attn.o_proj": {"attention.wo": 1},
+        "self_attn.q_norm": {"attention.q_norm": 1},
+        "self_attn.k_norm": {"attention.k_norm": 1},
+        "mlp.gate_up_proj": {"feed_forward.w1": 1, "feed_forward.w3": 1},
+        "mlp.down_proj": {"feed_forward.w2": 1},
+        "input_layernorm": {"attention_norm": 1},
+        "post_attention_layernorm": {"ffn_norm": 1},
+    }
+    return tuple(Fusion(prefix, ours, stored) for ours, stored in names.items())
+
+
 class _Entry(NamedTuple):
     file: Path
     dtype: str
     shape: Shape
+
+
+def empty(kind: Callable[[C], M], config: C) -> M:
+    """The module `kind(config)` on the meta device: shapes and no values."""
+    with torch.device("meta"):
+        return kind(config)
 
 
 def stored_shapes(module: nn.Module, fusions: Sequence[Fusion] = ()) -> dict[str, Shape]:
@@ -65,6 +108,21 @@ def stored_shapes(module: nn.Module, fusions: Sequence[Fusion] = ()) -> dict[str
     for name, tensor in module.state_dict().items():
         stored |= _stored(name, tuple(tensor.shape), fusions)
     return stored
+
+
+def shards(folder: Path) -> list[Path]:
+    """The files of the model in `folder`: those its index names, or model.safetensors if there is no index.
+
+    Raises `CheckpointError` for an index that cannot be read.
+    """
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return [folder / "model.safetensors"]
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        return [folder / name for name in sorted(names)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index} is not a readable index of safetensors files: {error!r}") from error
 
 
 def load(
@@ -99,7 +157,7 @@ def load(
             return value
 
         try:
-            _fill(module, read)
+            fill(module, read)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{', '.join(map(str, files))}: cannot be read: {error}") from error
 
@@ -135,6 +193,16 @@ def export(module: nn.Module, file: Path, *, dtype: torch.dtype, fusions: Sequen
         raise OutputError(f"{file} cannot be written: {error}") from error
 
 
+def count_parts(shapes: Mapping[str, Shape], parts: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
+    """Elements of the tensors `shapes` by part; `parts` are prefixes of names, each tensor in exactly one."""
+    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    counts = {
+        part: sum(size for name, size in sizes.items() if name.startswith(prefixes)) for part, prefixes in parts.items()
+    }
+    assert sum(counts.values()) == sum(sizes.values())
+    return counts
+
+
 def _product_of_inputs(shape: Shape) -> float:
     return math.prod(shape[1:])
 
@@ -160,6 +228,19 @@ _DEFAULT_RULES = (
 )
 
 
+def fingerprint(configuration: str, *modules: nn.Module) -> str:
+    """Of `configuration`, and of every tensor its name, shape, dtype and first numbers: enough to tell one training
+    from another.
+    """
+    digest, heads = hashlib.sha256(configuration.encode()), []
+    for name, tensor in (named for module in modules for named in module.state_dict().items()):
+        digest.update(repr((name, tuple(tensor.shape), tensor.dtype)).encode())
+        # A view of the first line: many weights are not laid out in this order, so to flatten them is to copy them.
+        heads.append(tensor[(0,) * max(0, tensor.ndim - 1)].reshape(-1)[:_FINGERPRINT_NUMBERS].double())
+    digest.update(torch.cat(heads).cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
 def init_dummy(
     module: nn.Module,
     seed: int,
@@ -180,10 +261,11 @@ def init_dummy(
         generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed}:{name}".encode()))
         return torch.empty(shape, dtype=dtype_of(name), device=device).normal_(rule.mean, std, generator=generator)
 
-    _fill(module, draw)
+    fill(module, draw)
 
 
-def _fill(module: nn.Module, value_of: Callable[[str, Shape], Tensor]) -> None:
+def fill(module: nn.Module, value_of: Callable[[str, Shape], Tensor]) -> None:
+    """Make `value_of(name, shape)` every parameter and persistent buffer of `module`, which keeps what it is given."""
     with torch.no_grad():
         values = {name: value_of(name, tuple(tensor.shape)) for name, tensor in module.state_dict().items()}
     module.load_state_dict(values, assign=True)
@@ -205,7 +287,8 @@ def _checked(
         if twice := sorted(header.keys() & found.keys()):
             raise TensorMismatch(f"tensor {twice[0]!r} is in {found[twice[0]].file} and again in {file}")
         found |= header
-    _compare(found, stored_shapes(module, fusions), unused, files)
+    shapes = {name: entry.shape for name, entry in found.items()}
+    compare(shapes, stored_shapes(module, fusions), unused, where=", ".join(map(str, files)))
     return found
 
 
@@ -237,19 +320,19 @@ def _read_header(file: Path) -> dict[str, _Entry]:
     return entries
 
 
-def _compare(
-    found: Mapping[str, _Entry], expected: Mapping[str, Shape], unused: Mapping[str, Shape], files: Sequence[Path]
+def compare(
+    found: Mapping[str, Shape], expected: Mapping[str, Shape], unused: Mapping[str, Shape], *, where: str
 ) -> None:
-    where = ", ".join(str(file) for file in files)
+    """Raise `TensorMismatch` unless `found` are the `expected` tensors, and perhaps `unused` ones; `where` they are."""
     misshapen = [
-        f"tensor {name!r} has shape {list(entry.shape)}, expected {list(shape)}"
-        for name, entry in found.items()
-        if (shape := expected.get(name, unused.get(name))) is not None and shape != entry.shape
+        f"tensor {name!r} has shape {list(shape)}, expected {list(wanted)}"
+        for name, shape in found.items()
+        if (wanted := expected.get(name, unused.get(name))) is not None and wanted != shape
     ]
     missing = [f"tensor {name!r} {list(shape)} is missing" for name, shape in expected.items() if name not in found]
     extra = [
-        f"tensor {name!r} {list(entry.shape)} is not part of the model"
-        for name, entry in found.items()
+        f"tensor {name!r} {list(shape)} is not part of the model"
+        for name, shape in found.items()
         if name not in expected and name not in unused
     ]
     lines = [

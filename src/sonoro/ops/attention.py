@@ -40,8 +40,8 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 def decode_attention_reference(  # noqa: PLR0917 (all that a step knows)
     qkv: Tensor,
-    q_norm: Tensor,
-    k_norm: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
     eps: float,
     rotary: Rotary,
     keys: Tensor,
@@ -52,17 +52,20 @@ def decode_attention_reference(  # noqa: PLR0917 (all that a step knows)
 ) -> Tensor:
     """Attend with one new position per row, `qkv` [B, (heads + 2 kv heads) * D], to it and all before: [B, heads * D].
 
-    Queries and keys are normed (`q_norm`, `k_norm` [D]) and turned by `rotary`, tables of positions [P, 1, D]. Row b is
-    row `slots[b]` int64 of `table` [rows, pages per row] int32, at `positions[b]` int64: its key and value are written
-    into `keys` and `values` [pages, page positions, kv heads, D]. Nothing past a row's position matters, NaN included.
+    Queries and keys are normed (`q_norm`, `k_norm` [D]; or neither) and turned by `rotary`, tables of positions
+    [P, 1, D]. Row b is row `slots[b]` int64 of `table` [rows, pages per row] int32, at `positions[b]` int64: its key
+    and value are written into `keys` and `values` [pages, page positions, kv heads, D]. Nothing past a row's position
+    matters, NaN included.
     On a CPU it reads live positions only; elsewhere it reads whole rows, may be captured and does not synchronise.
     """
     kv_heads, width = keys.shape[2:]
     heads = qkv.unflatten(-1, (-1, width))
     # Queries and keys at once: on a CPU calls are what takes time.
-    normed = unit_rms(heads[:, :-kv_heads], eps)
-    normed[:, :-kv_heads].mul_(q_norm)
-    normed[:, -kv_heads:].mul_(k_norm)
+    normed = heads[:, :-kv_heads]
+    if q_norm is not None and k_norm is not None:
+        normed = unit_rms(normed, eps)
+        normed[:, :-kv_heads].mul_(q_norm)
+        normed[:, -kv_heads:].mul_(k_norm)
     if qkv.is_cpu and qkv.shape[0] == 1:
         # A view of one row takes a quarter of the time of gathering it.
         at = int(positions)
@@ -193,8 +196,8 @@ def _arrivals(device: torch.device, stream: int) -> Tensor:
 
 def decode_attention_kernel(  # noqa: PLR0917
     qkv: Tensor,
-    q_norm: Tensor,
-    k_norm: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
     eps: float,
     rotary: Rotary,
     keys: Tensor,
@@ -225,8 +228,9 @@ def decode_attention_kernel(  # noqa: PLR0917
         arrivals = _arrivals(qkv.device, torch.cuda.current_stream().cuda_stream if qkv.is_cuda else 0)
     attention_kernels.decode[kv_heads, splits, rows](
         qkv,
-        q_norm,
-        k_norm,
+        # Without norms nothing is read from them: any pointers serve.
+        qkv if q_norm is None else q_norm,
+        qkv if k_norm is None else k_norm,
         *rotary,
         keys,
         values,
@@ -251,6 +255,7 @@ def decode_attention_kernel(  # noqa: PLR0917
         splits,
         shortest,
         capacity <= lanes * tiles,
+        q_norm is not None,
         overlap,
         num_warps=warps,
         launch_pdl=overlap,
@@ -260,8 +265,8 @@ def decode_attention_kernel(  # noqa: PLR0917
 
 def _can_decode(  # noqa: PLR0917
     qkv: Tensor,
-    q_norm: Tensor,
-    k_norm: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
     eps: float,
     rotary: Rotary,
     keys: Tensor,
@@ -271,7 +276,7 @@ def _can_decode(  # noqa: PLR0917
     positions: Tensor,
 ) -> bool:
     _, page, kv_heads, width = keys.shape
-    tensors = (q_norm, k_norm, *rotary, keys, values)
+    tensors = [tensor for tensor in (q_norm, k_norm, *rotary, keys, values) if tensor is not None]
     return (
         qkv.dtype in _DTYPES
         and all(tensor.dtype == qkv.dtype and tensor.is_contiguous() for tensor in tensors)

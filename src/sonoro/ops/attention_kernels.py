@@ -19,14 +19,17 @@ __all__ = ["decode", "packed"]
 
 @triton.jit
 def _norm_and_turn(  # noqa: PLR0917 (a kernel's arguments are positional)
-    value, partner, weight, partner_weight, cos, sin, eps, width: tl.constexpr
+    value, partner, weight, partner_weight, cos, sin, eps, width: tl.constexpr, is_normed: tl.constexpr
 ):
     """`value` [width] normed and turned as the reference rounds it. `partner` holds the other halves of its pairs."""
     dtype: tl.constexpr = value.dtype
-    wide = value.to(tl.float32)
-    inverse = tl.rsqrt(tl.sum(wide * wide, axis=0) * (1.0 / width) + eps)
-    normed = scale_and_weigh(wide, inverse, weight, dtype).to(tl.float32)
-    other = scale_and_weigh(partner.to(tl.float32), inverse, partner_weight, dtype).to(tl.float32)
+    normed = value.to(tl.float32)
+    if is_normed:
+        inverse = tl.rsqrt(tl.sum(normed * normed, axis=0) * (1.0 / width) + eps)
+        normed = scale_and_weigh(normed, inverse, weight, dtype).to(tl.float32)
+        other = scale_and_weigh(partner.to(tl.float32), inverse, partner_weight, dtype).to(tl.float32)
+    else:
+        other = partner.to(tl.float32)
     turned = (normed * cos.to(tl.float32)).to(dtype).to(tl.float32)
     return (turned + other * sin.to(tl.float32)).to(dtype)
 
@@ -147,6 +150,7 @@ def decode(  # noqa: PLR0915, PLR0917 (one pass over what registers hold)
     splits: tl.constexpr,
     shortest: tl.constexpr,
     is_single: tl.constexpr,
+    is_normed: tl.constexpr,
     overlap: tl.constexpr,
 ):
     launch_dependents(overlap)
@@ -156,8 +160,10 @@ def decode(  # noqa: PLR0915, PLR0917 (one pass over what registers hold)
     head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     place, flat = tl.arange(0, lanes)[:, None], tl.arange(0, width)
     column, partner = flat[None, :], (flat + width // 2) % width
-    q_weight, q_partner_weight = tl.load(q_norm + flat), tl.load(q_norm + partner)
-    k_weight, k_partner_weight = tl.load(k_norm + flat), tl.load(k_norm + partner)
+    q_weight, q_partner_weight, k_weight, k_partner_weight = 1.0, 1.0, 1.0, 1.0
+    if is_normed:
+        q_weight, q_partner_weight = tl.load(q_norm + flat), tl.load(q_norm + partner)
+        k_weight, k_partner_weight = tl.load(k_norm + flat), tl.load(k_norm + partner)
     wait_for_inputs(overlap)
     position = tl.load(positions + row).to(tl.int32)
     table_row = table + tl.load(slots + row) * table_stride
@@ -184,7 +190,9 @@ def decode(  # noqa: PLR0915, PLR0917 (one pass over what registers hold)
     turn_cos, turn_sin = tl.load(cos + position * width + flat), tl.load(sin + position * width + flat)
     number = tl.load(table_row + position // page).to(tl.int64)
     target = (number * page + position % page) * row_stride + head * width
-    new_key = _norm_and_turn(given_key, key_partner, k_weight, k_partner_weight, turn_cos, turn_sin, eps, width)
+    new_key = _norm_and_turn(
+        given_key, key_partner, k_weight, k_partner_weight, turn_cos, turn_sin, eps, width, is_normed
+    )
     tl.store(keys + target + flat, new_key, mask=(flat >= 0) & (split == last))
     is_new = (place == 0) & (split == last)
     tl.store(values + target + column + place * 0, new_value, mask=is_new)
@@ -200,6 +208,7 @@ def decode(  # noqa: PLR0915, PLR0917 (one pass over what registers hold)
             turn_sin,
             eps,
             width,
+            is_normed,
         )
         queries += ((query.to(tl.float32) * scale)[None, :],)
         score = tl.sum(queries[member] * new_key.to(tl.float32)[None, :], axis=1, keep_dims=True)

@@ -5,6 +5,8 @@ Left contexts travel as in `ops.conv`; interiors are in float32 (in float64 for 
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -23,6 +25,9 @@ else:
     from .norm import launch_dependents, wait_for_inputs
 
 __all__ = ["depthwise_norm", "embed_sum", "last_conv"]
+
+Bound = Literal["clamp", "tanh"]
+"""What brings samples within [-1, 1]."""
 
 
 def embed_sum_reference(frames: Tensor, tables: Tensor, ends: Ends = NO_ENDS) -> Tensor:
@@ -51,15 +56,17 @@ def depthwise_norm_reference(
     return meet(x, y.to(weight.dtype), ends)
 
 
-def last_conv_reference(x: Tensor, weight: Tensor, bias: Tensor, ends: Ends = NO_ENDS) -> Tensor:
-    """A convolution of `x` [B, taps - 1 + T, C] to one channel, `weight` [taps, C], clamped: [B, T] in [-1, 1].
+def last_conv_reference(
+    x: Tensor, weight: Tensor, bias: Tensor, ends: Ends = NO_ENDS, *, bound: Bound = "clamp"
+) -> Tensor:
+    """A convolution of `x` [B, taps - 1 + T, C] to one channel, `weight` [taps, C], bounded: [B, T] in [-1, 1].
 
     In float32, or float64 if `weight` is. Advances `ends.kept`.
     """
     wide = torch.promote_types(weight.dtype, torch.float32)
     columns = x.shape[1] - weight.shape[0] + 1
     y = sum((x[:, tap : tap + columns].to(wide) @ row for tap, row in enumerate(weight.to(wide))), bias.to(wide))
-    return meet(x, y.clamp(-1, 1), ends)
+    return meet(x, y.tanh() if bound == "tanh" else y.clamp(-1, 1), ends)
 
 
 if triton is not None:
@@ -122,8 +129,8 @@ if triton is not None:
     @triton.jit(do_not_specialize=["columns", "tiles"])
     def _last_conv(  # noqa: PLR0917
         x, weight, bias, out, slots, kept, rows, columns, tiles,
-        taps: tl.constexpr, channels: tl.constexpr, block: tl.constexpr, samples: tl.constexpr, copy: tl.constexpr,
-        overlap: tl.constexpr,
+        taps: tl.constexpr, channels: tl.constexpr, bound: tl.constexpr, block: tl.constexpr, samples: tl.constexpr,
+        copy: tl.constexpr, overlap: tl.constexpr,
     ):  # fmt: skip
         wait_for_inputs(overlap)
         program = tl.program_id(0)
@@ -147,6 +154,10 @@ if triton is not None:
                 y += value * part[None, :]
             total = tl.sum(y, axis=1) + tl.load(bias).to(tl.float32)
             launch_dependents(overlap)
+            if bound == "tanh":
+                # Of the size, so that the exponential cannot overflow.
+                fading = tl.exp(-2.0 * tl.abs(total))
+                total = tl.where(total < 0, -1.0, 1.0) * (1.0 - fading) / (1.0 + fading)
             tl.store(out + row, tl.minimum(tl.maximum(total, -1.0), 1.0), mask=inside)
 
 
@@ -188,7 +199,14 @@ def depthwise_norm_kernel(
 
 
 def last_conv_kernel(
-    x: Tensor, weight: Tensor, bias: Tensor, ends: Ends = NO_ENDS, *, samples: int = 8, warps: int = 1
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    ends: Ends = NO_ENDS,
+    *,
+    bound: Bound = "clamp",
+    samples: int = 8,
+    warps: int = 1,
 ) -> Tensor:
     """`last_conv_reference` as one Triton kernel; `samples` per program."""
     taps, channels = weight.shape
@@ -202,7 +220,7 @@ def last_conv_kernel(
     overlap = can_overlap(x.device)
     _last_conv[(tiles + tails,)](
         x, weight, bias, out, ends.slots, ends.kept, rows, columns, tiles,
-        taps, channels, triton.next_power_of_2(channels), samples, COPY_BLOCK, overlap,
+        taps, channels, bound, triton.next_power_of_2(channels), samples, COPY_BLOCK, overlap,
         num_warps=warps, launch_pdl=overlap,
     )  # fmt: skip
     return out

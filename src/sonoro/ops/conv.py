@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .activation import Rates
 from .dispatch import Operation
 from .norm import can_overlap
 
@@ -29,10 +30,7 @@ except ImportError:
 else:
     from .norm import launch_dependents, wait_for_inputs
 
-__all__ = ["Ends", "Rates", "Tile", "choose_tile", "conv", "conv_kernel", "conv_reference"]
-
-Rates = tuple[Tensor, Tensor]
-"""What `ops.activation.snake_beta_rates` returns: exp(alpha) and 1 / (exp(beta) + 1e-9), [C] each."""
+__all__ = ["Ends", "Tile", "choose_tile", "conv", "conv_kernel", "conv_reference"]
 
 HALF_LIMIT = 65504.0
 """The largest float16."""

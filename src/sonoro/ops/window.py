@@ -37,12 +37,15 @@ def window_attention_reference(
     window: int,
     theta: float,
     past: Past | None = None,
+    *,
+    has_rounded_angles: bool = False,
 ) -> Tensor:
     """Each column of `qkv` [B, T, (heads + 2 * kv heads) * D] attends to itself and the window - 1 before it.
 
-    Returns [B, T, heads * D]. Queries and keys are turned by their positions: pairs (i, i + D / 2), base `theta`. With
-    a past, positions start at `seen[slots[b]]` and the columns before are those of row `slots[b]` of the ring, which
-    takes the new ones; without, they start at 0. `seen` is not advanced.
+    Returns [B, T, heads * D]. Queries and keys are turned by their positions: pairs (i, i + D / 2), base `theta`;
+    rounded angles have their cosines and sines in bfloat16. With a past, positions start at `seen[slots[b]]` and the
+    columns before are those of row `slots[b]` of the ring, which takes the new ones; without, they start at 0. `seen`
+    is not advanced.
     """
     query_heads, kv_heads = heads
     columns = qkv.shape[1]
@@ -51,7 +54,7 @@ def window_attention_reference(
     queries, keys, values = parts.split((query_heads, kv_heads, kv_heads), dim=2)
     start = step.new_zeros(1) if past is None else past[1].index_select(0, past[2])
     positions = start[:, None] + step
-    queries, keys = _turn(queries, positions, theta), _turn(keys, positions, theta)
+    queries, keys = (_turn(x, positions, theta, has_rounded_angles) for x in (queries, keys))
     pairs, known = torch.cat([keys, values], dim=2).flatten(2), positions
     if past is not None:
         ring, _, slots = past
@@ -72,22 +75,31 @@ def window_attention_reference(
     return out.transpose(1, 2).flatten(2)
 
 
-def _turn(x: Tensor, positions: Tensor, theta: float) -> Tensor:
+def _turn(x: Tensor, positions: Tensor, theta: float, has_rounded_angles: bool) -> Tensor:
     wide = torch.promote_types(x.dtype, torch.float32)
     width = x.shape[-1]
-    exponents = torch.arange(0, width, 2, device=x.device, dtype=wide) / width
-    angles = positions[..., None, None].to(wide) * (1.0 / theta**exponents)
+    precise = torch.float32 if has_rounded_angles else wide
+    exponents = torch.arange(0, width, 2, device=x.device, dtype=precise) / width
+    angles = positions[..., None, None].to(precise) * (1.0 / theta**exponents)
     first, second = x.to(wide).chunk(2, dim=-1)
     cos, sin = angles.cos(), angles.sin()
+    if has_rounded_angles:
+        cos, sin = cos.bfloat16().to(wide), sin.bfloat16().to(wide)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
 if triton is not None:
 
+    @triton.jit
+    def _round_to_bfloat16(x):
+        # To nearest, ties to even, on the bits: the interpreter's cast would cut.
+        bits = x.to(tl.int32, bitcast=True)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
+
     @triton.jit(do_not_specialize=["columns"])
     def _window_attention(  # noqa: PLR0915, PLR0917 (one pass; a kernel's arguments are positional)
         qkv, out, ring, seen, slots, columns, log2_theta, scale,
-        heads: tl.constexpr, width: tl.constexpr, window: tl.constexpr,
+        heads: tl.constexpr, width: tl.constexpr, window: tl.constexpr, has_rounded_angles: tl.constexpr,
         block_t: tl.constexpr, block_l: tl.constexpr, overlap: tl.constexpr,
     ):  # fmt: skip
         wait_for_inputs(overlap)
@@ -104,6 +116,8 @@ if triton is not None:
         real = step < columns
         angle = (start + step).to(tl.float32)[:, None] * tl.exp2(channel.to(tl.float32) * (-2.0 / width) * log2_theta)
         cos, sin = tl.cos(angle), tl.sin(angle)
+        if has_rounded_angles:
+            cos, sin = _round_to_bfloat16(cos), _round_to_bfloat16(sin)
         place = (row.to(tl.int64) * columns + step)[:, None] * (3 * heads * width) + head * width + channel[None, :]
         mask = real[:, None] & (channel < half)[None, :]
         first = tl.load(qkv + place, mask=mask, other=0.0).to(tl.float32)
@@ -169,6 +183,7 @@ def window_attention_kernel(
     theta: float,
     past: Past | None = None,
     *,
+    has_rounded_angles: bool = False,
     warps: int = 4,
 ) -> Tensor:
     """`window_attention_reference` as one Triton kernel; as many kv heads as heads, at most `MAX_COLUMNS` columns."""
@@ -180,13 +195,14 @@ def window_attention_kernel(
     overlap = can_overlap(qkv.device)
     _window_attention[(batch, heads[0])](
         qkv, out, ring, seen, slots, columns, math.log2(theta), width**-0.5,
-        heads[0], width, window, max(16, triton.next_power_of_2(columns)), triton.next_power_of_2(window - 1), overlap,
+        heads[0], width, window, has_rounded_angles,
+        max(16, triton.next_power_of_2(columns)), triton.next_power_of_2(window - 1), overlap,
         num_warps=warps, launch_pdl=overlap,
     )  # fmt: skip
     return out
 
 
-def _is_supported(qkv: Tensor, heads: tuple[int, int], window: int, *_: object) -> bool:
+def _is_supported(qkv: Tensor, heads: tuple[int, int], window: int, *_: object, **__: object) -> bool:
     width = qkv.shape[2] // (3 * heads[0])
     is_tiled = width >= 32 and width & (width - 1) == 0 and window > 16
     is_short = qkv.shape[1] <= min(MAX_COLUMNS, window - 1)

@@ -22,7 +22,7 @@ from sonoro.core.types import Event, Reference, SpeechRequest
 from sonoro.engine.engine import Engine
 from sonoro.models import registry
 from sonoro.models.qwen3_tts.live import LiveSegment, LiveTokens
-from sonoro.models.qwen3_tts.model import from_folder
+from sonoro.models.qwen3_tts.model import FAMILY
 from sonoro.models.qwen3_tts.prompt import PromptBuilder, TextTokenizer
 from speaking import begin, capacity
 from tiny_checkpoint import vocabulary, write_checkpoint
@@ -155,7 +155,7 @@ ON_GPU = pytest.param("cuda", torch.bfloat16, marks=pytest.mark.gpu)
 def test_codes_are_those_of_the_whole_text(checkpoint: tuple[str, Path], device: str, dtype: torch.dtype) -> None:
     """Bit for bit: the same rows of the same sizes run, whenever the ids come."""
     variant, folder = checkpoint
-    model, frames = from_folder(folder, "tiny", torch.device(device), dtype).model, 60
+    model, frames = FAMILY.from_folder(folder, "tiny", torch.device(device), dtype).model, 60
     whole = model.spec.resolve(
         SpeechRequest(id="a", text=SAYING, max_frames=frames, ignore_eos=True, **fields_of(variant))
     )

@@ -6,16 +6,14 @@ official code's defaults differ from the released values nearly everywhere.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-import msgspec
-
-from sonoro.core.errors import CheckpointError, CheckpointNotFound
+from sonoro.core.errors import CheckpointError
+from sonoro.nn.configs import build, read_config
 
 __all__ = [
     "MIN_FRAMES",
@@ -34,8 +32,6 @@ __all__ = [
     "read_configs",
     "released_configs",
 ]
-
-T = TypeVar("T")
 
 SUPPRESSED_IDS = 1024
 """The last 1024 ids of the talker's vocabulary are control ids; only the end-of-speech id among them may be sampled."""
@@ -264,40 +260,6 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
         key: _merged(below[key], value) if isinstance(value, dict) and key in below else value
         for key, value in above.items()
     }
-
-
-def read_config(kind: type[T], path: Path) -> T:
-    """The file at `path` as `kind`."""
-    if not path.is_file():
-        raise CheckpointNotFound(f"{path} does not exist; a checkpoint folder holds config.json and speech_tokenizer/")
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is not a readable JSON file: {error}") from error
-    return build(kind, values, str(path))
-
-
-def build(kind: type[T], values: dict[str, Any], where: str) -> T:
-    """`values` as the dataclass `kind`. Raises `CheckpointError` naming the key that is missing or of a wrong type."""
-    try:
-        config = msgspec.convert(values, kind)
-    except msgspec.ValidationError as error:
-        raise CheckpointError(f"{where}: {error}") from error
-    _check_numbers(config, where)
-    return config
-
-
-def _check_numbers(config: Any, where: str) -> None:
-    """Refuse a negative number, and a zero where a size is meant: no tensor could be made of it."""
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            _check_numbers(value, f"{where}: {field.name}")
-            continue
-        least = 0 if field.name.endswith("_id") or isinstance(config, GenerationConfig) else 1
-        for number in value if isinstance(value, tuple) else (value,):
-            if type(number) is int and number < least:
-                raise CheckpointError(f"{where}: {field.name} is {number}; it must be at least {least}")
 
 
 def _check(configs: Configs) -> None:

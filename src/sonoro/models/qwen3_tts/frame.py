@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sonoro.models.slots import depth_passes
 from sonoro.ops.linear import norm_linear
 from sonoro.ops.norm import rms_norm
 from sonoro.ops.sample import gumbel_noise
@@ -143,15 +144,7 @@ def _step_talker(
 
 
 def _depth_logits(talker: Talker, state: FrameState, rows: Tensor, fed: Sequence[Tensor | None]) -> Iterator[Tensor]:
-    """Logits [B, V] of codebooks 1 to K - 1 in turn; the code predictor makes a pass for each, after one of its own.
-
-    `fed` [B, width] are the inputs of those passes: the hidden row, then what each codebook is embedded as. Whoever
-    asks for the next logits has appended what was drawn from the last.
-    """
+    """Logits [B, V] of codebooks 1 to K - 1 in turn, of the inputs `fed` as `depth_passes` takes them."""
     predictor, norm = talker.code_predictor, talker.code_predictor.model.norm
-    for book in range(talker.codebooks):
-        inputs, position = fed[book], state.loop_positions[book, : rows.shape[0]]
-        assert inputs is not None
-        outputs = predictor.model.step(inputs, state.loop_rotary, state.loop, rows, position)
-        if book:
-            yield norm_linear(outputs, norm.weight, norm.eps, predictor.lm_head[book - 1].weight)
+    for head, outputs in zip(predictor.lm_head, depth_passes(state, predictor.model, rows, fed), strict=True):
+        yield norm_linear(outputs, norm.weight, norm.eps, head.weight)

@@ -1,4 +1,4 @@
-"""Qwen3-TTS as a `SpeechModel`: the parts of this folder put together, and the three ways of getting one.
+"""Qwen3-TTS as a `SpeechModel`: the parts of this folder put together.
 
 The variants (CustomVoice, VoiceDesign, Base) differ in their configuration alone.
 """
@@ -6,8 +6,6 @@ The variants (CustomVoice, VoiceDesign, Base) differ in their configuration alon
 from __future__ import annotations
 
 import functools
-import hashlib
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,9 @@ from torch import Tensor
 from sonoro.core.errors import ConfigError, InvalidReference
 from sonoro.core.text import split_text
 from sonoro.core.types import ModelSpec, OptionSpec, Reference, SamplingParams, SpeechRequest, VoiceMode
-from sonoro.models.base import Capacity, Codec, Controls, Description, Family, LoadedModel, SavedVoice, Voice
+from sonoro.models.base import Capacity, Codec, Controls, SavedVoice, Spoken, Voice
+from sonoro.models.loading import Parts, make_family
+from sonoro.nn.weights import fingerprint
 from sonoro.runtime.ring import upload
 
 from . import frame, voice, weights
@@ -28,16 +28,14 @@ from .prompt import ClonedVoice, PromptBuilder, TalkerPrompt, TextTokenizer
 from .state import FrameState, allocate, append, place, prefill, reset, stage
 from .weights import Modules
 
-__all__ = ["FAMILY", "Qwen3TTS", "describe", "from_folder", "from_random", "spec_of"]
+__all__ = ["FAMILY", "Qwen3TTS", "spec_of"]
 
 _VOICE_MODES: dict[str, tuple[VoiceMode, ...]] = {
     "custom_voice": ("named",),
     "voice_design": ("described",),
     "base": ("cloned",),
 }
-_DUMMY_SEED = 0
 _CODEC_CHECK_ROWS = 4
-_FINGERPRINT_NUMBERS = 16
 
 
 class Qwen3TTS:
@@ -55,10 +53,10 @@ class Qwen3TTS:
         return split_text(self._prompts.normalize(text), language, self._configs.model.max_segment_letters)
 
     def prepare(
-        self, request: SpeechRequest, segment: str, index: int, before: Sequence[Tensor], voice: Voice | None
+        self, request: SpeechRequest, segment: str, index: int, before: Sequence[Spoken], voice: Voice | None
     ) -> TalkerPrompt:
         """The prompt of `segment`; `request.max_frames` is the limit of this segment."""
-        return self._prompts.build(segment, _controls(request, index), **_layout(request, voice))
+        return self._prompts.build(segment, Controls.of(request, index), **_layout(request, voice))
 
     def live_text(self, request: SpeechRequest, voice: Voice | None) -> LiveSegment | None:
         """A segment whose text comes a token a frame; None where the layout needs all of it."""
@@ -69,7 +67,7 @@ class Qwen3TTS:
 
     def prepare_live(self, request: SpeechRequest, ids: Sequence[int], index: int, voice: Voice | None) -> TalkerPrompt:
         """The prompt of a segment whose text begins with `ids`, of which all but the first are pending."""
-        return self._prompts.build_from_ids(ids, _controls(request, index), **_layout(request, voice))
+        return self._prompts.build_from_ids(ids, Controls.of(request, index), **_layout(request, voice))
 
     def append(
         self, state: FrameState, slots: Sequence[int], starts: Sequence[int], ids: Sequence[Sequence[int]]
@@ -100,14 +98,8 @@ class Qwen3TTS:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Of every tensor its name, shape, dtype and first numbers: enough to tell one training from another."""
-        digest, heads = hashlib.sha256(repr(self._configs).encode()), []
-        for name, tensor in (*self._modules.main.state_dict().items(), *self._modules.codec.state_dict().items()):
-            digest.update(repr((name, tuple(tensor.shape), tensor.dtype)).encode())
-            # A view of the first line: many weights are not laid out in this order, so to flatten them is to copy them.
-            heads.append(tensor[(0,) * max(0, tensor.ndim - 1)].reshape(-1)[:_FINGERPRINT_NUMBERS].double())
-        digest.update(torch.cat(heads).cpu().numpy().tobytes())
-        return digest.hexdigest()
+        """Of the configuration, and of every tensor its name, shape, dtype and first numbers."""
+        return fingerprint(repr(self._configs), self._modules.main, self._modules.codec)
 
     def allocate(self, capacity: Capacity) -> FrameState:
         """Free rows for `capacity.slots` requests and the scratch row.
@@ -157,9 +149,7 @@ class Qwen3TTS:
     @property
     def position_bytes(self) -> int:
         """Keys and values of one talker position."""
-        talker = self._configs.model.talker_config
-        width = talker.num_hidden_layers * talker.num_key_value_heads * talker.head_dim
-        return 2 * width * self._modules.talker.dtype.itemsize
+        return _position_bytes(self._configs, self._modules.talker.dtype)
 
     def frame_bytes(self, rows: int, context: int) -> int:
         """What one frame of `rows` rows must read: talker and heads once, the predictor's layers once a codebook."""
@@ -170,64 +160,6 @@ class Qwen3TTS:
         depth = (talker.codebooks - 1) * sum(weight.nbytes for weight in predictor.model.layers.parameters())
         projection = sum(weight.nbytes for weight in predictor.small_to_mtp_projection.parameters())
         return layers + heads + depth + projection + rows * context * self.position_bytes
-
-
-def from_folder(folder: Path, name: str, device: torch.device, dtype: torch.dtype) -> LoadedModel:
-    """The checkpoint in `folder`. Raises `CheckpointError` naming the file, key or tensor."""
-    configs = read_configs(folder)
-    parameters = weights.count_parts(weights.check(folder, configs))
-    tokenizer = TextTokenizer.from_folder(folder)
-    model = Qwen3TTS(name, configs, weights.load(folder, configs, device=device, dtype=dtype), tokenizer)
-    return LoadedModel(model, device, dtype, parameters)
-
-
-def from_random(source: Path | str, name: str, device: torch.device, dtype: torch.dtype) -> LoadedModel:
-    """Random weights in the shapes of `source`: a folder with configuration files, or one of `RELEASED`.
-
-    Where the folder has no tokeniser, and for `RELEASED`, every byte of a text is a token.
-    """
-    configs = _configs_of(source)
-    has_tokenizer = isinstance(source, Path) and (source / "vocab.json").is_file()
-    tokenizer = TextTokenizer.from_folder(Path(source)) if has_tokenizer else TextTokenizer.stand_in()
-    modules = weights.init_dummy(configs, _DUMMY_SEED, device=device, dtype=dtype)
-    parameters = weights.count_parts(weights.released_shapes(configs))
-    return LoadedModel(Qwen3TTS(name, configs, modules, tokenizer), device, dtype, parameters)
-
-
-def describe(source: Path | str, name: str, dtype: torch.dtype) -> Description:
-    """What `source` (a folder, or one of `RELEASED`) holds, without allocating it.
-
-    A folder's tensors are checked against its configuration files as `from_folder` would, unless it has none.
-    """
-    configs = _configs_of(source)
-    has_weights = isinstance(source, Path) and (source / weights.MODEL_FILE).exists()
-    shapes = weights.check(Path(source), configs) if has_weights else weights.released_shapes(configs)
-    talker, predictor = configs.model.talker_config, configs.model.talker_config.code_predictor_config
-    spec = spec_of(name, configs)
-    kv_bytes = 2 * talker.num_hidden_layers * talker.num_key_value_heads * talker.head_dim * dtype.itemsize
-    return Description(
-        spec=spec,
-        configuration={
-            "family": FAMILY.model_type,
-            "variant": configs.model.tts_model_type,
-            "size": configs.model.tts_model_size,
-            "talker width": talker.hidden_size,
-            "talker layers": talker.num_hidden_layers,
-            "predictor width": predictor.hidden_size,
-            "predictor layers": predictor.num_hidden_layers,
-            "codebooks": talker.num_code_groups,
-            "codes": predictor.vocab_size,
-            "text ids": talker.text_vocab_size,
-            "positions": talker.max_position_embeddings,
-            "codec width": configs.codec.decoder_config.decoder_dim,
-        },
-        parameters=weights.count_parts(shapes),
-        files={file: sum(math.prod(shape) for shape in stored.values()) for file, stored in shapes.items()},
-        memory_bytes={
-            "weights": weights.weight_bytes(configs, dtype),
-            "attention, per second of audio": round(kv_bytes / spec.frame_s),
-        },
-    )
 
 
 def spec_of(name: str, configs: Configs) -> ModelSpec:
@@ -304,18 +236,6 @@ def _options(model: ModelConfig, generation: GenerationConfig) -> tuple[OptionSp
     )
 
 
-def _controls(request: SpeechRequest, index: int) -> Controls:
-    assert request.max_frames is not None
-    return Controls(
-        sampling=request.sampling,
-        seed=request.seed,
-        segment=index,
-        max_frames=request.max_frames,
-        ignore_eos=request.ignore_eos,
-        options=request.options,
-    )
-
-
 def _layout(request: SpeechRequest, voice: Voice | None) -> dict[str, Any]:
     """What `PromptBuilder.build` is told of a request besides its text."""
     return {
@@ -327,15 +247,40 @@ def _layout(request: SpeechRequest, voice: Voice | None) -> dict[str, Any]:
     }
 
 
-def _configs_of(source: Path | str) -> Configs:
-    return read_configs(source) if isinstance(source, Path) else released_configs(source)
+def _sizes(configs: Configs) -> dict[str, str | int | float]:
+    talker, predictor = configs.model.talker_config, configs.model.talker_config.code_predictor_config
+    return {
+        "variant": configs.model.tts_model_type,
+        "size": configs.model.tts_model_size,
+        "talker width": talker.hidden_size,
+        "talker layers": talker.num_hidden_layers,
+        "predictor width": predictor.hidden_size,
+        "predictor layers": predictor.num_hidden_layers,
+        "codebooks": talker.num_code_groups,
+        "codes": predictor.vocab_size,
+        "text ids": talker.text_vocab_size,
+        "positions": talker.max_position_embeddings,
+        "codec width": configs.codec.decoder_config.decoder_dim,
+    }
 
 
-FAMILY = Family(
-    model_type="qwen3_tts",
-    configurations=RELEASED,
-    hub_files=("*.json", "merges.txt", "*.safetensors"),
-    from_folder=from_folder,
-    from_random=from_random,
-    describe=describe,
+def _position_bytes(configs: Configs, dtype: torch.dtype) -> int:
+    talker = configs.model.talker_config
+    return 2 * talker.num_hidden_layers * talker.num_key_value_heads * talker.head_dim * dtype.itemsize
+
+
+FAMILY = make_family(
+    "qwen3_tts",
+    RELEASED,
+    ("*.json", "merges.txt", "*.safetensors"),
+    Parts(
+        read=lambda source: read_configs(source) if isinstance(source, Path) else released_configs(source),
+        weights=weights,
+        tokenizer=lambda _, folder: TextTokenizer.stand_in() if folder is None else TextTokenizer.from_folder(folder),
+        tokenizer_file="vocab.json",
+        model=Qwen3TTS,
+        spec=spec_of,
+        sizes=_sizes,
+        position_bytes=_position_bytes,
+    ),
 )

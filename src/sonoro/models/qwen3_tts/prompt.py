@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, InvalidRequest
 from sonoro.core.normalize import NormalizedText, normalize_english
+from sonoro.core.text import check_text
 from sonoro.models.base import Controls, Voice
 
 from .config import ModelConfig
@@ -242,10 +243,7 @@ class PromptBuilder:
         )
 
     def _encode(self, field: str, text: str) -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(field, text, "it must be text that UTF-8 can hold (no lone surrogates)") from error
+        check_text(field, text)
         # A leading line break would merge with the one of the template, which is a token of its own here.
         return self.tokenizer.encode(text.lstrip())
 

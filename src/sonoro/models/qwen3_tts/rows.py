@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sonoro.models.slots import append_frames
 from sonoro.ops.dispatch import Operation
 from sonoro.ops.norm import can_overlap
 
@@ -76,16 +77,9 @@ def finish_reference(codes: Tensor, start: Start, max_frames: Tensor, state: Ste
     scratch, end = state.done.shape[0] - 1, state.seen.shape[1] - 1
     is_end = codes[:, 0] == end
     codes = torch.cat((codes[:, :1].masked_fill(is_end[:, None], 0), codes[:, 1:]), dim=1)
-    stopped = is_end | (start.rows == scratch)
-    # A row that ends here is sent to the scratch row as well: its last decision leaves nothing behind but `done`.
-    kept = start.rows.masked_fill(stopped, scratch)
-    made = (start.length + 1).masked_fill(stopped, 0)
-    state.frames[kept, start.length] = codes
-    state.seen[kept, codes[:, 0]] = ~stopped
-    state.pending[kept] = talker.embed_frames(codes)
-    state.position[kept] = (start.position + 1).masked_fill(stopped, 0)
-    state.length[kept] = made
-    state.done[start.rows] = stopped | (made >= max_frames)
+    pending = talker.embed_frames(codes)
+    kept = append_frames(state, *start[:3], codes, pending, is_end=is_end, max_frames=max_frames)
+    state.seen[kept, codes[:, 0]] = kept != scratch
 
 
 if triton is not None:

@@ -19,21 +19,7 @@ __all__ = ["check_kernels", "draw_row", "draw_row_and_embed", "mask_first", "row
 
 def row_controls(controls: Controls) -> tuple[RowControls, RowControls]:
     """The parameters of codebook 0 and of the others, of complete `controls` (as `ModelSpec.resolve` leaves them)."""
-    sampling, options = controls.sampling, controls.options
-    assert sampling.temperature is not None
-    assert sampling.top_k is not None
-    assert sampling.top_p is not None
-    assert sampling.repetition_penalty is not None
-    first = RowControls(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        repetition_penalty=sampling.repetition_penalty,
-        seed=controls.seed,
-        segment=controls.segment,
-        max_frames=controls.max_frames,
-        ignore_eos=controls.ignore_eos,
-    )
+    options = controls.options
     rest = RowControls(
         temperature=float(options["subtalker_temperature"]) if options["subtalker_dosample"] else 0.0,
         top_k=int(options["subtalker_top_k"]),
@@ -42,7 +28,7 @@ def row_controls(controls: Controls) -> tuple[RowControls, RowControls]:
         segment=controls.segment,
         max_frames=controls.max_frames,
     )
-    return first, rest
+    return controls.row, rest
 
 
 def mask_first(

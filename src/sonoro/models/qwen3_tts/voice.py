@@ -16,13 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sonoro.core.audio import MAX_REFERENCE_S, MIN_REFERENCE_S, resample
+from sonoro.core.audio import check_duration, resample
 from sonoro.core.errors import InvalidReference, TensorMismatch
 from sonoro.core.types import Reference
 from sonoro.models.base import Codec, SavedVoice, Voice
+from sonoro.models.streaming import PRIMED
 from sonoro.nn.history import SavedRow
 
-from .codec import PRIMED, Qwen3Codec
+from .codec import Qwen3Codec
 from .config import SpeakerEncoderConfig
 from .prompt import ClonedVoice
 
@@ -182,9 +183,7 @@ def encode_voice(
     if len(references) != 1:
         raise InvalidReference("references", len(references), "this model speaks as exactly one reference")
     reference = references[0]
-    if not MIN_REFERENCE_S <= reference.duration_s <= MAX_REFERENCE_S:
-        limit = f"it must last at least {MIN_REFERENCE_S:g} s and at most {MAX_REFERENCE_S:g} s"
-        raise InvalidReference("ref_audio", f"{reference.duration_s:.2f} s", limit)
+    check_duration(reference)
     weight = encoder.fc.weight
     samples = resample(reference.samples, reference.sample_rate, config.sample_rate)
     mel = log_mel(torch.tensor(samples).to(weight.device), config.sample_rate, config.mel_dim)

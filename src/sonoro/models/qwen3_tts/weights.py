@@ -5,7 +5,6 @@ Two files: model.safetensors (talker, speaker encoder) and speech_tokenizer/mode
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from sonoro.models.streaming import codec_dtype_for
 from sonoro.nn import weights
 from sonoro.nn.weights import DummyRule, Fusion, Shape
 
@@ -33,6 +33,7 @@ __all__ = [
     "init_dummy",
     "load",
     "released_shapes",
+    "stored_shapes",
     "unused_shapes",
     "weight_bytes",
 ]
@@ -168,23 +169,15 @@ def released_shapes(configs: Configs) -> dict[str, dict[str, Shape]]:
     }
 
 
+def stored_shapes(configs: Configs, folder: Path | None = None) -> dict[str, dict[str, Shape]]:
+    """`released_shapes`, or `check` of a folder."""
+    return released_shapes(configs) if folder is None else check(folder, configs)
+
+
 def count_parts(shapes: Mapping[str, Mapping[str, Shape]]) -> dict[str, int]:
     """Elements of the tensors of both files by part; parts that the variant lacks are left out."""
-    sizes = {name: math.prod(shape) for stored in shapes.values() for name, shape in stored.items()}
-    counts = {
-        part: sum(size for name, size in sizes.items() if name.startswith(prefixes)) for part, prefixes in PARTS.items()
-    }
-    assert sum(counts.values()) == sum(sizes.values())
+    counts = weights.count_parts({**shapes[MODEL_FILE], **shapes[CODEC_FILE]}, PARTS)
     return {part: count for part, count in counts.items() if count}
-
-
-def codec_dtype_for(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """What the codec's decoder runs in beside a talker in `dtype`: float16 on a GPU, unless float32 is asked for.
-
-    Its fused operations round once a layer, and saturate. What that adds to the built-in voice on a GPU is 57 dB below
-    it in float16 and 41 dB in bfloat16, at the same speed.
-    """
-    return torch.float16 if device.type == "cuda" and dtype.itemsize == 2 else torch.float32
 
 
 def weight_bytes(configs: Configs, dtype: torch.dtype, codec_dtype: torch.dtype = torch.float32) -> int:

@@ -1,0 +1,104 @@
+"""The slow AR, stepped once a frame, and the fast AR, which completes the frame: weights under the released names.
+
+The step that makes a frame is in `frame.py`. Keeps no state of a request.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sonoro.nn.transformer import DecoderStack, Rotary, lay_out_by_input
+
+from .config import ModelConfig, decoder_config
+
+__all__ = ["DualAR", "rotary"]
+
+
+class DualAR(nn.Module):
+    """Everything in the released safetensors files. `finalize` lays it out for speaking, once the weights are final.
+
+    The slow AR decides among `codes` + 1 ids: the codes of codebook 0, then the end of speech.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        audio = config.audio_decoder_config
+        self.codebooks, self.codes = audio.num_codebooks, audio.vocab_size
+        self.text_model = nn.ModuleDict({"model": _SlowAR(config)})
+        self.audio_decoder = _FastAR(config)
+        self.head: Tensor
+        self.code_starts: Tensor
+        self.register_buffer("head", None, persistent=False)
+        self.register_buffer("code_starts", None, persistent=False)
+
+    @property
+    def slow(self) -> _SlowAR:
+        return cast(_SlowAR, self.text_model["model"])
+
+    @property
+    def fast(self) -> _FastAR:
+        return self.audio_decoder
+
+    @property
+    def device(self) -> torch.device:
+        return self.slow.embeddings.weight.device
+
+    @torch.no_grad()
+    def finalize(self) -> None:
+        """Derive what speaking needs from the weights as they were loaded. To be called once."""
+        self.requires_grad_(False).eval()
+        # Rotated pairs are neighbours in the files. Products of queries and keys do not change.
+        for stack in (self.slow, self.fast):
+            stack.part_pairs()
+        first, table = self.config.semantic_start_token_id, self.slow.embeddings.weight
+        # Nothing else can be decided: 21 MB to read instead of 798.
+        self.head = torch.cat((table[first : first + self.codes], table[self.config.eos_token_id][None]))
+        self.code_starts = torch.arange(self.codebooks, device=self.device) * self.codes
+        if self.device.type == "cpu":
+            lay_out_by_input(self)
+            self.head = self.head.t().contiguous().t()
+
+    def embed(self, columns: Tensor) -> Tensor:
+        """Columns [..., 1 + K] int64 of a token id and K codes as rows [..., H].
+
+        Codes count where the token is a code of codebook 0; there the whole sum is scaled. Rounds after each operation.
+        """
+        tokens, config = columns[..., 0], self.config
+        is_code = (tokens >= config.semantic_start_token_id) & (tokens <= config.semantic_end_token_id)
+        text = self.slow.embeddings(tokens)
+        codes = F.embedding(columns[..., 1:] + self.code_starts, self.fast.codebook_embeddings.weight).sum(-2)
+        return torch.where(is_code[..., None], (text + codes) / math.sqrt(self.codebooks + 1), text)
+
+    def tokens(self, decided: Tensor) -> Tensor:
+        """The token ids of decisions of the slow AR, int64 of any shape."""
+        is_end = decided == self.codes
+        return (decided + self.config.semantic_start_token_id).masked_fill(is_end, self.config.eos_token_id)
+
+
+class _SlowAR(DecoderStack):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(decoder_config(config, config.text_config))
+        self.embeddings = nn.Embedding(config.text_config.vocab_size, config.text_config.dim)
+
+
+class _FastAR(DecoderStack):
+    """`codebook_embeddings` are the slow AR's input, though they are stored here."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        audio = config.audio_decoder_config
+        super().__init__(decoder_config(config, audio))
+        self.codebook_embeddings = nn.Embedding(audio.num_codebooks * audio.vocab_size, audio.dim)
+        self.embeddings = nn.Embedding(audio.vocab_size, audio.dim)
+        self.output = nn.Linear(audio.dim, audio.vocab_size, bias=False)
+
+
+def rotary(stack: DecoderStack, positions: Tensor, dtype: torch.dtype) -> Rotary:
+    """The tables of `stack` in `dtype`, rounded to bfloat16 first: with exact ones the released weights speak badly."""
+    cos, sin = stack.rotary(positions, torch.bfloat16)
+    return cos.to(dtype), sin.to(dtype)

@@ -1,0 +1,44 @@
+"""The codec: frames of codes to audio, and reference audio to frames."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sonoro.core.errors import CheckpointError
+from sonoro.models.streaming import StreamingCodec
+from sonoro.nn.vocoder import finalize
+
+from .decoder import CodecConfig, CodecDecoder, FusedDecoder
+from .encoder import CodecEncoder
+
+__all__ = ["CodecConfig", "FishCodec"]
+
+
+class FishCodec(StreamingCodec):
+    """Frames to audio and back; implements `sonoro.models.base.Codec`.
+
+    Call `finalize` once after loading. Raises `CheckpointError` for a configuration that contradicts itself.
+    """
+
+    def __init__(self, config: CodecConfig) -> None:
+        super().__init__(config.sample_rate, CodecDecoder(config), FusedDecoder)
+        self.encoder = CodecEncoder(config)
+        for what, ours, theirs in (
+            ("hop", self.encoder.hop, self.hop),
+            ("width", config.encoder_dim << len(config.encoder_rates), config.transformer.width),
+            ("transformer's width", config.encoder_transformer.width, config.transformer.width),
+        ):
+            if ours != theirs:
+                raise CheckpointError(f"codec_config: the encoder's {what} is {ours}, but the decoder's is {theirs}")
+
+    def finalize(self) -> None:
+        """Make what is derived from the loaded weights, of both halves. Not capturable."""
+        self.requires_grad_(False).eval()
+        super().finalize()
+        finalize(self.encoder)
+
+    @torch.no_grad()
+    def encode(self, audio: Tensor) -> Tensor:
+        """Encode mono `audio` [S] at `sample_rate` to frames [T, K] int64, T = ceil(S / hop). Synchronises nothing."""
+        return self.encoder.encode(audio, self.decoder.quantizer)

@@ -1,0 +1,106 @@
+"""config.json as frozen dataclasses under the released field names; keys that nothing here uses are ignored."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+
+from sonoro.core.errors import CheckpointError
+from sonoro.nn.configs import build, read_config
+from sonoro.nn.transformer import DecoderConfig
+
+from .codec import CodecConfig
+
+__all__ = ["RELEASED", "AudioDecoderConfig", "ModelConfig", "StackConfig", "decoder_config", "model_config"]
+
+RELEASED = {"fish-s2-pro": "fishaudio/s2-pro"}
+"""The released configuration, which is in the package, and the hub repository of its weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackConfig:
+    """The slow AR, stepped once a frame, or the fast AR, which completes it; `vocab_size` counts what it embeds."""
+
+    vocab_size: int
+    n_layer: int
+    dim: int
+    n_head: int
+    n_local_heads: int
+    head_dim: int
+    intermediate_size: int
+    rope_base: float
+    norm_eps: float
+    max_seq_len: int
+    attention_qk_norm: bool
+    tie_word_embeddings: bool
+    attention_qkv_bias: bool
+    attention_o_bias: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class AudioDecoderConfig(StackConfig):
+    """The fast AR."""
+
+    num_codebooks: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """config.json. `codec_config` is our own key: released folders lack it and have the released codec."""
+
+    eos_token_id: int
+    semantic_start_token_id: int
+    semantic_end_token_id: int
+    text_config: StackConfig
+    audio_decoder_config: AudioDecoderConfig
+    codec_config: CodecConfig = field(default_factory=CodecConfig)
+
+
+def model_config(source: Path | str) -> ModelConfig:
+    """The configuration of a checkpoint folder, or of one of `RELEASED`. Raises `CheckpointError` naming the key."""
+    if isinstance(source, Path):
+        config = read_config(ModelConfig, source / "config.json")
+    else:
+        packaged = resources.files(__package__) / "configs" / f"{source}.json"
+        config = build(ModelConfig, json.loads(packaged.read_text("utf-8")), source)
+    _check(config)
+    return config
+
+
+def decoder_config(config: ModelConfig, stack: StackConfig) -> DecoderConfig:
+    """The sizes of one of the stacks. Base and epsilon are the slow AR's for both, as in the official code."""
+    return DecoderConfig(
+        width=stack.dim,
+        intermediate=stack.intermediate_size,
+        layers=stack.n_layer,
+        heads=stack.n_head,
+        kv_heads=stack.n_local_heads,
+        head_width=stack.head_dim,
+        norm_eps=config.text_config.norm_eps,
+        rope_theta=config.text_config.rope_base,
+        has_head_norms=stack.attention_qk_norm,
+    )
+
+
+def _check(config: ModelConfig) -> None:
+    """Refuse what the official code would read otherwise, and a file that contradicts itself."""
+    text, audio = config.text_config, config.audio_decoder_config
+    codes = config.semantic_end_token_id - config.semantic_start_token_id + 1
+    highest = text.vocab_size - 1
+    expected = [
+        ("text_config.tie_word_embeddings", text.tie_word_embeddings, True),
+        ("audio_decoder_config.tie_word_embeddings", audio.tie_word_embeddings, False),
+        ("audio_decoder_config.dim", audio.dim, text.dim),
+        ("audio_decoder_config.vocab_size", audio.vocab_size, codes),
+        ("eos_token_id", config.eos_token_id, min(config.eos_token_id, highest)),
+        ("semantic_end_token_id", config.semantic_end_token_id, min(config.semantic_end_token_id, highest)),
+    ]
+    for name, stack in (("text_config", text), ("audio_decoder_config", audio)):
+        expected.append((f"{name}.attention_qkv_bias", stack.attention_qkv_bias, False))
+        expected.append((f"{name}.attention_o_bias", stack.attention_o_bias, False))
+        decoder_config(config, stack)
+    for name, value, only in expected:
+        if value != only:
+            raise CheckpointError(f"config.json: {name} is {value}; it must be {only}")

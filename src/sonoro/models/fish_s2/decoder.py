@@ -1,0 +1,142 @@
+"""The codec's decoder: frames of codes to audio by causal layers that stream exactly; and the codebooks, which the
+encoder searches.
+
+Sequences are [B, T, C]. Rotary pairs are (i, i + D / 2) here; the released ones are neighbours, and are parted at load.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from sonoro.nn.causal import name_layers
+from sonoro.nn.codebooks import Codebooks, VectorQuantizer, joint_table
+from sonoro.nn.history import Context
+from sonoro.nn.vocoder import LinearSnake, Upsampler, Vocoder, finalize, reach_frames
+from sonoro.nn.vocoder_fused import FusedVocoder, Past, fold_layers
+from sonoro.nn.window import WindowConfig, WindowTransformer
+from sonoro.ops.causal import embed_sum
+
+__all__ = ["CodecConfig", "CodecDecoder", "FusedDecoder", "Quantizer"]
+
+_TRANSFORMER = WindowConfig(
+    width=1024,
+    intermediate=3072,
+    layers=8,
+    heads=16,
+    kv_heads=16,
+    head_width=64,
+    window=128,
+    norm_eps=1e-5,
+    rope_theta=10000.0,
+    has_rounded_angles=True,
+)
+_ENCODER_TRANSFORMER = replace(_TRANSFORMER, layers=4, window=512)
+
+
+@dataclass(frozen=True)
+class CodecConfig:
+    """The sizes of the codec, by default those of the released one: its folder has no file that tells them.
+
+    `encoder_transformer` follows the encoder's last block; `transformer` is there before and after the codebooks.
+    """
+
+    sample_rate: int = 44100
+    encoder_dim: int = 64
+    encoder_rates: tuple[int, ...] = (2, 4, 8, 8)
+    encoder_transformer: WindowConfig = _ENCODER_TRANSFORMER
+    downsample: tuple[int, ...] = (2, 2)
+    transformer: WindowConfig = _TRANSFORMER
+    semantic_codes: int = 4096
+    residual_codes: int = 1024
+    residual_codebooks: int = 9
+    codebook_width: int = 8
+    decoder_dim: int = 1536
+    decoder_rates: tuple[int, ...] = (8, 8, 4, 2)
+
+
+class Quantizer(nn.Module):
+    """Frames to columns: one row of a table per codebook, summed. The first codebook is the semantic one."""
+
+    folded: Tensor | None
+
+    def __init__(self, config: CodecConfig) -> None:
+        super().__init__()
+        widths = (config.transformer.width, config.codebook_width)
+        self.semantic_quantizer = Codebooks(1, config.semantic_codes, *widths)
+        self.quantizer = Codebooks(config.residual_codebooks, config.residual_codes, *widths)
+        self.register_buffer("folded", None, persistent=False)
+
+    @property
+    def levels(self) -> list[VectorQuantizer]:
+        """The codebooks in the order of a frame's codes."""
+        return [*self.semantic_quantizer.levels, *self.quantizer.levels]
+
+    def forward(self, frames: Tensor) -> Tensor:
+        """Frames [B, T, K] to columns [B, T, width]. A code past the end of its codebook counts as its last."""
+        assert self.folded is not None
+        return embed_sum(frames.clamp(max=self.folded.shape[1] - 1).contiguous(), self.folded)
+
+
+class CodecDecoder(nn.Module):
+    """Frames to audio, `hop` samples each. Follows fishaudio/fish-speech fish_speech/models/dac/modded_dac.py DAC.
+
+    `layout` says what a `History` must keep for it; `reach_frames` how many frames back anything kept within `render`
+    depends on.
+    """
+
+    def __init__(self, config: CodecConfig) -> None:
+        super().__init__()
+        width, ratios, rates = config.transformer.width, config.downsample[::-1], config.decoder_rates
+        self.quantizer = Quantizer(config)
+        self.post_module = WindowTransformer(config.transformer)
+        self.upsample = Upsampler(width, ratios)
+        self.model = Vocoder(width, config.decoder_dim, rates, LinearSnake, "tanh")
+        self.hop = math.prod(ratios) * math.prod(rates)
+        self.reach_frames = reach_frames(ratios, rates)
+        self.layout = name_layers(self)
+        self.codes = 1 + config.residual_codebooks, config.residual_codes
+
+    @property
+    def weight(self) -> Tensor:
+        """One whose dtype and device are those that it runs in."""
+        return self.post_module.norm.weight
+
+    def latents(self, frames: Tensor) -> Tensor:
+        """The sum of the code vectors of `frames` [B, T, K] int64: [B, T, width]."""
+        return self.quantizer(frames)
+
+    def contextualize(self, latents: Tensor, history: Context) -> Tensor:
+        """The long memory: `latents` through the transformer, [B, T, width]."""
+        return self.post_module(latents, history)
+
+    def render(self, x: Tensor, history: Context) -> Tensor:
+        """The short memory, `reach_frames`: [B, T, width] to audio [B, T * hop]."""
+        return self.model(self.upsample(x, history), history)
+
+    @torch.no_grad()
+    def finalize(self) -> None:
+        """Make the tables derived from parameters and order the weights in memory: once, after loading and casting."""
+        self.quantizer.folded = joint_table(self.quantizer.levels).to(self.weight.dtype)
+        finalize(self)
+
+
+class FusedDecoder:
+    """A finalized `CodecDecoder` as fused operations, its vocoder's residual streams in `stream_dtype`. Capturable."""
+
+    def __init__(self, decoder: CodecDecoder, stream_dtype: torch.dtype) -> None:
+        self.quantizer, self.norm = decoder.quantizer, decoder.post_module.norm
+        self.layers = fold_layers(decoder.post_module.layers)
+        self.render = FusedVocoder(decoder.upsample, decoder.model, stream_dtype)
+
+    def contextualize(self, frames: Tensor, past: Past) -> Tensor:
+        """The long memory: `frames` [B, T, K] int64 through the transformer, [B, T, width]."""
+        x = self.quantizer(frames)
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        for layer in self.layers:
+            x = layer(x, past)
+        past.advance(frames.shape[1])
+        return self.norm(x)

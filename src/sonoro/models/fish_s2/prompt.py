@@ -1,0 +1,169 @@
+"""Text to prompt columns: conversation layout and turns of speakers. Runs on the CPU; touches no weight."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sonoro.core.errors import CheckpointError, InvalidRequest
+from sonoro.core.text import check_text
+from sonoro.models.base import Controls, Spoken, Voice
+from sonoro.models.slots import Ids
+from sonoro.nn.tokenizer import TextTokenizer
+
+from .config import ModelConfig
+
+__all__ = ["ConversationBuilder", "FishPrompt", "FishVoice", "split_turns", "stand_in"]
+
+MOST_TURNS = 5
+MOST_BYTES = 200
+"""Turns that are spoken together, and their UTF-8 bytes unless it is a single one (the official server's defaults)."""
+
+MOST_ROWS = 1024
+"""Prompt rows beyond which the earliest turns are left out: half of what the engine gives a slot by default."""
+
+_SPEAKER = re.compile(r"<\|speaker:\d+\|>")
+_ALLOWED = ("<|phoneme_start|>", "<|phoneme_end|>")
+"""The only special tokens that may stand in a text."""
+
+
+@dataclass(frozen=True)
+class FishVoice:
+    """`Voice.data` of this model: the references' transcripts, and all their frames back to back, [R, K] int64."""
+
+    transcripts: tuple[str, ...]
+    frames: Tensor
+
+
+@dataclass(frozen=True)
+class FishPrompt:
+    """One segment as columns [P, 1 + K] int64: a token id, and K codes where the token is a code of codebook 0."""
+
+    controls: Controls
+    columns: Ids
+    voice: Voice | None = None
+    text_ids: int = 0
+
+    @property
+    def positions(self) -> int:
+        return len(self.columns)
+
+
+class ConversationBuilder:
+    """Lays out segments as the checkpoint was trained to read them: a system message, turns spoken, the turn to speak.
+
+    Follows fishaudio/fish-speech fish_speech/models/text2semantic/inference.py `generate_long`. Raises
+    `CheckpointError` if the tokeniser is not that of `config`.
+    """
+
+    def __init__(self, config: ModelConfig, tokenizer: TextTokenizer) -> None:
+        self.config = config
+        self._tokenizer, special = tokenizer, tokenizer.special
+        for token, expected in _special_ids(config).items():
+            if (found := special.get(token)) is None or expected not in (None, found):
+                raise CheckpointError(f"tokenizer.json: {token} is {found}; it must be {expected or 'there'}")
+        if tokenizer.size > (most := config.text_config.vocab_size):
+            raise CheckpointError(f"tokenizer.json holds id {tokenizer.size - 1}; text_config.vocab_size is {most}")
+        self._controls = {index: token for token, index in special.items() if token not in _ALLOWED}
+        system, self._end = self._template("<|im_start|>system\n"), self._template("<|im_end|>\n")
+        self._plain = [system, self._template("convert the provided text to speech"), self._end]
+        refer = "convert the provided text to speech reference to the following:\n\nText:\n"
+        self._cloned = [system, self._template(refer), self._template("\n\nSpeech:\n")]
+        self._user, self._assistant = map(self._template, ("<|im_start|>user\n", "<|im_start|>assistant\n<|voice|>"))
+
+    def build(
+        self, text: str, controls: Controls, earlier: Sequence[Spoken] = (), voice: Voice | None = None
+    ) -> FishPrompt:
+        """The prompt of `text` after the turns `earlier`, their texts and frames [T, K], spoken as `voice`.
+
+        Raises `InvalidRequest` for text with a control token, or too long for the model.
+        """
+        *said, asked = map(self._asked, _with_speakers([*(said for said, _ in earlier), text]))
+        turns = [
+            np.concatenate([question, self._codes(frames), self._end])
+            for question, (_, frames) in zip(said, earlier, strict=True)
+        ]
+        system = np.concatenate(self._plain if voice is None else self._introduced(voice.data))
+        while turns and len(system) + len(asked) + sum(map(len, turns)) > MOST_ROWS:
+            del turns[0]
+        columns = np.concatenate([system, *turns, asked])
+        needed, most = len(columns) + controls.max_frames, self.config.text_config.max_seq_len
+        if needed > most:
+            raise InvalidRequest("text", text, f"its prompt and frames take {needed} positions, the model has {most}")
+        return FishPrompt(controls, columns)
+
+    def _introduced(self, voice: FishVoice) -> list[Ids]:
+        """The system message that carries references; those whose transcript names no speaker are numbered."""
+        named = (
+            text if _SPEAKER.search(text) else f"<|speaker:{index}|>{text}"
+            for index, text in enumerate(voice.transcripts)
+        )
+        start, asked, speech = self._cloned
+        return [start, asked, self._text("ref_text", "\n".join(named)), speech, self._codes(voice.frames), self._end]
+
+    def _asked(self, text: str) -> Ids:
+        """The user's message `text`, and the head of its answer."""
+        return np.concatenate([self._user, self._text("text", text), self._end, self._assistant])
+
+    def _text(self, field: str, text: str) -> Ids:
+        check_text(field, text)
+        columns = self._template(text)
+        if found := self._controls.keys() & set(columns[:, 0].tolist()):
+            raise InvalidRequest(field, text, f"it must not hold the control token {self._controls[min(found)]}")
+        return columns
+
+    def _template(self, text: str) -> Ids:
+        """`text` by itself: what is tokenised apart is never merged."""
+        ids = self._tokenizer.encode(text)
+        columns = np.zeros((len(ids), 1 + self.config.audio_decoder_config.num_codebooks), np.int64)
+        columns[:, 0] = ids
+        return columns
+
+    def _codes(self, frames: Tensor) -> Ids:
+        tokens = frames[:, :1] + self.config.semantic_start_token_id
+        return torch.cat((tokens, frames), dim=1).cpu().numpy()
+
+
+def stand_in(config: ModelConfig) -> TextTokenizer:
+    """A tokeniser for `config` where there is none."""
+    known = _special_ids(config)
+    return TextTokenizer.stand_in({token: index or 256 + place for place, (token, index) in enumerate(known.items())})
+
+
+def _special_ids(config: ModelConfig) -> dict[str, int | None]:
+    """The special tokens of a prompt, and their ids as far as `config` has them."""
+    given = {"<|im_end|>": config.eos_token_id, "<|semantic:0|>": config.semantic_start_token_id}
+    return {"<|im_start|>": None, "<|voice|>": None, **given}
+
+
+def split_turns(text: str) -> list[str]:
+    """`text` in the pieces it is spoken in: as a whole, or, where `<|speaker:N|>` tags it, some turns each.
+
+    What stands before the first tag is a piece of its own; the official code drops it.
+    """
+    before, *rest = _SPEAKER.split(text)
+    if not rest:
+        return [text]
+    batches: list[list[str]] = []
+    for tag, words in zip(_SPEAKER.findall(text), rest, strict=True):
+        turn = (tag + words).strip()
+        size = sum(len(part.encode()) for part in (*(batches[-1] if batches else ()), turn))
+        if not batches or len(batches[-1]) >= MOST_TURNS or size > MOST_BYTES:
+            batches.append([])
+        batches[-1].append(turn)
+    return [piece for piece in (before.strip(), *map("\n".join, batches)) if piece]
+
+
+def _with_speakers(texts: Sequence[str]) -> list[str]:
+    """`texts` that follow one another, each untagged one given the last speaker: it was cut from that turn."""
+    speaker, named = "", []
+    for text in texts:
+        tags = _SPEAKER.findall(text)
+        named.append(text if tags else speaker + text)
+        speaker = tags[-1] if tags else speaker
+    return named

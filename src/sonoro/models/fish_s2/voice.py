@@ -1,0 +1,53 @@
+"""Reference audio to a voice: the codes of each reference and its transcript. A voice as named tensors, and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import torch
+
+from sonoro.core.audio import check_duration, resample
+from sonoro.core.errors import InvalidReference, TensorMismatch
+from sonoro.core.types import Reference
+from sonoro.models.base import SavedVoice, Voice
+
+from .codec import FishCodec
+from .prompt import FishVoice
+
+__all__ = ["encode_voice", "load_voice", "save_voice"]
+
+
+@torch.no_grad()
+def encode_voice(references: Sequence[Reference], codec: FishCodec, device: torch.device) -> Voice:
+    """The voice of `references`, one for each speaker, in their order. It primes no codec: audio begins afresh.
+
+    Raises `InvalidReference` for one without a transcript, or shorter than 0.5 s or longer than 60 s.
+    """
+    frames = []
+    for reference in references:
+        if reference.use != "prompt" or reference.text is None:
+            raise InvalidReference("ref_text", reference.text, "this model needs the transcript of every reference")
+        check_duration(reference)
+        samples = resample(reference.samples, reference.sample_rate, codec.sample_rate)
+        frames.append(codec.encode(torch.tensor(samples).to(device)).cpu())
+    return Voice(data=FishVoice(tuple(reference.text or "" for reference in references), torch.cat(frames)))
+
+
+def save_voice(voice: Voice) -> SavedVoice:
+    """`voice` as its `frames`; its transcripts are facts."""
+    return SavedVoice({"frames": voice.data.frames}, {"transcripts": json.dumps(voice.data.transcripts)})
+
+
+def load_voice(codebooks: int, codes: int, saved: SavedVoice) -> Voice:
+    """The voice that was saved. Raises `TensorMismatch` for what is no voice of `codebooks` of so many `codes`."""
+    frames = saved.tensors.get("frames")
+    if frames is None or len(saved.tensors) > 1 or frames.dtype != torch.int64 or frames.shape[1:] != (codebooks,):
+        raise TensorMismatch(f"a voice of this model is frames [R, {codebooks}] int64 and nothing else")
+    if not len(frames) or frames.min() < 0 or frames.max() >= codes:
+        raise TensorMismatch(f"frames of the voice must be codes from 0 to {codes - 1}")
+    try:
+        transcripts = json.loads(saved.facts["transcripts"])
+        return Voice(data=FishVoice(tuple(map(str, transcripts)), frames.cpu()))
+    except (KeyError, ValueError, TypeError) as error:
+        raise TensorMismatch(f"a voice of this model has transcripts, as a list: {error!r}") from error

@@ -1,0 +1,279 @@
+"""Rows by slot of a model that steps a backbone once a frame and a depth stack within the frame: what any such model
+keeps, how prompts are staged for it, and how its backbone is filled. Knows no model.
+
+The last row is scratch; a free slot is `done`, its pages are the scratch page. Prompts are staged in two copies: what
+their slots need, a row each, and their own rows as ids, packed back to back. `place_rows` and `fill_backbone` take it
+from there, and depend on nothing but the numbers of slots and of staged rows.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sonoro.models.base import Capacity, Prompt
+from sonoro.nn.kvcache import PackedRows, PagedCache
+from sonoro.nn.transformer import DecoderStack, Rotary
+from sonoro.runtime.ring import overwrite, upload
+from sonoro.runtime.sampling import CLEARED, RowControls, SamplingRows, pack
+
+__all__ = [
+    "Ids",
+    "SlotRows",
+    "StagedRows",
+    "allocate_rows",
+    "append_frames",
+    "clear_rows",
+    "depth_passes",
+    "fill_backbone",
+    "place_rows",
+    "stage_rows",
+]
+
+Ids = npt.NDArray[np.int64]
+
+_LOOP_PAGE = 16
+_PLACES = 4
+
+
+@dataclass(frozen=True)
+class StagedRows:
+    """What is waiting for `place_rows` and `fill_backbone`: by prompt, not by slot.
+
+    `slots` [N+1, W] int64, one for each staged prompt: position, page table, a row of each sampler, what the model
+    added; the last is that of a slot which is free. `tokens` [M+1, 4 + V] int64, one for each prompt row, the last
+    scratch: slot, position, where the prompt begins in the pack, the slot whose pending input this row is (scratch for
+    all but a prompt's last row), V ids of the model's own.
+    """
+
+    slots: Tensor
+    tokens: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotRows:
+    """Rows by slot, [N+1, ...] each, and tables shared by all. Mutated in place by the functions of this file and the
+    model's own.
+
+    `pending` [H] is the backbone's next input, or all that is known of it, at `position`. Of `cache` only positions
+    before `position` count. `loop` holds the depth stack's keys and values during one step, `loop_positions` [K, N+1 or
+    more] its positions. `samplers` are the ways in which a frame's ids are drawn.
+    """
+
+    done: Tensor
+    length: Tensor
+    frames: Tensor
+    pending: Tensor
+    position: Tensor
+    staged: StagedRows
+    samplers: tuple[SamplingRows, ...]
+    cache: PagedCache
+    loop: PagedCache
+    rotary: Rotary
+    loop_rotary: Rotary
+    loop_positions: Tensor
+
+    @property
+    def scratch(self) -> int:
+        """The number of the scratch row."""
+        return self.done.shape[0] - 1
+
+
+def allocate_rows(
+    backbone: DecoderStack,
+    depth: DecoderStack,
+    capacity: Capacity,
+    *,
+    codebooks: int,
+    ids: Sequence[int],
+    added: Sequence[int] = (),
+    samplers: int = 1,
+    rotary: Callable[[DecoderStack, Tensor, torch.dtype], Rotary] = DecoderStack.rotary,
+) -> SlotRows:
+    """Free rows for `capacity.slots` requests, in the dtype and on the device of `backbone`.
+
+    `ids` are a padding row's, `added` is what the model adds to a slot that is free. `rotary` makes a stack's tables.
+    """
+    weight = backbone.norm.weight
+    device, dtype, rows = weight.device, weight.dtype, capacity.slots + 1
+    zeros = functools.partial(torch.zeros, device=device)
+    table = torch.full((rows, capacity.pages_per_slot), capacity.pages, dtype=torch.int32, device=device)
+    numbers = torch.arange(rows, dtype=torch.int32, device=device)
+    free = [0, *[capacity.pages] * table.shape[1], *CLEARED * samplers, *added]
+    padding = [capacity.slots, 0, 0, capacity.slots, *ids]
+    loop_page = max(_LOOP_PAGE, 1 << (codebooks - 1).bit_length())
+    return SlotRows(
+        done=torch.ones(rows, dtype=torch.bool, device=device),
+        length=zeros(rows, dtype=torch.int64),
+        frames=zeros(rows, capacity.max_frames, codebooks, dtype=torch.int64),
+        pending=zeros(rows, backbone.config.width, dtype=dtype),
+        position=zeros(rows, dtype=torch.int64),
+        staged=StagedRows(
+            slots=torch.tensor(free, device=device).repeat(rows, 1),
+            tokens=torch.tensor(padding, device=device).repeat(capacity.max_tokens + 1, 1),
+        ),
+        samplers=tuple(SamplingRows(capacity.slots, device) for _ in range(samplers)),
+        cache=PagedCache.allocate(backbone.config, table, capacity.page_positions, capacity.pages, dtype),
+        loop=PagedCache.allocate(depth.config, numbers[:, None], loop_page, rows - 1, dtype),
+        rotary=rotary(backbone, torch.arange(capacity.max_positions, device=device), dtype),
+        loop_rotary=rotary(depth, torch.arange(codebooks, device=device), dtype),
+        # An even width: every line starts at 16 bytes, as the kernels that read it were compiled for.
+        loop_positions=torch.arange(codebooks, device=device)[:, None].repeat(1, rows + rows % 2),
+    )
+
+
+def clear_rows(state: SlotRows, slots: Sequence[int], *more: tuple[Tensor, int]) -> None:
+    """Make rows `slots` free and empty, and fill those of each tensor of `more`. No sync; not capturable."""
+    index = upload(slots, torch.int64, state.done.device)
+    state.done.index_fill_(0, index, True)
+    state.cache.table.index_fill_(0, index, state.cache.keys.shape[1] - 1)
+    for rows, value in (*((own, 0) for own in (state.length, state.frames, state.pending, state.position)), *more):
+        rows.index_fill_(0, index, value)
+    for sampler in state.samplers:
+        sampler.clear(slots)
+
+
+def stage_rows(  # noqa: PLR0917 (all by row, in one order)
+    state: SlotRows,
+    prompts: Sequence[Prompt],
+    slots: Sequence[int],
+    pages: Sequence[Sequence[int]],
+    ids: Sequence[Ids],
+    added: Sequence[tuple[Sequence[RowControls], Sequence[int] | Ids]],
+) -> int:
+    """Lay out what rows `slots` need to speak `prompts`, each on its `pages`, for `place_rows`, and the prompts' rows
+    `ids` [P, V] for `fill_backbone`; how many rows those are. No sync; not capturable.
+
+    `added` are for each the controls of its samplers, and what the model adds to its slot.
+    """
+    assert state.scratch not in slots
+    tokens, table = sum(prompt.positions for prompt in prompts), state.cache.table.shape[1]
+    assert tokens < state.staged.tokens.shape[0], f"{tokens} prompt rows"
+    packed = np.empty((tokens, state.staged.tokens.shape[1]), np.int64)
+    rows = np.full((len(slots), state.staged.slots.shape[1]), state.cache.keys.shape[1] - 1)
+    start = 0
+    for row, prompt, slot, owned, own_ids, (controls, more) in zip(
+        rows, prompts, slots, pages, ids, added, strict=True
+    ):
+        _check_room(state, prompt, owned)
+        row[0], row[1 : 1 + len(owned)] = prompt.positions - 1, owned
+        packed_controls = [number for own in controls for number in pack(own)]
+        row[1 + table : 1 + table + len(packed_controls)] = packed_controls
+        row[1 + table + len(packed_controls) :] = more
+        own = packed[start : start + prompt.positions]
+        own[:, 0], own[:, 1], own[:, 2] = slot, np.arange(prompt.positions), start
+        own[:, 3], own[-1, 3], own[:, _PLACES:] = state.scratch, slot, own_ids
+        start += prompt.positions
+    overwrite(state.staged.slots[: len(slots)], torch.from_numpy(rows))
+    overwrite(state.staged.tokens[:tokens], torch.from_numpy(packed))
+    return tokens
+
+
+def place_rows(state: SlotRows, slots: Tensor) -> Tensor:
+    """Empty rows `slots` [B] int64 and give each what was staged for it, in that order; what the model added, [B, A].
+
+    Capturable; no sync.
+    """
+    is_scratch, table = slots == state.scratch, state.cache.table
+    staged = torch.where(is_scratch[:, None], state.staged.slots[-1], state.staged.slots[: slots.shape[0]])
+    ends = (1, 1 + table.shape[1], 1 + table.shape[1] + len(CLEARED) * len(state.samplers))
+    position, pages, controls, added = staged.tensor_split(ends, dim=1)
+    for rows in (state.length, state.frames, state.pending):
+        rows.index_fill_(0, slots, 0)
+    state.position.index_copy_(0, slots, position[:, 0])
+    table.index_copy_(0, slots, pages.to(table.dtype))
+    for sampler, packed in zip(state.samplers, controls.split(len(CLEARED), dim=1), strict=True):
+        sampler.put(slots, packed)
+    state.done.index_copy_(0, slots, is_scratch)
+    return added
+
+
+def fill_backbone(state: SlotRows, tokens: Tensor, backbone: DecoderStack, embed: Callable[[Tensor], Tensor]) -> None:
+    """Run the staged rows `tokens` [T] int64 from the first on, and leave each prompt's last one pending. Capturable.
+
+    `embed` makes of their ids [T, V] what the backbone is given, [T, H]. The last row is run too, though the first step
+    runs it again: what it leaves is overwritten by the same.
+    """
+    ids = state.staged.tokens[tokens]
+    slots, positions, starts, pending = ids[:, :_PLACES].unbind(1)
+    # A padding row is a sequence of its own.
+    starts = torch.where(slots == state.scratch, torch.arange(tokens.shape[0], device=tokens.device), starts)
+    rows = embed(ids[:, _PLACES:])
+    rotary = (state.rotary[0][positions], state.rotary[1][positions])
+    backbone(rows[None], rotary, state.cache.fill(PackedRows(slots, positions, starts)))
+    state.pending[pending] = rows
+
+
+def depth_passes(state: SlotRows, depth: DecoderStack, rows: Tensor, fed: Sequence[Tensor | None]) -> Iterator[Tensor]:
+    """What `depth` makes of each of its inputs after the first, [B, width] before its final norm, in turn.
+
+    `fed` [B, width] are the inputs: the backbone's hidden row, then what each codebook is embedded as. Whoever asks for
+    the next has appended what was drawn from the last.
+    """
+    for book, positions in enumerate(state.loop_positions[:, : rows.shape[0]]):
+        inputs = fed[book]
+        assert inputs is not None
+        outputs = depth.step(inputs, state.loop_rotary, state.loop, rows, positions)
+        if book:
+            yield outputs
+
+
+class _Rows(Protocol):
+    """Those of `SlotRows` that a frame is appended to."""
+
+    @property
+    def done(self) -> Tensor: ...
+    @property
+    def length(self) -> Tensor: ...
+    @property
+    def frames(self) -> Tensor: ...
+    @property
+    def pending(self) -> Tensor: ...
+    @property
+    def position(self) -> Tensor: ...
+
+
+def append_frames(  # noqa: PLR0917 (where the rows stand, and what they are given)
+    state: _Rows,
+    rows: Tensor,
+    length: Tensor,
+    position: Tensor,
+    codes: Tensor,
+    pending: Tensor,
+    *,
+    is_end: Tensor,
+    max_frames: Tensor,
+) -> Tensor:
+    """Append the frames `codes` [B, K] to `rows` [B], which stand at `length` and `position` [B].
+
+    `pending` [B, H] are their next inputs; they end at `max_frames` [B], and those that `is_end` [B] end without it.
+    Capturable; no sync.
+
+    Returns the rows that go on, [B], scratch for the others: whatever else is kept of a frame belongs there.
+    """
+    scratch = state.done.shape[0] - 1
+    stopped = is_end | (rows == scratch)
+    # A row that ends here is sent to the scratch row as well: its last decision leaves nothing behind but `done`.
+    kept = rows.masked_fill(stopped, scratch)
+    made = (length + 1).masked_fill(stopped, 0)
+    state.position[kept] = (position + 1).masked_fill(stopped, 0)
+    state.frames[kept, length] = codes
+    state.pending[kept] = pending
+    state.length[kept] = made
+    state.done[rows] = stopped | (made >= max_frames)
+    return kept
+
+
+def _check_room(state: SlotRows, prompt: Prompt, pages: Sequence[int]) -> None:
+    limit = prompt.controls.max_frames
+    positions = prompt.positions - 1 + limit
+    assert positions <= state.rotary[0].shape[0], (positions, state.rotary[0].shape[0])
+    assert positions <= len(pages) * state.cache.page_positions, (positions, len(pages))
+    assert limit <= state.frames.shape[1], (limit, state.frames.shape[1])

@@ -1,0 +1,50 @@
+"""A checkpoint's configuration files as frozen dataclasses. Knows JSON and no model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from sonoro.core.errors import CheckpointError, CheckpointNotFound
+
+__all__ = ["build", "read_config"]
+
+T = TypeVar("T")
+
+
+def read_config(kind: type[T], path: Path) -> T:
+    """The file at `path` as the dataclass `kind`. Raises `CheckpointError` naming the file and key."""
+    if not path.is_file():
+        raise CheckpointNotFound(f"{path} does not exist")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is not a readable JSON file: {error}") from error
+    return build(kind, values, str(path))
+
+
+def build(kind: type[T], values: dict[str, Any], where: str) -> T:
+    """`values` as the dataclass `kind`. Raises `CheckpointError` naming the key that is missing or of a wrong type."""
+    try:
+        config = msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise CheckpointError(f"{where}: {error}") from error
+    _check_numbers(config, where)
+    return config
+
+
+def _check_numbers(config: Any, where: str) -> None:
+    """Refuse a negative number, and a zero where a size is meant: no tensor could be made of it."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            _check_numbers(value, f"{where}: {field.name}")
+            continue
+        least = 0 if field.name.endswith(("_id", "top_k")) else 1
+        for number in value if isinstance(value, tuple) else (value,):
+            if type(number) is int and number < least:
+                raise CheckpointError(f"{where}: {field.name} is {number}; it must be at least {least}")

@@ -1,0 +1,77 @@
+"""Tensors by name from a file that `torch.save` wrote, of which nothing is run; and weight norm folded into weights.
+
+Knows no model and no module.
+"""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sonoro.core.errors import CheckpointError, CheckpointNotFound, TensorMismatch
+
+__all__ = ["NORM_SPELLINGS", "fold_norms", "read"]
+
+NORM_SPELLINGS = (
+    (".parametrizations.weight.original0", ".parametrizations.weight.original1"),
+    (".weight_g", ".weight_v"),
+)
+"""How a weight with weight norm is stored in place of `.weight`: its rows' lengths, and their directions."""
+
+
+def read(file: Path, device: torch.device, *, dropped: tuple[str, ...] = ()) -> dict[str, Tensor]:
+    """The tensors of `file` by name, or those of a dictionary `state_dict` within; on the meta device without values.
+
+    Those whose names end in one of `dropped` are left out. Raises `CheckpointNotFound`, `CheckpointError` for a file
+    that cannot be read or holds anything but tensors, and `TensorMismatch` for one that is not of floats.
+    """
+    if not file.is_file():
+        raise CheckpointNotFound(f"{file} does not exist")
+    try:
+        is_mapped = device.type == "cpu" and zipfile.is_zipfile(file)
+        stored = torch.load(file, map_location=device, weights_only=True, mmap=is_mapped)
+    except (OSError, EOFError, RuntimeError, ValueError, LookupError, pickle.UnpicklingError) as error:
+        reason = str(error).strip().split("\n", 1)[0]
+        raise CheckpointError(f"{file} is not a readable file of tensors alone: {reason}") from error
+    if isinstance(stored, dict) and isinstance(stored.get("state_dict"), dict):
+        stored = stored["state_dict"]
+    if not isinstance(stored, dict):
+        raise CheckpointError(f"{file} holds {type(stored).__name__}; expected tensors by name")
+    for name, tensor in stored.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise CheckpointError(f"{file} holds {type(tensor).__name__} as {name!r}; expected tensors by name")
+    live = {name: tensor for name, tensor in stored.items() if not name.endswith(dropped)}
+    for name, tensor in live.items():
+        if not tensor.is_floating_point():
+            raise TensorMismatch(f"{file}: tensor {name!r} is stored as {tensor.dtype}; expected a floating-point type")
+    return live
+
+
+def fold_norms(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
+    """`tensors` of `file` with each weight norm as the weight it stands for, float32: unit rows times their lengths.
+
+    Rows are those of dimension 0, as the norm is taken over all others. Raises `TensorMismatch` for half a norm.
+    """
+    folded = dict(tensors)
+    for ends in NORM_SPELLINGS:
+        stems = {name.removesuffix(end): None for name in tensors for end in ends if name.endswith(end)}
+        for stem in stems:
+            for end in ends:
+                if stem + end not in tensors:
+                    raise TensorMismatch(f"{file}: tensor {stem + end!r} is missing, half of a weight norm")
+            lengths, directions = (folded.pop(stem + end).float() for end in ends)
+            expected = (*directions.shape[:1], *(1,) * (directions.ndim - 1))
+            if lengths.shape != expected:
+                raise TensorMismatch(
+                    f"{file}: tensor {stem + ends[0]!r} has shape {[*lengths.shape]}, expected {[*expected]}"
+                )
+            if f"{stem}.weight" in folded:
+                raise TensorMismatch(f"{file}: the weight of {stem!r} is stored in more than one way")
+            norms = torch.linalg.vector_norm(directions, dim=tuple(range(1, directions.ndim)), keepdim=True)
+            folded[f"{stem}.weight"] = directions * (lengths / norms)
+    return folded

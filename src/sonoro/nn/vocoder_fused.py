@@ -1,0 +1,192 @@
+"""The layers of `sonoro.nn.window` and `sonoro.nn.vocoder` as chains of fused operations over the same weights, history
+and results.
+
+A sequence travels twice: the residual stream as it is, and what the next layer reads of it, activated and already
+preceded by that layer's left context. For inference; the modules remain what training and CPUs run.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from sonoro.nn.causal import CausalConv1d, CausalConvTranspose1d, CausalLayer
+from sonoro.nn.history import History
+from sonoro.nn.vocoder import ConvNext, ResidualUnit, Snake, UpsampleBlock, Upsampler, Vocoder
+from sonoro.nn.window import WindowConfig, WindowLayer, WindowLayers
+from sonoro.ops.causal import depthwise_norm, last_conv
+from sonoro.ops.conv import Ends, conv
+from sonoro.ops.window import window_attention
+
+__all__ = ["FoldedLayer", "FusedVocoder", "Past", "fold_layers", "scaled", "taps"]
+
+
+class Past:
+    """The left context of one call: rows `slots` of `history`, or nothing before the first column."""
+
+    def __init__(self, slots: Tensor | None, history: History | None) -> None:
+        self.slots = slots
+        self.history = history
+
+    def ends(self, layer: CausalLayer | None, following: CausalLayer | None = None) -> Ends:
+        """For an operation that does the work of `layer` and whose output `following` reads."""
+        left = 0 if following is None else following.length
+        return Ends(self.slots, self._columns(layer), self._columns(following), left)
+
+    def ring(self, layer: CausalLayer) -> tuple[Tensor, Tensor, Tensor] | None:
+        """What `window_attention` reads as the past of `layer`."""
+        if self.history is None or self.slots is None:
+            return None
+        return self.history.columns[layer.key], self.history.seen, self.slots
+
+    def advance(self, columns: int) -> None:
+        """Count `columns` columns as seen, after the last layer that attends."""
+        if self.history is not None and self.slots is not None:
+            self.history.at(self.slots).advance(columns)
+
+    def _columns(self, layer: CausalLayer | None) -> Tensor | None:
+        return (
+            self.history.columns[layer.key] if self.history is not None and layer is not None and layer.length else None
+        )
+
+
+class FoldedLayer:
+    """A transformer layer whose norms' weights and scales are in its matrices; gate and up rows alternate."""
+
+    def __init__(self, layer: WindowLayer, config: WindowConfig) -> None:
+        attention, feed = layer.self_attn, layer.mlp
+        self.attention, self.config = attention, config
+        self.qkv = scaled(attention.qkv_proj.weight, layer.input_layernorm.weight)
+        self.out = scaled(attention.o_proj.weight, None, layer.self_attn_layer_scale.scale)
+        gate_up = scaled(feed.gate_up_proj.weight, layer.post_attention_layernorm.weight)
+        self.gate_up = torch.stack(gate_up.chunk(2, dim=1), dim=2).flatten(1, 2)
+        self.down = scaled(feed.down_proj.weight, None, layer.mlp_layer_scale.scale)
+
+    def __call__(self, x: Tensor, past: Past) -> Tensor:
+        """`x` [B, T, width], float32 or wider, after this layer."""
+        config = self.config
+        _, qkv = conv(x, self.qkv, norm_eps=config.norm_eps)
+        ring, heads, angles = past.ring(self.attention), (config.heads, config.kv_heads), config.has_rounded_angles
+        attended = window_attention(qkv, heads, config.window, config.rope_theta, ring, has_rounded_angles=angles)
+        x, _ = conv(attended, self.out, residual=x, plain=x.dtype)
+        _, inner = conv(x, self.gate_up, norm_eps=config.norm_eps, function="gate")
+        x, _ = conv(inner, self.down, residual=x, plain=x.dtype)
+        return x
+
+
+def fold_layers(layers: WindowLayers) -> list[FoldedLayer]:
+    """Each of `layers` folded, in order."""
+    return [FoldedLayer(cast(WindowLayer, layer), layers.config) for layer in layers]
+
+
+class FusedVocoder:
+    """An `Upsampler` and a `Vocoder`, both finalized, for inference; shares their weights but for the small ones it
+    folds.
+
+    Keeps the residual streams in `stream_dtype`. Raises nothing of its own; capturable.
+    """
+
+    def __init__(self, upsampler: Upsampler, vocoder: Vocoder, stream_dtype: torch.dtype) -> None:
+        self.stream_dtype, self.vocoder = stream_dtype, vocoder
+        self.upsample = [
+            (cast(CausalConvTranspose1d, pair[0]), _FoldedConvNext(cast(ConvNext, pair[1])))
+            for pair in cast(list[nn.ModuleList], [*upsampler])
+        ]
+
+    def __call__(self, x: Tensor, past: Past) -> Tensor:
+        """Columns [B, T, width] to samples [B, T * hop], float32 or wider."""
+        first, *blocks, activation, last = self.vocoder
+        first, last = cast(CausalConv1d, first), cast(CausalConv1d, last)
+        following: list[CausalLayer] = [*(pair[0] for pair in self.upsample[1:]), first]
+        for (widen, block), after in zip(self.upsample, following, strict=True):
+            ends = past.ends(widen, block.dwconv)
+            stream, x = conv(x, _double_taps(widen), widen.conv.bias, -1, ends, plain=self.stream_dtype)
+            x = block(x, stream, past, after)
+        pairs = [cast(UpsampleBlock, block).block for block in blocks]
+        activations = [cast(Snake, block[0]) for block in pairs] + [cast(Snake, activation)]
+        readers = [cast(CausalLayer, block[1]) for block in pairs] + [last]
+        ends = past.ends(first, readers[0])
+        _, x = conv(x, taps(first), first.conv.bias, 1, ends, rates=activations[0].rates)
+        for parts, snake, reader in zip(pairs, activations[1:], readers[1:], strict=True):
+            x = self._block(x, cast(CausalConvTranspose1d, parts[1]), [*parts][2:], (snake, reader), past)
+        weight = last.conv.weight[0].mT.contiguous()
+        return last_conv(x, weight, last.conv.bias, past.ends(last), bound=self.vocoder.bound)
+
+    def _block(
+        self,
+        x: Tensor,
+        widen: CausalConvTranspose1d,
+        units: list[nn.Module],
+        after: tuple[Snake, CausalLayer],
+        past: Past,
+    ) -> Tensor:
+        """What `after` reads of the block that widens `x`: more columns of half the channels, then residual units."""
+        residual_units = [cast(ResidualUnit, unit) for unit in units]
+        starts = [*((unit.act1, unit.conv1) for unit in residual_units), after]
+        (snake, reader), *others = starts
+        stream, x = conv(
+            x,
+            _double_taps(widen),
+            widen.conv.bias,
+            -1,
+            past.ends(widen, reader),
+            plain=self.stream_dtype,
+            rates=snake.rates,
+        )
+        for unit, (snake, reader) in zip(residual_units, others, strict=True):
+            dilation = unit.conv1.conv.dilation[0]
+            ends = past.ends(unit.conv1)
+            _, x = conv(x, taps(unit.conv1), unit.conv1.conv.bias, dilation, ends, rates=unit.act2.rates)
+            stream, x = conv(
+                x,
+                taps(unit.conv2),
+                unit.conv2.conv.bias,
+                1,
+                past.ends(None, reader),
+                residual=stream,
+                plain=None if unit is residual_units[-1] else self.stream_dtype,
+                rates=snake.rates,
+            )
+        return x
+
+
+class _FoldedConvNext:
+    """A ConvNeXt block whose last scale is in its last matrix."""
+
+    def __init__(self, block: ConvNext) -> None:
+        self.dwconv, self.norm, self.pwconv1 = block.dwconv, block.norm, block.pwconv1
+        self.depthwise = block.dwconv.conv.weight[:, 0].mT.contiguous()
+        self.weight = scaled(block.pwconv2.weight, None, block.gamma)
+        self.bias = block.pwconv2.bias * block.gamma
+
+    def __call__(self, x: Tensor, stream: Tensor, past: Past, after: CausalLayer) -> Tensor:
+        """What `after` reads of `stream` plus the block of `x`, which is `stream` after its left context."""
+        assert self.dwconv.conv.bias is not None
+        norm = self.norm
+        ends = past.ends(self.dwconv)
+        y = depthwise_norm(x, self.depthwise, self.dwconv.conv.bias, (norm.weight, norm.bias, norm.eps), ends)
+        _, y = conv(y, self.pwconv1.weight[None], self.pwconv1.bias, function="gelu")
+        return conv(y, self.weight, self.bias, 1, past.ends(None, after), residual=stream)[1]
+
+
+def scaled(weight: Tensor, columns: Tensor | None, rows: Tensor | None = None) -> Tensor:
+    """`weight` [N, C] with its columns and rows scaled, rounded once: [1, N, C]."""
+    wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
+    if columns is not None:
+        wide = wide * columns
+    if rows is not None:
+        wide = wide * rows[:, None]
+    return wide.to(weight.dtype)[None]
+
+
+def taps(layer: CausalConv1d) -> Tensor:
+    """The weight as [taps, C_out, C_in], a view."""
+    return layer.conv.weight.permute(2, 0, 1)
+
+
+def _double_taps(layer: CausalConvTranspose1d) -> Tensor:
+    """The weight as [1 or 2 taps, stride * C_out, C_in], a view; the first tap is the present column's."""
+    weight = layer.conv.weight.permute(2, 1, 0)
+    return weight.unflatten(0, (layer.length + 1, -1)).flatten(1, 2)

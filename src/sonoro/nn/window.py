@@ -1,0 +1,138 @@
+"""Transformer layers whose attention reaches a fixed window back: the long memory of a codec.
+
+Sequences are [B, T, C]; rotated keys and values of the window are kept by a `Context`, so a stream equals the whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sonoro.nn.causal import CausalLayer
+from sonoro.nn.history import Context
+from sonoro.nn.transformer import RMSNorm, Rotary, part_pairs, rotary_tables, rotate
+
+__all__ = ["WindowAttention", "WindowConfig", "WindowLayer", "WindowLayers", "WindowTransformer", "part_pairs"]
+
+
+@dataclass(frozen=True)
+class WindowConfig:
+    """The sizes of a stack. `heads` query heads share `kv_heads` heads of keys and values.
+
+    A column sees itself and the `window` - 1 before it. Rounded angles: cosines and sines are those of bfloat16.
+    """
+
+    width: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    window: int
+    norm_eps: float
+    rope_theta: float
+    has_rounded_angles: bool
+
+
+class _LayerScale(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((width,), 0.01))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+class WindowAttention(CausalLayer):
+    """Attention over a column and the window - 1 before it, whose rotated keys and values the history keeps."""
+
+    def __init__(self, config: WindowConfig) -> None:
+        assert config.window > 1
+        super().__init__(config.window - 1, 2 * config.kv_heads * config.head_width)
+        self.heads = (config.heads, config.kv_heads, config.kv_heads)
+        self.head_width = config.head_width
+        self.qkv_proj = nn.Linear(config.width, sum(self.heads) * config.head_width, bias=False)
+        self.o_proj = nn.Linear(config.heads * config.head_width, config.width, bias=False)
+
+    def forward(self, x: Tensor, rotary: Rotary, mask: Tensor, history: Context) -> Tensor:
+        heads = self.qkv_proj(x).view(*x.shape[:2], -1, self.head_width)
+        queries, keys, values = heads.split(self.heads, dim=2)
+        pairs = torch.cat([rotate(keys, rotary), values], dim=2).flatten(2)
+        pairs = history.recall(self.key, pairs)
+        keys, values = pairs.view(*pairs.shape[:2], -1, self.head_width).transpose(1, 2).chunk(2, dim=1)
+        out = F.scaled_dot_product_attention(
+            rotate(queries, rotary).transpose(1, 2),
+            keys,
+            values,
+            attn_mask=mask,
+            enable_gqa=self.heads[0] != self.heads[1],
+        )
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+
+class _FeedForward(nn.Module):
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Linear(width, 2 * inner, bias=False)
+        self.down_proj = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(F.silu(gate) * up)
+
+
+class WindowLayer(nn.Module):
+    """One pre-norm layer; projections of queries, keys and values are one matrix, and so are gate and up."""
+
+    def __init__(self, config: WindowConfig) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.width, config.norm_eps)
+        self.self_attn = WindowAttention(config)
+        self.self_attn_layer_scale = _LayerScale(config.width)
+        self.post_attention_layernorm = RMSNorm(config.width, config.norm_eps)
+        self.mlp = _FeedForward(config.width, config.intermediate)
+        self.mlp_layer_scale = _LayerScale(config.width)
+
+    def forward(self, x: Tensor, rotary: Rotary, mask: Tensor, history: Context) -> Tensor:
+        x = x + self.self_attn_layer_scale(self.self_attn(self.input_layernorm(x), rotary, mask, history))
+        return x + self.mlp_layer_scale(self.mlp(self.post_attention_layernorm(x)))
+
+
+class WindowLayers(nn.ModuleList):
+    """A stack of layers, without a norm after the last. Counts its columns as seen: one such stack in a history."""
+
+    def __init__(self, config: WindowConfig) -> None:
+        super().__init__(WindowLayer(config) for _ in range(config.layers))
+        self.config = config
+
+    def forward(self, x: Tensor, history: Context) -> Tensor:
+        """`x` [B, T, width] through all layers."""
+        config, columns = self.config, x.shape[1]
+        positions = history.positions(columns, x.device)
+        angle_dtype = torch.bfloat16 if config.has_rounded_angles else x.dtype
+        cos, sin = rotary_tables(positions, config.head_width, config.rope_theta, angle_dtype)
+        rotary = cos.to(x.dtype), sin.to(x.dtype)
+        known = history.recalled(cast(WindowLayer, self[0]).self_attn.key, columns, x.device)[:, None]
+        distance = positions[:, :, None] - known
+        mask = ((distance >= 0) & (distance < config.window) & (known >= 0))[:, None]
+        for layer in self:
+            x = layer(x, rotary, mask, history)
+        history.advance(columns)
+        return x
+
+
+class WindowTransformer(nn.Module):
+    """`WindowLayers` and a norm after the last."""
+
+    def __init__(self, config: WindowConfig) -> None:
+        super().__init__()
+        self.layers = WindowLayers(config)
+        self.norm = RMSNorm(config.width, config.norm_eps)
+
+    def forward(self, x: Tensor, history: Context) -> Tensor:
+        """`x` [B, T, width] through all layers and the norm."""
+        return self.norm(self.layers(x, history))

@@ -1,0 +1,279 @@
+"""Streaming by slot, of every codec whose decoder is made of causal layers."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import fish_codec
+import tiny_codec
+from capture import device_only
+from sonoro.models.base import Voice
+from tiny_codec import CHUNKS, FRAMES, close, stream
+
+MAKERS = {"qwen3_tts": tiny_codec.make_codec, "fish_s2": fish_codec.make_codec}
+TILED = {
+    "qwen3_tts": dataclasses.replace(
+        tiny_codec.SMALL,
+        decoder_config=dataclasses.replace(
+            tiny_codec.SMALL_DECODER,
+            latent_dim=32,
+            codebook_dim=32,
+            decoder_dim=128,
+            hidden_size=64,
+            intermediate_size=32,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            head_dim=32,
+            sliding_window=20,
+        ),
+    ),
+    "fish_s2": fish_codec.TILED,
+}
+"""Small sizes that the kernels take."""
+
+
+@pytest.fixture(scope="module", params=MAKERS)
+def name(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def make(name):
+    return MAKERS[name]
+
+
+@pytest.fixture(scope="module")
+def codec(make):
+    return make()
+
+
+def draw(codec, rows, frames=FRAMES, seed=0):
+    books, size = codec.decoder.codes
+    return torch.randint(0, size, (rows, frames, books), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("chunks", CHUNKS)
+def test_any_split_into_chunks_gives_the_whole(codec, chunks):
+    frames = draw(codec, 3)
+    history, slots = codec.allocate(5), torch.tensor([4, 0, 2])
+    whole = codec.decode(frames)
+    assert whole.shape == (3, FRAMES * codec.hop)
+    assert 0.05 < whole.abs().max() < 1
+    close(stream(codec, frames, slots, history, chunks), whole)
+    # The rows hold a past now; a reset must leave nothing of it.
+    codec.reset(history, slots)
+    close(stream(codec, frames, slots, history, chunks), whole)
+
+
+def test_slots_interleaved_and_shuffled(codec):
+    frames = draw(codec, 4)
+    history, whole = codec.allocate(4), codec.decode(frames)
+    streams, heard = {0: 2, 1: 0, 2: 3, 3: 1}, {stream: [] for stream in range(4)}
+    progress = dict.fromkeys(streams, 0)
+    for turn in range(40):
+        members = torch.randperm(4, generator=torch.Generator().manual_seed(turn))[: 1 + turn % 4].tolist()
+        columns = (1, 2, 3)[turn % 3]
+        members = [member for member in members if progress[member] + columns <= FRAMES]
+        if not members:
+            continue
+        chunk = torch.stack([frames[m, progress[m] : progress[m] + columns] for m in members])
+        # Padding rows run with the scratch row, more than once.
+        padded = torch.cat([chunk, draw(codec, 2, columns, seed=turn)])
+        audio = codec.decode(padded, torch.tensor([*(streams[m] for m in members), 4, 4]), history)
+        for row, member in enumerate(members):
+            heard[member].append(audio[row])
+            progress[member] += columns
+    assert min(progress.values()) > FRAMES // 2
+    for member, parts in heard.items():
+        close(torch.cat(parts), whole[member, : progress[member] * codec.hop])
+
+
+@pytest.mark.parametrize("reference_frames", [1, 4, 60])
+def test_priming_is_decoding_the_reference_unheard(codec, reference_frames):
+    reference, frames = draw(codec, 1, reference_frames, seed=5), draw(codec, 2)
+    assert codec.decoder.reach_frames < 60
+    whole = codec.decode(torch.cat([reference.expand(2, -1, -1), frames], dim=1))
+    history, slots = codec.allocate(3), torch.tensor([2, 1])
+    codec.decode(draw(codec, 2, seed=9), slots, history)
+    codec.reset(history, slots)
+    codec.prime(history, slots, Voice(data=None, reference_frames=reference[0]))
+    saved = history.save(slots[1:])
+    expected = whole[:, reference_frames * codec.hop :]
+    close(stream(codec, frames, slots, history, [1, 6, 12]), expected)
+    slot = torch.tensor([0])
+    history.load(slot, saved)
+    close(stream(codec, frames[1:], slot, history, [7, 12]), expected[1:])
+
+
+def test_a_voice_is_primed_once(codec):
+    voice = Voice(data=None, reference_frames=draw(codec, 1, 9, seed=5)[0])
+    history, first, second = codec.allocate(3), torch.tensor([2]), torch.tensor([0, 1])
+    codec.prime(history, first, voice)
+    # What the voice kept is what counts from now on, not its frames; a later call starts from it, in any history.
+    voice = dataclasses.replace(voice, reference_frames=draw(codec, 1, 9, seed=6)[0])
+    codec.decode(draw(codec, 1, 4), first, history)
+    other, frames = codec.allocate(2), draw(codec, 2)
+    codec.prime(other, second, voice)
+    whole = codec.decode(torch.cat([draw(codec, 1, 9, seed=5).expand(2, -1, -1), frames], dim=1))
+    close(stream(codec, frames, second, other, [7, 12]), whole[:, 9 * codec.hop :])
+
+
+def test_the_reach_covers_all_that_rendering_keeps(codec):
+    """What is kept after the last frames alone is what is kept after all of them; after half as many it is not."""
+    with torch.no_grad():
+        hidden = codec.decoder.contextualize(
+            codec.decoder.latents(draw(codec, 1, 40)), codec.allocate(1).at(torch.tensor([0]))
+        )
+
+    @torch.no_grad()
+    def kept(frames):
+        history = codec.allocate(1)
+        codec.decoder.render(hidden[:, -frames:], history.at(torch.tensor([0])))
+        return torch.cat([rows[0].flatten() for rows in history.columns.values()])
+
+    reach = codec.decoder.reach_frames
+    assert reach < 40
+    close(kept(reach), kept(40), 1e-12)
+    assert (kept(reach // 2) - kept(40)).abs().max() > 1e-6
+
+
+def test_a_long_stream_keeps_its_positions(codec):
+    """Far beyond the window, one frame a call, against the whole decode."""
+    frames = draw(codec, 1, 150)
+    history = codec.allocate(1)
+    close(stream(codec, frames, torch.tensor([0]), history, [1] * 150), codec.decode(frames))
+    assert history.seen.tolist() == [150, 0]
+
+
+def test_float32_streams_within_rounding(make):
+    codec = make(dtype=torch.float32, snake_std=0.1)
+    frames = draw(codec, 2)
+    whole = codec.decode(frames)
+    assert whole.dtype == torch.float32
+    history = codec.allocate(2)
+    # 1e-4: float32 rounding through some thirty layers at activations of released size.
+    close(stream(codec, frames, torch.tensor([1, 0]), history, [1, 2, 3, 5, 8]), whole, 1e-4)
+
+
+def test_bfloat16_gives_float32_samples(make):
+    codec = make(dtype=torch.bfloat16, snake_std=0.1)
+    frames = draw(codec, 1, 4)
+    history = codec.allocate(1)
+    assert {columns.dtype for columns in history.columns.values()} == {torch.bfloat16}
+    audio = codec.decode(frames, torch.tensor([0]), history)
+    assert audio.dtype == torch.float32
+    expected = make(dtype=torch.float32, snake_std=0.1).decode(frames)
+    # 8 bits of mantissa through some thirty layers: noise 20 dB below the sound (26 dB seen), no less.
+    assert (audio - expected).norm() < 0.1 * expected.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("columns", [1, 9])
+def test_a_decode_has_fixed_shapes_and_asks_nothing_of_the_device(make, dtype, columns):
+    codec = make(dtype=dtype).to("meta")
+    history = codec.allocate(3)
+    frames, slots = draw(codec, 2, columns).to("meta"), torch.zeros(2, dtype=torch.int64, device="meta")
+    with device_only():
+        codec.reset(history, slots)
+        assert codec.decode(frames, slots, history).shape == (2, columns * codec.hop)
+
+
+@pytest.mark.parametrize("chunks", CHUNKS)
+def test_fused_operations_decode_as_the_modules(make, codec, chunks):
+    fused = make()
+    fused.fused = fused.fuse(fused.decoder, torch.float64)
+    frames, slots = draw(codec, 3), torch.tensor([4, 0, 2])
+    whole = codec.decode(frames)
+    close(fused.decode(frames), whole)
+    history, expected = codec.allocate(5), codec.allocate(5)
+    codec.decode(draw(codec, 3, 7, seed=4), slots, history)
+    codec.reset(history, slots)
+    close(stream(fused, frames, slots, history, chunks), whole)
+    # The same rows are left, so that either can go on where the other stopped.
+    stream(codec, frames, slots, expected, chunks)
+    assert torch.equal(history.seen[slots], expected.seen[slots])
+    for key, columns in history.columns.items():
+        close(columns[slots], expected.columns[key][slots])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_fused_rounding_is_finer_than_that_of_the_modules(make, dtype):
+    codec, expected = make(dtype=dtype, snake_std=0.1), make(dtype=torch.float32, snake_std=0.1)
+    frames = draw(codec, 2)
+    expected = expected.decode(frames)
+    modules_error = (codec.decode(frames) - expected).norm()
+    codec.fused = codec.fuse(codec.decoder, dtype)
+    error = (codec.decode(frames) - expected).norm()
+    # The modules round after every operation, the fused ones once a layer.
+    assert error < modules_error
+    assert error < (0.01 if dtype == torch.float16 else 0.08) * expected.norm()
+
+
+def test_a_fused_decode_has_fixed_shapes_and_asks_nothing_of_the_device(make):
+    codec = make(dtype=torch.float16).to("meta")
+    codec.fused, history = codec.fuse(codec.decoder, torch.float16), codec.allocate(3)
+    frames, slots = draw(codec, 2, 3).to("meta"), torch.zeros(2, dtype=torch.int64, device="meta")
+    with device_only():
+        assert codec.decode(frames, slots, history).shape == (2, 3 * codec.hop)
+
+
+def test_a_fused_decoder_that_is_wrong_is_found_and_not_used(make, caplog):
+    codec = make()
+    codec.fused = codec.fuse(codec.decoder, torch.float64)
+    codec.check_kernels(3, 2)
+    assert codec.fused is not None
+    assert not caplog.records
+    render = codec.fused.render
+    codec.fused.render = lambda x, past: render(x.flip(-1), past)
+    with caplog.at_level("WARNING"):
+        codec.check_kernels(3, 2)
+    assert codec.fused is None
+    assert "kernel=codec fallback=modules" in caplog.text
+    codec.check_kernels(3, 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 0.01), (torch.bfloat16, 0.08)])
+def test_a_gpu_streams_fused(name, make, dtype, tolerance):
+    codec = make(TILED[name], torch.float32, 0.1)
+    frames, rows = draw(codec, 2), draw(codec, 5).cuda()
+    expected = codec.decode(frames)
+    codec = make(TILED[name], dtype, 0.1).cuda()
+    codec.finalize()
+    codec.check_kernels(2, 3)
+    assert codec.fused is not None
+    frames, slots = frames.cuda(), torch.tensor([2, 0], device="cuda")
+    whole = codec.decode(frames)
+    assert (whole.cpu() - expected).norm() < tolerance * expected.norm()
+    for chunks in CHUNKS:
+        history = codec.allocate(3)
+        streamed = stream(codec, frames, slots, history, chunks)
+        # A product of other rows may be summed in another order; 40 dB is what a listener must be given.
+        assert (streamed - whole).norm() < 0.01 * whole.norm()
+    alone = codec.decode(rows[3:4])
+    assert (codec.decode(rows)[3:4] - alone).norm() < 0.01 * alone.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_tiled", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_captured_decode_is_the_eager_one(name, make, dtype, is_tiled):
+    codec = (make(TILED[name], dtype, 0.1) if is_tiled else make(dtype=dtype, snake_std=0.1)).cuda()
+    codec.finalize()
+    assert (codec.fused is None) == (dtype == torch.float32)
+    history, slots = codec.allocate(3), torch.tensor([2, 0], device="cuda")
+    frames = draw(codec, 2).cuda()
+    expected = stream(codec, frames, slots, history, [1] * FRAMES)
+    chunk, graph = frames[:, :1].clone(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        audio = codec.decode(chunk, slots, history)
+    for _ in range(3):
+        codec.reset(history, slots)
+        heard = []
+        for frame in frames.split(1, dim=1):
+            chunk.copy_(frame)
+            graph.replay()
+            heard.append(audio.clone())
+        # The same kernels in the same order: no rounding differs, from one run to the next either.
+        assert torch.equal(torch.cat(heard, dim=1), expected)
