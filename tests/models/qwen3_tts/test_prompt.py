@@ -184,12 +184,15 @@ def test_a_normalizing_checkpoint_reads_words_and_says_what_it_drops(
 ) -> None:
     builder = PromptBuilder(dataclasses.replace(custom.config, text_normalizer="english"), custom.tokenizer)
     assert custom.normalize("No. 5 ☃") == "No. 5 ☃"
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.DEBUG, logger="sonoro"):
         spoken = builder.normalize("I have 5 ☃ cats")
     assert "five" in spoken
     assert spoken == spoken.lower()
     assert not any(character.isdigit() for character in spoken)
-    assert "☃" in caplog.text
+    warning, detail = caplog.records
+    assert (warning.levelno, warning.getMessage()) == (logging.WARNING, "event=characters_dropped count=1")
+    # What somebody wrote is in no log by default.
+    assert (detail.levelno, "☃" in detail.getMessage()) == (logging.DEBUG, True)
     assert builder.normalize("☃") == ""
 
 
