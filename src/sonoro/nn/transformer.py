@@ -28,6 +28,7 @@ __all__ = [
     "DecoderConfig",
     "DecoderLayer",
     "DecoderStack",
+    "FeedForward",
     "RMSNorm",
     "Rotary",
     "causal_attention",
@@ -168,11 +169,13 @@ class _Attention(nn.Module):
         return (self.q_norm.weight, self.k_norm.weight) if self.has_head_norms else (None, None)
 
 
-class _FeedForward(nn.Module):
-    def __init__(self, config: DecoderConfig) -> None:
+class FeedForward(nn.Module):
+    """Two products with a gate between; gate and up are one matrix."""
+
+    def __init__(self, width: int, inner: int) -> None:
         super().__init__()
-        self.gate_up_proj = nn.Linear(config.width, 2 * config.intermediate, bias=False)
-        self.down_proj = nn.Linear(config.intermediate, config.width, bias=False)
+        self.gate_up_proj = nn.Linear(width, 2 * inner, bias=False)
+        self.down_proj = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
@@ -187,7 +190,7 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(config.width, config.norm_eps)
         self.self_attn = _Attention(config)
         self.post_attention_layernorm = RMSNorm(config.width, config.norm_eps)
-        self.mlp = _FeedForward(config)
+        self.mlp = FeedForward(config.width, config.intermediate)
 
     def forward(self, x: Tensor, layer: int, rotary: Rotary, attend: Attend) -> Tensor:
         """`x` [B, T, width] after this layer, number `layer` of its stack."""

@@ -8,6 +8,7 @@ Sequences are [B, T, C]. Knows no codebook and no transformer; `sonoro.nn.vocode
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Literal, cast
 
@@ -37,7 +38,7 @@ __all__ = [
 UNIT_DILATIONS = (1, 3, 9)
 
 
-class Snake(nn.Module):
+class Snake(nn.Module, ABC):
     """x + scale * sin(rate * x)^2 by channel of [B, T, C]; a subclass says what rate and scale are made of.
 
     `finalize` keeps both for when no gradient is wanted.
@@ -51,9 +52,9 @@ class Snake(nn.Module):
         self.register_buffer("rate", None, persistent=False)
         self.register_buffer("scale", None, persistent=False)
 
+    @abstractmethod
     def derive(self) -> Rates:
         """Rate and scale from the parameters, [C] each, in float32 or wider. Differentiable."""
-        raise NotImplementedError
 
     def finalize(self) -> None:
         self.rate, self.scale = (tensor.detach() for tensor in self.derive())

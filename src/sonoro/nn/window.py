@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sonoro.nn.causal import CausalLayer
 from sonoro.nn.history import Context
-from sonoro.nn.transformer import RMSNorm, Rotary, part_pairs, rotary_tables, rotate
+from sonoro.nn.transformer import FeedForward, RMSNorm, Rotary, part_pairs, rotary_tables, rotate
 
 __all__ = ["WindowAttention", "WindowConfig", "WindowLayer", "WindowLayers", "WindowTransformer", "part_pairs"]
 
@@ -74,17 +74,6 @@ class WindowAttention(CausalLayer):
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
 
-class _FeedForward(nn.Module):
-    def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
-        self.gate_up_proj = nn.Linear(width, 2 * inner, bias=False)
-        self.down_proj = nn.Linear(inner, width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj(F.silu(gate) * up)
-
-
 class WindowLayer(nn.Module):
     """One pre-norm layer; projections of queries, keys and values are one matrix, and so are gate and up."""
 
@@ -94,7 +83,7 @@ class WindowLayer(nn.Module):
         self.self_attn = WindowAttention(config)
         self.self_attn_layer_scale = _LayerScale(config.width)
         self.post_attention_layernorm = RMSNorm(config.width, config.norm_eps)
-        self.mlp = _FeedForward(config.width, config.intermediate)
+        self.mlp = FeedForward(config.width, config.intermediate)
         self.mlp_layer_scale = _LayerScale(config.width)
 
     def forward(self, x: Tensor, rotary: Rotary, mask: Tensor, history: Context) -> Tensor:
