@@ -63,6 +63,15 @@ def test_steps_equal_the_whole_sequence(stack: DecoderStack) -> None:
     torch.testing.assert_close(torch.stack(found, dim=1), expected, **TOLERANCE)
 
 
+def test_positions_at_once_equal_the_whole_sequence(stack: DecoderStack) -> None:
+    sequences = torch.randn(3, POSITIONS, CONFIG.width, dtype=torch.float64)
+    cache, expected = new_cache(torch.nan), torch.stack([whole(stack, rows) for rows in sequences])
+    for at in range(0, POSITIONS, 2):
+        lines = torch.cat((sequences[:, at], sequences[:, at + 1]))
+        found = step(stack, cache, [2, 0, 3], [at] * 3, lines).unflatten(0, (2, 3)).transpose(0, 1)
+        torch.testing.assert_close(found, expected[:, at : at + 2], **TOLERANCE)
+
+
 def test_rows_out_of_step_and_in_any_order_equal_the_whole(stack: DecoderStack) -> None:
     sequences = torch.randn(3, POSITIONS, CONFIG.width, dtype=torch.float64)
     expected = [whole(stack, rows) for rows in sequences]

@@ -78,6 +78,14 @@ def decode_case(
     )
 
 
+def with_turns(arguments: tuple[Any, ...], turns: int) -> tuple[Any, ...]:
+    """The same rows, each with `turns` new positions."""
+    qkv, *rest = arguments
+    make = torch.Generator().manual_seed(turns)
+    more = torch.randn((turns - 1) * len(qkv), qkv.shape[1], generator=make, dtype=torch.float64).to(qkv)
+    return (torch.cat((qkv, more)), *rest)
+
+
 def copies(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(value.clone() if isinstance(value, Tensor) else value for value in arguments)
 
@@ -140,6 +148,25 @@ def test_decode_without_norms_equals_a_plain_computation(path: str, monkeypatch:
 
 
 @pytest.mark.parametrize("path", ["rows", "masked"])
+def test_positions_at_once_equal_positions_one_by_one(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if path == "masked":
+        monkeypatch.setattr(attention, "_attend_rows", attention._attend_masked)
+    given = with_turns(decode_case((4, 2, 6), 4, 3, [0, 3, 9], torch.float64), 3)
+    used, found = copies(given), []
+    for turn, lines in enumerate(given[0].split(3)):
+        found.append(decode_attention(lines, *used[1:9], given[9] + turn))
+        # Of one position alone it is known what is right.
+        expected = plain_decode(
+            (lines, *given[1:5], *(rows.clone() for rows in used[5:7]), *given[7:9], given[9] + turn)
+        )
+        torch.testing.assert_close(found[-1], expected, atol=1e-12, rtol=0)
+    at_once = copies(given)
+    assert torch.equal(decode_attention(*at_once), torch.cat(found))
+    for rows, expected in zip(at_once[5:7], used[5:7], strict=True):
+        torch.testing.assert_close(rows, expected, atol=0, rtol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("path", ["rows", "masked"])
 def test_nothing_past_the_live_length_matters(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if path == "masked":
         monkeypatch.setattr(attention, "_attend_rows", attention._attend_masked)
@@ -177,6 +204,7 @@ def test_decode_may_be_captured() -> None:
     given = decode_case((4, 2, 8), 4, 3, [0, 6], torch.float32, device="meta", fill=0.0)
     with device_only():
         assert decode_attention(*given).shape == (2, 32)
+        assert decode_attention(torch.cat((given[0], given[0])), *given[1:]).shape == (4, 32)
 
 
 def starts_of(lengths: list[int], padding: int) -> Tensor:
@@ -227,6 +255,10 @@ def test_interpreted() -> None:
         check_decode(decode_case((4, 1, 32), 16, 4, [63, 8], dtype), tuning(warps=1, tiles=1, splits=4, shortest=16))
         check_decode(decode_case((2, 2, 32), 32, 2, [40, 31], dtype), tuning(warps=1, tiles=1, splits=2, shortest=16))
         check_decode(decode_case((4, 1, 16), 16, 1, [0, 9], dtype, has_norms=False))
+        # Two positions of each row, in one part and where a part ends between them.
+        check_decode(with_turns(decode_case((4, 1, 16), 16, 1, [0, 9], dtype, has_norms=False), 2))
+        pair = with_turns(decode_case((4, 2, 32), 16, 4, [31, 62], dtype), 2)
+        check_decode(pair, tuning(warps=1, tiles=1, splits=2, shortest=16))
         check_packed(dtype, [20, 1, 50], (2, 1, 16))
     # The counters of the parts are left as they were found.
     assert not attention._arrivals(torch.device("cpu"), 0).any()
@@ -295,6 +327,9 @@ def test_decode_on_a_gpu(rows: int, dtype: torch.dtype) -> None:
 def test_decode_in_a_loop_on_a_gpu(rows: int) -> None:
     for position in (0, 1, 15):
         check_decode(decode_case((16, 8, 128), 16, 1, [position] * rows, torch.bfloat16, device="cuda"))
+    for heads, has_norms in (((16, 8, 128), True), ((32, 8, 128), False)):
+        first = decode_case(heads, 16, 1, [0] * rows, torch.bfloat16, device="cuda", has_norms=has_norms)
+        check_decode(with_turns(first, 2))
     for group in (1, 4):
         check_decode(decode_case((2 * group, 2, 64), 16, 8, [100] * rows, torch.bfloat16, device="cuda"))
 

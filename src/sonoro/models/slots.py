@@ -215,14 +215,17 @@ def depth_passes(state: SlotRows, depth: DecoderStack, rows: Tensor, fed: Sequen
     """What `depth` makes of each of its inputs after the first, [B, width] before its final norm, in turn.
 
     `fed` [B, width] are the inputs: the backbone's hidden row, then what each codebook is embedded as. Whoever asks for
-    the next has appended what was drawn from the last.
+    the next has appended what was drawn from the last. The first two, known together, are one pass.
     """
-    for book, positions in enumerate(state.loop_positions[:, : rows.shape[0]]):
+    hidden, embedded, count = fed[0], fed[1], rows.shape[0]
+    assert hidden is not None
+    assert embedded is not None
+    step = functools.partial(depth.step, rotary=state.loop_rotary, cache=state.loop, slots=rows)
+    yield step(torch.cat((hidden, embedded)), positions=state.loop_positions[0, :count])[count:]
+    for book, positions in enumerate(state.loop_positions[2:, :count], start=2):
         inputs = fed[book]
         assert inputs is not None
-        outputs = depth.step(inputs, state.loop_rotary, state.loop, rows, positions)
-        if book:
-            yield outputs
+        yield step(inputs, positions=positions)
 
 
 class _Rows(Protocol):

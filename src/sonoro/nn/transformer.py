@@ -3,7 +3,8 @@ norms on queries and keys or none, gated feed-forward.
 
 `forward` runs whole sequences, for training and prefill: the function `attend` receives (layer index, queries, keys,
 values), each [B, T, heads, D], and returns [B, T, query heads, D]; where keys and values are kept is its business
-(`sonoro.nn.kvcache`). `step` runs one position per row out of fused operations; the two are tested against each other.
+(`sonoro.nn.kvcache`). `step` runs one position per row, or a few, out of fused operations; the two are tested against
+each other.
 """
 
 from __future__ import annotations
@@ -214,10 +215,11 @@ class DecoderStack(nn.Module):
         return self.norm(x)
 
     def step(self, x: Tensor, rotary: Rotary, cache: Cache, slots: Tensor, positions: Tensor) -> Tensor:
-        """One new position per row through all layers, not through the final norm: `x` [B, width], the same back.
+        """New positions of each row through all layers, not through the final norm: `x` [T * B, width], the same back.
 
         Row b is row `slots[b]` of `cache`'s table; its keys and values are kept at `positions[b]`, and it attends to
-        them and all before. `rotary` are tables by position, [P, 1, head width]. Capturable; no sync; no autograd.
+        them and all before. Line t * B + b of `x` is the t-th position from there on; mostly T is 1. `rotary` are
+        tables by position, [P, 1, head width]. Capturable; no sync; no autograd.
         """
         eps = self.config.norm_eps
         for index, layer in enumerate(cast(Sequence[DecoderLayer], self.layers)):
@@ -239,8 +241,9 @@ class DecoderStack(nn.Module):
             x = linear_add(inner, feed.down_proj.weight, x)
         return x
 
-    def check_kernels(self, rows: int, page_positions: int) -> None:
-        """Compare every kernel of `step` with its reference at `rows` rows; one that is wrong serves no more.
+    def check_kernels(self, rows: int, page_positions: int, turns: int = 1) -> None:
+        """Compare every kernel of `step` with its reference at `turns` positions of `rows` rows; one that is wrong serves
+        no more.
 
         Random inputs, the weights of the first layer, contexts of up to two pages. Synchronises; does nothing on a CPU.
         """
@@ -250,19 +253,15 @@ class DecoderStack(nn.Module):
         generator = torch.Generator(weight.device).manual_seed(0)
         random = functools.partial(torch.randn, device=weight.device, dtype=weight.dtype, generator=generator)
         tolerance = _KERNEL_TOLERANCES.get(weight.dtype, 1e-4)
-        x, heads, inner = (
-            random(rows, config.width),
-            random(rows, attention.o_proj.in_features),
-            random(rows, config.intermediate),
-        )
+        widths = (config.width, attention.o_proj.in_features, config.intermediate, weight.shape[0])
+        x, heads, inner, qkv = (random(turns * rows, width) for width in widths)
         norm_linear.check(lambda: (x, layer.input_layernorm.weight, eps, weight), tolerance)
         linear_add.check(lambda: (heads, attention.o_proj.weight, x), tolerance)
         norm_gate_up.check(lambda: (x, layer.post_attention_layernorm.weight, eps, feed.gate_up_proj.weight), tolerance)
         linear_add.check(lambda: (inner, feed.down_proj.weight, x), tolerance)
-        norms, qkv = attention.head_norms, random(rows, weight.shape[0])
-        index = torch.arange(rows, device=weight.device)
+        norms, index = attention.head_norms, torch.arange(rows, device=weight.device)
         table = torch.stack((2 * index, 2 * index + 1), dim=1).int()
-        positions = (index * 7 + 3) % (2 * page_positions)
+        positions = (index * 7 + 3) % (2 * page_positions - turns + 1)
         pages = random(2, 2 * rows, page_positions, config.kv_heads, config.head_width)
         rotary = self.rotary(torch.arange(2 * page_positions, device=weight.device), weight.dtype)
         decode_attention.check(

@@ -1,7 +1,7 @@
 """Attention of decoder stacks over pages and over packed prompts: Triton kernels beside their torch references.
 
-`decode_attention` is one position per row, with the norms and the rotation before it and the write of the new key and
-value; `packed_attention` runs whole prompts that lie back to back. Query heads share key heads in groups.
+`decode_attention` is one position per row, or a few, with the norms and the rotation before it and the write of the new
+key and value; `packed_attention` runs whole prompts that lie back to back. Query heads share key heads in groups.
 """
 
 from __future__ import annotations
@@ -50,14 +50,19 @@ def decode_attention_reference(  # noqa: PLR0917 (all that a step knows)
     slots: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """Attend with one new position per row, `qkv` [B, (heads + 2 kv heads) * D], to it and all before: [B, heads * D].
+    """Attend with new positions, `qkv` [T * B, (heads + 2 kv heads) * D], to them and all before: [T * B, heads * D].
 
     Queries and keys are normed (`q_norm`, `k_norm` [D]; or neither) and turned by `rotary`, tables of positions
-    [P, 1, D]. Row b is row `slots[b]` int64 of `table` [rows, pages per row] int32, at `positions[b]` int64: its key
-    and value are written into `keys` and `values` [pages, page positions, kv heads, D]. Nothing past a row's position
-    matters, NaN included.
+    [P, 1, D]. Row b is row `slots[b]` int64 of `table` [rows, pages per row] int32, at `positions[b]` int64 and, if T
+    is above 1, at those that follow: line t * B + b of `qkv` is its position `positions[b]` + t. Keys and values are
+    written into `keys` and `values` [pages, page positions, kv heads, D]. Nothing past a row's position matters, NaN
+    included.
     On a CPU it reads live positions only; elsewhere it reads whole rows, may be captured and does not synchronise.
     """
+    if qkv.shape[0] > slots.shape[0]:
+        shared = (q_norm, k_norm, eps, rotary, keys, values, table, slots)
+        turns = enumerate(qkv.split(slots.shape[0]))
+        return torch.cat([decode_attention_reference(lines, *shared, positions + turn) for turn, lines in turns])
     kv_heads, width = keys.shape[2:]
     heads = qkv.unflatten(-1, (-1, width))
     # Queries and keys at once: on a CPU calls are what takes time.
@@ -209,24 +214,24 @@ def decode_attention_kernel(  # noqa: PLR0917
     tuning: Tuning | None = None,
     is_overlapped: bool = True,
 ) -> Tensor:
-    """`decode_attention_reference` as one Triton kernel, a program per row, kv head and part of the row's positions.
+    """`decode_attention_reference` as one Triton kernel, a program per line, kv head and part of the row's positions.
 
     Parts are added up by the last of them to finish, in the order of positions: the same launch gives the same bits.
     Rows that share a slot write the same place, one of them last. No gradient.
     """
-    rows, (_, page, kv_heads, width) = qkv.shape[0], keys.shape
+    lines, rows, (_, page, kv_heads, width) = qkv.shape[0], slots.shape[0], keys.shape
     group, capacity = qkv.shape[1] // width // kv_heads - 2, table.shape[1] * page
-    warps, tiles, splits, shortest = tuning or _tuning(rows * kv_heads, capacity)
+    warps, tiles, splits, shortest = tuning or _tuning(lines * kv_heads, capacity)
     # As many positions side by side as the warps read in pieces of 16 bytes.
     lanes = min(page, max(1, warps * 32 * 16 // (width * qkv.dtype.itemsize)))
     overlap = is_overlapped and can_overlap(qkv.device)
-    out = torch.empty((rows, kv_heads * group * width), dtype=qkv.dtype, device=qkv.device)
+    out = torch.empty((lines, kv_heads * group * width), dtype=qkv.dtype, device=qkv.device)
     sums = extremes = arrivals = out
     if splits > 1:
-        sums = torch.empty((rows, kv_heads, splits, group, width), dtype=torch.float32, device=qkv.device)
-        extremes = torch.empty((rows, kv_heads, splits, group, 2), dtype=torch.float32, device=qkv.device)
+        sums = torch.empty((lines, kv_heads, splits, group, width), dtype=torch.float32, device=qkv.device)
+        extremes = torch.empty((lines, kv_heads, splits, group, 2), dtype=torch.float32, device=qkv.device)
         arrivals = _arrivals(qkv.device, torch.cuda.current_stream().cuda_stream if qkv.is_cuda else 0)
-    attention_kernels.decode[kv_heads, splits, rows](
+    attention_kernels.decode[kv_heads, splits, lines](
         qkv,
         # Without norms nothing is read from them: any pointers serve.
         qkv if q_norm is None else q_norm,
@@ -241,11 +246,13 @@ def decode_attention_kernel(  # noqa: PLR0917
         extremes,
         arrivals,
         out,
+        rows,
         qkv.stride(0),
         table.stride(0),
         eps,
         # Exponentials to base two are an instruction of their own.
         math.log2(math.e) / math.sqrt(width),
+        lines // rows,
         kv_heads,
         group,
         width,
@@ -282,6 +289,7 @@ def _can_decode(  # noqa: PLR0917
         and all(tensor.dtype == qkv.dtype and tensor.is_contiguous() for tensor in tensors)
         and all(tensor.stride(-1) == 1 for tensor in (qkv, table, slots, positions))
         and qkv.numel() > 0
+        and qkv.shape[0] % slots.shape[0] == 0
         and _is_power(width, 16, 128)
         and _is_power(page, 16, 1024)
         and _is_power(qkv.shape[1] // width // kv_heads - 2, 1, 8)

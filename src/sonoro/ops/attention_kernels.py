@@ -121,7 +121,7 @@ def _store_heads(  # noqa: PLR0917
         tl.store(out + (pair * group + member) * width + tl.arange(0, width), result)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def decode(  # noqa: PLR0915, PLR0917 (one pass over what registers hold)
     qkv,
     q_norm,
@@ -137,10 +137,12 @@ def decode(  # noqa: PLR0915, PLR0917 (one pass over what registers hold)
     extremes,
     arrivals,
     out,
+    count,
     qkv_stride,
     table_stride,
     eps,
     scale,
+    turns: tl.constexpr,
     kv_heads: tl.constexpr,
     group: tl.constexpr,
     width: tl.constexpr,
@@ -157,7 +159,10 @@ def decode(  # noqa: PLR0915, PLR0917 (one pass over what registers hold)
     dtype: tl.constexpr = out.dtype.element_ty
     row_stride: tl.constexpr = kv_heads * width
     block: tl.constexpr = lanes * tiles
-    head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    head, split, line = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    row, turn = line, 0
+    if turns > 1:
+        row, turn = line % count, line // count
     place, flat = tl.arange(0, lanes)[:, None], tl.arange(0, width)
     column, partner = flat[None, :], (flat + width // 2) % width
     q_weight, q_partner_weight, k_weight, k_partner_weight = 1.0, 1.0, 1.0, 1.0
@@ -165,11 +170,11 @@ def decode(  # noqa: PLR0915, PLR0917 (one pass over what registers hold)
         q_weight, q_partner_weight = tl.load(q_norm + flat), tl.load(q_norm + partner)
         k_weight, k_partner_weight = tl.load(k_norm + flat), tl.load(k_norm + partner)
     wait_for_inputs(overlap)
-    position = tl.load(positions + row).to(tl.int32)
+    position = tl.load(positions + row).to(tl.int32) + turn
     table_row = table + tl.load(slots + row) * table_stride
     # All that is known to be needed is asked for before the first answer is looked at.
-    given = qkv + row * qkv_stride + head * group * width
-    fresh = qkv + row * qkv_stride + (kv_heads * group + head) * width
+    given = qkv + line * qkv_stride + head * group * width
+    fresh = qkv + line * qkv_stride + (kv_heads * group + head) * width
     given_queries, query_partners = (), ()
     for member in tl.static_range(group):
         given_queries += (tl.load(given + member * width + flat),)
@@ -178,11 +183,11 @@ def decode(  # noqa: PLR0915, PLR0917 (one pass over what registers hold)
     new_value = tl.load(fresh + row_stride + column + place * 0)
     # A row's positions in at most `splits` parts of whole blocks; the last that holds any holds the new one.
     if splits == 1:
-        first, last, end = 0, 0, position
+        first, last, end = 0, 0, position - turn
     else:
         part = tl.maximum(tl.cdiv(position + 1, splits * block) * block, shortest)
         first, last = split * part, position // part
-        end = tl.minimum(first + part, position)
+        end = tl.minimum(first + part, position - turn)
         if split > last:
             return
     offset = place * row_stride + column + head * width
@@ -196,6 +201,24 @@ def decode(  # noqa: PLR0915, PLR0917 (one pass over what registers hold)
     tl.store(keys + target + flat, new_key, mask=(flat >= 0) & (split == last))
     is_new = (place == 0) & (split == last)
     tl.store(values + target + column + place * 0, new_value, mask=is_new)
+    # Positions just before, whose programs may not have written them yet.
+    near_keys, near_values = (), ()
+    for back in tl.static_range(1, turns):
+        near, is_there = fresh - back * count * qkv_stride, (flat >= 0) & (turn >= back)
+        at = (position - back) * width + flat
+        near_key = _norm_and_turn(
+            tl.load(near + flat, mask=is_there, other=0.0),
+            tl.load(near + partner, mask=is_there, other=0.0),
+            k_weight,
+            k_partner_weight,
+            tl.load(cos + at, mask=is_there, other=0.0),
+            tl.load(sin + at, mask=is_there, other=0.0),
+            eps,
+            width,
+            is_normed,
+        )
+        near_keys += (near_key,)
+        near_values += (tl.load(near + row_stride + column + place * 0, mask=is_new & (turn >= back), other=0.0),)
     # Each lane keeps a softmax of its own, so that the loop needs no exchange between threads.
     queries, tops, totals, mixes = (), (), (), ()
     for member in tl.static_range(group):
@@ -210,11 +233,19 @@ def decode(  # noqa: PLR0915, PLR0917 (one pass over what registers hold)
             width,
             is_normed,
         )
-        queries += ((query.to(tl.float32) * scale)[None, :],)
-        score = tl.sum(queries[member] * new_key.to(tl.float32)[None, :], axis=1, keep_dims=True)
-        tops += (tl.where(is_new, score, -1e30),)
-        totals += (tl.where(is_new, 1.0, 0.0),)
-        mixes += (tl.where(is_new, new_value.to(tl.float32), 0.0),)
+        query = query.to(tl.float32) * scale
+        queries += (query[None, :],)
+        top, total = tl.sum(query * new_key.to(tl.float32)), 1.0
+        mixed = new_value.to(tl.float32)
+        for back in tl.static_range(1, turns):
+            score = tl.where(turn >= back, tl.sum(query * near_keys[back - 1].to(tl.float32)), -float("inf"))
+            raised = tl.maximum(top, score)
+            kept, weight = tl.exp2(top - raised), tl.exp2(score - raised)
+            total, mixed = total * kept + weight, mixed * kept + weight * near_values[back - 1].to(tl.float32)
+            top = raised
+        tops += (tl.where(is_new, top, -1e30),)
+        totals += (tl.where(is_new, total, 0.0),)
+        mixes += (tl.where(is_new, mixed, 0.0),)
     if is_single:
         tops, totals, mixes = _attend_tiles(key, value, first, end, place, queries, tops, totals, mixes, lanes)
     else:
@@ -224,7 +255,7 @@ def decode(  # noqa: PLR0915, PLR0917 (one pass over what registers hold)
             )
             tops, totals, mixes = _attend_tiles(key, value, start, end, place, queries, tops, totals, mixes, lanes)
             key, value = next_key, next_value
-    pair = row * kv_heads + head
+    pair = line * kv_heads + head
     outs, out_tops, out_totals = (), (), ()
     for member in tl.static_range(group):
         top = tl.max(tops[member], axis=0, keep_dims=True)

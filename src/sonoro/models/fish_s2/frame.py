@@ -54,7 +54,8 @@ def frame(lm: DualAR, state: SlotRows, slots: Tensor, record: list[Tensor] | Non
 def check_kernels(lm: DualAR, state: SlotRows, rows: int) -> None:
     """Run each fused kernel of a frame of `rows` rows once against its reference. Synchronises; `state` stays."""
     lm.slow.check_kernels(rows, state.cache.page_positions)
-    lm.fast.check_kernels(rows, state.loop.page_positions)
+    for turns in (1, 2):
+        lm.fast.check_kernels(rows, state.loop.page_positions, turns)
     index = torch.arange(rows, device=lm.device)
     # Noise may differ by the rounding of two logarithms.
     gumbel_noise.check(lambda: (index * 7919, index % 3, index, 2, lm.codes + 1), tolerance=1e-5)
