@@ -14,7 +14,6 @@ from sonoro.ops.sample import (
     draw_and_embed_kernel,
     draw_and_embed_reference,
     draw_kernel,
-    draw_nucleus,
     draw_reference,
     gumbel_noise,
     gumbel_noise_kernel,
@@ -344,31 +343,3 @@ def test_the_kernels_equal_the_references_on_a_gpu(rows: int) -> None:
         replayed.fill_(-1)
         graph.replay()
         assert torch.equal(replayed, found)
-
-
-def nucleus_of(probabilities: list[float], *, top_p: float, top_k: int = 0, heat: float = 1.0) -> set[int]:
-    """The ids that are ever drawn, under noise that prefers each of them in turn."""
-    count = len(probabilities)
-    logits = torch.tensor([probabilities]).log().expand(count, -1)
-    one = torch.ones(count, 1)
-    arguments = (heat * one, (top_k * one).long(), top_p * one, torch.zeros(count, 1, dtype=torch.bool))
-    return set(draw_nucleus(logits, 500 * torch.eye(count), *arguments).tolist())
-
-
-def test_a_nucleus_is_taken_before_the_temperature_and_without_what_crosses_it() -> None:
-    assert nucleus_of([0.1, 0.6, 0.3], top_p=0.8) == {1}
-    assert nucleus_of([0.1, 0.6, 0.3], top_p=0.8, heat=9.0) == {1}
-    assert nucleus_of([0.1, 0.6, 0.3], top_p=0.92) == {1, 2}
-    assert nucleus_of([0.1, 0.6, 0.3], top_p=0.92, heat=0.01) == {1, 2}
-    assert nucleus_of([0.1, 0.6, 0.3], top_p=0.01) == {1}
-    assert nucleus_of([0.25] * 4, top_p=1.0) == {0, 1, 2, 3}
-    assert nucleus_of([0.1, 0.2, 0.3, 0.4], top_p=1.0, top_k=2) == {2, 3}
-    assert nucleus_of([0.1, 0.2, 0.3, 0.4], top_p=0.75, top_k=3) == {2, 3}
-
-
-def test_a_draw_of_a_nucleus_divides_by_the_temperature_and_heeds_greedy_rows() -> None:
-    logits = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]])
-    noise = torch.tensor([[0.0, 1.5], [0.0, 1.5], [0.0, 99.0]])
-    heat, is_greedy = torch.tensor([[1.0], [0.5], [1.0]]), torch.tensor([[False], [False], [True]])
-    keeps_all = (torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, 1))
-    assert draw_nucleus(logits, noise, heat, *keeps_all, is_greedy).tolist() == [1, 0, 0]

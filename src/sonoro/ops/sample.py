@@ -28,7 +28,6 @@ __all__ = [
     "draw_and_embed_kernel",
     "draw_and_embed_reference",
     "draw_kernel",
-    "draw_nucleus",
     "draw_reference",
     "gumbel_noise",
     "gumbel_noise_kernel",
@@ -142,22 +141,6 @@ def draw_reference(  # noqa: PLR0917 (each is a column of its own)
         logits = keep_top_p(logits, top_p)
     drawn = pick(logits, noise, is_greedy)
     return drawn if ids is None else ids.copy_(drawn)
-
-
-def draw_nucleus(  # noqa: PLR0917
-    logits: Tensor, noise: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, is_greedy: Tensor
-) -> Tensor:
-    """One id per row of `logits` [B, V], [B] int64, for checkpoints that are filtered before they are heated.
-
-    Of the ids in the order of their probabilities those are kept that add up to at most `top_p`, so the one that
-    crosses it is not, and of those the first `top_k`, 0 for all; the first stays in any case. Then `pick` of the rest
-    of logits / temperature. Computed in float32. Arguments as for `draw_reference`.
-    """
-    ordered, ids = logits.float().sort(dim=-1, descending=True)
-    rank = torch.arange(logits.shape[1], device=logits.device)
-    is_removed = (ordered.softmax(dim=-1).cumsum(dim=-1) > top_p) | ((rank >= top_k) & (top_k > 0))
-    kept = ordered.masked_fill(is_removed & (rank > 0), -torch.inf) / temperature
-    return ids.gather(1, pick(kept, noise.gather(1, ids), is_greedy)[:, None])[:, 0]
 
 
 def draw_and_embed_reference(  # noqa: PLR0917

@@ -191,15 +191,6 @@ def test_the_end_may_be_ignored(lm: DualAR) -> None:
     assert len(endless) == 30
 
 
-def test_a_code_is_drawn_again_only_if_it_is_among_the_last_ten(lm: DualAR) -> None:
-    state = allocate(lm, CAPACITY)
-    state.frames[1, :40, 0] = torch.arange(40)
-    recent = frame_module._recent(state, torch.tensor([1, 1, 1, 1]), torch.tensor([0, 1, 3, 25]))
-    assert recent[0].tolist() == recent[1].tolist() == [-1] * 10
-    assert recent[2].tolist() == [-1] * 8 + [1, 2]
-    assert recent[3].tolist() == list(range(15, 25))
-
-
 def test_place_prefill_and_frame_may_be_captured() -> None:
     """On the meta device there is no value to ask for: whatever would synchronise or depend on a value raises."""
     lm = tiny_dual_ar().to("meta")

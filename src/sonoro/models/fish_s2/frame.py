@@ -7,6 +7,7 @@ they are, without a branch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,13 +16,16 @@ from torch import Tensor
 from sonoro.models.slots import SlotRows, append_frames, depth_passes
 from sonoro.ops.linear import norm_linear
 from sonoro.ops.norm import rms_norm
+from sonoro.ops.nucleus import Again, draw_nucleus
 from sonoro.ops.sample import gumbel_noise
 from sonoro.runtime.sampling import SamplingRow
 
 from .backbone import DualAR
-from .sampling import WINDOW, draw_first, draw_rest
 
 __all__ = ["check_kernels", "frame", "parts"]
+
+# Codebook 0 avoids to repeat its last codes. The first frame's is never counted.
+_WINDOW, _FIRST_COUNTED, _AGAIN_TEMPERATURE, _AGAIN_TOP_P = 10, 1, 1.0, 0.9
 
 
 def frame(lm: DualAR, state: SlotRows, slots: Tensor, record: list[Tensor] | None = None) -> None:
@@ -33,18 +37,15 @@ def frame(lm: DualAR, state: SlotRows, slots: Tensor, record: list[Tensor] | Non
     rows = slots.masked_fill(state.done[slots], state.scratch)
     length, position, row = state.length[rows], state.position[rows], state.samplers[0].read(rows)
     hidden, logits = _step_slow(lm, state, rows, position)
-    decided = [logits]
-    noise = _noise(lm, row, length)
-    first = draw_first(logits, noise[:, 0], noise[:, -1], row, _recent(state, rows, length))
-    codes = [first.masked_fill(first == lm.codes, 0)]
-    fed = [hidden, lm.fast.embeddings(codes[0])]
+    decided, draws = [logits], _Draws.of(lm, state, rows, length, row)
+    fed = [hidden, draws.first(logits)]
     for book, depth_logits in enumerate(_depth_logits(lm, state, rows, fed), start=1):
         decided.append(depth_logits)
-        codes.append(draw_rest(depth_logits, noise[:, book, : lm.codes], row))
-        fed.append(lm.fast.embeddings(codes[-1]))
+        fed.append(draws.rest(book, depth_logits))
     if record is not None:
         record.extend(decided)
-    made = torch.stack(codes, dim=1)
+    first, made = draws.codes[:, 0].clone(), draws.codes
+    made[:, 0].masked_fill_(first == lm.codes, 0)
     pending = lm.embed(torch.cat((lm.tokens(first)[:, None], made), dim=1))
     # The first frame cannot be the end: as in the official code it is kept, and fed back as the token it is.
     is_end = (first == lm.codes) & (length > 0)
@@ -59,6 +60,17 @@ def check_kernels(lm: DualAR, state: SlotRows, rows: int) -> None:
     index = torch.arange(rows, device=lm.device)
     # Noise may differ by the rounding of two logarithms.
     gumbel_noise.check(lambda: (index * 7919, index % 3, index, 2, lm.codes + 1), tolerance=1e-5)
+    noise = gumbel_noise.reference(index, index, index, 2, lm.codes + 1)
+    logits = torch.randn(noise[:, 0].shape, device=lm.device, generator=torch.Generator(lm.device).manual_seed(0))
+    said = logits.topk(8).indices
+    again = Again(noise[:, 1], said, index, index % 8, _AGAIN_TEMPERATURE, _AGAIN_TOP_P, _WINDOW, _FIRST_COUNTED)
+    one, column, table = torch.ones_like(logits[:, :1]), index[:, None], lm.fast.embeddings.weight
+    parameters = (0.8 * one, 30 * one.long(), 0.8 * one, column % 5 == 4)
+    for more in ((), (column % 3 == 0, again)):
+        draw_nucleus.check(
+            lambda more=more: (logits.to(table.dtype), noise[:, 0], *parameters, table, torch.zeros_like(index), *more),
+            tolerance=0.0,
+        )
 
 
 def parts(lm: DualAR, state: SlotRows) -> dict[str, Callable[[Tensor], object]]:
@@ -75,12 +87,49 @@ def parts(lm: DualAR, state: SlotRows) -> dict[str, Callable[[Tensor], object]]:
         return list(_depth_logits(lm, state, slots, [state.pending[slots]] + [embedded] * (lm.codebooks - 1)))
 
     def sample(slots: Tensor) -> list[Tensor]:
-        row, length = state.samplers[0].read(slots), state.length[slots]
-        logits, noise = F.linear(state.pending[slots], lm.head), _noise(lm, row, length)
-        first = draw_first(logits, noise[:, 0], noise[:, -1], row, _recent(state, slots, length))
-        return [first, *(draw_rest(logits[:, :-1], noise[:, book, :-1], row) for book in range(1, lm.codebooks))]
+        draws = _Draws.of(lm, state, slots, state.length[slots], state.samplers[0].read(slots))
+        logits = F.linear(state.pending[slots], lm.head)
+        draws.first(logits)
+        for book in range(1, lm.codebooks):
+            draws.rest(book, logits[:, :-1])
+        return list(draws.codes.unbind(1))
 
     return {"backbone": backbone, "depth": depth, "sample": sample}
+
+
+class _Draws(NamedTuple):
+    """The draws of one step into `codes` [B, K]: parameters of its rows, their noise, what codebook 0 must not repeat.
+
+    A draw returns the fast AR's input rows [B, H] for what it drew.
+    """
+
+    codes: Tensor
+    row: SamplingRow
+    noise: Tensor
+    again: Again
+    table: Tensor
+
+    @classmethod
+    def of(cls, lm: DualAR, state: SlotRows, rows: Tensor, length: Tensor, row: SamplingRow) -> _Draws:
+        codes, noise = rows.new_empty(rows.shape[0], lm.codebooks), _noise(lm, row, length)
+        limits = (_AGAIN_TEMPERATURE, _AGAIN_TOP_P, _WINDOW, _FIRST_COUNTED)
+        again = Again(noise[:, -1], state.frames[:, :, 0], rows, length, *limits)
+        return cls(codes, row, noise, again, lm.fast.embeddings.weight)
+
+    def first(self, logits: Tensor) -> Tensor:
+        """Codebook 0 of the slow AR's `logits` [B, V], whose last column is end of speech: it goes on as code 0."""
+        return self._draw(0, logits, self.row.ignore_eos, self.again)
+
+    def rest(self, book: int, logits: Tensor) -> Tensor:
+        """Codebook `book` of the fast AR's `logits` [B, V]."""
+        return self._draw(book, logits)
+
+    def _draw(self, book: int, logits: Tensor, *more: Tensor | Again) -> Tensor:
+        row = self.row
+        noise, ids = self.noise[:, book, : logits.shape[1]], self.codes[:, book]
+        given = (logits, noise, row.temperature, row.top_k, row.top_p, row.is_greedy, self.table, ids)
+        embedded: Tensor = draw_nucleus(*given, *more)
+        return embedded
 
 
 def _step_slow(lm: DualAR, state: SlotRows, rows: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,9 +149,3 @@ def _depth_logits(lm: DualAR, state: SlotRows, rows: Tensor, fed: Sequence[Tenso
 def _noise(lm: DualAR, row: SamplingRow, length: Tensor) -> Tensor:
     """Gumbel noise [B, K + 1, V] of a frame: a codebook each, the last for codebook 0 drawn again."""
     return gumbel_noise(row.seed, row.segment, length, lm.codebooks + 1, lm.codes + 1)
-
-
-def _recent(state: SlotRows, rows: Tensor, length: Tensor) -> Tensor:
-    """The last codes of codebook 0, [B, WINDOW] int64, -1 where there is none. The first frame's is never counted."""
-    at = length[:, None] + torch.arange(-WINDOW, 0, device=rows.device)
-    return state.frames[rows[:, None], at.clamp(min=0), 0].masked_fill(at < 1, -1)
