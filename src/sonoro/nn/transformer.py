@@ -242,8 +242,8 @@ class DecoderStack(nn.Module):
         return x
 
     def check_kernels(self, rows: int, page_positions: int, turns: int = 1) -> None:
-        """Compare every kernel of `step` with its reference, `turns` positions of `rows` rows; one that is wrong serves no
-        more.
+        """Compare every kernel of `step` with its reference at `turns` positions of `rows` rows; one that is wrong is
+        not used again.
 
         Random inputs, the weights of the first layer, contexts of up to two pages. Synchronises; does nothing on a CPU.
         """

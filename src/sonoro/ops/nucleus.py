@@ -242,9 +242,18 @@ def draw_nucleus_kernel(  # noqa: PLR0917
     return embedded
 
 
-def _can_draw(logits: Tensor, noise: Tensor, *given: Tensor | Again | None) -> bool:
-    table, again = given[4], given[7] if len(given) > 7 else None
-    assert isinstance(table, Tensor)
+def _can_draw(  # noqa: PLR0917
+    logits: Tensor,
+    noise: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    is_greedy: Tensor,
+    table: Tensor,
+    ids: Tensor,
+    is_endless: Tensor | None = None,
+    again: Again | None = None,
+) -> bool:
     return (
         logits.numel() > 0
         and logits.shape[1] <= 16384
