@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sonoro.ops.dispatch import Operation
+from sonoro.ops.dispatch import Operation, references_alone
 
 
 def plus_one(x: Tensor) -> Tensor:
@@ -46,6 +46,16 @@ def test_the_kernel_serves_what_it_supports(on_gpu: Tensor) -> None:
     with torch.inference_mode():
         assert chosen(on_gpu).tolist() == [3.0] * 3
         assert chosen(on_gpu[:2]).tolist() == [2.0] * 2
+
+
+def test_references_may_serve_alone(on_gpu: Tensor) -> None:
+    chosen = operation(plus_two)
+    with torch.inference_mode():
+        with references_alone():
+            assert chosen(on_gpu).tolist() == [2.0] * 3
+            chosen.check(lambda: (on_gpu,), tolerance=0.0)
+        assert chosen(on_gpu).tolist() == [3.0] * 3
+    assert not chosen.is_broken
 
 
 def test_gradients_go_through_the_reference(on_gpu: Tensor) -> None:

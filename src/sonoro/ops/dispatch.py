@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ try:
 except ImportError:
     triton = None
 
-__all__ = ["Operation"]
+__all__ = ["Operation", "references_alone"]
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +26,9 @@ class Operation:
     The kernel serves tensors on a GPU, without gradients, that `is_supported` accepts. One that fails, or that `check`
     finds to disagree, warns once and is not tried again: the reference serves from then on.
     """
+
+    has_kernels: ClassVar[bool] = True
+    """Whether any kernel may serve: see `references_alone`."""
 
     def __init__(
         self,
@@ -38,7 +42,8 @@ class Operation:
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """The operation on `x` and what follows it. Capturable once it has run at these shapes."""
-        if self.is_broken or not x.is_cuda or torch.is_grad_enabled() or not self.is_supported(x, *args, **kwargs):
+        is_plain = self.is_broken or not Operation.has_kernels or not x.is_cuda or torch.is_grad_enabled()
+        if is_plain or not self.is_supported(x, *args, **kwargs):
             return self.reference(x, *args, **kwargs)
         try:
             return self.kernel(x, *args, **kwargs)
@@ -55,7 +60,7 @@ class Operation:
         the largest value. Synchronises. Does nothing where the kernel would not serve.
         """
         ours, theirs = arguments(), arguments()
-        if self.is_broken or not ours[0].is_cuda or not self.is_supported(*ours):
+        if self.is_broken or not Operation.has_kernels or not ours[0].is_cuda or not self.is_supported(*ours):
             return
         try:
             results = (*_tensors(self.kernel(*ours)), *_tensors(ours))
@@ -70,6 +75,16 @@ class Operation:
     def _fall_back(self, reason: str) -> None:
         self.is_broken = True
         logger.warning("kernel=%s fallback=reference %s", self.name, reason)
+
+
+@contextmanager
+def references_alone() -> Iterator[None]:
+    """Within, every operation is its reference, in graphs captured meanwhile for good. For comparisons."""
+    Operation.has_kernels = False
+    try:
+        yield
+    finally:
+        Operation.has_kernels = True
 
 
 def _tensors(value: Any) -> tuple[Tensor, ...]:

@@ -1,0 +1,160 @@
+"""Compares three ways to run a model's frames: eager, graphs of plain torch operations, graphs of fused kernels.
+
+    python benchmarks/arms.py --model fish-s2-pro --load-format dummy --out results
+
+Drives the engine within this process, without HTTP: `--concurrency` clients, each of which sends its next request when
+the last is over, all of `--frames` frames. Eager means plain torch operations too. Writes arms-<model>.json after every
+level, arms-<model>.png at the end, and ends with one line of JSON. A level that fails leaves the others theirs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import itertools
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+
+from sonoro.core.config import EngineConfig
+from sonoro.core.errors import EngineError
+from sonoro.core.types import AudioChunk, Failed, Finished
+from sonoro.engine.engine import Engine
+from sonoro.models import registry
+from sonoro.models.base import LoadedModel
+from sonoro.ops.dispatch import references_alone
+from sonoro.profile.report import Report, dtype_name
+from sonoro.profile.requests import speech_request
+
+ARMS = {"eager": (True, True), "graph, plain operations": (False, True), "graph, fused kernels": (False, False)}
+"""By name: whether nothing is captured, and whether references serve alone."""
+
+TEXT = "The birch canoe slid on the smooth planks."
+WARM_UP_FRAMES = 8
+PANELS = {
+    "latency of a request, ms": "latency_mean_ms",
+    "first audio, ms": "first_audio_mean_ms",
+    "requests a second": "request_throughput",
+    "audio seconds a second (xRT)": "xrt",
+}
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="as sonoro serve takes it; the built-in voice if none")
+    parser.add_argument("--load-format", default="auto")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 10])
+    parser.add_argument("--frames", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=3, help="requests of each client")
+    parser.add_argument("--max-positions", type=int, default=512, help="of a row: plain operations attend to them all")
+    parser.add_argument("--commit", help="what is run, where there is no checkout to ask")
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    return parser.parse_args()
+
+
+def measure(loaded: LoadedModel, args: argparse.Namespace, arm: str, numbers: Iterator[int], report: Report) -> None:
+    """All levels of `arm` on an engine of its own, a row each."""
+    is_eager, is_plain = ARMS[arm]
+    config = EngineConfig(
+        slots=max(args.concurrency),
+        max_positions=args.max_positions,
+        max_frames=min(args.max_positions // 2, loaded.model.spec.max_frames),
+        is_eager=is_eager,
+    )
+    with references_alone() if is_plain else contextlib.nullcontext():
+        engine = Engine(loaded.model, config)
+        for clients in args.concurrency:
+            row = {"arm": arm, "concurrency": clients}
+            try:
+                speak(engine, numbers, clients, 1, WARM_UP_FRAMES)
+                row |= speak(engine, numbers, clients, args.rounds, args.frames)
+            except Exception as error:
+                row["error"] = repr(error)
+            report.add(row)
+
+
+def speak(engine: Engine, numbers: Iterator[int], clients: int, rounds: int, frames: int) -> dict[str, float]:
+    """`rounds` requests of each of `clients`; what they took. Raises `EngineError` if one fails."""
+    sent_s: dict[str, float] = {}
+    first_s: dict[str, float] = {}
+    taken_s: list[float] = []
+    began_s = time.perf_counter()
+    while len(taken_s) < clients * rounds:
+        while len(sent_s) - len(taken_s) < clients and len(sent_s) < clients * rounds:
+            request = speech_request(engine.spec, next(numbers), TEXT, frames)
+            sent_s[request.id] = time.perf_counter()
+            engine.submit(request)
+        for event in engine.tick():
+            since_s = time.perf_counter() - sent_s[event.request_id]
+            if isinstance(event, AudioChunk):
+                first_s.setdefault(event.request_id, since_s)
+            elif isinstance(event, Failed) or event.frames != frames:
+                raise EngineError(f"{event.request_id} did not speak {frames} frames: {event}")
+            elif isinstance(event, Finished):
+                taken_s.append(since_s)
+    wall_s = time.perf_counter() - began_s
+    return {
+        "requests": len(taken_s),
+        "latency_mean_ms": 1000 * statistics.mean(taken_s),
+        "latency_max_ms": 1000 * max(taken_s),
+        "first_audio_mean_ms": 1000 * statistics.mean(first_s.values()),
+        "request_throughput": len(taken_s) / wall_s,
+        "xrt": len(taken_s) * frames * engine.spec.frame_s / wall_s,
+    }
+
+
+def draw(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
+    """A panel for each figure, a group of bars for each level, a colour for each arm."""
+    figure = Figure(figsize=(14, 3.8), layout="constrained")
+    levels = sorted({row["concurrency"] for row in rows})
+    for axes, (name, field) in zip(figure.subplots(1, len(PANELS)), PANELS.items(), strict=True):
+        for place, arm in enumerate(ARMS):
+            found = {row["concurrency"]: row[field] for row in rows if row["arm"] == arm and field in row}
+            bars = axes.bar(
+                [levels.index(level) + 0.28 * (place - 1) for level in found], list(found.values()), 0.26, label=arm
+            )
+            axes.bar_label(bars, fmt=lambda value: f"{value:.3g}", fontsize="x-small")
+        axes.set_title(name)
+        axes.set_xticks(range(len(levels)), [f"c={level}" for level in levels])
+        axes.grid(axis="y", alpha=0.3)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(ARMS))
+    figure.suptitle(title)
+    figure.savefig(path)
+
+
+def main() -> int:
+    args = arguments()
+    args.out.mkdir(parents=True, exist_ok=True)
+    loaded = registry.load(args.model, device=args.device, load_format=args.load_format)
+    name, is_gpu, numbers = loaded.model.spec.name, loaded.device.type == "cuda", itertools.count()
+    if is_gpu:
+        torch.cuda.synchronize(loaded.device)  # the weights were made on another stream
+    settings = {key: value for key, value in vars(args).items() if key not in ("out", "commit")}
+    report = Report(
+        {"bench": "arms", "model": name, "dtype": dtype_name(loaded.dtype)},
+        is_gpu=is_gpu,
+        settings=settings,
+        commit=args.commit,
+        out=args.out / f"arms-{name}.json",
+    )
+    for arm in ARMS:
+        measure(loaded, args, arm, numbers, report)
+        gc.collect()
+        if is_gpu:
+            torch.cuda.empty_cache()
+    draw(report.rows, f"{name}, {args.frames} frames a request", args.out / f"arms-{name}.png")
+    values = report.finish(f"{name}: three ways to run it")
+    return 1 if any("error" in row for row in values["rows"]) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
