@@ -315,10 +315,11 @@ class SpeechModel(Protocol):
         Row `max_tokens` of the staging area is scratch, for padding. All rows of a prompt are run by one call.
         """
 
-    def frame(self, state: Any, slots: Tensor) -> None:
+    def frame(self, state: Any, slots: Tensor, record: list[Tensor] | None = None) -> None:
         """One frame for each of `slots`: appended to `frames`, `length` advanced, `done` set at its end. Capturable.
 
         A row that is done is left as it is. The frame that carries the end-of-speech decision is not appended.
+        `record` is given the logits [B, V] of every decision, in order.
         """
 
     def check_kernels(self, state: Any, rows: int) -> None:

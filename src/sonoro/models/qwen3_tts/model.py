@@ -133,9 +133,9 @@ class Qwen3TTS:
         """Run the staged prompt rows `tokens`, leaving their slots ready for the first frame. Capturable; no sync."""
         prefill(self._modules.talker, state, tokens)
 
-    def frame(self, state: FrameState, slots: Tensor) -> None:
+    def frame(self, state: FrameState, slots: Tensor, record: list[Tensor] | None = None) -> None:
         """One frame for each of `slots`. Capturable; no sync."""
-        frame.frame(self._modules.talker, state, slots)
+        frame.frame(self._modules.talker, state, slots, record)
 
     def check_kernels(self, state: FrameState, rows: int) -> None:
         """Run each fused kernel of a frame of `rows` rows once against its reference, and the codec's on a few rows."""
