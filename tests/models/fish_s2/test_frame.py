@@ -78,7 +78,7 @@ def test_greedy_codes_and_logits_match_the_official_ones(reference_root: Path, n
     assert ends or count == 24
     # All rows of the official columns: the token, then the codes.
     made = codes_of(state, 3)
-    assert torch.equal(torch.cat((lm.tokens(made[:, :1]), made), dim=1), expected)
+    assert torch.equal(torch.cat((made[:, :1] + lm.config.semantic_start_token_id, made), dim=1), expected)
     assert state.done[3]
 
 
@@ -180,6 +180,16 @@ def test_reset_leaves_nothing_and_a_free_row_stays_as_it_is(lm: DualAR) -> None:
     slot = torch.tensor([2])
     for found, cleared in zip(state.samplers[0].read(slot), fresh.samplers[0].read(slot), strict=True):
         assert torch.equal(found, cleared)
+
+
+def test_a_frame_is_fed_back_as_its_column_is_embedded(lm: DualAR) -> None:
+    state = allocate(lm, CAPACITY)
+    begin_rows(lm, state, [random_prompt(1, controls(max_frames=20, ignore_eos=True))], torch.tensor([2]))
+    for length in range(3):
+        run(lm, state, [2], 1)
+        made = state.frames[2, length]
+        column = torch.cat((made[:1] + lm.config.semantic_start_token_id, made))
+        torch.testing.assert_close(state.pending[2], lm.embed(column), atol=1e-12, rtol=0)
 
 
 def test_the_end_may_be_ignored(lm: DualAR) -> None:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sonoro.models.ends import Feedback
 from sonoro.nn.transformer import DecoderStack, Rotary, lay_out_by_input
 
 from .config import ModelConfig, decoder_config
@@ -75,10 +76,14 @@ class DualAR(nn.Module):
         codes = F.embedding(columns[..., 1:] + self.code_starts, self.fast.codebook_embeddings.weight).sum(-2)
         return torch.where(is_code[..., None], (text + codes) / math.sqrt(self.codebooks + 1), text)
 
-    def tokens(self, decided: Tensor) -> Tensor:
-        """The token ids of decisions of the slow AR, int64 of any shape."""
-        is_end = decided == self.codes
-        return (decided + self.config.semantic_start_token_id).masked_fill(is_end, self.config.eos_token_id)
+    @property
+    def feedback(self) -> Feedback:
+        """What a frame is embedded as: what `embed` makes of its column, from the rows of the head.
+
+        The first frame cannot be the end: as in the official code it is kept, and fed back as the token it is.
+        """
+        tables = self.fast.codebook_embeddings.weight.unflatten(0, (self.codebooks, self.codes))
+        return Feedback(self.head, tables, math.sqrt(self.codebooks + 1), earliest_end=1)
 
 
 class _SlowAR(DecoderStack):

@@ -1,8 +1,4 @@
-"""One frame for a batch of slots: slow AR, codebook 0, fast AR, feedback.
-
-A step redirects rows that are done to the scratch row, which is itself always done at length 0: so they are left as
-they are, without a branch.
-"""
+"""One frame for a batch of slots: slow AR, codebook 0, fast AR, between the ends of `sonoro.models.ends`."""
 
 from __future__ import annotations
 
@@ -13,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sonoro.models.slots import SlotRows, append_frames, depth_passes
+from sonoro.models.ends import EndRows, begin, finish
+from sonoro.models.ends import check_kernels as check_ends
+from sonoro.models.slots import SlotRows, depth_passes
 from sonoro.ops.linear import norm_linear
 from sonoro.ops.norm import rms_norm
 from sonoro.ops.nucleus import Again, draw_nucleus
@@ -34,22 +32,18 @@ def frame(lm: DualAR, state: SlotRows, slots: Tensor, record: list[Tensor] | Non
     `record` is given the logits of this step in order of decision: [B, V] of the slow AR, then of each fast pass.
     """
     assert not torch.is_grad_enabled()
-    rows = slots.masked_fill(state.done[slots], state.scratch)
-    length, position, row = state.length[rows], state.position[rows], state.samplers[0].read(rows)
-    hidden, logits = _step_slow(lm, state, rows, position)
-    decided, draws = [logits], _Draws.of(lm, state, rows, length, row)
+    ends = EndRows.of(state)
+    start = begin(slots, ends)
+    row = state.samplers[0].read(start.rows)
+    hidden, logits = _step_slow(lm, state, start.rows, start.inputs, start.position)
+    decided, draws = [logits], _Draws.of(lm, state, start.rows, start.length, row)
     fed = [hidden, draws.first(logits)]
-    for book, depth_logits in enumerate(_depth_logits(lm, state, rows, fed), start=1):
+    for book, depth_logits in enumerate(_depth_logits(lm, state, start.rows, fed), start=1):
         decided.append(depth_logits)
         fed.append(draws.rest(book, depth_logits))
     if record is not None:
         record.extend(decided)
-    first, made = draws.codes[:, 0].clone(), draws.codes
-    made[:, 0].masked_fill_(first == lm.codes, 0)
-    pending = lm.embed(torch.cat((lm.tokens(first)[:, None], made), dim=1))
-    # The first frame cannot be the end: as in the official code it is kept, and fed back as the token it is.
-    is_end = (first == lm.codes) & (length > 0)
-    append_frames(state, rows, length, position, made, pending, is_end=is_end, max_frames=row.max_frames)
+    finish(draws.codes, start, row.max_frames, ends, lm.feedback)
 
 
 def check_kernels(lm: DualAR, state: SlotRows, rows: int) -> None:
@@ -57,6 +51,7 @@ def check_kernels(lm: DualAR, state: SlotRows, rows: int) -> None:
     lm.slow.check_kernels(rows, state.cache.page_positions)
     for turns in (1, 2):
         lm.fast.check_kernels(rows, state.loop.page_positions, turns)
+    check_ends(rows, EndRows.of(state), lm.feedback)
     index = torch.arange(rows, device=lm.device)
     # Noise may differ by the rounding of two logarithms.
     gumbel_noise.check(lambda: (index * 7919, index % 3, index, 2, lm.codes + 1), tolerance=1e-5)
@@ -78,7 +73,7 @@ def parts(lm: DualAR, state: SlotRows) -> dict[str, Callable[[Tensor], object]]:
     """
 
     def backbone(slots: Tensor) -> Tensor:
-        return _step_slow(lm, state, slots, state.position[slots])[1]
+        return _step_slow(lm, state, slots, state.pending[slots], state.position[slots])[1]
 
     def depth(slots: Tensor) -> list[Tensor]:
         embedded = lm.fast.embeddings(state.length[slots] % lm.codes)
@@ -130,9 +125,9 @@ class _Draws(NamedTuple):
         return embedded
 
 
-def _step_slow(lm: DualAR, state: SlotRows, rows: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-    """Hidden rows [B, H] after the norm, which the fast AR begins with, and logits [B, V], of what is pending."""
-    outputs = lm.slow.step(state.pending[rows], state.rotary, state.cache, rows, position)
+def _step_slow(lm: DualAR, state: SlotRows, rows: Tensor, inputs: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+    """Hidden rows [B, H] after the norm, which the fast AR begins with, and logits [B, V], of `inputs` [B, H]."""
+    outputs = lm.slow.step(inputs, state.rotary, state.cache, rows, position)
     hidden = rms_norm(outputs, lm.slow.norm.weight, lm.slow.norm.eps)
     return hidden, F.linear(hidden, lm.head)
 
