@@ -127,9 +127,8 @@ class _Draws(NamedTuple):
 
 def _step_slow(lm: DualAR, state: SlotRows, rows: Tensor, inputs: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
     """Hidden rows [B, H] after the norm, which the fast AR begins with, and logits [B, V], of `inputs` [B, H]."""
-    outputs = lm.slow.step(inputs, state.rotary, state.cache, rows, position)
-    hidden = rms_norm(outputs, lm.slow.norm.weight, lm.slow.norm.eps)
-    return hidden, F.linear(hidden, lm.head)
+    outputs, norm = lm.slow.step(inputs, state.rotary, state.cache, rows, position), lm.slow.norm
+    return rms_norm(outputs, norm.weight, norm.eps), norm_linear(outputs, norm.weight, norm.eps, lm.head)
 
 
 def _depth_logits(lm: DualAR, state: SlotRows, rows: Tensor, fed: Sequence[Tensor]) -> Iterator[Tensor]:
