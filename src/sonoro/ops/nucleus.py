@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sonoro.ops.dispatch import Operation
 from sonoro.ops.norm import can_overlap
-from sonoro.ops.sample import pick
+from sonoro.ops.sample import gumbel_noise, pick
 
 try:
     import triton
@@ -24,7 +24,7 @@ try:
 except ImportError:
     triton = None
 
-__all__ = ["Again", "draw_nucleus", "draw_nucleus_kernel", "draw_nucleus_reference", "pick_nucleus"]
+__all__ = ["Again", "check_kernels", "draw_nucleus", "draw_nucleus_kernel", "draw_nucleus_reference", "pick_nucleus"]
 
 LEAST_TEMPERATURE = 1e-5
 """What a lower temperature counts as."""
@@ -266,3 +266,19 @@ def _can_draw(  # noqa: PLR0917
 
 
 draw_nucleus = Operation("draw_nucleus", draw_nucleus_kernel, draw_nucleus_reference, _can_draw)
+
+
+def check_kernels(rows: int, vocabulary: int, table: Tensor, window: int) -> None:
+    """Compare the kernels that draw `rows` ids out of `vocabulary`, rows of `table`, with references. Synchronises.
+
+    Draws must be the same id by id; noise may differ by the rounding of two logarithms.
+    """
+    device, index = table.device, torch.arange(rows, device=table.device)
+    gumbel_noise.check(lambda: (index * 7919, index % 3, index, 2, vocabulary), tolerance=1e-5)
+    noise, again_noise = gumbel_noise.reference(index, index, index, 2, vocabulary).unbind(1)
+    logits = torch.randn(rows, vocabulary, device=device, generator=torch.Generator(device).manual_seed(0))
+    again = Again(again_noise, logits.topk(8).indices, index, index % 8, 1.0, 0.9, window, 1)
+    one, column = torch.ones(rows, 1, device=device), index[:, None]
+    given = (logits.to(table.dtype), noise, 0.8 * one, 30 * one.long(), 0.8 * one, column % 5 == 4, table)
+    draw_nucleus.check(lambda: (*given, torch.zeros_like(index)), tolerance=0.0)
+    draw_nucleus.check(lambda: (*given, torch.zeros_like(index), column % 3 == 0, again), tolerance=0.0)
