@@ -1,4 +1,4 @@
-"""Attention over pages and over packed prompts: references against plain computations, kernels against references."""
+"""Attention over pages, a position per row: reference against a plain computation, kernel against reference."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from capture import device_only
@@ -19,9 +18,6 @@ from sonoro.ops.attention import (
     decode_attention,
     decode_attention_kernel,
     decode_attention_reference,
-    packed_attention,
-    packed_attention_kernel,
-    packed_attention_reference,
 )
 
 EPS = 1e-6
@@ -207,24 +203,6 @@ def test_decode_may_be_captured() -> None:
         assert decode_attention(torch.cat((given[0], given[0])), *given[1:]).shape == (4, 32)
 
 
-def starts_of(lengths: list[int], padding: int) -> Tensor:
-    """Prompts of `lengths` back to back, then padding tokens of which each is a prompt of its own."""
-    ends = torch.tensor(lengths).cumsum(0)
-    begins = torch.repeat_interleave(ends - torch.tensor(lengths), torch.tensor(lengths))
-    return torch.cat((begins, ends[-1] + torch.arange(padding)))
-
-
-def test_packed_equals_each_prompt_alone() -> None:
-    starts = starts_of([5, 1, 9], 2)
-    queries, keys, values = (torch.randn(17, heads, 6, dtype=torch.float64) for heads in (4, 2, 2))
-    found = packed_attention(queries, keys, values, starts)
-    assert found.shape == queries.shape
-    for low, high in ((0, 5), (5, 6), (6, 15), (15, 16), (16, 17)):
-        alone = [rows[low:high].transpose(0, 1)[None] for rows in (queries, keys, values)]
-        expected = F.scaled_dot_product_attention(*alone, is_causal=True, enable_gqa=True)[0].transpose(0, 1)
-        torch.testing.assert_close(found[low:high], expected, atol=1e-12, rtol=0)
-
-
 def check_decode(given: tuple[Any, ...], tuning: Any = None) -> None:
     ours, theirs = copies(given), copies(given)
     found, expected = decode_attention_kernel(*ours, tuning=tuning), decode_attention_reference(*theirs)
@@ -232,17 +210,6 @@ def check_decode(given: tuple[Any, ...], tuning: Any = None) -> None:
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
     torch.testing.assert_close(ours[5], theirs[5], atol=tolerance, rtol=tolerance, equal_nan=True)
     torch.testing.assert_close(ours[6], theirs[6], atol=0, rtol=0, equal_nan=True)
-
-
-def check_packed(dtype: torch.dtype, lengths: list[int], heads: tuple[int, int, int], device: str = "cpu") -> None:
-    starts = starts_of(lengths, 3).to(device)
-    query_heads, kv_heads, width = heads
-    rows = torch.randn(len(starts), query_heads + 2 * kv_heads, width).to(device, dtype)
-    # The values are a part of a wider row, as a fused projection leaves them.
-    queries, keys, values = rows.split((query_heads, kv_heads, kv_heads), dim=1)
-    found = packed_attention_kernel(queries.contiguous(), keys.contiguous(), values, starts)
-    expected = packed_attention_reference(queries, keys, values, starts)
-    torch.testing.assert_close(found, expected, atol=TOLERANCE[dtype], rtol=0)
 
 
 @in_the_interpreter
@@ -259,7 +226,6 @@ def test_interpreted() -> None:
         check_decode(with_turns(decode_case((4, 1, 16), 16, 1, [0, 9], dtype, has_norms=False), 2))
         pair = with_turns(decode_case((4, 2, 32), 16, 4, [31, 62], dtype), 2)
         check_decode(pair, tuning(warps=1, tiles=1, splits=2, shortest=16))
-        check_packed(dtype, [20, 1, 50], (2, 1, 16))
     # The counters of the parts are left as they were found.
     assert not attention._arrivals(torch.device("cpu"), 0).any()
     shared = list(decode_case((2, 1, 16), 16, 1, [3, 3], torch.float32))
@@ -289,7 +255,8 @@ def test_the_kernel_is_offered_what_it_can_do(change: dict[str, Any], is_support
 def test_without_triton_the_references_serve() -> None:
     code = (
         "import sys; sys.modules['triton'] = None\n"
-        "import torch; from sonoro.ops.attention import decode_attention, packed_attention\n"
+        "import torch; from sonoro.ops.attention import decode_attention\n"
+        "from sonoro.ops.packed import packed_attention\n"
         "assert decode_attention.is_broken and packed_attention.is_broken\n"
         "x = torch.randn(3, 2, 4)\n"
         "assert packed_attention(x, x, x, torch.zeros(3, dtype=torch.int64)).shape == x.shape"
@@ -332,11 +299,3 @@ def test_decode_in_a_loop_on_a_gpu(rows: int) -> None:
         check_decode(with_turns(first, 2))
     for group in (1, 4):
         check_decode(decode_case((2 * group, 2, 64), 16, 8, [100] * rows, torch.bfloat16, device="cuda"))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("lengths", [[5], [60, 1, 200], [700, 1300]])
-@torch.inference_mode()
-def test_packed_on_a_gpu(lengths: list[int], dtype: torch.dtype) -> None:
-    check_packed(dtype, lengths, (16, 8, 128), device="cuda")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sonoro.nn.transformer import Attend, DecoderConfig
-from sonoro.ops.attention import packed_attention
+from sonoro.ops.packed import packed_attention
 
 __all__ = ["PackedRows", "PagedCache"]
 

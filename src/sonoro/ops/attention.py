@@ -1,7 +1,7 @@
-"""Attention of decoder stacks over pages and over packed prompts: Triton kernels beside their torch references.
+"""Attention of a decoder stack's step, one position per row or a few, over pages: a kernel beside its torch reference.
 
-`decode_attention` is one position per row, or a few, with the norms and the rotation before it and the write of the new
-key and value; `packed_attention` runs whole prompts that lie back to back. Query heads share key heads in groups.
+With the norms and the rotation before it and the write of the new key and value, and for a few positions of a row as
+well. Query heads share key heads in groups.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ except ImportError:
     triton = None
 
 __all__ = [
+    "DTYPES",
     "Tuning",
     "decode_attention",
     "decode_attention_kernel",
     "decode_attention_reference",
-    "packed_attention",
-    "packed_attention_kernel",
-    "packed_attention_reference",
+    "is_power",
 ]
 
 Rotary = tuple[Tensor, Tensor]
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""What the kernels of attention are made for."""
 
 
 def decode_attention_reference(  # noqa: PLR0917 (all that a step knows)
@@ -146,17 +146,6 @@ def _attend_alike(queries: Tensor, keys: Tensor, values: Tensor, rows: list[list
     key = live_keys.view(shape)[:, : position + 1].transpose(1, 2)
     value = live_values.view(shape)[:, : position + 1].transpose(1, 2)
     return F.scaled_dot_product_attention(queries.unsqueeze(2), key, value, enable_gqa=True).squeeze(2)
-
-
-def packed_attention_reference(queries: Tensor, keys: Tensor, values: Tensor, starts: Tensor) -> Tensor:
-    """Attend with token t of `queries` [T, heads, D] to `keys` and `values` [T, kv heads, D] of `starts[t]` .. t.
-
-    `starts` [T] int64 is where the token's own prompt begins in the pack. Returns [T, heads, D]. Capturable; no sync.
-    """
-    token = torch.arange(queries.shape[0], device=queries.device)
-    mask = (token >= starts[:, None]) & (token <= token[:, None])
-    query, key, value = (tensor.transpose(0, 1)[None] for tensor in (queries, keys, values))
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1)
 
 
 class Tuning(NamedTuple):
@@ -285,68 +274,20 @@ def _can_decode(  # noqa: PLR0917
     _, page, kv_heads, width = keys.shape
     tensors = [tensor for tensor in (q_norm, k_norm, *rotary, keys, values) if tensor is not None]
     return (
-        qkv.dtype in _DTYPES
+        qkv.dtype in DTYPES
         and all(tensor.dtype == qkv.dtype and tensor.is_contiguous() for tensor in tensors)
         and all(tensor.stride(-1) == 1 for tensor in (qkv, table, slots, positions))
         and qkv.numel() > 0
         and qkv.shape[0] % slots.shape[0] == 0
-        and _is_power(width, 16, 128)
-        and _is_power(page, 16, 1024)
-        and _is_power(qkv.shape[1] // width // kv_heads - 2, 1, 8)
+        and is_power(width, 16, 128)
+        and is_power(page, 16, 1024)
+        and is_power(qkv.shape[1] // width // kv_heads - 2, 1, 8)
     )
 
 
-def _is_power(number: int, low: int, high: int) -> bool:
+def is_power(number: int, low: int, high: int) -> bool:
+    """Whether `number` is a power of two from `low` to `high`."""
     return low <= number <= high and number & (number - 1) == 0
 
 
 decode_attention = Operation("decode_attention", decode_attention_kernel, decode_attention_reference, _can_decode)
-
-
-def packed_attention_kernel(queries: Tensor, keys: Tensor, values: Tensor, starts: Tensor) -> Tensor:
-    """`packed_attention_reference` as one Triton kernel, a program per block of tokens and head; no gradient."""
-    tokens, heads, width = queries.shape
-    block_t, block_s = 32, 32
-    if queries.dtype.itemsize == 2:
-        # H200, 16 heads of 128: 4.4 us for 128 tokens with blocks of 16, 12.9 for 512 with blocks of 64, 90 for 2048.
-        block_t, block_s = (16, 64) if tokens <= 256 else (64, 64)
-    out = torch.empty((tokens, heads, width), dtype=queries.dtype, device=queries.device)
-    attention_kernels.packed[triton.cdiv(tokens, block_t), heads](
-        queries,
-        keys,
-        values,
-        starts,
-        out,
-        tokens,
-        queries.stride(0),
-        keys.stride(0),
-        values.stride(0),
-        math.log2(math.e) / math.sqrt(width),
-        heads,
-        heads // keys.shape[1],
-        width,
-        block_t,
-        block_s,
-        # Triton's interpreter takes the bits of a bfloat16 operand for an integer; products in float32 are the same.
-        triton.knobs.runtime.interpret,
-        num_warps=4,
-        num_stages=3,
-    )
-    return out
-
-
-def _can_pack(queries: Tensor, keys: Tensor, values: Tensor, starts: Tensor) -> bool:
-    width = queries.shape[-1]
-    return (
-        queries.dtype in _DTYPES
-        and all(
-            rows.dtype == queries.dtype and rows.stride(2) == 1 and rows.stride(1) == width
-            for rows in (queries, keys, values)
-        )
-        and starts.stride(0) == 1
-        and queries.numel() > 0
-        and _is_power(width, 16, 128)
-    )
-
-
-packed_attention = Operation("packed_attention", packed_attention_kernel, packed_attention_reference, _can_pack)

@@ -1,4 +1,4 @@
-"""The Triton kernels of `sonoro.ops.attention`, which launches them. Importing this needs Triton.
+"""The Triton kernels of `sonoro.ops.attention` and `sonoro.ops.packed`, which launch them. Importing this needs Triton.
 
 `decode` gives a program a row, a kv head and a part of the row's positions. Its threads stand in lanes of positions: a
 few threads read one position in pieces of 16 bytes, and each lane keeps a softmax of its own until the end.
