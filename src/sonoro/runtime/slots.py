@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 __all__ = ["PagePool", "SlotPool"]
 
@@ -36,36 +36,96 @@ class SlotPool:
 
 
 class PagePool:
-    """Pages 0 to `count` - 1, each held by any number of owners; it is free again when the last one gives it back."""
+    """Pages 0 to `count` - 1, each held by any number of owners, kept by what it holds, or free.
 
-    def __init__(self, count: int) -> None:
-        self.count = count
+    A page that `keep` gave a key stays as it is when its last owner gives it back, for whoever will `find` it, until
+    pages are short: then those left longest ago go first. `most_kept` pages can have a key at once.
+    """
+
+    def __init__(self, count: int, most_kept: int = 0) -> None:
+        self.count, self.most_kept = count, most_kept
+        self.evictions = 0
+        """Kept pages that were given up for others so far."""
         self._free = list(range(count - 1, -1, -1))
         self._owners = [0] * count
+        self._page_of: dict[Hashable, int] = {}
+        self._key_of: dict[int, Hashable] = {}
+        # Those with a key that nobody holds, in the order in which they were left.
+        self._left: dict[int, None] = {}
 
     @property
     def free(self) -> int:
-        """How many can be taken."""
-        return len(self._free)
+        """How many can be taken: kept or not, nobody holds them."""
+        return len(self._free) + len(self._left)
 
-    def take(self, count: int) -> list[int]:
-        """`count` free pages, for one owner; there must be as many."""
-        assert 0 <= count <= len(self._free), f"{count} pages are wanted, {len(self._free)} are free"
-        pages = [self._free.pop() for _ in range(count)]
-        for page in pages:
-            self._owners[page] = 1
+    @property
+    def kept(self) -> int:
+        """How many have a key, whether held or not."""
+        return len(self._page_of)
+
+    def find(self, keys: Sequence[Hashable]) -> list[int]:
+        """The pages of the first of `keys`, up to one that no page has. They can be taken until anything else is."""
+        pages = []
+        for key in keys:
+            if key not in self._page_of:
+                break
+            pages.append(self._page_of[key])
         return pages
 
-    def share(self, pages: Sequence[int]) -> None:
-        """Add an owner to each of `pages`, which must be held."""
-        assert all(self._owners[page] for page in pages), f"pages {pages} are not all held"
-        for page in pages:
+    def has(self, count: int, found: Sequence[int] = ()) -> bool:
+        """Whether `count` pages can be taken of which `found` are some."""
+        return count - len(found) <= self.free - sum(page in self._left for page in found)
+
+    def take(self, count: int, found: Sequence[int] = ()) -> list[int]:
+        """`count` pages for one owner: `found`, shared with whoever else holds them, and others that are its own."""
+        assert len(found) <= count
+        assert self.has(count, found), f"{count - len(found)} pages are wanted, {self.free} are free"
+        for page in found:
+            self._left.pop(page, None)
             self._owners[page] += 1
+        own = [self._free.pop() if self._free else self._evict() for _ in range(count - len(found))]
+        for page in own:
+            self._owners[page] = 1
+        return [*found, *own]
+
+    def keep(self, keys: Sequence[Hashable], pages: Sequence[int]) -> None:
+        """Let the first of `pages`, which are held, be found by `keys`, one each: their owners write no more into them.
+
+        A key that another page has stays with it. Where no more may be kept, and all that are kept are held, it ends.
+        """
+        for key, page in zip(keys, pages, strict=False):
+            assert self._owners[page], f"page {page} is not held"
+            if key in self._page_of:
+                continue
+            assert page not in self._key_of, f"page {page} has a key already"
+            if self.kept >= self.most_kept:
+                if not self._left:
+                    return
+                self._free.append(self._evict())
+            self._page_of[key], self._key_of[page] = page, key
 
     def give(self, pages: Sequence[int]) -> None:
         """Take an owner from each of `pages`, which must be held."""
-        for page in pages:
+        # The last first: what is kept is found from its beginning on, so its end must be the first to go.
+        for page in reversed(pages):
             assert self._owners[page], f"page {page} is free already"
             self._owners[page] -= 1
-            if not self._owners[page]:
+            if self._owners[page]:
+                continue
+            if page in self._key_of:
+                self._left[page] = None
+            else:
                 self._free.append(page)
+
+    def forget(self) -> None:
+        """Keep none of the pages that are kept now; whoever holds them goes on."""
+        self._free += self._left
+        for known in (self._left, self._page_of, self._key_of):
+            known.clear()
+
+    def _evict(self) -> int:
+        """The page that was left longest ago, without its key, neither held nor free."""
+        page = next(iter(self._left))
+        del self._left[page], self._page_of[self._key_of.pop(page)]
+        self.evictions += 1
+        return page
