@@ -49,6 +49,21 @@ def prefill(stack: DecoderStack, cache: PagedCache, slots: list[int], sequences:
     return list(out[:count].split(lengths))
 
 
+def go_on(stack: DecoderStack, cache: PagedCache, parts: list[tuple[int, Tensor, int]]) -> list[Tensor]:
+    """Of each (slot, sequence, first) the rows from `first` on, in one pack, with a row of padding behind them."""
+    lengths = [len(sequence) - first for _, sequence, first in parts]
+    ends = torch.tensor([*lengths, 1]).cumsum(0)
+    own = torch.tensor([*lengths, 1])
+    rows = PackedRows(
+        torch.tensor([*(slot for slot, _, _ in parts), SLOTS]).repeat_interleave(own),
+        torch.tensor([at for _, sequence, first in parts for at in range(first, len(sequence))] + [0]),
+        (ends - own).repeat_interleave(own),
+    )
+    x = torch.cat([*(sequence[first:] for _, sequence, first in parts), torch.ones(1, CONFIG.width).double()])
+    out = stack(x[None], stack.rotary(rows.positions, x.dtype), cache.fill(rows))[0]
+    return list(out[:-1].split(lengths))
+
+
 def step(stack: DecoderStack, cache: PagedCache, slots: list[int], positions: list[int], rows: Tensor) -> Tensor:
     tables = stack.rotary(torch.arange(POSITIONS), rows.dtype)
     with torch.no_grad():
@@ -112,3 +127,25 @@ def test_only_the_given_positions_are_written(stack: DecoderStack) -> None:
         assert (by_slot[:, [0, 2, 3]] == 7).all()
         assert (by_slot[:, 1, 5:] == 7).all()
         assert (by_slot[:, 1, :5] != 7).any(dim=-1).all()
+
+
+@pytest.mark.parametrize("fill", [0.0, torch.nan])
+def test_prompts_that_begin_alike_share_what_was_run_once(stack: DecoderStack, fill: float) -> None:
+    """Two go on from pages of a third, in a pack with one of its own; then all four step. The shared pages stay."""
+    prefix = torch.randn(8, CONFIG.width, dtype=torch.float64)
+    tails = [torch.randn(length, CONFIG.width, dtype=torch.float64) for length in (3, 1, 6, 5)]
+    sequences = [torch.cat((prefix, tail)) for tail in tails[:3]] + [tails[3]]
+    expected = [whole(stack, sequence) for sequence in sequences]
+    cache = new_cache(fill)
+    go_on(stack, cache, [(1, sequences[0][:-1], 0)])
+    shared = cache.table[1, :2].long()
+    before = cache.keys[:, shared].clone(), cache.values[:, shared].clone()
+    cache.table[[3, 0], :2] = shared.int()
+    found = go_on(stack, cache, [(3, sequences[1], 8), (2, sequences[3], 0), (0, sequences[2], 8)])
+    for rows, (of, first) in zip(found, ((1, 8), (3, 0), (2, 8)), strict=True):
+        torch.testing.assert_close(rows, expected[of][first:], **TOLERANCE)
+    last = torch.stack([sequence[-1] for sequence in sequences])
+    stepped = step(stack, cache, [1, 3, 0, 2], [len(sequence) - 1 for sequence in sequences], last)
+    torch.testing.assert_close(stepped, torch.stack([rows[-1] for rows in expected]), **TOLERANCE)
+    assert torch.equal(cache.keys[:, shared], before[0])
+    assert torch.equal(cache.values[:, shared], before[1])

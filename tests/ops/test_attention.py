@@ -258,8 +258,9 @@ def test_without_triton_the_references_serve() -> None:
         "import torch; from sonoro.ops.attention import decode_attention\n"
         "from sonoro.ops.packed import packed_attention\n"
         "assert decode_attention.is_broken and packed_attention.is_broken\n"
-        "x = torch.randn(3, 2, 4)\n"
-        "assert packed_attention(x, x, x, torch.zeros(3, dtype=torch.int64)).shape == x.shape"
+        "x, zeros = torch.randn(3, 2, 4), torch.zeros(3, dtype=torch.int64)\n"
+        "table = torch.zeros(1, 1, dtype=torch.int32)\n"
+        "assert packed_attention(x, x, x, zeros, zeros, zeros, x[None], x[None], table).shape == x.shape"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr

@@ -1,52 +1,131 @@
-"""Attention within packed prompts: the reference against each prompt alone, the kernel against its reference."""
+"""Attention of packed prompts: the references against each prompt alone, the kernel against its reference."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from capture import device_only
 from interpreter import in_the_interpreter, interpret
+from sonoro.ops import packed
 from sonoro.ops.packed import packed_attention, packed_attention_kernel, packed_attention_reference
 
 # Of the outputs, which are averages of values near 1: sums in another order in float32, one rounding in bfloat16.
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2e-2}
 
 
-def starts_of(lengths: list[int], padding: int) -> Tensor:
-    """Prompts of `lengths` back to back, then padding tokens of which each is a prompt of its own."""
-    ends = torch.tensor(lengths).cumsum(0)
-    begins = torch.repeat_interleave(ends - torch.tensor(lengths), torch.tensor(lengths))
-    return torch.cat((begins, ends[-1] + torch.arange(padding)))
+def case(
+    lengths: list[tuple[int, int]],
+    heads: tuple[int, int, int],
+    dtype: torch.dtype,
+    *,
+    page: int = 16,
+    padding: int = 3,
+    fill: float = torch.nan,
+    device: str = "cpu",
+) -> tuple[Any, ...]:
+    """Arguments of `packed_attention` for prompts of (pages shared, own rows) each, then `padding` prompts of a row.
 
-
-def test_packed_equals_each_prompt_alone() -> None:
-    starts = starts_of([5, 1, 9], 2)
-    queries, keys, values = (torch.randn(17, heads, 6, dtype=torch.float64) for heads in (4, 2, 2))
-    found = packed_attention(queries, keys, values, starts)
-    assert found.shape == queries.shape
-    for low, high in ((0, 5), (5, 6), (6, 15), (15, 16), (16, 17)):
-        alone = [rows[low:high].transpose(0, 1)[None] for rows in (queries, keys, values)]
-        expected = F.scaled_dot_product_attention(*alone, is_causal=True, enable_gqa=True)[0].transpose(0, 1)
-        torch.testing.assert_close(found[low:high], expected, atol=1e-12, rtol=0)
-
-
-def check_packed(dtype: torch.dtype, lengths: list[int], heads: tuple[int, int, int], device: str = "cpu") -> None:
-    starts = starts_of(lengths, 3).to(device)
+    Pages are in any order, `fill` where nothing is shared.
+    """
     query_heads, kv_heads, width = heads
-    rows = torch.randn(len(starts), query_heads + 2 * kv_heads, width).to(device, dtype)
+    make = torch.Generator().manual_seed(len(lengths) + page)
+    most, rows = max(count for count, _ in lengths) + 1, len(lengths) + 1
+    table = torch.randperm(rows * most, generator=make).view(rows, most).int()
+    # As at the end of every table: the scratch page, for a row that has fewer.
+    table[-1] = rows * most
+    slots = torch.randperm(len(lengths), generator=make)
+    page_rows = torch.full((2, rows * most + 1, page, kv_heads, width), fill)
+    for slot, (count, _) in zip(slots.tolist(), lengths, strict=True):
+        page_rows[:, table[slot, :count].long()] = torch.randn(2, count, page, kv_heads, width, generator=make)
+        table[slot, count + 1 :] = rows * most
+    own = torch.tensor([length for _, length in lengths] + [1] * padding)
+    starts = torch.repeat_interleave(own.cumsum(0) - own, own)
+    shared = torch.repeat_interleave(torch.tensor([count * page for count, _ in lengths] + [0] * padding), own)
+    of = torch.repeat_interleave(torch.cat((slots, torch.full((padding,), rows - 1))), own)
+    packed = torch.randn(len(starts), query_heads + 2 * kv_heads, width, generator=make).to(device, dtype)
     # The values are a part of a wider row, as a fused projection leaves them.
-    queries, keys, values = rows.split((query_heads, kv_heads, kv_heads), dim=1)
-    found = packed_attention_kernel(queries.contiguous(), keys.contiguous(), values, starts)
-    expected = packed_attention_reference(queries, keys, values, starts)
-    torch.testing.assert_close(found, expected, atol=TOLERANCE[dtype], rtol=0)
+    queries, keys, values = packed.split((query_heads, kv_heads, kv_heads), dim=1)
+    page_keys, page_values = page_rows.to(device, dtype)
+    places = (tensor.to(device) for tensor in (starts, shared, of))
+    return queries.contiguous(), keys.contiguous(), values, *places, page_keys, page_values, table.to(device)
+
+
+def prompts_alone(given: tuple[Any, ...]) -> Tensor:
+    """Each prompt by itself, with what it has on pages before it, causally; the answers of its own rows."""
+    queries, keys, values, starts, shared, slots, page_keys, page_values, table = given
+    outs, page = [], page_keys.shape[1]
+    for low in starts.unique().tolist():
+        own = starts == low
+        before = int(shared[low])
+        numbers = table[slots[low]].long().tolist()
+        places = [(numbers[at // page], at % page) for at in range(before)]
+        all_keys, all_values = (
+            torch.stack([*(old[place] for place in places), *new[own]]).transpose(0, 1)[None]
+            for old, new in ((page_keys, keys), (page_values, values))
+        )
+        # What the earlier rows asked does not matter.
+        asked = torch.cat((torch.zeros(before, *queries.shape[1:], dtype=queries.dtype), queries[own]))
+        query = asked.transpose(0, 1)[None]
+        out = F.scaled_dot_product_attention(query, all_keys, all_values, is_causal=True, enable_gqa=True)
+        outs.append(out[0].transpose(0, 1)[before:])
+    return torch.cat(outs)
+
+
+FILLS = [0.0, torch.nan, torch.inf]
+SHAPES = [
+    [(0, 5), (0, 1), (0, 9)],
+    [(2, 5), (0, 3), (1, 1), (3, 9)],
+    [(1, 1)],
+]
+
+
+@pytest.mark.parametrize("path", ["prompts", "masked"])
+@pytest.mark.parametrize("lengths", SHAPES, ids=str)
+def test_packed_equals_each_prompt_alone(
+    lengths: list[tuple[int, int]], path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = case(lengths, (4, 2, 6), torch.float64, page=4)
+    operation = packed_attention if path == "prompts" else packed._attend_masked
+    found = operation(*given)
+    assert found.shape == given[0].shape
+    # Same sums in float64, in another order.
+    torch.testing.assert_close(found, prompts_alone(given), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("path", ["prompts", "masked"])
+def test_what_lies_on_other_pages_does_not_matter(path: str) -> None:
+    operation = packed_attention if path == "prompts" else packed._attend_masked
+    outs = [operation(*case(SHAPES[1], (4, 2, 8), torch.float32, page=4, fill=fill)) for fill in FILLS]
+    assert torch.isfinite(outs[0]).all()
+    assert torch.equal(outs[0], outs[1])
+    assert torch.equal(outs[0], outs[2])
+
+
+def test_packed_may_be_captured() -> None:
+    given = [tensor.to("meta") for tensor in case(SHAPES[1], (4, 2, 8), torch.float32)]
+    with device_only():
+        assert packed_attention(*given).shape == given[0].shape
+
+
+def check_kernel(given: tuple[Any, ...]) -> None:
+    tolerance = TOLERANCE[given[0].dtype]
+    assert packed_attention.is_supported(*given)
+    found, expected = packed_attention_kernel(*given), packed_attention_reference(*given)
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
 
 
 @in_the_interpreter
 def test_interpreted() -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        check_packed(dtype, [20, 1, 50], (2, 1, 16))
+        check_kernel(case([(0, 20), (0, 1), (0, 50)], (2, 1, 16), dtype))
+        # Prompts that go on from pages within a block, over a block's end, and beside others that do not.
+        check_kernel(case([(3, 20), (0, 1), (1, 50), (5, 2), (2, 1)], (2, 1, 16), dtype))
+        check_kernel(case([(2, 7)], (4, 2, 32), dtype, page=32, padding=0))
 
 
 def test_the_kernel_equals_the_reference_in_the_interpreter() -> None:
@@ -55,7 +134,9 @@ def test_the_kernel_equals_the_reference_in_the_interpreter() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("lengths", [[5], [60, 1, 200], [700, 1300]])
+@pytest.mark.parametrize(
+    "lengths", [[(0, 5)], [(0, 60), (0, 1), (0, 200)], [(0, 700), (0, 1300)], [(20, 30)], [(7, 90), (0, 40), (23, 300)]]
+)
 @torch.inference_mode()
-def test_packed_on_a_gpu(lengths: list[int], dtype: torch.dtype) -> None:
-    check_packed(dtype, lengths, (16, 8, 128), device="cuda")
+def test_packed_on_a_gpu(lengths: list[tuple[int, int]], dtype: torch.dtype) -> None:
+    check_kernel(case(lengths, (16, 8, 128), dtype, page=32, device="cuda"))

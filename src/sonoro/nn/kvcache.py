@@ -19,7 +19,10 @@ __all__ = ["PackedRows", "PagedCache"]
 
 
 class PackedRows(NamedTuple):
-    """Prompt rows back to back: of each its slot, its position, and where its prompt begins in the pack; int64 [T]."""
+    """Prompt rows back to back: of each its slot, its position, and where its prompt begins in the pack; int64 [T].
+
+    Of a prompt whose first row has another position than 0, those before it are on whole pages of its slot already.
+    """
 
     slots: Tensor
     positions: Tensor
@@ -53,14 +56,17 @@ class PagedCache:
     def fill(self, rows: PackedRows) -> Attend:
         """Keep the keys and values of packed prompts and attend within each of them. Capturable; no sync.
 
-        For a stack that is given [1, T, width].
+        For a stack that is given [1, T, width]. Pages that hold positions before a prompt's first row are only read.
         """
         page, place = rows.positions // self.page_positions, rows.positions % self.page_positions
         pages = self.table[rows.slots, page].long()
+        shared = rows.positions - torch.arange(len(rows.starts), device=rows.starts.device) + rows.starts
+        slots = rows.slots.contiguous()
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             self.keys[layer][pages, place] = keys[0]
             self.values[layer][pages, place] = values[0]
-            return packed_attention(queries[0], keys[0], values[0], rows.starts)[None]
+            earlier = shared, slots, self.keys[layer], self.values[layer], self.table
+            return packed_attention(queries[0], keys[0], values[0], rows.starts, *earlier)[None]
 
         return attend

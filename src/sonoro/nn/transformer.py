@@ -22,6 +22,7 @@ from sonoro.core.errors import CheckpointError
 from sonoro.ops.attention import decode_attention
 from sonoro.ops.linear import linear_add, norm_gate_up, norm_linear
 from sonoro.ops.norm import rms_norm_reference
+from sonoro.ops.packed import packed_attention
 
 __all__ = [
     "Attend",
@@ -245,7 +246,8 @@ class DecoderStack(nn.Module):
         """Compare every kernel of `step` with its reference at `turns` positions of `rows` rows; one that is wrong is
         not used again.
 
-        Random inputs, the weights of the first layer, contexts of up to two pages. Synchronises; does nothing on a CPU.
+        And that of prompts, with one that goes on from a page in each row. Random inputs, the weights of the first
+        layer, contexts of up to two pages. Synchronises; does nothing on a CPU.
         """
         layer, config = cast(DecoderLayer, self.layers[0]), self.config
         attention, feed, eps = layer.self_attn, layer.mlp, config.norm_eps
@@ -267,6 +269,9 @@ class DecoderStack(nn.Module):
         decode_attention.check(
             lambda: (qkv, *norms, eps, rotary, *pages.clone().unbind(), table, index, positions), tolerance
         )
+        prompts = qkv.unflatten(-1, (-1, config.head_width)).split(attention.heads, dim=1)
+        shared = torch.full_like(index, page_positions)
+        packed_attention.check(lambda: (*prompts, index, shared, index, *pages.unbind(), table), tolerance)
 
     @torch.no_grad()
     def part_pairs(self) -> None:

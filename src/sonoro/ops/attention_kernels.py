@@ -285,21 +285,41 @@ def decode(  # noqa: PLR0915, PLR0917 (one pass over what registers hold)
                 tl.store(out + (pair * group + member) * width + flat, added.to(dtype))
 
 
+@triton.jit
+def _attend_block(  # noqa: PLR0917
+    query, key, value, is_seen, largest, total, mixed, scale, operand: tl.constexpr
+):
+    """The softmax of every token, [T] and [T, D], with a block of positions added of which it sees `is_seen`."""
+    score = tl.dot(query.to(operand), tl.trans(key.to(operand)), input_precision="ieee") * scale
+    score = tl.where(is_seen, score, -float("inf"))
+    raised = tl.maximum(largest, tl.max(score, axis=1))
+    kept, weight = tl.exp2(largest - raised), tl.exp2(score - raised[:, None])
+    mixed = tl.dot(weight.to(operand), value.to(operand), mixed * kept[:, None], input_precision="ieee")
+    return raised, total * kept + tl.sum(weight, axis=1), mixed
+
+
 @triton.jit(do_not_specialize=["tokens"])
 def packed(  # noqa: PLR0917
     queries,
     keys,
     values,
     starts,
+    shared,
+    slots,
+    page_keys,
+    page_values,
+    table,
     out,
     tokens,
     query_stride,
     key_stride,
     value_stride,
+    table_stride,
     scale,
     heads: tl.constexpr,
     group: tl.constexpr,
     width: tl.constexpr,
+    page: tl.constexpr,
     block_t: tl.constexpr,
     block_s: tl.constexpr,
     is_interpreted: tl.constexpr,
@@ -311,25 +331,37 @@ def packed(  # noqa: PLR0917
     token, column, key_token = first + tl.arange(0, block_t), tl.arange(0, width), tl.arange(0, block_s)
     is_token = token < tokens
     start = tl.load(starts + token, mask=is_token, other=tokens).to(tl.int32)
+    before = tl.load(shared + token, mask=is_token, other=0).to(tl.int32)
     place = token.to(tl.int64)[:, None]
     query = tl.load(queries + place * query_stride + head * width + column[None, :], mask=is_token[:, None], other=0.0)
     largest = tl.full([block_t], -1e30, tl.float32)
     total = tl.zeros([block_t], tl.float32)
     mixed = tl.zeros([block_t, width], tl.float32)
     key_column = (head // group) * width + column
+    # The prompts of this block that go on from pages, one after the other.
+    prompt = tl.min(tl.where(before > 0, start, tokens))
+    while prompt < tokens:
+        is_own = start == prompt
+        end = tl.max(tl.where(is_own, before, 0))
+        table_row = table + tl.load(slots + tl.maximum(prompt, first)) * table_stride
+        number = tl.load(table_row + key_token // page, mask=key_token < end, other=0)
+        # In more stages it takes registers from the loop below, which every prompt runs.
+        for low in tl.range(0, end, block_s, num_stages=1):
+            at = low + key_token
+            is_there, there = (at < end)[:, None], number.to(tl.int64) * page + at % page
+            there = there[:, None] * (heads // group * width)
+            number = tl.load(table_row + (at + block_s) // page, mask=at + block_s < end, other=0)
+            key = tl.load(page_keys + there + key_column[None, :], mask=is_there, other=0.0)
+            value = tl.load(page_values + there + key_column[None, :], mask=is_there, other=0.0)
+            is_seen = is_own[:, None] & (at < end)[None, :]
+            largest, total, mixed = _attend_block(query, key, value, is_seen, largest, total, mixed, scale, operand)
+        prompt = tl.min(tl.where((before > 0) & (start > prompt), start, tokens))
     for low in tl.range(tl.min(start) // block_s * block_s, tl.minimum(first + block_t, tokens), block_s):
         at = low + key_token
         there, is_there = at.to(tl.int64)[:, None], (at < tokens)[:, None]
         key = tl.load(keys + there * key_stride + key_column[None, :], mask=is_there, other=0.0)
         value = tl.load(values + there * value_stride + key_column[None, :], mask=is_there, other=0.0)
-        score = tl.dot(query.to(operand), tl.trans(key.to(operand)), input_precision="ieee") * scale
         is_seen = (at[None, :] >= start[:, None]) & (at[None, :] <= token[:, None])
-        score = tl.where(is_seen, score, -float("inf"))
-        raised = tl.maximum(largest, tl.max(score, axis=1))
-        kept, weight = tl.exp2(largest - raised), tl.exp2(score - raised[:, None])
-        total = total * kept + tl.sum(weight, axis=1)
-        mixed = mixed * kept[:, None]
-        mixed = tl.dot(weight.to(operand), value.to(operand), mixed, input_precision="ieee")
-        largest = raised
+        largest, total, mixed = _attend_block(query, key, value, is_seen, largest, total, mixed, scale, operand)
     target = out + place * (heads * width) + head * width + column[None, :]
     tl.store(target, (mixed / total[:, None]).to(out.dtype.element_ty), mask=is_token[:, None])

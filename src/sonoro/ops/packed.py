@@ -1,4 +1,5 @@
-"""Attention within prompts that lie back to back: a Triton kernel beside its torch reference.
+"""Attention of prompts that lie back to back, of which each may go on from pages: a Triton kernel beside its torch
+reference.
 
 Query heads share key heads in groups.
 """
@@ -24,21 +25,89 @@ except ImportError:
 __all__ = ["packed_attention", "packed_attention_kernel", "packed_attention_reference"]
 
 
-def packed_attention_reference(queries: Tensor, keys: Tensor, values: Tensor, starts: Tensor) -> Tensor:
-    """Attend with token t of `queries` [T, heads, D] to `keys` and `values` [T, kv heads, D] of `starts[t]` .. t.
+def packed_attention_reference(  # noqa: PLR0917 (the pack, and what it goes on from)
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    starts: Tensor,
+    shared: Tensor,
+    slots: Tensor,
+    page_keys: Tensor,
+    page_values: Tensor,
+    table: Tensor,
+) -> Tensor:
+    """Attend with token t of `queries` [T, heads, D] to `keys` and `values` [T, kv heads, D] of `starts[t]` .. t, and
+    to what its prompt has on pages: [T, heads, D].
 
-    `starts` [T] int64 is where the token's own prompt begins in the pack. Returns [T, heads, D]. Capturable; no sync.
+    `starts` [T] int64 is where the token's own prompt begins in the pack. The first `shared[t]` int64 positions of that
+    prompt, whole pages, are not in it: they are on the first pages of row `slots[t]` int64 of `table` [rows, pages per
+    row] int32, in `page_keys` and `page_values` [pages, page positions, kv heads, D]. Nothing else there matters, NaN
+    included.
+    On a CPU it reads those pages only; elsewhere it reads all there are, may be captured and does not synchronise.
     """
-    token = torch.arange(queries.shape[0], device=queries.device)
-    mask = (token >= starts[:, None]) & (token <= token[:, None])
+    if not queries.is_cpu:
+        return _attend_masked(queries, keys, values, starts, shared, slots, page_keys, page_values, table)
+    if not shared.any():
+        return _attend(queries, keys, values, _is_seen(starts))
+    parts, lows, page = [], starts.unique().tolist(), page_keys.shape[1]
+    for low, high in zip(lows, [*lows[1:], len(starts)], strict=True):
+        pages = table[slots[low], : int(shared[low]) // page].long()
+        own = slice(low, high)
+        all_keys = torch.cat((page_keys[pages].flatten(0, 1), keys[own]))
+        all_values = torch.cat((page_values[pages].flatten(0, 1), values[own]))
+        mask = torch.ones(high - low, len(all_keys), dtype=torch.bool).tril(int(shared[low]))
+        parts.append(_attend(queries[own], all_keys, all_values, mask))
+    return torch.cat(parts)
+
+
+def _attend_masked(  # noqa: PLR0917
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    starts: Tensor,
+    shared: Tensor,
+    slots: Tensor,
+    page_keys: Tensor,
+    page_values: Tensor,
+    table: Tensor,
+) -> Tensor:
+    page, pages = page_keys.shape[1], table[slots].long()
+    is_shared = torch.arange(pages.shape[1], device=slots.device) * page < shared[:, None]
+    # What a row's table repeats is the scratch page, which is not shared.
+    is_live = torch.zeros(len(slots), len(page_keys), dtype=torch.bool, device=slots.device)
+    is_live = is_live.scatter_(1, pages, is_shared).repeat_interleave(page, dim=1)
+    # The copies are cleared: the mask alone would let NaN through (NaN - inf, 0 * NaN).
+    cleared = (rows.flatten(0, 1).nan_to_num(0.0, 0.0, 0.0) for rows in (page_keys, page_values))
+    all_keys, all_values = (torch.cat(both) for both in zip(cleared, (keys, values), strict=True))
+    return _attend(queries, all_keys, all_values, torch.cat((is_live, _is_seen(starts)), dim=1))
+
+
+def _is_seen(starts: Tensor) -> Tensor:
+    """Whether a token sees another of the pack: [T, T]."""
+    token = torch.arange(len(starts), device=starts.device)
+    return (token >= starts[:, None]) & (token <= token[:, None])
+
+
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
     query, key, value = (tensor.transpose(0, 1)[None] for tensor in (queries, keys, values))
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1)
 
 
-def packed_attention_kernel(queries: Tensor, keys: Tensor, values: Tensor, starts: Tensor) -> Tensor:
+def packed_attention_kernel(  # noqa: PLR0917
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    starts: Tensor,
+    shared: Tensor,
+    slots: Tensor,
+    page_keys: Tensor,
+    page_values: Tensor,
+    table: Tensor,
+) -> Tensor:
     """`packed_attention_reference` as one Triton kernel, a program per block of tokens and head; no gradient."""
     tokens, heads, width = queries.shape
-    block_t, block_s = 32, 32
+    # In float32 larger blocks do not fit the registers.
+    block_t, block_s = 16, 16
     if queries.dtype.itemsize == 2:
         # H200, 16 heads of 128: 4.4 us for 128 tokens with blocks of 16, 12.9 for 512 with blocks of 64, 90 for 2048.
         block_t, block_s = (16, 64) if tokens <= 256 else (64, 64)
@@ -48,15 +117,22 @@ def packed_attention_kernel(queries: Tensor, keys: Tensor, values: Tensor, start
         keys,
         values,
         starts,
+        shared,
+        slots,
+        page_keys,
+        page_values,
+        table,
         out,
         tokens,
         queries.stride(0),
         keys.stride(0),
         values.stride(0),
+        table.stride(0),
         math.log2(math.e) / math.sqrt(width),
         heads,
         heads // keys.shape[1],
         width,
+        page_keys.shape[1],
         block_t,
         block_s,
         # Triton's interpreter takes the bits of a bfloat16 operand for an integer; products in float32 are the same.
@@ -67,7 +143,17 @@ def packed_attention_kernel(queries: Tensor, keys: Tensor, values: Tensor, start
     return out
 
 
-def _can_pack(queries: Tensor, keys: Tensor, values: Tensor, starts: Tensor) -> bool:
+def _can_pack(  # noqa: PLR0917
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    starts: Tensor,
+    shared: Tensor,
+    slots: Tensor,
+    page_keys: Tensor,
+    page_values: Tensor,
+    table: Tensor,
+) -> bool:
     width = queries.shape[-1]
     return (
         queries.dtype in DTYPES
@@ -75,9 +161,11 @@ def _can_pack(queries: Tensor, keys: Tensor, values: Tensor, starts: Tensor) -> 
             rows.dtype == queries.dtype and rows.stride(2) == 1 and rows.stride(1) == width
             for rows in (queries, keys, values)
         )
-        and starts.stride(0) == 1
+        and all(rows.dtype == queries.dtype and rows.is_contiguous() for rows in (page_keys, page_values))
+        and all(rows.stride(-1) == 1 for rows in (starts, shared, slots, table))
         and queries.numel() > 0
         and is_power(width, 16, 128)
+        and is_power(page_keys.shape[1], 1, 1024)
     )
 
 
