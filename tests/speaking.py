@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from sonoro.models.base import Capacity
+from sonoro.models.base import Capacity, Pages
 
 PAGE = 16
 
@@ -34,7 +34,7 @@ def begin(model: Starts, state: Any, prompts: Sequence[Any], slots: Any) -> None
     """Stage, place and prefill `prompts`; afterwards rows `slots` are ready for their first frame."""
     table = state.cache.table
     numbers = torch.as_tensor(slots).tolist()
-    pages = [pages_of(slot, table.shape[0] - 1, table.shape[1]) for slot in numbers]
+    pages = [Pages(pages_of(slot, table.shape[0] - 1, table.shape[1])) for slot in numbers]
     tokens = model.stage(state, prompts, numbers, pages)
     model.place(state, torch.tensor(numbers, device=table.device))
     model.prefill(state, torch.arange(tokens, device=table.device))

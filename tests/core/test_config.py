@@ -32,6 +32,8 @@ from sonoro.core.errors import ConfigError
         ({"page_positions": 48}, "page_positions", "power of two"),
         ({"pages": 63}, "pages", "at least 64"),
         ({"pages": 31, "page_positions": 64}, "pages", "at least 32"),
+        ({"prefix_cache_bytes": -1}, "prefix_cache_bytes", "at least 0"),
+        ({"prefix_cache_bytes": 1e9}, "prefix_cache_bytes", "whole number"),
         ({"memory_fraction": 0}, "memory_fraction", "at least 0.01"),
         ({"memory_fraction": 1.5}, "memory_fraction", "at most 1"),
         ({"memory_fraction": float("nan")}, "memory_fraction", "at most 1"),

@@ -14,6 +14,7 @@ from sonoro.core.types import SpeechRequest
 from sonoro.engine.live import Segment
 from sonoro.engine.request import RunningRequest
 from sonoro.engine.scheduler import Plan, Scheduler
+from sonoro.runtime.slots import PagePool
 
 FRAME_S = 0.08
 LIMIT = 1000
@@ -22,7 +23,7 @@ LIMIT = 1000
 def scheduler_of(pages: int = 1_000_000, **changes: object) -> Scheduler:
     values = {"slots": 16, "max_positions": 20_000, "prefill_tokens": 20_000} | changes
     config = dataclasses.replace(EngineConfig(**values).resolve(), codec_batches=values.get("codec_batches", ()))
-    return Scheduler(config, pages, FRAME_S)
+    return Scheduler(config, PagePool(pages, most_kept=pages), FRAME_S)
 
 
 def waiting(name: str, limit: int = LIMIT, index: int = 0, positions: int = 10) -> RunningRequest:
@@ -244,7 +245,7 @@ def test_slots_are_given_first_come_first_served_and_reused() -> None:
     assert rows["c"].place is not place
     for name in "bcd":
         scheduler.release(rows[name])
-    assert (scheduler.free_slots, scheduler.free_pages, scheduler.waiting) == (2, 1_000_000, 0)
+    assert (scheduler.free_slots, scheduler.pages.free, scheduler.waiting) == (2, 1_000_000, 0)
     assert not scheduler.has_work
 
 
@@ -254,9 +255,9 @@ def test_all_pages_of_a_segment_are_its_own_until_it_ends() -> None:
     scheduler.add(row)
     scheduler.plan(0.0, 0.01)
     assert len(row.place.pages) == 5
-    assert scheduler.free_pages == 695
+    assert scheduler.pages.free == 695
     scheduler.release(row)
-    assert scheduler.free_pages == 700
+    assert scheduler.pages.free == 700
 
 
 def test_too_few_pages_queue_and_nobody_overtakes() -> None:
@@ -265,7 +266,7 @@ def test_too_few_pages_queue_and_nobody_overtakes() -> None:
     for row in rows.values():
         scheduler.add(row)
     assert names(scheduler.plan(0.0, 0.01).admit) == ["a"]
-    assert scheduler.free_pages == 4
+    assert scheduler.pages.free == 4
     assert scheduler.plan(0.0, 0.01).admit == []
     scheduler.release(rows["a"])
     assert names(scheduler.plan(0.0, 0.01).admit) == ["b", "c"]

@@ -58,7 +58,8 @@ class SineModel:
         # What was said before is heard in the pitch, every code of it.
         pitch += sum(len(frames) + int(frames[:, 0].sum()) for _, frames in before)
         made = {"pitch": pitch, "loudness": request.options["loudness"], "text": segment}
-        return SimpleNamespace(controls=controls, voice=voice, positions=len(segment), text_ids=len(segment), **made)
+        made |= {"positions": len(segment), "text_ids": len(segment), "prefix": None}
+        return SimpleNamespace(controls=controls, voice=voice, **made)
 
     def live_text(self, request, voice):
         return None
@@ -96,23 +97,24 @@ class SineModel:
 
     def stage(self, state, prompts, slots, pages):
         end, capacity, state.staged = 0, state.capacity, list(zip(prompts, slots, pages, strict=True))
-        for prompt, slot, given in state.staged:
+        for prompt, slot, (given, cached) in state.staged:
             if "explosive" in prompt.text:
                 raise RuntimeError("it exploded")
             assert len(set(given)) * capacity.page_positions >= prompt.positions + prompt.controls.max_frames
             assert set(given) <= set(range(capacity.pages)), "the last page is scratch"
-            state.owner[end : end + prompt.positions] = slot
-            end += prompt.positions
+            state.owner[end : end + prompt.positions - cached] = slot
+            end += prompt.positions - cached
         assert end <= capacity.max_tokens, "more prompt rows than can be staged"
         return end
 
     def place(self, state, slots):
         self.reset(state, slots[slots < state.capacity.slots].tolist())
-        for place, (prompt, slot, given) in zip(slots.tolist(), state.staged, strict=False):
+        for place, (prompt, slot, (given, cached)) in zip(slots.tolist(), state.staged, strict=False):
             assert place == slot, "a slot was given what was staged for another"
             in_use = {page for other, held in state.held.items() if not state.done[other] for page in held}
-            assert not in_use & set(given), "a page was given to two rows"
-            state.held[slot], state.missing[slot], state.done[slot] = list(given), prompt.positions, False
+            own = given[cached // state.capacity.page_positions :]
+            assert not in_use & set(own), "a page was given to two rows"
+            state.held[slot], state.missing[slot], state.done[slot] = list(given), prompt.positions - cached, False
             state.limit[slot], state.frames[slot, :, 1] = prompt.controls.max_frames, prompt.loudness
             state.target[slot] = state.limit[slot] + 1 if prompt.controls.ignore_eos else len(prompt.text)
             state.pitch[slot] = prompt.pitch

@@ -9,6 +9,7 @@ import time
 import torch
 
 from fakes.live_sine import LiveSineModel
+from fakes.prefixed_sine import PrefixedSineModel
 from fakes.sine import SineModel
 from sonoro.core.errors import CheckpointNotFound
 from sonoro.models.base import LoadedModel
@@ -67,6 +68,7 @@ def load(model, *, device, dtype, load_format):
         "slow voices": SlowVoices,
         "breaking": BreakingModel,
         "live": LiveSineModel,
+        "prefixed": PrefixedSineModel,
         "slow_live": SlowLiveModel,
     }
     made = LiveSineModel(voices=()) if model == "cloning" else kinds.get(model, SineModel)()

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from engine_processes import CONFIG, engines, nothing_left, run, until
-from server_processes import SETTINGS, check_error, serving
+from server_processes import SETTINGS, Server, check_error, serving
 from sonoro.server.metrics import Metrics, Observation
 from sonoro.server.service import Service
 
@@ -95,6 +95,30 @@ def test_metrics_count_who_waits_and_who_speaks() -> None:
                 assert f'sonoro_{name}_count{{model="sine"}} 5.0' in text
             assert await server.metric('sonoro_audio_seconds_total{model="sine"}') == pytest.approx(7.5)
             assert 'sonoro_engine_frame_seconds{quantile="0.95"}' in text
+
+    run(ask())
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_metrics_count_what_prompts_share() -> None:
+    """Of 40 characters that two texts begin with, one page of 32 is shared; another engine knows nothing of them."""
+    text, names = "x" * 40 + "|", ("prompt_rows_prefilled_total", "prompt_rows_cached_total", "prefix_hits_total",
+                                   "prefix_misses_total", "prefix_evictions_total", "prefix_bytes")  # fmt: skip
+
+    async def counts(server: Server) -> list[float]:
+        return [await server.metric(f"sonoro_engine_{name}") for name in names]
+
+    async def ask() -> None:
+        async with serving("prefixed") as server:
+            answers = [(await server.speak(text + words)).content for words in ("one", "two", "one")]
+            assert answers[0] == answers[2]
+            assert await counts(server) == [44 + 12 + 12, 64, 2, 1, 0, 32 * 64]
+            (worker,) = engines()
+            os.kill(worker, signal.SIGKILL)
+            await until(lambda: server.has("sonoro_engine_restarts_total", 1), timeout_s=20)
+            await until(server.is_ready, timeout_s=20)
+            assert (await server.speak(text + "one")).content == answers[0]
+            assert await counts(server) == [44, 0, 0, 1, 0, 32 * 64]
 
     run(ask())
 

@@ -33,7 +33,8 @@ class EngineConfig:
     `max_live_characters`: characters of a live request; `live_max_s`: audio a segment of it has room for, which bounds
     its letters as well. `max_voices`: encoded references kept; `max_registered_voices`: voices registered by name, kept
     in `voices_folder` (in memory alone if it is empty). `page_positions`: positions of a page; `pages`: pages shared by
-    all slots, 0 for as many as the slots can use or `memory_fraction` of the card allows.
+    all slots, 0 for as many as the slots can use or `memory_fraction` of the card allows; `prefix_cache_bytes`: what
+    those of them may take that are kept for prompts to come which begin alike, 0 for none.
 
     How it divides the work. `prefill_tokens`: prompt rows run in one tick. `chunk_frames`: the lengths at which audio
     is decoded, the first of them first; later ones as the listener's lead allows. `codec_frames`: frames decoded in
@@ -56,6 +57,7 @@ class EngineConfig:
     voices_folder: str = ""
     page_positions: int = 32
     pages: int = 0
+    prefix_cache_bytes: int = 2**30
     memory_fraction: float = 0.9
     prefill_tokens: int = 2048
     chunk_frames: tuple[int, ...] = (1, 2, 4, 12)
@@ -83,6 +85,7 @@ class EngineConfig:
             raise ConfigError("page_positions", self.page_positions, "it must be a power of two")
         if self.pages:
             self._check("pages", self.pages_per_slot, 100_000_000, "one request of max_positions must fit")
+        self._check("prefix_cache_bytes", 0, 10**15)
         self._check("memory_fraction", 0.01, 1.0)
         self._check("prefill_tokens", self.max_positions - 1, 1_000_000, "the longest prompt must fit into a tick")
         self._check_sizes("chunk_frames", 1, 1024)

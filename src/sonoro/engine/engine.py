@@ -33,6 +33,8 @@ from sonoro.engine.runner import Decoded, Launched, Runner
 from sonoro.engine.scheduler import Plan, Scheduler
 from sonoro.engine.voices import Inline, Voices
 from sonoro.models.base import SpeechModel, Voice
+from sonoro.runtime.slots import PagePool
+from sonoro.transport.messages import PrefixCounts
 
 __all__ = ["Engine"]
 
@@ -59,7 +61,8 @@ class Engine:
         self.config, self.spec = config, model.spec
         self._model, self._clock_s = model, clock_s
         self._runner = Runner(model, config)
-        self._scheduler = Scheduler(self._runner.config, self._runner.pages, self.spec.frame_s)
+        pages = PagePool(self._runner.pages, self._runner.kept_pages)
+        self._scheduler = Scheduler(self._runner.config, pages, self.spec.frame_s)
         self._prompts = Prompts(model, config, self._runner.pages)
         self._voices = Voices(model, config, executor or Inline(), self._runner.device, self._runner.stream)
         self._rows: dict[str, RunningRequest] = {}
@@ -93,8 +96,8 @@ class Engine:
 
     @property
     def free_pages(self) -> int:
-        """Pages that no request holds."""
-        return self._scheduler.free_pages
+        """Pages that no request holds, whether they are kept for one to come or not."""
+        return self._scheduler.pages.free
 
     @property
     def entries(self) -> int:
@@ -120,6 +123,13 @@ class Engine:
     def launches(self) -> dict[str, dict[str, int]]:
         """Launches so far, by kind (`prefill`, `frame`, `codec`), each split into `graph` and `eager`."""
         return self._runner.launches
+
+    @property
+    def prefixes(self) -> PrefixCounts:
+        """What prompts have shared so far, and what is kept for those to come."""
+        pages, page_bytes = self._scheduler.pages, self._model.position_bytes * self.config.page_positions
+        kept_bytes = pages.kept * page_bytes
+        return msgspec.structs.replace(self._scheduler.prefixes, evictions=pages.evictions, kept_bytes=kept_bytes)
 
     @property
     def report(self) -> str:
@@ -255,6 +265,7 @@ class Engine:
         self._in_flight.append(launched)
         for row, error in launched.failed.items():
             self._fail(row, error)
+        self._scheduler.share(row for row in plan.admit if row not in launched.failed)
 
     def _measure(self, tick_s: float) -> None:
         self._tick_s += (_TICK_WEIGHT if self._is_measured else 1.0) * (tick_s - self._tick_s)
@@ -369,6 +380,7 @@ class Engine:
     def _abandon(self, cause: BaseException) -> None:
         """Fail every request that holds a slot: how far they are is not known after a tick was broken off."""
         error = EngineError(f"the engine's tick was broken off by {type(cause).__name__}: {cause}")
+        self._scheduler.pages.forget()
         while self._in_flight:
             self._in_flight.popleft().entry.give()
         for row in list(self._scheduler.running):

@@ -5,6 +5,7 @@ Knows the protocols of `models.base` and no model, no queue and no tick.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 
@@ -16,7 +17,7 @@ from sonoro.core.text import SECONDS_PER_LETTER, frames_bound, segment_ends, spl
 from sonoro.core.types import SpeechRequest
 from sonoro.engine.live import LiveFeed, Segment
 from sonoro.engine.request import RunningRequest
-from sonoro.models.base import SpeechModel, Spoken
+from sonoro.models.base import Prompt, SpeechModel, Spoken
 
 __all__ = ["Prompts"]
 
@@ -65,6 +66,7 @@ class Prompts:
             limit = f"with its voice and instructions it needs {row.positions} positions; at most {self._max_positions}"
             raise InvalidRequest("text", segment.text, limit)
         self._check_text_ids(segment, row.prompt.text_ids)
+        row.prefix = self._keys(row.prompt)
 
     def go_on(self, row: RunningRequest, segment: Segment) -> None:
         """Take the ids that have come for the current segment of a live request since its prompt was made."""
@@ -109,3 +111,15 @@ class Prompts:
         if count > self._config.max_text:
             limit = f"it has {count} pending text ids; at most {self._config.max_text}"
             raise InvalidRequest("text", segment.text, limit)
+
+    def _keys(self, prompt: Prompt) -> list[bytes]:
+        """A key for each whole page of the prompt's prefix: the same for the same contents after the same pages."""
+        rows, page = prompt.prefix, self._config.page_positions
+        if rows is None or not self._config.prefix_cache_bytes:
+            return []
+        assert len(rows) < prompt.positions, (len(rows), prompt.positions)
+        keys, digest = [], b""
+        for end in range(page, len(rows) + 1, page):
+            digest = hashlib.sha256(digest + rows[end - page : end].tobytes()).digest()
+            keys.append(digest)
+        return keys

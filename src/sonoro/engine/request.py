@@ -21,22 +21,24 @@ __all__ = ["Place", "RunningRequest"]
 @dataclass(frozen=True, eq=False)
 class Place:
     """What a segment holds from its admission to its end. Results name the place they came from: one object, one stay,
-    so a slot that was given away meanwhile cannot be mistaken."""
+    so a slot that was given away meanwhile cannot be mistaken. The first `cached` positions are filled already."""
 
     slot: int
     pages: list[int]
+    cached: int = 0
 
 
 @dataclass(eq=False)
 class RunningRequest:
     """A resolved request and how far it is.
 
-    Of the current segment: `limit` is the most frames it may have. What was launched: `steps` frames, and `columns`
-    frames to be turned into audio, surplus included. What has come back: `length` frames made, whether it `is_done`
-    and will make no more, and `decoded` frames of audio sent. The scheduler owns `place`, `steps` and `columns`; the
-    engine writes the rest. `before` holds the frames [T, K] of earlier segments, `codes` those of this one as far as
-    they came back (kept only if another segment follows). Of a live request `segments` grow, as `live` cuts them;
-    `taken_ids` of the current one have been handed to the model, of which `pending_ids` are fed frame by frame.
+    Of the current segment: `limit` is the most frames it may have, `prefix` are the keys of the pages it may share,
+    the first of its prompt. What was launched: `steps` frames, and `columns` frames to be turned into audio, surplus
+    included. What has come back: `length` frames made, whether it `is_done` and will make no more, and `decoded`
+    frames of audio sent. The scheduler owns `place`, `steps` and `columns`; the engine writes the rest. `before` holds
+    the frames [T, K] of earlier segments, `codes` those of this one as far as they came back (kept only if another
+    segment follows). Of a live request `segments` grow, as `live` cuts them; `taken_ids` of the current one have been
+    handed to the model, of which `pending_ids` are fed frame by frame.
     """
 
     request: SpeechRequest
@@ -47,6 +49,7 @@ class RunningRequest:
     index: int = 0
     prompt: Prompt | None = None
     limit: int = 0
+    prefix: list[bytes] = field(default_factory=list)
     before: list[Tensor] = field(default_factory=list)
     codes: list[npt.NDArray[Any]] = field(default_factory=list)
     frames_before: int = 0

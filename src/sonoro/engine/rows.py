@@ -26,13 +26,15 @@ class DeviceRows:
     """Rows by slot, the last one scratch; mutated in place by the runner alone.
 
     `decoded` [N+1] int64 counts the columns of `state.frames` that were given to the codec, whose left context is
-    `history`. `report` says in lines what takes how much memory.
+    `history`. Of the `pages` at most `kept_pages` may be kept for prompts that begin alike. `report` says in lines what
+    takes how much memory.
     """
 
     state: SlotState
     history: Any
     decoded: Tensor
     pages: int
+    kept_pages: int
     report: tuple[str, ...]
 
     @property
@@ -54,12 +56,14 @@ def allocate_rows(model: SpeechModel, config: EngineConfig) -> DeviceRows:
     history, budget = _measure(model, config, page_bytes)
     pages = plan_pages(budget, page_bytes, config.slots, config.pages_per_slot, config.pages)
     state = model.allocate(_capacity(config, pages))
+    kept = min(pages, config.prefix_cache_bytes // page_bytes)
     return DeviceRows(
         state=state,
         history=history,
         decoded=torch.zeros_like(state.length),
         pages=pages,
-        report=tuple(report(budget, page_bytes, pages)),
+        kept_pages=kept,
+        report=(*report(budget, page_bytes, pages), f"pages kept for prompts that begin alike: at most {kept}"),
     )
 
 

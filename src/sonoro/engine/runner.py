@@ -22,7 +22,7 @@ from sonoro.core.config import EngineConfig
 from sonoro.engine.request import Place, RunningRequest
 from sonoro.engine.rows import allocate_rows
 from sonoro.engine.scheduler import Plan
-from sonoro.models.base import SpeechModel
+from sonoro.models.base import Pages, SpeechModel
 from sonoro.runtime.graphs import GraphPool, GraphSet
 from sonoro.runtime.ring import Entry, PinnedRing, upload
 
@@ -100,7 +100,8 @@ class Runner:
         self._model, self._codec = model, model.codec
         with torch.inference_mode():
             self._rows = allocate_rows(model, config.resolve())
-        self._device, self.pages = self._rows.device, self._rows.pages
+        self._device = self._rows.device
+        self.pages, self.kept_pages = self._rows.pages, self._rows.kept_pages
         self.config = _with_sizes(config, self._device)
         # Graphs cannot be captured on the default stream; what was loaded on it must be there before this one reads.
         # Whatever else the process does on the device has a lower priority.
@@ -216,7 +217,7 @@ class Runner:
 
     def _fill(self, turns: list[Turn]) -> None:
         slots = _slots(turns)
-        prompts, pages = [row.prompt for row, _ in turns], [place.pages for _, place in turns]
+        prompts, pages = [row.prompt for row, _ in turns], [Pages(place.pages, place.cached) for _, place in turns]
         tokens = self._model.stage(self._rows.state, prompts, slots, pages)
         self._places.run(slots)
         if tokens:

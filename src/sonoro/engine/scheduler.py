@@ -15,6 +15,7 @@ from typing import NamedTuple
 from sonoro.core.config import EngineConfig
 from sonoro.engine.request import Place, RunningRequest
 from sonoro.runtime.slots import PagePool, SlotPool
+from sonoro.transport.messages import PrefixCounts
 
 __all__ = ["LATENCY_TICKS", "SAFETY", "Plan", "Scheduler"]
 
@@ -65,17 +66,19 @@ class _Chunk(NamedTuple):
 class Scheduler:
     """The waiting queue, the slots and the pages. A request holds its place from its admission to `release`.
 
-    `config` is resolved, its `codec_batches` those that are padded to (none if any number runs alike); `pages` is how
-    many there are, `frame_s` what a frame lasts.
+    `config` is resolved, its `codec_batches` those that are padded to (none if any number runs alike); `pages` are
+    those that all share, `frame_s` is what a frame lasts.
     """
 
-    def __init__(self, config: EngineConfig, pages: int, frame_s: float) -> None:
+    def __init__(self, config: EngineConfig, pages: PagePool, frame_s: float) -> None:
         self._config, self._frame_s = config, frame_s
         self._parked: set[RunningRequest] = set()
         self._waiting: deque[RunningRequest] = deque()
         self._speaking: deque[RunningRequest] = deque()
-        self._slots, self._pages = SlotPool(config.slots), PagePool(pages)
+        self._slots, self.pages = SlotPool(config.slots), pages
         self.running: list[RunningRequest] = []
+        self.prefixes = PrefixCounts()
+        """What prompts have shared so far; what the pages know of it is theirs to say."""
 
     @property
     def has_work(self) -> bool:
@@ -94,10 +97,6 @@ class Scheduler:
     @property
     def free_slots(self) -> int:
         return self._slots.free
-
-    @property
-    def free_pages(self) -> int:
-        return self._pages.free
 
     def park(self, row: RunningRequest) -> None:
         """Count `row`, which has nothing to be prefilled yet, among the waiting until it is added."""
@@ -120,8 +119,20 @@ class Scheduler:
             return
         self.running.remove(row)
         self._slots.give(row.place.slot)
-        self._pages.give(row.place.pages)
+        self.pages.give(row.place.pages)
         row.place = None
+
+    def share(self, admitted: Iterable[RunningRequest]) -> None:
+        """Let prompts to come share what those of `admitted` began with, now that they are launched."""
+        for row in admitted:
+            assert row.place is not None
+            assert row.prompt is not None
+            self.pages.keep(row.prefix, row.place.pages)
+            self.prefixes.rows_cached += row.place.cached
+            self.prefixes.rows_prefilled += row.prompt.positions - row.place.cached
+            if row.prefix:
+                self.prefixes.hits += row.place.cached > 0
+                self.prefixes.misses += row.place.cached == 0
 
     def plan(self, now_s: float, tick_s: float) -> Plan:
         """What everyone does in this tick, which is taken as launched; `tick_s` is what a tick takes on average."""
@@ -142,11 +153,13 @@ class Scheduler:
         rows_left = self._config.prefill_tokens
         while (row := self._admissible()) is not None:
             assert row.prompt is not None
-            if row.prompt.positions > rows_left:
+            found = self.pages.find(row.prefix)
+            cached = len(found) * self._config.page_positions
+            rows_left -= row.prompt.positions - cached
+            if rows_left < 0:
                 break
-            rows_left -= row.prompt.positions
             (self._speaking if row.index else self._waiting).remove(row)
-            row.place = Place(self._slots.take(), self._pages.take(self._pages_of(row)))
+            row.place = Place(self._slots.take(), self.pages.take(self._pages_of(row), found), cached)
             admit.append(row)
         self.running += admit
         return admit
@@ -154,8 +167,9 @@ class Scheduler:
     def _admissible(self) -> RunningRequest | None:
         """Who is next, if there is a place for it. Nobody overtakes one that waits for pages, or it might for ever."""
         row = _first_unpaused(self._speaking) or _first_unpaused(self._waiting)
-        has_place = row is not None and self._slots.free and self._pages_of(row) <= self._pages.free
-        return row if has_place else None
+        if row is None or not self._slots.free:
+            return None
+        return row if self.pages.has(self._pages_of(row), self.pages.find(row.prefix)) else None
 
     def _pages_of(self, row: RunningRequest) -> int:
         """Pages for all positions the segment of `row` may come to need: it can never run out of them."""

@@ -263,6 +263,7 @@ class Worker:
         engine = self._engine
         return Stats(
             launches=engine.launches,
+            prefixes=engine.prefixes,
             running=engine.config.slots - engine.free_slots,
             waiting=engine.waiting,
             paused=sum(self._is_paused.values()),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -26,6 +27,7 @@ __all__ = [
     "Family",
     "LiveText",
     "LoadedModel",
+    "Pages",
     "Prompt",
     "SavedVoice",
     "SlotState",
@@ -144,8 +146,23 @@ class Prompt(Protocol):
         """Backbone positions the prompt occupies."""
 
     @property
+    def prefix(self) -> npt.NDArray[Any] | None:
+        """What its first rows are made of, [rows, ...], as far as they do not depend on its new text; not the last row.
+
+        Prompts that begin with equal contents begin with equal rows. None if there is nothing worth sharing.
+        """
+
+    @property
     def text_ids(self) -> int:
         """Pending text ids the slot must hold."""
+
+
+class Pages(NamedTuple):
+    """The pages of a slot in the order of its positions. The first `cached` positions, whole pages, are filled already
+    by a prompt that began with the same rows: they are read by others too, and never written."""
+
+    numbers: Sequence[int]
+    cached: int = 0
 
 
 class LiveText(Protocol):
@@ -297,10 +314,11 @@ class SpeechModel(Protocol):
     def reset(self, state: Any, slots: Sequence[int]) -> None:
         """Make rows `slots` free: done, and nothing of an earlier request can be read from them. No sync."""
 
-    def stage(self, state: Any, prompts: Sequence[Any], slots: Sequence[int], pages: Sequence[Sequence[int]]) -> int:
+    def stage(self, state: Any, prompts: Sequence[Any], slots: Sequence[int], pages: Sequence[Pages]) -> int:
         """Lay out on the device what rows `slots` need to speak `prompts`, each on its `pages`; how many prompt rows.
 
-        Copies, without waiting for them; touches no row by slot; not capturable.
+        Rows that are cached are not among them. Copies, without waiting for them; touches no row by slot; not
+        capturable.
         """
 
     def place(self, state: Any, slots: Tensor) -> None:

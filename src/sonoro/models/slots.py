@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sonoro.models.base import Capacity, Prompt
+from sonoro.models.base import Capacity, Pages, Prompt
 from sonoro.nn.kvcache import PackedRows, PagedCache
 from sonoro.nn.transformer import DecoderStack, Rotary
 from sonoro.runtime.ring import overwrite, upload
@@ -144,33 +144,34 @@ def stage_rows(  # noqa: PLR0917 (all by row, in one order)
     state: SlotRows,
     prompts: Sequence[Prompt],
     slots: Sequence[int],
-    pages: Sequence[Sequence[int]],
+    pages: Sequence[Pages],
     ids: Sequence[Ids],
     added: Sequence[tuple[Sequence[RowControls], Sequence[int] | Ids]],
 ) -> int:
     """Lay out what rows `slots` need to speak `prompts`, each on its `pages`, for `place_rows`, and the prompts' rows
-    `ids` [P, V] for `fill_backbone`; how many rows those are. No sync; not capturable.
+    `ids` [P, V] but for those that are cached for `fill_backbone`; how many. No sync; not capturable.
 
     `added` are for each the controls of its samplers, and what the model adds to its slot.
     """
     assert state.scratch not in slots
-    tokens, table = sum(prompt.positions for prompt in prompts), state.cache.table.shape[1]
+    lengths = [prompt.positions - cached for prompt, (_, cached) in zip(prompts, pages, strict=True)]
+    tokens, table = sum(lengths), state.cache.table.shape[1]
     assert tokens < state.staged.tokens.shape[0], f"{tokens} prompt rows"
     packed = np.empty((tokens, state.staged.tokens.shape[1]), np.int64)
     rows = np.full((len(slots), state.staged.slots.shape[1]), state.cache.keys.shape[1] - 1)
     start = 0
-    for row, prompt, slot, owned, own_ids, (controls, more) in zip(
-        rows, prompts, slots, pages, ids, added, strict=True
+    for row, prompt, slot, (numbers, cached), length, all_ids, (controls, more) in zip(
+        rows, prompts, slots, pages, lengths, ids, added, strict=True
     ):
-        _check_room(state, prompt, owned)
-        row[0], row[1 : 1 + len(owned)] = prompt.positions - 1, owned
+        _check_room(state, prompt, numbers, cached)
+        row[0], row[1 : 1 + len(numbers)] = prompt.positions - 1, numbers
         packed_controls = [number for own in controls for number in pack(own)]
         row[1 + table : 1 + table + len(packed_controls)] = packed_controls
         row[1 + table + len(packed_controls) :] = more
-        own = packed[start : start + prompt.positions]
-        own[:, 0], own[:, 1], own[:, 2] = slot, np.arange(prompt.positions), start
-        own[:, 3], own[-1, 3], own[:, _PLACES:] = state.scratch, slot, own_ids
-        start += prompt.positions
+        own = packed[start : start + length]
+        own[:, 0], own[:, 1], own[:, 2] = slot, np.arange(cached, prompt.positions), start
+        own[:, 3], own[-1, 3], own[:, _PLACES:] = state.scratch, slot, all_ids[cached:]
+        start += length
     overwrite(state.staged.slots[: len(slots)], torch.from_numpy(rows))
     overwrite(state.staged.tokens[:tokens], torch.from_numpy(packed))
     return tokens
@@ -274,7 +275,9 @@ def append_frames(  # noqa: PLR0917 (where the rows stand, and what they are giv
     return kept
 
 
-def _check_room(state: SlotRows, prompt: Prompt, pages: Sequence[int]) -> None:
+def _check_room(state: SlotRows, prompt: Prompt, pages: Sequence[int], cached: int) -> None:
+    assert cached < prompt.positions, (cached, prompt.positions)
+    assert not cached % state.cache.page_positions, (cached, state.cache.page_positions)
     limit = prompt.controls.max_frames
     positions = prompt.positions - 1 + limit
     assert positions <= state.rotary[0].shape[0], (positions, state.rotary[0].shape[0])

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sonoro.core.errors import ConfigError, EngineError
 from sonoro.models import registry
-from sonoro.models.base import Capacity, LoadedModel, Prompt, SpeechModel, Voice
+from sonoro.models.base import Capacity, LoadedModel, Pages, Prompt, SpeechModel, Voice
 from sonoro.profile import snake
 from sonoro.profile.report import Report, dtype_name, show_table
 from sonoro.profile.requests import speech_request
@@ -279,7 +279,7 @@ class _Rows:
         for start in range(0, self._batch, together):
             slots = self._slots[start : start + together]
             prompts = [script.prompt(slot, script.frames) for slot in slots]
-            owned = [range(slot * pages, (slot + 1) * pages) for slot in slots]
+            owned = [Pages(range(slot * pages, (slot + 1) * pages)) for slot in slots]
             tokens = self._model.stage(self.state, prompts, slots, owned)
             self._model.place(self.state, upload(slots, torch.int64, self._device))
             self._model.prefill(self.state, torch.arange(tokens, device=self._device))

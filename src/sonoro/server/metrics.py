@@ -148,6 +148,7 @@ class _EngineCollector(Collector):
             ("paused", "requests held back for a slow reader", stats.paused),
             ("free_slots", "slots that nobody holds", stats.free_slots),
             ("free_pages", "pages that nobody holds", stats.free_pages),
+            ("prefix_bytes", "pages kept for prompts that begin alike", stats.prefixes.kept_bytes),
         ):
             yield GaugeMetricFamily(f"sonoro_engine_{name}", help, value=value)
         for name, percentiles in (("tick", stats.tick_ms), ("frame", stats.frame_ms)):
@@ -155,6 +156,15 @@ class _EngineCollector(Collector):
             for percentile, value_ms in percentiles.items():
                 times.add_metric([f"0.{percentile.removeprefix('p')}"], value_ms / 1000)
             yield times
+        shared = stats.prefixes
+        for name, help, value in (
+            ("prompt_rows_prefilled", "prompt rows that were run", shared.rows_prefilled),
+            ("prompt_rows_cached", "prompt rows that an earlier prompt had run", shared.rows_cached),
+            ("prefix_hits", "prompts that began with pages of an earlier one", shared.hits),
+            ("prefix_misses", "prompts that could have, if one had begun alike", shared.misses),
+            ("prefix_evictions", "kept pages that were given up for others", shared.evictions),
+        ):
+            yield CounterMetricFamily(f"sonoro_engine_{name}", help, value=value)
         launches = CounterMetricFamily(
             "sonoro_engine_launches", "units of work by kind, and whether from a graph", labels=["kind", "how"]
         )

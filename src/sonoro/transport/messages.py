@@ -23,6 +23,7 @@ __all__ = [
     "Fatal",
     "FromEngine",
     "Pause",
+    "PrefixCounts",
     "Ready",
     "Resume",
     "Shutdown",
@@ -140,6 +141,21 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     voices: tuple[VoiceFacts, ...] = ()
 
 
+class PrefixCounts(msgspec.Struct, kw_only=True):
+    """What prompts have shared since the engine started.
+
+    Prompt rows that were run, and those that did not have to be. Prompts with pages that others may begin with too, by
+    whether the first of them was there. Kept pages given up for others, and what those take that are kept now.
+    """
+
+    rows_prefilled: int = 0
+    rows_cached: int = 0
+    hits: int = 0
+    misses: int = 0
+    evictions: int = 0
+    kept_bytes: int = 0
+
+
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """How an engine is doing.
 
@@ -151,6 +167,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """
 
     launches: dict[str, dict[str, int]]
+    prefixes: PrefixCounts
     running: int
     waiting: int
     paused: int

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from capture import device_only
 from reference_assets import Case
-from sonoro.models.base import Controls
+from sonoro.models.base import Controls, Pages
 from sonoro.models.qwen3_tts.backbone import Talker
 from sonoro.models.qwen3_tts.frame import frame
 from sonoro.models.qwen3_tts.prompt import TalkerPrompt
@@ -366,7 +366,7 @@ def test_placing_is_padded_with_the_scratch_row(talker: Talker) -> None:
     begin_talker(talker, state, prompts[:3], torch.tensor([4, 0, 2]))
     run(talker, state, [0, 2, 4], 3)
     untouched = [*row_tensors(state, 0), *row_tensors(state, 4)]
-    stage(state, prompts[3:], [2], [pages_of(2, CAPACITY.slots, 6)])
+    stage(state, prompts[3:], [2], [Pages(pages_of(2, CAPACITY.slots, 6))])
     place(state, torch.tensor([2, CAPACITY.slots, CAPACITY.slots, CAPACITY.slots]))
     assert all(map(torch.equal, untouched, [*row_tensors(state, 0), *row_tensors(state, 4)]))
     assert state.length[-1] == state.position[-1] == 0

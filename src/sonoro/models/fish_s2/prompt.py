@@ -46,6 +46,7 @@ class FishPrompt:
 
     controls: Controls
     columns: Ids
+    prefix: Ids
     voice: Voice | None = None
     text_ids: int = 0
 
@@ -95,7 +96,7 @@ class ConversationBuilder:
         needed, most = len(columns) + controls.max_frames, self.config.text_config.max_seq_len
         if needed > most:
             raise InvalidRequest("text", text, f"its prompt and frames take {needed} positions, the model has {most}")
-        return FishPrompt(controls, columns)
+        return FishPrompt(controls, columns, columns[: -len(asked)])
 
     def _introduced(self, voice: FishVoice) -> list[Ids]:
         """The system message that carries references; those whose transcript names no speaker are numbered."""
@@ -149,11 +150,10 @@ def split_turns(text: str) -> list[str]:
     before, *rest = _SPEAKER.split(text)
     if not rest:
         return [text]
-    batches: list[list[str]] = []
+    batches: list[list[str]] = [[]]
     for tag, words in zip(_SPEAKER.findall(text), rest, strict=True):
         turn = (tag + words).strip()
-        size = sum(len(part.encode()) for part in (*(batches[-1] if batches else ()), turn))
-        if not batches or len(batches[-1]) >= MOST_TURNS or size > MOST_BYTES:
+        if len(batches[-1]) >= MOST_TURNS or sum(len(part.encode()) for part in (*batches[-1], turn)) > MOST_BYTES:
             batches.append([])
         batches[-1].append(turn)
     return [piece for piece in (before.strip(), *map("\n".join, batches)) if piece]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from sonoro.core.errors import ConfigError
-from sonoro.models.base import Capacity
+from sonoro.models.base import Capacity, Pages
 from sonoro.models.slots import SlotRows, allocate_rows, fill_backbone, stage_rows
 
 from .backbone import DualAR, rotary
@@ -25,7 +25,7 @@ def allocate(lm: DualAR, capacity: Capacity) -> SlotRows:
     return allocate_rows(lm.slow, lm.fast, capacity, codebooks=books, ids=[0] * (1 + books), rotary=rotary)
 
 
-def stage(state: SlotRows, prompts: Sequence[FishPrompt], slots: Sequence[int], pages: Sequence[Sequence[int]]) -> int:
+def stage(state: SlotRows, prompts: Sequence[FishPrompt], slots: Sequence[int], pages: Sequence[Pages]) -> int:
     """Lay out what rows `slots` need to speak `prompts` on `pages`; how many prompt rows. No sync; not capturable."""
     added = [((prompt.controls.row,), ()) for prompt in prompts]
     return stage_rows(state, prompts, slots, pages, [prompt.columns for prompt in prompts], added)

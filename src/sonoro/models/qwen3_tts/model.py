@@ -16,7 +16,7 @@ from torch import Tensor
 from sonoro.core.errors import ConfigError, InvalidReference
 from sonoro.core.text import split_text
 from sonoro.core.types import ModelSpec, OptionSpec, Reference, SamplingParams, SpeechRequest, VoiceMode
-from sonoro.models.base import Capacity, Codec, Controls, SavedVoice, Spoken, Voice
+from sonoro.models.base import Capacity, Codec, Controls, Pages, SavedVoice, Spoken, Voice
 from sonoro.models.loading import Parts, make_family
 from sonoro.nn.weights import fingerprint
 from sonoro.runtime.ring import upload
@@ -116,11 +116,7 @@ class Qwen3TTS:
         reset(state, slots)
 
     def stage(
-        self,
-        state: FrameState,
-        prompts: Sequence[TalkerPrompt],
-        slots: Sequence[int],
-        pages: Sequence[Sequence[int]],
+        self, state: FrameState, prompts: Sequence[TalkerPrompt], slots: Sequence[int], pages: Sequence[Pages]
     ) -> int:
         """Lay out what rows `slots` need to speak `prompts` on `pages`; how many prompt rows were staged. No sync."""
         return stage(state, prompts, slots, pages)

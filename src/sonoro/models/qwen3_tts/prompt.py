@@ -60,6 +60,8 @@ class TalkerPrompt:
     code_rows: Tensor
     trail: Tensor
     x_vector_row: int | None = None
+    prefix: None = None
+    """A page at most: where a reference is continued, its codes stand beside or behind the new text."""
 
     @property
     def positions(self) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sonoro.models.base import Capacity
+from sonoro.models.base import Capacity, Pages
 from sonoro.models.slots import SlotRows, allocate_rows, clear_rows, fill_backbone, place_rows, stage_rows
 from sonoro.runtime.ring import upload
 from sonoro.runtime.sampling import SamplingRows
@@ -94,9 +94,7 @@ def reset(state: FrameState, slots: Sequence[int]) -> None:
     clear_rows(state, slots, (state.seen, False), (state.text_ids, state.pad_id))
 
 
-def stage(
-    state: FrameState, prompts: Sequence[TalkerPrompt], slots: Sequence[int], pages: Sequence[Sequence[int]]
-) -> int:
+def stage(state: FrameState, prompts: Sequence[TalkerPrompt], slots: Sequence[int], pages: Sequence[Pages]) -> int:
     """Lay out what rows `slots` need to speak `prompts`, each on its `pages`, for `place`, and the prompts' rows for
     `prefill`; how many rows those are. No sync; not capturable.
     """

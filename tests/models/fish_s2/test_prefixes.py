@@ -1,0 +1,198 @@
+"""A voice's prompt and earlier turns shared between requests, over a tiny checkpoint in float32: the codes of each are
+those of an engine that keeps nothing and speaks it alone."""
+
+import functools
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import tiny_fish
+from listening import drain, end
+from sonoro.core.config import EngineConfig
+from sonoro.core.types import Finished, Reference, SpeechRequest
+from sonoro.engine.engine import Engine
+from sonoro.models import registry
+from sonoro.models.base import Pages, SpeechModel
+
+PAGE, SHARED = 32, 24
+TURNS = "<|speaker:0|>One of them. " + "word " * 30 + "<|speaker:1|> Another one. " + "word " * 30
+
+
+@functools.cache
+def model_on(folder: Path, device: str) -> SpeechModel:
+    tiny_fish.write_checkpoint(folder, end_scale=0.6)
+    return registry.load(folder, device=device, dtype="float32").model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoint") / "tiny-fish"
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> SpeechModel:
+    return model_on(folder, "cpu")
+
+
+class Watched:
+    """An engine over `model`: the codes [T, K] that were made for each (seed, segment), and what each launch staged."""
+
+    def __init__(self, model: SpeechModel, **changes: object) -> None:
+        self.codes: dict[tuple[int, int], Tensor] = {}
+        self.positions: list[int] = []
+        self.rows: list[int] = []
+        self.shared: list[list[int]] = []
+        self._model, self._said = model, dict[int, tuple[int, int]]()
+        values = {"slots": 3, "max_positions": 1536, "max_frames": 64, "max_characters": 200}
+        self.engine = Engine(self, EngineConfig(**values | changes), lambda: 0.0)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def allocate(self, capacity: Any) -> Any:
+        self.state = self._model.allocate(capacity)
+        return self.state
+
+    def stage(self, state: Any, prompts: Any, slots: Any, pages: list[Pages]) -> int:
+        for slot, prompt, (numbers, cached) in zip(slots, prompts, pages, strict=True):
+            self._said[slot] = prompt.controls.seed, prompt.controls.segment
+            self.positions.append(prompt.positions)
+            self.shared.append(list(numbers[: cached // PAGE]))
+        self.rows.append(self._model.stage(state, prompts, slots, pages))
+        return self.rows[-1]
+
+    def tick(self) -> list[Any]:
+        events = self.engine.tick()
+        if self.state.done.is_cuda:
+            torch.cuda.synchronize()
+        for slot, said in self._said.items():
+            length = int(self.state.length[slot])
+            # One that was cancelled is emptied.
+            if length > len(self.codes.get(said, ())):
+                self.codes[said] = self.state.frames[slot, :length].cpu().clone()
+        return events
+
+    def say(self, *requests: SpeechRequest) -> list[Any]:
+        events = []
+        for one in requests:
+            self.engine.submit(one)
+        while self.engine.has_work:
+            events += self.tick()
+        return events + drain(self.engine)
+
+
+def alone(model: SpeechModel, one: SpeechRequest) -> dict[tuple[int, int], Tensor]:
+    """What an engine that keeps nothing makes of `one`."""
+    watched = Watched(model, prefix_cache_bytes=0)
+    assert isinstance(end(watched.say(one), one.id), Finished)
+    assert not any(watched.shared)
+    return watched.codes
+
+
+def recording(number: int = 0) -> tuple[Reference, ...]:
+    """Half a second of noise, which are 690 frames of the tiny codec."""
+    samples = 0.1 * np.random.default_rng(number).standard_normal(22050)
+    return (Reference(pcm=samples.astype("<f4").tobytes(), sample_rate=44100, text=f"This is number {number}."),)
+
+
+def request(name: int, text: str, voice: int = 0, **fields: object) -> SpeechRequest:
+    return SpeechRequest(id=str(name), text=text, references=recording(voice), seed=name, max_frames=24, **fields)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_voices_second_request_runs_only_its_own_rows(folder: Path, device: str) -> None:
+    """Its rows after the last whole page of the system message; on a GPU by captured prefills."""
+    model = model_on(folder, device)
+    watched = Watched(model)
+    first, second, other = request(1, "Hello you."), request(2, "And something else."), request(3, "Hi.", voice=1)
+    for one in (first, second, other):
+        watched.say(one)
+        [(key, expected)] = alone(model, one).items()
+        assert torch.equal(watched.codes[key], expected)
+    whole, own, third = watched.rows
+    # All of a system message of some 780 rows but its last page; of another voice the words that both begin with.
+    assert [len(pages) for pages in watched.shared] == [0, SHARED, 2]
+    assert watched.positions == [whole, own + SHARED * PAGE, third + 2 * PAGE]
+    assert own < PAGE + 50
+    assert watched.engine.prefixes.rows_prefilled == whole + own + third
+    assert watched.engine.prefixes.rows_cached == (SHARED + 2) * PAGE
+    assert (watched.engine.prefixes.hits, watched.engine.prefixes.misses) == (2, 1)
+    assert watched.engine.prefixes.kept_bytes == (2 * SHARED - 2) * PAGE * model.position_bytes
+
+
+def test_a_voice_is_shared_by_name_by_content_and_while_it_is_spoken_with(model: SpeechModel) -> None:
+    watched = Watched(model)
+    watched.engine.add_voice("me", recording()).result(timeout=60)
+    first, named = request(1, "Hello you."), SpeechRequest(id="2", text="Like this.", voice="me", seed=2, max_frames=24)
+    watched.engine.submit(first)
+    for _ in range(3):
+        watched.tick()
+    assert watched.engine.free_slots == 2
+    watched.say(named)
+    assert watched.engine.prefixes.rows_cached == SHARED * PAGE
+    for one in (first, request(2, "Like this.")):
+        for key, expected in alone(model, one).items():
+            assert torch.equal(watched.codes[key], expected)
+
+
+def test_earlier_turns_are_run_once(tmp_path: Path) -> None:
+    """The third segment goes on from the first turn and its answer, the fourth from those of the second as well."""
+    tiny_fish.write_checkpoint(tmp_path, end_scale=1.5)
+    model = registry.load(tmp_path, device="cpu").model
+    watched, one = Watched(model), SpeechRequest(id="1", text=TURNS + TURNS, seed=1)
+    events = watched.say(one)
+    assert end(events, "1").reason == "stop"
+    expected = alone(model, one)
+    assert watched.codes.keys() == expected.keys()
+    for key, codes in expected.items():
+        assert torch.equal(watched.codes[key], codes)
+    lengths = [len(shared) for shared in watched.shared]
+    assert len(lengths) == 4
+    assert lengths[0] == 0
+    assert lengths[1] < lengths[2] < lengths[3]
+    # What is left of each turn is the one before it, and less than a page.
+    assert all(rows < 200 < positions for rows, positions in zip(watched.rows[2:], watched.positions[2:], strict=True))
+
+
+def test_several_voices_at_once_say_what_each_says_alone(model: SpeechModel) -> None:
+    """Sixteen requests of four voices in four slots; some are cancelled at any time. First pages, then bytes do for no
+    more than three of the voices, so that some are given up."""
+    draw = random.Random(1)
+    words = ["Hello you.", "And this is a longer one, which it is.", "Hm."]
+    requests = [request(number, draw.choice(words), voice=draw.choice([0, 0, 1, 2, 3])) for number in range(16)]
+    expected = dict(item for one in requests for item in alone(model, one).items())
+    for pages, kept in ((110, 1000), (300, 60)):
+        watched = Watched(model, slots=4, pages=pages, prefix_cache_bytes=kept * PAGE * model.position_bytes)
+        speak_at_once(watched, requests, expected, draw)
+
+
+def speak_at_once(
+    watched: Watched, requests: list[SpeechRequest], expected: dict[tuple[int, int], Tensor], draw: random.Random
+) -> None:
+    """All `requests` in one engine, of which a few are cancelled; the others make what is `expected`."""
+    engine, events, cancelled = watched.engine, list[Any](), set[int]()
+    most_bytes = engine.config.prefix_cache_bytes
+    for one in requests:
+        engine.submit(one)
+    while engine.has_work:
+        events += watched.tick()
+        if draw.random() < 0.05:
+            cancelled.add(number := draw.randrange(len(requests)))
+            engine.cancel(str(number))
+        assert engine.prefixes.kept_bytes <= most_bytes
+    events += drain(engine)
+    for one in requests:
+        finished = end(events, one.id)
+        assert isinstance(finished, Finished), finished
+        codes = expected[one.seed or 0, 0]
+        got = watched.codes.get((one.seed or 0, 0), codes[:0])
+        assert torch.equal(got, codes[: len(got)])
+        assert len(got) == len(codes) or int(one.id) in cancelled
+    assert 1 <= len(cancelled) <= 8
+    assert engine.prefixes.hits > 3
+    assert engine.prefixes.evictions > 0
