@@ -24,6 +24,9 @@ except ImportError:
 
 __all__ = ["packed_attention", "packed_attention_kernel", "packed_attention_reference"]
 
+_FEW = 16
+"""Tokens at once where the pages of each are copied."""
+
 
 def packed_attention_reference(  # noqa: PLR0917 (the pack, and what it goes on from)
     queries: Tensor,
@@ -43,7 +46,7 @@ def packed_attention_reference(  # noqa: PLR0917 (the pack, and what it goes on 
     prompt, whole pages, are not in it: they are on the first pages of row `slots[t]` int64 of `table` [rows, pages per
     row] int32, in `page_keys` and `page_values` [pages, page positions, kv heads, D]. Nothing else there matters, NaN
     included.
-    On a CPU it reads those pages only; elsewhere it reads all there are, may be captured and does not synchronise.
+    On a CPU it reads those pages only; elsewhere it reads whole rows, may be captured and does not synchronise.
     """
     if not queries.is_cpu:
         return _attend_masked(queries, keys, values, starts, shared, slots, page_keys, page_values, table)
@@ -71,15 +74,23 @@ def _attend_masked(  # noqa: PLR0917
     page_values: Tensor,
     table: Tensor,
 ) -> Tensor:
-    page, pages = page_keys.shape[1], table[slots].long()
-    is_shared = torch.arange(pages.shape[1], device=slots.device) * page < shared[:, None]
-    # What a row's table repeats is the scratch page, which is not shared.
-    is_live = torch.zeros(len(slots), len(page_keys), dtype=torch.bool, device=slots.device)
-    is_live = is_live.scatter_(1, pages, is_shared).repeat_interleave(page, dim=1)
-    # The copies are cleared: the mask alone would let NaN through (NaN - inf, 0 * NaN).
-    cleared = (rows.flatten(0, 1).nan_to_num(0.0, 0.0, 0.0) for rows in (page_keys, page_values))
-    all_keys, all_values = (torch.cat(both) for both in zip(cleared, (keys, values), strict=True))
-    return _attend(queries, all_keys, all_values, torch.cat((is_live, _is_seen(starts)), dim=1))
+    positions = torch.arange(table.shape[1] * page_keys.shape[1], device=slots.device)
+    is_seen, parts = _is_seen(starts), []
+    for low in range(0, len(queries), _FEW):
+        few = slice(low, low + _FEW)
+        pages, is_shared = table[slots[few]].long(), positions < shared[few, None]
+        all_keys, all_values = (
+            # The copies are cleared: the mask alone would let NaN through (NaN - inf, 0 * NaN).
+            torch.cat((old[pages].flatten(1, 2).masked_fill_(~is_shared[..., None, None], 0.0), own), dim=1)
+            for old, own in (
+                (page_keys, keys.expand(len(pages), *keys.shape)),
+                (page_values, values.expand(len(pages), *values.shape)),
+            )
+        )
+        mask = torch.cat((is_shared, is_seen[few]), dim=1)[:, None, None]
+        query, key, value = queries[few, :, None], all_keys.transpose(1, 2), all_values.transpose(1, 2)
+        parts.append(F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)[:, :, 0])
+    return torch.cat(parts)
 
 
 def _is_seen(starts: Tensor) -> Tensor:
