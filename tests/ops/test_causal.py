@@ -4,7 +4,8 @@ import torch.nn.functional as F
 
 from interpreter import in_the_interpreter, interpret
 from sonoro.ops import causal
-from sonoro.ops.causal import depthwise_norm, embed_sum, last_conv
+from sonoro.ops.activation import snake_rates
+from sonoro.ops.causal import depthwise, depthwise_norm, embed_sum, last_conv
 from sonoro.ops.conv import Ends
 
 # Sums in another order, and one rounding in the dtype.
@@ -18,7 +19,10 @@ def arguments(name, batch, columns, dtype, generator):
 
     if name == "embed_sum":
         return torch.randint(0, 32, (batch, columns, 4), generator=generator), draw(4, 32, CHANNELS)
-    x, weight = draw(batch, 6 + columns, CHANNELS), draw(7, CHANNELS)
+    dilation = 3 if name == "depthwise" and columns > 1 else 1
+    x, weight = draw(batch, 6 * dilation + columns, CHANNELS), draw(7, CHANNELS)
+    if name == "depthwise":
+        return x, weight, draw(CHANNELS), dilation
     if name == "last_conv":
         return x, 0.1 * weight, draw(1)
     return x, weight, draw(CHANNELS), (draw(CHANNELS), draw(CHANNELS), 1e-6)
@@ -32,8 +36,11 @@ def move(value, device):
 
 def check_kernels(device):
     generator = torch.Generator().manual_seed(0)
+    rates = tuple(rate.to(device) for rate in snake_rates(1 + 0.3 * torch.rand(CHANNELS, generator=generator)))
     for name, options in (
         ("embed_sum", {}),
+        ("depthwise", {}),
+        ("depthwise", {"rates": rates}),
         ("depthwise_norm", {}),
         ("last_conv", {}),
         ("last_conv", {"bound": "tanh"}),
@@ -41,7 +48,8 @@ def check_kernels(device):
         for dtype, tolerance in TOLERANCE.items():
             for batch, columns, is_streamed in ((1, 1, True), (3, 5, True), (2, 40, False)):
                 given = arguments(name, batch, columns, dtype, generator)
-                contexts = torch.randn(5, 6, CHANNELS, generator=generator).to(dtype)
+                length = given[0].shape[1] - columns or 6
+                contexts = torch.randn(5, length, CHANNELS, generator=generator).to(dtype)
                 results = []
                 for function in (getattr(causal, f"{name}_kernel"), getattr(causal, f"{name}_reference")):
                     rows = contexts.clone().to(device) if is_streamed else None
@@ -89,6 +97,20 @@ def test_a_depthwise_convolution_is_normalised_by_column():
     expected = F.layer_norm(expected, (4,), norm_weight, norm_bias, 1e-6)
     torch.testing.assert_close(out, expected, atol=1e-13, rtol=0)
     assert torch.equal(contexts[[2, 0]], x[:, -2:])
+
+
+@pytest.mark.parametrize("columns", [3, 50])
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_a_depthwise_convolution_is_that_of_each_channel_then_snake(columns, dilation):
+    x, weight, bias, rates = draw(2, 2 * dilation + columns, 4), draw(3, 4), draw(4), snake_rates(1 + draw(4).abs())
+    contexts = draw(3, 2 * dilation, 4)
+    ends = Ends(torch.tensor([2, 0]), contexts)
+    out = depthwise(x, weight, bias, dilation, ends, rates=rates)
+    expected = F.conv1d(x.mT, weight.mT[:, None], bias, dilation=dilation, groups=4).mT
+    torch.testing.assert_close(depthwise(x, weight, bias, dilation), expected, atol=1e-13, rtol=0)
+    expected = expected + (expected * rates[0]).sin().square() * rates[1]
+    torch.testing.assert_close(out, expected, atol=1e-13, rtol=0)
+    assert torch.equal(contexts[[2, 0]], x[:, columns:])
 
 
 @pytest.mark.parametrize("bound", ["clamp", "tanh"])

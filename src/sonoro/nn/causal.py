@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sonoro.nn.history import Context
+from sonoro.ops.causal import depthwise
 
 __all__ = [
     "CausalConv1d",
@@ -60,11 +61,11 @@ def lay_out(root: nn.Module) -> None:
 class CausalConv1d(CausalLayer):
     """Convolution over a column and the (kernel - 1) * dilation before it: [B, T, C_in] to [B, T, C_out]."""
 
-    memory_order = (0, 2, 1)
-
     def __init__(self, in_channels: int, out_channels: int, kernel: int, dilation: int = 1, groups: int = 1) -> None:
         super().__init__((kernel - 1) * dilation, in_channels)
         self.conv = nn.Conv1d(in_channels, out_channels, kernel, dilation=dilation, groups=groups)
+        self.is_depthwise = groups == in_channels == out_channels > 1
+        self.memory_order = (2, 1, 0) if self.is_depthwise else (0, 2, 1)
 
     def forward(self, x: Tensor, history: Context) -> Tensor:
         rows = x.shape[0] * x.shape[1]
@@ -72,19 +73,16 @@ class CausalConv1d(CausalLayer):
         if weight.shape[2] == 1 and conv.groups == 1:
             return F.linear(x, weight[:, :, 0], conv.bias)
         x = history.extend(self.key, x, self.length)
-        if weight.shape[1] == 1 and conv.groups == weight.shape[0]:
-            y = (self._windows(x) * weight[:, 0]).sum(-1)
-            return y if conv.bias is None else y + conv.bias
+        if self.is_depthwise:
+            assert conv.bias is not None
+            return depthwise(x, weight[:, 0].mT.contiguous(), conv.bias, conv.dilation[0])
         if rows <= FEW_ROWS and conv.groups == 1:
-            return F.linear(self._windows(x).mT.flatten(2), weight.mT.flatten(1), conv.bias)
+            windows = x.unfold(1, self.length + 1, 1)[..., :: conv.dilation[0]]
+            return F.linear(windows.mT.flatten(2), weight.mT.flatten(1), conv.bias)
         # A two-dimensional convolution of height 1 takes channels-last memory as it is.
         pixels = x.mT.unsqueeze(2)
         y = F.conv2d(pixels, weight.unsqueeze(2), conv.bias, dilation=(1, conv.dilation[0]), groups=conv.groups)
         return y.squeeze(2).mT
-
-    def _windows(self, x: Tensor) -> Tensor:
-        """[B, length + T, C] as overlapping windows [B, T, C, kernel], a view."""
-        return x.unfold(1, self.length + 1, 1)[..., :: self.conv.dilation[0]]
 
 
 class CausalStridedConv1d(CausalLayer):

@@ -141,7 +141,7 @@ if triton is not None:
         tl.store(target + write, value.to(target.dtype.element_ty), mask=inside)
 
     @triton.jit
-    def _snake(value, rate, scale):
+    def snake(value, rate, scale):
         # sin(z)^2 has the period pi: reduced to +-pi / 2 (pi in two parts, the first exact in 11 bits), then a series.
         z = value * rate
         turns = tl.floor(z * 0.3183098861837907 + 0.5)
@@ -155,7 +155,7 @@ if triton is not None:
         return value + wave * wave * scale
 
     @triton.jit
-    def _saturate(value, dtype: tl.constexpr):
+    def saturated(value, dtype: tl.constexpr):
         if dtype == tl.float16:
             value = tl.minimum(tl.maximum(value, -65504.0), 65504.0)
         return value.to(dtype)
@@ -185,15 +185,15 @@ if triton is not None:
         if residual is not None:
             y += tl.load(residual + flat, mask=inside, other=0.0).to(y.dtype)
         if plain is not None:
-            tl.store(plain + flat, _saturate(y, plain.dtype.element_ty), mask=inside)
+            tl.store(plain + flat, saturated(y, plain.dtype.element_ty), mask=inside)
         if rate is not None:
             channel = output % period
-            y = _snake(y, tl.load(rate + channel)[None, :], tl.load(scale + channel)[None, :])
+            y = snake(y, tl.load(rate + channel)[None, :], tl.load(scale + channel)[None, :])
         if active is not None:
             place = (
                 (batch.to(tl.int64) * active_step + active_start)[:, None] + column[:, None] * stored + output[None, :]
             )
-            tl.store(active + place, _saturate(y, active.dtype.element_ty), mask=inside)
+            tl.store(active + place, saturated(y, active.dtype.element_ty), mask=inside)
 
     # Arguments that can be 1 must stay numbers of the run time.
     @triton.jit(do_not_specialize=["count", "columns", "length", "dilation", "tiles", "tail_blocks"])
