@@ -12,6 +12,7 @@ from sonoro.ops.conv import Ends, Tile, choose_tile, conv, conv_kernel, conv_ref
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 CASES = {
     "dilated": {"shape": (2, 5, 32, 48), "taps": 7, "dilation": 3, "left": 4, "residual": True, "snake": True},
+    "affine": {"shape": (2, 5, 32, 16), "left": 4, "residual": True, "affine": True, "snake": True},
     "no context after": {"shape": (3, 9, 32, 16), "taps": 7, "snake": True},
     "transposed": {"shape": (2, 3, 32, 64), "taps": 2, "dilation": -1, "period": 16, "left": 6, "snake": True},
     "whole": {"shape": (2, 3, 32, 64), "taps": 2, "dilation": -1, "period": 16, "left": 6, "is_streamed": False},
@@ -42,6 +43,7 @@ def make(case, dtype, device):
         "function": case.get("function", "none"),
         "residual": draw(batch, columns, outputs) if case.get("residual") else None,
         "plain": torch.float32,
+        "affine": (1 + 0.3 * draw(width), draw(width)) if case.get("affine") else None,
         "rates": snake_beta_rates(0.5 * draw(width), 0.5 * draw(width)) if case.get("snake") else None,
     }
     ends = None
@@ -140,6 +142,10 @@ def test_norm_gate_residual_and_snake_come_in_their_order():
     gate, up = (F.rms_norm(x, (8,), eps=1e-3) @ weight[0].mT).unflatten(-1, (6, 2)).unbind(-1)
     expected = F.silu(gate) * up + residual
     torch.testing.assert_close(plain, expected, atol=1e-13, rtol=0)
+    torch.testing.assert_close(active, expected + (expected * rates[0]).sin() ** 2 * rates[1], atol=1e-13, rtol=0)
+    plain, active = conv_reference(x, weight, **options, affine=rates[::-1])
+    torch.testing.assert_close(plain, expected, atol=1e-13, rtol=0)
+    expected = expected * rates[1] + rates[0]
     torch.testing.assert_close(active, expected + (expected * rates[0]).sin() ** 2 * rates[1], atol=1e-13, rtol=0)
 
 

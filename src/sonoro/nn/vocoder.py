@@ -22,6 +22,7 @@ from sonoro.ops.activation import Rates, snake_beta, snake_beta_rates, snake_rat
 
 __all__ = [
     "ConvNext",
+    "DepthwiseUnit",
     "DownsampleBlock",
     "Downsampler",
     "LinearSnake",
@@ -123,13 +124,25 @@ class ResidualUnit(nn.Module):
         return x + self.conv2(self.act2(self.conv1(self.act1(x), history)), history)
 
 
-class UpsampleBlock(nn.Module):
-    """`rate` times as many columns of half the channels."""
+class DepthwiseUnit(ResidualUnit):
+    """One whose dilated convolution is of each channel by itself."""
 
-    def __init__(self, channels: int, rate: int, snake: Callable[[int], Snake]) -> None:
+    def __init__(self, channels: int, dilation: int, snake: Callable[[int], Snake]) -> None:
+        super().__init__(channels, dilation, snake)
+        self.conv1 = CausalConv1d(channels, channels, 7, dilation, groups=channels)
+
+
+class UpsampleBlock(nn.Module):
+    """`rate` times as many columns of half the channels. `affine`: what its input is to be times and plus, if it is."""
+
+    affine: tuple[Tensor, Tensor] | None = None
+
+    def __init__(
+        self, channels: int, rate: int, snake: Callable[[int], Snake], unit: type[ResidualUnit] = ResidualUnit
+    ) -> None:
         super().__init__()
         half = channels // 2
-        units = [ResidualUnit(half, dilation, snake) for dilation in UNIT_DILATIONS]
+        units = [unit(half, dilation, snake) for dilation in UNIT_DILATIONS]
         self.block = nn.ModuleList([snake(channels), CausalConvTranspose1d(channels, half, 2 * rate, rate), *units])
 
     def forward(self, x: Tensor, history: Context) -> Tensor:
@@ -144,10 +157,15 @@ class DownsampleBlock(nn.Module):
     """1 / `rate` of the columns with twice the channels, through the layers `after`, which take a history too."""
 
     def __init__(
-        self, channels: int, rate: int, snake: Callable[[int], Snake], after: Sequence[nn.Module] = ()
+        self,
+        channels: int,
+        rate: int,
+        snake: Callable[[int], Snake],
+        after: Sequence[nn.Module] = (),
+        unit: type[ResidualUnit] = ResidualUnit,
     ) -> None:
         super().__init__()
-        units = [ResidualUnit(channels, dilation, snake) for dilation in UNIT_DILATIONS]
+        units = [unit(channels, dilation, snake) for dilation in UNIT_DILATIONS]
         shrink = CausalStridedConv1d(channels, 2 * channels, 2 * rate, rate)
         self.block = nn.ModuleList([*units, snake(channels), shrink, *after])
 

@@ -7,7 +7,8 @@ preceded by that layer's left context. For inference; the modules remain what tr
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Iterable
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +17,12 @@ from sonoro.nn.causal import CausalConv1d, CausalConvTranspose1d, CausalLayer
 from sonoro.nn.history import History
 from sonoro.nn.vocoder import ConvNext, ResidualUnit, Snake, UpsampleBlock, Upsampler, Vocoder
 from sonoro.nn.window import WindowConfig, WindowLayer, WindowLayers
-from sonoro.ops.causal import depthwise_norm, last_conv
+from sonoro.ops.activation import Rates
+from sonoro.ops.causal import Bound, depthwise, depthwise_norm, last_conv
 from sonoro.ops.conv import Ends, conv
 from sonoro.ops.window import window_attention
 
-__all__ = ["FoldedLayer", "FusedVocoder", "Past", "fold_layers", "scaled", "taps"]
+__all__ = ["FoldedLayer", "FusedBlocks", "FusedVocoder", "Past", "fold_layers", "scaled", "taps"]
 
 
 class Past:
@@ -89,7 +91,7 @@ class FusedVocoder:
     """
 
     def __init__(self, upsampler: Upsampler, vocoder: Vocoder, stream_dtype: torch.dtype) -> None:
-        self.stream_dtype, self.vocoder = stream_dtype, vocoder
+        self.stream_dtype, self.blocks = stream_dtype, FusedBlocks(vocoder, vocoder.bound, stream_dtype)
         self.upsample = [
             (cast(CausalConvTranspose1d, pair[0]), _FoldedConvNext(cast(ConvNext, pair[1])))
             for pair in cast(list[nn.ModuleList], [*upsampler])
@@ -97,59 +99,78 @@ class FusedVocoder:
 
     def __call__(self, x: Tensor, past: Past) -> Tensor:
         """Columns [B, T, width] to samples [B, T * hop], float32 or wider."""
-        first, *blocks, activation, last = self.vocoder
-        first, last = cast(CausalConv1d, first), cast(CausalConv1d, last)
-        following: list[CausalLayer] = [*(pair[0] for pair in self.upsample[1:]), first]
+        following: list[CausalLayer] = [*(pair[0] for pair in self.upsample[1:]), self.blocks.first]
         for (widen, block), after in zip(self.upsample, following, strict=True):
             ends = past.ends(widen, block.dwconv)
             stream, x = conv(x, _double_taps(widen), widen.conv.bias, -1, ends, plain=self.stream_dtype)
             x = block(x, stream, past, after)
-        pairs = [cast(UpsampleBlock, block).block for block in blocks]
-        activations = [cast(Snake, block[0]) for block in pairs] + [cast(Snake, activation)]
-        readers = [cast(CausalLayer, block[1]) for block in pairs] + [last]
-        ends = past.ends(first, readers[0])
-        _, x = conv(x, taps(first), first.conv.bias, 1, ends, rates=activations[0].rates)
-        for parts, snake, reader in zip(pairs, activations[1:], readers[1:], strict=True):
-            x = self._block(x, cast(CausalConvTranspose1d, parts[1]), [*parts][2:], (snake, reader), past)
-        weight = last.conv.weight[0].mT.contiguous()
-        return last_conv(x, weight, last.conv.bias, past.ends(last), bound=self.vocoder.bound)
+        return self.blocks(x, past)
 
-    def _block(
-        self,
-        x: Tensor,
-        widen: CausalConvTranspose1d,
-        units: list[nn.Module],
-        after: tuple[Snake, CausalLayer],
-        past: Past,
-    ) -> Tensor:
-        """What `after` reads of the block that widens `x`: more columns of half the channels, then residual units."""
-        residual_units = [cast(ResidualUnit, unit) for unit in units]
-        starts = [*((unit.act1, unit.conv1) for unit in residual_units), after]
-        (snake, reader), *others = starts
-        stream, x = conv(
-            x,
-            _double_taps(widen),
-            widen.conv.bias,
-            -1,
-            past.ends(widen, reader),
-            plain=self.stream_dtype,
-            rates=snake.rates,
-        )
-        for unit, (snake, reader) in zip(residual_units, others, strict=True):
-            dilation = unit.conv1.conv.dilation[0]
-            ends = past.ends(unit.conv1)
-            _, x = conv(x, taps(unit.conv1), unit.conv1.conv.bias, dilation, ends, rates=unit.act2.rates)
+
+class _Reader(NamedTuple):
+    """A layer and how it wants a stream: times and plus `affine`, then activated by `rates`."""
+
+    layer: CausalLayer
+    rates: Rates
+    affine: tuple[Tensor, Tensor] | None = None
+
+
+class FusedBlocks:
+    """The layers of a vocoder, finalized, for inference: a convolution, blocks that widen, an activation and a last
+    convolution, whose samples are brought within [-1, 1] as `bound` says.
+    """
+
+    def __init__(self, layers: Iterable[nn.Module], bound: Bound, stream_dtype: torch.dtype) -> None:
+        first, *blocks, activation, last = layers
+        self.first, self.last = cast(CausalConv1d, first), cast(CausalConv1d, last)
+        self.blocks = [cast(UpsampleBlock, block) for block in blocks]
+        self.activation, self.bound, self.stream_dtype = cast(Snake, activation), bound, stream_dtype
+
+    def __call__(self, x: Tensor, past: Past) -> Tensor:
+        """What the first convolution reads, after its left context, to samples [B, T * hop], float32 or wider."""
+        first, last = self.first, self.last
+        readers = [_Reader(_widening(block), cast(Snake, block.block[0]).rates, block.affine) for block in self.blocks]
+        readers.append(_Reader(last, self.activation.rates))
+        ends, (_, rates, affine) = past.ends(first, readers[0].layer), readers[0]
+        _, x = conv(x, taps(first), first.conv.bias, 1, ends, affine=affine, rates=rates)
+        for block, reader in zip(self.blocks, readers[1:], strict=True):
+            x = self._block(x, block, reader, past)
+        return last_conv(x, last.conv.weight[0].mT.contiguous(), last.conv.bias, past.ends(last), bound=self.bound)
+
+    def _block(self, x: Tensor, block: UpsampleBlock, after: _Reader, past: Past) -> Tensor:
+        """What `after` reads of `block`, which widens `x`: more columns of half the channels, then residual units."""
+        widen, units = _widening(block), [cast(ResidualUnit, unit) for unit in [*block.block][2:]]
+        reader, *others = [*(_Reader(unit.conv1, unit.act1.rates) for unit in units), after]
+        ends, dtype = past.ends(widen, reader.layer), self.stream_dtype
+        stream, x = conv(x, _double_taps(widen), widen.conv.bias, -1, ends, plain=dtype, rates=reader.rates)
+        for unit, (layer, rates, affine) in zip(units, others, strict=True):
+            x = _dilated(x, unit, past)
             stream, x = conv(
                 x,
                 taps(unit.conv2),
                 unit.conv2.conv.bias,
                 1,
-                past.ends(None, reader),
+                past.ends(None, layer),
                 residual=stream,
-                plain=None if unit is residual_units[-1] else self.stream_dtype,
-                rates=snake.rates,
+                plain=None if unit is units[-1] else dtype,
+                affine=affine,
+                rates=rates,
             )
         return x
+
+
+def _widening(block: UpsampleBlock) -> CausalConvTranspose1d:
+    return cast(CausalConvTranspose1d, block.block[1])
+
+
+def _dilated(x: Tensor, unit: ResidualUnit, past: Past) -> Tensor:
+    """The first convolution of `unit`, activated for the second."""
+    layer, rates = unit.conv1.conv, unit.act2.rates
+    dilation, ends = layer.dilation[0], past.ends(unit.conv1)
+    if unit.conv1.is_depthwise:
+        assert layer.bias is not None
+        return depthwise(x, layer.weight[:, 0].mT.contiguous(), layer.bias, dilation, ends, rates=rates)
+    return conv(x, taps(unit.conv1), layer.bias, dilation, ends, rates=rates)[1]
 
 
 class _FoldedConvNext:

@@ -25,7 +25,7 @@ else:
     from .conv import copy_block, saturated, snake
     from .norm import launch_dependents, wait_for_inputs
 
-__all__ = ["depthwise", "depthwise_norm", "embed_sum", "last_conv"]
+__all__ = ["Bound", "depthwise", "depthwise_norm", "embed_sum", "last_conv"]
 
 Bound = Literal["clamp", "tanh"]
 """What brings samples within [-1, 1]."""

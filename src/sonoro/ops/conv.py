@@ -67,6 +67,7 @@ def conv_reference(
     function: Literal["none", "gelu", "gate"] = "none",
     residual: Tensor | None = None,
     plain: torch.dtype | None = None,
+    affine: tuple[Tensor, Tensor] | None = None,
     rates: Rates | None = None,
 ) -> tuple[Tensor | None, Tensor]:
     """The product over taps of `x` [B, L + T, C] and `weight` [taps, N, C], and what follows it.
@@ -74,9 +75,10 @@ def conv_reference(
     Tap j of the input's column t is its column t + j * dilation; at a negative dilation, t + (j - taps + 1) * dilation.
     Then, in this order: division by the root mean square of the column (`norm_eps`, one tap); `bias` [C'], repeated
     over N; `function` (gate: outputs come in pairs, and each becomes silu(first) * second); plus `residual` [B, T, N].
-    That is the first result, [B, T', C'] in the dtype `plain`, if one is given. The second is SnakeBeta of it by
-    `rates`, or itself, after `ends.left` columns of left context: [B, left + T', C'], where T' * C' = T * N. Advances
-    `ends.kept`. A result in float16 saturates.
+    That is the first result, [B, T', C'] in the dtype `plain`, if one is given. The second is that times the first and
+    plus the second of `affine` (by channel, float32 or wider), and SnakeBeta of it by `rates`, each if given, after
+    `ends.left` columns of left context: [B, left + T', C'], where T' * C' = T * N. Advances `ends.kept`. A result in
+    float16 saturates.
     """
     taps, outputs, _ = weight.shape
     length = (taps - 1) * abs(dilation)
@@ -99,6 +101,8 @@ def conv_reference(
     if rates is not None or bias is not None:
         y = y.reshape(x.shape[0], -1, (rates[0] if rates is not None else bias).shape[0])  # type: ignore[union-attr]
     first_result = None if plain is None else saturate(y, plain)
+    if affine is not None:
+        y = y * affine[0] + affine[1]
     if rates is not None:
         y = y + (y * rates[0]).sin().square() * rates[1]
     active = saturate(y, weight.dtype)
@@ -162,8 +166,8 @@ if triton is not None:
 
     @triton.jit
     def _finish(  # noqa: PLR0917
-        y, rows, batch, column, first, squares, bias, residual, plain, active, rate, scale, count, active_step,
-        active_start,
+        y, rows, batch, column, first, squares, bias, residual, plain, active, gain, offset, rate, scale, count,
+        active_step, active_start,
         channels: tl.constexpr, outputs: tl.constexpr, period: tl.constexpr, function: tl.constexpr,
         norm_eps: tl.constexpr, width: tl.constexpr,
     ):  # fmt: skip
@@ -186,8 +190,10 @@ if triton is not None:
             y += tl.load(residual + flat, mask=inside, other=0.0).to(y.dtype)
         if plain is not None:
             tl.store(plain + flat, saturated(y, plain.dtype.element_ty), mask=inside)
+        channel = output % period
+        if gain is not None:
+            y = y * tl.load(gain + channel)[None, :] + tl.load(offset + channel)[None, :]
         if rate is not None:
-            channel = output % period
             y = snake(y, tl.load(rate + channel)[None, :], tl.load(scale + channel)[None, :])
         if active is not None:
             place = (
@@ -198,7 +204,7 @@ if triton is not None:
     # Arguments that can be 1 must stay numbers of the run time.
     @triton.jit(do_not_specialize=["count", "columns", "length", "dilation", "tiles", "tail_blocks"])
     def _conv(  # noqa: PLR0915, PLR0917
-        x, weight, bias, residual, plain, active, rate, scale, slots, kept, next_kept,
+        x, weight, bias, residual, plain, active, gain, offset, rate, scale, slots, kept, next_kept,
         count, columns, length, dilation, active_step, active_start, tap_step, output_step, tiles, tail_blocks,
         channels: tl.constexpr, outputs: tl.constexpr, taps: tl.constexpr, period: tl.constexpr,
         function: tl.constexpr, norm_eps: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
@@ -259,13 +265,14 @@ if triton is not None:
             # Not sooner: programs that wait would take places next to those that work, two on one multiprocessor.
             launch_dependents(overlap)
             _finish(
-                acc, rows, batch, column, first, squares, bias, residual, plain, active, rate, scale, count,
-                active_step, active_start, channels, outputs, period, function, norm_eps, block_n,
+                acc, rows, batch, column, first, squares, bias, residual, plain, active, gain, offset, rate, scale,
+                count, active_step, active_start, channels, outputs, period, function, norm_eps, block_n,
             )  # fmt: skip
             if extra_n > 0:
                 _finish(
-                    extra_acc, rows, batch, column, first + block_n, squares, bias, residual, plain, active, rate,
-                    scale, count, active_step, active_start, channels, outputs, period, function, norm_eps, extra_n,
+                    extra_acc, rows, batch, column, first + block_n, squares, bias, residual, plain, active, gain,
+                    offset, rate, scale, count, active_step, active_start, channels, outputs, period, function,
+                    norm_eps, extra_n,
                 )  # fmt: skip
 
 
@@ -339,6 +346,7 @@ def conv_kernel(
     function: Literal["none", "gelu", "gate"] = "none",
     residual: Tensor | None = None,
     plain: torch.dtype | None = None,
+    affine: tuple[Tensor, Tensor] | None = None,
     rates: Rates | None = None,
     tile: Tile | None = None,
 ) -> tuple[Tensor | None, Tensor]:
@@ -360,14 +368,14 @@ def conv_kernel(
     tiles = triton.cdiv(batch * columns, tile.m) * triton.cdiv(outputs, tile.n + tile.extra)
     tails = triton.cdiv(batch * length * channels, COPY_BLOCK) if ends.kept is not None else 0
     heads = triton.cdiv(batch * ends.left * period, COPY_BLOCK) if ends.next_kept is not None else 0
-    rate, scale = rates if rates is not None else (None, None)
+    (gain, offset), (rate, scale) = affine or (None, None), rates or (None, None)
     # The stride of an axis of one is arbitrary, and one that is no multiple of 16 would forbid wide loads.
     tap_step = weight.stride(0) if taps > 1 else channels
     overlap = can_overlap(x.device)
     _conv[(tiles + tails + heads,)](
-        x, weight, bias, residual, first_result, active, rate, scale, ends.slots, ends.kept, ends.next_kept,
-        batch * columns, columns, length, dilation, (ends.left + made) * period, ends.left * period, tap_step,
-        weight.stride(1), tiles, tails,
+        x, weight, bias, residual, first_result, active, gain, offset, rate, scale, ends.slots, ends.kept,
+        ends.next_kept, batch * columns, columns, length, dilation, (ends.left + made) * period, ends.left * period,
+        tap_step, weight.stride(1), tiles, tails,
         channels, outputs, taps, period, function, norm_eps,
         tile.m, tile.n, tile.extra, tile.k, COPY_BLOCK, overlap,
         num_warps=tile.warps, num_stages=tile.stages, launch_pdl=overlap,
