@@ -106,8 +106,8 @@ class Controls:
 class Voice:
     """What a model made of reference audio.
 
-    `data` belongs to the model; `reference_frames` [R, K] int64, on the CPU, prime the codec, which keeps what it made
-    of them in `primed`.
+    `data` belongs to the model; `reference_frames` [R, ...], on the CPU, prime the codec, which keeps what it made of
+    them in `primed`.
     """
 
     data: Any
@@ -116,7 +116,7 @@ class Voice:
 
 
 class Spoken(NamedTuple):
-    """A segment that was spoken: its text, and its frames [T, K] int64."""
+    """A segment that was spoken: its text, and its frames [T, ...]."""
 
     text: str
     frames: Tensor
@@ -197,11 +197,14 @@ class SlotState(Protocol):
 
     @property
     def frames(self) -> Tensor:
-        """The frames: [N+1, max_frames, K] int64."""
+        """The frames: [N+1, max_frames, K] int64, or patches of latents [N+1, max_frames, P, D]."""
 
 
 class Codec(Protocol):
-    """Frames to audio and back. `History` is the finite left context every layer keeps per slot."""
+    """Frames to audio and back. `History` is the finite left context every layer keeps per slot.
+
+    A frame is codes [K] int64 or a patch of latents [P, D], here `...`.
+    """
 
     sample_rate: int
     hop: int
@@ -216,14 +219,14 @@ class Codec(Protocol):
         """Leave rows `slots` (freshly reset) as if they had decoded the voice's reference frames; no audio."""
 
     def decode(self, frames: Tensor, slots: Tensor | None = None, history: Any = None) -> Tensor:
-        """Decode `frames` [B, T, K] int64 to PCM [B, T * hop] in [-1, 1], advancing rows `slots` of `history`.
+        """Decode `frames` [B, T, ...] to PCM [B, T * hop] in [-1, 1], advancing rows `slots` of `history`.
 
         Capturable; no sync. Without a history it is the whole-sequence decode.
         Exact: any split into chunks gives the whole, up to rounding.
         """
 
     def encode(self, audio: Tensor) -> Tensor:
-        """Encode mono `audio` [S] float32 at `sample_rate` to frames [T, K] int64, T = ceil(S / hop)."""
+        """Encode mono `audio` [S] float32, at the rate the codec hears, to frames [T, ...] as long as it or longer."""
 
 
 class WholeSegments:

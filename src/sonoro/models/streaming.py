@@ -5,7 +5,6 @@ can serve. Knows no model; a codec brings its decoder and encodes by itself.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -16,7 +15,7 @@ from sonoro.models.base import Voice
 from sonoro.nn.history import WHOLE, Context, History, Layout
 from sonoro.nn.vocoder_fused import Past
 
-__all__ = ["PRIMED", "Fused", "StreamingCodec", "codec_dtype_for"]
+__all__ = ["PRIMED", "Fused", "StreamingCodec", "codec_dtype_for", "example_codes"]
 
 logger = logging.getLogger(__name__)
 
@@ -46,15 +45,14 @@ class _Decoder(Protocol):
     def weight(self) -> Tensor:
         """One whose dtype and device are those that it runs in."""
 
-    @property
-    def codes(self) -> tuple[int, int]:
-        """How many codes a frame has, and how many values each of them at least."""
+    def example(self, rows: int, columns: int) -> Tensor:
+        """Valid frames [rows, columns, ...] that vary, on the device of `weight`."""
 
     def latents(self, frames: Tensor) -> Tensor:
-        """What `contextualize` takes of `frames` [B, T, K] int64."""
+        """What `contextualize` takes of `frames` [B, T, ...]."""
 
     def contextualize(self, latents: Tensor, history: Context) -> Tensor:
-        """The long memory: columns [B, T, C]."""
+        """The long memory, if there is one: T columns."""
 
     def render(self, x: Tensor, history: Context) -> Tensor:
         """The short memory, `reach_frames`: columns to audio [B, T * hop]."""
@@ -67,7 +65,7 @@ class Fused(Protocol):
     """The same decoder as a chain of fused operations, capturable. Gradients are off when it is called."""
 
     def contextualize(self, frames: Tensor, past: Past) -> Tensor:
-        """`frames` [B, T, K] int64 through the long memory."""
+        """`frames` [B, T, ...] through the long memory, if there is one."""
 
     @property
     def render(self) -> Callable[[Tensor, Past], Tensor]:
@@ -108,10 +106,8 @@ class StreamingCodec(nn.Module):
         """
         if self.fused is None:
             return
-        books, size = self.decoder.codes
-        shape, device = (rows, 2 * columns, books), self.decoder.weight.device
-        frames = (torch.arange(math.prod(shape), device=device) * 7919 % size).view(shape)
-        history, slots = self.allocate(rows), torch.arange(rows, device=device)
+        frames = self.decoder.example(rows, 2 * columns)
+        history, slots = self.allocate(rows), torch.arange(rows, device=frames.device)
         streamed = [self.decode(chunk, slots, history) for chunk in frames.split(columns, dim=1)]
         fused, self.fused = self.fused, None
         expected = self.decode(frames).to(streamed[0].dtype)
@@ -147,7 +143,7 @@ class StreamingCodec(nn.Module):
 
     @torch.no_grad()
     def decode(self, frames: Tensor, slots: Tensor | None = None, history: History | None = None) -> Tensor:
-        """Decode `frames` [B, T, K] int64 to PCM [B, T * hop] in [-1, 1], advancing rows `slots` of `history`.
+        """Decode `frames` [B, T, ...] to PCM [B, T * hop] in [-1, 1], advancing rows `slots` of `history`.
 
         Float32, or float64 if the weights are. Capturable; no sync. Without a history it is the whole-sequence decode.
         Exact: equals the whole-sequence decode up to rounding, for any split into chunks.
@@ -164,6 +160,12 @@ class StreamingCodec(nn.Module):
         rows: Context = WHOLE if history is None or slots is None else history.at(slots)
         x = self.decoder.contextualize(self.decoder.latents(frames), rows)
         return self.decoder.render(x[:, -rendered:], rows)
+
+
+def example_codes(rows: int, columns: int, codes: tuple[int, int], device: torch.device) -> Tensor:
+    """Frames [rows, columns, K] int64 that vary, `codes` being K and how many values each code has at least."""
+    books, size = codes
+    return (torch.arange(rows * columns * books, device=device) * 7919 % size).view(rows, columns, books)
 
 
 def codec_dtype_for(device: torch.device, dtype: torch.dtype) -> torch.dtype:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from sonoro.models.streaming import example_codes
 from sonoro.nn.causal import name_layers
 from sonoro.nn.codebooks import Codebooks, VectorQuantizer, joint_table
 from sonoro.nn.history import Context
@@ -104,6 +105,10 @@ class CodecDecoder(nn.Module):
     def weight(self) -> Tensor:
         """One whose dtype and device are those that it runs in."""
         return self.post_module.norm.weight
+
+    def example(self, rows: int, columns: int) -> Tensor:
+        """Frames [rows, columns, K] int64 that vary."""
+        return example_codes(rows, columns, self.codes, self.weight.device)
 
     def latents(self, frames: Tensor) -> Tensor:
         """The sum of the code vectors of `frames` [B, T, K] int64: [B, T, width]."""

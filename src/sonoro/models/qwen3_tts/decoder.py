@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sonoro.models.streaming import example_codes
 from sonoro.nn.causal import CausalConv1d, name_layers
 from sonoro.nn.history import WHOLE, Context
 from sonoro.nn.transformer import RMSNorm
@@ -142,6 +143,10 @@ class CodecDecoder(nn.Module):
     def codes(self) -> tuple[int, int]:
         """How many codes a frame has, and how many values each of them."""
         return self.config.num_quantizers, self.config.codebook_size
+
+    def example(self, rows: int, columns: int) -> Tensor:
+        """Frames [rows, columns, K] int64 that vary."""
+        return example_codes(rows, columns, self.codes, self.weight.device)
 
     def latents(self, frames: Tensor) -> Tensor:
         """The sum of the code vectors of `frames` [B, T, K] int64: [B, codebook_dim, T]."""
