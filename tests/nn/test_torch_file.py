@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
@@ -34,6 +35,21 @@ def test_derived_tensors_are_dropped_and_others_must_be_floats(tmp_path):
     assert read(file, cpu, dropped=(".mask",)).keys() == {"a"}
     with pytest.raises(TensorMismatch, match=r"'b\.mask' is stored as torch\.bool"):
         read(file, cpu)
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+def test_integers_must_be_expected(tmp_path, suffix):
+    stored, file = {"a": torch.ones(2), "edges": torch.tensor([3, 5], dtype=torch.int32)}, tmp_path / f"x.{suffix}"
+    (save_file if suffix == "safetensors" else torch.save)(stored, file)
+    for device in ("cpu", "meta"):
+        assert read(file, torch.device(device), integers=("edges",))["edges"].dtype == torch.int32
+        with pytest.raises(TensorMismatch, match=r"'edges' is stored as torch\.int32"):
+            read(file, torch.device(device), integers=("dges", "a"))
+    assert read(file, torch.device("cpu"), integers=("edges",))["edges"].tolist() == [3, 5]
+    for content in (b"", b"text", file.read_bytes()[:-4]):
+        file.write_bytes(content)
+        with pytest.raises(CheckpointError, match="not a readable file of tensors alone"):
+            read(file, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("layer", [nn.Conv1d(4, 6, 3), nn.ConvTranspose1d(4, 6, 3), nn.Linear(4, 6)])

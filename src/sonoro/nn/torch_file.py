@@ -1,4 +1,5 @@
-"""Tensors by name from a file that `torch.save` wrote, of which nothing is run; and weight norm folded into weights.
+"""Tensors by name from a file that `torch.save` wrote, of which nothing is run, or from a safetensors file; and weight
+norm folded into weights.
 
 Knows no model and no module.
 """
@@ -9,8 +10,11 @@ import pickle
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, TensorMismatch
@@ -24,18 +28,23 @@ NORM_SPELLINGS = (
 """How a weight with weight norm is stored in place of `.weight`: its rows' lengths, and their directions."""
 
 
-def read(file: Path, device: torch.device, *, dropped: tuple[str, ...] = ()) -> dict[str, Tensor]:
+_UNREADABLE = (OSError, EOFError, RuntimeError, ValueError, LookupError, pickle.UnpicklingError, SafetensorError)
+
+
+def read(
+    file: Path, device: torch.device, *, dropped: tuple[str, ...] = (), integers: tuple[str, ...] = ()
+) -> dict[str, Tensor]:
     """The tensors of `file` by name, or those of a dictionary `state_dict` within; on the meta device without values.
 
-    Those whose names end in one of `dropped` are left out. Raises `CheckpointNotFound`, `CheckpointError` for a file
-    that cannot be read or holds anything but tensors, and `TensorMismatch` for one that is not of floats.
+    A file is read as safetensors if its name ends so. Tensors whose names end in one of `dropped` are left out. Raises
+    `CheckpointNotFound`, `CheckpointError` for a file that cannot be read or holds anything but tensors, and
+    `TensorMismatch` for one that is not of floats, unless it is named in `integers`.
     """
     if not file.is_file():
         raise CheckpointNotFound(f"{file} does not exist")
     try:
-        is_mapped = device.type == "cpu" and zipfile.is_zipfile(file)
-        stored = torch.load(file, map_location=device, weights_only=True, mmap=is_mapped)
-    except (OSError, EOFError, RuntimeError, ValueError, LookupError, pickle.UnpicklingError) as error:
+        stored = _read_safetensors(file, device) if file.suffix == ".safetensors" else _read_pickle(file, device)
+    except _UNREADABLE as error:
         reason = str(error).strip().split("\n", 1)[0]
         raise CheckpointError(f"{file} is not a readable file of tensors alone: {reason}") from error
     if isinstance(stored, dict) and isinstance(stored.get("state_dict"), dict):
@@ -47,9 +56,19 @@ def read(file: Path, device: torch.device, *, dropped: tuple[str, ...] = ()) -> 
             raise CheckpointError(f"{file} holds {type(tensor).__name__} as {name!r}; expected tensors by name")
     live = {name: tensor for name, tensor in stored.items() if not name.endswith(dropped)}
     for name, tensor in live.items():
-        if not tensor.is_floating_point():
+        if not tensor.is_floating_point() and name not in integers:
             raise TensorMismatch(f"{file}: tensor {name!r} is stored as {tensor.dtype}; expected a floating-point type")
     return live
+
+
+def _read_pickle(file: Path, device: torch.device) -> Any:
+    is_mapped = device.type == "cpu" and zipfile.is_zipfile(file)
+    return torch.load(file, map_location=device, weights_only=True, mmap=is_mapped)
+
+
+def _read_safetensors(file: Path, device: torch.device) -> dict[str, Tensor]:
+    # On a CPU they are mapped, so that what is not looked at is not read.
+    return {name: tensor.to(device) for name, tensor in load_file(file).items()}
 
 
 def fold_norms(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
