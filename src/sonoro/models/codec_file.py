@@ -1,0 +1,122 @@
+"""A codec's file: strict loading under its released names with weight norm folded, random filling, shapes and sizes.
+
+Knows no model: a codec says how its file is read and what it calls its tensors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from sonoro.models.streaming import StreamingCodec, codec_dtype_for
+from sonoro.nn import torch_file, weights
+from sonoro.nn.weights import DummyRule, Fusion, Shape
+
+__all__ = ["CodecFile"]
+
+C = TypeVar("C")
+M = TypeVar("M", bound=StreamingCodec)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodecFile(Generic[C, M]):
+    """How codecs that `make` makes of a configuration are stored.
+
+    `read` gives the tensors of a file that count, on a device. `renames` lead from a module's name to the released one,
+    each where it applies, in this order and after `fusions`. Weights whose names without `.weight` match a key of
+    `norms` are released with weight norm, in that one of `torch_file.NORM_SPELLINGS`; loaded are both, and plain ones.
+    `unused` tensors (weight norm folded) may be stored too; `arrange` makes the module's value of a name of what is
+    stored. `is_wide` says which tensors stay in float32; by `rules` random ones are drawn.
+    """
+
+    make: Callable[[C], M]
+    read: Callable[[Path, torch.device, C], dict[str, Tensor]]
+    renames: Mapping[str, str]
+    norms: Mapping[str, int]
+    is_wide: Callable[[str], bool]
+    rules: tuple[DummyRule, ...]
+    fusions: tuple[Fusion, ...] = ()
+    unused: Callable[[C], dict[str, Shape]] = lambda config: {}
+    arrange: Callable[[M, str, Tensor], Tensor] = lambda codec, name, value: value
+
+    def load(self, file: Path, config: C, *, device: torch.device, dtype: torch.dtype) -> M:
+        """The codec of `file`, ready to speak beside a model in `dtype`. Raises `CheckpointError` naming tensors."""
+        codec, codec_dtype = weights.empty(self.make, config), codec_dtype_for(device, dtype)
+        _, folded = self._folded(file, torch.device("cpu"), config, codec)
+
+        def read(name: str, shape: Shape) -> Tensor:
+            value = torch.cat([folded[part].float() for part in self._released(name, shape)])
+            return self.arrange(codec, name, value).view(shape).to(device, self._dtype_of(name, codec_dtype))
+
+        weights.fill(codec, read)
+        codec.finalize()
+        return codec
+
+    def init_dummy(self, config: C, seed: int, *, device: torch.device, dtype: torch.dtype) -> M:
+        """A codec of random weights, ready to speak beside a model in `dtype`: loud but not clipped."""
+        codec, codec_dtype = weights.empty(self.make, config), codec_dtype_for(device, dtype)
+
+        def dtype_of(name: str) -> torch.dtype:
+            return self._dtype_of(name, codec_dtype)
+
+        weights.init_dummy(codec, seed, rules=self.rules, dtype_of=dtype_of, device=device)
+        codec.finalize()
+        return codec
+
+    def check(self, file: Path, config: C) -> dict[str, Shape]:
+        """Names and shapes of the tensors in `file` that count, having raised what `load` would; reads few values."""
+        stored, _ = self._folded(file, torch.device("meta"), config, weights.empty(self.make, config))
+        return {name: tuple(tensor.shape) for name, tensor in stored.items()}
+
+    def stored_shapes(self, config: C) -> dict[str, Shape]:
+        """Names and shapes of a release's tensors, weight norms as they are stored."""
+        shapes: dict[str, Shape] = {}
+        for name, shape in (self._shapes(weights.empty(self.make, config)) | self.unused(config)).items():
+            stem = name.removesuffix(".weight")
+            kinds = [kind for pattern, kind in self.norms.items() if stem != name and re.fullmatch(pattern, stem)]
+            if kinds:
+                lengths, directions = torch_file.NORM_SPELLINGS[kinds[0]]
+                shapes |= {stem + lengths: (shape[0], *(1,) * (len(shape) - 1)), stem + directions: shape}
+            else:
+                shapes[name] = shape
+        return shapes
+
+    def weight_bytes(self, config: C, dtype: torch.dtype) -> int:
+        """What the weights take in memory with the decoder in `dtype`; derived tables not counted."""
+        tensors = weights.empty(self.make, config).state_dict().items()
+        return sum(tensor.numel() * self._dtype_of(name, dtype).itemsize for name, tensor in tensors)
+
+    def _dtype_of(self, name: str, dtype: torch.dtype) -> torch.dtype:
+        return torch.float32 if self.is_wide(name) else dtype
+
+    def _released(self, name: str, shape: Shape) -> dict[str, Shape]:
+        """The released names and shapes, folded, of what the module calls `name`; its rows are theirs in this order."""
+        released, parts = {}, {name: shape}
+        for fusion in self.fusions:
+            parts = fusion.split(name, shape) or parts
+        for part, part_shape in parts.items():
+            stored = part
+            for pattern, replacement in self.renames.items():
+                stored = re.sub(pattern, replacement, stored)
+            released[stored] = (1, *part_shape, 1) if stored.endswith(".alpha") else part_shape
+        return released
+
+    def _shapes(self, codec: nn.Module) -> dict[str, Shape]:
+        named = codec.state_dict().items()
+        return {part: shape for name, tensor in named for part, shape in self._released(name, (*tensor.shape,)).items()}
+
+    def _folded(
+        self, file: Path, device: torch.device, config: C, codec: nn.Module
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The tensors of `file` that count, as stored and with weight norms folded; raises unless `codec` has them."""
+        stored = self.read(file, device, config)
+        folded = torch_file.fold_norms(stored, file)
+        shapes = {name: tuple(tensor.shape) for name, tensor in folded.items()}
+        weights.compare(shapes, self._shapes(codec), self.unused(config), where=str(file))
+        return stored, folded
