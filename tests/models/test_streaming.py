@@ -7,11 +7,12 @@ import torch
 
 import fish_codec
 import tiny_codec
+import vox_codec
 from capture import device_only
 from sonoro.models.base import Voice
 from tiny_codec import CHUNKS, FRAMES, close, stream
 
-MAKERS = {"qwen3_tts": tiny_codec.make_codec, "fish_s2": fish_codec.make_codec}
+MAKERS = {"qwen3_tts": tiny_codec.make_codec, "fish_s2": fish_codec.make_codec, "voxcpm2": vox_codec.make_codec}
 TILED = {
     "qwen3_tts": dataclasses.replace(
         tiny_codec.SMALL,
@@ -29,6 +30,7 @@ TILED = {
         ),
     ),
     "fish_s2": fish_codec.TILED,
+    "voxcpm2": vox_codec.TILED,
 }
 """Small sizes that the kernels take."""
 
@@ -49,8 +51,11 @@ def codec(make):
 
 
 def draw(codec, rows, frames=FRAMES, seed=0):
+    generator, example = torch.Generator().manual_seed(seed), codec.decoder.example(1, 1)
+    if example.is_floating_point():
+        return torch.randn(rows, frames, *example.shape[2:], generator=generator, dtype=torch.float64)
     books, size = codec.decoder.codes
-    return torch.randint(0, size, (rows, frames, books), generator=torch.Generator().manual_seed(seed))
+    return torch.randint(0, size, (rows, frames, books), generator=generator)
 
 
 @pytest.mark.parametrize("chunks", CHUNKS)
@@ -93,7 +98,7 @@ def test_slots_interleaved_and_shuffled(codec):
 def test_priming_is_decoding_the_reference_unheard(codec, reference_frames):
     reference, frames = draw(codec, 1, reference_frames, seed=5), draw(codec, 2)
     assert codec.decoder.reach_frames < 60
-    whole = codec.decode(torch.cat([reference.expand(2, -1, -1), frames], dim=1))
+    whole = codec.decode(torch.cat([torch.cat([reference] * 2), frames], dim=1))
     history, slots = codec.allocate(3), torch.tensor([2, 1])
     codec.decode(draw(codec, 2, seed=9), slots, history)
     codec.reset(history, slots)
@@ -115,7 +120,7 @@ def test_a_voice_is_primed_once(codec):
     codec.decode(draw(codec, 1, 4), first, history)
     other, frames = codec.allocate(2), draw(codec, 2)
     codec.prime(other, second, voice)
-    whole = codec.decode(torch.cat([draw(codec, 1, 9, seed=5).expand(2, -1, -1), frames], dim=1))
+    whole = codec.decode(torch.cat([torch.cat([draw(codec, 1, 9, seed=5)] * 2), frames], dim=1))
     close(stream(codec, frames, second, other, [7, 12]), whole[:, 9 * codec.hop :])
 
 

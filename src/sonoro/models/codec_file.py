@@ -24,20 +24,29 @@ C = TypeVar("C")
 M = TypeVar("M", bound=StreamingCodec)
 
 
+_UNIT = {
+    r"\.act1\.": ".block.0.",
+    r"\.conv1\.": ".block.1.",
+    r"\.act2\.": ".block.2.",
+    r"\.conv2\.": ".block.3.",
+}
+"""What the parts of a residual unit are called."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CodecFile(Generic[C, M]):
     """How codecs that `make` makes of a configuration are stored.
 
     `read` gives the tensors of a file that count, on a device. `renames` lead from a module's name to the released one,
-    each where it applies, in this order and after `fusions`. Weights whose names without `.weight` match a key of
-    `norms` are released with weight norm, in that one of `torch_file.NORM_SPELLINGS`; loaded are both, and plain ones.
-    `unused` tensors (weight norm folded) may be stored too; `arrange` makes the module's value of a name of what is
-    stored. `is_wide` says which tensors stay in float32; by `rules` random ones are drawn.
+    each where it applies, in this order and after `fusions`, those of `_UNIT` last. Weights whose names without
+    `.weight` match a key of `norms` are released with weight norm, in that one of `torch_file.NORM_SPELLINGS`; loaded
+    are both, and plain ones. `unused` tensors (weight norm folded) may be stored too; `arrange` makes the module's
+    value of a name of what is stored. `is_wide` says which tensors stay in float32; by `rules` random ones are drawn.
     """
 
     make: Callable[[C], M]
     read: Callable[[Path, torch.device, C], dict[str, Tensor]]
-    renames: Mapping[str, str]
+    renames: dict[str, str]
     norms: Mapping[str, int]
     is_wide: Callable[[str], bool]
     rules: tuple[DummyRule, ...]
@@ -102,7 +111,7 @@ class CodecFile(Generic[C, M]):
             parts = fusion.split(name, shape) or parts
         for part, part_shape in parts.items():
             stored = part
-            for pattern, replacement in self.renames.items():
+            for pattern, replacement in (self.renames | _UNIT).items():
                 stored = re.sub(pattern, replacement, stored)
             released[stored] = (1, *part_shape, 1) if stored.endswith(".alpha") else part_shape
         return released

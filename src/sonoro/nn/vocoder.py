@@ -133,9 +133,7 @@ class DepthwiseUnit(ResidualUnit):
 
 
 class UpsampleBlock(nn.Module):
-    """`rate` times as many columns of half the channels. `affine`: what its input is to be times and plus, if it is."""
-
-    affine: tuple[Tensor, Tensor] | None = None
+    """`rate` times as many columns of half the channels."""
 
     def __init__(
         self, channels: int, rate: int, snake: Callable[[int], Snake], unit: type[ResidualUnit] = ResidualUnit
@@ -145,8 +143,15 @@ class UpsampleBlock(nn.Module):
         units = [unit(half, dilation, snake) for dilation in UNIT_DILATIONS]
         self.block = nn.ModuleList([snake(channels), CausalConvTranspose1d(channels, half, 2 * rate, rate), *units])
 
+    @property
+    def affine(self) -> tuple[Tensor, Tensor] | None:
+        """What its input is multiplied by, and what is then added, by channel; None: nothing."""
+        return None
+
     def forward(self, x: Tensor, history: Context) -> Tensor:
         activation, *layers = self.block
+        if self.affine is not None:
+            x = (x * self.affine[0] + self.affine[1]).to(x.dtype)
         x = activation(x)
         for layer in layers:
             x = layer(x, history)

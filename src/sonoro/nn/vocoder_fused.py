@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sonoro.nn.causal import CausalConv1d, CausalConvTranspose1d, CausalLayer
-from sonoro.nn.history import History
+from sonoro.nn.history import WHOLE, Context, History
 from sonoro.nn.vocoder import ConvNext, ResidualUnit, Snake, UpsampleBlock, Upsampler, Vocoder
 from sonoro.nn.window import WindowConfig, WindowLayer, WindowLayers
 from sonoro.ops.activation import Rates
@@ -42,6 +42,11 @@ class Past:
         if self.history is None or self.slots is None:
             return None
         return self.history.columns[layer.key], self.history.seen, self.slots
+
+    @property
+    def context(self) -> Context:
+        """For a layer that is run as a module."""
+        return WHOLE if self.history is None or self.slots is None else self.history.at(self.slots)
 
     def advance(self, columns: int) -> None:
         """Count `columns` columns as seen, after the last layer that attends."""

@@ -26,10 +26,6 @@ _RENAMES = {
     r"^(de|en)coder\.(quantizer\.)?(?=semantic_|quantizer|pre_module|post_module|upsample|downsample)": "quantizer.",
     r"\.self_attn_layer_scale\.scale$": ".attention_layer_scale.gamma",
     r"\.mlp_layer_scale\.scale$": ".ffn_layer_scale.gamma",
-    r"\.act1\.": ".block.0.",
-    r"\.conv1\.": ".block.1.",
-    r"\.act2\.": ".block.2.",
-    r"\.conv2\.": ".block.3.",
 }
 
 PARTS = {

@@ -1,0 +1,70 @@
+"""The tensors of audiovae.pth: their released names and shapes, strict loading, random filling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sonoro.core.errors import TensorMismatch
+from sonoro.models.codec_file import CodecFile
+from sonoro.nn import torch_file
+from sonoro.nn.weights import DummyRule, Shape
+
+from .codec import CodecConfig, VoxCodec
+
+__all__ = ["CODEC_FILE", "PARTS", "check", "init_dummy", "load", "stored_shapes", "weight_bytes"]
+
+CODEC_FILE = "audiovae.pth"
+"""The same under the name audiovae.safetensors is read instead where it is there, as in the official code."""
+
+PARTS = {"codec decoder": ("decoder.",), "codec encoder": ("encoder.",)}
+
+_EDGES = "decoder.sr_bin_boundaries"
+_RENAMES = {
+    r"\.conv\.(?=weight|bias)": ".",
+    r"\.model\.(\d+)\.(?=scale_embed|bias_embed)": r".sr_cond_model.\1.",
+}
+
+
+def _read(file: Path, device: torch.device, config: CodecConfig) -> dict[str, Tensor]:
+    twin = file.with_suffix(".safetensors")
+    file = twin if twin.is_file() else file
+    stored = torch_file.read(file, torch.device("cpu"), integers=(_EDGES,))
+    edges = stored.pop(_EDGES, torch.zeros(0)).tolist()
+    if edges != [*config.sr_bin_boundaries]:
+        limit = f"sr_bin_boundaries of config.json are {[*config.sr_bin_boundaries]}"
+        raise TensorMismatch(f"{file}: tensor {_EDGES!r} is {edges}, but {limit}")
+    return {name: tensor.to(device) for name, tensor in stored.items()}
+
+
+def _unused(config: CodecConfig) -> dict[str, Shape]:
+    # The spread of what is encoded: training alone draws from it.
+    width, latent = config.encoder_dim << len(config.encoder_rates), config.latent_dim
+    return {"encoder.fc_logvar.weight": (latent, width, 3), "encoder.fc_logvar.bias": (latent,)}
+
+
+def _is_wide(name: str) -> bool:
+    # Conditions and rates are applied, or derived from, in float32.
+    return not name.startswith("decoder.") or name.endswith((".alpha", "_embed.weight"))
+
+
+_FILE = CodecFile(
+    make=VoxCodec,
+    read=_read,
+    renames=_RENAMES,
+    norms={r"(?!.*_embed$).*": 1},
+    unused=_unused,
+    is_wide=_is_wide,
+    rules=(
+        DummyRule(r"\.alpha$", mean=1.0, std=0.1),
+        DummyRule(r"scale_embed\.weight$", mean=1.0, std=0.1),
+        DummyRule(r"bias_embed\.weight$", std=0.1),
+        DummyRule(r"^decoder\.model\.\d+\.block\.1\.conv\.weight$", fan_in=lambda shape: 2 * shape[0]),
+        DummyRule(r"\.conv2\.conv\.weight$", gain=0.3),
+        DummyRule(r"^decoder\.model\.[2-9]\d*\.conv\.weight$", gain=0.06),
+    ),
+)
+load, init_dummy, check = _FILE.load, _FILE.init_dummy, _FILE.check
+stored_shapes, weight_bytes = _FILE.stored_shapes, _FILE.weight_bytes

@@ -1,0 +1,122 @@
+"""The codec's decoder: patches of latents to audio at 48 kHz by causal convolutions, which stream exactly.
+
+Sequences are [B, T, C]. Knows no encoder.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from sonoro.nn.causal import CausalConv1d, name_layers
+from sonoro.nn.history import Context
+from sonoro.nn.vocoder import DepthwiseUnit, LinearSnake, UpsampleBlock, finalize, reach_frames
+from sonoro.nn.vocoder_fused import FusedBlocks, Past
+
+__all__ = ["CodecConfig", "CodecDecoder", "FusedDecoder"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodecConfig:
+    """What config.json has as `audio_vae_config`, by default the released one, and the `patch_size` beside it.
+
+    What the decoder makes sounds as if it had `out_sample_rate`, which the edges `sr_bin_boundaries` put in a bin.
+    """
+
+    encoder_dim: int = 128
+    encoder_rates: tuple[int, ...] = (2, 5, 8, 8)
+    latent_dim: int = 64
+    decoder_dim: int = 2048
+    decoder_rates: tuple[int, ...] = (8, 6, 5, 2, 2, 2)
+    sr_bin_boundaries: tuple[int, ...] = (20000, 30000, 40000)
+    sample_rate: int = 16000
+    out_sample_rate: int = 48000
+    depthwise: bool = True
+    use_noise_block: bool = False
+    cond_type: Literal["scale_bias", "scale_bias_init"] = "scale_bias"
+    cond_out_layer: bool = False
+    patch_size: int = 4
+
+
+class _ConditionedBlock(UpsampleBlock):
+    def __init__(self, config: CodecConfig, channels: int, rate: int) -> None:
+        super().__init__(channels, rate, LinearSnake, DepthwiseUnit)
+        # An edge belongs to the bin below it.
+        self.bin = bisect.bisect_left(config.sr_bin_boundaries, config.out_sample_rate)
+        bins = len(config.sr_bin_boundaries) + 1
+        self.scale_embed, self.bias_embed = nn.Embedding(bins, channels), nn.Embedding(bins, channels)
+
+    @property
+    def affine(self) -> tuple[Tensor, Tensor]:
+        return self.scale_embed.weight[self.bin], self.bias_embed.weight[self.bin]
+
+
+class CodecDecoder(nn.Module):
+    """Patches to audio, `hop` samples each. Follows OpenBMB/VoxCPM voxcpm/modules/audiovae/audio_vae_v2.py AudioVAE.
+
+    `layout` says what a `History` must keep for it; `reach_frames` how many patches back anything kept depends on.
+    """
+
+    def __init__(self, config: CodecConfig) -> None:
+        super().__init__()
+        rates, patch = config.decoder_rates, (config.patch_size, config.latent_dim)
+        widths = [config.decoder_dim >> index for index in range(len(rates) + 1)]
+        blocks = [_ConditionedBlock(config, width, rate) for width, rate in zip(widths, rates, strict=False)]
+        lead = CausalConv1d(patch[1], patch[1], 7, groups=patch[1]), CausalConv1d(patch[1], widths[0], 1)
+        self.model = nn.ModuleList([*lead, *blocks, LinearSnake(widths[-1]), CausalConv1d(widths[-1], 1, 7)])
+        self.patch, self.hop = patch, patch[0] * math.prod(rates)
+        self.reach_frames = -(-reach_frames((), rates) // patch[0])
+        self.layout = name_layers(self)
+
+    @property
+    def weight(self) -> Tensor:
+        """One whose dtype and device are those that it runs in."""
+        return cast(CausalConv1d, self.model[1]).conv.weight
+
+    def example(self, rows: int, columns: int) -> Tensor:
+        """Patches [rows, columns, P, D] that vary."""
+        count = rows * columns * math.prod(self.patch)
+        return (torch.arange(count, device=self.weight.device) * 7919.0).sin().view(rows, columns, *self.patch)
+
+    def latents(self, frames: Tensor) -> Tensor:
+        """`frames` [B, T, P, D] in the dtype it runs in."""
+        return frames.to(self.weight.dtype)
+
+    def contextualize(self, latents: Tensor, history: Context) -> Tensor:
+        """`latents` as they are, counted: there is no long memory."""
+        history.advance(latents.shape[1])
+        return latents
+
+    def render(self, x: Tensor, history: Context) -> Tensor:
+        """Patches [B, T, P, D] to audio [B, T * hop]."""
+        *layers, activation, last = self.model
+        x = x.flatten(1, 2)
+        for layer in layers:
+            x = layer(x, history)
+        return last(activation(x), history).squeeze(2).tanh()
+
+    def finalize(self) -> None:
+        """Derive what activations need and order the weights in memory: once, after loading and casting."""
+        finalize(self)
+
+
+class FusedDecoder:
+    """A finalized `CodecDecoder` as fused operations, its residual streams in `stream_dtype`. Capturable."""
+
+    def __init__(self, decoder: CodecDecoder, stream_dtype: torch.dtype) -> None:
+        self.first, *layers = decoder.model
+        self.latents, self.blocks = decoder.latents, FusedBlocks(layers, "tanh", stream_dtype)
+
+    def contextualize(self, frames: Tensor, past: Past) -> Tensor:
+        """`frames` [B, T, P, D] in the dtype it runs in, counted."""
+        past.advance(frames.shape[1])
+        return self.latents(frames)
+
+    def render(self, x: Tensor, past: Past) -> Tensor:
+        """Patches [B, T, P, D] to audio [B, T * hop]."""
+        return self.blocks(self.first(x.flatten(1, 2), past.context), past)

@@ -1,0 +1,49 @@
+"""The codec's encoder: audio at 16 kHz to latents, for recordings. Runs piece by piece, by causal convolutions."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from sonoro.nn.causal import CausalConv1d, name_layers
+from sonoro.nn.history import WHOLE, Context, History
+from sonoro.nn.vocoder import DepthwiseUnit, DownsampleBlock, LinearSnake
+
+from .decoder import CodecConfig
+
+__all__ = ["CodecEncoder"]
+
+_PIECE_COLUMNS = 100
+"""4 s of audio are convolved at a time: a minute at once takes gigabytes, and keeps a GPU from other work for long."""
+
+
+class CodecEncoder(nn.Module):
+    """Audio to latents, one for `hop` samples: the means, from which nothing is drawn. For float32."""
+
+    def __init__(self, config: CodecConfig) -> None:
+        super().__init__()
+        rates = config.encoder_rates
+        widths = [config.encoder_dim << index for index in range(len(rates) + 1)]
+        sizes = zip(widths, rates, strict=False)
+        blocks = [DownsampleBlock(width, rate, LinearSnake, unit=DepthwiseUnit) for width, rate in sizes]
+        self.block = nn.ModuleList([CausalConv1d(1, widths[0], 7), *blocks])
+        self.fc_mu = CausalConv1d(widths[-1], config.latent_dim, 3)
+        self.hop, self.layout = math.prod(rates), name_layers(self)
+
+    def forward(self, audio: Tensor, history: Context = WHOLE) -> Tensor:
+        """Latents [B, T, D] of `audio` [B, T * hop]."""
+        x = audio[:, :, None]
+        for layer in self.block:
+            x = layer(x, history)
+        return self.fc_mu(x, history)
+
+    @torch.no_grad()
+    def encode(self, audio: Tensor) -> Tensor:
+        """Latents [T, D] of mono `audio` [T * hop], T at least 1. Synchronises nothing."""
+        weight = self.fc_mu.conv.weight
+        history = History(self.layout, 1, device=weight.device, dtype=weight.dtype)
+        context = history.at(torch.zeros(1, dtype=torch.int64, device=weight.device))
+        pieces = audio.to(weight)[None].split(_PIECE_COLUMNS * self.hop, dim=1)
+        return torch.cat([self(piece, context) for piece in pieces], dim=1)[0]
