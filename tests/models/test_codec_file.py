@@ -1,0 +1,191 @@
+"""Files of codecs: strict by name and shape in every spelling, nothing run; random weights that sound."""
+
+import pickle
+import re
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+import fish_codec
+import tiny_fish_codec
+import tiny_vox_codec
+import vox_codec
+from sonoro.core.errors import CheckpointError, CheckpointNotFound, TensorMismatch
+from sonoro.models.fish_s2 import codec_weights as fish_weights
+from sonoro.models.voxcpm2 import codec_weights as vox_weights
+
+CPU = torch.device("cpu")
+
+
+class Codec(NamedTuple):
+    """A codec's file, and what its tests are made of; `first` and `last` are layers with weight norm."""
+
+    weights: Any
+    config: Any
+    tiny: Any
+    make: Any
+    normed: str
+    linear: str
+
+    def tensors(self):
+        return {name: torch.from_numpy(tensor) for name, tensor in self.tiny.codec_tensors().items()}
+
+    def loaded(self, folder, stored):
+        file = folder / self.weights.CODEC_FILE
+        torch.save(stored, file)
+        self.weights.check(file, self.config)
+        return self.weights.load(file, self.config, device=CPU, dtype=torch.float32)
+
+    def refused(self, folder, stored, message, error=TensorMismatch):
+        """Loading and checking refuse alike."""
+        file = folder / self.weights.CODEC_FILE
+        torch.save(stored, file)
+        for use in self.uses():
+            with pytest.raises(error, match=message):
+                use(file)
+
+    def uses(self):
+        return (
+            lambda file: self.weights.check(file, self.config),
+            lambda file: self.weights.load(file, self.config, device=CPU, dtype=torch.float32),
+        )
+
+
+CODECS = {
+    "fish_s2": Codec(
+        fish_weights,
+        fish_codec.CONFIG,
+        tiny_fish_codec,
+        fish_codec.make_codec,
+        "decoder.model.0.conv",
+        "quantizer.post_module.layers.1.feed_forward.w3.weight",
+    ),
+    "voxcpm2": Codec(
+        vox_weights,
+        vox_codec.CONFIG,
+        tiny_vox_codec,
+        vox_codec.make_codec,
+        "decoder.model.1",
+        "decoder.sr_cond_model.3.bias_embed.weight",
+    ),
+}
+SPELLINGS = ((".parametrizations.weight.original0", ".parametrizations.weight.original1"), (".weight_g", ".weight_v"))
+
+
+@pytest.fixture(params=CODECS)
+def codec(request):
+    return CODECS[request.param]
+
+
+def other_spelling(stored):
+    """Each weight norm as the other kind writes it."""
+    (old, new), swapped = SPELLINGS, dict(stored)
+    pairs = [*zip(old, new, strict=True), *zip(new, old, strict=True)]
+    for name in stored:
+        for one, other in pairs:
+            if name.endswith(one):
+                swapped[name.removesuffix(one) + other] = swapped.pop(name)
+                break
+    return swapped
+
+
+def plain(stored):
+    """Without weight norm, folded by torch itself."""
+    folded = dict(stored)
+    for lengths, directions in SPELLINGS:
+        for name in [name for name in stored if name.endswith(lengths)]:
+            stem = name.removesuffix(lengths)
+            folded[f"{stem}.weight"] = torch._weight_norm(folded.pop(stem + directions), folded.pop(name), 0)
+    return folded
+
+
+def test_released_names_and_shapes_are_known(codec):
+    assert codec.weights.stored_shapes(codec.config) == codec.tiny.shapes_of()
+
+
+@pytest.mark.parametrize("spell", [other_spelling, plain, lambda stored: {"state_dict": stored}])
+def test_every_spelling_loads_the_same(tmp_path, codec, spell):
+    stored = codec.tensors()
+    expected, loaded = codec.make(dtype=torch.float32), codec.loaded(tmp_path, spell(stored))
+    for name, tensor in expected.state_dict().items():
+        # 1e-6: norms summed in another order.
+        torch.testing.assert_close(loaded.state_dict()[name], tensor, atol=1e-6, rtol=1e-6)
+
+
+def test_every_tensor_counts(tmp_path, codec):
+    """Each of them missing is told by name."""
+    stored, unused = codec.tensors(), "fc_logvar"
+    needed = [name for name in codec.tiny.shapes_of() if unused not in name]
+    for name in needed[:: len(needed) // 7]:
+        rest = {key: tensor for key, tensor in stored.items() if key != name}
+        codec.refused(tmp_path, rest, f"tensor '{re.escape(name)}'.* is missing")
+
+
+def test_foreign_and_misshapen_tensors_are_refused(tmp_path, codec):
+    stored, name, stem = codec.tensors(), codec.linear, codec.normed
+    rows, columns = stored[name].shape
+    codec.refused(tmp_path, stored | {"decoder.model.9.alpha": torch.ones(3)}, "'decoder.model.9.alpha' .* not part")
+    message = rf"{name}' has shape \[{rows}, {columns - 1}\], expected \[{rows}, {columns}\]"
+    codec.refused(tmp_path, stored | {name: torch.ones(rows, columns - 1)}, message)
+    wrong = {name: torch.ones(rows, columns, dtype=torch.int32)}
+    codec.refused(tmp_path, stored | wrong, "stored as torch.int32")
+    alpha = "encoder.block.1.block.3.alpha"
+    codec.refused(tmp_path, stored | {alpha: torch.ones(8)}, r"has shape \[8\], expected \[1, 8, 1\]")
+    lengths = next(stem + ends[0] for ends in SPELLINGS if stem + ends[0] in stored)
+    count = len(stored[lengths])
+    message = rf"{re.escape(lengths)}' has shape \[{count}\], expected \[{count}, 1, 1\]"
+    codec.refused(tmp_path, stored | {lengths: torch.ones(count)}, message)
+    twice = {f"{stem}.weight": torch.ones(count, 64, 7)}
+    codec.refused(tmp_path, stored | twice, f"{stem}' is stored in more than one way")
+
+
+class _Trap:
+    """Unpickling it would write a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+def test_nothing_in_the_file_is_run(tmp_path, codec):
+    trap, file = tmp_path / "trap", tmp_path / codec.weights.CODEC_FILE
+    for write in (torch.save, lambda stored, file: file.write_bytes(pickle.dumps(stored, protocol=2))):
+        write({"x": _Trap(trap)}, file)
+        for use in codec.uses():
+            with pytest.raises(CheckpointError, match=rf"{file.name} is not a readable file of tensors alone"):
+                use(file)
+    assert not trap.exists()
+
+
+def test_what_is_no_file_of_tensors_is_refused(tmp_path, codec):
+    file = tmp_path / codec.weights.CODEC_FILE
+    check, load = codec.uses()
+    with pytest.raises(CheckpointNotFound, match=rf"{file.name} does not exist"):
+        check(file)
+    codec.tiny.write_codec(file)
+    whole = file.read_bytes()
+    for content in (b"", b"text", whole[: len(whole) // 2]):
+        file.write_bytes(content)
+        with pytest.raises(CheckpointError, match="not a readable file of tensors alone"):
+            load(file)
+    codec.refused(tmp_path, [torch.ones(2)], "holds list; expected tensors by name", CheckpointError)
+    codec.refused(tmp_path, {"decoder": 3}, "holds int as 'decoder'; expected tensors by name", CheckpointError)
+
+
+def test_half_precision_beside_a_half_backbone_on_a_cpu_is_not_used(tmp_path, codec):
+    file = tmp_path / codec.weights.CODEC_FILE
+    codec.tiny.write_codec(file)
+    loaded = codec.weights.load(file, codec.config, device=CPU, dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
+
+
+def test_random_weights_sound(codec):
+    drawn = [codec.weights.init_dummy(codec.config, 0, device=CPU, dtype=torch.float32) for _ in range(2)]
+    frames = drawn[0].decoder.example(2, 64)
+    audio, again = (one.decode(frames) for one in drawn)
+    assert 0.05 < audio.square().mean().sqrt() < 0.5
+    assert (audio.abs() > 0.99).float().mean() < 0.01
+    assert torch.equal(audio, again)
