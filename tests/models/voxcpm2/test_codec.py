@@ -133,19 +133,9 @@ def test_the_output_rate_picks_its_condition(rate, used):
     assert torch.equal(block.affine[1], block.bias_embed.weight[used])
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"depthwise": False}, "depthwise is False; it must be True"),
-        ({"use_noise_block": True}, "use_noise_block is True; it must be False"),
-        ({"cond_out_layer": True}, "cond_out_layer is True; it must be False"),
-        ({"encoder_rates": (2, 4)}, r"encoder's frame rate is 2000\.0; it must be 1600\.0"),
-        ({"decoder_dim": 36}, "decoder_dim, modulo .* is 4; it must be 0"),
-    ],
-)
-def test_a_configuration_of_another_codec_is_refused(changes, message):
-    with pytest.raises(CheckpointError, match=message):
-        VoxCodec(dataclasses.replace(CONFIG, **changes))
+def test_a_configuration_that_contradicts_itself_is_refused():
+    with pytest.raises(CheckpointError, match="500 patches are made of a second, but 400 make one"):
+        VoxCodec(dataclasses.replace(CONFIG, encoder_rates=(2, 4)))
 
 
 @pytest.mark.gpu

@@ -74,7 +74,7 @@ def test_safetensors_of_the_same_name_come_first(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"cond_type": "add"}, "cond_type"),
+        ({"sr_bin_boundaries": None}, "sr_bin_boundaries"),
         ({"decoder_rates": [5, 0]}, "decoder_rates is 0"),
         ({"patch_size": "4"}, "patch_size"),
     ],
@@ -82,6 +82,26 @@ def test_safetensors_of_the_same_name_come_first(tmp_path):
 def test_other_configurations_are_refused(changes, message):
     with pytest.raises(CheckpointError, match=message):
         build(CodecConfig, TINY_CODEC | changes, "config.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        # A unit that mixes channels, noise between them, a condition that is added, and one that is transformed.
+        ("decoder.model.2.block.2.block.1.weight_v", (16, 16, 7)),
+        ("decoder.model.2.block.2.linear.weight_v", (16, 16, 1)),
+        ("decoder.sr_cond_model.2.cond_embed.weight", (4, 32)),
+        ("decoder.sr_cond_model.2.out_layer.0.alpha", (1, 32, 1)),
+    ],
+)
+def test_other_kinds_of_the_official_class_are_refused(tmp_path, name, shape):
+    file = tmp_path / codec_weights.CODEC_FILE
+    extra = {name: torch.ones(shape)}
+    if name.endswith("linear.weight_v"):
+        extra["decoder.model.2.block.2.linear.weight_g"] = torch.ones(16, 1, 1)
+    torch.save(tensors() | extra, file)
+    with pytest.raises(TensorMismatch, match=name.removesuffix("_v")):
+        load(file)
 
 
 def test_random_weights_make_patches_that_vary():

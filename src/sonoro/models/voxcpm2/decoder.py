@@ -1,14 +1,11 @@
-"""The codec's decoder: patches of latents to audio at 48 kHz by causal convolutions, which stream exactly.
-
-Sequences are [B, T, C]. Knows no encoder.
-"""
+"""The codec's decoder: patches of latents to audio at 48 kHz, by causal layers over [B, T, C] that stream exactly."""
 
 from __future__ import annotations
 
 import bisect
 import math
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +22,8 @@ __all__ = ["CodecConfig", "CodecDecoder", "FusedDecoder"]
 class CodecConfig:
     """What config.json has as `audio_vae_config`, by default the released one, and the `patch_size` beside it.
 
-    What the decoder makes sounds as if it had `out_sample_rate`, which the edges `sr_bin_boundaries` put in a bin.
+    The decoder is conditioned on the bin that `out_sample_rate` has between the edges `sr_bin_boundaries`. Other kinds
+    of conditions and of blocks, which the official class knows, have other tensors, so that loading refuses them.
     """
 
     encoder_dim: int = 128
@@ -36,10 +34,6 @@ class CodecConfig:
     sr_bin_boundaries: tuple[int, ...] = (20000, 30000, 40000)
     sample_rate: int = 16000
     out_sample_rate: int = 48000
-    depthwise: bool = True
-    use_noise_block: bool = False
-    cond_type: Literal["scale_bias", "scale_bias_init"] = "scale_bias"
-    cond_out_layer: bool = False
     patch_size: int = 4
 
 
