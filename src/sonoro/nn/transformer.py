@@ -269,7 +269,7 @@ class DecoderStack(nn.Module):
         decode_attention.check(
             lambda: (qkv, *norms, eps, rotary, *pages.clone().unbind(), table, index, positions), tolerance
         )
-        prompts = qkv.unflatten(-1, (-1, config.head_width)).split(attention.heads, dim=1)
+        prompts = qkv[:rows].unflatten(-1, (-1, config.head_width)).split(attention.heads, dim=1)
         shared = torch.full_like(index, page_positions)
         packed_attention.check(lambda: (*prompts, index, shared, index, *pages.unbind(), table), tolerance)
 
