@@ -1,0 +1,118 @@
+"""Texts read aloud and heard, a journal of it, and a bar that shows how far it is.
+
+Reading goes on while earlier readings are heard in other processes. Every finished reading is a line of the journal, so
+a run that was cut short goes on where it stopped. What a reading is judged by is the evaluation's business.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from multiprocessing.pool import AsyncResult
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from builtin_voice.recogniser import Heard, listen, to_ear
+
+_WAITING_PER_PROCESS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One text to be read: by `reader` (a model and the weights it has, or the teacher) as `voice`, on a `path`."""
+
+    reader: str
+    path: str
+    voice: str
+    seed: int
+    text: str
+    is_sentence: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """`samples` [S] float32 in [-1, 1], and why they end."""
+
+    samples: np.ndarray
+    sample_rate: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What became of a job."""
+
+    duration_s: float
+    reason: str
+    heard: Heard
+
+
+Reader = Callable[[list[Job]], Iterable[Spoken]]
+"""Speaks jobs, all on one path, and yields them in their order."""
+
+
+class Journal:
+    """Readings by job, kept in a file of JSON lines where there is one."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.readings: dict[Job, Reading] = {}
+        self._path = path
+        if path is not None and path.exists():
+            for line in path.read_text("utf-8").splitlines():
+                row = json.loads(line)
+                heard = Heard(**row["reading"].pop("heard"))
+                self.readings[Job(**row["job"])] = Reading(**row["reading"], heard=heard)
+
+    def add(self, job: Job, reading: Reading) -> None:
+        self.readings[job] = reading
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"job": asdict(job), "reading": asdict(reading)}) + "\n")
+
+
+class Ears:
+    """Recognisers in `processes` of their own, and the journal that they fill."""
+
+    def __init__(self, processes: int, journal: Journal) -> None:
+        self.journal = journal
+        self._processes = processes
+        self._pool = multiprocessing.get_context("spawn").Pool(processes)
+        self._waiting: deque[tuple[Job, Spoken, AsyncResult[Heard]]] = deque()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._pool.terminate()
+        self._pool.join()
+
+    def read(self, jobs: list[Job], reader: Reader, name: str) -> list[Reading]:
+        """Have `reader` read what the journal lacks of `jobs`, and hear it; the readings in the order of `jobs`."""
+        missing = [job for job in jobs if job not in self.journal.readings]
+        columns = TextColumn("{task.description:>28}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        with Progress(*columns) as progress:
+            bar = progress.add_task(name, total=len(jobs), completed=len(jobs) - len(missing))
+            for job, spoken in zip(missing, reader(missing), strict=True):
+                audio = to_ear(spoken.samples, spoken.sample_rate)
+                heard = self._pool.apply_async(listen, (audio, job.text, job.is_sentence))
+                self._waiting.append((job, spoken, heard))
+                for _ in self._taken(_WAITING_PER_PROCESS * self._processes):
+                    progress.advance(bar)
+            for _ in self._taken(0):
+                progress.advance(bar)
+        return [self.journal.readings[job] for job in jobs]
+
+    def _taken(self, left: int) -> Iterator[None]:
+        """Put into the journal what has been heard, waiting until no more than `left` are not."""
+        while self._waiting and (len(self._waiting) > left or self._waiting[0][2].ready()):
+            job, spoken, heard = self._waiting.popleft()
+            duration_s = round(len(spoken.samples) / spoken.sample_rate, 3)
+            self.journal.add(job, Reading(duration_s, spoken.reason, heard.get()))
+            yield

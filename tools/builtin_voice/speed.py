@@ -1,0 +1,56 @@
+"""How fast a voice is on two cores of a CPU: a process that loads it, warms up and then reads sentences one by one.
+
+The last line of stdout is JSON, for each voice `rtf_cpu`, wall time over audio time of all sentences together,
+`ttfp_cpu_ms`, the median time from the request to the first packet, and the `threads` it was done with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+
+import torch
+
+from builtin_voice.text import read_harvard
+from sonoro import TTS
+
+CORES = 2
+SENTENCES = 20
+
+
+def measure(speech: TTS, voice: str, sentences: list[str]) -> dict[str, str | float]:
+    """The row of one voice; one sentence is read before any is timed."""
+    list(speech.stream(sentences[-1], voice=voice))
+    first_s, wall_s, audio_s = [], 0.0, 0.0
+    for sentence in sentences:
+        began_s = time.perf_counter()
+        for index, piece in enumerate(speech.stream(sentence, voice=voice)):
+            if index == 0:
+                first_s.append(time.perf_counter() - began_s)
+            audio_s += len(piece.samples) / piece.sample_rate
+        wall_s += time.perf_counter() - began_s
+    return {
+        "voice": voice,
+        "rtf_cpu": round(wall_s / audio_s, 3),
+        "ttfp_cpu_ms": round(1000 * statistics.median(first_s), 1),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="builtin")
+    parser.add_argument("--voices", help="names with commas between; all of the model's if left out")
+    options = parser.parse_args()
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
+    speech = TTS(model=options.model, device="cpu")
+    voices = options.voices.split(",") if options.voices else speech.voices
+    print(json.dumps([measure(speech, voice, read_harvard()[:SENTENCES]) for voice in voices]))
+
+
+if __name__ == "__main__":
+    main()
