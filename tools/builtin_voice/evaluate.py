@@ -157,8 +157,7 @@ def judge_mixed(subject: Subject, count: int, ears: Ears) -> dict[str, Any]:
     for index, reading in zip(chosen, readings, strict=True):
         length_s = teacher["durations_s"][index]
         ratios.append(reading.duration_s / length_s)
-        # Where the ear misses words of the teacher's own reading it is no judge.
-        if reading.heard.missing and not teacher["missing"][index]:
+        if reading.heard.missing:
             unheard.append(texts[index])
         if is_cut(reading.duration_s, length_s):
             cut.append(texts[index])
@@ -222,7 +221,8 @@ def judge_teacher(libraries: Path | None, ears: Ears) -> dict[str, Any]:
     mixed = {
         "texts": digest(texts),
         "durations_s": [reading.duration_s for reading in readings],
-        "missing": [reading.heard.missing for reading in readings],
+        # None: told the text, the recogniser hears the end of every one.
+        "end_not_heard": [text for text, reading in zip(texts, readings, strict=True) if reading.heard.missing],
     }
     return {"bench": "speech", "model": "teacher", "rows": rows, "mixed": mixed}
 
