@@ -36,8 +36,13 @@ _FOLDED = str.maketrans(
         "–": "--",
         **{"ß": "ss", "æ": "ae", "Æ": "Ae", "œ": "oe", "Œ": "Oe", "ø": "o", "Ø": "O", "ł": "l", "Ł": "L", "ı": "i"},
         **{"đ": "d", "Đ": "D", "þ": "th", "Þ": "Th", "ð": "d", "Ð": "D", "×": " times ", "÷": " divided by "},
+        # Signs that would otherwise lose what they mean on the way to ASCII.
+        **{"≠": " is not equal to ", "≤": " is at most ", "≥": " is at least ", "≈": " is about "},
+        **{"±": " plus or minus ", "№": "number ", "§": " section ", "©": " copyright ", "®": " registered "},
+        "™": " trademark ",
     }
 )
+_SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
 _ABBREVIATIONS = {
     **{"Mr": "Mister", "Mrs": "Missus", "Ms": "Miz", "Prof": "Professor", "Jr": "Junior", "Sr": "Senior"},
     **{"Capt": "Captain", "Gen": "General", "Sgt": "Sergeant", "Lt": "Lieutenant", "Col": "Colonel", "Rev": "Reverend"},
@@ -67,10 +72,15 @@ _UNITS = {
     **{"GB": ("gigabyte", "gigabytes"), "MB": ("megabyte", "megabytes"), "kB": ("kilobyte", "kilobytes")},
     **{"Hz": ("hertz", "hertz"), "kHz": ("kilohertz", "kilohertz"), "ms": ("millisecond", "milliseconds")},
     **{"km/h": ("kilometer per hour", "kilometers per hour"), "mph": ("mile per hour", "miles per hour")},
+    **{"μm": ("micrometer", "micrometers"), "μg": ("microgram", "micrograms"), "μs": ("microsecond", "microseconds")},
     **{"°C": ("degree Celsius", "degrees Celsius"), "°F": ("degree Fahrenheit", "degrees Fahrenheit")},
     **{"°": ("degree", "degrees"), "¢": ("cent", "cents"), "%": ("percent", "percent")},
 }
-_MONEY = {"$": ("dollar", "dollars", "cent"), "£": ("pound", "pounds", "penny"), "€": ("euro", "euros", "cent")}
+_MONEY = {
+    **{"$": ("dollar", "dollars", "cent", "cents"), "£": ("pound", "pounds", "penny", "pence")},
+    **{"€": ("euro", "euros", "cent", "cents"), "¥": ("yen", "yen", "sen", "sen")},
+    "₹": ("rupee", "rupees", "paisa", "paise"),
+}
 _MAGNITUDES = {"k": "thousand", "m": "million", "bn": "billion"}
 _INITIALISMS = (
     "USA",
@@ -128,17 +138,16 @@ def _year(number: str) -> str:
 
 
 def _money(match: re.Match[str]) -> str:
-    one, many, small = _MONEY[match["sign"]]
+    one, many, small, smalls = _MONEY[match["sign"]]
     amount, magnitude = match["amount"], match["magnitude"]
     if magnitude:
         return f" {_cardinal(amount)} {_MAGNITUDES.get(magnitude.lower(), magnitude)} {many} "
     whole, _, decimals = amount.partition(".")
     if len(decimals) != 2:
         return f" {_cardinal(amount)} {one if amount == '1' else many} "
-    pence = "pence" if small == "penny" else "cents"
     parts = [f"{_cardinal(whole)} {one if whole == '1' else many}"] if whole != "0" or decimals == "00" else []
     if decimals != "00":
-        parts.append(f"{num2words(int(decimals))} {small if decimals == '01' else pence}")
+        parts.append(f"{num2words(int(decimals))} {small if decimals == '01' else smalls}")
     return f" {' and '.join(parts)} "
 
 
@@ -150,7 +159,19 @@ def _time(match: re.Match[str]) -> str:
         minutes = ""
     else:
         minutes = "o'clock" if 1 <= hour <= 12 else "hundred"
-    return f" {num2words(hour)} {minutes} {_spell_letters(half) if half else ''} "
+    second = match["second"]
+    seconds = f"and {num2words(int(second))} second{'' if second == '01' else 's'}" if second else ""
+    return f" {num2words(hour)} {minutes} {seconds} {_spell_letters(half) if half else ''} "
+
+
+def _power(match: re.Match[str]) -> str:
+    exponent = (match[1] or match[2]).translate({ord(sign): str(digit) for digit, sign in enumerate(_SUPERSCRIPTS)})
+    return {"2": " squared ", "3": " cubed "}.get(exponent, f" to the power of {exponent} ")
+
+
+def _greek(match: re.Match[str]) -> str:
+    name = unicodedata.name(match[0], "")
+    return f" {name.split()[-1].lower()} " if name.startswith("GREEK ") and " LETTER " in name else match[0]
 
 
 def _iso_date(match: re.Match[str]) -> str:
@@ -201,7 +222,7 @@ def _rules() -> list[Rule]:
     shorts = "|".join(sorted(_ABBREVIATIONS, key=len, reverse=True))
     units = "|".join(re.escape(unit) for unit in sorted(_UNITS, key=len, reverse=True))
     half = r"(?P<half>[aApP]\.?\s?[mM]\b\.?)"
-    clock = rf"\b(?P<hour>[01]?\d|2[0-3]):(?P<minute>[0-5]\d)(?::[0-5]\d)?(?!\d)(?:\s?{half})?"
+    clock = rf"\b(?P<hour>[01]?\d|2[0-3]):(?P<minute>[0-5]\d)(?::(?P<second>[0-5]\d))?(?!\d)(?:\s?{half})?"
     table: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
         (r"https?://|www\.(?=\w)", ""),
         (r"(?m)^\s*+([-*•]\s+)?", lambda match: "" if match[1] else match[0]),
@@ -214,16 +235,19 @@ def _rules() -> list[Rule]:
         ),
         (rf"\b({shorts})\.", lambda match: _ABBREVIATIONS[match[1]]),
         (r"\b(Mr|Mrs|Ms|Prof)(?= [A-Z])", lambda match: _ABBREVIATIONS[match[1]]),
+        (r"\b(Jan|Feb|Aug|Sept|Oct|Nov|Dec)(?= \d)", lambda match: _ABBREVIATIONS[match[1]]),
+        (r"\bPh\.?D\b\.?", "P H D"),
         (r"\bDr\.?(?= [A-Z])", "Doctor"),
         (r"\bDr\.", "Drive"),
         (r"\bSt\.(?= [A-Z])", "Saint"),
         (r"\bSt\.", "Street"),
         (r"\bNo\. ?(?=\d)|#(?=\d)", "number "),
         (clock, _time),
-        (rf"\b(?P<hour>1[0-2]|[1-9])(?P<minute>)\s?{half}", _time),
+        (rf"\b(?P<hour>1[0-2]|[1-9])(?P<minute>)(?P<second>)\s?{half}", _time),
         (r"\b(?:[A-Za-z]\.){2,}", lambda match: _spell_letters(match[0]) + " "),
+        (rf"(?<![\d.,])({_NUMBER})\s?([£€¥₹])(?!\d)", r"\2\1"),
         (
-            rf"(?P<sign>[$£€])\s?(?P<amount>{_NUMBER})(?:\s?(?P<magnitude>thousand|million|billion|trillion|[kKmM]|bn)\b)?",
+            rf"(?P<sign>[$£€¥₹])\s?(?P<amount>{_NUMBER})(?:\s?(?P<magnitude>thousand|million|billion|trillion|[kKmM]|bn)\b)?",
             _money,
         ),
         (r"\b(?P<year>1[1-9]\d\d|20\d\d)-(?P<month>0[1-9]|1[0-2])-(?P<day>0[1-9]|[12]\d|3[01])\b", _iso_date),
@@ -231,7 +255,10 @@ def _rules() -> list[Rule]:
         (rf"(?P<amount>(?<![\d.]){_NUMBER})\s?(?P<unit>{units})(?![A-Za-z])", _unit),
         (r"(?<=\d)\s?--?\s?(?=\d)", " to "),
         (r"(?<![\w.-])-(?=\d)", " minus "),
+        (r"(?<=\d) (?=\d{1,2}[/⁄]\d{1,2}(?![\d/]))", " and "),
         (r"(?<![\d/])(\d{1,3})[/⁄](\d{1,3})(?![\d/])", _fraction),
+        (r"~\s?(?=\d)", "about "),
+        (r"(?<=\w)\^(?=\w)", " to the power of "),
         (r"'?\b((?:1[1-9]|20)?\d0)'?s\b", _decade),
         (r"\b(\d[\d,]*+)((?:st|nd|rd|th)\b)?", _ordinal),
         (r"(?<!\d)\d++(?:\.\d+){2,}", lambda match: " point ".join(_cardinal(part) for part in match[0].split("."))),
@@ -247,6 +274,7 @@ def _rules() -> list[Rule]:
         (r"(?<=[A-Za-z])\.(?=[a-z])", " dot "),
         (r"--+|\s-\s|[;:()\[\]{}]", " , "),
         (r"[-_/]", " "),
+        (r"[Ͱ-Ͽ]", _greek),
         (r"(?<![A-Za-z])'|'(?![A-Za-z])", " "),
     ]
     return [(re.compile(pattern), replacement) for pattern, replacement in table]
@@ -263,6 +291,9 @@ _TIDY: list[Rule] = [
 
 def _fold(text: str) -> str:
     """ASCII where a letter has one: quotes and dashes unified, accents and invisible characters gone."""
+    # Small digits are no part of the number before them.
+    text = re.sub(rf"(?<=\d)([{_SUPERSCRIPTS}]+)|(?<=\b[A-Za-z])([{_SUPERSCRIPTS}]+)", _power, text)
+    text = re.sub(rf"(?<=\w)(?=[{_SUPERSCRIPTS}])|(?<=\d)(?=[¼-¾⅐-⅞])", " ", text)
     decomposed = unicodedata.normalize("NFKD", text.translate(_FOLDED)).translate(_FOLDED)
     return "".join(c for c in decomposed if c in "\n\t" or unicodedata.category(c) not in ("Mn", "Cf", "Cc", "Me"))
 
