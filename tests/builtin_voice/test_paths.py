@@ -18,6 +18,7 @@ from sonoro.models import registry
 from speaking import begin, capacity
 
 SENTENCES = read_harvard()[:20]
+VOICES = registry.describe(None).spec.voices
 CONFIG = EngineConfig(slots=16)
 AT_LEAST = 19
 SAME_DB = 30
@@ -25,9 +26,7 @@ SAME_DB = 30
 
 
 def requests() -> list[dict[str, object]]:
-    return [
-        {"text": text, "voice": ("rowan", "clara")[index % 2], "seed": index} for index, text in enumerate(SENTENCES)
-    ]
+    return [{"text": text, "voice": VOICES[index % len(VOICES)], "seed": index} for index, text in enumerate(SENTENCES)]
 
 
 def is_same(ours: np.ndarray, theirs: np.ndarray) -> bool:

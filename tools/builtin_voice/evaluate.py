@@ -31,10 +31,11 @@ from builtin_voice import settings
 from builtin_voice.flite import SAMPLE_RATE, VOICES, Flite
 from builtin_voice.mixed import is_cut, is_runaway, mixed_texts
 from builtin_voice.readings import Ears, Job, Journal, Reading, Spoken
-from builtin_voice.recogniser import CLOSED_SET, word_error_rate
+from builtin_voice.recogniser import CLOSED_SET, listen
 from builtin_voice.text import read_harvard
-from sonoro import TTS
-from sonoro.api import Audio, AudioPiece, listen
+from builtin_voice.word_errors import word_error_rate
+from sonoro import TTS, api
+from sonoro.api import Audio, AudioPiece
 from sonoro.core.config import EngineConfig
 from sonoro.core.machine import commit_of_checkout, gpu_driver, processor
 from sonoro.core.normalize import normalize_english
@@ -76,7 +77,7 @@ def _alone(subject: Subject, jobs: list[Job]) -> Iterator[Spoken]:
 def _streamed(subject: Subject, jobs: list[Job]) -> Iterator[Spoken]:
     for job in jobs:
         pieces: list[AudioPiece] = []
-        finished = listen(subject.speech.stream(**subject.request(job)), pieces.append)
+        finished = api.listen(subject.speech.stream(**subject.request(job)), pieces.append)
         yield Spoken(np.concatenate([piece.samples for piece in pieces]), pieces[0].sample_rate, finished.reason)
 
 
@@ -316,7 +317,7 @@ def write(report: dict[str, Any], output: Path | None, **layout: Any) -> None:
 
 def main() -> None:
     options = _options()
-    with Ears(options.processes, Journal(options.journal)) as ears:
+    with Ears(options.processes, Journal(options.journal), listen) as ears:
         if options.teacher:
             # One line: most of it is long lists.
             write(judge_teacher(options.libraries, ears), options.output or TEACHER, separators=(",", ":"))

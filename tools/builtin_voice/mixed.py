@@ -14,9 +14,9 @@ from builtin_voice.text import read_harvard
 TEXTS = 1000
 LONGEST = 400
 SEED = 5
-CUT_RATIO = 0.7
+CUT_RATIO = 0.75
 """Shorter than this share of the teacher's reading, something was left out."""
-RUNAWAY_RATIO = 1.6
+RUNAWAY_RATIO = 1.5
 """Longer than this many times the teacher's reading, something was drawn out or made up."""
 SLACK_S = 0.25
 """A frame or two at each end, which is much of a single word."""

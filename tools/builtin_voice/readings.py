@@ -19,8 +19,6 @@ from typing import Self
 import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from builtin_voice.recogniser import Heard, listen, to_ear
-
 _WAITING_PER_PROCESS = 8
 
 
@@ -46,6 +44,16 @@ class Spoken:
 
 
 @dataclass(frozen=True, slots=True)
+class Heard:
+    """What `listen` made of a reading. For a sentence of the closed set `words` and `choice`, for any other text
+    `missing`, the words that its end lacks."""
+
+    words: str | None = None
+    choice: int | None = None
+    missing: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Reading:
     """What became of a job."""
 
@@ -54,6 +62,8 @@ class Reading:
     heard: Heard
 
 
+Listen = Callable[[Spoken, str, bool], Heard]
+"""Hears a reading of a text, which is a sentence of the closed set or is not; sent to other processes by name."""
 Reader = Callable[[list[Job]], Iterable[Spoken]]
 """Speaks jobs, all on one path, and yields them in their order."""
 
@@ -78,10 +88,11 @@ class Journal:
 
 
 class Ears:
-    """Recognisers in `processes` of their own, and the journal that they fill."""
+    """Recognisers in `processes` of their own, each of them a `listen`, and the journal that they fill."""
 
-    def __init__(self, processes: int, journal: Journal) -> None:
+    def __init__(self, processes: int, journal: Journal, listen: Listen) -> None:
         self.journal = journal
+        self._listen = listen
         self._processes = processes
         self._pool = multiprocessing.get_context("spawn").Pool(processes)
         self._waiting: deque[tuple[Job, Spoken, AsyncResult[Heard]]] = deque()
@@ -100,8 +111,7 @@ class Ears:
         with Progress(*columns) as progress:
             bar = progress.add_task(name, total=len(jobs), completed=len(jobs) - len(missing))
             for job, spoken in zip(missing, reader(missing), strict=True):
-                audio = to_ear(spoken.samples, spoken.sample_rate)
-                heard = self._pool.apply_async(listen, (audio, job.text, job.is_sentence))
+                heard = self._pool.apply_async(self._listen, (spoken, job.text, job.is_sentence))
                 self._waiting.append((job, spoken, heard))
                 for _ in self._taken(_WAITING_PER_PROCESS * self._processes):
                     progress.advance(bar)

@@ -5,46 +5,22 @@ Knows nothing of voices. One `Recogniser` per process; a second of audio takes a
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import cache
 
 import numpy as np
 import pocketsphinx
 import soxr
 
+from builtin_voice.readings import Heard, Spoken
 from builtin_voice.text import read_harvard
-from sonoro.core.normalize import normalize_english
+from builtin_voice.word_errors import words_of
 
 CLOSED_SET = 100
 RECOGNISER_HZ = 16000
 ENDING_WORDS = 4
 """How many words `Recogniser.missing` may find missing at the end of a text."""
 _SURROUNDING_SILENCE_S = 0.3
-
-
-def words_of(text: str) -> str:
-    """Lower-case words alone, as the recogniser writes them."""
-    return " ".join(re.findall(r"[a-z']+", normalize_english(text, lowercase=True).text))
-
-
-def word_errors(text: str, heard: str) -> int:
-    """The fewest words put in, left out or changed that make one of the other."""
-    words = heard.split()
-    row = list(range(len(words) + 1))
-    for count, spoken in enumerate(text.split(), start=1):
-        before, row = row, [count]
-        for index, word in enumerate(words):
-            row.append(min(before[index] + (word != spoken), before[index + 1] + 1, row[-1] + 1))
-    return row[-1]
-
-
-def word_error_rate(texts: Sequence[str], heard: Sequence[str]) -> float:
-    """Word errors over the words that were to be spoken, of all `texts` together."""
-    spoken = [words_of(text) for text in texts]
-    errors = sum(word_errors(text, words) for text, words in zip(spoken, heard, strict=True))
-    return errors / sum(len(text.split()) for text in spoken)
 
 
 def to_ear(samples: np.ndarray, sample_rate: int) -> bytes:
@@ -106,25 +82,15 @@ class Recogniser:
         return len(words) - len(self._heard(self._told, audio).split())
 
 
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """What `listen` made of a reading. For a sentence of the closed set `words` and `choice`, for any other text
-    `missing`, the words that its end lacks."""
-
-    words: str | None = None
-    choice: int | None = None
-    missing: int | None = None
-
-
 @cache
 def _for_harvard() -> Recogniser:
     """The recogniser of this process; its closed set is the hundred sentences, however many of them are read."""
     return Recogniser(read_harvard()[:CLOSED_SET])
 
 
-def listen(audio: bytes, text: str, is_sentence: bool) -> Heard:
-    """Hear `text` in `audio`: freely and among the closed set if it is a sentence of that, else only its end."""
-    recogniser = _for_harvard()
+def listen(spoken: Spoken, text: str, is_sentence: bool) -> Heard:
+    """Hear `text` as it was `spoken`: freely and among the closed set if it is one of that, else only its end."""
+    recogniser, audio = _for_harvard(), to_ear(spoken.samples, spoken.sample_rate)
     if is_sentence:
         return Heard(words=recogniser.hear(audio), choice=recogniser.choose(audio))
     return Heard(missing=recogniser.missing(audio, text))
