@@ -8,4 +8,4 @@ def listen(spoken: Spoken, text: str, is_sentence: bool) -> Heard:
     is_heard = bool(spoken.samples.any())
     if is_sentence:
         return Heard(words=text.lower() if is_heard else "", choice=0 if is_heard else None)
-    return Heard(missing=0 if is_heard else 1)
+    return Heard(missing=0 if is_heard else 1, is_cut=not is_heard)

@@ -29,7 +29,7 @@ import torch
 import sonoro
 from builtin_voice import settings
 from builtin_voice.flite import SAMPLE_RATE, VOICES, Flite
-from builtin_voice.mixed import is_cut, is_runaway, mixed_texts
+from builtin_voice.mixed import is_runaway, is_short, mixed_texts
 from builtin_voice.readings import Ears, Job, Journal, Reading, Spoken
 from builtin_voice.recogniser import CLOSED_SET, listen
 from builtin_voice.text import read_harvard
@@ -160,7 +160,7 @@ def judge_mixed(subject: Subject, count: int, ears: Ears) -> dict[str, Any]:
         ratios.append(reading.duration_s / length_s)
         if reading.heard.missing:
             unheard.append(texts[index])
-        if is_cut(reading.duration_s, length_s):
+        if is_short(reading.duration_s, length_s) or reading.heard.is_cut:
             cut.append(texts[index])
         if is_runaway(reading.duration_s, length_s) or reading.reason != "stop":
             runaway.append(texts[index])

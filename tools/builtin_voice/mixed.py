@@ -14,7 +14,7 @@ from builtin_voice.text import read_harvard
 TEXTS = 1000
 LONGEST = 400
 SEED = 5
-CUT_RATIO = 0.75
+SHORT_RATIO = 0.75
 """Shorter than this share of the teacher's reading, something was left out."""
 RUNAWAY_RATIO = 1.5
 """Longer than this many times the teacher's reading, something was drawn out or made up."""
@@ -134,8 +134,8 @@ def mixed_texts() -> list[str]:
     return list(texts)
 
 
-def is_cut(duration_s: float, teacher_s: float) -> bool:
-    return duration_s < CUT_RATIO * teacher_s - SLACK_S
+def is_short(duration_s: float, teacher_s: float) -> bool:
+    return duration_s < SHORT_RATIO * teacher_s - SLACK_S
 
 
 def is_runaway(duration_s: float, teacher_s: float) -> bool:

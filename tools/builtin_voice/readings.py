@@ -46,11 +46,12 @@ class Spoken:
 @dataclass(frozen=True, slots=True)
 class Heard:
     """What `listen` made of a reading. For a sentence of the closed set `words` and `choice`, for any other text
-    `missing`, the words that its end lacks."""
+    `missing`, the last words that were not heard, and whether it `is_cut`: nothing was to be heard in their place."""
 
     words: str | None = None
     choice: int | None = None
     missing: int | None = None
+    is_cut: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,11 @@ from builtin_voice.word_errors import words_of
 CLOSED_SET = 100
 RECOGNISER_HZ = 16000
 ENDING_WORDS = 4
-"""How many words `Recogniser.missing` may find missing at the end of a text."""
+"""How many words of a text's end `Recogniser.ending` may find missing, and syllables it may hear in their place."""
+_SYLLABLE = (
+    "a | the | add | ed | it | id | odd | up | put | food | go | she | to | be | do | say | uh | oh | ah | er | shh "
+    "| hum | nun | ring | lie | rye | wow | you | yeah | he | see | zoo | hue | vie | for | thigh | though | chew | jaw"
+)
 _SURROUNDING_SILENCE_S = 0.3
 
 
@@ -70,16 +74,25 @@ class Recogniser:
         closed = self._heard(self._told, audio)
         return self._sentences.index(closed) if closed in self._sentences else None
 
-    def missing(self, audio: bytes, text: str) -> int:
-        """How many of the last words of `text`, `ENDING_WORDS` at most, are missing: told the text, it hears an end."""
+    def ending(self, audio: bytes, text: str) -> tuple[int, bool]:
+        """How many of the last words of `text` are not heard by an ear that is told it, `ENDING_WORDS` at most, and
+        whether nothing is: the reading ends there. All words where nothing fits, and then nothing is known of its end.
+        """
         words = words_of(text).split()
         sure = max(1, len(words) - ENDING_WORDS)
-        tail = "".join(f" [ {word}" for word in words[sure:]) + " ]" * len(words[sure:])
-        self._told.add_jsgf_string(
-            "ending", f"#JSGF V1.0; grammar ending; public <s> = {' '.join(words[:sure])}{tail};"
-        )
-        self._told.activate_search("ending")
-        return len(words) - len(self._heard(self._told, audio).split())
+        heard = self._told_heard(words[:sure], words[sure:], audio)
+        missing = len(words) - len(heard)
+        if missing in (0, len(words)):
+            return missing, False
+        # Read, but too badly to be known, a word is still something.
+        return missing, len(self._told_heard(heard, [_SYLLABLE] * ENDING_WORDS, audio)) == len(heard)
+
+    def _told_heard(self, sure: list[str], rest: list[str], audio: bytes) -> list[str]:
+        """The words heard, told that they are `sure` and then some of `rest` in order, each a word or "one | another"."""
+        tail = "".join(f" [ ( {choice} )" for choice in rest) + " ]" * len(rest)
+        self._told.add_jsgf_string("told", f"#JSGF V1.0; grammar told; public <s> = {' '.join(sure)}{tail};")
+        self._told.activate_search("told")
+        return self._heard(self._told, audio).split()
 
 
 @cache
@@ -93,4 +106,5 @@ def listen(spoken: Spoken, text: str, is_sentence: bool) -> Heard:
     recogniser, audio = _for_harvard(), to_ear(spoken.samples, spoken.sample_rate)
     if is_sentence:
         return Heard(words=recogniser.hear(audio), choice=recogniser.choose(audio))
-    return Heard(missing=recogniser.missing(audio, text))
+    missing, is_cut = recogniser.ending(audio, text)
+    return Heard(missing=missing, is_cut=is_cut)
