@@ -88,7 +88,7 @@ class Recogniser:
         return missing, len(self._told_heard(heard, [_SYLLABLE] * ENDING_WORDS, audio)) == len(heard)
 
     def _told_heard(self, sure: list[str], rest: list[str], audio: bytes) -> list[str]:
-        """The words heard, told that they are `sure` and then some of `rest` in order, each a word or "one | another"."""
+        """The words heard, told that they are `sure` and then some of `rest`, each a word or "one | another"."""
         tail = "".join(f" [ ( {choice} )" for choice in rest) + " ]" * len(rest)
         self._told.add_jsgf_string("told", f"#JSGF V1.0; grammar told; public <s> = {' '.join(sure)}{tail};")
         self._told.activate_search("told")
