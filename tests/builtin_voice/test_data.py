@@ -34,7 +34,7 @@ def lexicon() -> words.Lexicon:
     def choice(*drawn: str) -> words.Choice:
         made = words.Choice()
         for word in drawn:
-            made.add(word, 1)
+            made.add(word, 1, 0.0)
         return made
 
     nouns = dict.fromkeys(("any", *words.CONCRETE.values()), choice("child", "city", "box", "tree", "river", "lamp"))
@@ -47,6 +47,7 @@ def lexicon() -> words.Lexicon:
         adverbs=choice("slowly", "often"),
         proper=["Boston", "Miller"],
         words=["stone", "Boston", "running", "quiet"],
+        everyday=["stone", "glue", "running", "quiet"],
         definitions=[("lamp", "an artificial source of light"), ("child", "a young person of either sex")],
         examples=["the birch canoe slid on the smooth planks", "a quiet street", "what did she say"],
         irregular={"child": "children"},

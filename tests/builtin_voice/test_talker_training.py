@@ -20,6 +20,7 @@ from builtin_voice.talker_training import (
     NO_NOISE,
     Forwards,
     Layout,
+    Plan,
     Rows,
     Utterances,
     assemble,
@@ -28,7 +29,7 @@ from builtin_voice.talker_training import (
     losses,
     train_talker,
 )
-from builtin_voice.training import Run, steps_of
+from builtin_voice.training import Course, Run, Unfinished, steps_of
 from sonoro.api import speech_request
 from sonoro.models.qwen3_tts import weights
 from sonoro.models.qwen3_tts.backbone import Talker
@@ -278,7 +279,19 @@ def test_batches_hold_every_utterance_once_and_keep_to_the_budget() -> None:
     assert [picks.tolist() for picks in other] != [picks.tolist() for picks in found]
 
 
-def test_training_learns_and_keeps_the_best_average(shipped: Shipped) -> None:
+def test_a_plan_gives_every_step_its_batch_wherever_it_begins() -> None:
+    lengths = torch.randint(10, 120, (300,), generator=torch.Generator().manual_seed(3))
+    training = TalkerTraining(positions=1000, seed=7)
+    plan = Plan(lengths, training)
+    steps = [plan.batch(step) for step in range(100)]
+    count = next(end for end in range(100) if sum(map(len, steps[:end])) == 300)
+    assert sorted(torch.cat(steps[:count]).tolist()) == list(range(300)), "all of them once, before any again"
+    assert not all(torch.equal(left, right) for left, right in zip(steps, steps[count:], strict=False))
+    later = Plan(lengths, training)
+    assert all(torch.equal(later.batch(step), steps[step]) for step in range(61, 100))
+
+
+def test_training_learns_and_averages(shipped: Shipped, tmp_path: Path) -> None:
     small = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "text_hidden_size": 16}
     predictor = replace(
         shipped.configs.model.talker_config.code_predictor_config, num_hidden_layers=1, intermediate_size=64
@@ -290,7 +303,8 @@ def test_training_learns_and_keeps_the_best_average(shipped: Shipped) -> None:
     figures: list[dict[str, float]] = []
     training = TalkerTraining(steps=60, positions=400, learning_rate=3e-3, warmup_steps=5, noise=NO_NOISE)
     small_layout = Layout(replace(shipped.configs.model, talker_config=config), shipped.layout.newline_id)
-    trained = train_talker(talker, batch, batch, small_layout, training=training, run=Run(float("inf"), figures.append))
+    run = Run(float("inf"), figures.append, tmp_path / "state.pt")
+    trained = train_talker(talker, batch, batch, small_layout, training=training, run=run)
     assert figures[-1]["step"] == 59
     assert figures[-1]["first"] < 0.5 * figures[0]["first"]
     assert figures[-1]["held_out_first"] < figures[0]["held_out_first"]
@@ -300,17 +314,35 @@ def test_training_learns_and_keeps_the_best_average(shipped: Shipped) -> None:
     assert first.item() == pytest.approx(figures[-1]["held_out_first"], rel=1e-5)
 
 
-def test_steps_shrink_to_the_deadline_and_rates_rise_and_fall(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_go_on_where_the_time_was_up_and_rates_rise_and_fall(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     now = 0.0
     monkeypatch.setattr("time.monotonic", lambda: now)
-    figures: list[dict[str, float]] = []
-    made = []
-    for step in steps_of(1000, 2.0, 10, Run(100.0, figures.append), range(20, 40)):
-        made.append(step)
-        now += 0.5
-    assert figures == [{"step": 40, "steps": 200, "steps_per_s": 2.0}]
-    assert [step.number for step in made] == list(range(200))
-    assert [step.is_last for step in made] == [False] * 199 + [True]
+    course, part = Course(steps=300, learning_rate=2.0, warmup_steps=10, seed=5), torch.nn.Linear(1, 1)
+    made, draws = [], []
+
+    def run(deadline_s: float) -> None:
+        nonlocal now
+        now = 0.0
+        for step in steps_of(course, Run(deadline_s, print, tmp_path / "state.pt"), {"part": part}):
+            assert step.number in (0, part.weight.item() + 1)
+            now += 1
+            made.append(step)
+            draws.append(torch.rand(()).item())
+            part.weight.data.fill_(step.number)
+
+    for count in (101, 202):
+        with pytest.raises(Unfinished, match=f"{count} of 300"):
+            run(100.0)
+        part.weight.data.zero_()
+    run(float("inf"))
+    assert not (tmp_path / "state.pt").exists()
+    assert [step.number for step in made] == list(range(300))
+    assert [step.is_last for step in made] == [False] * 299 + [True]
+    assert len(set(draws)) == 300
     assert made[0].rate == pytest.approx(0.2)
     assert max(step.rate for step in made) == pytest.approx(2.0)
     assert made[-1].rate == pytest.approx(0.04, rel=0.02)
+    run(float("inf"))
+    assert draws[300:] == draws[:300], "draws hang on the seed and the step alone"

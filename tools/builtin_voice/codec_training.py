@@ -1,9 +1,9 @@
 """Trains the built-in voice's codec: the engine's own encoder and decoder around one residual quantiser.
 
 The released layout has two output projections (first book, remaining books). Here both hold the same weights, so that
-it stores a plain residual chain. Losses: mel and magnitude spectra at several resolutions, and the commitment of the
-encoder to its codes. Codebooks follow by exponential averages; a code that falls out of use is moved onto a latent of
-the batch.
+it stores a plain residual chain. Losses: mel and magnitude spectra at several resolutions, the commitment of the
+encoder to its codes and, in the later part, a critic. Codebooks follow by exponential averages; a code that falls out
+of use is moved onto a latent of the batch.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from builtin_voice.critic import Critic, critic_loss, maker_losses
 from builtin_voice.settings import CodecTraining
-from builtin_voice.training import Run, descend, steps_of
+from builtin_voice.training import Captured, Run, adam, descend, set_rate, steps_of
 from sonoro.models.qwen3_tts.codec import CodecDecoder
 from sonoro.models.qwen3_tts.config import CodecConfig
 from sonoro.models.qwen3_tts.encoder import CodecEncoder
@@ -24,8 +25,8 @@ from sonoro.models.qwen3_tts.voice import mel_filterbank
 __all__ = ["ResidualQuantizer", "SpectralLoss", "VoiceCodec", "train_codec"]
 
 BOOK_DECAY = 0.99
-DEAD_BELOW = 0.3
-"""A code whose average use per batch falls below this is moved onto a latent of the current batch."""
+DEAD_BELOW = 0.15
+"""A code whose average use falls below this share of its book's mean is moved onto a latent of the current batch."""
 
 
 class ResidualQuantizer(nn.Module):
@@ -69,21 +70,30 @@ class ResidualQuantizer(nn.Module):
 
     @torch.no_grad()
     def _follow(self, book: int, x: Tensor, code: Tensor) -> None:
-        one_hot = F.one_hot(code.flatten(), self.books.shape[1]).to(x.dtype)
+        one_hot = (code.flatten()[:, None] == torch.arange(self.books.shape[1], device=code.device)).to(x.dtype)
         self.usage[book].lerp_(one_hot.sum(0), 1 - BOOK_DECAY)
         self.sums[book].lerp_(one_hot.T @ x.flatten(0, 1), 1 - BOOK_DECAY)
         self.books[book] = self.sums[book] / self.usage[book].clamp(min=1e-5)[:, None]
-        self._move(book, x, self.usage[book] < DEAD_BELOW)
+        self._move(book, x, self.usage[book] < DEAD_BELOW * _mean_use(x, self.books))
 
     @torch.no_grad()
     def _move(self, book: int, x: Tensor, dead: Tensor) -> None:
-        """Put the `dead` codes of a book onto latents of this batch, as lightly used codes."""
-        dead = dead.to(x.device)
+        """Put the `dead` codes of a book onto latents of this batch, as codes of half the mean use."""
+        dead, use = dead.to(x.device), _mean_use(x, self.books) / 2
         live = x.flatten(0, 1)
         picks = live[torch.randint(live.shape[0], (dead.shape[0],), device=x.device)]
         self.books[book] = torch.where(dead[:, None], picks, self.books[book])
-        self.usage[book] = torch.where(dead, torch.ones_like(self.usage[book]), self.usage[book])
-        self.sums[book] = torch.where(dead[:, None], picks, self.sums[book])
+        self.usage[book] = torch.where(dead, use, self.usage[book])
+        self.sums[book] = torch.where(dead[:, None], picks * use, self.sums[book])
+
+    def used(self, positions: int) -> Tensor:
+        """The share of codes that are alive by far, where batches have so many latents."""
+        return (self.usage > 2 * DEAD_BELOW * positions / self.books.shape[1]).float().mean()
+
+
+def _mean_use(x: Tensor, books: Tensor) -> float:
+    """How often a code of `books` [K, V, C] is used for latents `x` [B, T, C] if all are used alike."""
+    return x.shape[0] * x.shape[1] / books.shape[1]
 
 
 class VoiceCodec(nn.Module):
@@ -152,39 +162,73 @@ class SpectralLoss(nn.Module):
         return (bins.real.square() + bins.imag.square() + 1e-9).sqrt()
 
 
-def train_codec(
-    config: CodecConfig,
-    crops: Callable[[torch.Generator, int], Tensor],
-    training: CodecTraining,
-    device: torch.device,
-    run: Run,
-) -> VoiceCodec:
-    """Train on `crops(generator, batch)` [B, S] float32; the number of steps shrinks to what fits before the deadline.
+class Lesson:
+    """One step of the training, alone or with the critic: what `train_codec` captures. Figures are tensors."""
 
-    It is settled after 100 steps and logged.
-    """
+    def __init__(self, codec: VoiceCodec, critic: Critic, training: CodecTraining, sample_rate: int) -> None:
+        self.codec, self.critic, self.training = codec, critic, training
+        self.optimizer, self.judging = (adam(module, (0.8, 0.99), 1e-3) for module in (codec, critic))
+        self._device = next(codec.parameters()).device
+        self._loss_of = SpectralLoss(sample_rate).to(self._device)
+        self._encode, self._decode = codec.encoder.latents, codec.decoder
+        if self._device.type == "cuda":
+            self._encode, self._decode = torch.compile(self._encode), torch.compile(self._decode)
+
+    def alone(self, audio: Tensor) -> dict[str, Tensor]:
+        _, loss, figures = self._hear(audio)
+        return figures | {"gradient": descend(self.codec, self.optimizer, loss)}
+
+    def with_critic(self, audio: Tensor) -> dict[str, Tensor]:
+        made, loss, figures = self._hear(audio)
+        made, audio = made[: self.training.judged], audio[: self.training.judged]
+        with self._half():
+            missed = critic_loss(self.critic(audio), self.critic(made.detach()))
+        descend(self.critic, self.judging, missed)
+        self.critic.requires_grad_(False)
+        with self._half():
+            with torch.no_grad():
+                real = self.critic(audio)
+            passing, matching = maker_losses(real, self.critic(made))
+        self.critic.requires_grad_(True)
+        figures |= {"passing": passing.detach(), "matching": matching.detach(), "critic": missed.detach()}
+        loss = loss + passing + self.training.matching_weight * matching
+        return figures | {"gradient": descend(self.codec, self.optimizer, loss)}
+
+    def _half(self) -> torch.autocast:
+        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda")
+
+    def _hear(self, audio: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """`audio` [B, S] coded and decoded, the loss of that, and its figures."""
+        with self._half():
+            latents = self._encode(audio[:, None])
+        quantized, _, commitment = self.codec.quantizer(latents.float())
+        with self._half():
+            made = self._decode(quantized).float()
+        spectral = self._loss_of(made, audio)
+        figures = {"spectral": spectral.detach(), "commitment": commitment.detach()}
+        return made, self.training.spectral_weight * (spectral + 0.25 * commitment), figures
+
+
+def train_codec(
+    config: CodecConfig, crops: Callable[[int], Tensor], training: CodecTraining, device: torch.device, run: Run
+) -> VoiceCodec:
+    """Train on `crops(batch)` [B, S] float32; raises `Unfinished` when the time is up."""
     torch.manual_seed(training.seed)
-    generator = torch.Generator().manual_seed(training.seed)
-    codec = VoiceCodec(config).to(device).train()
-    loss_of = SpectralLoss(config.output_sample_rate).to(device)
+    codec, critic = VoiceCodec(config).to(device).train(), Critic().to(device)
     open_branches(codec)
-    optimizer = torch.optim.AdamW(codec.parameters(), lr=training.learning_rate, betas=(0.8, 0.99), weight_decay=1e-3)
-    encode, decode = codec.encoder.latents, codec.decoder
-    if device.type == "cuda":
-        encode, decode = torch.compile(encode), torch.compile(decode)
-    for step in steps_of(training.steps, training.learning_rate, training.warmup_steps, run, range(50, 100)):
-        audio = crops(generator, training.batch)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            latents = encode(audio[:, None])
-        quantized, _, commitment = codec.quantizer(latents.float())
-        # In float32 (TF32): cuDNN's bfloat16 kernels for dilation 9 take 26 ms each at these widths, all else 30.
-        made = decode(quantized)
-        spectral = loss_of(made.float(), audio)
-        norm = descend(codec, optimizer, step.rate, spectral + 0.25 * commitment)
+    lesson = Lesson(codec, critic, training, config.output_sample_rate)
+    alone, with_critic = Captured(lesson.alone), Captured(lesson.with_critic)
+    optimizers = {"optimizer": lesson.optimizer, "judging": lesson.judging}
+    parts = {"codec": codec, "critic": critic} | optimizers
+    for step in steps_of(training, run, parts):
+        for optimizer in optimizers.values():
+            set_rate(optimizer, step.rate)
+        codec.quantizer.is_seeded = step.number > 0
+        learn = with_critic if step.number >= training.critic_from * training.steps else alone
+        figures = learn(crops(training.batch))
         if step.number % 200 == 0 or step.is_last:
-            used = (codec.quantizer.usage > 2 * DEAD_BELOW).float().mean().item()
-            figures = {"spectral": spectral.item(), "commitment": commitment.item(), "gradient": norm.item()}
-            run.log({"step": step.number} | figures | {"books_used": used})
+            figures = figures | {"books_used": codec.quantizer.used(training.batch * training.crop_frames)}
+            run.log({"step": step.number} | {name: value.item() for name, value in figures.items()})
     return codec.eval()
 
 

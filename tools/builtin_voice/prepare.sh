@@ -6,7 +6,7 @@ folder=$(mkdir -p "$1" && cd "$1" && pwd)
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 cd "$scratch"
-apt-get -q download libflite1 libasound2 wamerican wordnet-base
+apt-get -q download libflite1 libasound2 wamerican scowl wordnet-base
 for package in *.deb; do dpkg -x "$package" root; done
 mkdir -p "$folder/lib" "$folder/share/dict"
 for name in asound.so.2 flite.so.1 flite_cmulex.so.1 flite_usenglish.so.1 \
@@ -14,4 +14,5 @@ for name in asound.so.2 flite.so.1 flite_cmulex.so.1 flite_usenglish.so.1 \
     cp -L root/usr/lib/*/"lib$name" "$folder/lib/"
 done
 cp root/usr/share/dict/american-english "$folder/share/dict/"
+cp -r root/usr/share/dict/scowl "$folder/share/dict/"
 cp -r root/usr/share/wordnet "$folder/share/"

@@ -4,15 +4,13 @@ codec   trains encoder and decoder, beside the synthesis if that still runs: cod
 encode  the whole corpus as codes: codes.pt
 talker  trains talker and code predictor: the checkpoint folder
 
-README.md has all commands, those of the data half before them included.
+`python -m builtin_voice` runs them after the data half; README.md says how.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,7 +32,7 @@ from sonoro.models.qwen3_tts.prompt import TextTokenizer
 from sonoro.models.qwen3_tts.weights import export_checkpoint
 from sonoro.nn.configs import build
 
-LONGEST_FRAMES = 140
+LONGEST_FRAMES = 170
 ENCODED_SAMPLES = 24_000 * 600
 """Samples of one encoding batch, silence before and padding not counted."""
 
@@ -70,18 +68,22 @@ def audio_of(folder: Path, device: torch.device, hours: float | None = None) -> 
     return torch.cat(pieces).to(device), moved
 
 
-def random_crops(audio: Tensor, utterances: list[Utterance], samples: int) -> Callable[[torch.Generator, int], Tensor]:
-    """Draws B crops [B, samples] float32, each from anywhere in another utterance; silence follows a short one."""
-    starts = torch.tensor([row.start for row in utterances])
-    lengths = torch.tensor([row.samples for row in utterances])
+def random_crops(audio: Tensor, utterances: list[Utterance], samples: int) -> Callable[[int], Tensor]:
+    """Draws B crops [B, samples] float32, each from anywhere in an utterance; silence follows a short one."""
+    starts, lengths = (
+        torch.tensor([getattr(row, name) for row in utterances], device=audio.device) for name in ("start", "samples")
+    )
+    upto, total = lengths.cumsum(0), sum(row.samples for row in utterances)
+    within = torch.arange(samples, device=audio.device)
 
-    def draw(generator: torch.Generator, batch: int) -> Tensor:
-        picks = torch.multinomial(lengths.float(), batch, generator=generator)
+    def draw(batch: int) -> Tensor:
+        # An utterance is as likely as it is long.
+        picks = torch.searchsorted(upto, torch.randint(total, (batch,), device=audio.device), right=True)
         room = lengths[picks] - samples
-        offset = (torch.rand(batch, generator=generator) * (room + 1).clamp(min=1)).long()
-        at = (starts[picks] + offset).to(audio.device)[:, None] + torch.arange(samples, device=audio.device)
-        ends = (starts[picks] + lengths[picks]).to(audio.device)[:, None]
-        return torch.where(at < ends, audio[at.clamp(max=audio.shape[0] - 1)].float() / 32768, 0.0)
+        offset = (torch.rand(batch, device=audio.device) * (room + 1).clamp(min=1)).long()
+        at = (starts[picks] + offset)[:, None] + within
+        ends = (starts[picks] + lengths[picks])[:, None]
+        return torch.where(at < ends, audio[at.clamp(max=len(audio) - 1)].float() / 32768, 0.0)
 
     return draw
 
@@ -104,7 +106,9 @@ def encode_corpus(codec: VoiceCodec, audio: Tensor, utterances: list[Utterance],
         batch = torch.zeros(len(rows), 1, padded, device=audio.device)
         for index, row in enumerate(rows):
             batch[index, 0, shift : shift + row.samples] = audio[row.start : row.start + row.samples].float() / 32768
-        made = codec.codes(batch).to(torch.uint8).cpu()
+        with torch.autocast(audio.device.type, torch.bfloat16, enabled=audio.device.type == "cuda"):
+            latents = codec.encoder.latents(batch)
+        made = codec.quantizer(latents.float())[1].to(torch.uint8).cpu()
         for index, row in enumerate(rows):
             codes[order[start + index]] = made[index, : -(-(row.samples + shift) // settings.HOP)].clone()
         start = stop
@@ -132,12 +136,14 @@ def model_config(tokenizer_folder: Path) -> tuple[dict, ModelConfig]:
     return values, build(ModelConfig, values, "config.json")
 
 
-def run_codec(work: Path, device: torch.device, deadline_s: float, training: settings.CodecTraining) -> None:
+def run_codec(work: Path, device: torch.device, deadline_s: float) -> None:
+    training = settings.CodecTraining()
     wait_for_shards(work / "audio", training.hours)
     audio, utterances = audio_of(work / "audio", device, training.hours)
     config = build(CodecConfig, settings.codec_config(), "codec")
     crops = random_crops(audio, utterances, training.crop_frames * settings.HOP)
-    codec = train_codec(config, crops, training, device, Run(deadline_s, logger(work / "codec.jsonl")))
+    run = Run(deadline_s, logger(work / "codec.jsonl"), work / "codec-state.pt")
+    codec = train_codec(config, crops, training, device, run)
     torch.save({name: tensor.half() for name, tensor in codec.state_dict().items()}, work / "codec.pt")
 
 
@@ -147,7 +153,8 @@ def load_codec(work: Path, device: torch.device) -> VoiceCodec:
     return codec.eval()
 
 
-def run_encode(work: Path, device: torch.device, shifts: int) -> None:
+def run_encode(work: Path, device: torch.device) -> None:
+    shifts = settings.TalkerTraining().shifts
     audio, utterances = audio_of(work / "audio", device)
     codec = load_codec(work, device)
     codes = [
@@ -188,7 +195,8 @@ def _gather(stored: dict, rows: list[int], device: torch.device, config: ModelCo
     )
 
 
-def run_talker(work: Path, device: torch.device, deadline_s: float, training: settings.TalkerTraining) -> None:
+def run_talker(work: Path, device: torch.device, deadline_s: float) -> None:
+    training = settings.TalkerTraining()
     values, config = model_config(work / "tokenizer")
     data, held_out = utterances_on(device, work, config, training.held_out)
     torch.manual_seed(training.seed)
@@ -197,7 +205,7 @@ def run_talker(work: Path, device: torch.device, deadline_s: float, training: se
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.02 if "embedding" in name else parameter.shape[-1] ** -0.5 * 0.7)
     layout = Layout(config, TextTokenizer.from_folder(work / "tokenizer").encode("\n")[0])
-    run = Run(deadline_s, logger(work / "talker.jsonl"))
+    run = Run(deadline_s, logger(work / "talker.jsonl"), work / "talker-state.pt")
     held_out = held_out.take(torch.arange(held_out.text.shape[0], device=device))
     trained = train_talker(talker, data, held_out, layout, training=training, run=run)
     folder = work / "checkpoint"
@@ -217,28 +225,3 @@ def write_checkpoint(folder: Path, values: dict, talker: Talker, codec: VoiceCod
     for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
         shutil.copy(tokenizer / name, folder / name)
     export_checkpoint(folder, talker, codec.released_decoder(), dtype=torch.bfloat16, codec_dtype=torch.float16)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("stage", choices=["codec", "encode", "talker"])
-    parser.add_argument("work", type=Path, help="holds audio/ and tokenizer/; receives everything else")
-    parser.add_argument("--seconds", type=float, default=540, help="time this stage may take")
-    parser.add_argument("--steps", type=int, help="training steps instead of the recipe's own")
-    options = parser.parse_args()
-    deadline_s = time.monotonic() + options.seconds
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.set_float32_matmul_precision("high")
-    # cuDNN's attention builds a plan for every new length, which takes longer than the step.
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    steps = {} if options.steps is None else {"steps": options.steps}
-    if options.stage == "codec":
-        run_codec(options.work, device, deadline_s, replace(settings.CodecTraining(), **steps))
-    elif options.stage == "encode":
-        run_encode(options.work, device, settings.TalkerTraining().shifts)
-    else:
-        run_talker(options.work, device, deadline_s, replace(settings.TalkerTraining(), **steps))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from builtin_voice.settings import Noise, TalkerTraining
-from builtin_voice.training import Run, descend, steps_of
+from builtin_voice.training import Run, adam, descend, set_rate, steps_of
 from sonoro.models.qwen3_tts.backbone import Talker
 from sonoro.models.qwen3_tts.config import ModelConfig
 
@@ -25,11 +25,13 @@ __all__ = [
     "IGNORED",
     "Forwards",
     "Layout",
+    "Plan",
     "Rows",
     "Utterances",
     "assemble",
     "batches",
     "corrupt",
+    "judge",
     "losses",
     "train_talker",
 ]
@@ -155,6 +157,25 @@ def batches(lengths: Tensor, positions: int, generator: torch.Generator) -> list
     return [found[index] for index in torch.randperm(len(found), generator=generator).tolist()]
 
 
+class Plan:
+    """Which utterances each step takes: all of them once, in batches, then again in other batches."""
+
+    def __init__(self, lengths: Tensor, training: TalkerTraining) -> None:
+        self._lengths, self._positions = lengths, training.positions
+        self._epochs = itertools.count(training.seed)
+        self._first, self._batches = 0, self._next_epoch()
+
+    def batch(self, step: int) -> Tensor:
+        """The utterances of step `step`, which is not before the last one asked for."""
+        while step - self._first >= len(self._batches):
+            self._first += len(self._batches)
+            self._batches = self._next_epoch()
+        return self._batches[step - self._first]
+
+    def _next_epoch(self) -> list[Tensor]:
+        return batches(self._lengths, self._positions, torch.Generator().manual_seed(next(self._epochs)))
+
+
 @dataclass(frozen=True)
 class Forwards:
     """The two training forwards, compiled where that pays."""
@@ -203,65 +224,47 @@ def losses(forwards: Forwards, rows: Rows, codes: Tensor, noise: Noise, size: in
     return first, forwards.rest(hidden[at_row, at_column], corrupt(frames, noise.codes, size), frames, noise.dropout)
 
 
-class Average:
-    """The exponential average of a talker's weights, and the `best` state of it on held-out utterances."""
+@torch.no_grad()
+def follow(average: Talker, talker: Talker, step: int, decay: float) -> None:
+    """Move the weights of `average` towards those of `talker`: by 1 - `decay`, and faster in the first steps."""
+    weight = 1 - min(decay, (step + 1) / (step + 10))
+    torch._foreach_lerp_(list(average.parameters()), list(talker.parameters()), weight)
 
-    def __init__(self, talker: Talker) -> None:
-        self._talker = copy.deepcopy(talker).eval()
-        self._best_loss = float("inf")
-        self.best = self._talker
 
-    @torch.no_grad()
-    def follow(self, talker: Talker, step: int, decay: float) -> None:
-        """Move towards `talker`: by 1 - `decay`, and faster in the first steps."""
-        weight = 1 - min(decay, (step + 1) / (step + 10))
-        torch._foreach_lerp_(list(self._talker.parameters()), list(talker.parameters()), weight)
-
-    @torch.no_grad()
-    def judge(self, held_out: Utterances, layout: Layout, rest_weight: float) -> dict[str, float]:
-        """Both losses on `held_out` without noise; a copy is `best` from now on if their weighted sum is the lowest."""
-        rows = assemble(held_out, layout, is_streaming=False, language_id=None)
-        size = layout.config.talker_config.code_predictor_config.vocab_size
-        forwards = Forwards.of(self._talker, is_compiled=False)
-        first, rest = losses(forwards, rows, held_out.codes, NO_NOISE, size)
-        loss = first.item() + rest_weight * rest.item()
-        if loss < self._best_loss:
-            self.best, self._best_loss = copy.deepcopy(self._talker), loss
-        return {"held_out_first": first.item(), "held_out_rest": rest.item()}
+@torch.no_grad()
+def judge(average: Talker, held_out: Utterances, layout: Layout) -> dict[str, float]:
+    """Both losses on `held_out`, without noise."""
+    rows = assemble(held_out, layout, is_streaming=False, language_id=None)
+    size = layout.config.talker_config.code_predictor_config.vocab_size
+    first, rest = losses(Forwards.of(average, is_compiled=False), rows, held_out.codes, NO_NOISE, size)
+    return {"held_out_first": first.item(), "held_out_rest": rest.item()}
 
 
 def train_talker(
     talker: Talker, data: Utterances, held_out: Utterances, layout: Layout, *, training: TalkerTraining, run: Run
 ) -> Talker:
-    """Train on `data`; returns the exponential average of the weights that did best on `held_out`.
-
-    The number of steps shrinks to what fits before the deadline; it is settled after 150 steps and logged.
-    """
+    """Train on `data`; returns the exponential average of the weights. Raises `Unfinished` when the time is up."""
     device = data.text.device
-    generator = torch.Generator().manual_seed(training.seed)
     talker.train()
     forwards = Forwards.of(talker, is_compiled=device.type == "cuda")
-    average = Average(talker)
-    optimizer = torch.optim.AdamW(
-        talker.parameters(), lr=training.learning_rate, betas=(0.9, 0.98), weight_decay=training.weight_decay
-    )
-    lengths = (data.text_lengths + data.frame_lengths).cpu()
+    average = copy.deepcopy(talker).eval()
+    optimizer = adam(talker, (0.9, 0.98), training.weight_decay)
+    size = talker.config.code_predictor_config.vocab_size
     languages = [None, *talker.config.codec_language_id.values()]
-    plan = itertools.chain.from_iterable(batches(lengths, training.positions, generator) for _ in itertools.count())
-    steps = steps_of(training.steps, training.learning_rate, training.warmup_steps, run, range(50, 150))
-    for step, picks in zip(steps, plan, strict=False):
-        batch = data.take(picks.to(device))
+    plan = Plan((data.text_lengths + data.frame_lengths).cpu(), training)
+    parts = {"talker": talker, "average": average, "optimizer": optimizer}
+    for step in steps_of(training, run, parts):
+        batch = data.take(plan.batch(step.number).to(device))
         language_id = languages[step.number // 2 % len(languages)]
         rows = assemble(batch, layout, is_streaming=step.number % 2 == 0, language_id=language_id)
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            first, rest = losses(
-                forwards, rows, batch.codes, training.noise, talker.config.code_predictor_config.vocab_size
-            )
-        norm = descend(talker, optimizer, step.rate, first + training.rest_weight * rest)
-        average.follow(talker, step.number, training.average_decay)
+            first, rest = losses(forwards, rows, batch.codes, training.noise, size)
+        set_rate(optimizer, step.rate)
+        norm = descend(talker, optimizer, first + training.rest_weight * rest)
+        follow(average, talker, step.number, training.average_decay)
         if step.number % 500 == 0 or step.is_last:
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                found = average.judge(held_out, layout, training.rest_weight)
+                found = judge(average, held_out, layout)
             figures = {"first": first.item(), "rest": rest.item(), "gradient": norm.item()}
             run.log({"step": step.number} | figures | found)
-    return average.best
+    return average

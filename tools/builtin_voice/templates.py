@@ -41,13 +41,14 @@ class Writer:
     def number_sentence(self) -> str:
         """A sentence with a number, a date, a time or a sum of money in figures."""
         rng, noun = self._rng, self._noun()
-        many = self._words.plural(noun)
+        many, moved = self._words.plural(noun), self._words.past(self._words.intransitive.draw(rng))
         number = rng.choice(
             (
                 rng.randint(0, 20),
                 rng.randint(0, 100),
                 rng.randint(0, 1000),
                 rng.randint(1000, 99999),
+                rng.randint(1000, 999999),
                 10 ** rng.randint(1, 6),
             )
         )
@@ -56,6 +57,10 @@ class Writer:
         return rng.choice(
             (
                 f"There are {number:,} {many} {self._place()}.",
+                f"{number:,} {many} {moved}{self._rest()}.",
+                f"{_capital(self._clause())}, and {number:,} {many} {moved}.",
+                f"It cost {rng.choice('$£€')}{number:,}.{rng.randint(0, 99):02d} in {year}{self._rest()}.",
+                f"From {rng.randint(0, 9999)} to {number:,} {many}{self._rest()}.",
                 f"The {noun} costs ${rng.randint(1, 300)}.{rng.randint(0, 99):02d}.",
                 f"{self._somebody()} paid {rng.choice('$£€')}{number:,} for {self._thing()}.",
                 f"In {year}, {self._clause()}.",

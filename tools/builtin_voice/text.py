@@ -11,7 +11,7 @@ import gzip
 import json
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from builtin_voice.flite import VOICES
@@ -20,14 +20,14 @@ from builtin_voice.words import Lexicon, read_lexicon
 from sonoro.core.normalize import normalize_english
 
 HARVARD = Path(__file__).with_name("harvard.txt")
-MAX_WORDS = 22
+MAX_WORDS = 28
 _MAX_CHARACTERS = 180
 _SHARED_WORDS = 5
 _QUESTION = re.compile(
     r"(?:what|why|who|whose|where|when|how|which|is|are|am|was|were|do|does|did|can|could|will|would|have you)\b"
 )
 # How many of each hundred rows each kind of text gives; what runs out (dictionary examples) is made up by templates.
-SHARES = {"examples": 34, "definitions": 10, "sentences": 38, "numbers": 8, "runs": 7, "words": 3}
+SHARES = {"examples": 24, "definitions": 6, "sentences": 37, "numbers": 11, "runs": 20, "words": 2}
 
 
 def read_harvard() -> list[str]:
@@ -65,7 +65,8 @@ def _definitions(lexicon: Lexicon, rng: random.Random) -> Iterator[str]:
 
 def _runs(lexicon: Lexicon, rng: random.Random) -> Iterator[str]:
     while True:
-        words = [rng.choice(lexicon.words) for _ in range(rng.randint(2, 7))]
+        of = [lexicon.everyday if rng.random() < 0.85 else lexicon.words for _ in range(rng.randint(2, 12))]
+        words = [rng.choice(choice) for choice in of]
         yield rng.choice((" ", ", ")).join(words).capitalize() + "."
 
 
@@ -80,9 +81,19 @@ def _words(lexicon: Lexicon, rng: random.Random) -> Iterator[str]:
         yield rng.choice(draws)(rng).capitalize() + rng.choice((".", ".", ".", "?", "!"))
 
 
-def _forever(write: Callable[[], str]) -> Iterator[str]:
+def _sentences(writer: Writer, rng: random.Random) -> Iterator[str]:
+    """Short ones mostly two together: the engine speaks up to 110 letters at once."""
     while True:
-        yield write()
+        first = writer.sentence()
+        yield f"{first} {writer.sentence()}" if len(first) < 50 and rng.random() < 0.6 else first
+
+
+def _numbers(writer: Writer, rng: random.Random) -> Iterator[str]:
+    """Some go on after their numbers: a number is not where speech ends."""
+    while True:
+        first = writer.number_sentence()
+        again = rng.choice((writer.number_sentence, writer.sentence))
+        yield f"{first} {again()}" if len(first) < 45 and rng.random() < 0.5 else first
 
 
 def _runs_of(text: str) -> Iterator[str]:
@@ -98,8 +109,8 @@ def write_corpus(lexicon: Lexicon, count: int, seed: int) -> list[dict[str, str]
     sources = {
         "examples": _examples(lexicon, rng),
         "definitions": _definitions(lexicon, rng),
-        "sentences": _forever(writer.sentence),
-        "numbers": _forever(writer.number_sentence),
+        "sentences": _sentences(writer, rng),
+        "numbers": _numbers(writer, rng),
         "runs": _runs(lexicon, rng),
         "words": _words(lexicon, rng),
     }
@@ -124,12 +135,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("output", type=Path, help="corpus.jsonl.gz to write")
     parser.add_argument(
-        "--share", type=Path, default=Path("/usr/share"), help="folder of wordnet/ and dict/american-english"
+        "--share", type=Path, default=Path("/usr/share"), help="folder of wordnet/, dict/american-english, dict/scowl/"
     )
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    lexicon = read_lexicon(options.share / "wordnet", options.share / "dict" / "american-english")
+    lexicon = read_lexicon(options.share)
     rows = write_corpus(lexicon, options.count, options.seed)
     data = "".join(json.dumps(row) + "\n" for row in rows).encode("ascii")
     options.output.write_bytes(gzip.compress(data, mtime=0))

@@ -1,31 +1,46 @@
-"""What both training loops share: how many steps fit before a deadline, the learning rate over them, and one descent.
+"""What all training loops share: their steps and rates, going on where a run that was out of time stopped, one descent.
 
-Knows no model and no data.
+Knows no model and no data. Draws of a step hang on the seed and the step alone, so an interrupted run goes on as if
+it had not been.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Log", "Run", "Step", "cosine_schedule", "descend", "steps_of"]
+__all__ = ["Captured", "Course", "Log", "Run", "Step", "Unfinished", "adam", "cosine_schedule", "descend", "steps_of"]
 
 Log = Callable[[dict[str, float]], None]
 
 
+class Stateful(Protocol):
+    """A module or an optimizer."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> object: ...
+
+
 @dataclass(frozen=True)
 class Run:
-    """`deadline_s`, on the clock of `time.monotonic`, is when a stage has to be done; figures go to `log`."""
+    """`deadline_s`, on the clock of `time.monotonic`, is when a stage must stop; what it then needs to go on is kept in
+    `state`. Figures go to `log`."""
 
     deadline_s: float
     log: Log
+    state: Path
+
+
+class Unfinished(Exception):
+    """The time is up. The stage goes on from its `Run.state` when it is run again."""
 
 
 class Step(NamedTuple):
@@ -44,30 +59,97 @@ def cosine_schedule(step: int, steps: int, warmup: int) -> float:
     return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
-def steps_of(steps: int, peak_rate: float, warmup: int, run: Run, timed: range) -> Iterator[Step]:
-    """At most `steps` steps: fewer if, at the pace of the steps `timed`, that many do not fit before the deadline.
+@dataclass(frozen=True)
+class Course:
+    """So many `steps`, the first `warmup_steps` of them towards the `learning_rate`, all draws from `seed`."""
 
-    The number is settled, and logged, once those steps are done; compilation lies before them.
+    steps: int
+    learning_rate: float
+    warmup_steps: int
+    seed: int
+
+
+def steps_of(course: Course, run: Run, parts: Mapping[str, Stateful]) -> Iterator[Step]:
+    """The steps that are missing, after `parts` have been put where an earlier run left them.
+
+    Seeds torch's own generators for each. Raises `Unfinished`, with the state kept, once the deadline has passed.
     """
-    began = 0.0
-    for number in itertools.count():
-        if number == timed.start:
-            began = time.monotonic()
-        if number == timed.stop:
-            step_s = (time.monotonic() - began) / len(timed)
-            steps = min(steps, number + int((run.deadline_s - time.monotonic()) / step_s))
-            run.log({"step": number, "steps": steps, "steps_per_s": 1 / step_s})
-        if number >= steps:
-            return
-        yield Step(number, peak_rate * cosine_schedule(number, steps, warmup), number == steps - 1)
+    first = 0
+    if run.state.exists():
+        kept = torch.load(run.state, map_location="cpu", weights_only=True)
+        first = kept.pop("step")
+        for name, part in parts.items():
+            part.load_state_dict(kept[name])
+    for number in range(first, course.steps):
+        if time.monotonic() > run.deadline_s:
+            partial = run.state.with_suffix(".partial")
+            torch.save({name: part.state_dict() for name, part in parts.items()} | {"step": number}, partial)
+            partial.rename(run.state)
+            raise Unfinished(f"{number} of {course.steps} steps")
+        torch.manual_seed(course.seed * 10_000_000 + number)
+        rate = course.learning_rate * cosine_schedule(number, course.steps, course.warmup_steps)
+        yield Step(number, rate, number == course.steps - 1)
+    run.state.unlink(missing_ok=True)
 
 
-def descend(module: nn.Module, optimizer: torch.optim.Optimizer, rate: float, loss: Tensor) -> Tensor:
-    """One step of `optimizer` down `loss` with gradients clipped to norm 1; returns the norm they had."""
+def adam(module: nn.Module, betas: tuple[float, float], weight_decay: float) -> torch.optim.AdamW:
+    """AdamW whose rate is set before every step, and whose step may be captured."""
+    parameters = list(module.parameters())
+    is_cuda = parameters[0].device.type == "cuda"
+    rate = torch.zeros((), device=parameters[0].device)
+    return torch.optim.AdamW(
+        parameters, rate, betas, weight_decay=weight_decay, foreach=False, fused=is_cuda, capturable=is_cuda
+    )
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"].fill_(rate)
+
+
+def descend(module: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor) -> Tensor:
+    """One step of `optimizer` down `loss` with gradients clipped to norm 1; returns the norm they had. Capturable."""
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     norm = nn.utils.clip_grad_norm_(module.parameters(), 1.0)
     optimizer.step()
     return norm
+
+
+class Captured:
+    """`step`, one tensor to figures, as a CUDA graph: small steps are bound by their launches otherwise.
+
+    The first calls on a GPU run as they are, the next is recorded; on a CPU all run as they are. Figures are valid
+    until the next call.
+    """
+
+    _WARM_UP_CALLS = 8
+
+    def __init__(self, step: Callable[[Tensor], dict[str, Tensor]]) -> None:
+        self._step, self._calls = step, 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._given, self._figures = torch.empty(0), dict[str, Tensor]()
+
+    def __call__(self, given: Tensor) -> dict[str, Tensor]:
+        if given.device.type != "cuda":
+            return self._step(given)
+        if self._calls < self._WARM_UP_CALLS:
+            return self._beside(given)
+        if self._graph is None:
+            # Recording runs nothing: what is recorded is then replayed for this very call.
+            self._given, self._graph = given.clone(), torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._figures = self._step(self._given)
+        self._given.copy_(given)
+        self._graph.replay()
+        return self._figures
+
+    def _beside(self, given: Tensor) -> dict[str, Tensor]:
+        """One call on another stream, as what is to be recorded must have run."""
+        self._calls += 1
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            figures = self._step(given)
+        torch.cuda.current_stream().wait_stream(stream)
+        return figures

@@ -1,7 +1,8 @@
-"""English words with their classes, frequencies and inflections, from Debian's `wordnet-base` and `wamerican`.
+"""English words with their classes, frequencies and inflections, from Debian's `wordnet-base`, `wamerican` and `scowl`.
 
 WordNet gives parts of speech, how often each word was seen with a sense, verb frames, definitions and examples; the
-word list settles which regular spelling of an inflection exists (stopped, not stoped). It knows no sentence.
+word list settles which regular spelling of an inflection exists (stopped, not stoped); SCOWL says which words everybody
+uses, which WordNet's counts, of written texts, hardly do (glue, sock, pie). It knows no sentence.
 """
 
 from __future__ import annotations
@@ -21,16 +22,24 @@ _VOWEL_SOUND = re.compile(
 )
 
 
+EVERYDAY = {"10": 25.0, "20": 20.0, "35": 2.0}
+"""What a word of these SCOWL levels weighs more than its count says; the first two are the words everybody uses."""
+
+_SHORT_LETTERS, _SHORT_WEIGHT = 7, 10.0
+"""Of the third, long words are learned ones; short ones (barn, creek, pup) are everyday too."""
+
+
 @dataclass
 class Choice:
-    """Words drawn by weight: their count to a power below one, so that the rare ones are heard too."""
+    """Words drawn by weight: their count to a power below one, so that the rare ones are heard too, and what everyday
+    use adds."""
 
     words: list[str] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
 
-    def add(self, word: str, count: int) -> None:
+    def add(self, word: str, count: int, added: float) -> None:
         self.words.append(word)
-        self.weights.append((count + 0.3) ** 0.7 + (self.weights[-1] if self.weights else 0))
+        self.weights.append((count + 0.3) ** 0.7 + added + (self.weights[-1] if self.weights else 0))
 
     def draw(self, rng: random.Random) -> str:
         return rng.choices(self.words, cum_weights=self.weights)[0]
@@ -47,6 +56,7 @@ class Lexicon:
     adverbs: Choice
     proper: list[str]
     words: list[str]
+    everyday: list[str]
     definitions: list[tuple[str, str]]
     examples: list[str]
     irregular: dict[str, str]
@@ -127,9 +137,23 @@ def _synsets(folder: Path, pos: str) -> dict[str, tuple[str, list[str], str, str
     return found
 
 
-def read_lexicon(wordnet: Path, word_list: Path) -> Lexicon:
-    """The lexicon of the WordNet folder (index.*, data.*, *.exc, cntlist.rev) and a word list, one word a line."""
-    listed = word_list.read_text("utf-8").splitlines()
+def _levels(folder: Path) -> dict[str, float]:
+    """What every word of SCOWL's everyday levels weighs more; possessives are left out."""
+    found: dict[str, float] = {}
+    for level, weight in EVERYDAY.items():
+        for name in ("english", "american"):
+            for word in (folder / f"{name}-words.{level}").read_text("latin-1").splitlines():
+                if re.fullmatch(r"[a-z]+", word):
+                    is_short = 2 < len(word) <= _SHORT_LETTERS
+                    found.setdefault(word, max(weight, _SHORT_WEIGHT) if is_short else weight)
+    return found
+
+
+def read_lexicon(share: Path) -> Lexicon:
+    """The lexicon of a folder that holds wordnet/ (index.*, data.*, *.exc, cntlist.rev), dict/american-english, one
+    word a line, and dict/scowl/."""
+    wordnet, levels = share / "wordnet", _levels(share / "dict" / "scowl")
+    listed = (share / "dict" / "american-english").read_text("utf-8").splitlines()
     plain = [word for word in listed if re.fullmatch(r"[A-Za-z]{2,16}", word)]
     known = frozenset(plain)
     counts = _counts(wordnet)
@@ -153,19 +177,19 @@ def read_lexicon(wordnet: Path, word_list: Path) -> Lexicon:
             lemma = parts[0]
             if line.startswith("  ") or lemma not in known or lemma == "be":
                 continue
-            count = counts[lemma, pos]
+            count, added = counts[lemma, pos], levels.get(lemma, 0.0)
             file_number, _, data, _ = synsets[parts[-int(parts[2])]]
             if pos == "noun":
-                nouns["any"].add(lemma, count)
+                nouns["any"].add(lemma, count, added)
                 if file_number in CONCRETE:
-                    nouns[CONCRETE[file_number]].add(lemma, count)
+                    nouns[CONCRETE[file_number]].add(lemma, count, added)
             elif pos == "verb":
                 frames = set(re.findall(r"\+ (\d\d) 00", data))
                 for name, wanted in (("transitive", _TRANSITIVE), ("intransitive", _INTRANSITIVE)):
                     if frames & wanted:
-                        verbs[name].add(lemma, count)
+                        verbs[name].add(lemma, count, added)
             else:
-                other[pos].add(lemma, count)
+                other[pos].add(lemma, count, added)
     return Lexicon(
         nouns=nouns,
         transitive=verbs["transitive"],
@@ -174,6 +198,7 @@ def read_lexicon(wordnet: Path, word_list: Path) -> Lexicon:
         adverbs=other["adv"],
         proper=[word for word in plain if re.fullmatch(r"[A-Z][a-z]{2,}", word)],
         words=plain,
+        everyday=[word for word, weight in levels.items() if weight > EVERYDAY["35"]],
         definitions=definitions,
         examples=examples,
         irregular=irregular,

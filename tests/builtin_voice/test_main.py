@@ -1,0 +1,100 @@
+"""The one command: stages in order, each once, and going on after the time was up."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from builtin_voice import __main__ as command
+from builtin_voice import curves, recipe
+from builtin_voice.training import Unfinished
+
+
+def test_a_stage_runs_once_and_tells_how_long_it_took(tmp_path: Path) -> None:
+    stages, calls = command.Stages(tmp_path, float("inf")), []
+
+    def make() -> None:
+        calls.append(1)
+        (tmp_path / "result").touch()
+
+    stages.run("first", "result", make)
+    stages.run("first", "result", make)
+    assert calls == [1]
+    (record,) = map(json.loads, (tmp_path / "stages.jsonl").read_text("ascii").splitlines())
+    assert record["stage"] == "first"
+    assert record["is_done"]
+    assert record["seconds"] >= 0
+
+
+def test_no_stage_begins_after_the_deadline_and_an_interrupted_one_is_not_done(tmp_path: Path) -> None:
+    with pytest.raises(Unfinished, match="late"):
+        command.Stages(tmp_path, 0.0).run("late", "result", lambda: pytest.fail("it has begun"))
+
+    def interrupted() -> None:
+        raise Unfinished("3 of 9 steps")
+
+    with pytest.raises(Unfinished, match="3 of 9"):
+        command.Stages(tmp_path, float("inf")).run("half", "result", interrupted)
+    (record,) = map(json.loads, (tmp_path / "stages.jsonl").read_text("ascii").splitlines())
+    assert not record["is_done"]
+
+
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """What the stages were asked for: each makes its result, and nothing is learned."""
+    asked: list[str] = []
+
+    def fake(name: str, result: str) -> None:
+        def make(work: Path, device: torch.device, deadline_s: float = 0.0) -> None:
+            asked.append(name)
+            (work / result).touch()
+
+        monkeypatch.setattr(recipe, f"run_{name}", make)
+
+    for name, result in (("codec", "codec.pt"), ("encode", "codes.pt"), ("talker", "checkpoint")):
+        fake(name, result)
+
+    def python(module: str, *arguments: object) -> list[str]:
+        asked.append(module)
+        made = {"text": arguments[0], "tokenizer": arguments[1], "synthesize": tmp_path / "spoken"}[module]
+        return [sys.executable, "-c", f"open({str(made)!r}, 'w')"]
+
+    monkeypatch.setattr(command, "python", python)
+    monkeypatch.setattr(curves, "draw", lambda work, output: output.touch())
+    return asked
+
+
+def test_all_stages_follow_one_another_and_none_runs_twice(tmp_path: Path, done: list[str]) -> None:
+    for _ in range(2):
+        command.run(tmp_path, tmp_path, float("inf"), 1)
+    assert [name for name in done if name not in ("text", "tokenizer")] == ["synthesize", "codec", "encode", "talker"]
+    assert (tmp_path / "spoken").exists()
+    stages = [json.loads(line)["stage"] for line in (tmp_path / "stages.jsonl").read_text("ascii").splitlines()]
+    assert stages == ["corpus", "tokenizer", "codec", "encode", "talker", "curves"]
+
+
+def test_out_of_time_is_an_exit_code_of_its_own(
+    tmp_path: Path, done: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["builtin_voice", str(tmp_path), "--prepared", str(tmp_path), "--seconds", "-1"])
+    with pytest.raises(SystemExit) as end:
+        command.main()
+    assert end.value.code == command.EXIT_UNFINISHED
+    assert "run again to go on" in capsys.readouterr().out
+
+
+def test_curves_take_the_last_record_of_a_step(tmp_path: Path) -> None:
+    lines = [
+        {"step": 200, "spectral": 2.0},
+        {"step": 0, "spectral": 4.0},
+        {"step": 200, "spectral": 1.0, "critic": 0.5},
+    ]
+    (tmp_path / "codec.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="ascii")
+    (tmp_path / "talker.jsonl").write_text(json.dumps({"step": 0, "first": 7.0}) + "\n", encoding="ascii")
+    assert [record["spectral"] for record in curves.read(tmp_path / "codec.jsonl")] == [4.0, 1.0]
+    curves.draw(tmp_path, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")

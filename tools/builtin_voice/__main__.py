@@ -1,0 +1,125 @@
+"""The built-in voice from nothing, with one command: `python -m builtin_voice WORK --prepared PREPARED --seconds 580`.
+
+Every stage leaves its result in WORK and is passed over once that is there. When the time is up the command ends with
+exit code 75, and goes on where it stopped when it is run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from builtin_voice import curves, recipe, settings
+from builtin_voice.training import Unfinished
+
+EXIT_UNFINISHED = 75
+CORPUS_ROWS = 120_000
+
+
+def python(module: str, *arguments: object) -> list[str]:
+    return [sys.executable, "-m", f"builtin_voice.{module}", *map(str, arguments)]
+
+
+class Stages:
+    """Runs what is missing in `work`, and writes down how long each stage took, and where."""
+
+    def __init__(self, work: Path, deadline_s: float) -> None:
+        self._work, self._deadline_s = work, deadline_s
+
+    def run(self, name: str, result: str, make: Callable[[], object]) -> None:
+        """Have `make` make `result`, unless it is there. A call that would begin too late is `Unfinished`."""
+        if (self._work / result).exists():
+            return
+        if time.monotonic() > self._deadline_s:
+            raise Unfinished(name)
+        began, is_done = time.monotonic(), False
+        try:
+            make()
+            is_done = True
+        finally:
+            record = {
+                "stage": name,
+                "seconds": round(time.monotonic() - began, 1),
+                "is_done": is_done,
+                "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+                "cores": os.cpu_count(),
+                "cpu": platform.processor() or platform.machine(),
+            }
+            print(json.dumps(record), flush=True)
+            with (self._work / "stages.jsonl").open("a", encoding="ascii") as file:
+                file.write(json.dumps(record) + "\n")
+
+    def command(self, name: str, result: str, *arguments: str) -> None:
+        """As `run`, a command of its own."""
+        self.run(name, result, lambda: subprocess.run(arguments, check=True))
+
+
+@contextmanager
+def synthesis(work: Path, prepared: Path, processes: int) -> Iterator[subprocess.Popen[bytes]]:
+    """The corpus is read aloud beside what runs within; what is not read by then is read by the next run."""
+    command = python(
+        "synthesize", work / "corpus.jsonl.gz", work / "audio", "--libraries", prepared / "lib",
+        "--voices", ",".join(settings.voices().values()), "--processes", processes,
+    )  # fmt: skip
+    with (work / "synthesis.log").open("ab") as log, subprocess.Popen(command, stdout=log) as child:
+        try:
+            yield child
+        finally:
+            child.terminate()
+
+
+def wait_for(child: subprocess.Popen[bytes], deadline_s: float) -> None:
+    try:
+        child.wait(max(0.0, deadline_s - time.monotonic()))
+    except subprocess.TimeoutExpired as error:
+        raise Unfinished("synthesis") from error
+    if child.returncode:
+        raise SystemExit(f"synthesis failed with exit code {child.returncode}")
+
+
+def run(work: Path, prepared: Path, deadline_s: float, processes: int) -> None:
+    """All stages. Raises `Unfinished` when the deadline has passed."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    stages, corpus = Stages(work, deadline_s), work / "corpus.jsonl.gz"
+    share = prepared / "share"
+    stages.command("corpus", corpus.name, *python("text", corpus, "--share", share, "--count", CORPUS_ROWS))
+    stages.command("tokenizer", "tokenizer", *python("tokenizer", corpus, work / "tokenizer"))
+    if not (work / "codes.pt").exists():
+        with synthesis(work, prepared, processes) as child:
+            stages.run("codec", "codec.pt", lambda: recipe.run_codec(work, device, deadline_s))
+            wait_for(child, deadline_s)
+        stages.run("encode", "codes.pt", lambda: recipe.run_encode(work, device))
+    stages.run("talker", "checkpoint", lambda: recipe.run_talker(work, device, deadline_s))
+    stages.run("curves", "curves.png", lambda: curves.draw(work, work / "curves.png"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("work", type=Path, help="receives everything; what it already holds is kept")
+    parser.add_argument("--prepared", type=Path, required=True, help="the folder that prepare.sh filled")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="time this run may take")
+    parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) - 2), help="for synthesis")
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    torch.set_float32_matmul_precision("high")
+    # cuDNN's attention builds a plan for every new length, which takes longer than the step.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        run(options.work, options.prepared, time.monotonic() + options.seconds, options.processes)
+    except Unfinished as left:
+        print(f"out of time: {left}; run again to go on", flush=True)
+        sys.exit(EXIT_UNFINISHED)
+
+
+if __name__ == "__main__":
+    main()
