@@ -60,7 +60,8 @@ def done(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
     def python(module: str, *arguments: object) -> list[str]:
         asked.append(module)
-        made = {"text": arguments[0], "tokenizer": arguments[1], "synthesize": tmp_path / "spoken"}[module]
+        at = {"text": 0, "tokenizer": 1, "evaluate": -1}
+        made = arguments[at[module]] if module in at else tmp_path / "spoken"
         return [sys.executable, "-c", f"open({str(made)!r}, 'w')"]
 
     monkeypatch.setattr(command, "python", python)
@@ -71,10 +72,12 @@ def done(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 def test_all_stages_follow_one_another_and_none_runs_twice(tmp_path: Path, done: list[str]) -> None:
     for _ in range(2):
         command.run(tmp_path, tmp_path, float("inf"), 1)
-    assert [name for name in done if name not in ("text", "tokenizer")] == ["synthesize", "codec", "encode", "talker"]
+    learned = [name for name in done if name not in ("text", "tokenizer")]
+    assert learned == ["synthesize", "codec", "encode", "talker", "evaluate"]
+    assert (tmp_path / "speech.json").exists()
     assert (tmp_path / "spoken").exists()
     stages = [json.loads(line)["stage"] for line in (tmp_path / "stages.jsonl").read_text("ascii").splitlines()]
-    assert stages == ["corpus", "tokenizer", "codec", "encode", "talker", "curves"]
+    assert stages == ["corpus", "tokenizer", "codec", "encode", "talker", "curves", "evaluate"]
 
 
 def test_out_of_time_is_an_exit_code_of_its_own(

@@ -37,18 +37,21 @@ ENCODED_SAMPLES = 24_000 * 600
 """Samples of one encoding batch, silence before and padding not counted."""
 
 
-def wait_for_shards(folder: Path, hours: float) -> list[Utterance]:
-    """The utterances of `folder` once they are `hours` long, or no more are being written for a minute."""
-    seen, since = 0.0, time.monotonic()
+def wait_for_shards(folder: Path, hours: float) -> None:
+    """Until the first shards of `folder`, none missing between them, are `hours` long, or no more are being written for
+    a minute."""
+    seen, since = 0, time.monotonic()
     while True:
         _, utterances = load(folder)
-        total = sum(utterance.samples for utterance in utterances) / settings.SAMPLE_RATE / 3600
-        if total >= hours:
-            return utterances
-        if total > seen:
-            seen, since = total, time.monotonic()
+        total, written = 0, {row.shard for row in utterances}
+        for row in utterances:
+            total += row.samples if all(shard in written for shard in range(row.shard)) else 0
+        if total >= hours * 3600 * settings.SAMPLE_RATE:
+            return
+        if len(written) > seen:
+            seen, since = len(written), time.monotonic()
         elif utterances and time.monotonic() - since > 60:
-            return utterances
+            return
         time.sleep(2)
 
 
