@@ -15,6 +15,7 @@ from sonoro.core.config import EngineConfig
 from sonoro.core.types import AudioChunk, Event, Finished, SpeechRequest
 from sonoro.engine.engine import Engine
 from sonoro.transport.client import EngineClient
+from sonoro.transport.fleet import Fleet
 from sonoro.transport.launch import Limits
 
 CONFIG = EngineConfig(slots=4, max_positions=1200, max_frames=512, max_characters=400)
@@ -24,6 +25,12 @@ FACTORY = "fakes.sine_worker:load"
 
 def launch(model: str = "sine", config: EngineConfig = CONFIG, **limits: float) -> EngineClient:
     return EngineClient.launch(model, limits=Limits(**limits), config=config, factory=FACTORY)
+
+
+def launch_fleet(model: str = "sine", config: EngineConfig = CONFIG, count: int = 2, **limits: float) -> Fleet:
+    """Engines on the CPU."""
+    devices = ("cpu",) * count
+    return Fleet.launch(model, devices=devices, limits=Limits(**limits), config=config, factory=FACTORY)
 
 
 def run(coroutine: Coroutine[Any, Any, None], timeout_s: float = 60) -> None:

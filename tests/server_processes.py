@@ -1,4 +1,4 @@
-"""A real server on a free port over an engine process with the sine model, for the tests of what clients see."""
+"""A real server on a free port over engine processes with the sine model, for the tests of what clients see."""
 
 import asyncio
 import base64
@@ -14,11 +14,11 @@ import numpy as np
 import soundfile
 import uvicorn
 
-from engine_processes import CONFIG, launch
+from engine_processes import CONFIG, launch_fleet
 from sonoro.core.config import EngineConfig
 from sonoro.server.app import create_app, listen, uvicorn_config
 from sonoro.server.config import ServerConfig
-from sonoro.transport.client import EngineClient
+from sonoro.transport.fleet import Fleet
 
 SETTINGS = ServerConfig(port=0, max_queue_wait_ms=20_000, shutdown_timeout_s=5)
 
@@ -29,7 +29,7 @@ class Server:
 
     http: httpx.AsyncClient
     url: str
-    engine: EngineClient
+    engine: Fleet
     process: uvicorn.Server
     failures: list[Exception]
 
@@ -40,14 +40,16 @@ class Server:
         return (await self.http.get("/ready")).status_code == 200
 
     async def is_idle(self) -> bool:
-        stats = await self.engine.stats()
-        return (stats.running, stats.waiting, stats.free_slots) == (0, 0, CONFIG.slots)
+        states = [await client.stats() for client in self.engine.replicas]
+        return all(
+            (stats.running, stats.waiting, stats.free_slots) == (0, 0, client.settings.config.slots)
+            for client, stats in zip(self.engine.replicas, states, strict=True)
+        )
 
     async def metric(self, name: str) -> float:
-        """The value of a metric, its labels part of the name; 0 if there is none."""
-        text = (await self.http.get("/metrics")).text
-        found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
-        return float(found[1]) if found else 0.0
+        """The value of a metric, its labels part of the name, summed over the engines; 0 if there is none."""
+        text = re.sub(r'\{replica="\d+"\}|replica="\d+",|,replica="\d+"', "", (await self.http.get("/metrics")).text)
+        return sum(map(float, re.findall(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)))
 
     async def has(self, name: str, value: float) -> bool:
         """Whether that is the value of a metric."""
@@ -60,13 +62,14 @@ async def serving(
     settings: ServerConfig = SETTINGS,
     config: EngineConfig = CONFIG,
     *,
-    engine: EngineClient | None = None,
+    engine: Fleet | None = None,
+    engines: int = 1,
     waits: bool = True,
     **limits: float,
 ) -> AsyncIterator[Server]:
-    """A server, ready unless told not to wait; it is gone with the block. `engine` stands in for that of sines."""
-    engine, failures = engine or launch(model, config, **limits), []
-    app = create_app(engine, settings.resolve(config.slots), failures.append)
+    """A server, ready unless told not to wait; it is gone with the block. `engine` stands in for those of sines."""
+    engine, failures = engine or launch_fleet(model, config, engines, **limits), []
+    app = create_app(engine, settings.resolve(config.slots * len(engine.replicas)), failures.append)
     with listen(settings) as sock:
         process = uvicorn.Server(uvicorn_config(app, settings))
         task = asyncio.create_task(process.serve(sockets=[sock]))

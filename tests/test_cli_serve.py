@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import inspect
 import io
+import os
 import re
 import signal
 import socket
@@ -38,6 +39,9 @@ EXAMPLES = ROOT / "examples"
         (["--host", "nowhere.invalid"], ["host", "nowhere.invalid", "address"]),
         (["--host", "a" * 70], ["host", "address"]),
         (["--slots", "0"], ["slots", "0", "at least 1"]),
+        (["--devices", "0,1,0"], ["devices", "0,1,0", "cuda:0 is named twice"]),
+        (["--devices", "0,gpu"], ["devices", "'gpu'", "must be cpu, or a GPU by number"]),
+        (["--devices", "0,1", "--device", "cuda"], ["devices", "0,1", "--device cuda is given too"]),
         (["--max-concurrency", "-1"], ["max_concurrency", "-1", "at least 0"]),
         (["--max-queue-wait-ms", "1.5"], ["max_queue_wait_ms", "'1.5'", "whole number"]),
         (["--max-characters", "0"], ["max_characters", "0", "at least 1"]),
@@ -107,9 +111,11 @@ def test_every_field_has_a_flag_that_is_described() -> None:
 
 
 @contextlib.contextmanager
-def server(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+def server(
+    folder: Path, *arguments: str, device: str = "--device=cpu"
+) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
     """A running `sonoro serve`, what it printed, and its address; the process is gone with the block."""
-    command = (sys.executable, "-m", "sonoro", "serve", "--port", "0", "--device", "cpu", *arguments)
+    command = (sys.executable, "-m", "sonoro", "serve", "--port", "0", device, *arguments)
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             printed = ""
@@ -157,6 +163,28 @@ def test_a_server_is_alive_at_once_speaks_and_ends_with_what_is_under_way(tmp_pa
         assert process.stderr.read() == ""
 
 
+def test_several_engines_serve_without_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the server nor an engine imports it: here that fails."""
+    (tmp_path / "ray.py").write_text("raise ImportError('ray was imported')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    script = "import sys, sonoro.cli_serve, sonoro.server.app, sonoro.transport.fleet; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+    with (
+        server(tmp_path, "--slots", "1", device="--devices=cpu,cpu") as (process, printed, url),
+        httpx.Client(base_url=url, trust_env=False, timeout=60) as http,
+    ):
+        resolved = yaml.safe_load(printed.partition("listening")[0])
+        assert (resolved["load"]["devices"], resolved["server"]["max_concurrency"]) == (["cpu", "cpu"], 2)
+        while (ready := http.get("/ready")).status_code != 200:
+            time.sleep(0.1)
+        assert [replica["status"] for replica in ready.json()["replicas"]] == ["ready", "ready"]
+        answer = http.post("/v1/audio/speech", json={"input": "Hello.", "response_format": "pcm"})
+        assert (answer.status_code, len(answer.content) > 10_000) == (200, True)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == -signal.SIGTERM
+        assert process.stderr.read() == ""
+
+
 def test_the_examples_run_as_they_are(tmp_path: Path) -> None:
     with server(tmp_path) as (process, _, url):
         while httpx.get(f"{url}/ready", trust_env=False).status_code != 200:
@@ -182,7 +210,7 @@ def test_the_official_client_gets_six_formats_while_they_are_made_and_whole(tmp_
                 with client.audio.speech.with_streaming_response.create(input=text, **arguments) as answer:
                     parts = answer.iter_bytes()
                     first = next(parts)
-                    assert "sonoro_engine_running 1.0" in http.get("/metrics").text, format
+                    assert 'sonoro_engine_running{replica="0"} 1.0' in http.get("/metrics").text, format
                     streamed = first + b"".join(parts)
                 whole = client.audio.speech.create(input="Hello.", **arguments).content
                 assert seconds(streamed, format) > 1.5 > seconds(whole, format) > 0.2, format

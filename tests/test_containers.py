@@ -11,7 +11,7 @@ import yaml
 from sonoro.cli import app
 from sonoro.server.app import create_app
 from sonoro.server.config import ServerConfig, read_sections
-from sonoro.transport.client import EngineClient
+from sonoro.transport.fleet import Fleet
 
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
@@ -35,7 +35,7 @@ def arguments_of(command: list[str]) -> dict[str, object]:
 
 def routes() -> set[str]:
     """The paths that a server answers."""
-    return set(create_app(EngineClient.launch(), ServerConfig().resolve(1)).openapi()["paths"])
+    return set(create_app(Fleet.launch(), ServerConfig().resolve(1)).openapi()["paths"])
 
 
 def asked(command: list[str]) -> str:

@@ -18,7 +18,7 @@ from engine_processes import alone, nothing_left, run, until
 from server_processes import SETTINGS, Server, serving
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import SpeechRequest
-from sonoro.transport.client import EngineClient
+from sonoro.transport.fleet import Fleet
 
 __all__ = ["nothing_left"]
 
@@ -70,7 +70,7 @@ def test_what_is_printed_runs_against_the_built_in_voice(tmp_path: Path, nothing
         ]
 
     async def serve() -> None:
-        builtin = EngineClient.launch(device="cpu", config=EngineConfig(slots=1))
+        builtin = Fleet.launch(devices=("cpu",), config=EngineConfig(slots=1))
         async with serving(engine=builtin) as server:
             await follow(server)
 

@@ -1,4 +1,4 @@
-"""`sonoro serve`: the speech server, over an engine in a process of its own. Loads no torch."""
+"""`sonoro serve`: the speech server, over engines in processes of their own. Loads no torch."""
 
 from __future__ import annotations
 
@@ -34,6 +34,9 @@ def serve(
     host: Annotated[str | None, typer.Option(help="address to listen at; 127.0.0.1 if none")] = None,
     port: Annotated[int | None, number("port", int, "port to listen at; 8000 if none, 0 takes a free one")] = None,
     device: Device = "auto",
+    devices: Annotated[
+        str | None, typer.Option(help='an engine for each: GPUs by number, as "0,1,2,3", or cpu; --device if none')
+    ] = None,
     dtype: DataType = None,
     load_format: LoadFormat = "auto",
     config: Config = None,
@@ -51,7 +54,7 @@ def serve(
         list[str] | None, typer.Option(help="an origin that browsers may call from; may be repeated; * for all")
     ] = None,
     max_concurrency: Annotated[
-        int | None, number("max_concurrency", int, "requests spoken at once; as many as slots if none")
+        int | None, number("max_concurrency", int, "requests spoken at once; as many as the engines have slots if none")
     ] = None,
     max_waiting: Annotated[int | None, number("max_waiting", int, "requests that may wait for a place")] = None,
     max_sessions: Annotated[int | None, number("max_sessions", int, "sessions over a WebSocket at once")] = None,
@@ -95,8 +98,12 @@ def serve(
     from sonoro.server.app import listen
     from sonoro.server.app import serve as serve_on
     from sonoro.server.config import ServerConfig, read_sections
-    from sonoro.transport.client import EngineClient
+    from sonoro.transport.fleet import Fleet, device_list
     from sonoro.transport.launch import Limits
+
+    if devices is not None and device != "auto":
+        raise ConfigError("devices", devices, f"--device {device} is given too; leave one of them out")
+    named = (device,) if devices is None else device_list(devices)
 
     engine, server = read_sections(config) if config else (EngineConfig(), ServerConfig())
     engine = _over(engine, {"slots": slots, "voices_folder": voices_folder, "is_eager": eager or None})
@@ -107,16 +114,15 @@ def serve(
         "cors_origins": tuple(cors_origin or ()) or None,
         "allow_reference_urls": allow_reference_urls or None,
     }
-    server = _over(server, {**given, **renamed}).resolve(engine.slots)
-    settings: dict[str, Any] = {"device": device, "dtype": dtype, "load_format": load_format}
-    client = EngineClient.launch(
-        model, limits=Limits(slow_reader_timeout_s=server.slow_reader_timeout_s), config=engine, **settings
-    )
+    server = _over(server, {**given, **renamed}).resolve(engine.slots * len(named))
+    settings: dict[str, Any] = {"dtype": dtype, "load_format": load_format}
+    limits = Limits(slow_reader_timeout_s=server.slow_reader_timeout_s)
+    fleet = Fleet.launch(model, devices=named, limits=limits, config=engine, **settings)
     with listen(server) as sock:
-        show(_resolved({"model": model, **settings}, engine, server).rstrip())
+        show(_resolved({"model": model, "devices": list(named), **settings}, engine, server).rstrip())
         address, actual = sock.getsockname()[:2]
         show(f"listening on http://{f'[{address}]' if ':' in address else address}:{actual}")
-        serve_on(client, server, sock)
+        serve_on(fleet, server, sock)
 
 
 def _over(settings: Settings, given: Mapping[str, Any]) -> Settings:

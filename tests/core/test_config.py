@@ -1,11 +1,12 @@
 """The engine's configuration: every wrong field is refused by name."""
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
 
-from sonoro.core.config import LOG_LEVEL_VARIABLE, EngineConfig, log_level
+from sonoro.core.config import LOG_LEVEL_VARIABLE, EngineConfig, log_level, see_one_gpu
 from sonoro.core.errors import ConfigError
 
 
@@ -101,6 +102,15 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="readable") as refusal:
         EngineConfig.from_file(tmp_path / "none.yaml")
     assert refusal.value.field == "config"
+
+
+@pytest.mark.parametrize(("seen", "left"), [(None, "2"), ("", "2"), ("4,5,6", "6"), ("GPU-a, GPU-b,GPU-c", "GPU-c")])
+def test_one_gpu_is_left_of_those_that_are_seen(seen: str | None, left: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen or "")
+    if seen is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    see_one_gpu(2)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == left
 
 
 def test_the_log_level_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,10 +45,33 @@ def file_of(folder: Path, name: str, **metadata: str) -> None:
     (folder / f"{name}.safetensors").write_bytes(safetensors.torch.save({"a": torch.zeros(1)}, fields))
 
 
+def test_an_engine_that_looks_again_knows_what_another_did(tmp_path: Path) -> None:
+    one, other = engine_in(tmp_path), engine_in(tmp_path)
+    one.add_voice("anna", (reference(),)).result()
+    assert names(other) == []
+    other.refresh_voices().result()
+    assert (names(other), other.voices) == (["anna"], one.voices)
+
+    def heard(engine: Engine) -> list[float]:
+        return speak(SpeechRequest(id="a", text="Some words.", voice="anna"), engine)[0].tolist()
+
+    assert heard(other) == heard(one)
+    # The same name, another voice: what was loaded of the first must not be spoken.
+    one.delete_voice("anna").result()
+    one.add_voice("anna", (reference("reference"),)).result()
+    other.refresh_voices().result()
+    assert other.voices == one.voices
+    assert heard(other) == heard(one)
+    one.delete_voice("anna").result()
+    (tmp_path / "bert.safetensors").write_bytes(b"no voice")
+    other.refresh_voices().result()
+    assert names(other) == []
+
+
 @pytest.mark.parametrize("store_of", [lambda folder: MemoryStore(), store_in], ids=["memory", "folder"])
 def test_a_voice_comes_back_as_it_was(store_of: object, tmp_path: Path) -> None:
     store = store_of(tmp_path)
-    assert store.names() == []
+    assert not store.stamps()
     store.write(ANNA, SAVED)
     facts, saved = store.read("anna")
     assert (facts, dict(saved.facts)) == (ANNA, dict(SAVED.facts))
@@ -57,7 +80,7 @@ def test_a_voice_comes_back_as_it_was(store_of: object, tmp_path: Path) -> None:
         assert saved.tensors[name].dtype == tensor.dtype
         assert torch.equal(saved.tensors[name], tensor)
     store.delete("anna")
-    assert store.names() == []
+    assert not store.stamps()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -138,12 +161,12 @@ def test_a_process_killed_before_the_file_has_its_name_leaves_no_voice(tmp_path:
     [litter] = tmp_path.iterdir()
     # It may still be being written, for all the next engine knows.
     store = store_in(tmp_path)
-    assert (store.names(), litter.exists()) == ([], True)
+    assert (dict(store.stamps()), litter.exists()) == ({}, True)
     store.write(ANNA, SAVED)
-    assert store.names() == ["anna"]
+    assert list(store.stamps()) == ["anna"]
     two_hours_ago = time.time() - 7200
     os.utime(litter, (two_hours_ago, two_hours_ago))
-    assert store_in(tmp_path).names() == ["anna"]
+    assert list(store_in(tmp_path).stamps()) == ["anna"]
     assert not litter.exists()
 
 

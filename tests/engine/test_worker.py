@@ -20,7 +20,7 @@ from sonoro.core.config import LOG_LEVEL_VARIABLE
 from sonoro.core.errors import ConfigError
 from sonoro.core.types import AudioChunk, Failed, Finished, SpeechRequest
 from sonoro.engine.engine import Engine
-from sonoro.engine.worker import Worker, load, spare_threads
+from sonoro.engine.worker import Worker, load, on_own_gpu, spare_threads
 from sonoro.models.base import LoadedModel
 from sonoro.transport.channel import ClientLink, WorkerLink
 from sonoro.transport.messages import (
@@ -241,3 +241,23 @@ def test_a_small_model_gets_one_thread_and_a_large_one_keeps_its() -> None:
             assert torch.get_num_threads() == expected
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("device", "own", "seen"),
+    [
+        ("cuda:1", "cuda", "5"),
+        ("cuda:2", "cuda:2", "4,5"),
+        ("cuda:x", "cuda:x", "4,5"),
+        ("cuda", "cuda", "4,5"),
+        ("cpu", "cpu", "4,5"),
+        ("auto", "auto", "4,5"),
+    ],
+)
+def test_a_process_sees_the_gpu_of_its_settings_alone(
+    device: str, own: str, seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(os.environ["CUDA_VISIBLE_DEVICES"].split(",")))
+    assert on_own_gpu(WorkerSettings(device=device)).device == own
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == seen

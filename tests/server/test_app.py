@@ -1,19 +1,14 @@
 """The speech API as its clients see it: what is answered, what is refused and how, while the server serves on."""
 
-import asyncio
-import base64
 import dataclasses
-import io
 import json
 from pathlib import Path
 
-import av
-import openai
 import pytest
 
 from engine_processes import LONG, alone, nothing_left, run, until
 from fakes.sine import SineModel
-from server_processes import SETTINGS, Server, check_error, recording, serving, sound
+from server_processes import SETTINGS, check_error, recording, serving, sound
 from sonoro.core.types import SamplingParams, SpeechRequest
 from sonoro.server.config import ServerConfig
 from sonoro.server.schemas import SpeechBody, parse, speech_request
@@ -69,70 +64,6 @@ def test_the_fields_of_a_request_reach_the_engine(tmp_path: Path) -> None:
             assert (len(higher.content), higher.headers["x-sample-rate"]) == (2 * len(spoken()), "16000")
 
     run(ask())
-
-
-def test_formats_are_read_back_and_named() -> None:
-    kinds = {"mp3": "mpeg", "opus": "ogg", "aac": "aac", "flac": "flac", "wav": "wav"}
-
-    async def ask() -> None:
-        async with serving() as server:
-            for format, kind in kinds.items():
-                answer = await server.speak(LONG, response_format=format)
-                assert answer.headers["content-type"].startswith(f"audio/{kind}")
-                with av.open(io.BytesIO(answer.content)) as file:
-                    heard_s = sum(frame.samples / frame.sample_rate for frame in file.decode(audio=0))
-                assert heard_s == pytest.approx(len(spoken(LONG)) / 16000, abs=0.2), format
-            unnamed = await server.http.post(SPEECH, json={"input": "Some words."})
-            assert unnamed.headers["content-type"] == "audio/mpeg"
-
-    run(ask())
-
-
-def test_events_hold_the_audio_and_say_how_it_ended() -> None:
-    async def ask() -> None:
-        async with serving("slow") as server:
-            answer = await server.speak(stream_format="sse")
-            assert answer.headers["content-type"].startswith("text/event-stream")
-            *deltas, done = (json.loads(line[6:]) for line in answer.text.split("\n\n") if line)
-            assert {delta["type"] for delta in deltas} == {"speech.audio.delta"}
-            assert b"".join(base64.b64decode(delta["audio"]) for delta in deltas) == spoken()
-            assert done == {
-                "type": "speech.audio.done",
-                "usage": {"input_tokens": 11, "output_tokens": 11, "total_tokens": 22},
-                "finish_reason": "stop",
-            }
-            # An Accept header alone changes nothing.
-            plain = await server.http.post(
-                SPEECH, json={"input": "Some words.", "response_format": "pcm"}, headers={"accept": "text/event-stream"}
-            )
-            assert plain.content == spoken()
-
-    run(ask())
-
-
-def test_the_official_client_hears_streams_and_whole_answers() -> None:
-    def ask(server: Server) -> None:
-        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
-            for format in ("pcm", "wav"):
-                arguments = {"model": "tts-1", "voice": "alloy", "input": LONG, "response_format": format}
-                whole = client.audio.speech.create(**arguments).content
-                with client.audio.speech.with_streaming_response.create(**arguments) as answer:
-                    parts = list(answer.iter_bytes())
-                assert len(parts) > 3
-                assert b"".join(parts) == whole
-                assert whole.endswith(spoken(LONG))
-                assert (format == "wav") == whole.startswith(b"RIFF")
-            assert [model.id for model in client.models.list()] == ["sine", "tts-1", "tts-1-hd", "gpt-4o-mini-tts"]
-            with pytest.raises(openai.NotFoundError, match="nobody"):
-                client.audio.speech.create(model="tts-1", voice="nobody", input="Hello.")
-            with pytest.raises(openai.BadRequestError, match="letter or digit"):
-                client.audio.speech.create(model="tts-1", voice="alloy", input="...")
-
-    async def serve() -> None:
-        async with serving() as server:
-            await asyncio.to_thread(ask, server)
-
-    run(serve())
 
 
 def test_models_voices_and_the_schema_are_listed() -> None:

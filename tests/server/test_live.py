@@ -13,7 +13,7 @@ from engine_processes import LONG, nothing_left, run, until
 from live_sessions import TEXT, ended, session, whole
 from server_processes import SETTINGS, recording, serving
 from sonoro.core.config import EngineConfig
-from sonoro.transport.client import EngineClient
+from sonoro.transport.fleet import Fleet
 
 __all__ = ["nothing_left"]
 
@@ -70,7 +70,7 @@ def test_the_built_in_voice_says_pieces_as_it_says_the_whole(chunk_frames: tuple
     text = "The birch canoe slid on the smooth planks, and 3 of us laughed. Rice is often served in round bowls."
 
     async def speak() -> None:
-        builtin = EngineClient.launch(device="cpu", config=EngineConfig(slots=1, chunk_frames=chunk_frames))
+        builtin = Fleet.launch(devices=("cpu",), config=EngineConfig(slots=1, chunk_frames=chunk_frames))
         async with serving(engine=builtin) as server, session(server) as client:
             await client.say("session.config", voice="clara", seed=7)
             assert (await client.hear())["voice"] == "clara"

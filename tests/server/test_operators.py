@@ -10,7 +10,7 @@ import pytest
 
 from engine_processes import CONFIG, engines, nothing_left, run, until
 from server_processes import SETTINGS, Server, check_error, serving
-from sonoro.server.metrics import Metrics, Observation
+from sonoro.server.metrics import EngineState, Metrics, Observation
 from sonoro.server.service import Service
 
 __all__ = ["nothing_left"]
@@ -30,7 +30,7 @@ def test_models_tell_what_was_decided_and_nothing_secret(tmp_path: object) -> No
             engine = {**dataclasses.asdict(CONFIG.resolve()), "voices_folder": "set"}
             assert shown["engine"] == json.loads(json.dumps(engine))
             assert (shown["server"]["max_waiting"], shown["server"]["max_concurrency"]) == (7, CONFIG.slots)
-            assert shown["load"] == {"device": "auto", "dtype": None, "load_format": "auto"}
+            assert shown["load"] == {"device": "cpu", "dtype": None, "load_format": "auto"}
             assert shown["ready"]["seconds"] > 0
             assert shown["ready"]["report"] == server.engine.ready.report.splitlines()
             assert "first-key" not in answer.text
@@ -94,7 +94,7 @@ def test_metrics_count_who_waits_and_who_speaks() -> None:
             for name in ("first_packet_seconds", "request_seconds", "rtf"):
                 assert f'sonoro_{name}_count{{model="sine"}} 5.0' in text
             assert await server.metric('sonoro_audio_seconds_total{model="sine"}') == pytest.approx(7.5)
-            assert 'sonoro_engine_frame_seconds{quantile="0.95"}' in text
+            assert 'sonoro_engine_frame_seconds{quantile="0.95",replica="0"}' in text
 
     run(ask())
 
@@ -146,7 +146,7 @@ def test_underruns_are_those_of_a_listener_without_a_buffer(
         observation.made(bytes(16000))
         observation.sent()
     observation.end("stop", is_whole=True)
-    text = metrics.exposition(None, restarts=0, slots=4, queued=2).decode()
+    text = metrics.exposition([EngineState(None, 0, 4)], queued=2).decode()
     assert f'sonoro_underruns_total{{model=""}} {float(underruns)}' in text
     assert "sonoro_queue_depth 2.0" in text
 

@@ -18,7 +18,7 @@ from engine_processes import CONFIG, LONG, alone, nothing_left, run, until
 from server_processes import SETTINGS, Server, serving
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import SpeechRequest
-from sonoro.transport.client import EngineClient
+from sonoro.transport.fleet import Fleet
 
 __all__ = ["nothing_left"]
 
@@ -208,7 +208,7 @@ def test_a_recording_and_a_file_are_spoken_like() -> None:
 @pytest.mark.parametrize("width", [360, 1280])
 def test_the_built_in_voice_is_not_silent_and_the_page_fits(width: int) -> None:
     async def hear() -> None:
-        builtin = EngineClient.launch(device="cpu", config=EngineConfig(slots=1))
+        builtin = Fleet.launch(devices=("cpu",), config=EngineConfig(slots=1))
         screen = {"viewport": {"width": width, "height": 800}, "has_touch": width < 600}
         async with serving(engine=builtin) as server, browsing(server, **screen) as page:
             await speak(page, "Hello there.")

@@ -28,6 +28,7 @@ from sonoro.transport.messages import (
     Pause,
     PrefixCounts,
     Ready,
+    RefreshVoices,
     Resume,
     Shutdown,
     Stats,
@@ -36,6 +37,7 @@ from sonoro.transport.messages import (
     VoiceDeleted,
     VoiceFailed,
     VoiceReady,
+    VoicesRefreshed,
     WorkerSettings,
     decode_from_engine,
     decode_to_engine,
@@ -76,6 +78,7 @@ TO_ENGINE = [
     StatsRequest(),
     EncodeVoice(3, "anna", REQUEST.references, "she agreed"),
     DeleteVoice(4, "anna"),
+    RefreshVoices(6),
     Shutdown(),
 ]
 ANNA = VoiceFacts(name="anna", use="prompt", duration_s=2.5, created_at_s=1.8e9, transcript="hm", consent="she agreed")
@@ -100,6 +103,7 @@ FROM_ENGINE = [
     Fatal(ErrorFacts.of(ConfigError("pages", 3, "it must be at least 4"))),
     VoiceReady(3, ANNA),
     VoiceDeleted(4, "anna"),
+    VoicesRefreshed(6, (ANNA,)),
     VoiceFailed(5, ErrorFacts.of(VoiceExists("name", "anna", "delete it first"))),
 ]
 

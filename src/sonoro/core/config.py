@@ -1,6 +1,6 @@
 """The engine's own configuration: declared here once, checked when constructed, read from YAML.
 
-The only module that reads the environment. Knows no model.
+The only module that reads the environment, or sets what its own process reads there. Knows no model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import yaml
 from sonoro.core.errors import ConfigError
 from sonoro.core.text import MIN_BOUND_S, MIN_MAX_CHARACTERS
 
-__all__ = ["LOG_LEVEL_VARIABLE", "EngineConfig", "kernel_cache_folder", "log_level"]
+__all__ = ["LOG_LEVEL_VARIABLE", "EngineConfig", "kernel_cache_folder", "log_level", "see_one_gpu"]
 
 LOG_LEVEL_VARIABLE = "SONORO_LOG_LEVEL"
 
@@ -216,3 +216,9 @@ def log_level() -> int:
     if name.upper() not in levels:
         raise ConfigError(LOG_LEVEL_VARIABLE, name, "one of " + ", ".join(levels))
     return levels[name.upper()]
+
+
+def see_one_gpu(index: int) -> None:
+    """Let this process, before it uses CUDA, and those it starts see one GPU alone: number `index` of what it sees."""
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    os.environ["CUDA_VISIBLE_DEVICES"] = seen.split(",")[index].strip() if seen else str(index)

@@ -188,6 +188,10 @@ class Engine:
         """Forget a registered voice; requests that have it go on. Raises `UnknownVoice`."""
         return self._voices.delete(name)
 
+    def refresh_voices(self) -> Future[None]:
+        """Look again at what the folder of voices holds, which other engines may have changed."""
+        return self._voices.refresh()
+
     def warm_up(self) -> None:
         """Run what would otherwise stall running streams at its first use: encoding, on a GPU."""
         self._voices.warm_up()

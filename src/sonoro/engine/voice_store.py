@@ -10,6 +10,7 @@ import logging
 import os
 import tempfile
 import time
+from collections.abc import Hashable
 from pathlib import Path
 
 import msgspec
@@ -40,12 +41,12 @@ class MemoryStore:
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
 
-    def names(self) -> list[str]:
-        """None: there is nothing from before."""
-        return []
+    def stamps(self) -> dict[str, Hashable]:
+        return {name: facts for name, (facts, _) in self._entries.items()}
 
-    def write(self, facts: VoiceFacts, saved: SavedVoice) -> None:
+    def write(self, facts: VoiceFacts, saved: SavedVoice) -> Hashable:
         self._entries[facts.name] = facts, _on_cpu(saved)
+        return facts
 
     def read(self, name: str) -> Entry:
         return self._entries[name]
@@ -62,24 +63,32 @@ class FolderStore:
 
     def __init__(self, folder: str, model: str, fingerprint: str) -> None:
         self._folder, self._model, self._fingerprint = Path(folder).expanduser(), model, fingerprint
+        self._warned: set[str] = set()
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._sweep()
         except OSError as error:
             raise ConfigError("voices_folder", folder, f"it must be a folder that can be used ({error})") from error
 
-    def names(self) -> list[str]:
-        """Of the files that could be voices; warns of any other but those that are being written."""
-        paths = sorted(path for path in self._folder.iterdir() if not _is_unfinished(path))
-        for path in paths:
-            if path.suffix != _SUFFIX:
+    def stamps(self) -> dict[str, Hashable]:
+        """By name the files that could be voices, and what differs when another takes the place of one.
+
+        Warns once of any other but those that are being written.
+        """
+        stamps: dict[str, Hashable] = {}
+        for path in sorted(path for path in self._folder.iterdir() if not _is_unfinished(path)):
+            if path.suffix == _SUFFIX:
+                with contextlib.suppress(FileNotFoundError):
+                    stamps[path.stem] = _stamp(path)
+            elif path.name not in self._warned:
+                self._warned.add(path.name)
                 logger.warning(
                     "event=voice_passed_over file=%r reason='its name does not end with %s'", path.name, _SUFFIX
                 )
-        return [path.stem for path in paths if path.suffix == _SUFFIX]
+        return stamps
 
-    def write(self, facts: VoiceFacts, saved: SavedVoice) -> None:
-        """Keep a voice. Raises `VoiceExists` if there is a file of its name, `EngineError` if it cannot be written."""
+    def write(self, facts: VoiceFacts, saved: SavedVoice) -> Hashable:
+        """Keep a voice; its stamp. Raises `VoiceExists` if there is a file of its name, `EngineError` if not kept."""
         metadata = {
             "format": FORMAT,
             "model": self._model,
@@ -93,6 +102,7 @@ class FolderStore:
             raise VoiceExists("name", facts.name, f"the folder of voices holds {path.name}, though not of this model")
         try:
             self._write(path, data)
+            return _stamp(path)
         except OSError as error:
             raise EngineError(f"the voice {facts.name!r} could not be kept: {error.strerror}") from error
 
@@ -154,6 +164,11 @@ class FolderStore:
 
     def _path(self, name: str) -> Path:
         return self._folder / (name + _SUFFIX)
+
+
+def _stamp(path: Path) -> Hashable:
+    facts = path.lstat()
+    return facts.st_ino, facts.st_mtime_ns, facts.st_size
 
 
 def _is_unfinished(path: Path) -> bool:

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any, TypeVar
@@ -75,7 +75,8 @@ class Voices:
         self.registered: dict[str, VoiceFacts] = {}
         folder = config.voices_folder
         self._store = FolderStore(folder, model.spec.name, model.fingerprint) if folder else MemoryStore()
-        self._run(self._load_all)
+        self._stamps: dict[str, Hashable] = {}
+        self._run(self._look)
 
     @property
     def adding(self) -> int:
@@ -93,7 +94,7 @@ class Voices:
         elif request.references:
             voice = self._get(content_hash(request.references), partial(self._encode, request.references))
         elif request.voice in self.registered:
-            voice = self._get(_key(request.voice), partial(self._load, request.voice))
+            voice = self._get(self._key(request.voice), partial(self._load, request.voice))
         else:
             return None
         self._waiting[voice] += 1
@@ -133,8 +134,12 @@ class Voices:
         facts = self.registered.pop(name.lower(), None)
         if facts is None:
             raise UnknownVoice("name", name, f"registered voices: {listed(sorted(self.registered)) or 'none'}")
-        self._kept.pop(_key(facts.name), None)
+        self._kept.pop(self._key(facts.name), None)
         return self._submit(partial(self._remove, facts))
+
+    def refresh(self) -> Future[None]:
+        """Register what other engines have put into the folder, and forget what they have taken from it."""
+        return self._submit(self._look)
 
     def warm_up(self) -> None:
         """Encode noise of some lengths on a GPU: kernels are compiled and loaded, and memory for the longest is taken.
@@ -150,6 +155,10 @@ class Voices:
             except Exception as error:  # the reference that needs as much will fail, and nothing else
                 logger.warning("event=voice_warm_up_failed reference_s=%g reason=%r", duration_s, str(error))
         logger.info("event=voices_warmed_up seconds=%.2f", time.perf_counter() - started_s)
+
+    def _key(self, name: str) -> str:
+        """What a registered voice is kept under: no content's hash, and another once another voice has the name."""
+        return f"name {name} {self._stamps[name]}"
 
     def _submit(self, make: Callable[[], Made]) -> Future[Made]:
         return self._executor.submit(self._run, make)
@@ -210,7 +219,7 @@ class Voices:
                 transcript=" ".join(reference.text for reference in references if reference.text) or None,
                 consent=consent,
             )
-            self._store.write(facts, self._model.save_voice(voice))
+            self._stamps[name] = self._store.write(facts, self._model.save_voice(voice))
             self.registered[name] = facts
             return facts
         finally:
@@ -219,23 +228,34 @@ class Voices:
     def _remove(self, facts: VoiceFacts) -> None:
         try:
             self._store.delete(facts.name)
+            self.registered.pop(facts.name, None)  # which somebody who looked in the meantime has registered again
         except Exception:
             self.registered[facts.name] = facts
             raise
 
-    def _load_all(self) -> None:
-        """Register what the store holds, each voice read once to see that it can be used."""
-        for name in self._store.names():
+    def _look(self) -> None:
+        """Register what the store holds, what is new or another than before read once to see that it can be used."""
+        stamps = self._store.stamps()
+        for name in self.registered.keys() - stamps.keys():
+            self.registered.pop(name, None)
+        for name, stamp in stamps.items():
+            if self._stamps.get(name) == stamp:
+                continue
+            self._stamps[name] = stamp
             try:
-                if len(self.registered) >= self._config.max_registered_voices:
-                    raise InvalidRequest("name", name, "as many voices as may (max_registered_voices) are registered")
-                if name in self._model.spec.voices:
-                    raise InvalidRequest("name", name, "the model has a voice of that name of its own")
-                facts, saved = self._store.read(name)
-                self._model.load_voice(saved)
-                self.registered[name] = facts
-            except Exception as error:  # whatever lies in a folder, the engine starts
+                self.registered[name] = self._read(name)
+            except Exception as error:  # whatever lies in a folder, the engine runs
+                self.registered.pop(name, None)
                 logger.warning("event=voice_passed_over file=%r reason=%r", f"{name}.safetensors", str(error))
+
+    def _read(self, name: str) -> VoiceFacts:
+        if name not in self.registered and len(self.registered) >= self._config.max_registered_voices:
+            raise InvalidRequest("name", name, "as many voices as may (max_registered_voices) are registered")
+        if name in self._model.spec.voices:
+            raise InvalidRequest("name", name, "the model has a voice of that name of its own")
+        facts, saved = self._store.read(name)
+        self._model.load_voice(saved)
+        return facts
 
 
 def content_hash(references: tuple[Reference, ...]) -> str:
@@ -248,8 +268,3 @@ def content_hash(references: tuple[Reference, ...]) -> str:
 
 def _has_failed(voice: Future[Voice]) -> bool:
     return voice.done() and voice.exception() is not None
-
-
-def _key(name: str) -> str:
-    """What a registered voice is kept under; no content's hash."""
-    return f"name {name}"

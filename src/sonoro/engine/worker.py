@@ -24,7 +24,7 @@ from importlib.machinery import ModuleSpec
 import msgspec
 import torch
 
-from sonoro.core.config import log_level
+from sonoro.core.config import log_level, see_one_gpu
 from sonoro.core.errors import ConfigError, ErrorFacts, SonoroError
 from sonoro.core.types import Event, Failed, Finished, VoiceFacts
 from sonoro.engine.compile import compiling
@@ -40,6 +40,7 @@ from sonoro.transport.messages import (
     Fatal,
     Pause,
     Ready,
+    RefreshVoices,
     Resume,
     Shutdown,
     Stats,
@@ -49,10 +50,11 @@ from sonoro.transport.messages import (
     VoiceDeleted,
     VoiceFailed,
     VoiceReady,
+    VoicesRefreshed,
     WorkerSettings,
 )
 
-__all__ = ["SMALL_MODEL_PARAMETERS", "Worker", "load", "main", "spare_threads"]
+__all__ = ["SMALL_MODEL_PARAMETERS", "Worker", "load", "main", "on_own_gpu", "spare_threads"]
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +63,8 @@ SMALL_MODEL_PARAMETERS = 50_000_000
 and on cores that other work shares the two wait for each other (RTF .39 with one, 9 with two)."""
 
 CANNOT_START, BROKEN = 2, 1
+
+VoiceChange = Future[VoiceFacts] | Future[None]
 
 _IDLE_S = 1.0
 _PARENT_CHECK_S = 0.5
@@ -81,7 +85,7 @@ def main() -> None:
     with contextlib.closing(WorkerLink(endpoint)) as link, _encoder() as executor:
         try:
             logging.basicConfig(level=log_level(), format="%(levelname)s %(name)s %(message)s")
-            wanted = msgspec.json.decode(settings, type=WorkerSettings)
+            wanted = on_own_gpu(msgspec.json.decode(settings, type=WorkerSettings))
             with compiling(wanted):
                 loaded = load(wanted)
             engine = Engine(loaded.model, wanted.config, executor=executor)
@@ -113,6 +117,20 @@ def _encoder() -> Iterator[Executor]:
         yield executor
     finally:
         executor.shutdown(wait=False, cancel_futures=True)
+
+
+def on_own_gpu(settings: WorkerSettings) -> WorkerSettings:
+    """`settings` for a process that sees, from now on, no GPU but the one they name by number: its only one.
+
+    So whatever uses the current device uses that one, and nothing takes memory on another. To be called before CUDA is
+    used. A number that is not there stays, for whoever loads the model to refuse.
+    """
+    kind, _, number = settings.device.partition(":")
+    if kind != "cuda" or not number.isdecimal() or int(number) >= torch.cuda.device_count():
+        return settings
+    see_one_gpu(int(number))
+    # Unless counting them has made CUDA read the variable already.
+    return msgspec.structs.replace(settings, device="cuda") if torch.cuda.device_count() == 1 else settings
 
 
 def load(settings: WorkerSettings) -> LoadedModel:
@@ -149,7 +167,7 @@ class Worker:
     def __init__(self, engine: Engine, link: WorkerLink, device: torch.device) -> None:
         self._engine, self._link, self._device = engine, link, device
         self._is_paused: dict[str, bool] = {}
-        self._registering: dict[int, tuple[str, Future[VoiceFacts] | Future[None]]] = {}
+        self._registering: dict[int, tuple[str, VoiceChange]] = {}
         self._tick_s: deque[float] = deque(maxlen=_WINDOW)
         self._frame_s: deque[float] = deque(maxlen=_WINDOW)
         self._ticked_at_s: float | None = None
@@ -232,10 +250,12 @@ class Worker:
                 self._register(number, name, lambda: self._engine.add_voice(name, references, consent))
             case DeleteVoice(number, name):
                 self._register(number, name, lambda: self._engine.delete_voice(name))
+            case RefreshVoices(number):
+                self._register(number, "", self._engine.refresh_voices)
             case Shutdown():
                 self._is_stopping = True
 
-    def _register(self, number: int, name: str, begin: Callable[[], Future[VoiceFacts] | Future[None]]) -> None:
+    def _register(self, number: int, name: str, begin: Callable[[], VoiceChange]) -> None:
         try:
             self._registering[number] = name.lower(), begin()
         except Exception as error:
@@ -251,7 +271,12 @@ class Worker:
             except Exception as error:
                 self._link.send([VoiceFailed(number, ErrorFacts.of(error))])
             else:
-                self._link.send([VoiceDeleted(number, name) if facts is None else VoiceReady(number, facts)])
+                if facts is not None:
+                    self._link.send([VoiceReady(number, facts)])
+                elif name:
+                    self._link.send([VoiceDeleted(number, name)])
+                else:
+                    self._link.send([VoicesRefreshed(number, self._engine.voices)])
 
     def _send(self, events: Sequence[Event]) -> None:
         for event in events:

@@ -1,6 +1,6 @@
-"""The HTTP face of an engine: OpenAI's speech API, and what operators ask. Loads no torch.
+"""The HTTP face of engines: OpenAI's speech API, and what operators ask. Loads no torch.
 
-The engine is started behind it: the server is alive from its first moment and ready when the engine is.
+The engines are started behind it: the server is alive from its first moment and ready when they are.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sonoro.server.service import Service
 from sonoro.server.stream import error_response
 from sonoro.server.voices import voice_routes
 from sonoro.server.websocket import WebSocketConnection
-from sonoro.transport.client import EngineClient
+from sonoro.transport.fleet import Fleet
 
 __all__ = ["create_app", "listen", "serve", "uvicorn_config"]
 
@@ -35,12 +35,10 @@ SEND_BUFFER_BYTES = 65536
 """What the system keeps of an answer: about a second of audio, so that a client that takes nothing is felt soon."""
 
 
-def create_app(
-    client: EngineClient, config: ServerConfig, on_failure: Callable[[SonoroError], None] | None = None
-) -> FastAPI:
+def create_app(client: Fleet, config: ServerConfig, on_failure: Callable[[SonoroError], None] | None = None) -> FastAPI:
     """The application over `client`, which it starts and closes. `config` is resolved.
 
-    `on_failure` is told why the engine could not be started; requests are then refused until somebody ends the server.
+    `on_failure` is told why an engine could not be started; requests are then refused until somebody ends the server.
     """
     service = Service(client, config, on_failure)
     app = FastAPI(title="sonoro", version=version("sonoro"), lifespan=service.running, docs_url=None, redoc_url=None)
@@ -131,7 +129,7 @@ def uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
     )
 
 
-def serve(client: EngineClient, config: ServerConfig, sock: socket.socket) -> None:
+def serve(client: Fleet, config: ServerConfig, sock: socket.socket) -> None:
     """Serve on `sock` until a signal ends it; what is under way then gets `shutdown_timeout_s`.
 
     Raises what was wrong with an engine that could not be started.

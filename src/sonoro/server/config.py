@@ -37,12 +37,12 @@ class ServerConfig:
     of a batch. A head must arrive in `head_timeout_s`; a connection may idle for `keep_alive_timeout_s`.
     Recordings come with the request; with `allow_reference_urls` they are fetched from public hosts too, and opened in
     the folder `reference_folder` if one is given.
-    `max_concurrency`: requests spoken at once, 0 for the engine's slots. Others wait for a place, `max_waiting` of them
-    at most, each for `max_queue_wait_ms` at most. A client that takes nothing for `slow_reader_timeout_s` is given up,
-    of `max_sessions` over WebSockets one in which it neither says nor awaits anything for `session_idle_timeout_s` is
-    closed; at the end requests under way get `shutdown_timeout_s`. `model_aliases` are further names of the model;
-    `voice_aliases` give names to its voices: those of OpenAI that are not in it go round the voices in turn.
-    `cors_origins` may call from a browser, "*" for all.
+    `max_concurrency`: requests spoken at once, 0 for the slots of all engines. Others wait for a place, `max_waiting`
+    of them at most, each for `max_queue_wait_ms` at most. A client that takes nothing for `slow_reader_timeout_s` is
+    given up, of `max_sessions` over WebSockets one in which it neither says nor awaits anything for
+    `session_idle_timeout_s` is closed; at the end requests under way get `shutdown_timeout_s`. `model_aliases` are
+    further names of the model; `voice_aliases` give names to its voices: those of OpenAI that are not in it go round
+    the voices in turn. `cors_origins` may call from a browser, "*" for all.
     """
 
     host: str = "127.0.0.1"
@@ -99,7 +99,7 @@ class ServerConfig:
         self._check_references()
 
     def resolve(self, slots: int) -> Self:
-        """This configuration with what was left to the engine, which has `slots`, filled in."""
+        """This configuration with what was left to the engines, which have `slots` together, filled in."""
         return dataclasses.replace(self, max_concurrency=self.max_concurrency or slots)
 
     @property

@@ -1,4 +1,4 @@
-"""What the server counts, for Prometheus: requests by how they ended, their times, and how the engine is doing.
+"""What the server counts, for Prometheus: requests by how they ended, their times, and how the engines are doing.
 
 Knows no HTTP. Every count belongs to one `Metrics`, so that two servers of a process share none.
 """
@@ -6,18 +6,28 @@ Knows no HTTP. Every count belongs to one `Metrics`, so that two servers of a pr
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sonoro.transport.messages import Stats
+from sonoro.transport.messages import PrefixCounts, Stats
 
-__all__ = ["Metrics", "Observation"]
+__all__ = ["EngineState", "Metrics", "Observation"]
 
 _SECONDS = (0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.2, 0.35, 0.6, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 _RTF = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0)
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """How one engine is doing; it counts as down without `stats`."""
+
+    stats: Stats | None
+    restarts: int
+    slots: int
 
 
 class Metrics:
@@ -58,20 +68,16 @@ class Metrics:
             ["model"],
             registry=self._registry,
         )
-        self._engine = _EngineCollector()
-        self._registry.register(self._engine)
+        self._engines = _EngineCollector()
+        self._registry.register(self._engines)
 
     def refused(self, reason: str) -> None:
         """A request was turned away before it was under way."""
         self.requests.labels(self.model, reason).inc()
 
-    def exposition(self, stats: Stats | None, *, restarts: int, slots: int, queued: int) -> bytes:
-        """Everything in Prometheus' text format; without `stats` the engine counts as down.
-
-        `queued` requests wait for a place before the engine.
-        """
-        self._engine.stats, self._engine.restarts = stats, restarts
-        self._engine.slots, self._engine.queued = slots, queued
+    def exposition(self, engines: Sequence[EngineState], *, queued: int) -> bytes:
+        """Everything in Prometheus' text format; `queued` requests wait for a place before the engines."""
+        self._engines.states, self._engines.queued = engines, queued
         return generate_latest(self._registry)
 
 
@@ -127,48 +133,78 @@ class Observation:
 
 
 class _EngineCollector(Collector):
-    """What the engine last said of itself."""
+    """What the engines last said of themselves, each under its number as `replica`."""
 
     def __init__(self) -> None:
-        self.stats: Stats | None = None
-        self.restarts = self.slots = self.queued = 0
+        self.states: Sequence[EngineState] = ()
+        self.queued = 0
 
     def collect(self) -> Iterator[Metric]:
-        stats = self.stats
-        yield GaugeMetricFamily("sonoro_engine_up", "whether the engine answers", value=float(stats is not None))
-        yield CounterMetricFamily("sonoro_engine_restarts", "engines started after a crash", value=self.restarts)
-        yield GaugeMetricFamily("sonoro_engine_slots", "requests that the engine can run at once", value=self.slots)
-        waiting = self.queued + (stats.waiting if stats else 0)
-        yield GaugeMetricFamily("sonoro_queue_depth", "requests that wait, before the engine or in it", value=waiting)
-        if stats is None:
-            return
-        for name, help, value in (
-            ("running", "requests that hold a slot", stats.running),
-            ("waiting", "requests that wait for a slot of the engine", stats.waiting),
-            ("paused", "requests held back for a slow reader", stats.paused),
-            ("free_slots", "slots that nobody holds", stats.free_slots),
-            ("free_pages", "pages that nobody holds", stats.free_pages),
-            ("prefix_bytes", "pages kept for prompts that begin alike", stats.prefixes.kept_bytes),
-        ):
-            yield GaugeMetricFamily(f"sonoro_engine_{name}", help, value=value)
-        for name, percentiles in (("tick", stats.tick_ms), ("frame", stats.frame_ms)):
-            times = GaugeMetricFamily(f"sonoro_engine_{name}_seconds", f"of the last {name}s", labels=["quantile"])
-            for percentile, value_ms in percentiles.items():
-                times.add_metric([f"0.{percentile.removeprefix('p')}"], value_ms / 1000)
-            yield times
-        shared = stats.prefixes
-        for name, help, value in (
-            ("prompt_rows_prefilled", "prompt rows that were run", shared.rows_prefilled),
-            ("prompt_rows_cached", "prompt rows that an earlier prompt had run", shared.rows_cached),
-            ("prefix_hits", "prompts that began with pages of an earlier one", shared.hits),
-            ("prefix_misses", "prompts that could have, if one had begun alike", shared.misses),
-            ("prefix_evictions", "kept pages that were given up for others", shared.evictions),
-        ):
-            yield CounterMetricFamily(f"sonoro_engine_{name}", help, value=value)
-        launches = CounterMetricFamily(
-            "sonoro_engine_launches", "units of work by kind, and whether from a graph", labels=["kind", "how"]
+        states = self.states
+        yield _by_replica("up", "whether the engine answers", [float(state.stats is not None) for state in states])
+        yield _by_replica("slots", "requests that the engine can run at once", [state.slots for state in states])
+        yield _by_replica(
+            "restarts", "engines started after a crash", [state.restarts for state in states], CounterMetricFamily
         )
-        for kind, counts in stats.launches.items():
+        running = [state.stats for state in states]
+        waiting = self.queued + sum(stats.waiting for stats in running if stats)
+        yield GaugeMetricFamily("sonoro_queue_depth", "requests that wait, before an engine or in it", value=waiting)
+        for name, help in (
+            ("running", "requests that hold a slot"),
+            ("waiting", "requests that wait for a slot of the engine"),
+            ("paused", "requests held back for a slow reader"),
+            ("free_slots", "slots that nobody holds"),
+            ("free_pages", "pages that nobody holds"),
+        ):
+            yield _by_replica(name, help, [None if stats is None else getattr(stats, name) for stats in running])
+        for name in ("tick", "frame"):
+            yield _times(name, running)
+        yield from _shared_prompts([None if stats is None else stats.prefixes for stats in running])
+        yield _launches(running)
+
+
+def _by_replica(
+    name: str,
+    help: str,
+    values: Sequence[float | None],
+    family: type[GaugeMetricFamily | CounterMetricFamily] = GaugeMetricFamily,
+) -> Metric:
+    """A figure of each engine that has a value."""
+    made = family(f"sonoro_engine_{name}", help, labels=["replica"])
+    for replica, value in enumerate(values):
+        if value is not None:
+            made.add_metric([str(replica)], value)
+    return made
+
+
+def _shared_prompts(found: Sequence[PrefixCounts | None]) -> Iterator[Metric]:
+    for field, name, help in (
+        ("rows_prefilled", "prompt_rows_prefilled", "prompt rows that were run"),
+        ("rows_cached", "prompt_rows_cached", "prompt rows that an earlier prompt had run"),
+        ("hits", "prefix_hits", "prompts that began with pages of an earlier one"),
+        ("misses", "prefix_misses", "prompts that could have, if one had begun alike"),
+        ("evictions", "prefix_evictions", "kept pages that were given up for others"),
+    ):
+        yield _by_replica(name, help, [counts and getattr(counts, field) for counts in found], CounterMetricFamily)
+    kept = [counts and counts.kept_bytes for counts in found]
+    yield _by_replica("prefix_bytes", "pages kept for prompts that begin alike", kept)
+
+
+def _times(name: str, running: Sequence[Stats | None]) -> Metric:
+    times = GaugeMetricFamily(f"sonoro_engine_{name}_seconds", f"of the last {name}s", labels=["replica", "quantile"])
+    for replica, stats in enumerate(running):
+        percentiles = {} if stats is None else stats.tick_ms if name == "tick" else stats.frame_ms
+        for percentile, value_ms in percentiles.items():
+            times.add_metric([str(replica), f"0.{percentile.removeprefix('p')}"], value_ms / 1000)
+    return times
+
+
+def _launches(running: Sequence[Stats | None]) -> Metric:
+    launches = CounterMetricFamily(
+        "sonoro_engine_launches", "units of work by kind, and whether from a graph", labels=["replica", "kind", "how"]
+    )
+    for replica, stats in enumerate(running):
+        for kind, counts in (stats.launches if stats else {}).items():
             for how, count in counts.items():
-                launches.add_metric([kind, how], count)
-        yield launches
+                launches.add_metric([str(replica), kind, how], count)
+    return launches

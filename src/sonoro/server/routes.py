@@ -91,9 +91,9 @@ def operator_routes(service: Service) -> APIRouter:
         return {"status": "alive"}
 
     @router.get("/ready", responses=refusals(503))
-    async def ready() -> dict[str, str]:
-        """Whether a request would be spoken now."""
-        return {"status": "ready", "model": service.spec().name}
+    async def ready() -> dict[str, Any]:
+        """Whether a request would be spoken now, and which of the engines run."""
+        return {"status": "ready", "model": service.spec().name, "replicas": service.replicas}
 
     metrics_answer: Answers = {200: {"description": "Prometheus' text format", "content": {"text/plain": {}}}}
 

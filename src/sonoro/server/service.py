@@ -1,6 +1,6 @@
-"""What the endpoints share: an engine started behind the server's back, who may ask it, and what a request becomes.
+"""What the endpoints share: engines started behind the server's back, who may ask them, and what a request becomes.
 
-Knows the engine's client and requests, not the paths they come on.
+Knows the engines' client and requests, not the paths they come on.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ import hmac
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any
 
 from fastapi import FastAPI
 from starlette.requests import HTTPConnection
 
-from sonoro.core.errors import EngineError, InvalidRequest, SonoroError
-from sonoro.core.types import ModelSpec
+from sonoro.core.errors import EngineError, InvalidRequest, SonoroError, UnknownVoice
+from sonoro.core.types import ModelSpec, SpeechRequest, VoiceFacts
 from sonoro.server.config import ServerConfig
 from sonoro.server.encode import Encoder
 from sonoro.server.encoding import Encoding, encoder_threads
 from sonoro.server.errors import ForeignOrigin, NotReady, Refusal, TooManyRequests, Unauthorized, UnknownModel
-from sonoro.server.metrics import Metrics, Observation
+from sonoro.server.metrics import EngineState, Metrics, Observation
 from sonoro.server.references import Recordings
 from sonoro.server.schemas import SpeechBody, read_references, speech_request
 from sonoro.server.stream import NO_ENGINE, Gate, Speech
 from sonoro.server.uploads import Uploads
 from sonoro.transport.client import EngineClient
-from sonoro.transport.messages import Stats
+from sonoro.transport.fleet import Fleet
 
 __all__ = ["KEY_PROTOCOL", "Service"]
 
@@ -39,21 +39,23 @@ logger = logging.getLogger(__name__)
 KEY_PROTOCOL = "openai-insecure-api-key."
 """What a WebSocket's protocol that holds a key begins with, as OpenAI's own clients in browsers have it."""
 
+VOICES_S = 5.0
+"""How often a folder of voices is looked at: after so long nobody speaks one that another server has deleted."""
+
 STATS_TIMEOUT_S = 2.0
-"""How long /metrics waits for the engine before it counts as down."""
+"""How long /metrics waits for an engine before it counts as down."""
 
 
 class Service:
-    """An engine that is started behind its back, and what the endpoints share.
+    """Engines that are started behind its back, and what the endpoints share.
 
     `on_failure` is told what was wrong with an engine that could not be started.
     """
 
-    def __init__(
-        self, client: EngineClient, config: ServerConfig, on_failure: Callable[[SonoroError], None] | None
-    ) -> None:
+    def __init__(self, client: Fleet, config: ServerConfig, on_failure: Callable[[SonoroError], None] | None) -> None:
         self.client, self.config, self.metrics = client, config, Metrics()
-        self.gate = Gate(config.max_concurrency, config.max_waiting, config.max_queue_wait_ms / 1000)
+        wait_s = config.max_queue_wait_ms / 1000
+        self.gate = Gate(config.max_concurrency, config.max_waiting, wait_s, lambda: client.ready_share)
         self.uploads = Uploads(config.max_total_body_bytes, config.body_timeout_s)
         self.recordings = Recordings(
             max_bytes=config.max_upload_bytes,
@@ -65,16 +67,19 @@ class Service:
         self._encoders, self._sessions = encoder_threads(), 0
         self._keys = [key.encode() for key in config.api_keys]
         self._on_failure, self._failure, self._is_started = on_failure, "", False
+        self._watching: asyncio.Task[None] | None = None
 
     @contextlib.asynccontextmanager
     async def running(self, app: FastAPI) -> AsyncIterator[None]:
-        """Start the engine in the background; end it with the block."""
+        """Start the engines in the background; end them with the block."""
         starting = asyncio.create_task(self._start())
         try:
             yield
         finally:
-            starting.cancel()
-            await asyncio.gather(starting, return_exceptions=True)
+            for task in (starting, self._watching):
+                if task is not None:
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
             self._encoders.shutdown(wait=False)
             self.recordings.close()
             await self.client.close()
@@ -92,6 +97,7 @@ class Service:
                 logger.error("event=engine_not_started reason=%r", self._failure)
             return
         self.metrics.model, self._is_started = self.client.spec.name, True
+        self._watching = asyncio.create_task(self._watch_voices())
         logger.info("event=ready model=%s ready_s=%.1f", self.client.spec.name, self.client.ready.ready_s)
 
     @property
@@ -156,13 +162,25 @@ class Service:
         """What the model of `spec` may be called."""
         return tuple(dict.fromkeys((spec.name, *self.config.model_aliases)))
 
-    async def stats(self) -> Stats | None:
-        """How the engine is doing; None if it does not say."""
-        if self.unready is not None:
-            return None
-        with contextlib.suppress(EngineError, TimeoutError):
-            return await asyncio.wait_for(self.client.stats(), STATS_TIMEOUT_S)
-        return None
+    async def _state(self, engine: EngineClient) -> EngineState:
+        """How an engine is doing; its stats are None if it does not say."""
+        stats = None
+        if self._is_started and engine.is_ready:
+            with contextlib.suppress(EngineError, TimeoutError):
+                stats = await asyncio.wait_for(engine.stats(), STATS_TIMEOUT_S)
+        return EngineState(stats, engine.restarts, engine.settings.config.slots)
+
+    @property
+    def replicas(self) -> list[dict[str, Any]]:
+        """Of each engine where it runs, and whether."""
+        return [
+            {
+                "device": engine.settings.device,
+                "status": "ready" if engine.is_ready else "starting" if engine.closed_reason is None else "ended",
+                "restarts": engine.restarts,
+            }
+            for engine in self.client.replicas
+        ]
 
     async def speech(self, body: SpeechBody, name: str, *, is_live: bool = False) -> Speech:
         """What `body` asks for, of a request that its client knows as `name`. Raises what is wrong with it.
@@ -176,11 +194,28 @@ class Service:
         references = await read_references(body, self.recordings)
         # The engine must tell apart what clients may give the same name.
         own_name = f"{name}.{uuid.uuid4().hex[:8]}"
-        registered = {facts.name for facts in self.client.voices}
-        request = speech_request(
-            body, own_name, spec, self.aliases, references=references, registered=registered, is_live=is_live
-        )
+
+        def asked_for(voices: Iterable[VoiceFacts]) -> SpeechRequest:
+            registered = {facts.name for facts in voices}
+            return speech_request(
+                body, own_name, spec, self.aliases, references=references, registered=registered, is_live=is_live
+            )
+
+        try:
+            request = asked_for(self.client.voices)
+        except UnknownVoice:
+            request = asked_for(await self.voices())
         return Speech(name, request, self.encoding(body), is_events=body.stream_format == "sse")
+
+    async def voices(self) -> tuple[VoiceFacts, ...]:
+        """The registered voices, those that somebody else has put into the folder a moment ago among them."""
+        await self.client.refresh_voices()
+        return self.client.voices
+
+    async def _watch_voices(self) -> None:
+        while True:
+            await asyncio.sleep(VOICES_S)
+            await self.client.refresh_voices()
 
     def encoding(self, body: SpeechBody) -> Encoding:
         """What makes of the model's audio what `body` asks for. Raises what is wrong with that."""
@@ -196,15 +231,13 @@ class Service:
         logger.info("event=request_refused id=%s status=%d code=%s param=%s", *fields)
 
     async def exposition(self) -> bytes:
-        """The metrics of server and engine."""
-        slots = self.client.settings.config.slots
-        return self.metrics.exposition(
-            await self.stats(), restarts=self.client.restarts, slots=slots, queued=self.gate.waiting
-        )
+        """The metrics of server and engines."""
+        engines = await asyncio.gather(*map(self._state, self.client.replicas))
+        return self.metrics.exposition(engines, queued=self.gate.waiting)
 
     @property
     def configuration(self) -> dict[str, Any]:
-        """What was decided about engine and server, without what is secret or tells of this machine's folders."""
+        """What was decided about engines and server, without what is secret or tells of this machine's folders."""
         settings, ready = self.client.settings, self.client.ready
         engine = dataclasses.asdict(settings.config.resolve())
         load = {name: getattr(settings, name) for name in ("device", "dtype", "load_format")}

@@ -1,6 +1,6 @@
 """An answer on its way out: audio encoded as it is made, from the engine's stream to the client's connection.
 
-Knows the engine's client and ASGI, not where the request came from. The headers go out with the first audio, so a
+Knows the engines' client and ASGI, not where the request came from. The headers go out with the first audio, so a
 request that fails before it gets a status of its own; one that fails later ends in a broken body or an error event,
 never as if it were whole.
 """
@@ -13,7 +13,7 @@ import contextlib
 import json
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -26,7 +26,7 @@ from sonoro.server.connection import CUT
 from sonoro.server.encoding import Encoding
 from sonoro.server.errors import NotReady, Refusal, SlowReader, TooManyRequests, refusal
 from sonoro.server.metrics import Observation
-from sonoro.transport.client import EngineClient
+from sonoro.transport.fleet import Fleet
 
 __all__ = [
     "DISCONNECTED",
@@ -60,12 +60,14 @@ class _Waiting:
 class Gate:
     """At most `places` requests inside at once, at most `max_waiting` before it, each for `wait_s` at most.
 
+    `share` tells how much of the places there is now, as while one engine of several is down; nobody inside is put out.
     The first to come is the next to enter, until it has waited for half of `wait_s`. Then more come than can be served,
     and the last to come is the next: who is served is served soon, instead of everybody just before being refused.
     """
 
-    def __init__(self, places: int, max_waiting: int, wait_s: float) -> None:
-        self._free, self._max_waiting, self._wait_s = places, max_waiting, wait_s
+    def __init__(self, places: int, max_waiting: int, wait_s: float, share: Callable[[], float] = lambda: 1.0) -> None:
+        self._places, self._max_waiting, self._wait_s, self._share = places, max_waiting, wait_s, share
+        self._inside = 0
         self._waiting: deque[_Waiting] = deque()
 
     @property
@@ -83,8 +85,9 @@ class Gate:
             self._leave()
 
     async def _enter(self) -> None:
-        if self._free:
-            self._free -= 1
+        self._admit()
+        if self._has_room:
+            self._inside += 1
             return
         if len(self._waiting) >= self._max_waiting:
             raise TooManyRequests(f"{self.waiting} requests are waiting already; try again later")
@@ -105,14 +108,22 @@ class Gate:
             raise
 
     def _leave(self) -> None:
+        self._inside -= 1
+        self._admit()
+
+    @property
+    def _has_room(self) -> bool:
+        return self._inside < max(1, round(self._places * self._share()))
+
+    def _admit(self) -> None:
+        """Let in those for whom there is room."""
         now_s = asyncio.get_running_loop().time()
-        while self._waiting:
+        while self._waiting and self._has_room:
             is_overloaded = now_s - self._waiting[0].since_s > self._wait_s / 2
             waiting = self._waiting.pop() if is_overloaded else self._waiting.popleft()
             if not waiting.place.done():
                 waiting.place.set_result(None)
-                return
-        self._free += 1
+                self._inside += 1
 
 
 @dataclass(frozen=True)
@@ -150,18 +161,18 @@ class Speech:
 
 
 async def spoken(
-    speech: Speech, client: EngineClient, gate: Gate, observation: Observation
+    speech: Speech, client: Fleet, gate: Gate, observation: Observation
 ) -> AsyncGenerator[bytes | Finished, None]:
     """The encoded audio of `speech` as it is made, then its end; a place inside the gate is held meanwhile.
 
-    Raises `TooManyRequests`, `NotReady` and what `EngineClient.stream` raises.
+    Raises `TooManyRequests`, `NotReady` and what `Fleet.open` and its answer raise.
     """
     async with gate.place():
         # The engine may have ended while this one waited.
         if not client.is_ready:
             raise NotReady(NO_ENGINE)
-        async with contextlib.aclosing(client.stream(speech.request)) as stream:
-            async for event in stream:
+        async with contextlib.aclosing(await client.open(speech.request)) as answer:
+            async for event in answer:
                 if isinstance(event, AudioChunk):
                     observation.made(event.pcm)
                     if audio := await speech.encoding.feed(event.pcm):
@@ -191,7 +202,7 @@ class SpeechResponse(Response):
     """Speaks into the connection, and stops as soon as the client is gone."""
 
     def __init__(
-        self, speech: Speech, client: EngineClient, gate: Gate, observation: Observation, slow_reader_timeout_s: float
+        self, speech: Speech, client: Fleet, gate: Gate, observation: Observation, slow_reader_timeout_s: float
     ) -> None:
         super().__init__()
         self._speech, self._client, self._gate = speech, client, gate

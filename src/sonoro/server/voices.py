@@ -76,7 +76,7 @@ def voice_routes(service: Service) -> APIRouter:
     @router.get("", responses=_LISTED)
     async def voices() -> dict[str, Any]:
         """Every voice that may be named: the model's, those uploaded, and further names of the model's."""
-        names, uploaded = service.spec().voices, client.voices
+        names, uploaded = service.spec().voices, await service.voices()
         names = (*names, *(facts.name for facts in uploaded))
         return {"voices": names, "aliases": service.aliases, "uploaded_voices": [_shown(facts) for facts in uploaded]}
 
@@ -100,6 +100,7 @@ def voice_routes(service: Service) -> APIRouter:
     async def delete(name: str) -> dict[str, Any]:
         """Forget an uploaded voice. Requests that are being spoken with it go on."""
         service.spec()
+        await service.voices()
         await client.delete_voice(name)
         return {"name": name.lower(), "deleted": True}
 

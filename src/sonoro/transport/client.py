@@ -34,12 +34,14 @@ from sonoro.transport.messages import (
     EndText,
     FromEngine,
     Ready,
+    RefreshVoices,
     Stats,
     StatsRequest,
     Submit,
     VoiceDeleted,
     VoiceFailed,
     VoiceReady,
+    VoicesRefreshed,
     WorkerSettings,
 )
 
@@ -125,6 +127,23 @@ class EngineClient:
         """How often a replacement was started."""
         return self._supervisor.restarts
 
+    @property
+    def open_requests(self) -> int:
+        """How many it has been given that have not ended: those that hold a slot and those that wait for one."""
+        return len(self._inboxes)
+
+    def holds(self, request_id: str) -> bool:
+        """Whether the request of that id is one of them."""
+        return request_id in self._inboxes
+
+    def has_registered(self, name: str | None) -> bool:
+        """Whether a voice is registered under `name`."""
+        return name is not None and name.lower() in self._voices
+
+    async def until_ready(self) -> None:
+        """Wait for an engine. Raises `EngineCrashed` if there is none in time, `EngineClosed` if there will be none."""
+        await self._supervisor.until_ready()
+
     async def stream(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk | Finished, None]:
         """The answer to `request` as it is made: `AudioChunk`s, then `Finished`.
 
@@ -197,7 +216,13 @@ class EngineClient:
         """Forget a registered voice; what is spoken with it goes on. Raises `UnknownVoice` or `EngineError`."""
         await self._register(lambda number: DeleteVoice(number, name))
 
-    async def _register(self, message_of: Callable[[int], EncodeVoice | DeleteVoice]) -> VoiceFacts | None:
+    async def refresh_voices(self) -> None:
+        """Look again at the folder of voices, which others may have changed. Raises `EngineError`."""
+        await self._register(RefreshVoices)
+
+    async def _register(
+        self, message_of: Callable[[int], EncodeVoice | DeleteVoice | RefreshVoices]
+    ) -> VoiceFacts | None:
         await self._supervisor.until_ready()
         number = next(self._numbers)
         self._supervisor.send(message_of(number))
@@ -229,7 +254,7 @@ class EngineClient:
             self._inboxes[message.request_id].put(message)
         elif isinstance(message, Ready):
             self._voices = {facts.name: facts for facts in message.voices}
-        elif isinstance(message, VoiceReady | VoiceDeleted | VoiceFailed):
+        elif isinstance(message, VoiceReady | VoiceDeleted | VoicesRefreshed | VoiceFailed):
             self._settle(message)
         else:
             assert isinstance(message, Finished | Failed), message
@@ -239,12 +264,14 @@ class EngineClient:
             else:
                 inbox.put(message)
 
-    def _settle(self, message: VoiceReady | VoiceDeleted | VoiceFailed) -> None:
-        """Note what became of a voice, and tell whoever asked for it, if they still wait."""
+    def _settle(self, message: VoiceReady | VoiceDeleted | VoicesRefreshed | VoiceFailed) -> None:
+        """Note what became of voices, and tell whoever asked for it, if they still wait."""
         if isinstance(message, VoiceReady):
             self._voices[message.facts.name] = message.facts
         elif isinstance(message, VoiceDeleted):
             self._voices.pop(message.name, None)
+        elif isinstance(message, VoicesRefreshed):
+            self._voices = {facts.name: facts for facts in message.voices}
         answer = self._registering.pop(message.number)
         if answer.done():
             return

@@ -25,6 +25,7 @@ __all__ = [
     "Pause",
     "PrefixCounts",
     "Ready",
+    "RefreshVoices",
     "Resume",
     "Shutdown",
     "Stats",
@@ -34,6 +35,7 @@ __all__ = [
     "VoiceDeleted",
     "VoiceFailed",
     "VoiceReady",
+    "VoicesRefreshed",
     "WorkerSettings",
     "decode_from_engine",
     "decode_to_engine",
@@ -122,6 +124,12 @@ class DeleteVoice(msgspec.Struct, frozen=True, tag=True):
     name: str
 
 
+class RefreshVoices(msgspec.Struct, frozen=True, tag=True):
+    """Look again at the folder of voices, which other engines may have changed. `VoicesRefreshed` answers it."""
+
+    number: int
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """End the process. What is still running is dropped."""
 
@@ -192,6 +200,13 @@ class VoiceDeleted(msgspec.Struct, frozen=True, tag=True):
     name: str
 
 
+class VoicesRefreshed(msgspec.Struct, frozen=True, tag=True):
+    """The voices that are registered now."""
+
+    number: int
+    voices: tuple[VoiceFacts, ...]
+
+
 class VoiceFailed(msgspec.Struct, frozen=True, tag=True):
     """The voice could not be registered or deleted: the facts of the error."""
 
@@ -210,8 +225,22 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
         return self.facts.error
 
 
-ToEngine = Submit | AppendText | EndText | Cancel | Pause | Resume | StatsRequest | EncodeVoice | DeleteVoice | Shutdown
-FromEngine = Ready | AudioChunk | Finished | Failed | Stats | VoiceReady | VoiceDeleted | VoiceFailed | Fatal
+ToEngine = (
+    Submit
+    | AppendText
+    | EndText
+    | Cancel
+    | Pause
+    | Resume
+    | StatsRequest
+    | EncodeVoice
+    | DeleteVoice
+    | RefreshVoices
+    | Shutdown
+)
+FromEngine = (
+    Ready | AudioChunk | Finished | Failed | Stats | VoiceReady | VoiceDeleted | VoicesRefreshed | VoiceFailed | Fatal
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)

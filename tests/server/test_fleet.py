@@ -1,0 +1,137 @@
+"""A server over several engines: the same to its clients, and one that dies takes with it what it spoke alone."""
+
+import asyncio
+import dataclasses
+import os
+import signal
+
+import httpx
+import pytest
+
+from client_contract import VOICES, check_all
+from engine_processes import CONFIG, LONG, alone, engines, nothing_left, run, until
+from server_processes import SETTINGS, check_error, serving, sound
+from sonoro.core.types import SpeechRequest
+
+__all__ = ["nothing_left"]
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+LASTING = {"input": LONG, "response_format": "pcm", "max_new_tokens": 300, "ignore_eos": True}
+"""A second and a half of the slow model."""
+
+
+@pytest.mark.parametrize("count", [1, 2], ids=["one engine", "two engines"])
+def test_clients_get_what_they_may_rely_on(count: int) -> None:
+    async def ask() -> None:
+        async with serving("live", engines=count) as server:
+            await check_all(server)
+            assert await server.is_idle()
+            launches = 'sonoro_engine_launches_total{{how="eager",kind="frame",replica="{}"}}'
+            text = (await server.http.get("/metrics")).text
+            assert all(launches.format(replica) in text for replica in range(count))
+            assert await server.metric("sonoro_engine_slots") == CONFIG.slots * count
+            ready = (await server.http.get("/ready")).json()
+            assert ready["replicas"] == [{"device": "cpu", "status": "ready", "restarts": 0}] * count
+
+    run(ask(), timeout_s=120)
+
+
+def test_an_engine_killed_under_load_loses_what_it_spoke_and_nobody_else_notices() -> None:
+    """Requests come throughout: those begun on it end within five seconds, all others are spoken; then it is back."""
+
+    async def kill() -> None:
+        async with serving("slow", engines=2) as server:
+            has_died, ends, is_over = asyncio.Event(), list[tuple[str, bool, float]](), False
+            clock = asyncio.get_running_loop().time
+
+            async def client(number: int) -> None:
+                while not is_over:
+                    began_s = clock()
+                    was_before = not has_died.is_set()
+                    answer = await hear(server.http, number)
+                    ends.append((answer, was_before, clock() - began_s))
+
+            clients = [asyncio.create_task(client(number)) for number in range(2 * CONFIG.slots)]
+            await until(lambda: server.has("sonoro_engine_running", 2 * CONFIG.slots))
+            os.kill(min(engines()), signal.SIGKILL)
+            has_died.set()
+            await until(lambda: server.has("sonoro_engine_up", 1))
+            assert await server.is_ready()
+            replicas = (await server.http.get("/ready")).json()["replicas"]
+            assert sorted(replica["status"] for replica in replicas) == ["ready", "starting"]
+            await until(lambda: server.has("sonoro_engine_up", 2), timeout_s=40)
+            await until(lambda: server.has("sonoro_engine_running", 2 * CONFIG.slots))
+            is_over = True
+            await asyncio.gather(*clients)
+            lost = [(was_before, took_s) for end, was_before, took_s in ends if end != "whole"]
+            assert 1 <= len(lost) <= CONFIG.slots
+            assert all(was_before for was_before, _ in lost), "what came later was refused"
+            assert max(took_s for _, took_s in lost) < 5
+            assert {end for end, _, _ in ends} == {"whole", "cut off"}
+            assert await server.metric("sonoro_engine_restarts_total") == 1
+            assert await server.is_idle()
+
+    run(kill(), timeout_s=120)
+
+
+async def hear(http: httpx.AsyncClient, seed: int) -> str:
+    """Whether an answer was whole and right, cut off, or what else became of it."""
+    try:
+        answer = await http.post("/v1/audio/speech", json={**LASTING, "seed": seed})
+    except httpx.RemoteProtocolError:
+        return "cut off"
+    made = SpeechRequest(id="a", text=LONG, seed=seed, max_frames=300, ignore_eos=True)
+    return "whole" if answer.content == alone(made) else f"{answer.status_code}: {answer.text[:200]}"
+
+
+def test_while_an_engine_is_away_its_places_are_too() -> None:
+    """Who would have been spoken by it waits before the others, not in their queues."""
+
+    async def kill() -> None:
+        async with serving("slow", engines=2) as server:
+            asking = [asyncio.create_task(server.http.post("/v1/audio/speech", json=LASTING)) for _ in range(8)]
+            await until(lambda: server.has("sonoro_engine_running", 2 * CONFIG.slots))
+            os.kill(min(engines()), signal.SIGKILL)
+            await until(lambda: server.has("sonoro_engine_up", 1))
+            more = [asyncio.create_task(server.speak()) for _ in range(CONFIG.slots)]
+            await until(lambda: server.has("sonoro_queue_depth", CONFIG.slots))
+            assert await server.metric("sonoro_engine_waiting") == 0
+            assert {answer.status_code for answer in await asyncio.gather(*more)} == {200}
+            await asyncio.gather(*asking, return_exceptions=True)
+
+    run(kill(), timeout_s=120)
+
+
+def test_without_any_engine_nobody_waits_and_when_one_is_back_all_is_well() -> None:
+    async def kill() -> None:
+        settings = dataclasses.replace(SETTINGS, max_concurrency=2)
+        async with serving("slow", settings, engines=2) as server:
+            asking = [asyncio.create_task(hear(server.http, seed)) for seed in range(6)]
+            await until(lambda: server.has("sonoro_queue_depth", 4))
+            for process in engines():
+                os.kill(process, signal.SIGKILL)
+            async with asyncio.timeout(5):
+                ends = await asyncio.gather(*asking)
+            assert "whole" not in ends
+            check_error(await server.http.get("/ready"), 503)
+            await until(server.is_ready, timeout_s=40)
+            assert (await server.speak()).content == alone(SpeechRequest(id="a", text="Some words."))
+
+    run(kill(), timeout_s=120)
+
+
+def test_two_servers_share_a_folder_of_voices(tmp_path_factory: pytest.TempPathFactory) -> None:
+    config = dataclasses.replace(CONFIG, voices_folder=str(tmp_path_factory.mktemp("voices")))
+
+    async def ask() -> None:
+        async with serving(config=config) as one, serving(config=config) as other:
+            fields, files = {"name": "anna", "ref_text": "A tone."}, {"audio": ("a.wav", sound(), "audio/wav")}
+            assert (await one.http.post(VOICES, data=fields, files=files)).status_code == 201
+            assert (await other.speak(voice="anna")).content == (await one.speak(voice="anna")).content
+            check_error(await other.http.post(VOICES, data=fields, files=files), 409, "name")
+            assert (await other.http.delete(f"{VOICES}/anna")).status_code == 200
+            assert (await one.http.get(VOICES)).json()["uploaded_voices"] == []
+            check_error(await one.speak(voice="anna"), 404, "voice")
+
+    run(ask(), timeout_s=120)
