@@ -38,3 +38,18 @@ RUN --mount=type=bind,source=constraints.txt,target=/constraints.txt \
     --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     pip install --no-cache-dir --constraint /constraints.txt /wheels/*.whl
 USER 10001
+
+# For Ray's clusters, whose nodes start Ray themselves; KubeRay asks for their health by wget.
+FROM cuda AS ray
+USER root
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends wget \
+    && rm -rf /var/lib/apt/lists/*
+RUN --mount=type=bind,source=constraints.txt,target=/constraints.txt \
+    --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
+    pip install --no-cache-dir --constraint /constraints.txt "$(echo /wheels/*.whl)[scale]"
+USER 10001
+HEALTHCHECK NONE
+ENTRYPOINT []
+CMD ["bash"]

@@ -7,6 +7,7 @@ import asyncio
 import base64
 import io
 import json
+import re
 from collections.abc import Awaitable, Callable
 
 import av
@@ -14,7 +15,7 @@ import httpx
 import openai
 import pytest
 
-from engine_processes import LONG, alone
+from engine_processes import LONG, alone, until
 from live_sessions import TEXT, session, whole
 from server_processes import Server, check_error, recording, sound
 from sonoro.core.types import SpeechRequest
@@ -39,6 +40,7 @@ async def fields_reach_the_engine(server: Server) -> None:
         answer = await server.speak(**fields)
         assert answer.content == expected, fields
         assert answer.headers["x-sample-rate"] == "8000"
+        assert re.fullmatch(r"[\w-]{8,}", answer.headers["x-request-id"])
     cut = await server.speak(LONG, max_new_tokens=7)
     assert cut.content == spoken(LONG)[: 7 * 160]
 
@@ -138,8 +140,13 @@ async def an_uploaded_voice_is_known_at_once_and_everywhere(server: Server) -> N
     check_error(await upload(), 409, "name")
     assert (await server.http.delete(f"{VOICES}/anna")).status_code == 200
     assert await listed() == {("low", "high")}
-    for answer in await asyncio.gather(*(server.speak(voice="anna") for _ in range(8))):
-        check_error(answer, 404, "voice")
+
+    async def is_unknown() -> bool:
+        answers = await asyncio.gather(*(server.speak(voice="anna") for _ in range(8)))
+        return {answer.status_code for answer in answers} == {404}
+
+    await until(is_unknown, timeout_s=10)
+    check_error(await server.speak(voice="anna"), 404, "voice")
 
 
 async def sessions_have_utterances_and_settings_of_their_own(server: Server) -> None:

@@ -23,13 +23,14 @@ ALLOWED = {
     "models": {"core", "ops", "nn", "runtime"},
     "engine": {"core", "transport", "runtime", "models.base", "models.registry"},
     "server": {"core", "transport"},
+    "scale": {"core", "transport", "server"},
     "bench": {"core"},
     "profile": {"core", "transport", "ops", "runtime", "models", "engine"},
 }
 """What each layer may import of ours, besides itself. `api` and `cli` may import anything."""
 
 CORE_THIRD_PARTY = {"numpy", "msgspec", "yaml", "soundfile", "soxr", "sentencex", "num2words"}
-WITHOUT_TORCH = {"core", "transport", "server", "bench"}
+WITHOUT_TORCH = {"core", "transport", "server", "scale", "bench"}
 MODEL_NAMES = re.compile(r"qwen|fish|voxcpm|talker", re.IGNORECASE)
 FACES = {"api", "cli", "cli_bench", "cli_common", "cli_serve", "__init__", "__main__"}
 

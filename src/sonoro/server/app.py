@@ -51,6 +51,7 @@ def create_app(client: Fleet, config: ServerConfig, on_failure: Callable[[Sonoro
             expose_headers=["X-Sample-Rate", "X-Request-Id", "Retry-After"],
         )
     app.add_middleware(Identified)
+    app.state.service = service
 
     async def tell(request: Request, error: Exception) -> Response:
         assert isinstance(error, SonoroError), error

@@ -67,16 +67,19 @@ class Service:
         self._encoders, self._sessions = encoder_threads(), 0
         self._keys = [key.encode() for key in config.api_keys]
         self._on_failure, self._failure, self._is_started = on_failure, "", False
+        self.is_ending = False
+        self._starting: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
 
     @contextlib.asynccontextmanager
     async def running(self, app: FastAPI) -> AsyncIterator[None]:
         """Start the engines in the background; end them with the block."""
-        starting = asyncio.create_task(self._start())
+        self._starting = asyncio.create_task(self._start())
         try:
             yield
         finally:
-            for task in (starting, self._watching):
+            self.is_ending = True
+            for task in (self._starting, self._watching):
                 if task is not None:
                     task.cancel()
                     await asyncio.gather(task, return_exceptions=True)
@@ -99,6 +102,11 @@ class Service:
         self.metrics.model, self._is_started = self.client.spec.name, True
         self._watching = asyncio.create_task(self._watch_voices())
         logger.info("event=ready model=%s ready_s=%.1f", self.client.spec.name, self.client.ready.ready_s)
+
+    async def until_started(self) -> None:
+        """Wait until the engines have been started or could not be; `unready` says which."""
+        if self._starting is not None:
+            await asyncio.wait({self._starting})
 
     @property
     def unready(self) -> str | None:

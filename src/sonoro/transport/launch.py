@@ -107,10 +107,16 @@ class WorkerProcess:
         """Send `message`; it is lost if the process is gone. Raises `InvalidRequest` if it cannot be read there."""
         self._link.send(message)
 
-    async def serve(self, take: Callable[[FromEngine], None]) -> EngineCrashed:
-        """Hand every message to `take` until the process ends; how it ended."""
+    @property
+    def is_running(self) -> bool:
+        """Whether the process has not ended yet, as far as is known."""
+        return self._process.returncode is None
+
+    async def serve(self, take: Callable[[FromEngine], None], end: Callable[[], None]) -> EngineCrashed:
+        """Hand every message to `take` until the process ends, `end` being called at once; how it ended."""
         receiving = asyncio.create_task(self._link.receive())
         ending = asyncio.create_task(self._process.wait())
+        ending.add_done_callback(lambda _: end())
         try:
             while await self._is_heard(receiving, ending):
                 for message in receiving.result():
@@ -265,7 +271,7 @@ class Supervisor:
 
     @property
     def is_ready(self) -> bool:
-        return self._worker is not None and self._closed is None
+        return self._worker is not None and self._worker.is_running and self._closed is None
 
     @property
     def closed_reason(self) -> str | None:
@@ -282,7 +288,7 @@ class Supervisor:
         try:
             async with asyncio.timeout(self._limits.accept_timeout_s):
                 # It may be lost again between the event and our turn.
-                while self._worker is None and self._closed is None:
+                while not self.is_ready and self._closed is None:
                     await self._settled.wait()
         except TimeoutError as error:
             waited_s = self._limits.accept_timeout_s
@@ -332,7 +338,8 @@ class Supervisor:
     async def _supervise(self) -> None:
         try:
             while self._worker is not None:
-                error = await self._worker.serve(self._heard)
+                # What would be sent from its end on would be lost, though its last messages are still to come.
+                error = await self._worker.serve(self._heard, self._settled.clear)
                 await self._replace(error)
         except Exception as error:
             logger.exception("event=supervision_failed")

@@ -1,0 +1,140 @@
+"""The speech server as an application of Ray Serve: `serve run sonoro.scale:app model=... gpus=1`.
+
+Needs the extra `scale`. Each replica is the server of `sonoro.server` over engines of its own. Ray places, counts and
+replaces the replicas and carries their answers: nothing here knows of another replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel, ConfigDict, Field
+from ray import serve
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from sonoro.core.config import EngineConfig
+from sonoro.core.errors import EngineError
+from sonoro.server.app import create_app
+from sonoro.server.config import ServerConfig
+from sonoro.transport.fleet import Fleet
+from sonoro.transport.launch import Limits
+from sonoro.transport.messages import DEFAULT_FACTORY, WorkerSettings
+
+__all__ = ["Arguments", "Replica", "app"]
+
+_WATCH_S = 0.02
+"""How long a replica without an engine may go on refusing requests that another would take."""
+
+
+class Arguments(BaseModel):
+    """What `app` is given: `key=value` of `serve run`, or `args` in a configuration of Ray Serve.
+
+    `engine` and `server` are the sections of `sonoro serve --config`. A replica has an engine on each of its `gpus`, or
+    one on the CPU if they are 0. Between `min_replicas` and `max_replicas` there are as many as keep `target_load` of
+    their slots busy, requests that wait counted. A replica that is replaced gets `drain_s` to end what it speaks.
+    Replicas that are to know the same uploaded voices have the same `voices_folder`, a volume that all nodes mount.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    dtype: str | None = None
+    load_format: str = "auto"
+    factory: str = DEFAULT_FACTORY
+    engine: dict[str, Any] = {}
+    server: dict[str, Any] = {}
+    gpus: int = Field(default=0, ge=0, le=64)
+    cpus: float = Field(default=1.0, ge=0)
+    min_replicas: int = Field(default=1, ge=1)
+    max_replicas: int = Field(default=1, ge=1)
+    target_load: float = Field(default=0.7, gt=0, le=1)
+    drain_s: float = Field(default=600.0, gt=0)
+    health_check_s: float = Field(default=5.0, gt=0)
+
+
+def app(args: dict[str, Any]) -> serve.Application:
+    """The application that `args`, the fields of `Arguments`, describe. Raises what is wrong with them, by name."""
+    wanted = Arguments.model_validate(args)
+    devices = tuple(f"cuda:{number}" for number in range(wanted.gpus)) or ("cpu",)
+    config = EngineConfig.from_mapping(wanted.engine)
+    settings = WorkerSettings(
+        model=wanted.model,
+        device=",".join(devices),
+        dtype=wanted.dtype,
+        load_format=wanted.load_format,
+        config=config,
+        factory=wanted.factory,
+    )
+    slots = config.slots * len(devices)
+    server = ServerConfig.from_mapping(wanted.server).resolve(slots)
+    deployment = serve.deployment(
+        name="sonoro",
+        ray_actor_options={"num_gpus": wanted.gpus, "num_cpus": wanted.cpus},
+        # What it holds waits at its own gate, which refuses in time; a session counts whether or not it speaks.
+        max_ongoing_requests=server.max_concurrency + server.max_waiting + server.max_sessions,
+        autoscaling_config={
+            "min_replicas": wanted.min_replicas,
+            "max_replicas": wanted.max_replicas,
+            "target_ongoing_requests": max(1.0, wanted.target_load * slots),
+        },
+        graceful_shutdown_timeout_s=wanted.drain_s,
+        graceful_shutdown_wait_loop_s=0.5,
+        health_check_period_s=wanted.health_check_s,
+    )(serve.ingress()(Replica))
+    return deployment.bind(settings, devices, server)
+
+
+class Replica:
+    """One server and its engines. It ends with the last of them: Ray starts another, where there is room for it."""
+
+    def __init__(self, settings: WorkerSettings, devices: tuple[str, ...], server: ServerConfig) -> None:
+        # A single engine is not restarted behind Ray's back, which would go on sending requests here.
+        restarts = Limits.max_restarts if len(devices) > 1 else 0
+        limits = Limits(slow_reader_timeout_s=server.slow_reader_timeout_s, max_restarts=restarts)
+        self._fleet, self._config = Fleet(settings, devices, limits), server
+        self._watching: asyncio.Task[None] | None = None
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """What Ray calls for the application, in the event loop that will run it."""
+        self._app = create_app(self._fleet, self._config)
+        self._app.add_middleware(_Unnamed)
+        return self._app
+
+    async def check_health(self) -> None:
+        """What Ray asks now and then, and before it sends the first request: raises unless the server is ready."""
+        service = self._app.state.service
+        await service.until_started()
+        if (reason := service.unready) is not None:
+            raise EngineError(reason)
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        """End this process as soon as it has no engine: Ray would give it requests, which it had to refuse."""
+        while self._can_speak or self._app.state.service.is_ending:
+            await asyncio.sleep(_WATCH_S)
+        os._exit(1)
+
+    @property
+    def _can_speak(self) -> bool:
+        """Whether there is an engine, or will be one without Ray's doing."""
+        return self._fleet.is_ready or (len(self._fleet.replicas) > 1 and self._fleet.closed_reason is None)
+
+
+class _Unnamed:
+    """An application whose answers have no `X-Request-Id`: Ray's proxy, which has handed it on, sets it itself."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_unnamed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                del MutableHeaders(scope=message)["x-request-id"]
+            await send(message)
+
+        await self._app(scope, receive, send_unnamed)

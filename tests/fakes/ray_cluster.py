@@ -1,0 +1,64 @@
+"""A Ray of this machine with the application of `sonoro.scale` on it, for as long as stdin is open; two replicas.
+
+`python -m fakes.ray_cluster FOLDER`: its answers are lines that begin with `answer`. The first is the address; then
+`redeploy` is answered by how often it did so, `replicas` by how many are in which state.
+"""
+
+import socket
+import sys
+
+import ray
+from ray import serve
+
+from sonoro.scale import app
+
+NAME = "speech"
+
+
+def arguments(voices_folder, generation):
+    engine = {"slots": 4, "max_positions": 1200, "max_frames": 512, "max_characters": 400}
+    return {
+        "model": "slow_live",
+        "factory": "fakes.sine_worker:load",
+        "engine": {**engine, "voices_folder": voices_folder},
+        # The number makes it another application, which takes the place of the one before.
+        "server": {"max_queue_wait_ms": 20_000 + generation},
+        "cpus": 0.1,
+        "min_replicas": 2,
+        "max_replicas": 2,
+        "health_check_s": 1.0,
+    }
+
+
+def replicas():
+    states = serve.status().applications[NAME].deployments["sonoro"].replica_states
+    return ", ".join(f"{getattr(state, 'value', state)} {count}" for state, count in sorted(states.items()))
+
+
+def main():
+    folder, generation = sys.argv[1], 0
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ray.init(
+        num_cpus=2,
+        num_gpus=0,
+        include_dashboard=False,
+        object_store_memory=80 * 2**20,
+        _temp_dir=folder,
+        log_to_driver=False,
+    )
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    serve.run(app(arguments(f"{folder}/voices", generation)), name=NAME)
+    print(f"answer http://127.0.0.1:{port}", flush=True)
+    for line in sys.stdin:
+        if line == "redeploy\n":
+            generation += 1
+            serve.run(app(arguments(f"{folder}/voices", generation)), name=NAME)
+        print("answer", generation if line == "redeploy\n" else replicas(), flush=True)
+    serve.shutdown()
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""The application on a Ray of this machine: the same to its clients, whoever of its replicas dies or is replaced."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Self
+
+import httpx
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from client_contract import check_all
+from engine_processes import LONG, alone, command_of, parent_of, until
+from server_processes import Server
+from sonoro.core.errors import ConfigError
+from sonoro.core.types import SpeechRequest
+from sonoro.scale import app
+
+TESTS, ROOT = Path(__file__).parents[1:3]
+LASTING = {"input": LONG, "response_format": "pcm", "max_new_tokens": 300, "ignore_eos": True}
+"""A second and a half of the slow model."""
+
+
+class Cluster:
+    """Two replicas on a Ray of their own."""
+
+    def __init__(self, process: asyncio.subprocess.Process, log: Path, server: Server) -> None:
+        self._process, self._log, self.server = process, log, server
+
+    async def tell(self, line: str) -> str:
+        """What the cluster answers to a line."""
+        self._process.stdin.write(f"{line}\n".encode())
+        return await answer_of(self._process, self._log)
+
+    async def is_whole(self) -> bool:
+        return await self.tell("replicas") == "RUNNING 2"
+
+    async def is_not_whole(self) -> bool:
+        return not await self.is_whole()
+
+    def kill(self, name: bytes) -> None:
+        """Kill one of the processes of that name that it has brought into being."""
+        found = [int(path.name) for path in Path("/proc").glob("[0-9]*") if name in command_of(int(path.name))]
+        os.kill(next(pid for pid in found if self._process.pid in ancestors(pid)), signal.SIGKILL)
+
+
+async def answer_of(process: asyncio.subprocess.Process, log: Path) -> str:
+    """The next line that is an answer; Ray prints others."""
+    while line := (await process.stdout.readline()).decode():
+        if line.startswith("answer "):
+            return line.removeprefix("answer ").strip()
+    raise AssertionError(log.read_text()[-3000:])
+
+
+def ancestors(pid: int | None) -> Iterator[int]:
+    while pid := parent_of(pid):
+        yield pid
+
+
+@contextlib.asynccontextmanager
+async def cluster() -> AsyncIterator[Cluster]:
+    # Ray makes Unix sockets in it, whose paths may have 107 letters.
+    with TemporaryDirectory(prefix="r", ignore_cleanup_errors=True) as folder, Path(folder, "log").open("w+") as log:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
+        environment |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "HOME": folder}
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "fakes.ray_cluster", folder),
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+        )
+        try:
+            url = await answer_of(process, Path(folder, "log"))
+            limits = httpx.Limits(max_connections=100)
+            async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits, trust_env=False) as http:
+                yield Cluster(process, Path(folder, "log"), Server(http, url, None, None, []))
+        finally:
+            process.stdin.close()
+            try:
+                await asyncio.wait_for(process.wait(), 30)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+
+
+@dataclass
+class Ended:
+    """A request that ended: `whole`, or however else; sent and over at these times."""
+
+    how: str
+    sent_s: float
+    over_s: float
+
+
+class Crowd:
+    """Eight clients who ask again and again, until the block ends; `begun` of their answers are under way."""
+
+    def __init__(self, server: Server) -> None:
+        self._server, self.ended, self.begun, self._is_over = server, list[Ended](), 0, False
+
+    async def __aenter__(self) -> Self:
+        self._clients = [asyncio.create_task(self._ask(seed)) for seed in range(8)]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._is_over = True
+        await asyncio.gather(*self._clients)
+
+    async def _ask(self, seed: int) -> None:
+        made = SpeechRequest(id="a", text=LONG, seed=seed, max_frames=300, ignore_eos=True)
+        expected, clock = alone(made), asyncio.get_running_loop().time
+        while not self._is_over:
+            sent_s = clock()
+            try:
+                status, heard = await self._hear(seed)
+                how = "whole" if heard == expected else f"{status}, {len(heard)} bytes"
+            except httpx.TransportError as error:
+                how = f"cut off: {error!r}"
+            self.ended.append(Ended(how, sent_s, clock()))
+
+    async def _hear(self, seed: int) -> tuple[int, bytes]:
+        heard = b""
+        async with self._server.http.stream("POST", "/v1/audio/speech", json={**LASTING, "seed": seed}) as answer:
+            try:
+                async for part in answer.aiter_raw():
+                    self.begun += not heard
+                    heard += part
+            finally:
+                self.begun -= bool(heard)
+        return answer.status_code, heard
+
+    def sent_since(self, time_s: float) -> list[Ended]:
+        return [ended for ended in self.ended if ended.sent_s > time_s]
+
+
+def test_on_a_local_ray_clients_notice_no_redeploy_and_a_death_only_where_it_spoke_to_them() -> None:
+    async def ask() -> None:
+        clock = asyncio.get_running_loop().time
+        async with cluster() as ray:
+            await check_all(ray.server)
+            async with Crowd(ray.server) as crowd:
+                await until(lambda: crowd.begun > 4)
+                await ray.tell("redeploy")
+                redeployed_s = clock()
+                await until(lambda: len(crowd.sent_since(redeployed_s)) >= 8, timeout_s=60)
+            assert {ended.how for ended in crowd.ended} == {"whole"}
+            for name in (b"sonoro.engine.worker", b"ray::ServeReplica"):
+                await until(ray.is_whole, timeout_s=60)
+                async with Crowd(ray.server) as crowd:
+                    # A replica has four slots: both speak.
+                    await until(lambda: crowd.begun > 4, timeout_s=30)
+                    ray.kill(name)
+                    killed_s = clock()
+                    await until(ray.is_not_whole, timeout_s=30)
+                    await until(ray.is_whole, timeout_s=60)
+                    healed_s = clock()
+                    await until(lambda since_s=healed_s: len(crowd.sent_since(since_s)) >= 8, timeout_s=60)
+                lost = [ended for ended in crowd.ended if ended.how != "whole"]
+                assert 1 <= len(lost) <= 8
+                assert all(ended.sent_s < killed_s for ended in lost), "what came later was lost"
+                assert all(ended.over_s < killed_s + 5 for ended in lost)
+                assert not any(ended.how.startswith("200") for ended in lost), "an answer that was cut off looked whole"
+
+    asyncio.run(asyncio.wait_for(ask(), 280))
+
+
+def test_what_is_wrong_with_the_arguments_is_refused_by_name() -> None:
+    for arguments, kind, words in (
+        ({"modell": "x"}, ValidationError, "modell"),
+        ({"gpus": -1}, ValidationError, "gpus"),
+        ({"max_replicas": "many"}, ValidationError, "max_replicas"),
+        ({"engine": {"slot": 4}}, ConfigError, "slot: 4 is not allowed"),
+        ({"server": {"max_waiting": -1}}, ConfigError, "max_waiting"),
+    ):
+        with pytest.raises(kind, match=words):
+            app(arguments)
+
+
+def test_the_manifest_describes_an_application_and_the_ray_that_is_pinned() -> None:
+    manifest = yaml.safe_load((ROOT / "examples" / "rayservice.yaml").read_text(encoding="utf-8"))["spec"]
+    (described,) = yaml.safe_load(manifest["serveConfigV2"])["applications"]
+    assert described["import_path"] == f"{app.__module__}:{app.__name__}"
+    assert app(described["args"])
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    assert f"ray=={manifest['rayClusterConfig']['rayVersion']}" in pins
