@@ -1,0 +1,139 @@
+"""`sonoro bench plan`: what a number of GPUs would do with a load, from results that one GPU was measured with."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sonoro.core.config import EngineConfig
+from sonoro.core.errors import ConfigError
+from sonoro.profile.plan import Load, Times, simulate
+from sonoro.profile.report import Report
+
+__all__ = ["PlanBench", "run"]
+
+
+@dataclass(frozen=True)
+class PlanBench:
+    """Loads of `rps` requests a second on so many `gpus` each, with `slots` each (the largest measured batch if None).
+
+    `frame-<model>.json` and `engine-<model>.json` of `results` say what a GPU takes, and `serve-<model>.json`, if it is
+    there, what a server adds. Requests are as long as the lines of the file `lengths` say, in seconds, or drawn from
+    `frames`. `checks`: in place of `rps` the loads of `serve-<model>.json`, beside what was measured. Raises
+    `ConfigError` naming the field.
+    """
+
+    model: str
+    results: Path
+    gpus: tuple[int, ...] = (1,)
+    rps: tuple[float, ...] = ()
+    slots: int | None = None
+    lengths: Path | None = None
+    frames: tuple[int, int] = (30, 90)
+    checks: bool = False
+    duration_s: float = 20.0
+    warm_up_s: float = 3.0
+    seed: int = 0
+    out: Path | None = None
+    commit: str | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.rps) == self.checks:
+            raise ConfigError("rps", self.rps, "give rates to plan for, or check, and not both")
+        if self.rps and not all(0 < rate < math.inf for rate in self.rps):
+            raise ConfigError("rps", self.rps, "each must be above 0")
+        if min(self.gpus, default=0) < 1:
+            raise ConfigError("gpus", self.gpus, "each must be at least 1")
+        if not 1 <= self.frames[0] <= self.frames[1]:
+            raise ConfigError("frames", self.frames, "they must ascend, from 1")
+        for name in ("duration_s", "warm_up_s"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(name, getattr(self, name), "it must be above 0")
+
+
+def run(bench: PlanBench) -> dict[str, Any]:
+    """Simulate, print and return the results. Raises `ConfigError` for files that are missing or no results."""
+    frames, engine = _read(bench, "frame"), _read(bench, "engine")
+    server = _read(bench, "serve") if bench.checks or _path(bench, "serve").exists() else None
+    times = Times.of(frames, engine, server)
+    config = EngineConfig(slots=bench.slots or max(times.frame))
+    lengths = tuple(range(bench.frames[0], bench.frames[1] + 1))
+    if bench.lengths is not None:
+        lengths = _frames_of(bench.lengths, times.frame_s)
+    settings = {**asdict(bench), "results": str(bench.results), "lengths": bench.lengths and str(bench.lengths)}
+    settings = {name: value for name, value in settings.items() if name not in ("out", "commit")} | {
+        "slots": config.slots
+    }
+    top = {
+        "bench": "plan",
+        "model": bench.model,
+        "arm": "simulated",
+        "dtype": frames["dtype"],
+        "of_gpu": frames.get("gpu"),
+    }
+    report = Report(top, is_gpu=False, settings=settings, commit=bench.commit, out=bench.out)
+    rows = (
+        _checked(bench, times, config, lengths, server or {})
+        if bench.checks
+        else _planned(bench, times, config, lengths)
+    )
+    for row in rows:
+        report.add(row)
+    return report.finish(f"{bench.model}: simulated, {config.slots} slots each")
+
+
+def _planned(bench: PlanBench, times: Times, config: EngineConfig, lengths: Sequence[int]) -> Iterator[dict[str, Any]]:
+    for gpus in bench.gpus:
+        for rps in bench.rps:
+            load = Load(lengths, rps=rps, duration_s=bench.duration_s, warm_up_s=bench.warm_up_s, seed=bench.seed)
+            outcome = simulate(times, config, gpus, load)
+            yield {"gpus": gpus, "rps": rps, **asdict(outcome), "xrt_per_gpu": outcome.xrt / gpus}
+
+
+def _checked(
+    bench: PlanBench, times: Times, config: EngineConfig, lengths: Sequence[int], server: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Each load that the server was measured under; the errors in percent of what was measured."""
+    for measured in server["rows"]:
+        clients, rps = measured.get("concurrency", 0), measured.get("rps", 0.0)
+        duration_s, warm_up_s = measured["duration_s"], bench.warm_up_s
+        load = Load(lengths, rps=rps, clients=clients, duration_s=duration_s, warm_up_s=warm_up_s, seed=bench.seed)
+        outcome = simulate(times, config, 1, load)
+        row: dict[str, Any] = {"mode": measured["mode"], "load": clients or rps}
+        for name in ("ttfp_p50_ms", "ttfp_p95_ms", "xrt"):
+            predicted = getattr(outcome, name)
+            row |= {name: predicted, f"{name}_measured": measured[name]}
+            row[f"{name}_error_pct"] = 100 * (predicted / measured[name] - 1)
+        yield row
+
+
+def _path(bench: PlanBench, kind: str) -> Path:
+    return bench.results / f"{kind}-{bench.model}.json"
+
+
+def _read(bench: PlanBench, kind: str) -> dict[str, Any]:
+    path = _path(bench, kind)
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError("results", str(path), f"it must be what `sonoro bench {kind}` wrote ({error})") from error
+    if not isinstance(values, dict) or values.get("bench") != kind:
+        raise ConfigError("results", str(path), f"it must be what `sonoro bench {kind}` wrote")
+    return values
+
+
+def _frames_of(path: Path, frame_s: float) -> tuple[int, ...]:
+    """Frames of as many seconds as each line of the file says."""
+    try:
+        seconds = [float(line) for line in path.read_text(encoding="utf-8").split()]
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            "lengths", str(path), f"it must hold seconds of audio, one number a line ({error})"
+        ) from error
+    if not seconds or not all(0 < length < math.inf for length in seconds):
+        raise ConfigError("lengths", str(path), "it must hold seconds of audio, one number a line, each above 0")
+    return tuple(max(1, round(length / frame_s)) for length in seconds)

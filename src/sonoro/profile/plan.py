@@ -1,0 +1,270 @@
+"""How much a number of GPUs can speak: engines simulated tick by tick with the times that one was measured to take.
+
+The scheduler is the engine's own; of the device is known what `sonoro bench frame` and `bench engine` wrote.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, Self, cast
+
+import numpy as np
+
+from sonoro.core.config import EngineConfig
+from sonoro.core.errors import ConfigError
+from sonoro.engine.live import Segment
+from sonoro.engine.request import RunningRequest
+from sonoro.engine.scheduler import Plan, Scheduler
+
+__all__ = ["Load", "Outcome", "Times", "simulate"]
+
+_TICK_WEIGHT = 0.2
+"""Of the newest tick in the average that the engine plans by."""
+
+_PROMPT_ROWS = 32
+_MOST_SIMULATED = 8
+"""Engines that are simulated side by side; of more each is taken to do what these do with their share of the load."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """What one GPU was measured to take, in ms: a frame by batch, and by length of chunk the audio of so many rows.
+
+    `prefill_ms` is what a tick takes more that begins requests, `overhead_ms` what a first packet takes outside of
+    ticks, `frame_s` what a frame lasts.
+    """
+
+    frame: Mapping[int, float]
+    codec: Mapping[int, Mapping[int, float]]
+    frame_s: float
+    prefill_ms: float
+    overhead_ms: float
+
+    @classmethod
+    def of(cls, frames: Mapping[str, Any], engine: Mapping[str, Any], server: Mapping[str, Any] | None = None) -> Self:
+        """From the results of `bench frame` and `bench engine`, and with those of `bench serve` through a server.
+
+        Of the latter two what one client heard is used, nothing else. Raises `ConfigError` if that is not there.
+        """
+        rows = {row["batch"]: row for row in frames["rows"]}
+        alone: list[dict[str, Any]] = [
+            next((row for row in file["rows"] if row.get("concurrency") == 1), {})
+            for file in (engine, server or engine)
+        ]
+        if 1 not in rows or not all(alone):
+            raise ConfigError("results", sorted(rows), "each must hold a row of one request alone")
+        codec = {
+            int(length): {batch: row["codec_ms"][length] for batch, row in rows.items()}
+            for length in rows[1]["codec_ms"]
+        }
+        # Alone, the longest ticks are those that begin a request: a prefill, a frame and its audio.
+        begin_ms = alone[0]["frame_p99_ms"]
+        per_frame_ms = rows[1]["graph_ms"] + rows[1]["codec_ms"]["4"] / 4
+        return cls(
+            frame={batch: row["graph_ms"] for batch, row in rows.items()},
+            codec=codec,
+            frame_s=round(rows[1]["xrt"] * per_frame_ms / 1000, 4),
+            prefill_ms=begin_ms - rows[1]["graph_ms"] - codec[1][1],
+            overhead_ms=alone[1]["ttfp_p50_ms"] - begin_ms,
+        )
+
+    def tick_s(self, plan: Plan, config: EngineConfig) -> float:
+        """What the device takes for `plan`; `config` is resolved."""
+        tick_ms = self.prefill_ms if plan.admit else 0.0
+        if plan.frame:
+            tick_ms += _between(self.frame, _padded(len(plan.frame), config.frame_batches))
+        most = config.codec_batches[-1]
+        for length, rows in plan.codec.items():
+            for start in range(0, len(rows), most):
+                tick_ms += self._codec_ms(length, _padded(min(most, len(rows) - start), config.codec_batches))
+        return tick_ms / 1000
+
+    def _codec_ms(self, length: int, rows: int) -> float:
+        return _between({known: _between(by_batch, rows) for known, by_batch in self.codec.items()}, length)
+
+
+@dataclass(frozen=True)
+class Load:
+    """Either `rps`, arrivals of a Poisson process, or `clients` who each ask again once they were answered.
+
+    It lasts `duration_s`, after a `warm_up_s` that does not count. Lengths are drawn from `frames`, the same for the
+    same `seed`.
+    """
+
+    frames: Sequence[int]
+    rps: float = 0.0
+    clients: int = 0
+    duration_s: float = 20.0
+    warm_up_s: float = 3.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.rps > 0) == (self.clients > 0):
+            raise ConfigError("rps", self.rps, "give either rps or clients, above 0")
+        if not self.frames or min(self.frames) < 1:
+            raise ConfigError("frames", list(self.frames)[:5], "there must be lengths, each of at least one frame")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was heard: first packets, audio seconds per second of all GPUs, and what share of their slots was held."""
+
+    requests: int
+    ttfp_p50_ms: float
+    ttfp_p95_ms: float
+    xrt: float
+    slots_held: float
+    longest_queue: int
+
+
+@dataclass
+class _Engine:
+    """One engine and its imagined device. `now_s` is when the host plans next; `launched` waits to be collected."""
+
+    times: Times
+    config: EngineConfig
+    heard: Callable[[RunningRequest, int, float], None]
+    ended: Callable[[RunningRequest, float], None]
+    now_s: float = 0.0
+    free_s: float = 0.0
+    tick_s: float = 0.04
+    held: int = 0
+    launched: deque[tuple[Plan, float]] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        pages = self.config.slots * self.config.pages_per_slot
+        self.scheduler = Scheduler(self.config, pages, self.times.frame_s)
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work or bool(self.launched)
+
+    def add(self, frames: int, at_s: float) -> None:
+        prompt = SimpleNamespace(positions=_PROMPT_ROWS)
+        # Half of what a request takes outside of ticks it takes on its way here.
+        sent_s = at_s - self.times.overhead_ms / 2000
+        row = RunningRequest(cast(Any, None), [Segment("", 0, 0)], None, sent_s, prompt=cast(Any, prompt), limit=frames)
+        if not self.has_work:
+            self.now_s = max(self.now_s, at_s)
+        self.held += 1
+        self.scheduler.add(row)
+
+    def tick(self) -> None:
+        """Plan and launch a tick, then read the one before, as the engine does."""
+        began_s, plan = self.now_s, self.scheduler.plan(self.now_s, self.tick_s)
+        if not plan.is_empty:
+            self.free_s = max(self.free_s, self.now_s) + self.times.tick_s(plan, self.config)
+            self.launched.append((plan, self.free_s))
+        if len(self.launched) > (0 if plan.is_empty else 1):
+            done, at_s = self.launched.popleft()
+            self.now_s = max(self.now_s, at_s)
+            self._collect(done)
+            if not plan.is_empty:
+                self.tick_s += _TICK_WEIGHT * (self.now_s - began_s - self.tick_s)
+
+    def _collect(self, plan: Plan) -> None:
+        for row in plan.frame:
+            row.length += 1
+            row.is_done = row.length >= row.limit
+        for frames, rows in plan.codec.items():
+            for row in rows:
+                if made := min(frames, row.length - row.decoded):
+                    self.heard(row, made, self.now_s)
+                    row.heard(made, self.now_s, self.times.frame_s)
+        for row in [row for row in self.scheduler.running if row.is_drained]:
+            self.scheduler.release(row)
+            self.held -= 1
+            self.ended(row, self.now_s)
+
+
+def simulate(times: Times, config: EngineConfig, gpus: int, load: Load) -> Outcome:
+    """What `gpus` engines of `config` do with `load`, each request going to the one that holds the fewest."""
+    if gpus < 1:
+        raise ConfigError("gpus", gpus, "it must be at least 1")
+    return _Simulation(times, config.resolve(), gpus, load).run()
+
+
+class _Simulation:
+    def __init__(self, times: Times, config: EngineConfig, gpus: int, load: Load) -> None:
+        self._times, self._config, self._load = times, config, load
+        self._scale = gpus / min(gpus, _MOST_SIMULATED)
+        self._engines = [_Engine(times, config, self._hear, self._end) for _ in range(min(gpus, _MOST_SIMULATED))]
+        self._lengths = self._draw_lengths()
+        self._end_s = load.warm_up_s + load.duration_s
+        self._due = list(self._arrivals())
+        heapq.heapify(self._due)
+        self._first_ms: list[float] = []
+        self._audio_s, self._held, self._ticks, self._longest = 0.0, 0, 0, 0
+
+    def run(self) -> Outcome:
+        while self._due or any(engine.has_work for engine in self._engines):
+            busy = min(
+                (engine for engine in self._engines if engine.has_work), key=lambda engine: engine.now_s, default=None
+            )
+            if self._due and (busy is None or self._due[0] <= busy.now_s):
+                at_s = heapq.heappop(self._due)
+                min(self._engines, key=lambda engine: engine.held).add(next(self._lengths), at_s)
+            elif busy is not None:
+                busy.tick()
+                self._note(busy)
+        first_ms = np.array(self._first_ms or [np.nan])
+        return Outcome(
+            requests=len(self._first_ms),
+            ttfp_p50_ms=float(np.percentile(first_ms, 50)),
+            ttfp_p95_ms=float(np.percentile(first_ms, 95)),
+            xrt=self._audio_s / self._load.duration_s * self._scale,
+            slots_held=self._held / max(self._ticks, 1) / self._config.slots,
+            longest_queue=self._longest,
+        )
+
+    def _draw_lengths(self) -> Iterator[int]:
+        draw = random.Random(f"{self._load.seed}/frames")
+        while True:
+            yield draw.choice(self._load.frames)
+
+    def _arrivals(self) -> Iterator[float]:
+        draw, at_s = random.Random(f"{self._load.seed}/arrivals"), 0.0
+        if self._load.clients:
+            yield from (draw.random() * 0.1 for _ in range(round(self._load.clients / self._scale)))
+            return
+        while (at_s := at_s + draw.expovariate(self._load.rps / self._scale)) < self._end_s:
+            yield at_s
+
+    def _counts(self, at_s: float) -> bool:
+        return self._load.warm_up_s <= at_s < self._end_s
+
+    def _note(self, engine: _Engine) -> None:
+        if self._counts(engine.now_s):
+            self._ticks += 1
+            self._held += self._config.slots - engine.scheduler.free_slots
+            self._longest = max(self._longest, engine.scheduler.waiting)
+
+    def _hear(self, row: RunningRequest, frames: int, now_s: float) -> None:
+        if row.first_audio_at_s is None and self._counts(row.accepted_at_s):
+            self._first_ms.append(1000 * (now_s - row.accepted_at_s) + self._times.overhead_ms / 2)
+        if self._counts(now_s):
+            self._audio_s += frames * self._times.frame_s
+
+    def _end(self, row: RunningRequest, now_s: float) -> None:
+        if self._load.clients and now_s < self._end_s:
+            heapq.heappush(self._due, now_s + self._times.overhead_ms / 1000)
+
+
+def _padded(count: int, sizes: Sequence[int]) -> int:
+    at = bisect.bisect_left(sizes, count)
+    return count if at == len(sizes) else sizes[at]
+
+
+def _between(known: Mapping[int, float], at: int) -> float:
+    """What is known of the neighbours of `at`, in proportion; beyond the last, as between the last two."""
+    return (
+        float(np.interp(at, list(known), list(known.values())))
+        if at <= max(known)
+        else known[max(known)] * at / max(known)
+    )

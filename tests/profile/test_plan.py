@@ -1,0 +1,121 @@
+"""Simulated engines: as fast as those that were measured, the same each time, and more of them do more."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sonoro.core.config import EngineConfig
+from sonoro.core.errors import ConfigError
+from sonoro.profile.capacity import PlanBench, run
+from sonoro.profile.plan import Load, Times, simulate
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+MODEL = "qwen3-tts-1.7b-customvoice"
+FRAMES = tuple(range(30, 91))
+WITHIN = 0.15
+CONFIG = EngineConfig(slots=256)
+
+
+def measured(kind: str) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((RESULTS / f"{kind}-{MODEL}.json").read_text())
+    return values
+
+
+def rows(kind: str, field: str, *loads: float) -> list[dict[str, Any]]:
+    found = [row for row in measured(kind)["rows"] if row.get(field) in loads]
+    assert len(found) == len(loads)
+    return found
+
+
+@pytest.fixture(scope="module")
+def times() -> Times:
+    return Times.of(measured("frame"), measured("engine"), measured("serve"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "row"),
+    [
+        *(("serve", row) for row in rows("serve", "rps", 20.0, 40.0, 80.0)),
+        *(("serve", row) for row in rows("serve", "concurrency", 16, 64)),
+        *(("engine", row) for row in rows("engine", "concurrency", 32, 64, 128, 256)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else f"{value.get('rps', '')}{value.get('concurrency', '')}",
+)
+def test_what_is_predicted_is_what_was_measured(kind: str, row: dict[str, Any]) -> None:
+    """Nothing of these rows was used: the times are those of a frame, of audio, and of one request alone."""
+    times = Times.of(measured("frame"), measured("engine"), measured("serve") if kind == "serve" else None)
+    load = Load(FRAMES, rps=row.get("rps", 0.0), clients=row.get("concurrency", 0), duration_s=14, warm_up_s=2)
+    outcome = simulate(times, CONFIG, 1, load)
+    assert outcome.ttfp_p95_ms == pytest.approx(row["ttfp_p95_ms"], rel=WITHIN)
+    assert outcome.ttfp_p50_ms == pytest.approx(row["ttfp_p50_ms"], rel=WITHIN)
+    assert outcome.xrt == pytest.approx(row["xrt"], rel=WITHIN)
+
+
+def test_the_same_seed_gives_the_same_and_another_another(times: Times) -> None:
+    load = {"frames": FRAMES, "rps": 40.0, "duration_s": 4.0}
+    first = simulate(times, CONFIG, 1, Load(**load, seed=3))
+    assert simulate(times, CONFIG, 1, Load(**load, seed=3)) == first
+    assert simulate(times, CONFIG, 1, Load(**load, seed=4)) != first
+
+
+def test_as_many_times_the_gpus_do_as_many_times_the_load(times: Times) -> None:
+    """At the same share for each: more of them even out who comes when, so packets come no later."""
+    one = simulate(times, CONFIG, 1, Load(FRAMES, rps=40.0))
+    for gpus in (4, 1000):
+        more = simulate(times, CONFIG, gpus, Load(FRAMES, rps=40.0 * gpus))
+        assert more.xrt == pytest.approx(gpus * one.xrt, rel=0.1)
+        assert more.ttfp_p95_ms <= 1.02 * one.ttfp_p95_ms
+
+
+def test_what_does_not_fit_waits(times: Times) -> None:
+    small = EngineConfig(slots=8)
+    crowded = simulate(times, small, 1, Load(FRAMES, rps=100.0, duration_s=5.0))
+    assert crowded.longest_queue > 50
+    assert crowded.slots_held > 0.9
+    assert crowded.ttfp_p95_ms > 1000
+    relieved = simulate(times, small, 6, Load(FRAMES, rps=100.0, duration_s=5.0))
+    assert relieved.ttfp_p95_ms < 100
+
+
+def test_the_bench_prints_what_it_predicts_and_what_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "lengths").write_text("2.4\n4.8\n7.2\n")
+    out = tmp_path / "plan.json"
+    bench = {"model": MODEL, "results": RESULTS, "duration_s": 4.0, "out": out}
+    planned = run(PlanBench(**bench, gpus=(1, 2), rps=(20.0, 40.0), slots=64, lengths=tmp_path / "lengths"))
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == json.loads(out.read_text())
+    assert [(row["gpus"], row["rps"]) for row in planned["rows"]] == [(1, 20.0), (1, 40.0), (2, 20.0), (2, 40.0)]
+    assert planned["settings"]["slots"] == 64
+    checked = run(PlanBench(**bench, checks=True))["rows"]
+    assert [row["ttfp_p95_ms_measured"] for row in checked] == [row["ttfp_p95_ms"] for row in measured("serve")["rows"]]
+    assert all(abs(row["xrt_error_pct"]) < 50 for row in checked)
+
+
+def test_what_cannot_be_planned_is_refused(tmp_path: Path) -> None:
+    known = {"model": MODEL, "results": RESULTS}
+    for changes, field in (
+        ({"rps": ()}, "rps"),
+        ({"rps": (1.0,), "checks": True}, "rps"),
+        ({"rps": (0.0,)}, "rps"),
+        ({"rps": (1.0,), "gpus": (0,)}, "gpus"),
+        ({"rps": (1.0,), "frames": (9, 3)}, "frames"),
+        ({"rps": (1.0,), "duration_s": 0.0}, "duration_s"),
+    ):
+        with pytest.raises(ConfigError) as refusal:
+            PlanBench(**{**known, **changes})
+        assert refusal.value.field == field
+    (tmp_path / "lengths").write_text("2.4 x")
+    (tmp_path / f"frame-{MODEL}.json").write_text('{"bench": "engine"}')
+    for changes, words in (
+        ({"lengths": tmp_path / "lengths"}, "seconds of audio"),
+        ({"lengths": tmp_path / "none"}, "seconds of audio"),
+        ({"results": tmp_path}, "what `sonoro bench frame` wrote"),
+        ({"model": "unheard-of"}, "unheard-of"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            run(PlanBench(**{**known, "rps": (1.0,), **changes}))
+    with pytest.raises(ConfigError, match="one request alone"):
+        Times.of({"rows": [{"batch": 8}]}, {"rows": []})
