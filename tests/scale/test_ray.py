@@ -148,7 +148,7 @@ def test_on_a_local_ray_clients_notice_no_redeploy_and_a_death_only_where_it_spo
         async with cluster() as ray:
             await check_all(ray.server)
             async with Crowd(ray.server) as crowd:
-                await until(lambda: crowd.begun > 4)
+                await until(lambda: crowd.begun > 4, timeout_s=30)
                 await ray.tell("redeploy")
                 redeployed_s = clock()
                 await until(lambda: len(crowd.sent_since(redeployed_s)) >= 8, timeout_s=60)

@@ -216,7 +216,7 @@ class SpeechResponse(Response):
             reason, is_whole = ended or (DISCONNECTED, False)
         finally:
             conclude(self._speech, self._observation, reason, is_whole=is_whole)
-            if self._has_begun and not self._has_ended and scope["http_version"] == "1.0":
+            if self._has_begun and not self._has_ended and scope["http_version"] == "1.0" and CUT in scope["state"]:
                 # There, where many proxies still are, a closed connection is the clean end of a body.
                 scope["state"][CUT]()
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from codecs import getincrementaldecoder
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -147,7 +147,7 @@ class WorkerProcess:
         finally:
             self.kill()
             try:
-                await self._process.wait()
+                await _finish(self._process.wait())
             finally:
                 self._link.close()
                 self._output.close()
@@ -184,6 +184,18 @@ class WorkerProcess:
         assert code is not None
         how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
         return EngineCrashed(f"the engine process ended with {how}{self._output.last_words}")
+
+
+async def _finish(work: Coroutine[Any, Any, object]) -> None:
+    """Do `work`, which is over in a moment, to its end, and be cancelled only then."""
+    task, cancelled = asyncio.create_task(work), None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
 
 
 async def _drop(*tasks: asyncio.Task[Any]) -> None:
