@@ -171,3 +171,18 @@ def test_limits_that_are_none_are_refused(field: str) -> None:
     with pytest.raises(ConfigError, match="at least") as refusal:
         Limits(**{field: -1})
     assert refusal.value.field == field
+
+
+def test_from_the_moment_that_a_process_ends_nothing_more_is_given_to_it() -> None:
+    """Its last messages are still waited for; whoever comes meanwhile gets the next engine, and nobody spins."""
+
+    async def kill() -> None:
+        async with launch() as client:
+            os.kill(the_child(), signal.SIGKILL)
+            while client.is_ready:
+                await asyncio.sleep(0)
+            assert client.restarts == 0
+            pcm, _ = await gather(client.stream(request("a")))
+            assert (pcm, client.restarts) == (alone(request("a")), 1)
+
+    run(kill())

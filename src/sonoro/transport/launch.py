@@ -112,11 +112,10 @@ class WorkerProcess:
         """Whether the process has not ended yet, as far as is known."""
         return self._process.returncode is None
 
-    async def serve(self, take: Callable[[FromEngine], None], end: Callable[[], None]) -> EngineCrashed:
-        """Hand every message to `take` until the process ends, `end` being called at once; how it ended."""
+    async def serve(self, take: Callable[[FromEngine], None]) -> EngineCrashed:
+        """Hand every message to `take` until the process ends; how it ended."""
         receiving = asyncio.create_task(self._link.receive())
         ending = asyncio.create_task(self._process.wait())
-        ending.add_done_callback(lambda _: end())
         try:
             while await self._is_heard(receiving, ending):
                 for message in receiving.result():
@@ -283,6 +282,7 @@ class Supervisor:
 
     @property
     def is_ready(self) -> bool:
+        """Whether there is an engine. One that has ended is none, though its last messages may still come."""
         return self._worker is not None and self._worker.is_running and self._closed is None
 
     @property
@@ -301,6 +301,7 @@ class Supervisor:
             async with asyncio.timeout(self._limits.accept_timeout_s):
                 # It may be lost again between the event and our turn.
                 while not self.is_ready and self._closed is None:
+                    self._settled.clear()
                     await self._settled.wait()
         except TimeoutError as error:
             waited_s = self._limits.accept_timeout_s
@@ -350,8 +351,7 @@ class Supervisor:
     async def _supervise(self) -> None:
         try:
             while self._worker is not None:
-                # What would be sent from its end on would be lost, though its last messages are still to come.
-                error = await self._worker.serve(self._heard, self._settled.clear)
+                error = await self._worker.serve(self._heard)
                 await self._replace(error)
         except Exception as error:
             logger.exception("event=supervision_failed")
@@ -360,7 +360,6 @@ class Supervisor:
     async def _replace(self, error: SonoroError) -> None:
         """Tell of the end of the present process and start another, as often as may be."""
         ended, self._worker = self._worker, None
-        self._settled.clear()
         self._failures += 1
         logger.error("event=engine_crashed failures=%d reason=%r", self._failures, str(error))
         self._lose(EngineCrashed(str(error)))
