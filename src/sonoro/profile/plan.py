@@ -21,6 +21,7 @@ from sonoro.core.errors import ConfigError
 from sonoro.engine.live import Segment
 from sonoro.engine.request import RunningRequest
 from sonoro.engine.scheduler import Plan, Scheduler
+from sonoro.runtime.slots import PagePool
 
 __all__ = ["Load", "Outcome", "Times", "simulate"]
 
@@ -139,7 +140,7 @@ class _Engine:
 
     def __post_init__(self) -> None:
         pages = self.config.slots * self.config.pages_per_slot
-        self.scheduler = Scheduler(self.config, pages, self.times.frame_s)
+        self.scheduler = Scheduler(self.config, PagePool(pages), self.times.frame_s)
 
     @property
     def has_work(self) -> bool:

@@ -185,8 +185,10 @@ def _shared_prompts(found: Sequence[PrefixCounts | None]) -> Iterator[Metric]:
         ("misses", "prefix_misses", "prompts that could have, if one had begun alike"),
         ("evictions", "prefix_evictions", "kept pages that were given up for others"),
     ):
-        yield _by_replica(name, help, [counts and getattr(counts, field) for counts in found], CounterMetricFamily)
-    kept = [counts and counts.kept_bytes for counts in found]
+        yield _by_replica(
+            name, help, [None if counts is None else getattr(counts, field) for counts in found], CounterMetricFamily
+        )
+    kept = [None if counts is None else counts.kept_bytes for counts in found]
     yield _by_replica("prefix_bytes", "pages kept for prompts that begin alike", kept)
 
 
