@@ -1,5 +1,5 @@
-"""Rows by slot of a model that steps a backbone once a frame and a depth stack within the frame: what any such model
-keeps, how prompts are staged for it, and how its backbone is filled. Knows no model.
+"""Rows by slot of a model that steps a backbone once a frame: what any such model keeps, and a depth stack within the
+frame besides; how prompts are staged for it, and how its backbone is filled. Knows no model.
 
 The last row is scratch; a free slot is `done`, its pages are the scratch page. Prompts are staged in two copies: what
 their slots need, a row each, and their own rows as ids, packed back to back. `place_rows` and `fill_backbone` take it
@@ -20,14 +20,16 @@ from torch import Tensor
 
 from sonoro.models.base import Capacity, Pages, Prompt
 from sonoro.nn.kvcache import PackedRows, PagedCache
-from sonoro.nn.transformer import DecoderStack, Rotary
+from sonoro.nn.transformer import DecoderConfig, DecoderStack, Rotary
 from sonoro.runtime.ring import overwrite, upload
 from sonoro.runtime.sampling import CLEARED, RowControls, SamplingRows, pack
 
 __all__ = [
+    "DepthRows",
     "Ids",
     "SlotRows",
     "StagedRows",
+    "allocate_depth_rows",
     "allocate_rows",
     "append_frames",
     "clear_rows",
@@ -35,6 +37,7 @@ __all__ = [
     "fill_backbone",
     "place_rows",
     "stage_rows",
+    "staged_rows",
 ]
 
 Ids = npt.NDArray[np.int64]
@@ -62,9 +65,9 @@ class SlotRows:
     """Rows by slot, [N+1, ...] each, and tables shared by all. Mutated in place by the functions of this file and the
     model's own.
 
-    `pending` [H] is the backbone's next input, or all that is known of it, at `position`. Of `cache` only positions
-    before `position` count. `loop` holds the depth stack's keys and values during one step, `loop_positions` [K, N+1 or
-    more] its positions. `samplers` are the ways in which a frame's ids are drawn.
+    `pending` [H] is the backbone's next input, or all that is known of it, at `position`. Of `cache`, which may be that
+    of several stacks, one behind the other, only positions before `position` count. `samplers` are the ways in which a
+    frame is drawn.
     """
 
     done: Tensor
@@ -75,10 +78,7 @@ class SlotRows:
     staged: StagedRows
     samplers: tuple[SamplingRows, ...]
     cache: PagedCache
-    loop: PagedCache
     rotary: Rotary
-    loop_rotary: Rotary
-    loop_positions: Tensor
 
     @property
     def scratch(self) -> int:
@@ -86,7 +86,55 @@ class SlotRows:
         return self.done.shape[0] - 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class DepthRows(SlotRows):
+    """Those of a model whose frames are completed by a depth stack.
+
+    `loop` holds its keys and values during one step, `loop_positions` [K, N+1 or more] its positions.
+    """
+
+    loop: PagedCache
+    loop_rotary: Rotary
+    loop_positions: Tensor
+
+
 def allocate_rows(
+    config: DecoderConfig,
+    rotary: Rotary,
+    capacity: Capacity,
+    *,
+    frame: Tensor,
+    ids: Sequence[int],
+    added: Sequence[int] = (),
+    samplers: int = 1,
+) -> SlotRows:
+    """Free rows for `capacity.slots` requests. `config` are the sizes of a backbone, its layers all that live on pages;
+    `rotary` its tables of `capacity.max_positions`, in the dtype and on the device that it has.
+
+    `frame` is an empty one, `ids` are a padding row's, `added` is what the model adds to a slot that is free.
+    """
+    device, dtype, rows = rotary[0].device, rotary[0].dtype, capacity.slots + 1
+    zeros = functools.partial(torch.zeros, device=device)
+    table = torch.full((rows, capacity.pages_per_slot), capacity.pages, dtype=torch.int32, device=device)
+    free = [0, *[capacity.pages] * table.shape[1], *CLEARED * samplers, *added]
+    padding = [capacity.slots, 0, 0, capacity.slots, *ids]
+    return SlotRows(
+        done=torch.ones(rows, dtype=torch.bool, device=device),
+        length=zeros(rows, dtype=torch.int64),
+        frames=zeros(rows, capacity.max_frames, *frame.shape, dtype=frame.dtype),
+        pending=zeros(rows, config.width, dtype=dtype),
+        position=zeros(rows, dtype=torch.int64),
+        staged=StagedRows(
+            slots=torch.tensor(free, device=device).repeat(rows, 1),
+            tokens=torch.tensor(padding, device=device).repeat(capacity.max_tokens + 1, 1),
+        ),
+        samplers=tuple(SamplingRows(capacity.slots, device) for _ in range(samplers)),
+        cache=PagedCache.allocate(config, table, capacity.page_positions, capacity.pages, dtype),
+        rotary=rotary,
+    )
+
+
+def allocate_depth_rows(
     backbone: DecoderStack,
     depth: DecoderStack,
     capacity: Capacity,
@@ -96,33 +144,27 @@ def allocate_rows(
     added: Sequence[int] = (),
     samplers: int = 1,
     rotary: Callable[[DecoderStack, Tensor, torch.dtype], Rotary] = DecoderStack.rotary,
-) -> SlotRows:
-    """Free rows for `capacity.slots` requests, in the dtype and on the device of `backbone`.
+) -> DepthRows:
+    """As `allocate_rows`, in the dtype and on the device of `backbone`, frames being `codebooks` codes.
 
-    `ids` are a padding row's, `added` is what the model adds to a slot that is free. `rotary` makes a stack's tables.
+    `rotary` makes a stack's tables.
     """
     weight = backbone.norm.weight
     device, dtype, rows = weight.device, weight.dtype, capacity.slots + 1
-    zeros = functools.partial(torch.zeros, device=device)
-    table = torch.full((rows, capacity.pages_per_slot), capacity.pages, dtype=torch.int32, device=device)
+    common = allocate_rows(
+        backbone.config,
+        rotary(backbone, torch.arange(capacity.max_positions, device=device), dtype),
+        capacity,
+        frame=torch.zeros(codebooks, dtype=torch.int64),
+        ids=ids,
+        added=added,
+        samplers=samplers,
+    )
     numbers = torch.arange(rows, dtype=torch.int32, device=device)
-    free = [0, *[capacity.pages] * table.shape[1], *CLEARED * samplers, *added]
-    padding = [capacity.slots, 0, 0, capacity.slots, *ids]
     loop_page = max(_LOOP_PAGE, 1 << (codebooks - 1).bit_length())
-    return SlotRows(
-        done=torch.ones(rows, dtype=torch.bool, device=device),
-        length=zeros(rows, dtype=torch.int64),
-        frames=zeros(rows, capacity.max_frames, codebooks, dtype=torch.int64),
-        pending=zeros(rows, backbone.config.width, dtype=dtype),
-        position=zeros(rows, dtype=torch.int64),
-        staged=StagedRows(
-            slots=torch.tensor(free, device=device).repeat(rows, 1),
-            tokens=torch.tensor(padding, device=device).repeat(capacity.max_tokens + 1, 1),
-        ),
-        samplers=tuple(SamplingRows(capacity.slots, device) for _ in range(samplers)),
-        cache=PagedCache.allocate(backbone.config, table, capacity.page_positions, capacity.pages, dtype),
+    return DepthRows(
+        **vars(common),
         loop=PagedCache.allocate(depth.config, numbers[:, None], loop_page, rows - 1, dtype),
-        rotary=rotary(backbone, torch.arange(capacity.max_positions, device=device), dtype),
         loop_rotary=rotary(depth, torch.arange(codebooks, device=device), dtype),
         # An even width: every line starts at 16 bytes, as the kernels that read it were compiled for.
         loop_positions=torch.arange(codebooks, device=device)[:, None].repeat(1, rows + rows % 2),
@@ -196,23 +238,31 @@ def place_rows(state: SlotRows, slots: Tensor) -> Tensor:
     return added
 
 
+def staged_rows(state: SlotRows, tokens: Tensor) -> tuple[PackedRows, Tensor, Tensor]:
+    """Where the staged rows `tokens` [T] int64, from the first on, belong; the slots [T] that each waits in (scratch
+    for all but a prompt's last row); and their ids [T, V]. Capturable.
+    """
+    ids = state.staged.tokens[tokens]
+    slots, positions, starts, pending = ids[:, :_PLACES].unbind(1)
+    # A padding row is a sequence of its own.
+    starts = torch.where(slots == state.scratch, torch.arange(tokens.shape[0], device=tokens.device), starts)
+    return PackedRows(slots, positions, starts), pending, ids[:, _PLACES:]
+
+
 def fill_backbone(state: SlotRows, tokens: Tensor, backbone: DecoderStack, embed: Callable[[Tensor], Tensor]) -> None:
     """Run the staged rows `tokens` [T] int64 from the first on, and leave each prompt's last one pending. Capturable.
 
     `embed` makes of their ids [T, V] what the backbone is given, [T, H]. The last row is run too, though the first step
     runs it again: what it leaves is overwritten by the same.
     """
-    ids = state.staged.tokens[tokens]
-    slots, positions, starts, pending = ids[:, :_PLACES].unbind(1)
-    # A padding row is a sequence of its own.
-    starts = torch.where(slots == state.scratch, torch.arange(tokens.shape[0], device=tokens.device), starts)
-    rows = embed(ids[:, _PLACES:])
-    rotary = (state.rotary[0][positions], state.rotary[1][positions])
-    backbone(rows[None], rotary, state.cache.fill(PackedRows(slots, positions, starts)))
+    packed, pending, ids = staged_rows(state, tokens)
+    rows = embed(ids)
+    rotary = (state.rotary[0][packed.positions], state.rotary[1][packed.positions])
+    backbone(rows[None], rotary, state.cache.fill(packed))
     state.pending[pending] = rows
 
 
-def depth_passes(state: SlotRows, depth: DecoderStack, rows: Tensor, fed: Sequence[Tensor | None]) -> Iterator[Tensor]:
+def depth_passes(state: DepthRows, depth: DecoderStack, rows: Tensor, fed: Sequence[Tensor | None]) -> Iterator[Tensor]:
     """What `depth` makes of each of its inputs after the first, [B, width] before its final norm, in turn.
 
     `fed` [B, width] are the inputs: the backbone's hidden row, then what each codebook is embedded as. Whoever asks for
@@ -249,13 +299,13 @@ def append_frames(  # noqa: PLR0917 (where the rows stand, and what they are giv
     rows: Tensor,
     length: Tensor,
     position: Tensor,
-    codes: Tensor,
+    made: Tensor,
     pending: Tensor,
     *,
     is_end: Tensor,
     max_frames: Tensor,
 ) -> Tensor:
-    """Append the frames `codes` [B, K] to `rows` [B], which stand at `length` and `position` [B].
+    """Append `made`, a frame each [B, ...], to `rows` [B], which stand at `length` and `position` [B].
 
     `pending` [B, H] are their next inputs; they end at `max_frames` [B], and those that `is_end` [B] end without it.
     Capturable; no sync.
@@ -266,12 +316,12 @@ def append_frames(  # noqa: PLR0917 (where the rows stand, and what they are giv
     stopped = is_end | (rows == scratch)
     # A row that ends here is sent to the scratch row as well: its last decision leaves nothing behind but `done`.
     kept = rows.masked_fill(stopped, scratch)
-    made = (length + 1).masked_fill(stopped, 0)
+    count = (length + 1).masked_fill(stopped, 0)
     state.position[kept] = (position + 1).masked_fill(stopped, 0)
-    state.frames[kept, length] = codes
+    state.frames[kept, length] = made
     state.pending[kept] = pending
-    state.length[kept] = made
-    state.done[rows] = stopped | (made >= max_frames)
+    state.length[kept] = count
+    state.done[rows] = stopped | (count >= max_frames)
     return kept
 
 

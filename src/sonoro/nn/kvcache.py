@@ -33,7 +33,8 @@ class PackedRows(NamedTuple):
 class PagedCache:
     """Keys and values [layers, pages + 1, page positions, kv heads, D]; the pages of each row [rows, pages per row].
 
-    The last page is scratch. Whoever holds it knows how many positions of a row are live; it keeps no length.
+    The last page is scratch. Whoever holds it knows how many positions of a row are live; it keeps no length. Stacks
+    whose heads are alike may share the pages, their layers one behind the other: each is given its `part`.
     """
 
     keys: Tensor
@@ -52,6 +53,10 @@ class PagedCache:
     @property
     def page_positions(self) -> int:
         return self.keys.shape[2]
+
+    def part(self, layers: slice) -> PagedCache:
+        """The cache of the stack that has these `layers` of it: the same memory."""
+        return PagedCache(self.keys[layers], self.values[layers], self.table)
 
     def fill(self, rows: PackedRows) -> Attend:
         """Keep the keys and values of packed prompts and attend within each of them. Capturable; no sync.

@@ -15,7 +15,7 @@ from sonoro.models.fish_s2.backbone import DualAR
 from sonoro.models.fish_s2.frame import frame, parts
 from sonoro.models.fish_s2.prompt import FishPrompt
 from sonoro.models.fish_s2.state import allocate, prefill
-from sonoro.models.slots import SlotRows, clear_rows, place_rows
+from sonoro.models.slots import DepthRows, clear_rows, place_rows
 from speaking import capacity
 from tiny_dual_ar import begin_rows, builder, cases, controls, random_prompt, tiny_dual_ar, voice_of
 from tiny_fish import uniforms
@@ -36,12 +36,12 @@ def lm() -> DualAR:
     return tiny_dual_ar(torch.float64)
 
 
-def run(lm: DualAR, state: SlotRows, slots: Sequence[int], frames: int) -> None:
+def run(lm: DualAR, state: DepthRows, slots: Sequence[int], frames: int) -> None:
     for _ in range(frames):
         frame(lm, state, torch.tensor(slots))
 
 
-def codes_of(state: SlotRows, slot: int) -> Tensor:
+def codes_of(state: DepthRows, slot: int) -> Tensor:
     return state.frames[slot, : state.length[slot]].clone()
 
 

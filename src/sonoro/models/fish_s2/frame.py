@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sonoro.models.ends import EndRows, begin, finish
 from sonoro.models.ends import check_kernels as check_ends
-from sonoro.models.slots import SlotRows, depth_passes
+from sonoro.models.slots import DepthRows, depth_passes
 from sonoro.ops.linear import norm_linear
 from sonoro.ops.norm import rms_norm
 from sonoro.ops.nucleus import Again, draw_nucleus
@@ -26,7 +26,7 @@ _WINDOW = 10
 """How many codes before it codebook 0 avoids to repeat. The first frame's is never counted."""
 
 
-def frame(lm: DualAR, state: SlotRows, slots: Tensor, record: list[Tensor] | None = None) -> None:
+def frame(lm: DualAR, state: DepthRows, slots: Tensor, record: list[Tensor] | None = None) -> None:
     """One frame for each of `slots` [B] int64, as `SpeechModel.frame` promises. Capturable; no sync.
 
     `record` is given the logits of this step in order of decision: [B, V] of the slow AR, then of each fast pass.
@@ -46,7 +46,7 @@ def frame(lm: DualAR, state: SlotRows, slots: Tensor, record: list[Tensor] | Non
     finish(codes, start, row.max_frames, ends, lm.feedback)
 
 
-def check_kernels(lm: DualAR, state: SlotRows, rows: int) -> None:
+def check_kernels(lm: DualAR, state: DepthRows, rows: int) -> None:
     """Run each fused kernel of a frame of `rows` rows once against its reference. Synchronises; `state` stays."""
     lm.slow.check_kernels(rows, state.cache.page_positions)
     for turns in (1, 2):
@@ -55,7 +55,7 @@ def check_kernels(lm: DualAR, state: SlotRows, rows: int) -> None:
     check_draws(rows, lm.codes + 1, lm.fast.embeddings.weight, _WINDOW)
 
 
-def parts(lm: DualAR, state: SlotRows) -> dict[str, Callable[[Tensor], object]]:
+def parts(lm: DualAR, state: DepthRows) -> dict[str, Callable[[Tensor], object]]:
     """The pieces of a frame a profile times: `backbone`, `depth` without its draws, and `sample`, all draws of a frame.
 
     Each takes `slots` [B] int64, may be captured, and leaves the rows where they are.
@@ -79,7 +79,7 @@ def parts(lm: DualAR, state: SlotRows) -> dict[str, Callable[[Tensor], object]]:
 
 
 def _draws(
-    lm: DualAR, state: SlotRows, rows: Tensor, length: Tensor, row: SamplingRow
+    lm: DualAR, state: DepthRows, rows: Tensor, length: Tensor, row: SamplingRow
 ) -> tuple[Tensor, Callable[[int, Tensor], Tensor]]:
     """Codes [B, K] of a step, and what draws them, by codebook and its logits [B, V]: the fast AR's input rows [B, H].
 
@@ -99,13 +99,13 @@ def _draws(
     return codes, draw
 
 
-def _step_slow(lm: DualAR, state: SlotRows, rows: Tensor, inputs: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+def _step_slow(lm: DualAR, state: DepthRows, rows: Tensor, inputs: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
     """Hidden rows [B, H] after the norm, which the fast AR begins with, and logits [B, V], of `inputs` [B, H]."""
     outputs, norm = lm.slow.step(inputs, state.rotary, state.cache, rows, position), lm.slow.norm
     return rms_norm(outputs, norm.weight, norm.eps), norm_linear(outputs, norm.weight, norm.eps, lm.head)
 
 
-def _depth_logits(lm: DualAR, state: SlotRows, rows: Tensor, fed: Sequence[Tensor]) -> Iterator[Tensor]:
+def _depth_logits(lm: DualAR, state: DepthRows, rows: Tensor, fed: Sequence[Tensor]) -> Iterator[Tensor]:
     """Logits [B, V] of codebooks 1 to K - 1 in turn, of the inputs `fed` as `depth_passes` takes them."""
     norm = lm.fast.norm
     for outputs in depth_passes(state, lm.fast, rows, fed):

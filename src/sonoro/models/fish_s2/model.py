@@ -10,7 +10,7 @@ from sonoro.core.errors import InvalidRequest
 from sonoro.core.types import ModelSpec, SamplingParams, SpeechRequest
 from sonoro.models.base import Codec, Controls, Spoken, Voice, WholeSegments
 from sonoro.models.loading import Parts, make_family
-from sonoro.models.slots import SlotRows, clear_rows, place_rows
+from sonoro.models.slots import DepthRows, clear_rows, place_rows
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.nn.weights import fingerprint
 
@@ -61,7 +61,7 @@ class FishS2(WholeSegments):
         """Of the configuration, and of every tensor its name, shape, dtype and first numbers."""
         return fingerprint(repr(self._modules.lm.config), *self._modules)
 
-    def check_kernels(self, state: SlotRows, rows: int) -> None:
+    def check_kernels(self, state: DepthRows, rows: int) -> None:
         """Run each fused kernel of a frame of `rows` rows once against its reference, and the codec's on a few rows."""
         frame.check_kernels(self._modules.lm, state, rows)
         self._modules.codec.check_kernels(min(rows, _CODEC_CHECK_ROWS), 1)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sonoro.core.errors import ConfigError
 from sonoro.models.base import Capacity, Pages
-from sonoro.models.slots import SlotRows, allocate_rows, fill_backbone, stage_rows
+from sonoro.models.slots import DepthRows, SlotRows, allocate_depth_rows, fill_backbone, stage_rows
 
 from .backbone import DualAR, rotary
 from .prompt import FishPrompt
@@ -16,13 +16,13 @@ from .prompt import FishPrompt
 __all__ = ["allocate", "prefill", "stage"]
 
 
-def allocate(lm: DualAR, capacity: Capacity) -> SlotRows:
+def allocate(lm: DualAR, capacity: Capacity) -> DepthRows:
     """Free rows for `capacity.slots` requests. Raises `ConfigError` for more positions than the model has."""
     most = lm.config.text_config.max_seq_len
     if capacity.max_positions > most:
         raise ConfigError("max_positions", capacity.max_positions, f"at most {most} for this model")
     books = lm.codebooks
-    return allocate_rows(lm.slow, lm.fast, capacity, codebooks=books, ids=[0] * (1 + books), rotary=rotary)
+    return allocate_depth_rows(lm.slow, lm.fast, capacity, codebooks=books, ids=[0] * (1 + books), rotary=rotary)
 
 
 def stage(state: SlotRows, prompts: Sequence[FishPrompt], slots: Sequence[int], pages: Sequence[Pages]) -> int:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sonoro.models.base import Capacity, Pages
-from sonoro.models.slots import SlotRows, allocate_rows, clear_rows, fill_backbone, place_rows, stage_rows
+from sonoro.models.slots import DepthRows, allocate_depth_rows, clear_rows, fill_backbone, place_rows, stage_rows
 from sonoro.runtime.ring import upload
 from sonoro.runtime.sampling import SamplingRows
 
@@ -34,7 +34,7 @@ class StagedVoices:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FrameState(SlotRows):
+class FrameState(DepthRows):
     """Rows by slot, [N+1, ...] each, and tables shared by all. Mutated in place by the functions of this folder.
 
     `pending` lacks the text that is due at its frame; `text_ids` are the ids fed from the second frame on, padded by
@@ -69,7 +69,7 @@ def allocate(talker: Talker, capacity: Capacity, pad_id: int) -> FrameState:
     device, rows, end = talker.device, capacity.slots + 1, talker.config.codec_eos_token_id
     codes, text = torch.arange(end + 1, device=device), [pad_id] * (capacity.max_text + 1)
     zeros = functools.partial(torch.zeros, device=device)
-    common = allocate_rows(
+    common = allocate_depth_rows(
         talker.model,
         talker.code_predictor.model,
         capacity,
