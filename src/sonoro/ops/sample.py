@@ -1,4 +1,4 @@
-"""Choosing one id per row: addressed Gumbel noise, logit processors and the pick; Triton kernels beside references.
+"""Chance by address: Gumbel noise and what chooses one id per row, normal noise; Triton kernels beside references.
 
 Every parameter is per row and lives on the device, so a batch may mix greedy and random rows. Nothing here synchronises
 a GPU or depends on its values on the host; everything may be captured. Knows no model.
@@ -6,6 +6,7 @@ a GPU or depends on its values on the host; everything may be captured. Knows no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -37,6 +38,7 @@ __all__ = [
     "mask_logits",
     "mask_logits_kernel",
     "mask_logits_reference",
+    "normal_noise",
     "penalize_seen",
     "philox_words",
     "pick",
@@ -74,13 +76,30 @@ def gumbel_noise_reference(seed: Tensor, segment: Tensor, frame: Tensor, codeboo
     Entry (codebook, v) of a row is a function of that row's three numbers, the codebook and v alone: key = seed (low
     word, high word), counter = (v // 4, codebook, frame, segment), word v % 4, u = ((word >> 9) + 0.5) / 2**23.
     """
+    uniform = _uniforms(seed, segment, frame, codebooks, vocabulary)
+    return uniform.log_().neg_().log_().neg_()
+
+
+def normal_noise(seed: Tensor, segment: Tensor, frame: Tensor, count: int) -> Tensor:
+    """Normal noise [B, count] float32 of one frame, addressed by int64 rows `seed`, `segment`, `frame`.
+
+    Numbers 2 i and 2 i + 1 are the cosine and the sine of an angle, 2 pi u, at a distance, sqrt(-2 ln u'): u' and u are
+    entries 2 i and 2 i + 1 of codebook 0 as `gumbel_noise_reference` addresses them. No number is farther out than 5.8.
+    Capturable; no sync. Follows Box and Muller, "A note on the generation of random normal deviates" (1958).
+    """
+    pairs = _uniforms(seed, segment, frame, 1, count + count % 2)[:, 0].unflatten(1, (-1, 2))
+    distance, angle = pairs[..., 0].log().mul_(-2).sqrt_(), pairs[..., 1] * (2 * math.pi)
+    return torch.stack((distance * angle.cos(), distance * angle.sin()), dim=-1).flatten(1)[:, :count]
+
+
+def _uniforms(seed: Tensor, segment: Tensor, frame: Tensor, codebooks: int, count: int) -> Tensor:
+    """Numbers in (0, 1), [B, codebooks, count] float32, addressed as `gumbel_noise_reference` says."""
     row_seed, row_segment, row_frame = (rows[:, None, None] for rows in (seed, segment, frame))
     book = torch.arange(codebooks, device=seed.device)[:, None]
-    block = torch.arange(-(-vocabulary // 4), device=seed.device)
+    block = torch.arange(-(-count // 4), device=seed.device)
     words = philox_words((block, book, row_frame, row_segment), (row_seed, row_seed >> 32))
-    word = torch.stack(words, dim=-1).flatten(-2)[..., :vocabulary]
-    uniform = (word >> 9).to(torch.float32).add_(0.5).mul_(2.0**-23)
-    return uniform.log_().neg_().log_().neg_()
+    word = torch.stack(words, dim=-1).flatten(-2)[..., :count]
+    return (word >> 9).to(torch.float32).add_(0.5).mul_(2.0**-23)
 
 
 def penalize_seen(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
