@@ -301,7 +301,7 @@ class Engine:
         self._events.append(AudioChunk(request_id=row.request.id, index=row.chunks, pcm=decoded.pcm_of(at, made)))
         row.heard(made, now_s, self.spec.frame_s)
         if row.has_more_segments:
-            row.codes.append(decoded.codes_of(at, made))
+            row.made.append(decoded.frames_of(at, made))
 
     def _advance(self, row: RunningRequest) -> None:
         """Take a drained segment out of its slot: on to the next segment, or to the end."""
@@ -313,7 +313,7 @@ class Engine:
         if reason is not None:
             self._finish(row, reason)
             return
-        frames = self._runner.join(row.codes)
+        frames = self._runner.join(row.made)
         self._scheduler.release(row)
         row.next_segment(frames)
         try:

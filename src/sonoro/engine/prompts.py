@@ -52,7 +52,8 @@ class Prompts:
             raise InvalidRequest("max_frames", request.max_frames, limit)
 
     def prepare(self, row: RunningRequest, segment: Segment) -> None:
-        """Make the prompt of the current segment. The model is told the segment's own limit as `max_frames`."""
+        """Make the prompt of the current segment. The model is told the segment's limit as `max_frames`, and may set a
+        lower one."""
         row.limit = self._most_frames(row, segment)
         limited = msgspec.structs.replace(row.request, max_frames=row.limit)
         if segment.ids is None:
@@ -62,6 +63,7 @@ class Prompts:
         else:
             row.prompt = self._model.prepare_live(limited, segment.ids, row.index, row.voice)
             row.taken_ids, row.pending_ids = len(segment.ids), row.prompt.text_ids
+        row.limit = row.prompt.controls.max_frames
         if row.positions > self._max_positions:
             limit = f"with its voice and instructions it needs {row.positions} positions; at most {self._max_positions}"
             raise InvalidRequest("text", segment.text, limit)

@@ -36,7 +36,7 @@ class RunningRequest:
     the first of its prompt. What was launched: `steps` frames, and `columns` frames to be turned into audio, surplus
     included. What has come back: `length` frames made, whether it `is_done` and will make no more, and `decoded`
     frames of audio sent. The scheduler owns `place`, `steps` and `columns`; the engine writes the rest. `before` holds
-    the frames [T, K] of earlier segments, `codes` those of this one as far as they came back (kept only if another
+    the frames [T, ...] of earlier segments, `made` those of this one as far as they came back (kept only if another
     segment follows). Of a live request `segments` grow, as `live` cuts them; `taken_ids` of the current one have been
     handed to the model, of which `pending_ids` are fed frame by frame.
     """
@@ -51,7 +51,7 @@ class RunningRequest:
     limit: int = 0
     prefix: list[bytes] = field(default_factory=list)
     before: list[Tensor] = field(default_factory=list)
-    codes: list[npt.NDArray[Any]] = field(default_factory=list)
+    made: list[npt.NDArray[Any]] = field(default_factory=list)
     frames_before: int = 0
     place: Place | None = None
     is_paused: bool = False
@@ -177,12 +177,12 @@ class RunningRequest:
         self.plays_until_s = max(self.plays_until_s, now_s) + frames * frame_s
 
     def next_segment(self, frames: Tensor) -> None:
-        """Move on to the following segment; `frames` [T, K] are those of the one that ended."""
+        """Move on to the following segment; `frames` [T, ...] are those of the one that ended."""
         assert self.place is None
         self.before.append(frames)
         self.frames_before += self.length
         self.index += 1
-        self.codes = []
+        self.made = []
         self.prompt = None
         self.taken_ids = self.pending_ids = 0
         self.steps = self.columns = self.length = self.decoded = 0

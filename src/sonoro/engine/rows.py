@@ -76,7 +76,7 @@ def _measure(model: SpeechModel, config: EngineConfig, page_bytes: int) -> tuple
     if memory is None:
         return model.codec.allocate(config.slots), None
     total_bytes, with_rows_bytes = memory
-    codes = least.frames[:1].clone()
+    frames = least.frames[:1].clone()
     del least
     _, loaded_bytes = device_memory(device) or memory
     history = model.codec.allocate(config.slots)
@@ -90,19 +90,20 @@ def _measure(model: SpeechModel, config: EngineConfig, page_bytes: int) -> tuple
         reserved={
             "rows": max(0, with_rows_bytes - loaded_bytes - (config.pages_per_slot + 1) * page_bytes),
             # Freed blocks of one size do not always serve the next, so the pool grows beyond the largest.
-            "graphs": 3 * _peak_bytes(model, config, history, codes) // 2 + sizes * _GRAPH_BYTES,
+            "graphs": 3 * _peak_bytes(model, config, history, frames) // 2 + sizes * _GRAPH_BYTES,
         },
     )
 
 
-def _peak_bytes(model: SpeechModel, config: EngineConfig, history: Any, codes: Tensor) -> int:
-    """What the largest launch of the codec takes while it runs, measured on the scratch row."""
-    rows, frames = config.codec_batches[-1], min(config.chunk_frames[-1], codes.shape[1])
-    slots = torch.full((rows,), config.slots, dtype=torch.int64, device=codes.device)
-    torch.cuda.reset_peak_memory_stats(codes.device)
-    before_bytes = torch.cuda.memory_allocated(codes.device)
-    model.codec.decode(codes[:, :frames].expand(rows, -1, -1).contiguous(), slots, history)
-    return torch.cuda.max_memory_allocated(codes.device) - before_bytes
+def _peak_bytes(model: SpeechModel, config: EngineConfig, history: Any, frames: Tensor) -> int:
+    """What the largest launch of the codec takes while it runs, measured on the scratch row with some `frames`."""
+    rows, device = config.codec_batches[-1], frames.device
+    chunk = frames[:, : config.chunk_frames[-1]].repeat_interleave(rows, dim=0)
+    slots = torch.full((rows,), config.slots, dtype=torch.int64, device=device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before_bytes = torch.cuda.memory_allocated(device)
+    model.codec.decode(chunk, slots, history)
+    return torch.cuda.max_memory_allocated(device) - before_bytes
 
 
 def _capacity(config: EngineConfig, pages: int) -> Capacity:

@@ -51,23 +51,23 @@ class Turn(NamedTuple):
 class Decoded:
     """What one codec launch made of `frames` frames for each of `turns`.
 
-    In pinned memory: `pcm` [B, frames * hop] int16 and, if anybody needs them, the `codes` [B, frames, K].
+    In pinned memory: `pcm` [B, frames * hop] int16 and, if anybody needs them, `made` [B, frames, ...] of what.
     """
 
     turns: list[Turn]
     frames: int
     pcm: npt.NDArray[np.int16]
-    codes: npt.NDArray[Any] | None
+    made: npt.NDArray[Any] | None
 
     def pcm_of(self, at: int, frames: int) -> bytes:
         """The first `frames` frames of row `at` as PCM16 little-endian."""
         samples = self.pcm.shape[1] // self.frames * frames
         return self.pcm[at, :samples].astype("<i2", copy=False).tobytes()
 
-    def codes_of(self, at: int, frames: int) -> npt.NDArray[Any]:
-        """A copy of the first `frames` frames of row `at`, [frames, K]."""
-        assert self.codes is not None
-        return self.codes[at, :frames].copy()
+    def frames_of(self, at: int, frames: int) -> npt.NDArray[Any]:
+        """A copy of the first `frames` frames of row `at`, [frames, ...]."""
+        assert self.made is not None
+        return self.made[at, :frames].copy()
 
 
 @dataclass
@@ -196,11 +196,11 @@ class Runner:
         with self.active():
             self._model.reset(self._rows.state, slots)
 
-    def join(self, codes: Sequence[npt.NDArray[Any]]) -> Tensor:
-        """The frames [T, K] of a segment from those of its chunks, on the CPU."""
+    def join(self, chunks: Sequence[npt.NDArray[Any]]) -> Tensor:
+        """The frames [T, ...] of a segment from those of its chunks, on the CPU."""
         frames = self._rows.state.frames
         empty = torch.empty((0, *frames.shape[2:]), dtype=frames.dtype)
-        return torch.cat([empty, *map(torch.from_numpy, codes)])
+        return torch.cat([empty, *map(torch.from_numpy, chunks)])
 
     def _prefill(self, rows: Sequence[RunningRequest], launched: Launched) -> None:
         """Fill the slots of `rows`. When that fails for several together, the one at fault fails alone."""
@@ -261,14 +261,14 @@ class Runner:
         if not turns:
             return
         try:
-            pcm, codes = self._codecs[frames].run(_slots(turns))
+            pcm, made = self._codecs[frames].run(_slots(turns))
         except Exception as error:
             launched.failed.update({row: error for row, _ in turns})
             return
         is_kept = any(row.has_more_segments for row, _ in turns)
         copy = launched.entry.copy
         launched.decoded.append(
-            Decoded(turns, frames, copy(pcm[: len(turns)]), copy(codes[: len(turns)]) if is_kept else None)
+            Decoded(turns, frames, copy(pcm[: len(turns)]), copy(made[: len(turns)]) if is_kept else None)
         )
 
     def _capture(self, config: EngineConfig) -> None:
@@ -307,7 +307,7 @@ class Runner:
                 prefill(torch.full((length,), config.prefill_tokens, device=device))
 
     def _decoder(self, frames: int) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-        """A function of slots that gives the PCM16 [B, frames * hop] and the codes of their next `frames` columns."""
+        """A function of slots that gives the PCM16 [B, frames * hop] of their next `frames` columns, and these."""
         codec, rows = self._codec, self._rows
         offsets = torch.arange(frames, device=self._device)
         last = rows.state.frames.shape[1] - 1
@@ -315,11 +315,11 @@ class Runner:
         def decode(slots: Tensor) -> tuple[Tensor, Tensor]:
             first = rows.decoded[slots]
             columns = (first[:, None] + offsets).clamp(max=last)
-            codes = rows.state.frames[slots[:, None], columns]
-            pcm = codec.decode(codes, slots, rows.history)
+            made = rows.state.frames[slots[:, None], columns]
+            pcm = codec.decode(made, slots, rows.history)
             # The scratch row may repeat: it is given the same number each time.
             rows.decoded.index_copy_(0, slots, first + frames)
-            return to_pcm16(pcm), codes
+            return to_pcm16(pcm), made
 
         return decode
 
@@ -329,8 +329,8 @@ class Runner:
     def _entry_bytes(self, config: EngineConfig) -> int:
         """Room for a tick in which every slot is stepped and decodes the longest chunk."""
         state, slots, frames = self._rows.state, config.slots, config.chunk_frames[-1]
-        codes_bytes = state.frames[0, 0].nbytes * frames
-        row_bytes = state.length.itemsize + state.done.itemsize + frames * self._codec.hop * 2 + codes_bytes
+        made_bytes = state.frames[0, 0].nbytes * frames
+        row_bytes = state.length.itemsize + state.done.itemsize + frames * self._codec.hop * 2 + made_bytes
         launches = len(config.chunk_frames) + -(-slots // self._most_rows)
         return slots * row_bytes + 2 * (launches + 1) * _ALIGNMENT_BYTES
 

@@ -135,7 +135,7 @@ class Prompt(Protocol):
 
     @property
     def controls(self) -> Controls:
-        """How it is drawn and when it must end."""
+        """How it is drawn and when it must end; `max_frames` is at most what the request was limited to."""
 
     @property
     def voice(self) -> Voice | None:
@@ -183,7 +183,7 @@ class LiveText(Protocol):
 class SlotState(Protocol):
     """Rows by slot. These three are the engine's to read; everything else belongs to the model.
 
-    Every column of `frames` always holds valid codes, made or not: a chunk is decoded in the very tick in which its
+    Every column of `frames` always holds a valid frame, made or not: a chunk is decoded in the very tick in which its
     last frame may turn out not to exist, and the last chunk of a segment is padded to a length that was captured.
     """
 
@@ -395,9 +395,9 @@ class Description:
 class Family:
     """A model folder's entry in the registry. A source is a checkpoint folder, or one of `configurations`.
 
-    `model_type` is that of its config.json. `configurations` maps the released ones, which need no folder, to hub ids;
-    `hub_files` are patterns of what to download. `from_folder` and `from_random` (random weights) take (source, name,
-    device, dtype), `describe` (source, name, dtype).
+    `model_type` is that of its config.json, or its `architecture` where there is none. `configurations` maps the
+    released ones, which need no folder, to hub ids; `hub_files` are patterns of what to download. `from_folder` and
+    `from_random` (random weights) take (source, name, device, dtype), `describe` (source, name, dtype).
     """
 
     model_type: str

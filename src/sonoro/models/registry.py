@@ -1,6 +1,7 @@
 """Names to models: a folder, a hub id, the built-in voice or a released configuration.
 
-A family is one line in `FAMILIES`; its checkpoints are recognised by the `model_type` of config.json.
+A family is one line in `FAMILIES`; its checkpoints are recognised by the `model_type` of config.json, or by the
+`architecture` of one without.
 """
 
 from __future__ import annotations
@@ -120,7 +121,8 @@ def _from_folder(folder: Path, name: str) -> _Source:
         values = json.loads(config.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{config} is not a readable JSON file: {error}") from error
-    model_type = values.get("model_type") if isinstance(values, dict) else None
+    named = values if isinstance(values, dict) else {}
+    model_type = named.get("model_type", named.get("architecture"))
     for family in FAMILIES:
         if model_type == family.model_type:
             return _Source(family, folder, name)
