@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,7 +12,7 @@ import msgspec
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound
 
-__all__ = ["build", "read_config"]
+__all__ = ["build", "read_config", "read_released"]
 
 T = TypeVar("T")
 
@@ -25,6 +26,16 @@ def read_config(kind: type[T], path: Path) -> T:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} is not a readable JSON file: {error}") from error
     return build(kind, values, str(path))
+
+
+def read_released(kind: type[T], source: Path | str, package: str) -> T:
+    """The config.json of the folder `source`, or the one that `package` has in its `configs` under that name, as the
+    dataclass `kind`. Raises `CheckpointError` naming the file and key.
+    """
+    if isinstance(source, Path):
+        return read_config(kind, source / "config.json")
+    packaged = resources.files(package) / "configs" / f"{source}.json"
+    return build(kind, json.loads(packaged.read_text("utf-8")), source)
 
 
 def build(kind: type[T], values: dict[str, Any], where: str) -> T:

@@ -30,23 +30,41 @@ class TextTokenizer:
             raise CheckpointError(f"{file} is no tokeniser: {error}") from error
 
     @classmethod
-    def stand_in(cls, special: Mapping[str, int]) -> TextTokenizer:
-        """One token a byte, ids 0 to 255, and `special` ones: for random weights, where no text means anything."""
-        vocabulary = {symbol: index for index, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    def stand_in(cls, special: Mapping[str, int], *, first: int = 0) -> TextTokenizer:
+        """One token a byte, 256 ids from `first` on, and `special` ones: for random weights, where no text means
+        anything.
+        """
+        vocabulary = {symbol: index for index, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()), first)}
         tokenizer = Tokenizer(models.BPE(vocab={**vocabulary, **special}, merges=[]))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in special])
         return cls(tokenizer)
 
     @property
+    def vocabulary(self) -> dict[str, int]:
+        """All tokens and their ids."""
+        return self._tokenizer.get_vocab()
+
+    @property
     def size(self) -> int:
         """One more than the highest id."""
-        return max(self._tokenizer.get_vocab().values()) + 1
+        return max(self.vocabulary.values()) + 1
 
     @property
     def special(self) -> dict[str, int]:
         """The special tokens and their ids."""
         return {token.content: index for index, token in self._tokenizer.get_added_tokens_decoder().items()}
+
+    def chinese_characters(self) -> dict[int, tuple[int, ...]]:
+        """The ids of tokens of several Chinese characters, and those of the characters that each is made of.
+
+        A space before them, `▁`, goes; a character that is no token is the unknown one.
+        """
+        known = self.vocabulary
+        chinese = {token for token in known if len(token) > 1 and all("\u4e00" <= one <= "\u9fff" for one in token)}
+        found = {index: bare for token, index in known.items() if (bare := token.replace("▁", "")) in chinese}
+        unknown = known.get("<unk>", 0)
+        return {index: tuple(known.get(one, unknown) for one in bare) for index, bare in found.items()}
 
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids

@@ -33,6 +33,7 @@ __all__ = [
     "FeedForward",
     "RMSNorm",
     "Rotary",
+    "WholeStack",
     "causal_attention",
     "lay_out_by_input",
     "part_pairs",
@@ -69,7 +70,8 @@ class Cache(Protocol):
 class DecoderConfig:
     """The sizes of a stack. `heads` query heads share `kv_heads` heads of keys and values.
 
-    Queries and keys are normed head by head if `has_head_norms`. Raises `CheckpointError` for heads that do not fit.
+    Queries and keys are normed head by head if `has_head_norms`. The angle of each pair is divided by its own of
+    `rope_divisors`, if there are any. Raises `CheckpointError` for heads that do not fit.
     """
 
     width: int
@@ -81,12 +83,15 @@ class DecoderConfig:
     norm_eps: float
     rope_theta: float
     has_head_norms: bool = True
+    rope_divisors: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
             raise CheckpointError(f"{self.heads} heads of queries cannot share {self.kv_heads} of keys and values")
         if self.head_width % 2:
             raise CheckpointError(f"heads of {self.head_width} cannot be turned: the width must be even")
+        if len(self.rope_divisors) not in (0, self.head_width // 2):
+            raise CheckpointError(f"{len(self.rope_divisors)} angles are divided, of {self.head_width // 2} in a head")
 
     def position_bytes(self, dtype: torch.dtype) -> int:
         """What keys and values of one position take in `dtype`."""
@@ -105,14 +110,20 @@ class RMSNorm(nn.Module):
         return rms_norm_reference(x, self.weight, self.eps)
 
 
-def rotary_tables(positions: Tensor, width: int, theta: float, dtype: torch.dtype) -> Rotary:
+def rotary_tables(
+    positions: Tensor, width: int, theta: float, dtype: torch.dtype, divisors: Sequence[float] = ()
+) -> Rotary:
     """cos and sin [..., 1, width] in `dtype` for int64 `positions` [...], computed in float32 or wider.
 
-    Pairs are (i, i + width / 2); the first half of sin carries the minus sign of the rotation.
+    Pairs are (i, i + width / 2), the angle of each divided by its own of `divisors`, if there are any; the first half
+    of sin carries the minus sign of the rotation.
     """
     wide = torch.promote_types(dtype, torch.float32)
     exponents = torch.arange(0, width, 2, device=positions.device, dtype=wide) / width
-    angles = positions[..., None, None].to(wide) * (1.0 / theta**exponents)
+    angles = positions[..., None, None].to(wide)
+    if divisors:
+        angles = angles * (1.0 / torch.tensor(divisors, dtype=wide, device=positions.device))
+    angles = angles * (1.0 / theta**exponents)
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
 
@@ -135,13 +146,16 @@ def part_pairs(weight: Tensor, heads: int, head_width: int) -> Tensor:
 
 def causal_attention(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Attend within the given sequence alone: query t sees keys 0..t. Differentiable; keeps nothing."""
-    out = F.scaled_dot_product_attention(
-        queries.transpose(1, 2),
-        keys.transpose(1, 2),
-        values.transpose(1, 2),
-        is_causal=queries.shape[1] > 1,
-        enable_gqa=True,
-    )
+    return _attend(queries, keys, values, is_causal=queries.shape[1] > 1)
+
+
+def _attend_to_all(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    return _attend(queries, keys, values, is_causal=False)
+
+
+def _attend(queries: Tensor, keys: Tensor, values: Tensor, *, is_causal: bool) -> Tensor:
+    query, key, value = (rows.transpose(1, 2) for rows in (queries, keys, values))
+    out = F.scaled_dot_product_attention(query, key, value, is_causal=is_causal, enable_gqa=True)
     return out.transpose(1, 2)
 
 
@@ -289,7 +303,30 @@ class DecoderStack(nn.Module):
 
     def rotary(self, positions: Tensor, dtype: torch.dtype) -> Rotary:
         """The stack's rotary tables for int64 `positions` [...]: [..., 1, head width] each."""
-        return rotary_tables(positions, self.config.head_width, self.config.rope_theta, dtype)
+        config = self.config
+        return rotary_tables(positions, config.head_width, config.rope_theta, dtype, config.rope_divisors)
+
+
+class WholeStack(DecoderStack):
+    """A stack that sees so many `tokens` at once, all of them from each. Call `finalize` once after loading."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, config: DecoderConfig, tokens: int) -> None:
+        super().__init__(config)
+        self.tokens = tokens
+        for name in ("cos", "sin"):
+            self.register_buffer(name, None, persistent=False)
+
+    def finalize(self) -> None:
+        """Make the tables of its positions."""
+        weight = self.norm.weight
+        self.cos, self.sin = self.rotary(torch.arange(self.tokens, device=weight.device), weight.dtype)
+
+    def see(self, x: Tensor) -> Tensor:
+        """`x` [B, tokens, width] through all layers and the final norm. Capturable."""
+        return self(x, (self.cos, self.sin), _attend_to_all)
 
 
 @torch.no_grad()

@@ -38,6 +38,7 @@ __all__ = [
     "init_dummy",
     "llama_names",
     "load",
+    "parted_names",
     "shards",
     "stored_shapes",
 ]
@@ -88,6 +89,14 @@ def llama_names(prefix: str) -> tuple[Fusion, ...]:
         "post_attention_layernorm": {"ffn_norm": 1},
     }
     return tuple(Fusion(prefix, ours, stored) for ours, stored in names.items())
+
+
+def parted_names(prefix: str, heads: int, kv_heads: int) -> tuple[Fusion, ...]:
+    """How files that keep the projections of a `DecoderStack` apart are read, below `prefix`."""
+    return (
+        Fusion(prefix, "qkv_proj", {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}),
+        Fusion(prefix, "gate_up_proj", {"gate_proj": 1, "up_proj": 1}),
+    )
 
 
 class _Entry(NamedTuple):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 
 from sonoro.core.errors import CheckpointError
-from sonoro.nn.configs import build, read_config
+from sonoro.nn.configs import read_released
 from sonoro.nn.transformer import DecoderConfig
 
 from .codec import CodecConfig
@@ -60,11 +58,7 @@ class ModelConfig:
 
 def model_config(source: Path | str) -> ModelConfig:
     """The configuration of a checkpoint folder, or of one of `RELEASED`. Raises `CheckpointError` naming the key."""
-    if isinstance(source, Path):
-        config = read_config(ModelConfig, source / "config.json")
-    else:
-        packaged = resources.files(__package__) / "configs" / f"{source}.json"
-        config = build(ModelConfig, json.loads(packaged.read_text("utf-8")), source)
+    config = read_released(ModelConfig, source, __package__)
     _check(config)
     return config
 

@@ -202,27 +202,24 @@ def _dtype_of(name: str, dtype: torch.dtype, codec_dtype: torch.dtype) -> torch.
 def _main_fusions(config: ModelConfig) -> tuple[Fusion, ...]:
     talker, predictor = config.talker_config, config.talker_config.code_predictor_config
     return (
-        *_layer_fusions("talker.model.", talker.num_attention_heads, talker.num_key_value_heads),
-        *_layer_fusions("talker.code_predictor.model.", predictor.num_attention_heads, predictor.num_key_value_heads),
+        *weights.parted_names("talker.model.", talker.num_attention_heads, talker.num_key_value_heads),
+        *weights.parted_names(
+            "talker.code_predictor.model.", predictor.num_attention_heads, predictor.num_key_value_heads
+        ),
     )
 
 
 def _codec_fusions(config: CodecConfig) -> tuple[Fusion, ...]:
     decoder, encoder = config.decoder_config, config.encoder_config
     return (
-        *_layer_fusions("decoder.pre_transformer.", decoder.num_attention_heads, decoder.num_key_value_heads),
+        *weights.parted_names("decoder.pre_transformer.", decoder.num_attention_heads, decoder.num_key_value_heads),
         *(
-            _layer_fusions("encoder.encoder_transformer.", encoder.num_attention_heads, encoder.num_key_value_heads)
+            weights.parted_names(
+                "encoder.encoder_transformer.", encoder.num_attention_heads, encoder.num_key_value_heads
+            )
             if encoder
             else ()
         ),
-    )
-
-
-def _layer_fusions(prefix: str, heads: int, kv_heads: int) -> tuple[Fusion, Fusion]:
-    return (
-        Fusion(prefix, "qkv_proj", {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}),
-        Fusion(prefix, "gate_up_proj", {"gate_proj": 1, "up_proj": 1}),
     )
 
 
