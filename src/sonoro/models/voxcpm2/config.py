@@ -1,0 +1,132 @@
+"""config.json as frozen dataclasses under the released field names; keys that nothing here uses are ignored."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sonoro.core.errors import CheckpointError
+from sonoro.nn.configs import read_released
+from sonoro.nn.transformer import DecoderConfig
+
+from .codec import CodecConfig
+
+__all__ = ["RELEASED", "LMConfig", "LocalConfig", "ModelConfig", "RopeScaling", "lm_config", "local_config", "read"]
+
+RELEASED = {"voxcpm2": "openbmb/VoxCPM2"}
+"""The released configuration, which is in the package byte by byte, and the hub repository of its weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """What the angle of each pair is divided by: the range is not extended, so the short factors, and nothing else."""
+
+    type: str
+    short_factor: tuple[float, ...]
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LMConfig:
+    """The base LM. The residual LM differs in its number of layers alone."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    kv_channels: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling
+    vocab_size: int
+    use_mup: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalConfig:
+    """LocEnc or LocDiT; heads of keys and values, epsilon and angles are the base LM's."""
+
+    hidden_dim: int
+    ffn_dim: int
+    num_heads: int
+    num_layers: int
+    kv_channels: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """config.json. A patch is `patch_size` latents of `feat_dim` numbers."""
+
+    lm_config: LMConfig
+    encoder_config: LocalConfig
+    dit_config: LocalConfig
+    patch_size: int
+    feat_dim: int
+    residual_lm_num_layers: int = 8
+    residual_lm_no_rope: bool = False
+    scalar_quantization_latent_dim: int = 512
+    scalar_quantization_scale: int = 9
+    max_length: int = 8192
+    audio_vae_config: CodecConfig = field(default_factory=CodecConfig)
+
+    @property
+    def codec(self) -> CodecConfig:
+        """What the codec must know."""
+        return dataclasses.replace(self.audio_vae_config, patch_size=self.patch_size)
+
+    @property
+    def paged_layers(self) -> int:
+        """Layers of both LMs, whose keys and values live on pages."""
+        return self.lm_config.num_hidden_layers + self.residual_lm_num_layers
+
+
+def read(source: Path | str) -> ModelConfig:
+    """The configuration of a checkpoint folder, or of one of `RELEASED`. Raises `CheckpointError` naming the key."""
+    config = read_released(ModelConfig, source, __package__)
+    _check(config)
+    return config
+
+
+def lm_config(config: ModelConfig, layers: int) -> DecoderConfig:
+    """The sizes of so many `layers` of the base or of the residual LM, which are alike."""
+    lm = config.lm_config
+    return _stack(config, lm.hidden_size, lm.intermediate_size, layers, lm.num_attention_heads)
+
+
+def local_config(config: ModelConfig, local: LocalConfig) -> DecoderConfig:
+    """The sizes of LocEnc or LocDiT."""
+    return _stack(config, local.hidden_dim, local.ffn_dim, local.num_layers, local.num_heads)
+
+
+def _stack(config: ModelConfig, width: int, intermediate: int, layers: int, heads: int) -> DecoderConfig:
+    lm = config.lm_config
+    alike = lm.num_key_value_heads, lm.kv_channels, lm.rms_norm_eps, lm.rope_theta
+    divisors = lm.rope_scaling.short_factor
+    return DecoderConfig(width, intermediate, layers, heads, *alike, has_head_norms=False, rope_divisors=divisors)
+
+
+def _check(config: ModelConfig) -> None:
+    """Refuse what the official code would read otherwise, and a file that contradicts itself."""
+    lm, scaling, wide = config.lm_config, config.lm_config.rope_scaling, config.lm_config.max_position_embeddings
+    expected: list[tuple[str, object, object]] = [
+        ("lm_config.use_mup", lm.use_mup, False),
+        ("lm_config.rope_scaling.type", scaling.type, "longrope"),
+        ("lm_config.rope_scaling.original_max_position_embeddings", scaling.original_max_position_embeddings, wide),
+        ("residual_lm_no_rope", config.residual_lm_no_rope, True),
+        ("audio_vae_config.latent_dim", config.audio_vae_config.latent_dim, config.feat_dim),
+        # A prompt row carries a patch as pairs of float32; an embedded time is sines and as many cosines.
+        ("patch_size times feat_dim, modulo 2", config.patch_size * config.feat_dim % 2, 0),
+        ("dit_config.hidden_dim, modulo 2", config.dit_config.hidden_dim % 2, 0),
+        ("encoder_config.kv_channels", config.encoder_config.kv_channels, lm.kv_channels),
+        ("dit_config.kv_channels", config.dit_config.kv_channels, lm.kv_channels),
+        ("max_length", config.max_length, min(config.max_length, wide)),
+    ]
+    for local in (config.encoder_config, config.dit_config):
+        local_config(config, local)
+    lm_config(config, config.paged_layers)
+    for name, value, only in expected:
+        if value != only:
+            raise CheckpointError(f"config.json: {name} is {value}; it must be {only}")

@@ -1,0 +1,101 @@
+"""One frame for a batch of slots: base LM, residual LM, the flow that makes a patch, feedback.
+
+A step redirects rows that are done to the scratch row, which is itself always done at length 0: so they are left as
+they are, without a branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from sonoro.models.slots import append_frames
+from sonoro.ops.norm import rms_norm
+from sonoro.ops.sample import normal_noise
+from sonoro.runtime.sampling import SamplingRow
+
+from .backbone import VoxLM
+from .flow import MOST_STEPS
+from .state import FrameState
+
+__all__ = ["check_kernels", "floor_bytes", "frame", "parts"]
+
+
+def frame(lm: VoxLM, state: FrameState, slots: Tensor, record: list[Tensor] | None = None) -> None:
+    """One frame for each of `slots` [B] int64, as `SpeechModel.frame` promises. Capturable; no sync.
+
+    The frame that ends speech is kept: it was made before that is asked. `record` is given the hidden rows [B, H] of
+    both LMs, the logits [B, 2] of going on and of ending, and the patch [B, P, D].
+    """
+    assert not torch.is_grad_enabled()
+    rows = slots.masked_fill(state.done[slots], state.scratch)
+    length, position, row = state.length[rows], state.position[rows], state.samplers[0].read(rows)
+    cfg, steps, min_len = state.read_options(rows)
+    hidden, residual = _step(lm, state, rows, position)
+    noise = _noise(row, length, state.patch)
+    patch = lm.feat_decoder.sample(lm.condition(hidden, residual), state.patch[rows], noise, cfg, steps)
+    stop = lm.stop_logits(hidden)
+    if record is not None:
+        record.extend((hidden, residual, stop, patch))
+    is_last = (stop[:, 1] > stop[:, 0]) & (length > min_len) & ~row.ignore_eos[:, 0]
+    most = torch.where(is_last, length + 1, row.max_frames)
+    made, pending = patch.to(state.frames.dtype), lm.embed_patches(patch)
+    never = torch.zeros_like(is_last)
+    kept = append_frames(state, rows, length, position, made, pending, is_end=never, max_frames=most)
+    state.patch[kept] = patch
+    state.is_audio.index_fill_(0, kept, True)
+
+
+def check_kernels(lm: VoxLM, state: FrameState, rows: int) -> None:
+    """Run each fused kernel of a frame of `rows` rows once against its reference. Synchronises; `state` stays."""
+    for stack in (lm.base_lm, lm.residual_lm):
+        stack.check_kernels(rows, state.cache.page_positions)
+
+
+def floor_bytes(lm: VoxLM) -> int:
+    """Bytes of weights that one frame must read: all but the embeddings of text once, those of the flow once a call."""
+    dit = lm.feat_decoder.estimator
+    again = (MOST_STEPS - 2) * _bytes(dit.decoder, dit.in_proj, dit.out_proj)
+    return _bytes(lm) + again - _bytes(lm.base_lm.embed_tokens, dit.time_mlp, dit.delta_time_mlp)
+
+
+def parts(lm: VoxLM, state: FrameState) -> dict[str, Callable[[Tensor], object]]:
+    """The pieces of a frame a profile times: `backbone`, both LMs; `depth`, the flow; `sample`, noise, stop, feedback.
+
+    Each takes `slots` [B] int64, may be captured, and leaves the rows where they are.
+    """
+
+    def backbone(slots: Tensor) -> tuple[Tensor, Tensor]:
+        return _step(lm, state, slots, state.position[slots])
+
+    def depth(slots: Tensor) -> Tensor:
+        pending, patch = state.pending[slots], state.patch[slots]
+        return lm.feat_decoder.sample(lm.condition(pending, pending), patch, patch, *state.read_options(slots)[:2])
+
+    def sample(slots: Tensor) -> tuple[Tensor, Tensor]:
+        noise = _noise(state.samplers[0].read(slots), state.length[slots], state.patch)
+        return lm.stop_logits(state.pending[slots]), lm.embed_patches(noise)
+
+    return {"backbone": backbone, "depth": depth, "sample": sample}
+
+
+def _step(lm: VoxLM, state: FrameState, rows: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+    """Hidden rows [B, H] of both LMs after their norms, of what is pending; those of the base LM are quantised."""
+    embedded, is_audio = state.pending[rows], state.is_audio[rows]
+    base, above = lm.base_lm, lm.residual_lm
+    outputs = base.step(embedded, state.rotary, state.base, rows, position)
+    hidden = lm.quantize(rms_norm(outputs, base.norm.weight, base.norm.eps), is_audio)
+    outputs = above.step(lm.fuse(hidden, embedded, is_audio), state.still, state.residual, rows, position)
+    return hidden, rms_norm(outputs, above.norm.weight, above.norm.eps)
+
+
+def _noise(row: SamplingRow, length: Tensor, patches: Tensor) -> Tensor:
+    """What patch number `length` [B] of each row begins as: [B, P, D] in the shape and dtype of `patches`."""
+    shape = patches.shape[1:]
+    return normal_noise(row.seed, row.segment, length, shape.numel()).unflatten(1, shape).to(patches.dtype)
+
+
+def _bytes(*modules: nn.Module) -> int:
+    return sum(weight.nbytes for module in modules for weight in module.parameters())

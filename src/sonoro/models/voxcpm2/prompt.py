@@ -1,0 +1,150 @@
+"""Text and recordings to prompt rows, in all modes; the official limits. Runs on the CPU; touches no weight.
+
+A prompt row is, as ids: a text id, whether it is a patch instead, and the patch as pairs of float32.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sonoro.core.errors import CheckpointError, InvalidRequest
+from sonoro.core.text import check_text
+from sonoro.models.base import Controls, Spoken, Voice
+from sonoro.models.slots import Ids
+from sonoro.nn.tokenizer import TextTokenizer
+
+from .config import ModelConfig
+
+__all__ = ["PromptBuilder", "VoxPrompt", "VoxVoice", "stand_in"]
+
+_AUDIO_START, _REFERENCE_START, _REFERENCE_END = 101, 103, 104
+_FIRST_PLAIN_ID = 107
+
+_PATCHES_PER_ID, _MORE_PATCHES = 6, 10
+"""The official limit of a text: six patches for each of its ids, and ten."""
+
+MOST_SPOKEN = 188
+"""Patches of a prompt beyond which earlier segments are left out: 30 s, the longest clips of its training."""
+
+_PARENTHESES = str.maketrans("", "", "()（）")
+
+
+@dataclass(frozen=True)
+class VoxVoice:
+    """`Voice.data` of this model: a recording that is continued, with its transcript, and one that is only sounded
+    like; patches [N, P, D] float32 on the CPU, none where there is no such recording.
+    """
+
+    transcript: str
+    prompt: Tensor
+    reference: Tensor
+
+
+@dataclass(frozen=True)
+class VoxPrompt:
+    """One segment as rows [S, 2 + P * D / 2] int64."""
+
+    controls: Controls
+    rows: Ids
+    voice: Voice | None = None
+    prefix: Ids | None = None
+    text_ids: int = 0
+
+    @property
+    def positions(self) -> int:
+        return len(self.rows)
+
+
+class PromptBuilder:
+    """Lays out segments as the checkpoint was trained to read them.
+
+    Follows OpenBMB/VoxCPM voxcpm/model/voxcpm2.py `_generate_with_prompt_cache` and `merge_prompt_cache`. Raises
+    `CheckpointError` if the tokeniser has more ids than `config`.
+    """
+
+    def __init__(self, config: ModelConfig, tokenizer: TextTokenizer) -> None:
+        self._config, self._tokenizer = config, tokenizer
+        if tokenizer.size > (most := config.lm_config.vocab_size):
+            raise CheckpointError(f"tokenizer.json holds id {tokenizer.size - 1}; lm_config.vocab_size is {most}")
+        self._special = {index: token for token, index in tokenizer.special.items()}
+        self._characters = tokenizer.chinese_characters()
+        self._width = 2 + config.patch_size * config.feat_dim // 2
+
+    def build(
+        self,
+        text: str,
+        controls: Controls,
+        earlier: Sequence[Spoken] = (),
+        voice: Voice | None = None,
+        instructions: str | None = None,
+    ) -> VoxPrompt:
+        """The prompt of `text` after the segments `earlier`, their frames [T, P, D], spoken as `voice`.
+
+        `instructions` stand before the first of them. A text that may end is bounded by its ids, whatever `controls`
+        allow. Raises `InvalidRequest` for a control token in a text, for instructions to a voice that is continued,
+        or for a prompt too long for the model.
+        """
+        data = VoxVoice("", *[torch.empty(0)] * 2) if voice is None else voice.data
+        control = "" if instructions is None else f"({instructions.translate(_PARENTHESES).strip()})"
+        if control and len(data.prompt):
+            limit = "a voice that continues its recording takes none: give the recording as a reference alone"
+            raise InvalidRequest("instructions", instructions, limit)
+        kept = list(earlier)
+        while len(kept) > (voice is None) and len(data.prompt) + sum(len(made) for _, made in kept) > MOST_SPOKEN:
+            del kept[0]
+        texts = [*(one.text for one in kept), text]
+        texts[0] = control + texts[0]
+        for field, part in (("ref_text", data.transcript), ("instructions", control)):
+            self._ids(field, part)
+        # As one string: ids may reach from the transcript into the text.
+        whole = self._ids("text", data.transcript + _joined(texts))
+        rows = [self._rows([*whole, _AUDIO_START])]
+        if len(data.reference):
+            rows = [self._rows([_REFERENCE_START]), self._heard(data.reference), self._rows([_REFERENCE_END]), *rows]
+        rows += [self._heard(made) for made in (data.prompt, *(one.frames for one in kept)) if len(made)]
+        if not controls.ignore_eos:
+            bound = _PATCHES_PER_ID * len(self._ids("text", texts[-1])) + _MORE_PATCHES
+            controls = dataclasses.replace(controls, max_frames=min(bound, controls.max_frames))
+        prompt = VoxPrompt(controls, np.concatenate(rows))
+        needed, most = prompt.positions + controls.max_frames, self._config.max_length
+        if needed > most:
+            raise InvalidRequest("text", text, f"its prompt and frames take {needed} positions, the model has {most}")
+        return prompt
+
+    def _ids(self, field: str, text: str) -> list[int]:
+        """The ids of `text`, which is Chinese by single characters: without it the model mispronounces."""
+        check_text(field, text)
+        ids = [part for index in self._tokenizer.encode(text) for part in self._characters.get(index, (index,))]
+        if found := self._special.keys() & set(ids):
+            raise InvalidRequest(field, text, f"it must not hold the control token {self._special[min(found)]}")
+        return ids
+
+    def _rows(self, ids: Sequence[int]) -> Ids:
+        rows = np.zeros((len(ids), self._width), np.int64)
+        rows[:, 0] = ids
+        return rows
+
+    def _heard(self, patches: Tensor) -> Ids:
+        rows = self._rows([0] * len(patches))
+        rows[:, 1] = 1
+        rows[:, 2:] = patches.float().flatten(1).contiguous().numpy().view(np.int64)
+        return rows
+
+
+def stand_in(config: ModelConfig) -> TextTokenizer:
+    """A tokeniser for `config` where there is none."""
+    return TextTokenizer.stand_in({}, first=min(_FIRST_PLAIN_ID, config.lm_config.vocab_size - 256))
+
+
+def _joined(texts: Sequence[str]) -> str:
+    """`texts` that were cut from one: with the space between them that a Latin sentence ends with."""
+    joined = texts[0]
+    for text in texts[1:]:
+        joined += (" " if joined[-1:].isascii() else "") + text
+    return joined

@@ -1,0 +1,108 @@
+"""The rows by slot: those of `sonoro.models.slots`, both LMs on the same pages, and what the flow and the stop need."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sonoro.core.errors import ConfigError
+from sonoro.models.base import Capacity, Controls, Pages
+from sonoro.models.slots import SlotRows, allocate_rows, clear_rows, place_rows, stage_rows, staged_rows
+from sonoro.nn.kvcache import PagedCache
+from sonoro.nn.transformer import Rotary
+
+from .backbone import VoxLM
+from .config import lm_config
+from .prompt import VoxPrompt
+
+__all__ = ["FrameState", "allocate", "place", "prefill", "reset", "stage"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameState(SlotRows):
+    """Rows by slot, [N+1, ...] each. Mutated in place by the functions of this folder.
+
+    `patch` [P, D] is what the next one follows, zeros after text; `is_audio` says whether `pending` is a patch.
+    `options` are three int64, the first of them the bits of a float64. The residual LM's layers stand behind the base
+    LM's in `cache`; `still` are tables that turn nothing, as it knows no positions.
+    """
+
+    patch: Tensor
+    is_audio: Tensor
+    options: Tensor
+    base: PagedCache
+    residual: PagedCache
+    still: Rotary
+
+    def read_options(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of `rows` [B] int64: guidance float32, solver steps, the frame after which speech may end. Capturable."""
+        cfg, steps, min_len = self.options[rows].unbind(1)
+        return cfg.view(torch.float64).float(), steps, min_len
+
+
+def allocate(lm: VoxLM, capacity: Capacity) -> FrameState:
+    """Free rows for `capacity.slots` requests. Raises `ConfigError` for more positions than the model has."""
+    config, weight, rows = lm.config, lm.weight, capacity.slots + 1
+    if capacity.max_positions > config.max_length:
+        raise ConfigError("max_positions", capacity.max_positions, f"at most {config.max_length} for this model")
+    layers = config.lm_config.num_hidden_layers
+    tables = lm.base_lm.rotary(torch.arange(capacity.max_positions, device=weight.device), weight.dtype)
+    patch = weight.new_zeros(config.patch_size, config.feat_dim)
+    common = allocate_rows(
+        lm_config(config, config.paged_layers),
+        tables,
+        capacity,
+        frame=patch.to(torch.promote_types(weight.dtype, torch.float32)),
+        ids=[0] * (2 + patch.numel() // 2),
+        added=[0] * 3,
+    )
+    return FrameState(
+        **vars(common),
+        patch=patch.repeat(rows, 1, 1),
+        is_audio=torch.zeros(rows, dtype=torch.bool, device=weight.device),
+        options=torch.zeros(rows, 3, dtype=torch.int64, device=weight.device),
+        base=common.cache.part(slice(layers)),
+        residual=common.cache.part(slice(layers, None)),
+        still=(torch.ones_like(tables[0]), torch.zeros_like(tables[1])),
+    )
+
+
+def reset(state: FrameState, slots: Sequence[int]) -> None:
+    """Make rows `slots` free and empty. No sync; not capturable."""
+    clear_rows(state, slots, (state.patch, 0), (state.is_audio, False), (state.options, 0))
+
+
+def stage(state: FrameState, prompts: Sequence[VoxPrompt], slots: Sequence[int], pages: Sequence[Pages]) -> int:
+    """Lay out what rows `slots` need to speak `prompts` on `pages`; how many prompt rows. No sync; not capturable."""
+    added = [((prompt.controls.row,), _pack(prompt.controls)) for prompt in prompts]
+    return stage_rows(state, prompts, slots, pages, [prompt.rows for prompt in prompts], added)
+
+
+def place(state: FrameState, slots: Tensor) -> None:
+    """Empty rows `slots` [B] int64 and give each what was staged for it, in that order. Capturable; no sync."""
+    state.options.index_copy_(0, slots, place_rows(state, slots))
+    state.patch.index_fill_(0, slots, 0)
+    state.is_audio.index_fill_(0, slots, False)
+
+
+def prefill(lm: VoxLM, state: FrameState, tokens: Tensor) -> None:
+    """Run the staged rows `tokens` [T] int64 and leave each prompt's last one pending. Capturable; no sync."""
+    packed, pending, ids = staged_rows(state, tokens)
+    is_audio, numbers = ids[:, 1] > 0, ids[:, 2:].view(torch.float32)
+    patches = numbers.unflatten(1, state.patch.shape[1:]).to(state.patch.dtype)
+    embedded = lm.embed(ids[:, 0], patches, is_audio)
+    turns, still = ((cos[packed.positions], sin[packed.positions]) for cos, sin in (state.rotary, state.still))
+    hidden = lm.base_lm(embedded[None], turns, state.base.fill(packed))[0]
+    fused = lm.fuse(lm.quantize(hidden, is_audio), embedded, is_audio)
+    lm.residual_lm(fused[None], still, state.residual.fill(packed))
+    state.pending[pending], state.patch[pending], state.is_audio[pending] = embedded, patches, is_audio
+
+
+def _pack(controls: Controls) -> tuple[int, ...]:
+    cfg, steps, min_len = (controls.options[name] for name in ("cfg_value", "solver_steps", "min_len"))
+    (bits,) = struct.unpack("=q", struct.pack("=d", cfg))
+    return bits, int(steps), int(min_len)
