@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import tiny_fish
+import tiny_vox
 from fakes.sine import SineModel
 from listening import Clock, audio, config_of, drain, end
 from sonoro.core import audio as host
@@ -73,7 +74,10 @@ def test_a_prompt_whose_rows_do_not_fit_a_bucket_runs_at_its_own_length() -> Non
     assert seen == [8, 16, 32]
 
 
-@pytest.fixture(params=[write_checkpoint, tiny_fish.write_checkpoint], ids=["talker", "dual_ar"])
+FAMILIES = {"talker": write_checkpoint, "dual_ar": tiny_fish.write_checkpoint, "patches": tiny_vox.write_checkpoint}
+
+
+@pytest.fixture(params=FAMILIES.values(), ids=FAMILIES)
 def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A tiny checkpoint of every family."""
     request.param(tmp_path / "model")

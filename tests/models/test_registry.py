@@ -23,6 +23,8 @@ ATTENTION_AND_CODEC = {
     "qwen3": ("speech_tokenizer/model.safetensors", 170_557_441, 1_433_600),
     # 147,456 bytes a position (36 layers), 21.533 positions a second.
     "fish": ("codec.pth", 391_430_530, 3_175_200),
+    # 36,864 bytes a position (28 and 8 layers, 2 heads of 128), 6.25 positions a second.
+    "voxcpm2": ("audiovae.pth", 94_213_954, 230_400),
 }
 """By family: the codec's file and the numbers in it, and the bytes of keys and values of a second."""
 

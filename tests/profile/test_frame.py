@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import tiny_fish
+import tiny_vox
 from sonoro.core.errors import ConfigError, EngineError
 from sonoro.models import registry
 from sonoro.models.base import LoadedModel
@@ -19,14 +20,14 @@ FIELDS = {"batch", "context", "eager_ms", "graph_ms", "floor_ms", "codec_ms", "x
 PARTS = {"backbone_ms", "depth_ms", "sample_ms"}
 
 
-@pytest.fixture(scope="module", params=["custom_voice", "fish"])
+@pytest.fixture(scope="module", params=["custom_voice", "fish", "vox"])
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return load(tmp_path_factory.mktemp("tiny"), request.param)
 
 
 def load(folder: Path, variant: str, device: str = "cpu") -> LoadedModel:
-    if variant == "fish":
-        tiny_fish.write_checkpoint(folder)
+    if variant in ("fish", "vox"):
+        {"fish": tiny_fish, "vox": tiny_vox}[variant].write_checkpoint(folder)
     else:
         write_checkpoint(folder, variant=variant)
     return registry.load(folder, device=device, dtype="float32")

@@ -20,6 +20,7 @@ from sonoro.core.errors import CheckpointError, CheckpointNotFound, ConfigError
 from sonoro.models.base import Description, Family, LoadedModel
 from sonoro.models.fish_s2 import model as fish_s2
 from sonoro.models.qwen3_tts import model as qwen3_tts
+from sonoro.models.voxcpm2 import model as voxcpm2
 
 __all__ = ["BUILTIN", "describe", "load", "names"]
 
@@ -29,7 +30,7 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
-FAMILIES: tuple[Family, ...] = (qwen3_tts.FAMILY, fish_s2.FAMILY)
+FAMILIES: tuple[Family, ...] = (qwen3_tts.FAMILY, fish_s2.FAMILY, voxcpm2.FAMILY)
 
 
 class _Source(NamedTuple):

@@ -119,8 +119,8 @@ def test_control_tokens_are_refused(text: str) -> None:
 
 
 def test_a_prompt_too_long_for_the_model_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match=r"text: .* positions, the model has 1024"):
-        builder().build("Hello.", controls(max_frames=900), voice=voice(reference=1000))
+    with pytest.raises(InvalidRequest, match=r"text: .* positions, the model has 4096"):
+        builder().build("Hello.", controls(max_frames=3900, ignore_eos=True), voice=voice(reference=200))
     with pytest.raises(InvalidRequest, match="UTF-8"):
         builder().build("Hello \ud800", controls())
 

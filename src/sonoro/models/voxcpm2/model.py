@@ -1,0 +1,141 @@
+"""VoxCPM2 as a `SpeechModel`: the parts of this folder put together."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import torch
+
+from sonoro.core.errors import InvalidRequest
+from sonoro.core.types import ModelSpec, OptionSpec, SamplingParams, SpeechRequest
+from sonoro.models.base import Codec, Controls, Spoken, Voice, WholeSegments
+from sonoro.models.loading import Parts, make_family
+from sonoro.nn.tokenizer import TextTokenizer
+from sonoro.nn.weights import fingerprint
+
+from . import frame, voice, weights
+from .config import RELEASED, ModelConfig, lm_config, read
+from .flow import FEWEST_STEPS, MOST_STEPS
+from .prompt import PromptBuilder, VoxPrompt, stand_in
+from .state import FrameState, allocate, place, prefill, reset, stage
+from .weights import Modules
+
+__all__ = ["FAMILY", "VoxCPM2", "spec_of"]
+
+_CODEC_CHECK_ROWS = 4
+_MAX_FRAMES = 4096
+_SAMPLING = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, repetition_penalty=1.0)
+"""There is nothing to sample: noise alone is drawn."""
+
+_OPTIONS = (
+    OptionSpec(
+        name="cfg_value", type="float", default=2.0, minimum=1.0, maximum=10.0,
+        help="how closely the prompt is followed: 1 is no guidance, 1 to 3 are useful",
+    ),
+    OptionSpec(
+        name="solver_steps", type="int", default=10, minimum=FEWEST_STEPS, maximum=MOST_STEPS,
+        help="steps from noise to sound; fewer save no time",
+    ),
+    OptionSpec(
+        name="min_len", type="int", default=2, minimum=0, maximum=_MAX_FRAMES,
+        help="frame, counted from 0, that speech goes on after at least",
+    ),
+)  # fmt: skip
+
+
+class VoxCPM2(WholeSegments):
+    """Both language models, flow and codec behind the protocol `SpeechModel`. Holds no state of a request."""
+
+    def __init__(self, name: str, config: ModelConfig, modules: Modules, tokenizer: TextTokenizer) -> None:
+        self.spec, self.position_bytes = spec_of(name, config), _position_bytes(config, modules.lm.weight.dtype)
+        self.codec: Codec = modules.codec
+        self._modules, lm, bound = modules, modules.lm, functools.partial
+        self._prompts = PromptBuilder(config, tokenizer)
+        self.encode_voice = bound(voice.encode_voice, config, modules.codec, lm.weight.device)
+        self.save_voice, self.load_voice = voice.save_voice, bound(voice.load_voice, config)
+        self.reset, self.stage, self.place = reset, stage, place
+        self.allocate, self.prefill = bound(allocate, lm), bound(prefill, lm)
+        self.frame, self.parts = bound(frame.frame, lm), bound(frame.parts, lm)
+
+    def segments(self, text: str, language: str) -> list[str]:
+        """`text` as a whole, each run of white space a space, as the official front end has it."""
+        return [" ".join(text.split())]
+
+    def prepare(
+        self, request: SpeechRequest, segment: str, index: int, before: Sequence[Spoken], voice: Voice | None
+    ) -> VoxPrompt:
+        """The prompt of `segment`, which continues those `before`; `request.max_frames` or less is its limit."""
+        for name in ("temperature", "top_k", "top_p", "repetition_penalty"):
+            if (given := getattr(request.sampling, name)) != (only := getattr(_SAMPLING, name)):
+                raise InvalidRequest(name, given, f"{self.spec.name} samples nothing: it must be {only:g}, or left out")
+        return self._prompts.build(segment, Controls.of(request, index), before, voice, request.instructions)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Of the configuration, and of every tensor its name, shape, dtype and first numbers."""
+        return fingerprint(repr(self._modules.lm.config), *self._modules)
+
+    def check_kernels(self, state: FrameState, rows: int) -> None:
+        """Run each fused kernel of a frame of `rows` rows once against its reference, and the codec's on a few rows."""
+        frame.check_kernels(self._modules.lm, state, rows)
+        self._modules.codec.check_kernels(min(rows, _CODEC_CHECK_ROWS), 1)
+
+    def frame_bytes(self, rows: int, context: int) -> int:
+        """What one frame of `rows` rows must read."""
+        return frame.floor_bytes(self._modules.lm) + rows * context * self.position_bytes
+
+
+def spec_of(name: str, config: ModelConfig) -> ModelSpec:
+    """What a checkpoint with this config.json can do."""
+    codec = config.codec
+    return ModelSpec(
+        name=name,
+        sample_rate=codec.out_sample_rate,
+        hop=math.prod(codec.decoder_rates) * config.patch_size,
+        max_frames=min(_MAX_FRAMES, config.max_length // 2),
+        voice_modes=("named", "described", "cloned"),
+        # Without a recording the model speaks as whom it likes, or as the instructions say, by the seed.
+        voices=("default",),
+        languages=("auto",),
+        sampling=_SAMPLING,
+        options=_OPTIONS,
+        accepts_instructions=True,
+    )
+
+
+def _sizes(config: ModelConfig) -> dict[str, str | int | float]:
+    lm, local, flow = config.lm_config, config.encoder_config, config.dit_config
+    return {
+        "licence of the weights": "Apache License 2.0",
+        "width": lm.hidden_size,
+        "base layers": lm.num_hidden_layers,
+        "residual layers": config.residual_lm_num_layers,
+        "local encoder layers": local.num_layers,
+        "flow layers": flow.num_layers,
+        "patch": f"{config.patch_size} x {config.feat_dim}",
+        "text ids": lm.vocab_size,
+        "positions": config.max_length,
+    }
+
+
+def _position_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    return lm_config(config, config.paged_layers).position_bytes(dtype)
+
+
+FAMILY = make_family(
+    "voxcpm2",
+    RELEASED,
+    ("*.json", "*.safetensors", "audiovae.pth"),
+    Parts(
+        read=read,
+        weights=weights,
+        tokenizer=lambda config, folder: stand_in(config) if folder is None else TextTokenizer.from_folder(folder),
+        tokenizer_file="tokenizer.json",
+        model=VoxCPM2,
+        spec=spec_of,
+        sizes=_sizes,
+        position_bytes=_position_bytes,
+    ),
+)

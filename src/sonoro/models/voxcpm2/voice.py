@@ -1,0 +1,67 @@
+"""Recordings to a voice: patches to continue, with their transcript, and patches to sound like. As named tensors, and
+back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sonoro.core.audio import check_duration, resample
+from sonoro.core.errors import InvalidReference, TensorMismatch
+from sonoro.core.types import Reference
+from sonoro.models.base import SavedVoice, Voice
+
+from .codec import VoxCodec
+from .config import ModelConfig
+from .prompt import VoxVoice
+
+__all__ = ["encode_voice", "load_voice", "save_voice"]
+
+_NAMES = ("prompt", "reference")
+
+
+@torch.no_grad()
+def encode_voice(config: ModelConfig, codec: VoxCodec, device: torch.device, references: Sequence[Reference]) -> Voice:
+    """The voice of `references`: one to continue (`prompt`), one to sound like (`reference`), or both.
+
+    Audio is filled up to whole patches by silence: before what is continued, after what is not. Raises
+    `InvalidReference` for two of a kind, or one shorter than 0.5 s or longer than 60 s.
+    """
+    made: dict[str, Tensor] = {}
+    for reference in references:
+        if reference.use in made:
+            raise InvalidReference("ref_audio", reference.use, "this model takes one to continue and one to sound like")
+        check_duration(reference)
+        samples = torch.tensor(resample(reference.samples, reference.sample_rate, config.codec.sample_rate))
+        is_continued = reference.use == "prompt"
+        made[reference.use] = codec.encode(samples.to(device), "before" if is_continued else "after").cpu()
+    transcript = next((reference.text or "" for reference in references if reference.use == "prompt"), "")
+    return _voice(config, made, transcript)
+
+
+def save_voice(voice: Voice) -> SavedVoice:
+    """`voice` as those of its `prompt` and `reference` that it has; the transcript is a fact."""
+    tensors = {name: getattr(voice.data, name) for name in _NAMES if len(getattr(voice.data, name))}
+    return SavedVoice(tensors, {"transcript": voice.data.transcript})
+
+
+def load_voice(config: ModelConfig, saved: SavedVoice) -> Voice:
+    """The voice that was saved. Raises `TensorMismatch` for what is no voice of a model of `config`."""
+    shape = (config.patch_size, config.feat_dim)
+    for name, patches in saved.tensors.items():
+        is_patches = patches.dtype == torch.float32 and patches.shape[1:] == shape and len(patches) > 0
+        if name not in _NAMES or not is_patches or not patches.isfinite().all():
+            raise TensorMismatch(f"a voice of this model is finite patches [N, {shape[0]}, {shape[1]}] float32: {name}")
+    if not saved.tensors or not isinstance(saved.facts.get("transcript"), str):
+        raise TensorMismatch("a voice of this model has prompt or reference patches, and a transcript")
+    return _voice(config, {name: patches.cpu() for name, patches in saved.tensors.items()}, saved.facts["transcript"])
+
+
+def _voice(config: ModelConfig, made: dict[str, Tensor], transcript: str) -> Voice:
+    """What is continued primes the codec, so that audio goes on where the recording ends."""
+    nothing = torch.zeros(0, config.patch_size, config.feat_dim)
+    prompt, reference = (made.get(name, nothing) for name in _NAMES)
+    return Voice(VoxVoice(transcript, prompt, reference), prompt if len(prompt) else None)
