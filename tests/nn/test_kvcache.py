@@ -1,5 +1,7 @@
 """Prefill and steps from pages against the whole sequence, in float64: same sums, other order, so within 1e-12."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor
@@ -85,6 +87,22 @@ def test_positions_at_once_equal_the_whole_sequence(stack: DecoderStack) -> None
         lines = torch.cat((sequences[:, at], sequences[:, at + 1]))
         found = step(stack, cache, [2, 0, 3], [at] * 3, lines).unflatten(0, (2, 3)).transpose(0, 1)
         torch.testing.assert_close(found, expected[:, at : at + 2], **TOLERANCE)
+
+
+def test_stacks_share_pages_and_keep_apart(stack: DecoderStack) -> None:
+    """Two of them, one behind the other in the cache of both: each as if it were alone."""
+    torch.manual_seed(6)
+    other = DecoderStack(dataclasses.replace(CONFIG, layers=3, width=8, intermediate=10)).double().requires_grad_(False)
+    table = new_cache().table
+    cache = PagedCache.allocate(dataclasses.replace(CONFIG, layers=5), table, PAGE, int(table.max()), torch.float64)
+    parts = {stack: cache.part(slice(2)), other: cache.part(slice(2, None))}
+    sequences = {one: torch.randn(9, one.config.width, dtype=torch.float64) for one in parts}
+    found: dict[DecoderStack, list[Tensor]] = {one: [] for one in parts}
+    for at in range(9):
+        for one, part in parts.items():
+            found[one].append(step(one, part, [1], [at], sequences[one][at : at + 1]))
+    for one, rows in sequences.items():
+        torch.testing.assert_close(torch.cat(found[one]), whole(one, rows), **TOLERANCE)
 
 
 def test_rows_out_of_step_and_in_any_order_equal_the_whole(stack: DecoderStack) -> None:

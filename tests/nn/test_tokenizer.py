@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import tiny_fish
+import tiny_vox
 from sonoro.core.errors import CheckpointError, CheckpointNotFound
 from sonoro.nn.tokenizer import TextTokenizer
 
@@ -27,6 +28,18 @@ def test_the_stand_in_has_a_token_for_every_byte() -> None:
     assert ids[3] == 300
     assert len(ids) == 3 + 1 + 5
     assert len(set(tokenizer.encode("".join(map(chr, range(128)))))) == 128
+
+
+def test_tokens_of_several_chinese_characters_are_known_by_their_characters(tmp_path: Path) -> None:
+    """Without the space before them; a single character keeps its own, and no other script is taken apart."""
+    tiny_vox.write_checkpoint(tmp_path)
+    tokenizer = TextTokenizer.from_folder(tmp_path)
+    known = tokenizer.vocabulary
+    found = tokenizer.chinese_characters()
+    assert found == {
+        known[word]: tuple(known[one] for one in word.removeprefix("▁")) for word in ("你好", "▁你好", "世界", "测试")
+    }
+    assert not {known["▁请"], known["▁好"], known["▁you"]} & found.keys()
 
 
 def test_a_file_that_is_missing_or_none_is_named(tmp_path: Path) -> None:

@@ -1,20 +1,26 @@
 """The decoder layer against a plain computation, head by head; norms and rotary tables against their definitions."""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import TypeVar
 
 import pytest
 import torch
 from torch import Tensor
 
+from sonoro.core.errors import CheckpointError
 from sonoro.nn.transformer import (
     DecoderConfig,
     DecoderStack,
     RMSNorm,
+    WholeStack,
     causal_attention,
     lay_out_by_input,
     rotary_tables,
     rotate,
 )
+
+S = TypeVar("S", bound=DecoderStack)
 
 CONFIG = DecoderConfig(
     width=12, intermediate=20, layers=2, heads=6, kv_heads=2, head_width=4, norm_eps=1e-6, rope_theta=1e4
@@ -22,8 +28,11 @@ CONFIG = DecoderConfig(
 
 
 def random_stack(dtype: torch.dtype = torch.float64, *, has_head_norms: bool = True) -> DecoderStack:
+    return randomized(DecoderStack(dataclasses.replace(CONFIG, has_head_norms=has_head_norms)).to(dtype))
+
+
+def randomized(stack: S) -> S:
     torch.manual_seed(3)
-    stack = DecoderStack(dataclasses.replace(CONFIG, has_head_norms=has_head_norms)).to(dtype)
     for parameter in stack.parameters():
         torch.nn.init.normal_(parameter, mean=1.0 if parameter.dim() == 1 else 0.0, std=0.5)
     return stack
@@ -33,17 +42,18 @@ def plain_norm(x: Tensor, norm: RMSNorm) -> Tensor:
     return x / (x.pow(2).mean(-1, keepdim=True) + CONFIG.norm_eps).sqrt() * norm.weight
 
 
-def plain_turn(x: Tensor, position: int) -> Tensor:
+def plain_turn(x: Tensor, position: int, divisors: Sequence[float]) -> Tensor:
     """The rotation by complex multiplication, pair (i, i + D / 2), in float64."""
     half = x.shape[-1] // 2
     angle = position * CONFIG.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
+    angle = angle / torch.tensor(divisors or [1.0] * half, dtype=torch.float64)
     turned = torch.complex(x[:half], x[half:]) * torch.polar(torch.ones_like(angle), angle)
     return torch.cat((turned.real, turned.imag))
 
 
 def plain_stack(stack: DecoderStack, rows: Tensor) -> Tensor:
-    """The whole stack on rows [T, width], one head and one position at a time."""
-    width = CONFIG.head_width
+    """The whole stack on rows [T, width], one head and one position at a time; a `WholeStack` looks ahead too."""
+    width, divisors = CONFIG.head_width, stack.config.rope_divisors
     for layer in stack.layers:
         attention, feed = layer.self_attn, layer.mlp
 
@@ -56,10 +66,10 @@ def plain_stack(stack: DecoderStack, rows: Tensor) -> Tensor:
             heads = []
             for head in range(CONFIG.heads):
                 shared = head // (CONFIG.heads // CONFIG.kv_heads)
-                query = plain_turn(norm_head(projected[t, head], "q_norm"), t)
-                keys = projected[: t + 1, CONFIG.heads + shared]
-                values = projected[: t + 1, CONFIG.heads + CONFIG.kv_heads + shared]
-                turned = [plain_turn(norm_head(key, "k_norm"), at) for at, key in enumerate(keys)]
+                query = plain_turn(norm_head(projected[t, head], "q_norm"), t, divisors)
+                seen = projected if isinstance(stack, WholeStack) else projected[: t + 1]
+                keys, values = seen[:, CONFIG.heads + shared], seen[:, CONFIG.heads + CONFIG.kv_heads + shared]
+                turned = [plain_turn(norm_head(key, "k_norm"), at, divisors) for at, key in enumerate(keys)]
                 scores = torch.stack([query @ key for key in turned]) * width**-0.5
                 heads.append(scores.softmax(-1) @ values)
             outs.append(torch.cat(heads) @ attention.o_proj.weight.T)
@@ -77,6 +87,18 @@ def test_stack_equals_a_plain_computation(has_head_norms: bool) -> None:
     expected = torch.stack([plain_stack(stack, row) for row in rows])
     # Rotary tables are made in float32 whatever the dtype: their error at position 6 is some 1e-7.
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def test_a_whole_stack_looks_ahead_and_divides_its_angles() -> None:
+    config = dataclasses.replace(CONFIG, has_head_norms=False, rope_divisors=(1.5, 0.7))
+    stack = randomized(WholeStack(config, tokens=5).double())
+    stack.finalize()
+    rows = torch.randn(3, 5, CONFIG.width, dtype=torch.float64)
+    expected = torch.stack([plain_stack(stack, row) for row in rows])
+    torch.testing.assert_close(stack.see(rows), expected, atol=1e-5, rtol=0)
+    assert not any("cos" in name or "sin" in name for name in stack.state_dict())
+    with pytest.raises(CheckpointError, match="1 angles are divided, of 2 in a head"):
+        dataclasses.replace(CONFIG, rope_divisors=(1.0,))
 
 
 def test_right_padding_changes_nothing_before_it() -> None:

@@ -105,7 +105,7 @@ def test_a_call_beyond_the_steps_of_a_row_goes_nowhere(lm: VoxLM) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("steps", STEPS)
 def test_times_sizes_and_their_tokens_are_the_official_ones(reference_root: Path, dtype: str, steps: int) -> None:
-    """Bit by bit in bfloat16, which rounds them so much that nothing else would do."""
+    """Bit by bit in bfloat16, which rounds times so much that nothing else would do; tokens within a rounding."""
     wide = getattr(torch, dtype)
     given = tensors_of(cases("times", reference_root)[f"{dtype}_{steps}"])
     times, sizes = schedule(steps, wide)
@@ -113,7 +113,9 @@ def test_times_sizes_and_their_tokens_are_the_official_ones(reference_root: Path
     torch.testing.assert_close(times.float(), given["times"], atol=tolerance, rtol=0)
     torch.testing.assert_close(sizes.float(), given["sizes"], atol=tolerance, rtol=0)
     tokens = tiny_lm(wide).feat_decoder.times[steps, : steps - 1].float()
-    torch.testing.assert_close(tokens, given["tokens"], atol={"float32": 1e-4, "bfloat16": 2**-7}[dtype], rtol=0)
+    # Some products of another machine may round the other way.
+    tolerance = {"float32": 1e-4, "bfloat16": 2**-7}[dtype]
+    torch.testing.assert_close(tokens, given["tokens"], atol=tolerance, rtol=tolerance)
 
 
 def test_angles_are_divided_by_pair() -> None:

@@ -318,6 +318,20 @@ def test_a_registered_voice_speaks_as_its_recordings(model: SpeechModel) -> None
     np.testing.assert_allclose(audio(events, "named"), audio(events, "given"), atol=8 / 32768)
 
 
+def test_audio_goes_on_where_the_recording_ends(endless: SpeechModel) -> None:
+    """As if the recording had been decoded with it, and cut off."""
+    engine = engine_of(endless, chunk_frames=(1, 3))
+    voice = endless.encode_voice([recording(0.7)])
+    engine.submit(SpeechRequest(id="a", text=TEXT, references=(recording(0.7),), seed=3, max_frames=9))
+    events = drain(engine)
+    patches = spoken(endless, request(endless, TEXT, seed=3, max_frames=9), voice)
+    with torch.inference_mode():
+        whole = endless.codec.decode(torch.cat((voice.data.prompt, patches))[None])[0]
+        afresh = endless.codec.decode(patches[None])[0]
+    np.testing.assert_allclose(audio(events, "a"), whole[-9 * HOP :].numpy(), atol=8 / 32768)
+    assert (whole[-9 * HOP :] - afresh).abs().max() > 100 / 32768
+
+
 def test_live_text_is_spoken_sentence_by_sentence(brief: SpeechModel) -> None:
     engine = engine_of(brief)
     engine.submit(SpeechRequest(id="a", text="", is_live=True, seed=2))
