@@ -223,8 +223,10 @@ class Runner:
         if tokens:
             self._prefills.run(range(tokens))
         for row, place in turns:
-            if row.voice is not None and row.voice.reference_frames is not None:
-                self._codec.prime(self._rows.history, self._upload([place.slot]), row.voice)
+            assert row.prompt is not None
+            voice = row.prompt.voice or row.voice
+            if voice is not None and voice.reference_frames is not None:
+                self._codec.prime(self._rows.history, self._upload([place.slot]), voice)
 
     def _append(self, rows: Sequence[RunningRequest], launched: Launched) -> None:
         """Hand on the text that has come late for those of `rows` that are live."""

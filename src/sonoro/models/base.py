@@ -139,7 +139,7 @@ class Prompt(Protocol):
 
     @property
     def voice(self) -> Voice | None:
-        """Whom it speaks as, if that is not in its rows."""
+        """Whom it speaks as or goes on from, if that is not in its rows; primes the codec in place of the request's."""
 
     @property
     def positions(self) -> int:

@@ -48,7 +48,7 @@ class VoxVoice:
 
 @dataclass(frozen=True)
 class VoxPrompt:
-    """One segment as rows [S, 2 + P * D / 2] int64."""
+    """One segment as rows [S, 2 + P * D / 2] int64; `voice` is what was heard, if segments were before."""
 
     controls: Controls
     rows: Ids
@@ -107,11 +107,12 @@ class PromptBuilder:
         rows = [self._rows([*whole, _AUDIO_START])]
         if len(data.reference):
             rows = [self._rows([_REFERENCE_START]), self._heard(data.reference), self._rows([_REFERENCE_END]), *rows]
-        rows += [self._heard(made) for made in (data.prompt, *(one.frames for one in kept)) if len(made)]
+        heard = [made for made in (data.prompt, *(one.frames for one in kept)) if len(made)]
+        rows += map(self._heard, heard)
         if not controls.ignore_eos:
             bound = _PATCHES_PER_ID * len(self._ids("text", texts[-1])) + _MORE_PATCHES
             controls = dataclasses.replace(controls, max_frames=min(bound, controls.max_frames))
-        prompt = VoxPrompt(controls, np.concatenate(rows))
+        prompt = VoxPrompt(controls, np.concatenate(rows), Voice(None, torch.cat(heard)) if kept else None)
         needed, most = prompt.positions + controls.max_frames, self._config.max_length
         if needed > most:
             raise InvalidRequest("text", text, f"its prompt and frames take {needed} positions, the model has {most}")
