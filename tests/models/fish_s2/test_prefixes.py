@@ -13,13 +13,12 @@ from torch import Tensor
 
 import tiny_fish
 from listening import drain, end
-from sonoro.core.config import EngineConfig
 from sonoro.core.types import Finished, Reference, SpeechRequest
-from sonoro.engine.engine import Engine
 from sonoro.models import registry
-from sonoro.models.base import Pages, SpeechModel
+from sonoro.models.base import SpeechModel
+from watched import PAGE, Watched, alone
 
-PAGE, SHARED = 32, 24
+SHARED = 24
 TURNS = "<|speaker:0|>One of them. " + "word " * 30 + "<|speaker:1|> Another one. " + "word " * 30
 
 
@@ -37,61 +36,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model(folder: Path) -> SpeechModel:
     return model_on(folder, "cpu")
-
-
-class Watched:
-    """An engine over `model`: the codes [T, K] that were made for each (seed, segment), and what each launch staged."""
-
-    def __init__(self, model: SpeechModel, **changes: object) -> None:
-        self.codes: dict[tuple[int, int], Tensor] = {}
-        self.positions: list[int] = []
-        self.rows: list[int] = []
-        self.shared: list[list[int]] = []
-        self._model, self._said = model, dict[int, tuple[int, int]]()
-        values = {"slots": 3, "max_positions": 1536, "max_frames": 64, "max_characters": 200}
-        self.engine = Engine(self, EngineConfig(**values | changes), lambda: 0.0)  # type: ignore[arg-type]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
-
-    def allocate(self, capacity: Any) -> Any:
-        self.state = self._model.allocate(capacity)
-        return self.state
-
-    def stage(self, state: Any, prompts: Any, slots: Any, pages: list[Pages]) -> int:
-        for slot, prompt, (numbers, cached) in zip(slots, prompts, pages, strict=True):
-            self._said[slot] = prompt.controls.seed, prompt.controls.segment
-            self.positions.append(prompt.positions)
-            self.shared.append(list(numbers[: cached // PAGE]))
-        self.rows.append(self._model.stage(state, prompts, slots, pages))
-        return self.rows[-1]
-
-    def tick(self) -> list[Any]:
-        events = self.engine.tick()
-        if self.state.done.is_cuda:
-            torch.cuda.synchronize()
-        for slot, said in self._said.items():
-            length = int(self.state.length[slot])
-            # One that was cancelled is emptied.
-            if length > len(self.codes.get(said, ())):
-                self.codes[said] = self.state.frames[slot, :length].cpu().clone()
-        return events
-
-    def say(self, *requests: SpeechRequest) -> list[Any]:
-        events = []
-        for one in requests:
-            self.engine.submit(one)
-        while self.engine.has_work:
-            events += self.tick()
-        return events + drain(self.engine)
-
-
-def alone(model: SpeechModel, one: SpeechRequest) -> dict[tuple[int, int], Tensor]:
-    """What an engine that keeps nothing makes of `one`."""
-    watched = Watched(model, prefix_cache_bytes=0)
-    assert isinstance(end(watched.say(one), one.id), Finished)
-    assert not any(watched.shared)
-    return watched.codes
 
 
 def recording(number: int = 0) -> tuple[Reference, ...]:
@@ -113,7 +57,7 @@ def test_a_voices_second_request_runs_only_its_own_rows(folder: Path, device: st
     for one in (first, second, other):
         watched.say(one)
         [(key, expected)] = alone(model, one).items()
-        assert torch.equal(watched.codes[key], expected)
+        assert torch.equal(watched.frames[key], expected)
     whole, own, third = watched.rows
     # All of a system message of some 780 rows but its last page; of another voice the words that both begin with.
     assert [len(pages) for pages in watched.shared] == [0, SHARED, 2]
@@ -137,7 +81,7 @@ def test_a_voice_is_shared_by_name_by_content_and_while_it_is_spoken_with(model:
     assert watched.engine.prefixes.rows_cached == SHARED * PAGE
     for one in (first, request(2, "Like this.")):
         for key, expected in alone(model, one).items():
-            assert torch.equal(watched.codes[key], expected)
+            assert torch.equal(watched.frames[key], expected)
 
 
 def test_earlier_turns_are_run_once(tmp_path: Path) -> None:
@@ -148,9 +92,9 @@ def test_earlier_turns_are_run_once(tmp_path: Path) -> None:
     events = watched.say(one)
     assert end(events, "1").reason == "stop"
     expected = alone(model, one)
-    assert watched.codes.keys() == expected.keys()
+    assert watched.frames.keys() == expected.keys()
     for key, codes in expected.items():
-        assert torch.equal(watched.codes[key], codes)
+        assert torch.equal(watched.frames[key], codes)
     lengths = [len(shared) for shared in watched.shared]
     assert len(lengths) == 4
     assert lengths[0] == 0
@@ -192,7 +136,7 @@ def speak_at_once(
         finished = end(events, one.id)
         assert isinstance(finished, Finished), finished
         codes = expected[one.seed or 0, 0]
-        got = watched.codes.get((one.seed or 0, 0), codes[:0])
+        got = watched.frames.get((one.seed or 0, 0), codes[:0])
         assert torch.equal(got, codes[: len(got)])
         assert len(got) == len(codes) or int(one.id) in cancelled
     assert 1 <= len(cancelled) <= 8

@@ -46,6 +46,13 @@ def test_rows_masks_and_limits_are_the_official_ones(reference_root: Path, name:
     assert np.array_equal(made[rows[:, 1] == 1], np.concatenate([made[:0], *heard]))
     assert not made[rows[:, 1] == 0].any()
     assert prompt.controls.max_frames == case.facts["limit"]
+    # What may be shared: the reference between its marks.
+    if "reference" in stored:
+        assert prompt.prefix is not None
+        assert np.array_equal(prompt.prefix, rows[: len(stored["reference"]) + 2])
+        assert prompt.prefix[[0, -1], 0].tolist() == [103, 104]
+    else:
+        assert prompt.prefix is None
 
 
 def test_every_mode_was_stored(reference_root: Path) -> None:

@@ -104,15 +104,18 @@ class PromptBuilder:
             self._ids(field, part)
         # As one string: ids may reach from the transcript into the text.
         whole = self._ids("text", data.transcript + _joined(texts))
-        rows = [self._rows([*whole, _AUDIO_START])]
+        rows, prefix = [self._rows([*whole, _AUDIO_START])], None
         if len(data.reference):
-            rows = [self._rows([_REFERENCE_START]), self._heard(data.reference), self._rows([_REFERENCE_END]), *rows]
+            start, end = (self._rows([mark]) for mark in (_REFERENCE_START, _REFERENCE_END))
+            prefix = np.concatenate((start, self._heard(data.reference), end))
+            rows.insert(0, prefix)
         heard = [made for made in (data.prompt, *(one.frames for one in kept)) if len(made)]
         rows += map(self._heard, heard)
         if not controls.ignore_eos:
             bound = _PATCHES_PER_ID * len(self._ids("text", texts[-1])) + _MORE_PATCHES
             controls = dataclasses.replace(controls, max_frames=min(bound, controls.max_frames))
-        prompt = VoxPrompt(controls, np.concatenate(rows), Voice(None, torch.cat(heard)) if kept else None)
+        primed = Voice(None, torch.cat(heard)) if kept else None
+        prompt = VoxPrompt(controls, np.concatenate(rows), primed, prefix)
         needed, most = prompt.positions + controls.max_frames, self._config.max_length
         if needed > most:
             raise InvalidRequest("text", text, f"its prompt and frames take {needed} positions, the model has {most}")

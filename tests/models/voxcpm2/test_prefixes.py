@@ -1,0 +1,154 @@
+"""A recording that is only sounded like, shared between requests, over a tiny checkpoint: the frames of each are those
+of an engine that keeps nothing and speaks it alone."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import tiny_vox
+from listening import drain, end
+from sonoro.core.types import Finished, Reference, SpeechRequest
+from sonoro.models import registry
+from sonoro.models.base import SpeechModel
+from sonoro.models.voxcpm2 import weights
+from sonoro.models.voxcpm2.backbone import VoxLM
+from sonoro.models.voxcpm2.config import read
+from sonoro.models.voxcpm2.model import VoxCPM2
+from sonoro.nn.tokenizer import TextTokenizer
+from watched import PAGE, Watched, alone
+
+SHARED = 6
+"""Whole pages of 200 patches between their two marks."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint") / "tiny-vox"
+    tiny_vox.write_checkpoint(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> SpeechModel:
+    return registry.load(folder, device="cpu", dtype="float32").model
+
+
+def recording(number: int, **fields: object) -> Reference:
+    """Half a second of noise, which are 200 patches of the tiny codec."""
+    samples = 0.1 * np.random.default_rng(number).standard_normal(8000)
+    return Reference(pcm=samples.astype("<f4").tobytes(), sample_rate=16000, **fields)
+
+
+def request(name: int, text: str, *, like: int = 0, goes_on: bool = False, **fields: object) -> SpeechRequest:
+    """One that sounds like recording number `like`, and continues another one if it `goes_on`."""
+    references = [recording(like, use="reference")] + [recording(9, text="Once.")] * goes_on
+    given = {"id": str(name), "text": text, "references": tuple(references), "seed": name, "max_frames": 12}
+    return SpeechRequest(**given | {"ignore_eos": True} | fields)
+
+
+def test_a_voices_second_request_runs_only_its_own_rows(model: SpeechModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every mode of that recording, instructed or continuing another: bit by bit what it says uncached."""
+    encoded: list[int] = []
+    embed = VoxLM.embed
+
+    def counted(lm: VoxLM, ids: Tensor, patches: Tensor, is_audio: Tensor) -> Tensor:
+        encoded.append(len(patches))
+        return embed(lm, ids, patches, is_audio)
+
+    requests = [
+        request(1, "Hello you."),
+        request(2, "And something else."),
+        request(3, "Like this.", instructions="slowly"),
+        request(4, "Both of them.", goes_on=True),
+        request(5, "Hello you.", like=1),
+    ]
+    expected = [alone(model, one) for one in requests]
+    monkeypatch.setattr(VoxLM, "embed", counted)
+    watched = Watched(model)
+    for one, frames in zip(requests, expected, strict=True):
+        watched.say(one)
+        [(key, made)] = frames.items()
+        assert len(made) == 12
+        assert torch.equal(watched.frames[key], made)
+    assert [len(pages) for pages in watched.shared] == [0, SHARED, SHARED, SHARED, 0]
+    # Nothing is made of what is there, neither by the local encoder nor by a language model.
+    assert encoded == watched.rows
+    cached = [0, *[SHARED * PAGE] * 3, 0]
+    assert watched.rows == [whole - there for whole, there in zip(watched.positions, cached, strict=True)]
+    assert watched.rows[1] < PAGE
+    counts = watched.engine.prefixes
+    assert (counts.hits, counts.misses, counts.rows_cached) == (3, 2, 3 * SHARED * PAGE)
+    assert counts.kept_bytes == 2 * SHARED * PAGE * model.position_bytes
+
+
+def test_other_prompts_share_nothing(model: SpeechModel) -> None:
+    """A recording that is continued stands behind the new text."""
+    watched = Watched(model)
+    for name in (1, 2):
+        watched.say(request(name, "Hello you.", references=(recording(9, text="Once."),)))
+        watched.say(request(name + 2, "Hello you.", references=()))
+    assert not any(watched.shared)
+    assert (watched.engine.prefixes.hits, watched.engine.prefixes.misses) == (0, 0)
+
+
+def test_each_segment_shares_what_the_first_one_sounded_like(tmp_path: Path) -> None:
+    tiny_vox.write_checkpoint(tmp_path, stop="always")
+    model = registry.load(tmp_path, device="cpu").model
+    watched, one = Watched(model), request(1, "It is one of them. " * 20, ignore_eos=False, max_frames=None)
+    watched.say(one)
+    expected = alone(model, one)
+    assert [len(pages) for pages in watched.shared] == [0, *[SHARED] * (len(expected) - 1)]
+    assert watched.frames.keys() == expected.keys() == {(1, index) for index in range(len(expected))}
+    assert len(expected) >= 2
+    for key, made in expected.items():
+        assert torch.equal(watched.frames[key], made)
+
+
+def test_a_registered_voice_shares_with_its_recording(model: SpeechModel) -> None:
+    watched = Watched(model)
+    watched.engine.add_voice("me", [recording(0, use="reference")]).result(timeout=60)
+    watched.say(request(1, "Hello you."))
+    named = request(2, "Like this.", references=(), voice="me")
+    watched.say(named)
+    assert [len(pages) for pages in watched.shared] == [0, SHARED]
+    [(key, made)] = alone(model, request(2, "Like this.")).items()
+    assert torch.equal(watched.frames[key], made)
+
+
+def test_several_voices_at_once_say_what_each_says_alone(folder: Path) -> None:
+    """Sixteen requests of three recordings in four slots, padded as a GPU runs them; some are cancelled at any time,
+    and pages are short. In float64, as a batch rounds otherwise, which frames fed back amplify."""
+    config, draw = read(folder), random.Random(1)
+    modules = weights.load(folder, config, device=torch.device("cpu"), dtype=torch.float64)
+    model = VoxCPM2("tiny", config, modules, TextTokenizer.from_folder(folder))
+    texts, likes = ["Hello you.", "This is a longer one, which it is."], [0, 0, 1, 2]
+    requests = [
+        request(number, draw.choice(texts), like=draw.choice(likes), goes_on=draw.random() < 0.3)
+        for number in range(16)
+    ]
+    expected = dict(item for one in requests for item in alone(model, one).items())
+    padded = {"prefill_buckets": (64, 512), "frame_batches": (1, 2, 4), "codec_batches": (1, 4)}
+    watched = Watched(model, slots=4, max_positions=512, pages=24, **padded)
+    engine, events, cancelled = watched.engine, list[Any](), set[str]()
+    for one in requests:
+        engine.submit(one)
+    while engine.has_work:
+        events += watched.tick()
+        if draw.random() < 0.05:
+            cancelled.add(name := str(draw.randrange(16)))
+            engine.cancel(name)
+    events += drain(engine)
+    for one in requests:
+        made = expected[one.seed or 0, 0]
+        got = watched.frames.get((one.seed or 0, 0), made[:0])
+        assert isinstance(end(events, one.id), Finished)
+        assert len(got) == len(made) or one.id in cancelled
+        torch.testing.assert_close(got, made[: len(got)], rtol=0, atol=1e-9)
+    assert 1 <= len(cancelled) <= 8
+    assert engine.prefixes.hits > 3
+    assert engine.prefixes.evictions > 0
