@@ -12,7 +12,8 @@ from reference_assets import load as stored_cases
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, TensorMismatch
 from sonoro.models.fish_s2 import weights
 from sonoro.models.fish_s2.config import model_config
-from sonoro.models.fish_s2.weights import MODEL_FILES, count_parts, init_dummy, load, stored_shapes
+from sonoro.models.fish_s2.weights import count_parts, init_dummy, load, stored_shapes
+from sonoro.models.model_files import MODEL_FILES
 from tiny_checkpoint import digest
 from tiny_dual_ar import tiny_config, tiny_dual_ar
 

@@ -10,9 +10,10 @@ from safetensors.torch import load_file, save_file
 import tiny_vox
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, TensorMismatch
 from sonoro.models import registry
+from sonoro.models.model_files import MODEL_FILES
 from sonoro.models.voxcpm2 import weights
 from sonoro.models.voxcpm2.config import read
-from sonoro.models.voxcpm2.weights import MODEL_FILE, count_parts, init_dummy, load, stored_shapes
+from sonoro.models.voxcpm2.weights import count_parts, init_dummy, load, stored_shapes
 from tiny_checkpoint import digest
 from tiny_vox_lm import tiny_config, tiny_lm
 
@@ -30,7 +31,7 @@ def test_the_weights_drawn_here_are_those_the_official_code_ran_with(reference_r
 
 def test_the_released_model_has_the_released_tensors() -> None:
     shapes = stored_shapes(read("voxcpm2"))
-    model = shapes[MODEL_FILE]
+    model = shapes[MODEL_FILES]
     assert len(model) == 577
     assert model["base_lm.layers.27.self_attn.k_proj.weight"] == (256, 2048)
     assert model["residual_lm.layers.7.mlp.up_proj.weight"] == (6144, 2048)
@@ -53,7 +54,7 @@ def test_the_released_model_has_the_released_tensors() -> None:
 
 
 def test_the_tiny_checkpoint_has_the_released_names() -> None:
-    assert stored_shapes(tiny_config())[MODEL_FILE] == tiny_vox.shapes()
+    assert stored_shapes(tiny_config())[MODEL_FILES] == tiny_vox.shapes()
 
 
 def test_every_tensor_arrives() -> None:
@@ -86,8 +87,8 @@ def folder(tmp_path: Path) -> Path:
     ],
 )
 def test_a_wrong_tensor_is_named(folder: Path, change: dict[str, torch.Tensor | None], reason: str) -> None:
-    values = load_file(folder / MODEL_FILE) | change
-    save_file({name: value for name, value in values.items() if value is not None}, folder / MODEL_FILE)
+    values = load_file(folder / MODEL_FILES) | change
+    save_file({name: value for name, value in values.items() if value is not None}, folder / MODEL_FILES)
     with pytest.raises(TensorMismatch, match=reason):
         load(folder, tiny_config(), device=CPU, dtype=torch.float32)
     with pytest.raises(TensorMismatch, match=reason):

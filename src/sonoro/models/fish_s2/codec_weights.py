@@ -18,7 +18,7 @@ from sonoro.nn.window import WindowAttention, part_pairs
 
 from .codec import CodecConfig, FishCodec
 
-__all__ = ["CODEC_FILE", "PARTS", "check", "init_dummy", "load", "stored_shapes", "weight_bytes"]
+__all__ = ["CODEC_FILE", "FILE", "PARTS", "check", "init_dummy", "load", "stored_shapes", "weight_bytes"]
 
 CODEC_FILE = "codec.pth"
 
@@ -64,7 +64,7 @@ _DUMMY_RULES = (
     DummyRule(r"^decoder\.model\.[1-9]\d*\.conv\.weight$", gain=0.06),
 )
 
-_FILE = CodecFile(
+FILE = CodecFile(
     make=FishCodec,
     read=_read,
     renames=_RENAMES,
@@ -74,5 +74,5 @@ _FILE = CodecFile(
     is_wide=_is_wide,
     rules=_DUMMY_RULES,
 )
-load, init_dummy, check = _FILE.load, _FILE.init_dummy, _FILE.check
-stored_shapes, weight_bytes = _FILE.stored_shapes, _FILE.weight_bytes
+load, init_dummy, check = FILE.load, FILE.init_dummy, FILE.check
+stored_shapes, weight_bytes = FILE.stored_shapes, FILE.weight_bytes

@@ -18,7 +18,7 @@ from . import frame, voice, weights
 from .config import RELEASED, ModelConfig, decoder_config, model_config
 from .prompt import ConversationBuilder, FishPrompt, split_turns, stand_in
 from .state import allocate, prefill, stage
-from .weights import Modules
+from .weights import FishModules
 
 __all__ = ["FAMILY", "FishS2", "spec_of"]
 
@@ -31,7 +31,7 @@ _SAMPLING = SamplingParams(temperature=0.8, top_k=30, top_p=0.8, repetition_pena
 class FishS2(WholeSegments):
     """Slow AR, fast AR and codec behind the protocol `SpeechModel`. Holds no state of a request."""
 
-    def __init__(self, name: str, config: ModelConfig, modules: Modules, tokenizer: TextTokenizer) -> None:
+    def __init__(self, name: str, config: ModelConfig, modules: FishModules, tokenizer: TextTokenizer) -> None:
         self.spec = spec_of(name, config)
         self.codec: Codec = modules.codec
         self._modules, lm, bound = modules, modules.lm, functools.partial

@@ -14,7 +14,7 @@ from sonoro.nn.weights import DummyRule, Shape
 
 from .codec import CodecConfig, VoxCodec
 
-__all__ = ["CODEC_FILE", "PARTS", "check", "init_dummy", "load", "stored_shapes", "weight_bytes"]
+__all__ = ["CODEC_FILE", "FILE", "PARTS", "check", "init_dummy", "load", "stored_shapes", "weight_bytes"]
 
 CODEC_FILE = "audiovae.pth"
 """The same under the name audiovae.safetensors is read instead where it is there, as in the official code."""
@@ -50,7 +50,7 @@ def _is_wide(name: str) -> bool:
     return not name.startswith("decoder.") or name.endswith((".alpha", "_embed.weight"))
 
 
-_FILE = CodecFile(
+FILE = CodecFile(
     make=VoxCodec,
     read=_read,
     renames=_RENAMES,
@@ -66,5 +66,5 @@ _FILE = CodecFile(
         DummyRule(r"^decoder\.model\.[2-9]\d*\.conv\.weight$", gain=0.06),
     ),
 )
-load, init_dummy, check = _FILE.load, _FILE.init_dummy, _FILE.check
-stored_shapes, weight_bytes = _FILE.stored_shapes, _FILE.weight_bytes
+load, init_dummy, check = FILE.load, FILE.init_dummy, FILE.check
+stored_shapes, weight_bytes = FILE.stored_shapes, FILE.weight_bytes

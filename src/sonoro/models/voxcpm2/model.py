@@ -20,7 +20,7 @@ from .config import RELEASED, ModelConfig, lm_config, read
 from .flow import FEWEST_STEPS, MOST_STEPS
 from .prompt import PromptBuilder, VoxPrompt, stand_in
 from .state import FrameState, allocate, place, prefill, reset, stage
-from .weights import Modules
+from .weights import VoxModules
 
 __all__ = ["FAMILY", "VoxCPM2", "spec_of"]
 
@@ -48,7 +48,7 @@ _OPTIONS = (
 class VoxCPM2(WholeSegments):
     """Both language models, flow and codec behind the protocol `SpeechModel`. Holds no state of a request."""
 
-    def __init__(self, name: str, config: ModelConfig, modules: Modules, tokenizer: TextTokenizer) -> None:
+    def __init__(self, name: str, config: ModelConfig, modules: VoxModules, tokenizer: TextTokenizer) -> None:
         self.spec, self.position_bytes = spec_of(name, config), _position_bytes(config, modules.lm.weight.dtype)
         self.codec: Codec = modules.codec
         self._modules, lm, bound = modules, modules.lm, functools.partial

@@ -1,0 +1,90 @@
+"""A folder's tensors, of a language model and of the codec beside it: loading, random filling, shapes, sizes.
+
+Knows no model: each says what its tensors are called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import nn
+
+from sonoro.models.codec_file import CodecFile
+from sonoro.models.streaming import StreamingCodec
+from sonoro.nn import weights
+from sonoro.nn.weights import DummyRule, Fusion, Shape
+
+__all__ = ["MODEL_FILES", "ModelFiles", "Modules"]
+
+MODEL_FILES = "model.safetensors"
+"""What the files of the language model are called together."""
+
+C = TypeVar("C")
+L = TypeVar("L", bound=nn.Module)
+M = TypeVar("M", bound=StreamingCodec)
+
+
+class Modules(NamedTuple, Generic[L, M]):
+    """Everything with weights, ready to speak."""
+
+    lm: L
+    codec: M
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFiles(Generic[C, L, M]):
+    """How language models that `make` makes of a configuration are stored, and their codecs. A `loading.Weights`.
+
+    `finalize` is called once the weights are final. `fusions` lead to the released names, of which `parts` are
+    prefixes; by `rules` random weights are drawn. `codec` is stored in the file `codec_file` with parts of its own;
+    `codec_config` is what it must know of a configuration.
+    """
+
+    make: Callable[[C], L]
+    finalize: Callable[[L], None]
+    fusions: Callable[[C], tuple[Fusion, ...]]
+    parts: Mapping[str, tuple[str, ...]]
+    codec: CodecFile[Any, M]
+    codec_file: str
+    codec_parts: Mapping[str, tuple[str, ...]]
+    codec_config: Callable[[C], Any]
+    rules: tuple[DummyRule, ...] = ()
+
+    def load(self, folder: Path, config: C, *, device: torch.device, dtype: torch.dtype) -> Modules[L, M]:
+        """The modules of a checkpoint folder. Raises `CheckpointError` naming tensors and files."""
+        lm, codec = weights.empty(self.make, config), self.codec_config(config)
+        shards, fusions = weights.shards(folder), self.fusions(config)
+        weights.load(lm, shards, dtype_of=lambda _: dtype, device=device, fusions=fusions)
+        self.finalize(lm)
+        return Modules(lm, self.codec.load(folder / self.codec_file, codec, device=device, dtype=dtype))
+
+    def init_dummy(self, config: C, seed: int, *, device: torch.device, dtype: torch.dtype) -> Modules[L, M]:
+        """Modules of random weights at any size: frames that vary."""
+        lm, codec = weights.empty(self.make, config), self.codec_config(config)
+        weights.init_dummy(lm, seed, rules=self.rules, dtype_of=lambda _: dtype, device=device)
+        self.finalize(lm)
+        return Modules(lm, self.codec.init_dummy(codec, seed, device=device, dtype=dtype))
+
+    def stored_shapes(self, config: C, folder: Path | None = None) -> dict[str, dict[str, Shape]]:
+        """By file: names and shapes of a release's tensors; of those in `folder`, having raised what `load` would."""
+        lm, codec, fusions = weights.empty(self.make, config), self.codec_config(config), self.fusions(config)
+        if folder is None:
+            named, decoding = weights.stored_shapes(lm, fusions), self.codec.stored_shapes(codec)
+        else:
+            named = weights.check(lm, weights.shards(folder), fusions=fusions)
+            decoding = self.codec.check(folder / self.codec_file, codec)
+        return {MODEL_FILES: named, self.codec_file: decoding}
+
+    def count_parts(self, shapes: Mapping[str, Mapping[str, Shape]]) -> dict[str, int]:
+        """Elements of the tensors of both by part."""
+        counts = weights.count_parts(shapes[MODEL_FILES], self.parts)
+        return counts | weights.count_parts(shapes[self.codec_file], self.codec_parts)
+
+    def weight_bytes(self, config: C, dtype: torch.dtype) -> int:
+        """What the weights take in memory beside a language model in `dtype`; derived tables not counted."""
+        numbers = sum(tensor.numel() for tensor in weights.empty(self.make, config).state_dict().values())
+        return numbers * dtype.itemsize + self.codec.weight_bytes(self.codec_config(config), dtype)
