@@ -12,6 +12,7 @@ from sonoro.core.text import (
     cut_live,
     cut_sentence,
     frames_bound,
+    join_text,
     segment_ends,
     split_text,
     spoken_length,
@@ -28,6 +29,20 @@ ALPHABETS = {
 def spoken(text: str) -> str:
     """What a voice would make of it: letters and digits, in order."""
     return "".join(character for character in text if character.isalnum())
+
+
+@pytest.mark.parametrize(
+    "text", ["One of them. Another! And this?", "你好。世界！天气很好。", "Hello you. 你好。Hm? “Yes.” Well."]
+)
+def test_what_was_cut_is_joined_again(text: str) -> None:
+    segments = split_text(text, "auto", 16)
+    assert len(segments) > 1
+    assert join_text(segments).replace(" ", "") == text.replace(" ", "")
+    assert join_text(segments[:1]) == segments[0]
+
+
+def test_sentences_in_latin_letters_are_joined_by_a_space() -> None:
+    assert join_text(["One. Two.", "Three.", "你好。", "世界！", "Four."]) == "One. Two. Three. 你好。世界！Four."
 
 
 @pytest.mark.parametrize("language", ALPHABETS)

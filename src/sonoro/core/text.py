@@ -27,6 +27,7 @@ __all__ = [
     "cut_sentence",
     "frames_bound",
     "is_speakable",
+    "join_text",
     "segment_ends",
     "split_text",
     "spoken_length",
@@ -99,6 +100,14 @@ def split_text(text: str, language: str, max_characters: int) -> list[str]:
             for part in (_packed(split(piece), max_characters) if _is_long(piece, max_characters) else [piece])
         ]
     return [segment for piece in _packed(pieces, max_characters) if is_speakable(segment := piece.strip())]
+
+
+def join_text(segments: Sequence[str]) -> str:
+    """`segments` that were cut from one text: with the space between them that follows a sentence in Latin letters."""
+    joined = segments[0]
+    for segment in segments[1:]:
+        joined += (" " if joined[-1:].isascii() else "") + segment
+    return joined
 
 
 def is_speakable(text: str) -> bool:

@@ -1,13 +1,16 @@
-"""Flow matching by Euler's method, from noise to data: when, how far, and guided by what. Knows no network."""
+"""Flow matching by Euler's method, from noise to data: when, how far, and guided by what. Knows no network but for what
+reads the time.
+"""
 
 from __future__ import annotations
 
 import math
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-__all__ = ["guide", "schedule", "sinusoids"]
+__all__ = ["TimeMLP", "guide", "schedule", "sinusoids"]
 
 
 def guide(conditional: Tensor, free: Tensor, cfg: Tensor) -> Tensor:
@@ -45,3 +48,14 @@ def sinusoids(times: Tensor, width: int) -> Tensor:
     rates = torch.exp(torch.arange(half, dtype=times.dtype) * -(math.log(10000) / (half - 1)))
     angles = 1000 * times[:, None] * rates
     return torch.cat((angles.sin(), angles.cos()), dim=-1)
+
+
+class TimeMLP(nn.Module):
+    """Two layers over embedded times [..., width], as wide."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear_1, self.linear_2 = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear_2(F.silu(self.linear_1(x)))

@@ -7,10 +7,9 @@ is computed in the model's dtype, times too: in bfloat16 those it was trained wi
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sonoro.nn.flow import guide, schedule, sinusoids
+from sonoro.nn.flow import TimeMLP, guide, schedule, sinusoids
 from sonoro.nn.transformer import WholeStack
 
 from .config import ModelConfig, local_config
@@ -70,7 +69,7 @@ class _LocalDiT(nn.Module):
         width = config.dit_config.hidden_dim
         self.in_proj, self.cond_proj = nn.Linear(config.feat_dim, width), nn.Linear(config.feat_dim, width)
         self.out_proj = nn.Linear(width, config.feat_dim)
-        self.time_mlp, self.delta_time_mlp = _TimeMLP(width), _TimeMLP(width)
+        self.time_mlp, self.delta_time_mlp = TimeMLP(width), TimeMLP(width)
         self.decoder = WholeStack(local_config(config, config.dit_config), 3 + 2 * config.patch_size)
 
     def embed_times(self, times: Tensor) -> Tensor:
@@ -93,12 +92,3 @@ class _LocalDiT(nn.Module):
         mu, cond = fixed
         tokens = torch.cat((mu, time[:, None], cond, self.in_proj(x)), dim=1)
         return self.out_proj(self.decoder.see(tokens)[:, -x.shape[1] :])
-
-
-class _TimeMLP(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.linear_1, self.linear_2 = nn.Linear(width, width), nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear_2(F.silu(self.linear_1(x)))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sonoro.core.errors import CheckpointError, InvalidRequest
-from sonoro.core.text import check_text
+from sonoro.core.text import check_text, join_text
 from sonoro.models.base import Controls, Spoken, Voice
 from sonoro.models.slots import Ids
 from sonoro.nn.tokenizer import TextTokenizer
@@ -103,7 +103,7 @@ class PromptBuilder:
         for field, part in (("ref_text", data.transcript), ("instructions", control)):
             self._ids(field, part)
         # As one string: ids may reach from the transcript into the text.
-        whole = self._ids("text", data.transcript + _joined(texts))
+        whole = self._ids("text", data.transcript + join_text(texts))
         rows, prefix = [self._rows([*whole, _AUDIO_START])], None
         if len(data.reference):
             start, end = (self._rows([mark]) for mark in (_REFERENCE_START, _REFERENCE_END))
@@ -144,11 +144,3 @@ class PromptBuilder:
 def stand_in(config: ModelConfig) -> TextTokenizer:
     """A tokeniser for `config` where there is none."""
     return TextTokenizer.stand_in({}, first=min(_FIRST_PLAIN_ID, config.lm_config.vocab_size - 256))
-
-
-def _joined(texts: Sequence[str]) -> str:
-    """`texts` that were cut from one: with the space between them that a Latin sentence ends with."""
-    joined = texts[0]
-    for text in texts[1:]:
-        joined += (" " if joined[-1:].isascii() else "") + text
-    return joined
