@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from capture import device_only
-from sonoro.ops.sample import normal_noise, philox_words
+from interpreter import in_the_interpreter, interpret
+from sonoro.ops.sample import normal_noise, normal_noise_kernel, normal_noise_reference, philox_words
 
 
 def rows(*values: int) -> Tensor:
@@ -67,3 +68,33 @@ def test_drawing_may_be_captured() -> None:
     given = torch.empty(3, dtype=torch.int64, device="meta")
     with device_only():
         assert normal_noise(given, given, given, 256).shape == (3, 256)
+
+
+def check_kernel(rows: int, count: int, device: str = "cpu") -> None:
+    """Seeds and segments are columns of wider rows, as a step has them."""
+    number = torch.arange(rows)
+    columns = torch.stack((number * (2**61 + 12345), number % 3, number), dim=1).to(device)
+    address = (columns[:, 0], columns[:, 1], torch.arange(rows, device=device) * 31)
+    found = normal_noise_kernel(*address, count)
+    # Float32: angles of up to 6.3, rounded, times distances of up to 5.8.
+    torch.testing.assert_close(found, normal_noise_reference(*address, count), atol=5e-6, rtol=0)
+    for row in range(0, rows, 5):
+        one = [part[row : row + 1] for part in address]
+        assert torch.equal(normal_noise_kernel(*one, 31)[0], found[row, :31])
+
+
+@in_the_interpreter
+def test_interpreted() -> None:
+    for count in (32, 256, 301):
+        check_kernel(7, count)
+
+
+def test_the_kernel_equals_the_reference_in_the_interpreter() -> None:
+    interpret(__file__)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 64])
+@torch.inference_mode()
+def test_the_kernel_equals_the_reference_on_a_gpu(rows: int) -> None:
+    check_kernel(rows, 256, device="cuda")

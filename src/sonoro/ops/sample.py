@@ -39,6 +39,8 @@ __all__ = [
     "mask_logits_kernel",
     "mask_logits_reference",
     "normal_noise",
+    "normal_noise_kernel",
+    "normal_noise_reference",
     "penalize_seen",
     "philox_words",
     "pick",
@@ -80,7 +82,7 @@ def gumbel_noise_reference(seed: Tensor, segment: Tensor, frame: Tensor, codeboo
     return uniform.log_().neg_().log_().neg_()
 
 
-def normal_noise(seed: Tensor, segment: Tensor, frame: Tensor, count: int) -> Tensor:
+def normal_noise_reference(seed: Tensor, segment: Tensor, frame: Tensor, count: int) -> Tensor:
     """Normal noise [B, count] float32 of one frame, addressed by int64 rows `seed`, `segment`, `frame`.
 
     Numbers 2 i and 2 i + 1 are the cosine and the sine of an angle, 2 pi u, at a distance, sqrt(-2 ln u'): u' and u are
@@ -207,6 +209,17 @@ def gumbel_noise_kernel(seed: Tensor, segment: Tensor, frame: Tensor, codebooks:
     return out
 
 
+def normal_noise_kernel(seed: Tensor, segment: Tensor, frame: Tensor, count: int) -> Tensor:
+    """`normal_noise_reference` as one Triton kernel: the same words; what is made of them differs in its last bits."""
+    out = torch.empty((seed.shape[0], count), dtype=torch.float32, device=seed.device)
+    overlap, block = can_overlap(seed.device), 64
+    strides = (seed.stride(0), segment.stride(0), frame.stride(0))
+    sample_kernels.make_normal_noise[triton.cdiv(count, 4 * block), seed.shape[0]](
+        seed, segment, frame, out, *strides, count, block, overlap, num_warps=2, launch_pdl=overlap
+    )
+    return out
+
+
 def draw_kernel(  # noqa: PLR0917
     logits: Tensor,
     noise: Tensor,
@@ -308,6 +321,12 @@ gumbel_noise = Operation(
     gumbel_noise_kernel,
     gumbel_noise_reference,
     lambda seed, segment, frame, codebooks, vocabulary: seed.numel() * codebooks * vocabulary > 0,
+)
+normal_noise = Operation(
+    "normal_noise",
+    normal_noise_kernel,
+    normal_noise_reference,
+    lambda seed, segment, frame, count: seed.numel() * count > 0,
 )
 draw = Operation("draw", draw_kernel, draw_reference, _can_draw)
 draw_and_embed = Operation("draw_and_embed", draw_and_embed_kernel, draw_and_embed_reference, _can_draw_and_embed)

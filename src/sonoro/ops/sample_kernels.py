@@ -7,7 +7,7 @@ import triton.language as tl
 
 from sonoro.ops.norm import launch_dependents, wait_for_inputs
 
-__all__ = ["draw", "make_gumbel_noise", "mask_logits"]
+__all__ = ["draw", "make_gumbel_noise", "make_normal_noise", "mask_logits"]
 
 
 @triton.jit
@@ -55,6 +55,46 @@ def make_gumbel_noise(  # noqa: PLR0917 (a kernel's arguments are positional)
     v = tl.program_id(0) * block * 4 + tl.arange(0, block * 4)
     line = (row.to(tl.int64) * codebooks + codebook) * vocabulary
     tl.store(out + line + v, -_log(-_log(uniform)), mask=v < vocabulary)
+
+
+@triton.jit
+def _normal_pair(distance, angle):
+    """Two normal numbers of two random words."""
+    near = ((distance >> 9).to(tl.float32) + 0.5) * (1.0 / (1 << 23))
+    turn = ((angle >> 9).to(tl.float32) + 0.5) * (1.0 / (1 << 23)) * 6.283185307179586
+    far = tl.sqrt_rn(-2 * _log(near))
+    return far * tl.cos(turn), far * tl.sin(turn)
+
+
+@triton.jit
+def make_normal_noise(  # noqa: PLR0917
+    seed,
+    segment,
+    frame,
+    out,
+    seed_stride,
+    segment_stride,
+    frame_stride,
+    count,
+    block: tl.constexpr,
+    overlap: tl.constexpr,
+):
+    launch_dependents(overlap)
+    wait_for_inputs(overlap)
+    row = tl.program_id(1)
+    numbers = tl.zeros([block], tl.int32)
+    a, b, c, d = tl.philox(
+        tl.load(seed + row * seed_stride),
+        tl.program_id(0) * block + tl.arange(0, block),
+        numbers,
+        numbers + tl.load(frame + row * frame_stride).to(tl.int32),
+        numbers + tl.load(segment + row * segment_stride).to(tl.int32),
+    )
+    first, second = _normal_pair(a, b)
+    third, fourth = _normal_pair(c, d)
+    place = tl.program_id(0) * block * 4 + tl.arange(0, block * 4)
+    made = tl.interleave(tl.interleave(first, third), tl.interleave(second, fourth))
+    tl.store(out + row.to(tl.int64) * count + place, made, mask=place < count)
 
 
 @triton.jit
