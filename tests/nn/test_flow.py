@@ -1,11 +1,11 @@
-"""Schedules, embedded times and guidance of flow matching, against what is known of them."""
+"""Schedules and embedded times of flow matching, against what is known of them."""
 
 import math
 
 import pytest
 import torch
 
-from sonoro.nn.flow import guide, schedule, sinusoids
+from sonoro.nn.flow import schedule, sinusoids
 
 
 def test_the_schedule_of_ten_steps_is_the_documented_one() -> None:
@@ -22,13 +22,6 @@ def test_sines_are_of_rounded_rates() -> None:
     assert 0.86 < float(likeness) < 0.99
 
 
-def test_guidance_of_one_is_the_conditional_velocity() -> None:
-    conditional, free = torch.randn(2, 4, 4, 8, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(guide(conditional, free, torch.ones(4)), conditional)
-    # The free one is scaled by its projection: a multiple of the other is the other.
-    torch.testing.assert_close(guide(conditional, -3 * conditional, torch.full((4,), 5.0)), conditional)
-
-
 @pytest.mark.parametrize("steps", [2, 3, 7, 10, 25, 48])
 def test_a_solver_ends_where_time_does(steps: int) -> None:
     """Float64: steps and what the first leaves out make up all of time; times lie on the warped line."""
@@ -40,14 +33,3 @@ def test_a_solver_ends_where_time_does(steps: int) -> None:
         expected.append(even + math.cos(math.pi / 2 * even) - 1 + even)
     torch.testing.assert_close(times, torch.tensor(expected, dtype=torch.float64))
     torch.testing.assert_close(times[0] - sizes.sum(), torch.tensor(0.0, dtype=torch.float64), atol=1e-12, rtol=0)
-
-
-def test_guidance_is_what_its_formula_says() -> None:
-    """Row by row: the free velocity at its best scale, and as many times the way from it as asked for."""
-    conditional, free = torch.randn(2, 3, 4, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    cfg = torch.tensor([1.5, 2.0, 3.0])
-    found = guide(conditional, free, cfg)
-    for row in range(3):
-        scale = (conditional[row] * free[row]).sum() / (free[row] ** 2).sum()
-        expected = scale * free[row] + cfg[row] * (conditional[row] - scale * free[row])
-        torch.testing.assert_close(found[row], expected)

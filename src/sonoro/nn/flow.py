@@ -1,6 +1,4 @@
-"""Flow matching by Euler's method, from noise to data: when, how far, and guided by what. Knows no network but for what
-reads the time.
-"""
+"""Flow matching by Euler's method, from noise to data: when, and how far. Knows no network but what reads the time."""
 
 from __future__ import annotations
 
@@ -10,19 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["TimeMLP", "guide", "schedule", "sinusoids"]
-
-
-def guide(conditional: Tensor, free: Tensor, cfg: Tensor) -> Tensor:
-    """The velocity [B, P, D] to follow, `cfg` [B] float32 times as far from the `free` one as the `conditional` one is.
-
-    The free one is first scaled to be as near to the other as it can. Follows Fan et al., "CFG-Zero*: Improved
-    Classifier-Free Guidance for Flow Matching Models" (2025).
-    """
-    product, square = (conditional * free).sum((1, 2), keepdim=True), free.square().sum((1, 2), keepdim=True)
-    scaled = free * (product / (square + 1e-8))
-    apart = cfg[:, None, None] * (conditional - scaled)
-    return scaled + apart.to(scaled.dtype)
+__all__ = ["TimeMLP", "schedule", "sinusoids"]
 
 
 def schedule(steps: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -33,10 +33,10 @@ __all__ = [
     "FeedForward",
     "RMSNorm",
     "Rotary",
-    "WholeStack",
     "causal_attention",
     "lay_out_by_input",
     "part_pairs",
+    "random_like",
     "rotary_tables",
     "rotate",
 ]
@@ -146,16 +146,8 @@ def part_pairs(weight: Tensor, heads: int, head_width: int) -> Tensor:
 
 def causal_attention(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     """Attend within the given sequence alone: query t sees keys 0..t. Differentiable; keeps nothing."""
-    return _attend(queries, keys, values, is_causal=queries.shape[1] > 1)
-
-
-def _attend_to_all(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    return _attend(queries, keys, values, is_causal=False)
-
-
-def _attend(queries: Tensor, keys: Tensor, values: Tensor, *, is_causal: bool) -> Tensor:
     query, key, value = (rows.transpose(1, 2) for rows in (queries, keys, values))
-    out = F.scaled_dot_product_attention(query, key, value, is_causal=is_causal, enable_gqa=True)
+    out = F.scaled_dot_product_attention(query, key, value, is_causal=queries.shape[1] > 1, enable_gqa=True)
     return out.transpose(1, 2)
 
 
@@ -213,6 +205,27 @@ class DecoderLayer(nn.Module):
         x = x + self.self_attn(self.input_layernorm(x), layer, rotary, attend)
         return x + self.mlp(self.post_attention_layernorm(x))
 
+    def project(self, x: Tensor) -> Tensor:
+        """Queries, keys and values [B, heads * D] of `x` [B, width], neither normed nor turned; fused, no autograd."""
+        return norm_linear(x, self.input_layernorm.weight, self.input_layernorm.eps, self.self_attn.qkv_proj.weight)
+
+    def complete(self, x: Tensor, heads: Tensor) -> Tensor:
+        """`x` [B, width] after this layer, whose attention makes `heads` [B, heads * D] of it; fused, no autograd."""
+        norm, feed = self.post_attention_layernorm, self.mlp
+        x = linear_add(heads, self.self_attn.o_proj.weight, x)
+        return linear_add(norm_gate_up(x, norm.weight, norm.eps, feed.gate_up_proj.weight), feed.down_proj.weight, x)
+
+    def check_kernels(self, rows: int) -> None:
+        """Compare the kernels of `project` and `complete` with their references at `rows` rows of random inputs."""
+        attention, feed, first, second = self.self_attn, self.mlp, self.input_layernorm, self.post_attention_layernorm
+        random, tolerance = random_like(first.weight)
+        widths = (attention.qkv_proj.in_features, attention.o_proj.in_features, feed.down_proj.in_features)
+        x, heads, inner = (random(rows, width) for width in widths)
+        norm_linear.check(lambda: (x, first.weight, first.eps, attention.qkv_proj.weight), tolerance)
+        linear_add.check(lambda: (heads, attention.o_proj.weight, x), tolerance)
+        norm_gate_up.check(lambda: (x, second.weight, second.eps, feed.gate_up_proj.weight), tolerance)
+        linear_add.check(lambda: (inner, feed.down_proj.weight, x), tolerance)
+
 
 class DecoderStack(nn.Module):
     """Layers and a final norm. Capturable if `attend` is."""
@@ -236,14 +249,11 @@ class DecoderStack(nn.Module):
         them and all before. Line t * B + b of `x` is the t-th position from there on; mostly T is 1. `rotary` are
         tables by position, [P, 1, head width]. Capturable; no sync; no autograd.
         """
-        eps = self.config.norm_eps
         for index, layer in enumerate(cast(Sequence[DecoderLayer], self.layers)):
-            attention, feed, normed = layer.self_attn, layer.mlp, layer.input_layernorm
-            qkv = norm_linear(x, normed.weight, eps, attention.qkv_proj.weight)
             heads = decode_attention(
-                qkv,
-                *attention.head_norms,
-                eps,
+                layer.project(x),
+                *layer.self_attn.head_norms,
+                self.config.norm_eps,
                 rotary,
                 cache.keys[index],
                 cache.values[index],
@@ -251,9 +261,7 @@ class DecoderStack(nn.Module):
                 slots,
                 positions,
             )
-            x = linear_add(heads, attention.o_proj.weight, x)
-            inner = norm_gate_up(x, layer.post_attention_layernorm.weight, eps, feed.gate_up_proj.weight)
-            x = linear_add(inner, feed.down_proj.weight, x)
+            x = layer.complete(x, heads)
         return x
 
     def check_kernels(self, rows: int, page_positions: int, turns: int = 1) -> None:
@@ -264,24 +272,17 @@ class DecoderStack(nn.Module):
         layer, contexts of up to two pages. Synchronises; does nothing on a CPU.
         """
         layer, config = cast(DecoderLayer, self.layers[0]), self.config
-        attention, feed, eps = layer.self_attn, layer.mlp, config.norm_eps
-        weight = attention.qkv_proj.weight
-        generator = torch.Generator(weight.device).manual_seed(0)
-        random = functools.partial(torch.randn, device=weight.device, dtype=weight.dtype, generator=generator)
-        tolerance = _KERNEL_TOLERANCES.get(weight.dtype, 1e-4)
-        widths = (config.width, attention.o_proj.in_features, config.intermediate, weight.shape[0])
-        x, heads, inner, qkv = (random(turns * rows, width) for width in widths)
-        norm_linear.check(lambda: (x, layer.input_layernorm.weight, eps, weight), tolerance)
-        linear_add.check(lambda: (heads, attention.o_proj.weight, x), tolerance)
-        norm_gate_up.check(lambda: (x, layer.post_attention_layernorm.weight, eps, feed.gate_up_proj.weight), tolerance)
-        linear_add.check(lambda: (inner, feed.down_proj.weight, x), tolerance)
-        norms, index = attention.head_norms, torch.arange(rows, device=weight.device)
+        layer.check_kernels(turns * rows)
+        attention, weight = layer.self_attn, layer.self_attn.qkv_proj.weight
+        random, tolerance = random_like(weight)
+        norms, qkv = attention.head_norms, random(turns * rows, weight.shape[0])
+        index = torch.arange(rows, device=weight.device)
         table = torch.stack((2 * index, 2 * index + 1), dim=1).int()
         positions = (index * 7 + 3) % (2 * page_positions - turns + 1)
         pages = random(2, 2 * rows, page_positions, config.kv_heads, config.head_width)
         rotary = self.rotary(torch.arange(2 * page_positions, device=weight.device), weight.dtype)
         decode_attention.check(
-            lambda: (qkv, *norms, eps, rotary, *pages.clone().unbind(), table, index, positions), tolerance
+            lambda: (qkv, *norms, config.norm_eps, rotary, *pages.clone().unbind(), table, index, positions), tolerance
         )
         prompts = qkv[:rows].unflatten(-1, (-1, config.head_width)).split(attention.heads, dim=1)
         shared = torch.full_like(index, page_positions)
@@ -307,26 +308,11 @@ class DecoderStack(nn.Module):
         return rotary_tables(positions, config.head_width, config.rope_theta, dtype, config.rope_divisors)
 
 
-class WholeStack(DecoderStack):
-    """A stack that sees so many `tokens` at once, all of them from each. Call `finalize` once after loading."""
-
-    cos: Tensor
-    sin: Tensor
-
-    def __init__(self, config: DecoderConfig, tokens: int) -> None:
-        super().__init__(config)
-        self.tokens = tokens
-        for name in ("cos", "sin"):
-            self.register_buffer(name, None, persistent=False)
-
-    def finalize(self) -> None:
-        """Make the tables of its positions."""
-        weight = self.norm.weight
-        self.cos, self.sin = self.rotary(torch.arange(self.tokens, device=weight.device), weight.dtype)
-
-    def see(self, x: Tensor) -> Tensor:
-        """`x` [B, tokens, width] through all layers and the final norm. Capturable."""
-        return self(x, (self.cos, self.sin), _attend_to_all)
+def random_like(weight: Tensor) -> tuple[Callable[..., Tensor], float]:
+    """What makes inputs of any shape to check a kernel with, where `weight` is, always the same; and its tolerance."""
+    generator = torch.Generator(weight.device).manual_seed(0)
+    random = functools.partial(torch.randn, device=weight.device, dtype=weight.dtype, generator=generator)
+    return random, _KERNEL_TOLERANCES.get(weight.dtype, 1e-4)
 
 
 @torch.no_grad()

@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sonoro.nn.transformer import DecoderStack, WholeStack, lay_out_by_input
+from sonoro.nn.transformer import DecoderStack, lay_out_by_input
+from sonoro.nn.whole import WholeStack
+from sonoro.ops.norm import rms_norm
 
 from .config import ModelConfig, lm_config, local_config
 from .flow import Flow
@@ -86,13 +88,14 @@ class _LocalEncoder(nn.Module):
         width = config.encoder_config.hidden_dim
         self.special_token = nn.Parameter(torch.empty(1, 1, 1, width))
         self.in_proj = nn.Linear(config.feat_dim, width)
-        self.encoder = WholeStack(local_config(config, config.encoder_config), 1 + config.patch_size)
+        self.encoder = WholeStack(local_config(config, config.encoder_config), 1 + config.patch_size, slice(0, 1))
 
     def forward(self, patches: Tensor) -> Tensor:
         """`patches` [T, P, D], each by itself: [T, width], what its first token has gathered."""
         first = self.special_token[0].expand(patches.shape[0], 1, -1)
         tokens = torch.cat((first, self.in_proj(patches)), dim=1)
-        return self.encoder.see(tokens)[:, 0]
+        norm = self.encoder.norm
+        return rms_norm(self.encoder.see(tokens), norm.weight, norm.eps)
 
 
 class _Quantizer(nn.Module):

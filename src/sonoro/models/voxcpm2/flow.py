@@ -9,8 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from sonoro.nn.flow import TimeMLP, guide, schedule, sinusoids
-from sonoro.nn.transformer import WholeStack
+from sonoro.nn.flow import TimeMLP, schedule, sinusoids
+from sonoro.nn.transformer import random_like
+from sonoro.nn.whole import WholeStack
+from sonoro.ops.flow import Ends, advance
+from sonoro.ops.linear import norm_linear
 
 from .config import ModelConfig, local_config
 
@@ -20,6 +23,8 @@ FEWEST_STEPS, MOST_STEPS = 2, 10
 """Solver steps of a patch. The first changes nothing, so a single one would return the noise."""
 
 _CALLS = MOST_STEPS - 1
+_CLOCK = 2
+"""Where the network is told the time: behind what the language models say, before both patches."""
 
 
 class Flow(nn.Module):
@@ -54,13 +59,28 @@ class Flow(nn.Module):
         Guided by `cfg` [B] float32; in `steps` [B] int64 steps. Rows with fewer than the most take as many calls, of
         which the last go nowhere: so rows of a batch may differ, and one graph serves all. Capturable; no sync.
         """
-        fixed = self.estimator.fixed_tokens(mu, cond)
-        times, sizes = self.times[steps], self.sizes[steps]
-        x = noise
+        dit, times, sizes = self.estimator, self.times[steps], self.sizes[steps]
+        ends, tokens = dit.ends, dit.fixed_tokens(mu, cond)
+        x = advance(noise, None, sizes[:, 0], cfg, times[:, 0], ends, tokens, _CLOCK)
         for call in range(_CALLS):
-            guided, free = self.estimator(x.repeat(2, 1, 1), fixed, times[:, call].repeat(2, 1)).chunk(2)
-            x = x - sizes[:, call, None, None] * guide(guided, free, cfg)
+            # After the last call nobody asks what time it is.
+            then = times[:, min(call + 1, _CALLS - 1)]
+            x = advance(x, dit.velocities(tokens), sizes[:, call], cfg, then, ends, tokens, _CLOCK)
         return x
+
+    def check_kernels(self, rows: int) -> None:
+        """Compare every kernel of `sample` with its reference at `rows` rows. Synchronises; does nothing on a CPU."""
+        dit = self.estimator
+        norm, weight, (latents, width) = dit.decoder.norm, dit.out_proj.weight, dit.out_proj.weight.shape
+        random, tolerance = random_like(weight)
+        dit.decoder.check_whole(2 * rows)
+        x = random(rows, dit.decoder.kept.stop - dit.decoder.kept.start, latents)
+        hidden, velocities = random(2 * rows * x.shape[1], width), random(2 * rows * x.shape[1], latents)
+        norm_linear.check(lambda: (hidden, norm.weight, norm.eps, weight), tolerance)
+        cfg, tokens = torch.full_like(x[:, 0, 0], 2.0, dtype=torch.float32), random(2 * rows, dit.decoder.tokens, width)
+        given = (x[:, 0, 0], cfg, random(rows, width), dit.ends)
+        advance.check(lambda: (x, velocities, *given, tokens.clone(), _CLOCK), tolerance)
+        advance.check(lambda: (x, None, *given, tokens.clone(), _CLOCK), tolerance)
 
 
 class _LocalDiT(nn.Module):
@@ -70,7 +90,8 @@ class _LocalDiT(nn.Module):
         self.in_proj, self.cond_proj = nn.Linear(config.feat_dim, width), nn.Linear(config.feat_dim, width)
         self.out_proj = nn.Linear(width, config.feat_dim)
         self.time_mlp, self.delta_time_mlp = TimeMLP(width), TimeMLP(width)
-        self.decoder = WholeStack(local_config(config, config.dit_config), 3 + 2 * config.patch_size)
+        stack, tokens = local_config(config, config.dit_config), _CLOCK + 1 + 2 * config.patch_size
+        self.decoder = WholeStack(stack, tokens, slice(tokens - config.patch_size, tokens))
 
     def embed_times(self, times: Tensor) -> Tensor:
         """The token [..., width] of `times` [n], which are on the CPU: that of an interval of no length is added."""
@@ -80,15 +101,21 @@ class _LocalDiT(nn.Module):
         )
         return self.time_mlp(embedded) + self.delta_time_mlp(none)
 
-    def fixed_tokens(self, mu: Tensor, cond: Tensor) -> tuple[Tensor, Tensor]:
-        """What stands before and after the time, of rows with condition and then of the same without: [2 B, n, width].
+    @property
+    def ends(self) -> Ends:
+        """What leads into it and out of it."""
+        return Ends(self.in_proj.weight, self.in_proj.bias, self.out_proj.bias)
 
-        The patch before is known to both.
+    def fixed_tokens(self, mu: Tensor, cond: Tensor) -> Tensor:
+        """All that it sees [2 B, tokens, width], of rows with condition and then of the same without, but for time and
+        patch, which are left empty. The patch before is known to both.
         """
-        return torch.cat((mu, torch.zeros_like(mu))), self.cond_proj(cond).repeat(2, 1, 1)
+        tokens = mu.new_zeros(2, mu.shape[0], self.decoder.tokens, mu.shape[2])
+        tokens[0, :, :_CLOCK] = mu
+        tokens[:, :, _CLOCK + 1 : self.decoder.kept.start] = self.cond_proj(cond)
+        return tokens.flatten(0, 1)
 
-    def forward(self, x: Tensor, fixed: tuple[Tensor, Tensor], time: Tensor) -> Tensor:
-        """Velocities at `x` [N, P, D] and the embedded `time` [N, width]: [N, P, D]."""
-        mu, cond = fixed
-        tokens = torch.cat((mu, time[:, None], cond, self.in_proj(x)), dim=1)
-        return self.out_proj(self.decoder.see(tokens)[:, -x.shape[1] :])
+    def velocities(self, tokens: Tensor) -> Tensor:
+        """Those of all rows, [2 B P, D], before their bias is added."""
+        norm = self.decoder.norm
+        return norm_linear(self.decoder.see(tokens), norm.weight, norm.eps, self.out_proj.weight)
