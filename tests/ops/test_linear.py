@@ -168,10 +168,10 @@ def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_plans_change_at_the_limits_of_the_table() -> None:
     for shape, row in HOPPER.items():
         weight = torch.empty(shape, dtype=torch.bfloat16, device="meta")
-        assert len(row) == len(LIMITS) + 1
-        for column, limit in enumerate(LIMITS):
-            assert plan_for(limit, weight, False) == row[column]
-            assert plan_for(limit + 1, weight, False) == row[column + 1]
+        assert len(row) == len(LIMITS)
+        for limit, plan, beyond in zip(LIMITS, row, (*row[1:], Library()), strict=True):
+            assert plan_for(limit, weight, False) == plan
+            assert plan_for(limit + 1, weight, False) == beyond
 
 
 def test_measured_plans_fit_the_chip() -> None:

@@ -53,8 +53,10 @@ class Library:
 
 Plan = Vector | Tile | Library
 
-LIMITS = (1, 2, 16, 32, 64, 128)
-"""The most rows of each column of the table but the last, which has no limit."""
+LIMITS = (1, 2, 16, 32, 64, 128, 256)
+"""The most rows of each column of the table. Beyond the last, where memory is not what takes time, the library serves:
+blocks chosen for fewer rows read the same weights again and again.
+"""
 
 REGISTER_BYTES = 256
 """Of weights per thread in an untuned `Vector`: a quarter of its registers, as sums and `x` take more."""
@@ -79,6 +81,8 @@ def capability(device: torch.device) -> tuple[int, int]:
 def _plan_for(
     column: int, shape: tuple[int, ...], dtype: torch.dtype, is_gated: bool, generation: tuple[int, int]
 ) -> Plan:
+    if column == len(LIMITS):
+        return Library()
     if dtype == torch.bfloat16 and generation == (9, 0) and shape in HOPPER:
         return HOPPER[shape][column]
     if column < 2:
