@@ -43,7 +43,27 @@ PANELS = {
     "first audio, ms": "first_audio_mean_ms",
     "requests a second": "request_throughput",
     "audio seconds a second (xRT)": "xrt",
+    "seconds per second of audio (RTF)": "rtf_mean",
 }
+
+PROMPTS: dict[str, tuple[str, float]] = {
+    "short, en": ("Good morning, and welcome on board.", 0.125),
+    "short, zh": ("早上好,欢迎您上车。", 0.125),
+    "medium, en": ("The next train to the coast leaves from platform four in twelve minutes; mind the gap.", 0.375),
+    "medium, zh": ("开往海边的下一班列车将于十二分钟后从四号站台发车,请注意脚下安全。", 0.375),
+    "long, en": (
+        "When the river rose that spring, the people of the valley carried their books up to the old mill, one box "
+        "after another, until the stairs were full and nobody could reach the lamp. They read aloud to each other in "
+        "the dark, from memory where the pages were wet, and when the water fell they knew most of it by heart.",
+        1.0,
+    ),
+    "long, zh": (
+        "那年春天河水上涨,山谷里的人们把书一箱一箱地搬到旧磨坊里,直到楼梯堆满了书,谁也够不着那盏灯。"
+        "他们在黑暗中互相朗读,书页湿了就凭记忆背诵。等到河水退去的时候,大部分内容他们都已经牢记在心了。",
+        1.0,
+    ),
+}
+"""Texts by name, with how long each is spoken, the longest for 1."""
 
 
 def arguments() -> argparse.Namespace:
@@ -54,6 +74,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 10])
     parser.add_argument("--frames", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3, help="requests of each client")
+    parser.add_argument("--prompts", type=int, default=0, help="frames of the longest of some more texts, 0 for none")
     parser.add_argument("--max-positions", type=int, default=512, help="of a row: plain operations attend to them all")
     parser.add_argument("--commit", help="what is run, where there is no checkout to ask")
     parser.add_argument("--out", type=Path, default=Path("results"))
@@ -71,25 +92,30 @@ def measure(loaded: LoadedModel, args: argparse.Namespace, arm: str, numbers: It
     )
     with references_alone() if is_plain else contextlib.nullcontext():
         engine = Engine(loaded.model, config)
-        for clients in args.concurrency:
-            row = {"arm": arm, "concurrency": clients}
+        loads = [({"concurrency": clients}, clients, TEXT, args.frames) for clients in args.concurrency]
+        for name, (text, share) in PROMPTS.items() if args.prompts else ():
+            loads.append(({"prompt": name}, 1, text, max(1, round(share * args.prompts))))
+        for load, clients, text, frames in loads:
+            row: dict[str, Any] = {"arm": arm, **load}
             try:
-                speak(engine, numbers, clients, 1, WARM_UP_FRAMES)
-                row |= speak(engine, numbers, clients, args.rounds, args.frames)
+                speak(engine, numbers, clients, 1, text, min(frames, WARM_UP_FRAMES))
+                row |= speak(engine, numbers, clients, args.rounds, text, frames)
             except Exception as error:
                 row["error"] = repr(error)
             report.add(row)
 
 
-def speak(engine: Engine, numbers: Iterator[int], clients: int, rounds: int, frames: int) -> dict[str, float]:
-    """`rounds` requests of each of `clients`; what they took. Raises `EngineError` if one fails."""
+def speak(  # noqa: PLR0917 (a load is so many numbers)
+    engine: Engine, numbers: Iterator[int], clients: int, rounds: int, text: str, frames: int
+) -> dict[str, float]:
+    """`rounds` requests of each of `clients` for `text`; what they took. Raises `EngineError` if one fails."""
     sent_s: dict[str, float] = {}
     first_s: dict[str, float] = {}
     taken_s: list[float] = []
     began_s = time.perf_counter()
     while len(taken_s) < clients * rounds:
         while len(sent_s) - len(taken_s) < clients and len(sent_s) < clients * rounds:
-            request = speech_request(engine.spec, next(numbers), TEXT, frames)
+            request = speech_request(engine.spec, next(numbers), text, frames)
             sent_s[request.id] = time.perf_counter()
             engine.submit(request)
         for event in engine.tick():
@@ -100,35 +126,43 @@ def speak(engine: Engine, numbers: Iterator[int], clients: int, rounds: int, fra
                 raise EngineError(f"{event.request_id} did not speak {frames} frames: {event}")
             elif isinstance(event, Finished):
                 taken_s.append(since_s)
-    wall_s = time.perf_counter() - began_s
+    wall_s, audio_s = time.perf_counter() - began_s, frames * engine.spec.frame_s
     return {
         "requests": len(taken_s),
+        "frames": frames,
         "latency_mean_ms": 1000 * statistics.mean(taken_s),
         "latency_max_ms": 1000 * max(taken_s),
         "first_audio_mean_ms": 1000 * statistics.mean(first_s.values()),
         "request_throughput": len(taken_s) / wall_s,
-        "xrt": len(taken_s) * frames * engine.spec.frame_s / wall_s,
+        "xrt": len(taken_s) * audio_s / wall_s,
+        "rtf_mean": statistics.mean(taken_s) / audio_s,
+        "rtf_min": min(taken_s) / audio_s,
     }
 
 
 def draw(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
-    """A panel for each figure, a group of bars for each level, a colour for each arm."""
-    figure = Figure(figsize=(14, 3.8), layout="constrained")
-    levels = sorted({row["concurrency"] for row in rows})
+    """A panel for each figure, a group of bars for each load, a colour for each arm."""
+    figure = Figure(figsize=(17, 3.8), layout="constrained")
+    loads = list(dict.fromkeys(map(load_of, rows)))
     for axes, (name, field) in zip(figure.subplots(1, len(PANELS)), PANELS.items(), strict=True):
         for place, arm in enumerate(ARMS):
-            found = {row["concurrency"]: row[field] for row in rows if row["arm"] == arm and field in row}
+            found = {load_of(row): row[field] for row in rows if row["arm"] == arm and field in row}
             bars = axes.bar(
-                [levels.index(level) + 0.28 * (place - 1) for level in found], list(found.values()), 0.26, label=arm
+                [loads.index(load) + 0.28 * (place - 1) for load in found], list(found.values()), 0.26, label=arm
             )
             axes.bar_label(bars, fmt=lambda value: f"{value:.3g}", fontsize="x-small")
         axes.set_title(name)
-        axes.set_xticks(range(len(levels)), [f"c={level}" for level in levels])
+        axes.set_xticks(range(len(loads)), loads, rotation=90 if len(loads) > 4 else 0, fontsize="small")
         axes.grid(axis="y", alpha=0.3)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(ARMS))
     figure.suptitle(title)
     figure.savefig(path)
+
+
+def load_of(row: Mapping[str, Any]) -> str:
+    """What a row measured, in a few letters."""
+    return row["prompt"] if "prompt" in row else f"c={row['concurrency']}"
 
 
 def main() -> int:

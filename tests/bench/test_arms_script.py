@@ -14,16 +14,21 @@ def test_every_arm_is_measured_at_every_level(tmp_path: Path) -> None:
     folder = tmp_path / "tiny"
     tiny_fish.write_checkpoint(folder)
     options = ("--model", folder, "--device", "cpu", "--concurrency", "1", "2", "--frames", "9", "--rounds", "1")
-    command = [sys.executable, SCRIPT, *options, "--max-positions", "256", "--out", tmp_path]
+    command = [sys.executable, SCRIPT, *options, "--prompts", "16", "--max-positions", "512", "--out", tmp_path]
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
     results = json.loads((tmp_path / "arms-tiny.json").read_text())
     assert json.loads(ended.stdout.splitlines()[-1]) == results
-    assert [(row["arm"], row["concurrency"], row["requests"]) for row in results["rows"]] == [
-        (arm, clients, clients)
-        for arm in ("eager", "graph, plain operations", "graph, fused kernels")
-        for clients in (1, 2)
+    arms = ("eager", "graph, plain operations", "graph, fused kernels")
+    levels, prompts = ([row for row in results["rows"] if key in row] for key in ("concurrency", "prompt"))
+    assert [(row["arm"], row["concurrency"], row["requests"]) for row in levels] == [
+        (arm, clients, clients) for arm in arms for clients in (1, 2)
     ]
+    assert {row["frames"] for row in levels} == {9}
+    texts = [f"{length}, {language}" for length in ("short", "medium", "long") for language in ("en", "zh")]
+    assert [(row["arm"], row["prompt"]) for row in prompts] == [(arm, text) for arm in arms for text in texts]
+    assert [row["frames"] for row in prompts] == [2, 2, 6, 6, 16, 16] * 3
     for row in results["rows"]:
+        assert 0 < row["rtf_min"] <= row["rtf_mean"]
         assert 0 < row["first_audio_mean_ms"] < row["latency_mean_ms"] <= row["latency_max_ms"]
     assert (tmp_path / "arms-tiny.png").read_bytes().startswith(b"\x89PNG")
