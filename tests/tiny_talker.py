@@ -83,22 +83,23 @@ def controls(
     return Controls(sampling, seed, segment, max_frames, ignore_eos, rest | options)
 
 
-def random_prompt(talker: Talker, key: int, wanted: Controls, *, has_voice: bool = False) -> TalkerPrompt:
+def random_prompt(key: int, wanted: Controls, *, has_voice: bool = False) -> TalkerPrompt:
     """Some layout with text, control and reference rows and a trail; different for every `key`."""
+    config = tiny_config().talker_config
+    books, codes, vocabulary = config.num_code_groups, config.code_predictor_config.vocab_size, config.text_vocab_size
     generator = torch.Generator().manual_seed(key)
 
     def ids(high: int, *shape: int) -> Tensor:
         return torch.randint(high, shape, generator=generator)
 
     positions, trail = 5 + int(ids(12)), 1 + int(ids(8))
-    code_rows = torch.full((positions, talker.codebooks), -1)
-    code_rows[3:, 0] = talker.codes + ids(NUM_CONTROL_IDS, positions - 3)
-    code_rows[-2] = ids(talker.codes, talker.codebooks)
+    code_rows = torch.full((positions, books), -1)
+    code_rows[3:, 0] = codes + ids(NUM_CONTROL_IDS, positions - 3)
+    code_rows[-2] = ids(codes, books)
     voice = None
     if has_voice:
         code_rows[4, 0] = -1
-        voice = Voice(data=ClonedVoice(torch.randn(talker.config.hidden_size, generator=generator)))
-    vocabulary = talker.config.text_vocab_size
+        voice = Voice(data=ClonedVoice(torch.randn(config.hidden_size, generator=generator)))
     row = 4 if has_voice else None
     return TalkerPrompt(wanted, voice, ids(vocabulary, positions), code_rows, ids(vocabulary, trail), row)
 

@@ -94,7 +94,7 @@ def test_tables_made_for_speaking_equal_the_plain_parameters(topology: str) -> N
     talker = tiny_talker(topology=topology, dtype=torch.float64)
     plain = tiny_talker(topology=topology, dtype=torch.float64, is_final=False)
     assert plain.text_table is None
-    prompt = random_prompt(talker, 1, controls())
+    prompt = random_prompt(1, controls())
     hidden = torch.randn(5, talker.config.hidden_size, dtype=torch.float64)
     codes = torch.randint(talker.codes, (5, talker.codebooks))
     for grad in (True, False):
@@ -170,7 +170,7 @@ def test_training_reaches_every_weight(topology: str) -> None:
 
 def test_prompt_rows_are_sums_of_both_sides_with_the_x_vector() -> None:
     talker = tiny_talker("base", dtype=torch.float64)
-    prompt = random_prompt(talker, 4, controls(), has_voice=True)
+    prompt = random_prompt(4, controls(), has_voice=True)
     found = talker.embed_prompt(prompt)
     assert prompt.voice is not None
     for row in range(prompt.positions):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from reference_assets import Case
-from sonoro.core.errors import ConfigError, InvalidReference, InvalidRequest, UnknownLanguage, UnknownVoice
+from sonoro.core.errors import InvalidReference, InvalidRequest, UnknownLanguage, UnknownVoice
 from sonoro.core.types import OptionValue, Reference, SamplingParams, SpeechRequest
 from sonoro.models import registry
 from sonoro.models.base import SpeechModel, Voice
@@ -222,9 +222,3 @@ def test_parts_are_the_pieces_of_a_frame(models: dict[tuple[str, str], SpeechMod
     assert [tuple(codes.shape) for codes in sample] == [(2,)] * books
     assert state.done.all()
     assert not state.length.any()
-
-
-def test_more_positions_than_the_model_has_are_refused(models: dict[tuple[str, str], SpeechModel]) -> None:
-    with pytest.raises(ConfigError, match="at most") as refusal:
-        models["base", "1.7b"].allocate(capacity(1, 1_000_000, 8, 8))
-    assert refusal.value.field == "max_positions"
