@@ -1,19 +1,24 @@
 """Files of codecs: strict by name and shape in every spelling, nothing run; random weights that sound."""
 
+import dataclasses
 import pickle
 import re
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch import nn
 
 import fish_codec
 import tiny_fish_codec
 import tiny_vox_codec
 import vox_codec
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, TensorMismatch
+from sonoro.models.codec_file import CodecFile
 from sonoro.models.fish_s2 import codec_weights as fish_weights
 from sonoro.models.voxcpm2 import codec_weights as vox_weights
+from sonoro.nn import torch_file
+from sonoro.nn.weights import DummyRule, Fusion
 
 CPU = torch.device("cpu")
 
@@ -189,3 +194,128 @@ def test_random_weights_sound(codec):
     assert 0.05 < audio.square().mean().sqrt() < 0.5
     assert (audio.abs() > 0.99).float().mean() < 0.01
     assert torch.equal(audio, again)
+
+
+class Toy(nn.Module):
+    """All that can be told of a codec's file: a fused layer, weight norm of both kinds, a wide rate."""
+
+    def __init__(self, width):
+        super().__init__()
+        rate = nn.Module()
+        rate.alpha = nn.Parameter(torch.empty(width))
+        self.body = nn.ModuleDict({"both": nn.Linear(width, 2 * width), "act1": rate, "conv1": nn.Conv1d(width, 2, 3)})
+        self.is_final = False
+
+    def finalize(self):
+        self.is_final = True
+
+
+WIDTH, SIDES = 4, ("left", "right")
+
+
+def read_toy(file, device, width):
+    assert width == WIDTH
+    return torch_file.read(file, device)
+
+
+TOY = CodecFile(
+    make=Toy,
+    read=read_toy,
+    renames={r"^body\.": "net.", r"^net\.(left|right)": r"net.part.\1", r"\.(?=conv1\.)": ".main."},
+    fusions=(Fusion("body.", "both", {"left": 1, "right": 1}),),
+    norms={r"net\.main\.block\.1": 0, r"net\.part\..*": 1},
+    unused=lambda width: {"net.spare": (width,)},
+    arrange=lambda codec, name, value: value.flip(0) if name == "body.both.bias" else value,
+    is_wide=lambda name: name.endswith(".alpha"),
+    rules=(DummyRule(r"\.alpha$", mean=5.0, std=0.1),),
+)
+TOY_SHAPES = {
+    "net.part.left.weight_g": (4, 1),
+    "net.part.left.weight_v": (4, 4),
+    "net.part.right.weight_g": (4, 1),
+    "net.part.right.weight_v": (4, 4),
+    "net.part.left.bias": (4,),
+    "net.part.right.bias": (4,),
+    "net.block.0.alpha": (1, 4, 1),
+    "net.main.block.1.parametrizations.weight.original0": (2, 1, 1),
+    "net.main.block.1.parametrizations.weight.original1": (2, 4, 3),
+    "net.main.block.1.bias": (2,),
+    "net.spare": (4,),
+}
+"""By released name, weight norms as each layer is told to have them."""
+
+
+@pytest.fixture
+def toy():
+    """What a release of it holds."""
+    generator = torch.Generator().manual_seed(0)
+    return {name: torch.randn(shape, generator=generator) for name, shape in TOY_SHAPES.items()}
+
+
+def test_a_release_is_described_by_its_own_names():
+    assert TOY.stored_shapes(WIDTH) == TOY_SHAPES
+
+
+@pytest.mark.parametrize("is_spare", [True, False])
+def test_stored_tensors_become_those_of_the_module(tmp_path, toy, is_spare):
+    if not is_spare:
+        del toy["net.spare"]
+    file = tmp_path / "toy.pth"
+    torch.save({name: tensor.half() for name, tensor in toy.items()}, file)
+    toy = {name: tensor.half().float() for name, tensor in toy.items()}
+    codec = TOY.load(file, WIDTH, device=CPU, dtype=torch.float32)
+    found = codec.state_dict()
+    sides = [torch._weight_norm(toy[f"net.part.{side}.weight_v"], toy[f"net.part.{side}.weight_g"]) for side in SIDES]
+    torch.testing.assert_close(found["body.both.weight"], torch.cat(sides), atol=1e-6, rtol=1e-6)
+    biases = torch.cat([toy[f"net.part.{side}.bias"] for side in SIDES])
+    assert torch.equal(found["body.both.bias"], biases.flip(0))
+    assert torch.equal(found["body.act1.alpha"], toy["net.block.0.alpha"].flatten())
+    lengths, directions = (toy[f"net.main.block.1.parametrizations.weight.original{part}"] for part in (0, 1))
+    expected = torch._weight_norm(directions, lengths)
+    torch.testing.assert_close(found["body.conv1.weight"], expected, atol=1e-6, rtol=1e-6)
+    assert {tensor.dtype for tensor in found.values()} == {torch.float32}
+    assert codec.is_final
+
+
+def test_checking_reads_no_values(tmp_path, toy):
+    file, devices = tmp_path / "toy.pth", []
+    torch.save(toy, file)
+
+    def read(file, device, width):
+        devices.append(device.type)
+        return read_toy(file, device, width)
+
+    assert dataclasses.replace(TOY, read=read).check(file, WIDTH) == TOY_SHAPES
+    assert devices == ["meta"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"net.part.right.weight_v": None}, r"'net\.part\.right\.weight_v' is missing, half of a weight norm"),
+        ({"net.part.right.bias": None}, r"'net\.part\.right\.bias' \[4\] is missing"),
+        ({"net.block.0.alpha": torch.ones(4)}, r"'net\.block\.0\.alpha' has shape \[4\], expected \[1, 4, 1\]"),
+        ({"net.spare": torch.ones(5)}, r"'net\.spare' has shape \[5\], expected \[4\]"),
+        ({"body.both.bias": torch.ones(8)}, r"'body\.both\.bias' \[8\] is not part of the model"),
+    ],
+)
+def test_what_is_wrong_is_said_in_released_names(tmp_path, toy, changes, message):
+    file = tmp_path / "toy.pth"
+    torch.save({name: tensor for name, tensor in (toy | changes).items() if tensor is not None}, file)
+    for use in (TOY.check, lambda *given: TOY.load(*given, device=CPU, dtype=torch.float32)):
+        with pytest.raises(TensorMismatch, match=rf"toy\.pth: .*{message}"):
+            use(file, WIDTH)
+
+
+def test_random_weights_follow_the_rules():
+    codec = TOY.init_dummy(WIDTH, 3, device=CPU, dtype=torch.bfloat16)
+    assert codec.is_final
+    assert (codec.body["act1"].alpha - 5).abs().max() < 1
+    assert codec.body["both"].weight.std() > 0.1
+    again, other = (TOY.init_dummy(WIDTH, seed, device=CPU, dtype=torch.bfloat16) for seed in (3, 4))
+    assert torch.equal(again.body["both"].weight, codec.body["both"].weight)
+    assert not torch.equal(other.body["both"].weight, codec.body["both"].weight)
+
+
+def test_weights_are_counted_in_their_own_dtypes():
+    assert TOY.weight_bytes(WIDTH, torch.float16) == 2 * (8 * 4 + 8 + 2 * 4 * 3 + 2) + 4 * 4
