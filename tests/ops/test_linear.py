@@ -37,10 +37,10 @@ SMALL_PLANS = [
     Library(),
 ]
 
-# Outputs, inputs: the layers of a backbone 2048 wide and of a depth model 1024 wide, and their heads.
-NORM_SHAPES = [(4096, 2048), (3072, 2048), (4096, 1024), (2048, 1024)]
-GATE_SHAPES = [(12288, 2048), (6144, 1024)]
-ADD_SHAPES = [(2048, 2048), (2048, 6144), (1024, 2048), (1024, 3072)]
+# Outputs, inputs: the layers of a backbone 2048 wide, of a depth model 1024 wide, and of both 2560 wide; their heads.
+NORM_SHAPES = [(4096, 2048), (3072, 2048), (4096, 1024), (2048, 1024), (6144, 2560), (4096, 2560), (4097, 2560)]
+GATE_SHAPES = [(12288, 2048), (6144, 1024), (19456, 2560)]
+ADD_SHAPES = [(2048, 2048), (2048, 6144), (1024, 2048), (1024, 3072), (2560, 4096), (2560, 9728)]
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
@@ -202,6 +202,29 @@ def test_there_is_a_plan_for_every_size_and_device(capability: tuple, monkeypatc
                     assert 2 * plan.rows * inputs * dtype.itemsize <= 512 * 32 * plan.warps
                 # Products in float32 are left to the library, which knows what precision was asked for.
                 assert not isinstance(plan, Tile) or (dtype == torch.bfloat16 and capability >= (8, 0))
+
+
+@pytest.mark.usefixtures("on_hopper")
+@pytest.mark.parametrize("shape", [(96, 40), (1024, 4096), (2560, 1024), (8192, 1024), (2560, 2048), (20000, 3000)])
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_what_was_not_measured_is_left_to_the_library_or_keeps_the_memory_busy(shape: tuple, is_gated: bool) -> None:
+    weight, outputs = torch.empty(shape, dtype=torch.bfloat16, device="meta"), shape[0] // (2 if is_gated else 1)
+    assert shape not in HOPPER
+    assert all(isinstance(plan_for(batch, weight, is_gated), Library) for batch in (17, 32, 33, 64, 65, 128, 256))
+    for batch in (3, 4, 8, 16):
+        plan = plan_for(batch, weight, is_gated)
+        if isinstance(plan, Library):
+            assert weight.nbytes > 20e6
+            continue
+        assert isinstance(plan, Tile)
+        # Any K, as all its parts are one program's; and no more shared memory than every GPU since Ampere has.
+        assert plan.parts == 1
+        assert plan.block_b >= batch
+        bytes_per_stage = 2 * plan.splits * plan.block_k * (plan.block_b + (2 if is_gated else 1) * plan.block_n)
+        assert plan.stages * bytes_per_stage <= 99 * 1024
+        # At 4 TB/s and a microsecond of delay 4 MB are on their way; half of that, or all there is.
+        on_their_way = -(-outputs // plan.block_n) * 2 * plan.splits * plan.block_k * plan.block_n * (plan.stages - 1)
+        assert on_their_way * (2 if is_gated else 1) >= min(2e6, weight.nbytes / 2)
 
 
 def cases(batch: int) -> list[tuple]:
