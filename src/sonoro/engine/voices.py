@@ -182,11 +182,7 @@ class Voices:
 
     def _encode(self, references: tuple[Reference, ...]) -> Voice:
         """The voice of `references`, its codec history primed: in a tick that is only copied."""
-        voice = self._model.encode_voice(references)
-        if voice.reference_frames is not None:
-            scratch = self._model.codec.allocate(1)
-            self._model.codec.prime(scratch, torch.zeros(1, dtype=torch.int64, device=self._device), voice)
-        return self._share(voice)
+        return self._share(self._primed(self._model.encode_voice(references)))
 
     def _encode_any(self, pcm: bytes, rate: int) -> Voice:
         """The voice of a recording in context, or by its timbre if the model can do no more."""
@@ -198,12 +194,19 @@ class Voices:
     def _load(self, name: str) -> Voice:
         if name not in self.registered:
             raise UnknownVoice("voice", name, "it has just been deleted")
-        return self._share(self._model.load_voice(self._store.read(name)[1]))
+        return self._share(self._primed(self._model.load_voice(self._store.read(name)[1])))
+
+    def _primed(self, voice: Voice) -> Voice:
+        if voice.reference_frames is not None:
+            scratch = self._model.codec.allocate(1)
+            self._model.codec.prime(scratch, torch.zeros(1, dtype=torch.int64, device=self._device), voice)
+        return voice
 
     def _share(self, voice: Voice) -> Voice:
         """Let memory that the ticks may still be reading when `voice` is dropped be used again only after that."""
         if self._reader is not None:
-            for tensor in self._model.save_voice(voice).tensors.values():
+            primed = [tensor for row in voice.primed.values() for tensor in row.tensors]
+            for tensor in (*self._model.save_voice(voice).tensors.values(), *primed):
                 if tensor.is_cuda:
                     tensor.record_stream(self._reader)
         return voice

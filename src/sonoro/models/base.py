@@ -107,7 +107,7 @@ class Voice:
     """What a model made of reference audio.
 
     `data` belongs to the model; `reference_frames` [R, ...], on the CPU, prime the codec, which keeps what it made of
-    them in `primed`.
+    them in `primed`: by name, rows whose `tensors` are all that they hold.
     """
 
     data: Any

@@ -67,6 +67,11 @@ class SavedRow:
     columns: Mapping[str, Tensor]
     seen: Tensor
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that it holds."""
+        return *self.columns.values(), self.seen
+
 
 class History:
     """Left context of `slots` rows and a last scratch row, zeroed; every tensor is allocated here, once.
