@@ -282,3 +282,17 @@ def test_a_captured_decode_is_the_eager_one(name, make, dtype, is_tiled):
             heard.append(audio.clone())
         # The same kernels in the same order: no rounding differs, from one run to the next either.
         assert torch.equal(torch.cat(heard, dim=1), expected)
+
+
+@pytest.mark.gpu
+def test_priming_does_not_wait_for_a_gpu(name, make):
+    codec = make(TILED[name], torch.float16, 0.1).cuda()
+    codec.finalize()
+    history, slots = codec.allocate(2), torch.tensor([1], device="cuda")
+    first, second = (Voice(data=None, reference_frames=draw(codec, 1, 9, seed=seed)[0].cpu()) for seed in (5, 6))
+    codec.prime(history, slots, first)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        codec.prime(history, slots, second)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from sonoro.models.base import Voice
 from sonoro.nn.history import WHOLE, Context, History, Layout
 from sonoro.nn.vocoder_fused import Past
+from sonoro.runtime.ring import overwrite
 
 __all__ = ["PRIMED", "Fused", "StreamingCodec", "codec_dtype_for", "example_codes"]
 
@@ -136,7 +137,9 @@ class StreamingCodec(nn.Module):
         """
         assert voice.reference_frames is not None
         if PRIMED not in voice.primed:
-            first, frames = slots[:1], voice.reference_frames.to(slots.device)[None]
+            first, heard = slots[:1], voice.reference_frames[None]
+            frames = torch.empty_like(heard, device=slots.device)
+            overwrite(frames, heard)
             self._decode(frames, first, history, self.decoder.reach_frames)
             voice.primed[PRIMED] = history.save(first)
         history.load(slots, voice.primed[PRIMED])
