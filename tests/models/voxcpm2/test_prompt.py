@@ -109,6 +109,16 @@ def test_earlier_segments_are_left_out_once_they_are_many() -> None:
     assert kept[: -3 * 60] == [*ids_of("Number 2. Number 3. Number 4. You."), 101]
 
 
+def test_the_codec_goes_on_from_what_was_heard_last() -> None:
+    """Also where the model is not given it any more."""
+    said = [Spoken("One.", patches(3, 200)), Spoken("Two.", patches(4, 2))]
+    for given in (None, voice(reference=20), voice(prompt=187)):
+        primed = builder().build("You.", controls(), said, given).voice
+        assert primed is not None
+        assert torch.equal(primed.reference_frames[-202:], torch.cat([frames for _, frames in said]))
+    assert builder().build("You.", controls(), (), voice(prompt=3)).voice is None
+
+
 def test_sentences_are_joined_as_they_were_cut() -> None:
     said = [Spoken("你好。", patches(1, 2)), Spoken("Hello.", patches(2, 2))]
     rows = builder().build("You.", controls(), said).rows

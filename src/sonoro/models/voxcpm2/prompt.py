@@ -32,6 +32,9 @@ _PATCHES_PER_ID, _MORE_PATCHES = 6, 10
 MOST_SPOKEN = 188
 """Patches of a prompt beyond which earlier segments are left out: 30 s, the longest clips of its training."""
 
+_PRIMING = 4
+"""The last recordings and segments that the codec is primed with, kept in the prompt or not: its memory is shorter."""
+
 _PARENTHESES = str.maketrans("", "", "()（）")
 
 
@@ -114,8 +117,8 @@ class PromptBuilder:
         if not controls.ignore_eos:
             bound = _PATCHES_PER_ID * len(self._ids("text", texts[-1])) + _MORE_PATCHES
             controls = dataclasses.replace(controls, max_frames=min(bound, controls.max_frames))
-        primed = Voice(None, torch.cat(heard)) if kept else None
-        prompt = VoxPrompt(controls, np.concatenate(rows), primed, prefix)
+        last = [made for made in (data.prompt, *(one.frames for one in earlier)) if len(made)][-_PRIMING:]
+        prompt = VoxPrompt(controls, np.concatenate(rows), Voice(None, torch.cat(last)) if earlier else None, prefix)
         needed, most = prompt.positions + controls.max_frames, self._config.max_length
         if needed > most:
             raise InvalidRequest("text", text, f"its prompt and frames take {needed} positions, the model has {most}")
