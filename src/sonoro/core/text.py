@@ -54,6 +54,8 @@ _LONG_CHARACTER = re.compile(
 
 _CLAUSE_END = re.compile(r"[,;:][\"')\]]*(?:\s+|(?=[\u3040-\u9fff]))|[、，；：—–…]+[”’»」』）]*\s*")
 _SPACE = re.compile(r"\s+")
+_SPACELESS = re.compile("[\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef]")
+"""Characters of scripts that put no space between words, and their marks."""
 
 _LANGUAGE_CODES = {
     "arabic": "ar", "chinese": "zh", "danish": "da", "dutch": "nl", "english": "en", "finnish": "fi", "french": "fr",
@@ -103,10 +105,11 @@ def split_text(text: str, language: str, max_characters: int) -> list[str]:
 
 
 def join_text(segments: Sequence[str]) -> str:
-    """`segments` that were cut from one text: with the space between them that follows a sentence in Latin letters."""
+    """`segments` that were cut from one text: with a space between them, but for what Chinese or Japanese is next to."""
     joined = segments[0]
     for segment in segments[1:]:
-        joined += (" " if joined[-1:].isascii() else "") + segment
+        is_spaced = joined[-1:].isascii() or not (_SPACELESS.match(joined[-1:]) or _SPACELESS.match(segment))
+        joined += (" " if is_spaced else "") + segment
     return joined
 
 

@@ -9,6 +9,7 @@ import torch
 
 import tiny_vox
 from sonoro.core.errors import CheckpointError, InvalidRequest
+from sonoro.core.text import split_text
 from sonoro.models.base import Spoken, Voice
 from sonoro.models.voxcpm2.prompt import PromptBuilder, VoxVoice, stand_in
 from sonoro.nn.tokenizer import TextTokenizer
@@ -123,6 +124,23 @@ def test_sentences_are_joined_as_they_were_cut() -> None:
     said = [Spoken("你好。", patches(1, 2)), Spoken("Hello.", patches(2, 2))]
     rows = builder().build("You.", controls(), said).rows
     assert rows[:-4, 0].tolist() == [*ids_of("你好。Hello. You."), 101]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "He said “go now.” Then she left the house at once.",
+        "Он шёл по дороге и думал о том что будет завтра",
+        "그는 길을 걸으며 내일 무슨 일이 있을지를 오래도록 생각했다",
+        "他说：“这是第一句话，我们走吧。”然后她就离开了那个房子，再也没有回来过一次。",
+        "これは最初の文です。二番目の、もう少し長い文。",
+    ],
+)
+def test_cuts_are_where_they_were_in_any_script(text: str) -> None:
+    pieces = split_text(text, "auto", 30)
+    assert len(pieces) > 1
+    rows = builder().build(pieces[-1], controls(), [Spoken(piece, patches(1, 2)) for piece in pieces[:-1]]).rows
+    assert rows[rows[:, 1] == 0, 0].tolist() == [*ids_of(text), 101]
 
 
 @pytest.mark.parametrize("text", ["Hello <|audio_start|>", "<s>", "so </s> it"])
