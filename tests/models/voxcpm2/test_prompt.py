@@ -79,8 +79,11 @@ def test_chinese_is_spoken_by_single_characters() -> None:
 
 def test_instructions_stand_before_the_first_text() -> None:
     plain = builder().build("(a slow voice)Hello.", controls())
-    told = builder().build("Hello.", controls(), instructions=" (a slow（ voice） ")
+    told = builder().build("Hello.", controls(), instructions=" (a slow（\n voice） ")
     assert np.array_equal(plain.rows, told.rows)
+    for nothing in ("()", "（ ）"):
+        with pytest.raises(InvalidRequest, match=r"instructions: .*more than parentheses"):
+            builder().build("Hello.", controls(), instructions=nothing)
     assert plain.controls == told.controls
     # Once spoken they stay where they were, and bound the text that follows no more.
     earlier = [Spoken("Hello.", patches(3, 2))]

@@ -90,11 +90,11 @@ class PromptBuilder:
         """The prompt of `text` after the segments `earlier`, their frames [T, P, D], spoken as `voice`.
 
         `instructions` stand before the first of them. A text that may end is bounded by its ids, whatever `controls`
-        allow. Raises `InvalidRequest` for a control token in a text, for instructions to a voice that is continued,
-        or for a prompt too long for the model.
+        allow. Raises `InvalidRequest` for a control token in a text, for instructions to a voice that is continued or
+        without a word, or for a prompt too long for the model.
         """
         data = VoxVoice("", *[torch.empty(0)] * 2) if voice is None else voice.data
-        control = "" if instructions is None else f"({instructions.translate(_PARENTHESES).strip()})"
+        control = "" if instructions is None else _control(instructions)
         if control and len(data.prompt):
             limit = "a voice that continues its recording takes none: give the recording as a reference alone"
             raise InvalidRequest("instructions", instructions, limit)
@@ -147,3 +147,11 @@ class PromptBuilder:
 def stand_in(config: ModelConfig) -> TextTokenizer:
     """A tokeniser for `config` where there is none."""
     return TextTokenizer.stand_in({}, first=min(_FIRST_PLAIN_ID, config.lm_config.vocab_size - 256))
+
+
+def _control(instructions: str) -> str:
+    """`instructions` as they stand before a text: in parentheses of their own, each run of white space a space."""
+    words = instructions.translate(_PARENTHESES).split()
+    if not words:
+        raise InvalidRequest("instructions", instructions, "it must hold more than parentheses")
+    return f"({' '.join(words)})"
