@@ -339,7 +339,8 @@ class SpeechModel(Protocol):
     def frame(self, state: Any, slots: Tensor, record: list[Tensor] | None = None) -> None:
         """One frame for each of `slots`: appended to `frames`, `length` advanced, `done` set at its end. Capturable.
 
-        A row that is done is left as it is. The frame that carries the end-of-speech decision is not appended.
+        A row that is done is left as it is. A frame that carries the end-of-speech decision is appended only if it is
+        spoken too.
         `record` is given the logits [B, V] of every decision, in order.
         """
 
