@@ -246,6 +246,13 @@ def test_the_end_may_be_ignored() -> None:
     assert len(alone(lively, random_prompt(3, controls(max_frames=30, ignore_eos=True)))) == 30
 
 
+def test_speech_goes_on_where_both_are_as_likely() -> None:
+    """As the first of the largest says, which going on is."""
+    undecided = tiny_lm(torch.float64)
+    undecided.stop_head.weight.zero_()
+    assert len(alone(undecided, random_prompt(3, controls(max_frames=9, min_len=0)))) == 9
+
+
 def test_both_language_models_share_the_pages_of_a_slot(lm: VoxLM) -> None:
     state = allocate(lm, CAPACITY)
     assert state.cache.keys.shape[0] == 5
