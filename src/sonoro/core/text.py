@@ -105,7 +105,7 @@ def split_text(text: str, language: str, max_characters: int) -> list[str]:
 
 
 def join_text(segments: Sequence[str]) -> str:
-    """`segments` that were cut from one text: with a space between them, but for what Chinese or Japanese is next to."""
+    """`segments` that were cut from one text: with a space between them, but not beside Chinese or Japanese."""
     joined = segments[0]
     for segment in segments[1:]:
         is_spaced = joined[-1:].isascii() or not (_SPACELESS.match(joined[-1:]) or _SPACELESS.match(segment))
