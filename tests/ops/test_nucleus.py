@@ -1,12 +1,21 @@
 """The draw from a nucleus: against plain expectations, and its kernel against its reference."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from capture import device_only
 from interpreter import in_the_interpreter, interpret
-from sonoro.ops.nucleus import Again, draw_nucleus, draw_nucleus_kernel, draw_nucleus_reference, pick_nucleus
+from sonoro.ops.nucleus import (
+    Again,
+    check_kernels,
+    draw_nucleus,
+    draw_nucleus_kernel,
+    draw_nucleus_reference,
+    pick_nucleus,
+)
 from sonoro.ops.sample import gumbel_noise_reference
 
 INF = torch.inf
@@ -142,6 +151,21 @@ def test_drawing_may_be_captured() -> None:
     assert drawn.shape == (3, 20)
 
 
+def test_the_check_at_start_depends_on_every_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the kernel is compared with would tell if it ignored any of them."""
+    cases: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(draw_nucleus, "check", lambda arguments, tolerance: cases.append(arguments()))
+    check_kernels(64, 4097, torch.randn(4096, 2), 10)
+    plain, drawn_again = cases
+    one = torch.ones(64, 1)
+    ignored = ((1, 0 * plain[1]), (2, one), (3, 0 * one.long()), (4, one), (5, one == 0))
+    for given, more in ((plain, ()), (drawn_again, ((8, one == 0), (9, None)))):
+        expected = draw_nucleus_reference(*given)
+        for place, value in (*ignored, *more):
+            changed = (*given[:place], value, *given[place + 1 :])
+            assert not torch.equal(draw_nucleus_reference(*changed), expected), place
+
+
 def check_kernel(count: int, vocabulary: int, device: str = "cpu") -> None:
     given = nucleus_case(count, vocabulary, device)
     again, is_endless = again_case(given), given[3] % 2 == 1
@@ -156,10 +180,23 @@ def check_kernel(count: int, vocabulary: int, device: str = "cpu") -> None:
             assert torch.equal(found, wanted)
 
 
+def check_nuclei(count: int) -> None:
+    """What is kept, id by id: noise prefers each of `count` ids in turn, under many a top-p."""
+    top_p = (torch.arange(40) / 40).repeat_interleave(count)[:, None]
+    logits = 2 * torch.randn(1, count, generator=torch.Generator().manual_seed(0)).expand(len(top_p), -1)
+    one = torch.ones_like(top_p)
+    given = (logits, 500 * torch.eye(count).repeat(40, 1), one, 0 * one.long(), top_p, one == 0, torch.ones(count, 1))
+    found, wanted = torch.zeros(2, len(top_p), dtype=torch.int64)
+    draw_nucleus_kernel(*given, found)
+    draw_nucleus_reference(*given, wanted)
+    assert torch.equal(found, wanted)
+
+
 @in_the_interpreter
 def test_interpreted() -> None:
     check_kernel(45, 60)
     check_kernel(4, 1030)
+    check_nuclei(7)
     logits, noise, temperature, top_k, top_p, is_greedy = nucleus_case(6, 12)
     rest = (noise, temperature, top_k, torch.ones_like(top_p), is_greedy)
     table, ids = torch.ones(12, 1), torch.zeros(6, dtype=torch.int64)

@@ -274,11 +274,16 @@ def check_kernels(rows: int, vocabulary: int, table: Tensor, window: int) -> Non
     Draws must be the same id by id; noise may differ by the rounding of two logarithms.
     """
     device, index = table.device, torch.arange(rows, device=table.device)
+    one, column = torch.ones(rows, 1, device=device), index[:, None]
     gumbel_noise.check(lambda: (index * 7919, index % 3, index, 2, vocabulary), tolerance=1e-5)
     noise, again_noise = gumbel_noise.reference(index, index, index, 2, vocabulary).unbind(1)
     logits = torch.randn(rows, vocabulary, device=device, generator=torch.Generator(device).manual_seed(0))
-    again = Again(again_noise, logits.topk(8).indices, index, index % 8, 1.0, 0.9, window, 1)
-    one, column = torch.ones(rows, 1, device=device), index[:, None]
-    given = (logits.to(table.dtype), noise, 0.8 * one, 30 * one.long(), 0.8 * one, column % 5 == 4, table)
+    # From rows that top-p bounds, heated so that it matters, to rows so flat that top-k does; the last id is likely.
+    logits *= 4 - column % 4
+    logits[::2, -1] = logits[::2].amax(dim=1)
+    given = (logits.to(table.dtype), noise, 4.0 * one, 30 * one.long(), 0.8 * one, column % 5 == 4, table)
+    said = torch.zeros_like(index)
+    draw_nucleus.reference(*given, said)
+    again = Again(again_noise, said[:, None].repeat(1, 8), index, index % 8, 4.0, 0.9, window, 1)
     draw_nucleus.check(lambda: (*given, torch.zeros_like(index)), tolerance=0.0)
     draw_nucleus.check(lambda: (*given, torch.zeros_like(index), column % 3 == 0, again), tolerance=0.0)
