@@ -17,6 +17,7 @@ from sonoro.models.fish_s2.frame import frame
 from sonoro.models.fish_s2.prompt import FishPrompt
 from sonoro.models.fish_s2.state import allocate
 from sonoro.models.slots import DepthRows
+from sonoro.ops.nucleus import pick_nucleus
 from speaking import capacity
 from tiny_dual_ar import begin_rows, builder, cases, controls, random_prompt, tiny_dual_ar, voice_of
 from tiny_fish import uniforms
@@ -101,6 +102,32 @@ def test_drawn_codes_match_the_official_ones(reference_root: Path, name: str, mo
     assert torch.equal(made, expected[:, 1:])
     assert (name == "first_is_end") == (int(expected[0, 0]) == lm.config.eos_token_id)
     assert state.done[1]
+
+
+def test_what_was_said_in_the_ten_frames_before_is_drawn_again_from_a_wider_nucleus(lm: DualAR) -> None:
+    """Not the first frame, and at a temperature and a top-p of its own: told step by step from logits and noise."""
+    wanted = [controls(seed=seed, max_frames=40, temperature=1.5, top_p=0.6, ignore_eos=True) for seed in range(5)]
+    state, slots, replaced = allocate(lm, CAPACITY), torch.arange(5), 0
+    begin_rows(lm, state, [random_prompt(index, own) for index, own in enumerate(wanted)], slots)
+    for length in range(40):
+        row, record = state.samplers[0].read(slots), list[Tensor]()
+        frame(lm, state, slots, record)
+        logits, noise = record[0].clone(), frame_module._noise(lm, row, torch.full((5,), length))
+        logits[:, -1] = -torch.inf
+        normal = pick_nucleus(logits, noise[:, 0], row.temperature, row.top_k, row.top_p, row.is_greedy)
+        one = torch.ones_like(row.top_p)
+        wide = pick_nucleus(logits, noise[:, -1], one, row.top_k, 0.9 * one, row.is_greedy)
+        for slot in range(5):
+            is_repeated = int(normal[slot]) in state.frames[slot, max(1, length - 10) : length, 0].tolist()
+            replaced += is_repeated
+            assert state.frames[slot, length, 0] == (wide if is_repeated else normal)[slot]
+    assert 20 < replaced < 180
+    expected, state = state.frames[:5, :2].clone(), allocate(lm, CAPACITY)
+    begin_rows(lm, state, [random_prompt(index, own) for index, own in enumerate(wanted)], slots)
+    run(lm, state, range(5), 1)
+    state.frames[:5, 0, 0] = expected[:, 1, 0]
+    run(lm, state, range(5), 1)
+    assert torch.equal(state.frames[:5, 1], expected[:, 1])
 
 
 def test_a_frame_is_fed_back_as_its_column_is_embedded(lm: DualAR) -> None:
