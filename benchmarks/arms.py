@@ -102,7 +102,15 @@ def measure(loaded: LoadedModel, args: argparse.Namespace, arm: str, numbers: It
                 row |= speak(engine, numbers, clients, args.rounds, text, frames)
             except Exception as error:
                 row["error"] = repr(error)
+                clear(engine)
             report.add(row)
+
+
+def clear(engine: Engine) -> None:
+    """End what a level has left to be spoken: its events would be taken for the next one's."""
+    while engine.has_work:
+        for event in engine.tick():
+            engine.cancel(event.request_id)
 
 
 def speak(  # noqa: PLR0917 (a load is so many numbers)
