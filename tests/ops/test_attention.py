@@ -222,6 +222,9 @@ def test_interpreted() -> None:
         check_decode(decode_case((4, 1, 32), 16, 4, [63, 8], dtype), tuning(warps=1, tiles=1, splits=4, shortest=16))
         check_decode(decode_case((2, 2, 32), 32, 2, [40, 31], dtype), tuning(warps=1, tiles=1, splits=2, shortest=16))
         check_decode(decode_case((4, 1, 16), 16, 1, [0, 9], dtype, has_norms=False))
+        # A group too large for one program.
+        check_decode(decode_case((16, 2, 16), 16, 2, [20, 9], dtype, has_norms=False))
+        check_decode(decode_case((8, 1, 32), 16, 4, [63, 8], dtype), tuning(warps=1, tiles=1, splits=4, shortest=16))
         # Two positions of each row, in one part and where a part ends between them.
         check_decode(with_turns(decode_case((4, 1, 16), 16, 1, [0, 9], dtype, has_norms=False), 2))
         pair = with_turns(decode_case((4, 2, 32), 16, 4, [31, 62], dtype), 2)
@@ -298,5 +301,5 @@ def test_decode_in_a_loop_on_a_gpu(rows: int) -> None:
     for heads, has_norms in (((16, 8, 128), True), ((32, 8, 128), False)):
         first = decode_case(heads, 16, 1, [0] * rows, torch.bfloat16, device="cuda", has_norms=has_norms)
         check_decode(with_turns(first, 2))
-    for group in (1, 4):
+    for group in (1, 4, 8):
         check_decode(decode_case((2 * group, 2, 64), 16, 8, [100] * rows, torch.bfloat16, device="cuda"))

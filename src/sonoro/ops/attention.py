@@ -160,8 +160,11 @@ class Tuning(NamedTuple):
     shortest: int
 
 
+_MOST_MEMBERS = 4
+"""Query heads of a program: with 8 a kernel takes two minutes to compile, and spills."""
+
 _MOST_PAIRS = 1 << 16
-"""Rows times kv heads up to which rows may be divided into parts: as many counters are kept."""
+"""Rows times kv heads, or parts of those, up to which rows may be divided into parts: as many counters are kept."""
 
 
 def _tuning(pairs: int, capacity: int) -> Tuning:
@@ -205,22 +208,25 @@ def decode_attention_kernel(  # noqa: PLR0917
 ) -> Tensor:
     """`decode_attention_reference` as one Triton kernel, a program per line, kv head and part of the row's positions.
 
-    Parts are added up by the last of them to finish, in the order of positions: the same launch gives the same bits.
-    Rows that share a slot write the same place, one of them last. No gradient.
+    A kv head with many query heads takes several programs. Parts are added up by the last of them to finish, in the
+    order of positions: the same launch gives the same bits. Rows that share a slot write the same place, one of them
+    last. No gradient.
     """
     lines, rows, (_, page, kv_heads, width) = qkv.shape[0], slots.shape[0], keys.shape
     group, capacity = qkv.shape[1] // width // kv_heads - 2, table.shape[1] * page
-    warps, tiles, splits, shortest = tuning or _tuning(lines * kv_heads, capacity)
+    share, group = max(1, group // _MOST_MEMBERS), min(group, _MOST_MEMBERS)
+    parts = kv_heads * share
+    warps, tiles, splits, shortest = tuning or _tuning(lines * parts, capacity)
     # As many positions side by side as the warps read in pieces of 16 bytes.
     lanes = min(page, max(1, warps * 32 * 16 // (width * qkv.dtype.itemsize)))
     overlap = is_overlapped and can_overlap(qkv.device)
-    out = torch.empty((lines, kv_heads * group * width), dtype=qkv.dtype, device=qkv.device)
+    out = torch.empty((lines, parts * group * width), dtype=qkv.dtype, device=qkv.device)
     sums = extremes = arrivals = out
     if splits > 1:
-        sums = torch.empty((lines, kv_heads, splits, group, width), dtype=torch.float32, device=qkv.device)
-        extremes = torch.empty((lines, kv_heads, splits, group, 2), dtype=torch.float32, device=qkv.device)
+        sums = torch.empty((lines, parts, splits, group, width), dtype=torch.float32, device=qkv.device)
+        extremes = torch.empty((lines, parts, splits, group, 2), dtype=torch.float32, device=qkv.device)
         arrivals = _arrivals(qkv.device, torch.cuda.current_stream().cuda_stream if qkv.is_cuda else 0)
-    attention_kernels.decode[kv_heads, splits, lines](
+    attention_kernels.decode[parts, splits, lines](
         qkv,
         # Without norms nothing is read from them: any pointers serve.
         qkv if q_norm is None else q_norm,
@@ -243,6 +249,7 @@ def decode_attention_kernel(  # noqa: PLR0917
         math.log2(math.e) / math.sqrt(width),
         lines // rows,
         kv_heads,
+        share,
         group,
         width,
         page,

@@ -144,6 +144,7 @@ def decode(  # noqa: PLR0915, PLR0917 (one pass over what registers hold)
     scale,
     turns: tl.constexpr,
     kv_heads: tl.constexpr,
+    share: tl.constexpr,
     group: tl.constexpr,
     width: tl.constexpr,
     page: tl.constexpr,
@@ -159,7 +160,9 @@ def decode(  # noqa: PLR0915, PLR0917 (one pass over what registers hold)
     dtype: tl.constexpr = out.dtype.element_ty
     row_stride: tl.constexpr = kv_heads * width
     block: tl.constexpr = lanes * tiles
-    head, split, line = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    # `share` programs, each with a group of its query heads, share a kv head; the first writes what is new.
+    part_of_head, split, line = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    head, is_first = part_of_head // share, part_of_head % share == 0
     row, turn = line, 0
     if turns > 1:
         row, turn = line % count, line // count
@@ -173,8 +176,8 @@ def decode(  # noqa: PLR0915, PLR0917 (one pass over what registers hold)
     position = tl.load(positions + row).to(tl.int32) + turn
     table_row = table + tl.load(slots + row) * table_stride
     # All that is known to be needed is asked for before the first answer is looked at.
-    given = qkv + line * qkv_stride + head * group * width
-    fresh = qkv + line * qkv_stride + (kv_heads * group + head) * width
+    given = qkv + line * qkv_stride + part_of_head * group * width
+    fresh = qkv + line * qkv_stride + (kv_heads * share * group + head) * width
     given_queries, query_partners = (), ()
     for member in tl.static_range(group):
         given_queries += (tl.load(given + member * width + flat),)
@@ -198,9 +201,9 @@ def decode(  # noqa: PLR0915, PLR0917 (one pass over what registers hold)
     new_key = _norm_and_turn(
         given_key, key_partner, k_weight, k_partner_weight, turn_cos, turn_sin, eps, width, is_normed
     )
-    tl.store(keys + target + flat, new_key, mask=(flat >= 0) & (split == last))
+    tl.store(keys + target + flat, new_key, mask=(flat >= 0) & (split == last) & is_first)
     is_new = (place == 0) & (split == last)
-    tl.store(values + target + column + place * 0, new_value, mask=is_new)
+    tl.store(values + target + column + place * 0, new_value, mask=is_new & is_first)
     # Positions just before, whose programs may not have written them yet.
     near_keys, near_values = (), ()
     for back in tl.static_range(1, turns):
@@ -255,7 +258,7 @@ def decode(  # noqa: PLR0915, PLR0917 (one pass over what registers hold)
             )
             tops, totals, mixes = _attend_tiles(key, value, start, end, place, queries, tops, totals, mixes, lanes)
             key, value = next_key, next_value
-    pair = line * kv_heads + head
+    pair = line * kv_heads * share + part_of_head
     outs, out_tops, out_totals = (), (), ()
     for member in tl.static_range(group):
         top = tl.max(tops[member], axis=0, keep_dims=True)
