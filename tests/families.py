@@ -1,5 +1,6 @@
 """Every family in small: its checkpoint, prompts and requests of all the kinds it knows. A new one is an entry here."""
 
+import functools
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,16 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 import tiny_checkpoint
 import tiny_dual_ar
 import tiny_fish
 import tiny_talker
+import tiny_vox
+import tiny_vox_lm
 from sonoro.core.types import Reference, SamplingParams, SpeechRequest
 from sonoro.models.base import Controls, Family, LoadedModel, Prompt
 from sonoro.models.fish_s2.model import FAMILY as FISH_S2
 from sonoro.models.qwen3_tts.model import FAMILY as QWEN3_TTS
+from sonoro.models.voxcpm2.model import FAMILY as VOXCPM2
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -55,10 +60,10 @@ class TinyFamily:
     def requests_of_all_kinds(self) -> list[SpeechRequest]:
         """Of one segment and of several, to the end and to a limit, with all that this family knows besides."""
         fields = (
-            {"text": "Hello you, this is the one.", "max_frames": 30},
+            {"text": "Hello you, this is the one.", "max_frames": 20},
             {"text": "Not so long.", "max_frames": 5},
-            {"text": "One of them comes first. Another one goes on after that. And so on.", "max_frames": 30},
-            {"text": "Goes on.", "ignore_eos": True, "max_frames": 24},
+            {"text": "One of them comes first. Another one goes on after that. And so on.", "max_frames": 24},
+            {"text": "Goes on.", "ignore_eos": True, "max_frames": 16},
             *self.requests,
         )
         return [SpeechRequest(**{"id": str(number), "seed": number} | own) for number, own in enumerate(fields)]
@@ -103,7 +108,7 @@ FAMILIES = {
     ),
     "dual_ar": TinyFamily(
         FISH_S2,
-        tiny_fish.write_checkpoint,
+        functools.partial(tiny_fish.write_checkpoint, end_scale=1.0),
         tiny_dual_ar.random_prompt,
         tiny_dual_ar.controls,
         kinds=(
@@ -118,13 +123,39 @@ FAMILIES = {
             {"text": "Greedy.", "sampling": GREEDY, "max_frames": 9},
             {
                 "text": f"<|speaker:0|>One of them. {'word ' * 18}<|speaker:1|> Another one. {'word ' * 18}",
-                "max_frames": 40,
+                "max_frames": 32,
             },
             {
                 "text": "And like this.",
-                "references": (noise(44100, 0.6, text="<|speaker:0|>It's me."),),
-                "max_frames": 20,
+                "references": (noise(44100, 0.5, text="<|speaker:0|>It's me."),),
+                "max_frames": 12,
             },
         ),
     ),
+    "patches": TinyFamily(
+        VOXCPM2,
+        tiny_vox.write_checkpoint,
+        tiny_vox_lm.random_prompt,
+        tiny_vox_lm.controls,
+        kinds=(
+            {"seed": 1, "max_frames": 14, "min_len": tiny_vox_lm.NEVER},
+            {"seed": 2, "max_frames": 11, "min_len": 4, "cfg": 1.0},
+            {"seed": 3, "segment": 2, "max_frames": 17, "ignore_eos": True, "steps": 4},
+            {"seed": 4, "max_frames": 9, "cfg": 3.5, "steps": 2},
+            {"seed": 2**62 + 5, "max_frames": 13, "min_len": 0, "steps": 7},
+        ),
+        decided=((48,), (48,), (2,), (4, 8)),
+        requests=(
+            {"text": "Quick.", "options": {"solver_steps": 3}, "max_frames": 9},
+            {"text": "It is.", "instructions": "A calm voice", "max_frames": 12},
+            {"text": "And like this.", "references": (noise(16000, 0.5, text="One."),), "max_frames": 12},
+            {"text": "Of you.", "references": (noise(16000, 0.5, use="reference"),), "options": {"cfg_value": 1.0}},
+        ),
+    ),
 }
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def tiny(request: pytest.FixtureRequest) -> TinyFamily:
+    """Every family in turn, for tests that import it."""
+    return FAMILIES[request.param]

@@ -1,22 +1,19 @@
 """The runner: what it launches, what it holds, and that graphs change nothing."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 
-import tiny_fish
-import tiny_vox
 from fakes.sine import SineModel
+from families import TinyFamily, tiny
 from listening import Clock, audio, config_of, drain, end
 from sonoro.core import audio as host
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import SpeechRequest
 from sonoro.engine.engine import Engine
 from sonoro.engine.runner import Runner, to_pcm16
-from sonoro.models import registry
-from tiny_checkpoint import write_checkpoint
+
+__all__ = ["tiny"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -74,19 +71,9 @@ def test_a_prompt_whose_rows_do_not_fit_a_bucket_runs_at_its_own_length() -> Non
     assert seen == [8, 16, 32]
 
 
-FAMILIES = {"talker": write_checkpoint, "dual_ar": tiny_fish.write_checkpoint, "patches": tiny_vox.write_checkpoint}
-
-
-@pytest.fixture(params=FAMILIES.values(), ids=FAMILIES)
-def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A tiny checkpoint of every family."""
-    request.param(tmp_path / "model")
-    return tmp_path / "model"
-
-
 @pytest.mark.parametrize("chunk_frames", [(1,), (3,), (1, 2, 4, 12)], ids=str)
-def test_chunks_of_a_live_engine_are_the_whole_decode(chunk_frames: tuple[int, ...], checkpoint: Path) -> None:
-    model = registry.load(checkpoint, device="cpu").model
+def test_chunks_of_a_live_engine_are_the_whole_decode(chunk_frames: tuple[int, ...], tiny: TinyFamily) -> None:
+    model = tiny.load().model
     decode, given = model.codec.decode, []
 
     def watched(frames: torch.Tensor, slots: torch.Tensor | None = None, history: object = None) -> torch.Tensor:
@@ -106,11 +93,11 @@ def test_chunks_of_a_live_engine_are_the_whole_decode(chunk_frames: tuple[int, .
 
 @pytest.mark.gpu
 def test_an_engine_serves_on_without_a_size_that_cannot_be_captured(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: TinyFamily, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = []
     for unlucky in (0, 2):
-        model = registry.load(checkpoint, device="cuda", dtype="float32").model
+        model = tiny.load(device="cuda").model
         step = model.frame
 
         def frame(state: object, slots: torch.Tensor, *, step=step, unlucky=unlucky) -> None:  # type: ignore[no-untyped-def]
@@ -132,12 +119,12 @@ def test_an_engine_serves_on_without_a_size_that_cannot_be_captured(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_live_engine_says_the_same_with_graphs_and_without(dtype: str, checkpoint: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_live_engine_says_the_same_with_graphs_and_without(dtype: torch.dtype, tiny: TinyFamily) -> None:
     """On a clock that stands still, so that both make the same batches."""
     answers = []
     for is_eager in (False, True):
-        loaded = registry.load(checkpoint, device="cuda", dtype=dtype)
+        loaded = tiny.load(dtype, "cuda")
         engine = Engine(loaded.model, EngineConfig(slots=4, max_characters=24, is_eager=is_eager), Clock())
         for number in range(10):
             text = ["Hello there.", "One sentence. Then another one.", "Hm."][number % 3]

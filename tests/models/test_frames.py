@@ -11,13 +11,15 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from capture import device_only
-from families import FAMILIES, TinyFamily
+from families import TinyFamily, tiny
 from sonoro.core.errors import ConfigError
 from sonoro.models.base import Pages, Prompt, SpeechModel
 from sonoro.nn.kvcache import PagedCache
 from sonoro.runtime.graphs import GraphSet
 from sonoro.runtime.sampling import RowControls
 from speaking import begin, capacity, pages_of
+
+__all__ = ["tiny"]
 
 CAPACITY = capacity(slots=5, positions=192, frames=40, text=24)
 SCRATCH = CAPACITY.slots
@@ -27,11 +29,6 @@ SCRATCH = CAPACITY.slots
 def _inference() -> Iterator[None]:
     with torch.inference_mode():
         yield
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def tiny(request: pytest.FixtureRequest) -> TinyFamily:
-    return FAMILIES[request.param]
 
 
 @pytest.fixture(scope="module")
@@ -229,7 +226,7 @@ def test_placing_is_padded_with_the_scratch_row(tiny: TinyFamily, model: SpeechM
     run(model, state, [0, 2, 4], 3)
     before = [part for slot in (0, 4) for part in (*row_of(state, slot), *pages_held(state, slot))]
     tokens = model.stage(state, [last], [2], [Pages(pages_of(2, SCRATCH, state.cache.table.shape[1]))])
-    model.place(state, torch.tensor([2, SCRATCH, SCRATCH, SCRATCH]))
+    model.place(state, torch.tensor([2, SCRATCH, SCRATCH]))
     assert all_equal([part for slot in (0, 4) for part in (*row_of(state, slot), *pages_held(state, slot))], before)
     assert all_equal(row_of(state, SCRATCH), row_of(model.allocate(CAPACITY), SCRATCH))
     assert state.done.tolist() == [False, True, False, True, False, True]

@@ -8,28 +8,26 @@ from typing import Any
 import pytest
 import torch
 
-import tiny_fish
-import tiny_vox
+from families import TinyFamily, tiny
 from sonoro.core.errors import ConfigError, EngineError
 from sonoro.models import registry
 from sonoro.models.base import LoadedModel
 from sonoro.profile.frame import EAGER_REPEATS, WARM_UPS, FrameBench, run
 from tiny_checkpoint import write_checkpoint
 
+__all__ = ["tiny"]
+
 FIELDS = {"batch", "context", "eager_ms", "graph_ms", "floor_ms", "codec_ms", "xrt"}
 PARTS = {"backbone_ms", "depth_ms", "sample_ms"}
 
 
-@pytest.fixture(scope="module", params=["custom_voice", "fish", "vox"])
-def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return load(tmp_path_factory.mktemp("tiny"), request.param)
+@pytest.fixture(scope="module")
+def loaded(tiny: TinyFamily) -> LoadedModel:
+    return tiny.load()
 
 
 def load(folder: Path, variant: str, device: str = "cpu") -> LoadedModel:
-    if variant in ("fish", "vox"):
-        {"fish": tiny_fish, "vox": tiny_vox}[variant].write_checkpoint(folder)
-    else:
-        write_checkpoint(folder, variant=variant)
+    write_checkpoint(folder, variant=variant)
     return registry.load(folder, device=device, dtype="float32")
 
 

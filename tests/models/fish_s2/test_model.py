@@ -156,37 +156,6 @@ def engine_of(model: SpeechModel) -> Engine:
     return Engine(model, EngineConfig(**sizes))
 
 
-def test_any_mix_of_requests_gives_each_the_answer_it_gets_alone(model: SpeechModel) -> None:
-    """Samples of 16 bits differ by a step where a batch rounds otherwise."""
-    references = (recording(text="<|speaker:0|>It's me."),)
-    requests = [
-        SpeechRequest(id="plain", text="Hello you, this is the one.", seed=1, max_frames=30),
-        SpeechRequest(id="greedy", text="Not so long.", sampling=GREEDY, max_frames=9),
-        SpeechRequest(id="turns", text=TURNS, seed=2, max_frames=60),
-        SpeechRequest(id="cloned", text="And like this.", references=references, seed=3, max_frames=20),
-        SpeechRequest(id="long", text="Goes on.", ignore_eos=True, seed=4, max_frames=40),
-    ]
-    alone = {}
-    for single in requests:
-        engine = engine_of(model)
-        engine.submit(single)
-        alone[single.id] = drain(engine)
-    engine, events = engine_of(model), []
-    for single in requests:
-        engine.submit(single)
-        events += engine.tick() + engine.tick()
-    events += drain(engine)
-    for single in requests:
-        own = [event for event in events if event.request_id == single.id]
-        finished, expected = end(own, single.id), end(alone[single.id], single.id)
-        assert isinstance(finished, Finished)
-        assert isinstance(expected, Finished)
-        assert (finished.reason, finished.frames) == (expected.reason, expected.frames)
-        samples = audio(own, single.id)
-        assert len(samples) == finished.frames * HOP
-        np.testing.assert_allclose(samples, audio(alone[single.id], single.id), atol=1.01 / 32768)
-
-
 def test_turns_continue_the_conversation_and_audio_is_each_decoded_afresh(tmp_path: Path) -> None:
     """A request of two segments is the two prompts of a conversation, and the audio of both from zero history."""
     tiny_fish.write_checkpoint(tmp_path, end_scale=1.5)
