@@ -87,7 +87,7 @@ def test_requests_that_come_and_go_leave_nothing_behind(
             live.append(name)
         if live:
             draw.choice([engine.pause, engine.resume, engine.resume])(draw.choice(live))
-        if live and draw.random() < 0.05:
+        if live and draw.random() < 0.03:
             engine.cancel(draw.choice(live))
         if not engine.has_work:
             for name in live:
@@ -101,4 +101,4 @@ def test_requests_that_come_and_go_leave_nothing_behind(
         request = msgspec.structs.replace(kinds[kind_of[name]], id=name)
         assert_as_alone(mine, request, said_alone[kind_of[name]])
     reasons = [end(mine, name).reason for name, mine in events.items()]
-    assert 0 < reasons.count("cancelled") < 10
+    assert 0 < reasons.count("cancelled") < 15
