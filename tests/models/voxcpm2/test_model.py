@@ -247,30 +247,6 @@ def requests_of_all_kinds() -> list[SpeechRequest]:
     ]
 
 
-def test_any_mix_of_requests_gives_each_the_answer_it_gets_alone(model: SpeechModel) -> None:
-    """A batch rounds otherwise, which frames fed back amplify to some steps of 16 bits."""
-    alone = {}
-    for single in requests_of_all_kinds():
-        engine = engine_of(model)
-        engine.submit(single)
-        alone[single.id] = drain(engine)
-    engine, events = engine_of(model), []
-    for single in requests_of_all_kinds():
-        engine.submit(single)
-        events += engine.tick() + engine.tick()
-    events += drain(engine)
-    for single in requests_of_all_kinds():
-        own = [event for event in events if event.request_id == single.id]
-        finished, expected = end(own, single.id), end(alone[single.id], single.id)
-        assert isinstance(finished, Finished)
-        assert isinstance(expected, Finished)
-        assert (finished.reason, finished.frames) == (expected.reason, expected.frames)
-        samples = audio(own, single.id)
-        assert len(samples) == finished.frames * HOP
-        assert samples.std() > 0.005
-        np.testing.assert_allclose(samples, audio(alone[single.id], single.id), atol=8 / 32768)
-
-
 def test_a_text_that_does_not_end_is_cut_at_the_official_limit(endless: SpeechModel) -> None:
     """Six patches for each id and ten, whatever the request allows; as runaway speech, which nothing follows."""
     ids = len(endless.prepare(request(endless, "你"), "你", 0, [], None).rows) - 1
