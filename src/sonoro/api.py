@@ -97,13 +97,15 @@ def speech_request(
     repetition_penalty: float | None = None,
     max_frames: int | None = None,
     ignore_eos: bool = False,
+    attempts: int = 1,
     **options: OptionValue,
 ) -> SpeechRequest:
     """A request to speak `text`; None stands for the model's default, and for seed 0.
 
     `ref_audio` (a file's path or bytes) is cloned: continued in context with its transcript `ref_text`, or only its
-    timbre with `x_vector_only`. `max_frames` bounds the audio (by default the text's length does). `options` are the
-    model's own, as `TTS.spec.options` lists them. Raises `InvalidRequest`.
+    timbre with `x_vector_only`. `max_frames` bounds the audio (by default the text's length does). What runs away is
+    spoken again, up to `attempts` times in all. `options` are the model's own, as `TTS.spec.options` lists them. Raises
+    `InvalidRequest`.
     """
     return SpeechRequest(
         id=f"tts-{next(_request_numbers)}",
@@ -118,6 +120,7 @@ def speech_request(
         seed=0 if seed is None else seed,
         max_frames=max_frames,
         ignore_eos=ignore_eos,
+        attempts=attempts,
         options=options,
     )
 

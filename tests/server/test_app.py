@@ -39,6 +39,7 @@ def test_the_fields_of_a_request_reach_the_engine(tmp_path: Path) -> None:
                 ({"model": "gpt-4o-mini-tts", "voice": "ash", "unheard_of": {"a": [1]}}, spoken(voice="high")),
                 ({"model": "sine", "voice": {"id": "HIGH"}, "instructions": ""}, spoken(voice="high")),
                 ({"speaker": "high", "seed": 3, "language": "English"}, spoken(voice="high", seed=3)),
+                ({"attempts": 3}, spoken()),
                 ({"loudness": 20, "temperature": 0, "top_k": 5, "top_p": 0.5}, spoken(loudness=20)),
             ):
                 answer = await server.speak(**fields)
@@ -48,6 +49,7 @@ def test_the_fields_of_a_request_reach_the_engine(tmp_path: Path) -> None:
             assert cut.content == spoken(LONG)[: 7 * 160]
             longer = await server.speak(max_new_tokens=40, ignore_eos=True)
             assert len(longer.content) == 40 * 160
+            assert "attempts: 11" in (await server.speak(attempts=11)).text
             timbre = await server.speak(**cloned, x_vector_only_mode=True)
             continued = await server.speak(**cloned, ref_text="A tone.")
             assert timbre.status_code == continued.status_code == 200

@@ -26,6 +26,7 @@ from sonoro.core.errors import (
 )
 
 __all__ = [
+    "MAX_ATTEMPTS",
     "MAX_SEED",
     "AudioChunk",
     "Event",
@@ -55,6 +56,7 @@ VoiceMode = Literal["named", "described", "cloned"]
 OptionValue = bool | int | float | str
 
 MAX_SEED = 2**63 - 1
+MAX_ATTEMPTS = 10
 
 MAX_EMBEDDING = 1e4
 """Bounds the numbers of a speaker embedding, which are around 10 at most: beyond it half precision overflows."""
@@ -143,6 +145,8 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Whom to speak as: `voice` by name, or `references`, or a `speaker_embedding` that the caller already has.
     Of a live request `text` is a first piece, which may be empty: the rest follows while it is spoken.
+    A segment that runs away is spoken again with the next seed, up to `attempts` times in all: where there may be more
+    than one, the audio of each segment is held back until it has ended.
     """
 
     id: str
@@ -157,6 +161,7 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_frames: int | None = None
     ignore_eos: bool = False
     is_live: bool = False
+    attempts: int = 1
     options: dict[str, OptionValue] = {}
 
     def __post_init__(self) -> None:
@@ -171,6 +176,11 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest("text", self.text, "it must hold at least one letter or digit")
         _check_number("seed", self.seed, 0, MAX_SEED)
         _check_number("max_frames", self.max_frames, 1, 1_000_000)
+        _check_number("attempts", self.attempts, 1, MAX_ATTEMPTS)
+        if self.is_live and self.attempts > 1:
+            raise InvalidRequest(
+                "attempts", self.attempts, "live text is spoken as it comes: it must be 1, or left out"
+            )
         if self.instructions is not None and not self.instructions.strip():
             raise InvalidRequest("instructions", self.instructions, "leave it out instead of giving white space")
 

@@ -293,15 +293,26 @@ class Engine:
             self._advance(row)
 
     def _send(self, row: RunningRequest, decoded: Decoded, at: int, now_s: float) -> None:
-        """Send the audio that row `at` of a launch made, less the columns that turned out not to be frames."""
-        made = min(decoded.frames, row.length - row.decoded)
+        """Send the audio that row `at` of a launch made, less the columns that turned out not to be frames.
+
+        Where the segment may be spoken again it is held back.
+        """
+        made = min(decoded.frames, row.length - row.decoded - row.held_frames)
         assert made >= 0
         if not made:
             return
-        self._events.append(AudioChunk(request_id=row.request.id, index=row.chunks, pcm=decoded.pcm_of(at, made)))
-        row.heard(made, now_s, self.spec.frame_s)
+        row.held.append((decoded.pcm_of(at, made), made))
         if row.has_more_segments:
             row.made.append(decoded.frames_of(at, made))
+        if row.request.attempts == 1:
+            self._let_go(row, now_s)
+
+    def _let_go(self, row: RunningRequest, now_s: float) -> None:
+        """Send what is held back."""
+        for pcm, frames in row.held:
+            self._events.append(AudioChunk(request_id=row.request.id, index=row.chunks, pcm=pcm))
+            row.heard(frames, now_s, self.spec.frame_s)
+        row.held = []
 
     def _advance(self, row: RunningRequest) -> None:
         """Take a drained segment out of its slot: on to the next segment, or to the end."""
@@ -309,13 +320,18 @@ class Engine:
             row.live.close(row.index)
             # The device does not know of a limit that was tightened.
             self._abort(row)
-        reason = row.finish_reason
-        if reason is not None:
+        reason, is_again = row.finish_reason, row.may_try_again
+        if not is_again:
+            self._let_go(row, self._clock_s())
+        if reason is not None and not is_again:
             self._finish(row, reason)
             return
         frames = self._runner.join(row.made)
         self._scheduler.release(row)
-        row.next_segment(frames)
+        if is_again:
+            row.try_again()
+        else:
+            row.next_segment(frames)
         try:
             self._continue(row)
         except Exception as error:

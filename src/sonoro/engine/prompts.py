@@ -14,7 +14,7 @@ import msgspec
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidRequest
 from sonoro.core.text import SECONDS_PER_LETTER, frames_bound, segment_ends, split_text
-from sonoro.core.types import SpeechRequest
+from sonoro.core.types import MAX_SEED, SpeechRequest
 from sonoro.engine.live import LiveFeed, Segment
 from sonoro.engine.request import RunningRequest
 from sonoro.models.base import Prompt, SpeechModel, Spoken
@@ -55,7 +55,8 @@ class Prompts:
         """Make the prompt of the current segment. The model is told the segment's limit as `max_frames`, and may set a
         lower one."""
         row.limit = self._most_frames(row, segment)
-        limited = msgspec.structs.replace(row.request, max_frames=row.limit)
+        seed = (row.request.seed + row.attempt) % (MAX_SEED + 1)
+        limited = msgspec.structs.replace(row.request, max_frames=row.limit, seed=seed)
         if segment.ids is None:
             # The segment itself, and those after it, have no frames yet.
             before = [Spoken(said.text, frames) for said, frames in zip(row.segments, row.before, strict=False)]

@@ -38,7 +38,8 @@ class RunningRequest:
     frames of audio sent. The scheduler owns `place`, `steps` and `columns`; the engine writes the rest. `before` holds
     the frames [T, ...] of earlier segments, `made` those of this one as far as they came back (kept only if another
     segment follows). Of a live request `segments` grow, as `live` cuts them; `taken_ids` of the current one have been
-    handed to the model, of which `pending_ids` are fed frame by frame.
+    handed to the model, of which `pending_ids` are fed frame by frame. Where it may be spoken again, `attempt` counts
+    from 0, and its chunks are `held`, each with its frames, until it has ended.
     """
 
     request: SpeechRequest
@@ -62,6 +63,8 @@ class RunningRequest:
     length: int = 0
     decoded: int = 0
     is_done: bool = False
+    attempt: int = 0
+    held: list[tuple[bytes, int]] = field(default_factory=list)
     chunks: int = 0
     first_audio_at_s: float | None = None
     plays_until_s: float = 0.0
@@ -115,6 +118,11 @@ class RunningRequest:
         return self.frames_before + self.decoded
 
     @property
+    def held_frames(self) -> int:
+        """Frames of the segment whose audio is held back."""
+        return sum(frames for _, frames in self.held)
+
+    @property
     def presumed_length(self) -> int:
         """Frames made once everything launched has run: as many as steps, until it is known that there were fewer."""
         return self.length if self.is_done else self.steps
@@ -131,8 +139,8 @@ class RunningRequest:
 
     @property
     def is_drained(self) -> bool:
-        """Whether the segment has ended and all of its audio is sent."""
-        return self.is_done and self.decoded == self.length
+        """Whether the segment has ended and all of its audio is sent, or held back."""
+        return self.is_done and self.decoded + self.held_frames == self.length
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -141,8 +149,14 @@ class RunningRequest:
         A segment that runs into its limit ends the whole request: what would follow a runaway cannot be trusted.
         """
         if self.length >= self.limit:
-            return "length" if self.audio_frames == self.request.max_frames else "runaway"
+            return "length" if self.frames_before + self.length == self.request.max_frames else "runaway"
         return None if self.has_more_segments else "stop"
+
+    @property
+    def may_try_again(self) -> bool:
+        """Whether the segment, which is drained, ran away and is to be spoken again."""
+        is_left = self.attempt + 1 < self.request.attempts and not self.request.ignore_eos
+        return is_left and self.finish_reason == "runaway"
 
     def characters(self, frame_s: float) -> int:
         """Characters of the text that are spoken by the end of the audio sent so far.
@@ -182,7 +196,17 @@ class RunningRequest:
         self.before.append(frames)
         self.frames_before += self.length
         self.index += 1
-        self.made = []
+        self.attempt = 0
+        self._begin()
+
+    def try_again(self) -> None:
+        """Forget what the segment has made, and go on to its next attempt."""
+        assert self.place is None
+        self.attempt += 1
+        self._begin()
+
+    def _begin(self) -> None:
+        self.made, self.held = [], []
         self.prompt = None
         self.taken_ids = self.pending_ids = 0
         self.steps = self.columns = self.length = self.decoded = 0

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from sonoro.core.audio import MAX_REFERENCE_S
 from sonoro.core.errors import InvalidReference, InvalidRequest
-from sonoro.core.types import MAX_SEED, ModelSpec, Reference, SamplingParams, SpeechRequest, VoiceMode
+from sonoro.core.types import MAX_ATTEMPTS, MAX_SEED, ModelSpec, Reference, SamplingParams, SpeechRequest, VoiceMode
 from sonoro.server.config import OPENAI_VOICES
 from sonoro.server.encode import FORMATS, MAX_RATE, MAX_SPEED, MIN_RATE, MIN_SPEED
 from sonoro.server.references import Recordings
@@ -101,6 +101,11 @@ class SpeechBody(BaseModel):
         None, description="most frames; bounded by the text if left out", json_schema_extra=_span(1, 1_000_000)
     )
     ignore_eos: bool | None = Field(None, description="speak for max_new_tokens frames, wherever the text ends")
+    attempts: int | None = Field(
+        None,
+        description="speak what runs away again, up to so many times in all; above 1 each sentence comes at its end",
+        json_schema_extra=_span(1, MAX_ATTEMPTS),
+    )
     task_type: Literal["CustomVoice", "VoiceDesign", "Base"] | None = Field(
         None,
         description="a voice of the model, one that instructions describe, or one that ref_audio is a recording of",
@@ -217,6 +222,7 @@ def speech_request(
         max_frames=body.max_new_tokens,
         ignore_eos=bool(body.ignore_eos),
         is_live=is_live,
+        attempts=1 if body.attempts is None else body.attempts,
         options=_options(body, request_id, spec),
     )
     return spec.resolve(request, registered)
