@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, OutputError, TensorMismatch
 from sonoro.nn.transformer import DecoderConfig, DecoderStack
-from sonoro.nn.weights import DummyRule, Fusion, export, init_dummy, llama_names, load, shards, stored_shapes
+from sonoro.nn.weights import DummyRule, Fusion, export, init_dummy, llama_names, load, names, shards, stored_shapes
 
 CPU = torch.device("cpu")
 FUSIONS = (Fusion("stack.", "qkv_proj", {"q_proj": 2, "k_proj": 1, "v_proj": 1}),)
@@ -64,6 +64,13 @@ def test_stored_names_and_shapes_are_those_of_the_parts() -> None:
     assert "stack.0.qkv_proj.weight" not in shapes
     assert "stack.0.table" not in shapes
     assert shapes["stack.0.usage"] == ()
+
+
+def test_names_are_read_from_headers(tmp_path: Path) -> None:
+    files = [written(tmp_path, {name: torch.zeros(2)}, f"{name}.safetensors") for name in ("a", "b")]
+    assert names(files) == {"a", "b"}
+    with pytest.raises(CheckpointNotFound, match=r"c\.safetensors does not exist"):
+        names([*files, tmp_path / "c.safetensors"])
 
 
 def test_load_joins_the_parts_in_order(tmp_path: Path) -> None:

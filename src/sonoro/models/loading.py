@@ -83,7 +83,9 @@ def make_family(model_type: str, configurations: Mapping[str, str], hub_files: S
     def describe(source: Path | str, name: str, dtype: torch.dtype) -> Description:
         config = parts.read(source)
         # A folder's tensors are checked as `from_folder` would, unless it has none.
-        has_weights = isinstance(source, Path) and any(source.glob("*.safetensors*"))
+        has_weights = isinstance(source, Path) and any(
+            any(source.glob(kind)) for kind in ("*.safetensors*", "model.pth")
+        )
         shapes = weights.stored_shapes(config, Path(source) if has_weights else None)
         spec = parts.spec(name, config)
         return Description(

@@ -5,13 +5,13 @@ Knows no model: each says what its tensors are called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sonoro.models.codec_file import CodecFile
 from sonoro.models.streaming import StreamingCodec
@@ -39,26 +39,35 @@ class Modules(NamedTuple, Generic[L, M]):
 class ModelFiles(Generic[C, L, M]):
     """How language models that `make` makes of a configuration are stored, and their codecs. A `loading.Weights`.
 
-    `finalize` is called once the weights are final. `fusions` lead to the released names, of which `parts` are
-    prefixes; by `rules` random weights are drawn. `codec` is stored in the file `codec_file` with parts of its own;
-    `codec_config` is what it must know of a configuration.
+    `finalize` is called once the weights are final. `fusions` lead to the names that a folder has, or, given none, to
+    the released ones, of which `parts` are prefixes; by `rules` random weights are drawn. `read_older` gives the
+    tensors of a folder that has them in no safetensors file, on a device, under names that `fusions` lead to, having
+    raised unless the model has just them; None leaves a folder to be read as safetensors. `codec` is stored in the file
+    `codec_file` with parts of its own; `codec_config` is what it must know of a configuration.
     """
 
     make: Callable[[C], L]
     finalize: Callable[[L], None]
-    fusions: Callable[[C], tuple[Fusion, ...]]
+    fusions: Callable[[C, Iterable[str]], tuple[Fusion, ...]]
     parts: Mapping[str, tuple[str, ...]]
     codec: CodecFile[Any, M]
     codec_file: str
     codec_parts: Mapping[str, tuple[str, ...]]
     codec_config: Callable[[C], Any]
     rules: tuple[DummyRule, ...] = ()
+    read_older: Callable[[Path, L, torch.device], dict[str, Tensor] | None] = lambda folder, lm, device: None
 
     def load(self, folder: Path, config: C, *, device: torch.device, dtype: torch.dtype) -> Modules[L, M]:
         """The modules of a checkpoint folder. Raises `CheckpointError` naming tensors and files."""
         lm, codec = weights.empty(self.make, config), self.codec_config(config)
-        shards, fusions = weights.shards(folder), self.fusions(config)
-        weights.load(lm, shards, dtype_of=lambda _: dtype, device=device, fusions=fusions)
+        older = self.read_older(folder, lm, torch.device("cpu"))
+        if older is None:
+            files = weights.shards(folder)
+            fusions = self.fusions(config, weights.names(files))
+            weights.load(lm, files, dtype_of=lambda _: dtype, device=device, fusions=fusions)
+        else:
+            fusions = self.fusions(config, older)
+            weights.fill_stored(lm, older.__getitem__, dtype_of=lambda _: dtype, device=device, fusions=fusions)
         self.finalize(lm)
         return Modules(lm, self.codec.load(folder / self.codec_file, codec, device=device, dtype=dtype))
 
@@ -71,13 +80,20 @@ class ModelFiles(Generic[C, L, M]):
 
     def stored_shapes(self, config: C, folder: Path | None = None) -> dict[str, dict[str, Shape]]:
         """By file: names and shapes of a release's tensors; of those in `folder`, having raised what `load` would."""
-        lm, codec, fusions = weights.empty(self.make, config), self.codec_config(config), self.fusions(config)
+        lm, codec = weights.empty(self.make, config), self.codec_config(config)
         if folder is None:
-            named, decoding = weights.stored_shapes(lm, fusions), self.codec.stored_shapes(codec)
+            named, decoding = weights.stored_shapes(lm, self.fusions(config, ())), self.codec.stored_shapes(codec)
         else:
-            named = weights.check(lm, weights.shards(folder), fusions=fusions)
+            named = self._check(folder, config, lm)
             decoding = self.codec.check(folder / self.codec_file, codec)
         return {MODEL_FILES: named, self.codec_file: decoding}
+
+    def _check(self, folder: Path, config: C, lm: L) -> dict[str, Shape]:
+        older = self.read_older(folder, lm, torch.device("meta"))
+        if older is not None:
+            return {name: tuple(tensor.shape) for name, tensor in older.items()}
+        files = weights.shards(folder)
+        return weights.check(lm, files, fusions=self.fusions(config, weights.names(files)))
 
     def count_parts(self, shapes: Mapping[str, Mapping[str, Shape]]) -> dict[str, int]:
         """Elements of the tensors of both by part."""

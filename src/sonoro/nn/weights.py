@@ -34,10 +34,12 @@ __all__ = [
     "empty",
     "export",
     "fill",
+    "fill_stored",
     "fingerprint",
     "init_dummy",
     "llama_names",
     "load",
+    "names",
     "parted_names",
     "shards",
     "stored_shapes",
@@ -153,22 +155,46 @@ def load(
     with ExitStack() as stack:
         handles = {file: stack.enter_context(safe_open(file, framework="pt")) for file in files}
 
-        def read(name: str, shape: Shape) -> Tensor:
-            value = torch.empty(shape, dtype=dtype_of(name), device=device)
-            row = 0
-            for part, part_shape in _stored(name, shape, fusions).items():
-                tensor = handles[found[part].file].get_tensor(part)
-                if shape:
-                    value[row : row + part_shape[0]].copy_(tensor)
-                    row += part_shape[0]
-                else:
-                    value.copy_(tensor)
-            return value
+        def get(name: str) -> Tensor:
+            tensor: Tensor = handles[found[name].file].get_tensor(name)
+            return tensor
 
         try:
-            fill(module, read)
+            fill_stored(module, get, dtype_of=dtype_of, device=device, fusions=fusions)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{', '.join(map(str, files))}: cannot be read: {error}") from error
+
+
+def fill_stored(
+    module: nn.Module,
+    get: Callable[[str], Tensor],
+    *,
+    dtype_of: Callable[[str], torch.dtype],
+    device: torch.device,
+    fusions: Sequence[Fusion] = (),
+) -> None:
+    """Fill every parameter and persistent buffer of `module` with what `get` has under the stored names.
+
+    Shapes must have been compared. Each tensor is cast once, to `dtype_of(its name in the module)`.
+    """
+
+    def read(name: str, shape: Shape) -> Tensor:
+        value = torch.empty(shape, dtype=dtype_of(name), device=device)
+        row = 0
+        for part, part_shape in _stored(name, shape, fusions).items():
+            if shape:
+                value[row : row + part_shape[0]].copy_(get(part))
+                row += part_shape[0]
+            else:
+                value.copy_(get(part))
+        return value
+
+    fill(module, read)
+
+
+def names(files: Sequence[Path]) -> set[str]:
+    """The names of all tensors in safetensors `files`; reads their headers alone. Raises as `load` does."""
+    return {name for file in files for name in _read_header(file)}
 
 
 def check(

@@ -1,6 +1,7 @@
 """The checkpoint folder: released names and counts, strict loading, configurations that are refused, random weights."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from safetensors.torch import load_file, save_file
 import tiny_fish
 from reference_assets import load as stored_cases
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, TensorMismatch
+from sonoro.models import registry
 from sonoro.models.fish_s2 import weights
-from sonoro.models.fish_s2.config import model_config
+from sonoro.models.fish_s2.config import ModelConfig, model_config
 from sonoro.models.fish_s2.weights import count_parts, init_dummy, load, stored_shapes
 from sonoro.models.model_files import MODEL_FILES
 from tiny_checkpoint import digest
@@ -77,12 +79,7 @@ def test_every_tensor_arrives_and_pairs_become_halves() -> None:
 
 def test_a_single_file_without_an_index_serves_too(tmp_path: Path) -> None:
     tiny_fish.write_checkpoint(tmp_path)
-    found = {}
-    for file in sorted(tmp_path.glob("*.safetensors")):
-        found |= load_file(file)
-        file.unlink()
-    (tmp_path / "model.safetensors.index.json").unlink()
-    save_file(found, tmp_path / "model.safetensors")
+    save_file(joined(tmp_path), tmp_path / "model.safetensors")
     lm = load(tmp_path, tiny_config(), device=CPU, dtype=torch.float32).lm
     assert torch.equal(lm.fast.output.weight, tiny_dual_ar().fast.output.weight)
 
@@ -112,6 +109,113 @@ def test_a_wrong_tensor_is_named(folder: Path, change: dict[str, torch.Tensor | 
     rewrite(folder, change)
     with pytest.raises(TensorMismatch, match=reason):
         load(folder, tiny_config(), device=CPU, dtype=torch.float32)
+
+
+def joined(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors of the language model, whose files are taken out."""
+    found = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        found |= load_file(file)
+        file.unlink()
+    (folder / "model.safetensors.index.json").unlink()
+    return found
+
+
+def apart(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """`tensors` with queries, keys and values each by itself: 8, 2 and 2 heads of 16."""
+    found = {}
+    for name, value in tensors.items():
+        if ".wqkv." in name:
+            parts = (part.contiguous() for part in value.split([128, 32, 32]))
+            found |= {name.replace("wqkv", part): rows for part, rows in zip(("wq", "wk", "wv"), parts, strict=True)}
+        else:
+            found[name] = value
+    return found
+
+
+def official(tensors: dict[str, torch.Tensor], prefix: str = "") -> dict[str, torch.Tensor]:
+    """`tensors` under the official code's own names."""
+    found = {}
+    for name, value in tensors.items():
+        own = name.replace("text_model.model.", "").replace("audio_decoder.codebook", "codebook")
+        found[prefix + own.replace("audio_decoder.", "fast_")] = value
+    return found
+
+
+def assert_loads(folder: Path) -> None:
+    """Like the released files, and the check agrees."""
+    lm, expected = load(folder, tiny_config(), device=CPU, dtype=torch.float32).lm, tiny_dual_ar().state_dict()
+    for name, value in lm.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+    released = count_parts(stored_shapes(tiny_config()))
+    assert count_parts(stored_shapes(tiny_config(), folder)) == released
+
+
+def test_queries_keys_and_values_may_be_apart(folder: Path) -> None:
+    tensors = apart(joined(folder))
+    save_file(tensors, folder / "model.safetensors")
+    assert_loads(folder)
+    del tensors["audio_decoder.layers.1.attention.wk.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(TensorMismatch, match=r"audio_decoder.layers.1.attention.wk.weight' \[32, 64\] is missing"):
+        load(folder, tiny_config(), device=CPU, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+@pytest.mark.parametrize("prefix", ["", "model."])
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_the_older_file_serves_under_its_own_names(folder: Path, is_apart: bool, prefix: str, is_wrapped: bool) -> None:
+    tensors = joined(folder)
+    old = official(apart(tensors) if is_apart else tensors, prefix)
+    old[f"{prefix}audio_projector.weight"] = torch.zeros(2, 2)
+    torch.save({"state_dict": old} if is_wrapped else old, folder / "model.pth")
+    assert_loads(folder)
+    with pytest.raises(TensorMismatch, match=r"layers.0.attention.wo.weight' has shape \[64, 128\], expected"):
+        load(folder, wider(), device=CPU, dtype=torch.float32)
+
+
+def wider() -> ModelConfig:
+    config = tiny_config()
+    return replace(config, text_config=replace(config.text_config, n_head=16))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"fast_output.weight": None}, r"model.pth: tensor 'fast_output.weight' \[64, 64\] is missing"),
+        (
+            {"fast_codebook_embeddings.weight": torch.zeros(1)},
+            "fast_codebook_embeddings.weight.*is not part of the model",
+        ),
+        ({"model.norm.weight": torch.zeros(64)}, "model.norm.weight.*is not part of the model"),
+        ({"layers.0.attention.wq.weight": torch.zeros(128, 64)}, "layers.0.attention.wk.weight.*is missing"),
+        ({"norm.weight": torch.zeros(64, dtype=torch.int64)}, "'norm.weight' is stored as torch.int64"),
+    ],
+)
+def test_an_older_file_is_read_as_strictly(folder: Path, change: dict[str, torch.Tensor | None], reason: str) -> None:
+    old = official(joined(folder)) | change
+    torch.save({name: value for name, value in old.items() if value is not None}, folder / "model.pth")
+    for read in (load, lambda *_, **__: stored_shapes(tiny_config(), folder)):
+        with pytest.raises(TensorMismatch, match=reason):
+            read(folder, tiny_config(), device=CPU, dtype=torch.float32)
+
+
+def test_released_files_come_before_older_ones(folder: Path) -> None:
+    torch.save({"norm.weight": torch.zeros(64)}, folder / "model.pth")
+    assert_loads(folder)
+    (folder / "model-00001-of-00002.safetensors").unlink()
+    with pytest.raises(CheckpointNotFound, match="model-00001-of-00002"):
+        load(folder, tiny_config(), device=CPU, dtype=torch.float32)
+
+
+def test_a_folder_of_the_older_file_is_described_and_checked(folder: Path) -> None:
+    old = official(joined(folder))
+    torch.save(old, folder / "model.pth")
+    assert sum(registry.describe(str(folder)).parameters.values()) > 0
+    del old["fast_norm.weight"]
+    torch.save(old, folder / "model.pth")
+    with pytest.raises(TensorMismatch, match=r"fast_norm\.weight"):
+        registry.describe(str(folder))
 
 
 def test_a_broken_index_or_a_missing_shard_is_named(folder: Path) -> None:

@@ -1,15 +1,29 @@
-"""The tensors of a checkpoint folder: what they are called, and which belong to what."""
+"""The tensors of a checkpoint folder: what they are called, and which belong to what.
+
+Older spellings are read too: queries, keys and values apart, and model.pth, whose names are the official code's own.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
 from sonoro.models.model_files import ModelFiles, Modules
-from sonoro.nn.weights import DummyRule, llama_names
+from sonoro.nn import torch_file, weights
+from sonoro.nn.weights import DummyRule, Fusion, llama_names
 
 from . import codec_weights
 from .backbone import DualAR
 from .codec import FishCodec
+from .config import ModelConfig
 
 __all__ = ["FishModules", "count_parts", "init_dummy", "load", "stored_shapes", "weight_bytes"]
+
+_OLD_FILE = "model.pth"
+"""Read if there is no safetensors file."""
 
 _SLOW, _FAST = "text_model.model.", "audio_decoder."
 
@@ -34,12 +48,51 @@ _DUMMY_RULES = (
 
 FishModules = Modules[DualAR, FishCodec]
 
+
+def _fusions(config: ModelConfig, names: Iterable[str]) -> tuple[Fusion, ...]:
+    """How the tensors `names` become ours."""
+    if not any(".attention.wq." in name for name in names):
+        return _FUSIONS
+    apart = []
+    for prefix, stack in ((_SLOW, config.text_config), (_FAST, config.audio_decoder_config)):
+        shares = {
+            "attention.wq": stack.n_head,
+            "attention.wk": stack.n_local_heads,
+            "attention.wv": stack.n_local_heads,
+        }
+        apart.append(Fusion(prefix, "self_attn.qkv_proj", shares))
+    return (*apart, *_FUSIONS)
+
+
+def _read_older(folder: Path, lm: DualAR, device: torch.device) -> dict[str, Tensor] | None:
+    """The tensors of model.pth under the released names, if it is there alone; raises unless `lm` has just them."""
+    file = folder / _OLD_FILE
+    if any(folder.glob("model*.safetensors*")) or not file.is_file():
+        return None
+    found = torch_file.read(file, device)
+    prefix = "model." if all(name.startswith("model.") for name in found) else ""
+    # Files of models that also listened hold a projection of audio, which the official code drops.
+    stored = {name.removeprefix(prefix): tensor for name, tensor in found.items() if "audio_" not in name}
+    shapes = weights.stored_shapes(lm, _fusions(lm.config, stored))
+    expected = {_old_name(name): shape for name, shape in shapes.items()}
+    weights.compare({name: tuple(t.shape) for name, t in stored.items()}, expected, {}, where=str(file))
+    return {name: stored[_old_name(name)] for name in shapes}
+
+
+def _old_name(name: str) -> str:
+    if name.startswith(_SLOW):
+        return name.removeprefix(_SLOW)
+    own = name.removeprefix(_FAST)
+    return own if own.startswith("codebook_embeddings.") else f"fast_{own}"
+
+
 _FILES = ModelFiles(
     make=DualAR,
     finalize=DualAR.finalize,
-    fusions=lambda config: _FUSIONS,
+    fusions=_fusions,
     parts=_PARTS,
     rules=_DUMMY_RULES,
+    read_older=_read_older,
     codec=codec_weights.FILE,
     codec_file=codec_weights.CODEC_FILE,
     codec_parts=codec_weights.PARTS,

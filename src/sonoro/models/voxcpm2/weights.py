@@ -34,7 +34,7 @@ def _fusions(config: ModelConfig) -> tuple[Fusion, ...]:
 _FILES = ModelFiles(
     make=VoxLM,
     finalize=VoxLM.finalize,
-    fusions=_fusions,
+    fusions=lambda config, names: _fusions(config),
     parts=_PARTS,
     codec=codec_weights.FILE,
     codec_file=codec_weights.CODEC_FILE,
