@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,10 @@ def test_a_stage_runs_once_and_tells_how_long_it_took(tmp_path: Path) -> None:
 def test_no_stage_begins_after_the_deadline_and_an_interrupted_one_is_not_done(tmp_path: Path) -> None:
     with pytest.raises(Unfinished, match="late"):
         command.Stages(tmp_path, 0.0).run("late", "result", lambda: pytest.fail("it has begun"))
+
+    now = time.monotonic()
+    with pytest.raises(Unfinished, match="long"):
+        command.Stages(tmp_path, now + 60).run("long", "result", lambda: pytest.fail("it has begun"), needs_s=90)
 
     def interrupted() -> None:
         raise Unfinished("3 of 9 steps")
