@@ -1,5 +1,7 @@
 """Compiling in shares: every size is in one of them, each is a configuration that works; a CPU has nothing to do."""
 
+import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 
@@ -61,3 +63,21 @@ def test_a_cpu_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compilation, "_start", start)
     with compiling(WorkerSettings(device="cpu")):
         pass
+
+
+def test_what_was_compiled_serves_whatever_the_folder_of_voices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several engines without a folder are given a new one at every start."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    started: list[int] = []
+    share = [sys.executable, "-c", ""]
+    monkeypatch.setattr(compilation, "_process_count", lambda settings: 1)
+    monkeypatch.setattr(compilation, "_start", lambda *_: started.append(1) or subprocess.Popen(share))
+    for slots, folder, count in ((4, "", 1), (4, "one", 1), (4, "another", 1), (5, "another", 2)):
+        with compiling(WorkerSettings(device="cuda", config=EngineConfig(slots=slots, voices_folder=folder))):
+            pass
+        assert len(started) == count

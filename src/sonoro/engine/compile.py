@@ -115,7 +115,10 @@ def _marker(settings: WorkerSettings) -> Path | None:
     has_gpu = settings.device != "cpu" and torch.cuda.is_available()
     if not has_gpu or importlib.util.find_spec("triton") is None or settings.factory != DEFAULT_FACTORY:
         return None
-    digest = hashlib.sha256(msgspec.json.encode((settings, str(torch.__version__), torch.cuda.get_device_name())))
+    # Engines that share a folder for as long as they live are given another one at every start.
+    config = dataclasses.replace(settings.config, voices_folder="")
+    same = msgspec.structs.replace(settings, config=config)
+    digest = hashlib.sha256(msgspec.json.encode((same, str(torch.__version__), torch.cuda.get_device_name())))
     for path in sorted(Path(sonoro.__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return kernel_cache_folder() / "sonoro" / digest.hexdigest()
