@@ -2,12 +2,14 @@
 
     python benchmarks/serve.py --model qwen3-tts-1.7b-customvoice --load-format dummy --out results
     python benchmarks/serve.py ... --arm eager --concurrency 1,2,4,6,8,10 --rps ""
+    python benchmarks/serve.py ... --devices 0,1 --concurrency 128,512 --rps 80
     python benchmarks/serve.py ... --rps 20 --concurrency "" -- --ref voice.wav --ref-text "What is said in it."
 
 Writes serve-<model>.json and .png (closed loop, then open loop), overload-<model>.json if `--overload` names the rate
 that the server sustains, live-<model>.json if `--live`, and the server's log. What follows `--` goes to `sonoro bench
 serve`. A level takes `--duration` and `--warm-up`; what is not over after `--limit` seconds is ended, and the levels
-before it are kept.
+before it are kept. With `--devices` there is an engine on each of them, to which all levels are shared out, and files
+are named scale-<model>-<engines>.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="as sonoro serve takes it; the built-in voice if none")
     parser.add_argument("--load-format", default="auto")
+    parser.add_argument("--devices", help='as sonoro serve takes them, as "0,1"')
     parser.add_argument("--arm", choices=("graph", "eager"), default="graph")
     parser.add_argument("--engine", type=json.loads, default={}, help="JSON object over the engine's configuration")
     parser.add_argument("--slots", type=int, default=256)
@@ -70,6 +73,7 @@ def serving(args: argparse.Namespace, url: str, ends_s: float) -> Iterator[None]
     )
     log = args.out / f"server-{args.arm}.log"
     command = [*SONORO, "serve", *([args.model] if args.model else []), "--load-format", args.load_format]
+    command += ["--devices", args.devices] if args.devices else []
     with log.open("w") as file, subprocess.Popen([*command, "--config", config], stdout=file, stderr=file) as server:
         try:
             began_s = time.monotonic()
@@ -93,6 +97,12 @@ def is_ready(url: str) -> bool:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False
+
+
+def label(args: argparse.Namespace, model: str) -> tuple[str, str]:
+    """What files of `model` begin with, and what they are called after that."""
+    arm = "-eager" if args.arm == "eager" else ""
+    return ("scale", f"{model}-{len(args.devices.split(','))}{arm}") if args.devices else ("serve", f"{model}{arm}")
 
 
 def facts(arm: str) -> dict[str, str]:
@@ -138,20 +148,22 @@ def main() -> int:
     is_well = True
     with serving(args, url, ends_s):
         with urllib.request.urlopen(f"{url}/v1/models", timeout=30) as answer:
-            name = json.load(answer)["data"][0]["id"] + ("-eager" if args.arm == "eager" else "")
+            kind, name = label(args, json.load(answer)["data"][0]["id"])
         parts = []
         for load, levels in (("--concurrency", args.concurrency), ("--rps", args.rps)):
             if levels:
-                parts.append(args.out / f"serve-{name}{load}.part.json")
+                parts.append(args.out / f"{kind}-{name}{load}.part.json")
                 timing = [load, levels, "--duration", args.duration, "--warm-up", args.warm_up]
                 is_well &= measure("serve", [*common, *timing, *args.more], parts[-1], ends_s)
         if any(part.exists() for part in parts):
             results = merged(parts)
-            (args.out / f"serve-{name}.json").write_text(json.dumps(results, indent=2) + "\n")
+            if args.devices:
+                results = {**results, "devices": args.devices.split(","), "rows": results["rows"]}
+            (args.out / f"{kind}-{name}.json").write_text(json.dumps(results, indent=2) + "\n")
             for part in parts:
                 part.unlink(missing_ok=True)
             if results["rows"]:
-                draw({name: results}, args.out / f"serve-{name}.png")
+                draw({name: results}, args.out / f"{kind}-{name}.png")
         if args.overload:
             rates = f"1,{args.factor * args.overload:g},1"
             durations = f"{args.duration},{args.overload_duration},{args.duration}"

@@ -44,6 +44,16 @@ def test_a_server_is_measured_in_both_loops_and_what_is_not_over_in_time_is_left
     assert json.loads((tmp_path / "serve-builtin.json").read_text())["rows"] == []
 
 
+@pytest.mark.slow
+def test_several_engines_are_measured_as_one_and_the_file_says_how_many(tmp_path: Path, unused_port: int) -> None:
+    short = ("--concurrency", "2", "--rps", "", "--duration", "1", "--warm-up", "0.5")
+    ended = run(tmp_path, unused_port, *short, "--devices", "cpu,cpu")
+    assert ended.returncode == 0, ended.stderr
+    results = json.loads((tmp_path / "scale-builtin-2.json").read_text())
+    assert results["devices"] == ["cpu", "cpu"]
+    assert [(row["concurrency"], row["failed"]) for row in results["rows"]] == [(2, 0)]
+
+
 def test_a_server_that_does_not_come_up_is_told_with_its_log(tmp_path: Path, unused_port: int) -> None:
     ended = run(tmp_path, unused_port, "--model", "none/of/these")
     assert ended.returncode == 1
