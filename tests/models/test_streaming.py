@@ -238,6 +238,20 @@ def test_a_fused_decoder_that_is_wrong_is_found_and_not_used(make, caplog):
     codec.check_kernels(3, 2)
 
 
+def test_a_fused_decoder_that_fails_is_not_used(make, caplog):
+    codec = make()
+    codec.fused = codec.fuse(codec.decoder, torch.float64)
+
+    def fail(x, past):
+        raise RuntimeError("no such kernel")
+
+    codec.fused.render = fail
+    with caplog.at_level("WARNING"):
+        codec.check_kernels(3, 2)
+    assert codec.fused is None
+    assert "kernel=codec fallback=modules status=failed error=RuntimeError('no such kernel')" in caplog.text
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 0.01), (torch.bfloat16, 0.08)])
 def test_a_gpu_streams_fused(name, make, dtype, tolerance):
