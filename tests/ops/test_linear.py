@@ -168,8 +168,9 @@ def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_plans_change_at_the_limits_of_the_table() -> None:
     for shape, row in HOPPER.items():
         weight = torch.empty(shape, dtype=torch.bfloat16, device="meta")
-        assert len(row) == len(LIMITS)
-        for limit, plan, beyond in zip(LIMITS, row, (*row[1:], Library()), strict=True):
+        # A line may end sooner: what is beyond it is the library's.
+        line = (*row, *[Library()] * (len(LIMITS) - len(row)))
+        for limit, plan, beyond in zip(LIMITS, line, (*line[1:], Library()), strict=True):
             assert plan_for(limit, weight, False) == plan
             assert plan_for(limit + 1, weight, False) == beyond
 
@@ -210,7 +211,7 @@ def test_there_is_a_plan_for_every_size_and_device(capability: tuple, monkeypatc
 def test_what_was_not_measured_is_left_to_the_library_or_keeps_the_memory_busy(shape: tuple, is_gated: bool) -> None:
     weight, outputs = torch.empty(shape, dtype=torch.bfloat16, device="meta"), shape[0] // (2 if is_gated else 1)
     assert shape not in HOPPER
-    assert all(isinstance(plan_for(batch, weight, is_gated), Library) for batch in (17, 32, 33, 64, 65, 128, 256))
+    assert all(isinstance(plan_for(batch, weight, is_gated), Library) for batch in (17, 32, 33, 64, 65, 128, 256, 257))
     for batch in (3, 4, 8, 16):
         plan = plan_for(batch, weight, is_gated)
         if isinstance(plan, Library):

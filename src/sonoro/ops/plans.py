@@ -53,9 +53,9 @@ class Library:
 
 Plan = Vector | Tile | Library
 
-LIMITS = (1, 2, 16, 32, 64, 128, 256)
-"""The most rows of each column of the table. Beyond the last, where memory is not what takes time, the library serves:
-blocks chosen for fewer rows read the same weights again and again.
+LIMITS = (1, 2, 16, 32, 64, 128, 256, 1024)
+"""The most rows of each column of the table. Beyond the last of a line, where memory is not what takes time, the
+library serves: blocks chosen for fewer rows read the same weights again and again. Most lines end at 256.
 """
 
 REGISTER_BYTES = 256
@@ -91,7 +91,7 @@ def _plan_for(
     if column == len(LIMITS):
         return Library()
     if dtype == torch.bfloat16 and generation == (9, 0) and shape in HOPPER:
-        return HOPPER[shape][column]
+        return HOPPER[shape][column] if column < len(HOPPER[shape]) else Library()
     if column < 2:
         return _untuned_vector(shape[1], dtype.itemsize * (2 if is_gated else 1))
     is_large = shape[0] * shape[1] * dtype.itemsize >= LARGE_BYTES
