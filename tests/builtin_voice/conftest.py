@@ -39,7 +39,7 @@ def tiny_codec(codec_values: dict[str, Any], chords: Callable[[int, int], Tensor
     open_branches(codec)
     with torch.no_grad():
         quantizer = codec.quantizer
-        spread = quantizer.project_in(codec.encoder.latents(chords(2, 20 * settings.HOP)[:, None])).std(unbiased=False)
+        spread = quantizer.project_in(codec.latents(chords(2, 20 * settings.HOP)[:, None])).std(unbiased=False)
         shrinking = 0.6 ** torch.arange(len(quantizer.books))[:, None, None]
         quantizer.books.copy_(torch.randn(quantizer.books.shape) * spread * shrinking)
     return codec.eval()

@@ -19,7 +19,7 @@ from builtin_voice.settings import CodecTraining
 from builtin_voice.training import Captured, Run, adam, descend, set_rate, steps_of
 from sonoro.models.qwen3_tts.codec import CodecDecoder
 from sonoro.models.qwen3_tts.config import CodecConfig
-from sonoro.models.qwen3_tts.encoder import CodecEncoder
+from sonoro.models.qwen3_tts.encoder import DOWNSAMPLE_STRIDE, CodecEncoder
 from sonoro.models.qwen3_tts.voice import mel_filterbank
 
 __all__ = ["ResidualQuantizer", "SpectralLoss", "VoiceCodec", "train_codec"]
@@ -97,7 +97,8 @@ def _mean_use(x: Tensor, books: Tensor) -> float:
 
 
 class VoiceCodec(nn.Module):
-    """Encoder, quantiser and decoder as they are trained together."""
+    """Encoder, quantiser and decoder as they are trained together. The encoder attends as far back as the decoder,
+    which is less than a crop: what is further back than any training goes is not seen in use either."""
 
     def __init__(self, config: CodecConfig) -> None:
         super().__init__()
@@ -112,11 +113,16 @@ class VoiceCodec(nn.Module):
             decoder.num_quantizers,
             decoder.codebook_size,
         )
+        self._window = decoder.sliding_window * DOWNSAMPLE_STRIDE
+
+    def latents(self, audio: Tensor) -> Tensor:
+        """What is quantised of `audio` [B, 1, S]: [B, C, ceil(S / hop)]."""
+        return self.encoder.latents(audio, window=self._window)
 
     @torch.no_grad()
     def codes(self, audio: Tensor) -> Tensor:
         """`audio` [B, 1, S] -> codes [B, T, K] int64."""
-        return self.quantizer(self.encoder.latents(audio))[1]
+        return self.quantizer(self.latents(audio))[1]
 
     @torch.no_grad()
     def released_decoder(self) -> CodecDecoder:
@@ -170,7 +176,7 @@ class Lesson:
         self.optimizer, self.judging = (adam(module, (0.8, 0.99), 1e-3) for module in (codec, critic))
         self._device = next(codec.parameters()).device
         self._loss_of = SpectralLoss(sample_rate).to(self._device)
-        self._encode, self._decode = codec.encoder.latents, codec.decoder
+        self._encode, self._decode = codec.latents, codec.decoder
         if self._device.type == "cuda":
             self._encode, self._decode = torch.compile(self._encode), torch.compile(self._decode)
 

@@ -94,13 +94,14 @@ class _Attention(nn.Module):
         self.qkv_proj = nn.Linear(config.hidden_size, sum(self.heads) * config.head_dim, bias=False)
         self.o_proj = nn.Linear(config.num_attention_heads * config.head_dim, config.hidden_size, bias=False)
 
-    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
+    def forward(self, x: Tensor, rotary: Rotary, mask: Tensor | None) -> Tensor:
         queries, keys, values = self.qkv_proj(x).unflatten(2, (-1, self.head_dim)).split(self.heads, dim=2)
         out = F.scaled_dot_product_attention(
             rotate(queries, rotary).transpose(1, 2),
             rotate(keys, rotary).transpose(1, 2),
             values.transpose(1, 2),
-            is_causal=True,
+            attn_mask=mask,
+            is_causal=mask is None,
             enable_gqa=self.heads[0] != self.heads[1],
         )
         return self.o_proj(out.transpose(1, 2).flatten(2))
@@ -136,24 +137,29 @@ class _TransformerLayer(nn.Module):
         self.mlp = _FeedForward(config)
         self.mlp_layer_scale = _LayerScale(width)
 
-    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
-        x = x + self.self_attn_layer_scale(self.self_attn(self.input_layernorm(x), rotary))
+    def forward(self, x: Tensor, rotary: Rotary, mask: Tensor | None) -> Tensor:
+        x = x + self.self_attn_layer_scale(self.self_attn(self.input_layernorm(x), rotary, mask))
         return x + self.mlp_layer_scale(self.mlp(self.post_attention_layernorm(x)))
 
 
 class _Transformer(nn.Module):
-    """Every column sees all before it; the configured window acts in no attention but flash-attention's."""
+    """A column sees itself and the `window` - 1 before it, or all where there is none: the configured window acts in no
+    attention but flash-attention's."""
 
     def __init__(self, config: CodecEncoderConfig) -> None:
         super().__init__()
         self.head_dim, self.rope_theta = config.head_dim, config.rope_theta
         self.layers = nn.ModuleList(_TransformerLayer(config) for _ in range(config.num_hidden_layers))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, window: int | None) -> Tensor:
         positions = torch.arange(x.shape[1], device=x.device)
+        mask = None
+        if window is not None:
+            distance = positions[:, None] - positions
+            mask = (distance >= 0) & (distance < window)
         rotary = rotary_tables(positions, self.head_dim, self.rope_theta, x.dtype)
         for layer in self.layers:
-            x = layer(x, rotary)
+            x = layer(x, rotary, mask)
         return x
 
 
@@ -221,12 +227,13 @@ class CodecEncoder(nn.Module):
         self.quantizer = _Quantizer(config, levels)
         self.hop = self.encoder.hop * DOWNSAMPLE_STRIDE
 
-    def latents(self, audio: Tensor, piece_columns: int | None = None) -> Tensor:
+    def latents(self, audio: Tensor, piece_columns: int | None = None, window: int | None = None) -> Tensor:
         """What is quantised of `audio` [B, 1, S]: [B, hidden_size, ceil(S / hop)]. Differentiable.
 
-        Convolved at once, or in pieces of so many columns of half a hop: the same up to rounding.
+        Convolved at once, or in pieces of so many columns of half a hop: the same up to rounding. A column attends to
+        all before it, as in the released models, or to a `window` of columns with itself.
         """
-        x = self.encoder_transformer(self.encoder(audio, piece_columns).mT).mT
+        x = self.encoder_transformer(self.encoder(audio, piece_columns).mT, window).mT
         return self.downsample(x, mode="replicate")
 
     @torch.no_grad()
