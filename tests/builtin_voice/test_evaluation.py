@@ -8,6 +8,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +23,7 @@ from builtin_voice.readings import Ears, Heard, Job, Journal, Reading, Spoken
 from builtin_voice.settings import voices
 from builtin_voice.text import read_harvard
 from builtin_voice.word_errors import word_error_rate, word_errors, words_of
-from fakes.ear import listen
+from fakes.ear import die, listen
 from sonoro.core.normalize import normalize_english
 from sonoro.models import registry
 
@@ -47,6 +48,14 @@ def test_word_errors_are_the_fewest_changes() -> None:
 
 def jobs(count: int) -> list[Job]:
     return [Job("fake", "alone", "one", seed, f"text {seed}", seed % 2 == 0) for seed in range(count)]
+
+
+def test_an_ear_that_dies_is_not_waited_for() -> None:
+    def reader(waiting: list[Job]) -> Iterator[Spoken]:
+        return (Spoken(np.zeros(100, np.float32), 100, "stop") for _ in waiting)
+
+    with Ears(1, Journal(None), die) as ears, pytest.raises(BrokenProcessPool):
+        ears.read(jobs(3), reader, "deaf")
 
 
 def test_readings_go_on_where_they_stopped(tmp_path: Path) -> None:

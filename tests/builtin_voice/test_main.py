@@ -95,6 +95,23 @@ def test_out_of_time_is_an_exit_code_of_its_own(
     assert "run again to go on" in capsys.readouterr().out
 
 
+def test_an_evaluation_ends_with_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sleeping = [sys.executable, "-c", "import time; time.sleep(60)"]
+    monkeypatch.setattr(command, "python", lambda module, *arguments: sleeping)
+    began = time.monotonic()
+    with pytest.raises(Unfinished, match="evaluation"):
+        command.judge(tmp_path, torch.device("cpu"), 1, began + 0.2)
+    assert time.monotonic() - began < 30, "nothing was waited for"
+    assert not (tmp_path / "speech.json").exists()
+
+
+def test_a_stage_that_fails_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = [sys.executable, "-c", "raise SystemExit(3)"]
+    monkeypatch.setattr(command, "python", lambda module, *arguments: failing)
+    with pytest.raises(SystemExit, match="evaluation failed with exit code 3"):
+        command.judge(tmp_path, torch.device("cpu"), 1, float("inf"))
+
+
 def test_curves_take_the_last_record_of_a_step(tmp_path: Path) -> None:
     lines = [
         {"step": 200, "spectral": 2.0},

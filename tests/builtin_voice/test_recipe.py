@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,21 @@ def end_to_end(*lengths: int) -> list[Utterance]:
         Utterance(0, start, length, f"row {index}.", "rms" if index % 2 else "slt")
         for index, (start, length) in enumerate(zip(starts, lengths, strict=False))
     ]
+
+
+def test_training_waits_for_the_first_shards_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shard 1 comes last: until then what is there does not count, however long it is."""
+    found: list[int] = []
+
+    def write(shard: int) -> None:
+        row = Utterance(shard, 0, 3600 * settings.SAMPLE_RATE, "row.", "rms")
+        (tmp_path / f"shard-{shard:05d}.jsonl").write_text(json.dumps(asdict(row)) + "\n", encoding="ascii")
+        found.append(shard)
+
+    coming = iter((0, 2, 3, 1))
+    monkeypatch.setattr(recipe.time, "sleep", lambda seconds: write(next(coming)))
+    recipe.wait_for_shards(tmp_path, 2.5)
+    assert found == [0, 2, 3, 1]
 
 
 def test_crops_stay_within_an_utterance_and_reach_its_ends() -> None:
@@ -79,7 +95,7 @@ def test_held_out_texts_are_trained_on_in_no_encoding(tmp_path: Path) -> None:
     frames = [recipe.LONGEST_FRAMES + 1, *range(2, 13)]
     codes = [torch.full((count, settings.CODEBOOKS), row, dtype=torch.uint8) for row, count in enumerate(frames)]
     voices = ["rms", "slt", "slt", "rms", "rms", "slt"]
-    torch.save({"texts": texts, "codes": codes, "voices": voices}, tmp_path / "codes.pt")
+    recipe.save_codes(tmp_path / "codes.pt", texts, codes, voices)
     data, held_out = recipe.utterances_on(torch.device("cpu"), tmp_path, config, held_out=2)
     assert data.text[:, 0].tolist() == [1, 2, 3, 0, 1, 2, 3]
     assert data.codes[:, 0, 0].tolist() == [1, 2, 3, 6, 7, 8, 9]
@@ -102,7 +118,7 @@ def test_a_written_checkpoint_decodes_to_the_sound_of_training(
     with torch.no_grad():
         for tensor in (*tiny_codec.parameters(), tiny_codec.quantizer.books):
             tensor.copy_(tensor.half())  # what the file can hold
-        latents = tiny_codec.encoder.latents(chords(2, 9 * settings.HOP)[:, None])
+        latents = tiny_codec.latents(chords(2, 9 * settings.HOP)[:, None])
         quantized, codes, _ = tiny_codec.quantizer(latents)
         expected = tiny_codec.decoder(quantized)
     vocabulary, merges = tokenizer.train(["a small text of the assistant."], merges=4)

@@ -279,6 +279,14 @@ def test_batches_hold_every_utterance_once_and_keep_to_the_budget() -> None:
     assert [picks.tolist() for picks in other] != [picks.tolist() for picks in found]
 
 
+def test_no_batch_of_one_is_left_over_where_two_fit() -> None:
+    generator, budget = torch.Generator().manual_seed(1), 300
+    for count in range(8, 16):
+        found = batches(torch.full((count,), 100), budget, generator)
+        assert sorted(torch.cat(found).tolist()) == list(range(count))
+        assert {len(picks) for picks in found} <= {2, 3}
+
+
 def test_a_plan_gives_every_step_its_batch_wherever_it_begins() -> None:
     lengths = torch.randint(10, 120, (300,), generator=torch.Generator().manual_seed(3))
     training = TalkerTraining(positions=1000, seed=7)

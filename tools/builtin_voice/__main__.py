@@ -81,7 +81,7 @@ def synthesis(work: Path, prepared: Path, processes: int) -> Iterator[subprocess
             child.terminate()
 
 
-def judge(work: Path, device: torch.device, processes: int) -> None:
+def judge(work: Path, device: torch.device, processes: int, deadline_s: float) -> None:
     """The checkpoint's figures as speech.json, but for its speed on a CPU. An interrupted one goes on."""
     partial = work / "speech.partial.json"
     command = python(
@@ -89,17 +89,22 @@ def judge(work: Path, device: torch.device, processes: int) -> None:
         "--device", device.type, "--dtype", "float32", "--processes", processes,
         "--journal", work / "readings.jsonl", "--output", partial,
     )  # fmt: skip
-    subprocess.run(command, check=True)
+    with subprocess.Popen(command) as child:
+        try:
+            wait_for("evaluation", child, deadline_s)
+        finally:
+            child.terminate()
     partial.rename(work / "speech.json")
 
 
-def wait_for(child: subprocess.Popen[bytes], deadline_s: float) -> None:
+def wait_for(name: str, child: subprocess.Popen[bytes], deadline_s: float) -> None:
+    """Until `child` has ended. `Unfinished` if the deadline passes first."""
     try:
         child.wait(max(0.0, deadline_s - time.monotonic()))
     except subprocess.TimeoutExpired as error:
-        raise Unfinished("synthesis") from error
+        raise Unfinished(name) from error
     if child.returncode:
-        raise SystemExit(f"synthesis failed with exit code {child.returncode}")
+        raise SystemExit(f"{name} failed with exit code {child.returncode}")
 
 
 def run(work: Path, prepared: Path, deadline_s: float, processes: int) -> None:
@@ -112,11 +117,11 @@ def run(work: Path, prepared: Path, deadline_s: float, processes: int) -> None:
     if not (work / "codes.pt").exists():
         with synthesis(work, prepared, processes) as child:
             stages.run("codec", "codec.pt", lambda: recipe.run_codec(work, device, deadline_s))
-            wait_for(child, deadline_s)
+            wait_for("synthesis", child, deadline_s)
         stages.run("encode", "codes.pt", lambda: recipe.run_encode(work, device), needs_s=ENCODING_S)
     stages.run("talker", "checkpoint", lambda: recipe.run_talker(work, device, deadline_s))
     stages.run("curves", "curves.png", lambda: curves.draw(work, work / "curves.png"))
-    stages.run("evaluate", "speech.json", lambda: judge(work, device, processes))
+    stages.run("evaluate", "speech.json", lambda: judge(work, device, processes, deadline_s))
 
 
 def main() -> None:

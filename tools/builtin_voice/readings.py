@@ -10,8 +10,8 @@ import json
 import multiprocessing
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from multiprocessing.pool import AsyncResult
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -89,21 +89,21 @@ class Journal:
 
 
 class Ears:
-    """Recognisers in `processes` of their own, each of them a `listen`, and the journal that they fill."""
+    """Recognisers in `processes` of their own, each of them a `listen`, and the journal that they fill. One that dies
+    ends the reading with `BrokenProcessPool`."""
 
     def __init__(self, processes: int, journal: Journal, listen: Listen) -> None:
         self.journal = journal
         self._listen = listen
         self._processes = processes
-        self._pool = multiprocessing.get_context("spawn").Pool(processes)
-        self._waiting: deque[tuple[Job, Spoken, AsyncResult[Heard]]] = deque()
+        self._pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"))
+        self._waiting: deque[tuple[Job, Spoken, Future[Heard]]] = deque()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._pool.terminate()
-        self._pool.join()
+        self._pool.shutdown(cancel_futures=True)
 
     def read(self, jobs: list[Job], reader: Reader, name: str) -> list[Reading]:
         """Have `reader` read what the journal lacks of `jobs`, and hear it; the readings in the order of `jobs`."""
@@ -112,7 +112,7 @@ class Ears:
         with Progress(*columns) as progress:
             bar = progress.add_task(name, total=len(jobs), completed=len(jobs) - len(missing))
             for job, spoken in zip(missing, reader(missing), strict=True):
-                heard = self._pool.apply_async(self._listen, (spoken, job.text, job.is_sentence))
+                heard = self._pool.submit(self._listen, spoken, job.text, job.is_sentence)
                 self._waiting.append((job, spoken, heard))
                 for _ in self._taken(_WAITING_PER_PROCESS * self._processes):
                     progress.advance(bar)
@@ -122,8 +122,8 @@ class Ears:
 
     def _taken(self, left: int) -> Iterator[None]:
         """Put into the journal what has been heard, waiting until no more than `left` are not."""
-        while self._waiting and (len(self._waiting) > left or self._waiting[0][2].ready()):
+        while self._waiting and (len(self._waiting) > left or self._waiting[0][2].done()):
             job, spoken, heard = self._waiting.popleft()
             duration_s = round(len(spoken.samples) / spoken.sample_rate, 3)
-            self.journal.add(job, Reading(duration_s, spoken.reason, heard.get()))
+            self.journal.add(job, Reading(duration_s, spoken.reason, heard.result()))
             yield

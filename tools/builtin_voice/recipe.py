@@ -9,6 +9,7 @@ talker  trains talker and code predictor: the checkpoint folder
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import time
@@ -22,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from builtin_voice import settings
 from builtin_voice.codec_training import VoiceCodec, train_codec
-from builtin_voice.synthesize import Utterance, load
+from builtin_voice.synthesize import Utterance, load, written
 from builtin_voice.talker_training import Layout, Utterances, train_talker
 from builtin_voice.tokenizer import read
 from builtin_voice.training import Log, Run
@@ -42,15 +43,14 @@ def wait_for_shards(folder: Path, hours: float) -> None:
     a minute."""
     seen, since = 0, time.monotonic()
     while True:
-        _, utterances = load(folder)
-        total, written = 0, {row.shard for row in utterances}
-        for row in utterances:
-            total += row.samples if all(shard in written for shard in range(row.shard)) else 0
+        shards = written(folder)
+        first = itertools.takewhile(shards.__contains__, itertools.count())
+        total = sum(row.samples for shard in first for row in shards[shard])
         if total >= hours * 3600 * settings.SAMPLE_RATE:
             return
-        if len(written) > seen:
-            seen, since = len(written), time.monotonic()
-        elif utterances and time.monotonic() - since > 60:
+        if len(shards) > seen:
+            seen, since = len(shards), time.monotonic()
+        elif shards and time.monotonic() - since > 60:
             return
         time.sleep(2)
 
@@ -110,7 +110,7 @@ def encode_corpus(codec: VoiceCodec, audio: Tensor, utterances: list[Utterance],
         for index, row in enumerate(rows):
             batch[index, 0, shift : shift + row.samples] = audio[row.start : row.start + row.samples].float() / 32768
         with torch.autocast(audio.device.type, torch.bfloat16, enabled=audio.device.type == "cuda"):
-            latents = codec.encoder.latents(batch)
+            latents = codec.latents(batch)
         made = codec.quantizer(latents.float())[1].to(torch.uint8).cpu()
         for index, row in enumerate(rows):
             codes[order[start + index]] = made[index, : -(-(row.samples + shift) // settings.HOP)].clone()
@@ -165,8 +165,16 @@ def run_encode(work: Path, device: torch.device) -> None:
     ]
     tokenizer = TextTokenizer.from_folder(work / "tokenizer")
     texts = [torch.tensor(tokenizer.encode(row.text), dtype=torch.int16) for row in utterances]
-    torch.save({"texts": texts, "codes": codes, "voices": [row.voice for row in utterances]}, work / "codes.pt")
+    save_codes(work / "codes.pt", texts, codes, [row.voice for row in utterances])
     print(json.dumps({"utterances": len(codes), "frames": sum(len(row) for row in codes)}), flush=True)
+
+
+def save_codes(path: Path, texts: list[Tensor], codes: list[Tensor], voices: list[str]) -> None:
+    """Each list end to end, with its lengths: half a million small tensors take a minute to read."""
+    lengths = {"text_lengths": [len(row) for row in texts], "code_lengths": [len(row) for row in codes]}
+    partial = path.with_suffix(".partial")
+    torch.save({"texts": torch.cat(texts), "codes": torch.cat(codes), "voices": voices} | lengths, partial)
+    partial.rename(path)
 
 
 def utterances_on(
@@ -175,6 +183,8 @@ def utterances_on(
     """The encoded corpus on `device`, utterances over `LONGEST_FRAMES` left out, in two parts: what to train on, in
     every encoding, and the last `held_out` texts, in the first encoding alone."""
     stored = torch.load(work / "codes.pt", weights_only=True)
+    stored["texts"] = stored["texts"].split(stored["text_lengths"])
+    stored["codes"] = stored["codes"].split(stored["code_lengths"])
     count = len(stored["texts"])
     fitting = [row for row, codes in enumerate(stored["codes"]) if len(codes) <= LONGEST_FRAMES]
     first_held_out = count - held_out

@@ -21,7 +21,7 @@ import numpy as np
 
 from builtin_voice.flite import SAMPLE_RATE, VOICES, Flite
 
-SHARD_UTTERANCES = 512
+SHARD_UTTERANCES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,20 @@ def read_corpus(path: Path, voices: Iterable[str] = VOICES, limit: int | None = 
     return rows[:limit]
 
 
-def load(folder: Path) -> tuple[dict[int, np.ndarray], list[Utterance]]:
-    """The shards by number, mapped read-only [S] int16, and every utterance in them in the order of the corpus."""
-    shards, utterances = {}, []
+def written(folder: Path) -> dict[int, list[Utterance]]:
+    """The utterances of every shard that is whole, by its number, in the order of the corpus."""
+    shards = {}
     for index in sorted(folder.glob("shard-*.jsonl")):
         rows = [Utterance(**json.loads(line)) for line in index.read_text(encoding="ascii").splitlines()]
-        shards[rows[0].shard] = np.load(index.with_suffix(".npy"), mmap_mode="r")
-        utterances += rows
-    return shards, utterances
+        shards[rows[0].shard] = rows
+    return shards
+
+
+def load(folder: Path) -> tuple[dict[int, np.ndarray], list[Utterance]]:
+    """The shards by number, mapped read-only [S] int16, and every utterance in them in the order of the corpus."""
+    found = written(folder)
+    shards = {shard: np.load(folder / f"shard-{shard:05d}.npy", mmap_mode="r") for shard in found}
+    return shards, [row for rows in found.values() for row in rows]
 
 
 def _write_shard(job: _Job) -> int:

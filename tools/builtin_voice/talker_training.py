@@ -142,7 +142,8 @@ def assemble(batch: Utterances, layout: Layout, *, is_streaming: bool, language_
 def batches(lengths: Tensor, positions: int, generator: torch.Generator) -> list[Tensor]:
     """Indices of all utterances in batches of like `lengths` [N], shuffled.
 
-    A batch is one utterance, or has at most `positions` rows when padded to its last; none of it is 6 rows longer."""
+    A batch is one utterance, or has at most `positions` rows when padded to its last; none of it is 6 rows longer. The
+    longest of all is not left over alone where two of it fit: a batch of one would be compiled anew."""
     jitter = torch.rand(lengths.shape, generator=generator) * 6
     order = torch.argsort(lengths + jitter)
     found: list[Tensor] = []
@@ -154,6 +155,8 @@ def batches(lengths: Tensor, positions: int, generator: torch.Generator) -> list
             stop += 1
         found.append(order[start:stop])
         start = stop
+    if len(found) > 1 and len(found[-1]) == 1 and len(found[-2]) > 2 and 2 * sizes[-1] <= positions:
+        found[-2:] = [found[-2][:-1], order[-2:]]
     return [found[index] for index in torch.randperm(len(found), generator=generator).tolist()]
 
 

@@ -76,7 +76,8 @@ def steps_of(course: Course, run: Run, parts: Mapping[str, Stateful]) -> Iterato
     """
     first = 0
     if run.state.exists():
-        kept = torch.load(run.state, map_location="cpu", weights_only=True)
+        # Where they were: optimizers keep the rate's tensor as it is loaded, and a graph reads one of its own device.
+        kept = torch.load(run.state, weights_only=True)
         first = kept.pop("step")
         for name, part in parts.items():
             part.load_state_dict(kept[name])
@@ -93,12 +94,12 @@ def steps_of(course: Course, run: Run, parts: Mapping[str, Stateful]) -> Iterato
 
 
 def adam(module: nn.Module, betas: tuple[float, float], weight_decay: float) -> torch.optim.AdamW:
-    """AdamW whose rate is set before every step, and whose step may be captured."""
+    """AdamW whose rate is set before every step, whose step may be captured, and which can be told to pass one over."""
     parameters = list(module.parameters())
     is_cuda = parameters[0].device.type == "cuda"
     rate = torch.zeros((), device=parameters[0].device)
     return torch.optim.AdamW(
-        parameters, rate, betas, weight_decay=weight_decay, foreach=False, fused=is_cuda, capturable=is_cuda
+        parameters, rate, betas, weight_decay=weight_decay, foreach=False, fused=True, capturable=is_cuda
     )
 
 
@@ -107,11 +108,14 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"].fill_(rate)
 
 
-def descend(module: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor) -> Tensor:
-    """One step of `optimizer` down `loss` with gradients clipped to norm 1; returns the norm they had. Capturable."""
+def descend(module: nn.Module, optimizer: torch.optim.AdamW, loss: Tensor) -> Tensor:
+    """One step of `optimizer` down `loss` with gradients clipped to norm 1; returns the norm they had. Capturable.
+
+    A gradient that is not finite moves nothing: one such step would be the end of all weights."""
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     norm = nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+    optimizer.found_inf = (~norm.isfinite()).float()  # type: ignore[attr-defined]  # what fused steps look at
     optimizer.step()
     return norm
 

@@ -1,0 +1,55 @@
+"""What the training loops share: a descent that nothing can spoil, and rates that a resumed run still sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from builtin_voice.training import Captured, Course, Run, Unfinished, adam, descend, set_rate, steps_of
+
+
+def test_a_gradient_that_is_not_finite_moves_nothing() -> None:
+    torch.manual_seed(0)
+    module, given = nn.Linear(3, 2), torch.randn(4, 3)
+    optimizer = adam(module, (0.9, 0.98), 0.1)
+    set_rate(optimizer, 0.01)
+    descend(module, optimizer, module(given).square().mean())
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    for spoiled in (float("nan"), float("inf")):
+        norm = descend(module, optimizer, (module(given) * spoiled).mean())
+        assert not norm.isfinite()
+        for name, tensor in module.state_dict().items():
+            assert torch.equal(tensor, before[name])
+    descend(module, optimizer, module(given).square().mean())
+    for name, tensor in module.state_dict().items():
+        assert tensor.isfinite().all()
+        assert not torch.equal(tensor, before[name])
+
+
+@pytest.mark.gpu
+def test_a_recorded_step_of_a_resumed_run_takes_the_rate_that_is_set(tmp_path: Path) -> None:
+    """A rate on the CPU would be recorded as the number it was."""
+    device, given = torch.device("cuda"), torch.ones(1, 3, device="cuda")
+    course = Course(steps=40, learning_rate=0.1, warmup_steps=1, seed=0)
+    for deadline_s in (float("-inf"), float("inf")):
+        module = nn.Linear(3, 2).to(device)
+        optimizer = adam(module, (0.9, 0.98), 0.0)
+        parts = {"module": module, "optimizer": optimizer}
+        run = Run(deadline_s, lambda record: None, tmp_path / "state.pt")
+        if deadline_s < 0:
+            with pytest.raises(Unfinished):
+                next(steps_of(course, run, parts))
+            continue
+
+        def learn(x: torch.Tensor, module: nn.Module = module, optimizer: torch.optim.AdamW = optimizer):
+            return {"norm": descend(module, optimizer, module(x).square().mean())}
+
+        captured = Captured(learn)
+        for step in steps_of(course, run, parts):
+            set_rate(optimizer, step.rate if step.number < 20 else 0.0)
+            before = module.weight.detach().clone()
+            captured(given)
+            assert torch.equal(module.weight, before) == (step.number >= 20)
