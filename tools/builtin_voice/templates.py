@@ -6,6 +6,7 @@ Meaning is left to chance; grammar is not. Numbers are written as figures, so th
 from __future__ import annotations
 
 import random
+import string
 import tomllib
 from pathlib import Path
 
@@ -75,11 +76,21 @@ class Writer:
                 f"Turn to page {rng.randint(1, 600)}, please.",
                 f"Call {rng.randint(200, 999)}-{rng.randint(0, 9999):04d}.",
                 f"{_capital(self._thing())} weighs {rng.randint(1, 90)} kg.",
+                f"It was {rng.randint(-30, 45)}°C{self._rest()}.",
+                f"{self._somebody()} went {rng.randint(2, 999)} km at {rng.randint(2, 300)} km/h{self._rest()}.",
+                f"In the {rng.randint(11, 20)}{rng.randint(2, 9)}0s, {self._clause()}.",
+                f"{rng.randint(1, 99)}/{rng.choice((2, 3, 4, 5, 8, 10, 100))} of the {many} {moved}{self._rest()}.",
+                f"They want {rng.choice('$£€')}{rng.randint(1, 900)} million, {number:,} emails & {many}, etc.",
+                f"The {self._letters()} and the {self._letters()} {self._words.past('ask')} about {number:,} {many}.",
                 f"{rng.randint(1, 99)} plus {rng.randint(1, 99)} is {rng.randint(2, 198)}.",
                 f"{rng.choice(PHRASES['names'])} is {rng.randint(1, 99)} years old.",
                 f"Room {rng.randint(1, 999)}, {rng.choice(('first', 'second', 'third', 'top'))} floor.",
             )
         )
+
+    def _letters(self) -> str:
+        """An abbreviation that is read letter by letter."""
+        return "".join(f"{letter}." for letter in self._rng.choices(string.ascii_uppercase, k=self._rng.randint(2, 4)))
 
     def _noun(self) -> str:
         kinds, weights = (
