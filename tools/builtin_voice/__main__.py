@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -85,7 +86,7 @@ def judge(work: Path, device: torch.device, processes: int, deadline_s: float) -
     """The checkpoint's figures as speech.json, but for its speed on a CPU. An interrupted one goes on."""
     partial = work / "speech.partial.json"
     command = python(
-        "evaluate", "--model", work / "checkpoint", "--sections", "sentences", "paths", "mixed",
+        "evaluate", "--model", work / "checkpoint", "--sections", "sentences", "mixed", "paths",
         "--device", device.type, "--dtype", "float32", "--processes", processes,
         "--journal", work / "readings.jsonl", "--output", partial,
     )  # fmt: skip
@@ -93,8 +94,17 @@ def judge(work: Path, device: torch.device, processes: int, deadline_s: float) -
         try:
             wait_for("evaluation", child, deadline_s)
         finally:
-            child.terminate()
+            interrupt(child)
     partial.rename(work / "speech.json")
+
+
+def interrupt(child: subprocess.Popen[bytes]) -> None:
+    """End `child` as Ctrl-C would, so that it ends the processes that it has started; if need be without its help."""
+    child.send_signal(signal.SIGINT)
+    try:
+        child.wait(10)
+    except subprocess.TimeoutExpired:
+        child.kill()
 
 
 def wait_for(name: str, child: subprocess.Popen[bytes], deadline_s: float) -> None:

@@ -65,10 +65,10 @@ def audio_of(folder: Path, device: torch.device, hours: float | None = None) -> 
     for shard, rows in by_shard.items():
         if hours is not None and offset >= hours * 3600 * settings.SAMPLE_RATE:
             break
-        pieces.append(torch.from_numpy(shards[shard].copy()))
+        pieces.append(torch.from_numpy(shards[shard].copy()).to(device))
         moved += [replace(row, start=row.start + offset) for row in rows]
         offset += len(shards[shard])
-    return torch.cat(pieces).to(device), moved
+    return torch.cat(pieces), moved
 
 
 def random_crops(audio: Tensor, utterances: list[Utterance], samples: int) -> Callable[[int], Tensor]:
