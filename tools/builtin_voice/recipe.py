@@ -221,8 +221,10 @@ def run_talker(work: Path, device: torch.device, deadline_s: float) -> None:
     run = Run(deadline_s, logger(work / "talker.jsonl"), work / "talker-state.pt")
     held_out = held_out.take(torch.arange(held_out.text.shape[0], device=device))
     trained = train_talker(talker, data, held_out, layout, training=training, run=run)
-    folder = work / "checkpoint"
-    write_checkpoint(folder, values, trained, load_codec(work, torch.device("cpu")), work / "tokenizer")
+    torch.save(trained.state_dict(), work / "talker.pt")
+    partial = work / "checkpoint.partial"
+    write_checkpoint(partial, values, trained, load_codec(work, torch.device("cpu")), work / "tokenizer")
+    partial.rename(work / "checkpoint")
 
 
 def write_checkpoint(folder: Path, values: dict, talker: Talker, codec: VoiceCodec, tokenizer: Path) -> None:
