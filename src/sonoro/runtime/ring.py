@@ -33,13 +33,14 @@ class Entry:
 
     def __init__(self, ring: PinnedRing, memory: Tensor) -> None:
         self._ring, self._memory = ring, memory
-        self._event = torch.cuda.Event() if ring.device.type == "cuda" else None
+        self._events = [(device, torch.cuda.Event()) for device in ring.devices if device.type == "cuda"]
         self._used_bytes = 0
         self._is_closed = False
         self.is_taken = False
 
     def copy(self, tensor: Tensor) -> npt.NDArray[Any]:
-        """Copy `tensor` here behind the work of the current stream; the array is valid from `wait` until `give`.
+        """Copy `tensor` here behind the work of its device's current stream; the array is valid from `wait` until
+        `give`.
 
         On a CPU it is copied at once. The room left in the entry must suffice.
         """
@@ -54,23 +55,23 @@ class Entry:
         return host.numpy()
 
     def close(self) -> None:
-        """Say that nothing more is copied: what was copied is complete when the current stream has come this far."""
+        """Say that nothing more is copied: what was copied is complete when the current streams have come this far."""
         assert self.is_taken
         assert not self._is_closed
         self._is_closed = True
-        if self._event is not None:
-            self._event.record(torch.cuda.current_stream(self._ring.device))
+        for device, event in self._events:
+            event.record(torch.cuda.current_stream(device))
 
     @property
     def is_ready(self) -> bool:
         """Whether `wait` would return at once."""
-        return self._is_closed and (self._event is None or self._event.query())
+        return self._is_closed and all(event.query() for _, event in self._events)
 
     def wait(self) -> None:
         """Return when all copies are complete; waits for nothing that was launched after `close`."""
         assert self._is_closed
-        if self._event is not None:
-            self._event.synchronize()
+        for _, event in self._events:
+            event.synchronize()
 
     def give(self) -> None:
         """Return the entry to its ring; its arrays must not be read any more. Waits if copies are under way."""
@@ -85,13 +86,14 @@ class Entry:
 
 
 class PinnedRing:
-    """`depth` entries of `bytes_per_entry` bytes, pinned if `device` is a GPU. Tensors begin at multiples of 64."""
+    """`depth` entries of `bytes_per_entry` bytes for tensors of `devices`, pinned if these are GPUs. Tensors begin at
+    multiples of 64."""
 
-    def __init__(self, depth: int, bytes_per_entry: int, device: torch.device) -> None:
-        self.depth, self.device = depth, device
+    def __init__(self, depth: int, bytes_per_entry: int, *devices: torch.device) -> None:
+        self.depth, self.devices = depth, devices
         room = -(-bytes_per_entry // _ALIGNMENT) * _ALIGNMENT
         with torch.inference_mode(False):  # so that it may be written in any mode
-            memory = torch.empty((depth, room), dtype=torch.uint8, pin_memory=device.type == "cuda")
+            memory = torch.empty((depth, room), dtype=torch.uint8, pin_memory=devices[0].type == "cuda")
         self._free = [Entry(self, row) for row in memory]
 
     @property
