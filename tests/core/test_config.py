@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sonoro.core.config import LOG_LEVEL_VARIABLE, EngineConfig, log_level, see_one_gpu
+from sonoro.core.config import LOG_LEVEL_VARIABLE, EngineConfig, log_level, see_gpus
 from sonoro.core.errors import ConfigError
 
 
@@ -109,7 +109,7 @@ def test_one_gpu_is_left_of_those_that_are_seen(seen: str | None, left: str, mon
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen or "")
     if seen is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    see_one_gpu(2)
+    see_gpus(2)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == left
 
 

@@ -10,8 +10,9 @@ from listening import Clock, audio, config_of, drain, end
 from sonoro.core import audio as host
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import SpeechRequest
+from sonoro.engine.decoding import to_pcm16
 from sonoro.engine.engine import Engine
-from sonoro.engine.runner import Runner, to_pcm16
+from sonoro.engine.runner import Runner
 
 __all__ = ["tiny"]
 

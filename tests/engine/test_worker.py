@@ -16,11 +16,11 @@ import torch
 
 from engine_processes import CONFIG, FACTORY, LONG, alone, nothing_left, run
 from fakes.sine import SineModel
-from sonoro.core.config import LOG_LEVEL_VARIABLE
+from sonoro.core.config import LOG_LEVEL_VARIABLE, EngineConfig
 from sonoro.core.errors import ConfigError
 from sonoro.core.types import AudioChunk, Failed, Finished, SpeechRequest
 from sonoro.engine.engine import Engine
-from sonoro.engine.worker import Worker, load, on_own_gpu, spare_threads
+from sonoro.engine.worker import Worker, load, on_own_gpus, spare_threads
 from sonoro.models.base import LoadedModel
 from sonoro.transport.channel import ClientLink, WorkerLink
 from sonoro.transport.messages import (
@@ -244,20 +244,26 @@ def test_a_small_model_gets_one_thread_and_a_large_one_keeps_its() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "own", "seen"),
+    ("device", "codec", "own", "own_codec", "seen"),
     [
-        ("cuda:1", "cuda", "5"),
-        ("cuda:2", "cuda:2", "4,5"),
-        ("cuda:x", "cuda:x", "4,5"),
-        ("cuda", "cuda", "4,5"),
-        ("cpu", "cpu", "4,5"),
-        ("auto", "auto", "4,5"),
+        ("cuda:1", "", "cuda", "", "5"),
+        ("cuda:2", "", "cuda:2", "", "4,5"),
+        ("cuda:x", "", "cuda:x", "", "4,5"),
+        ("cuda", "", "cuda", "", "4,5"),
+        ("cpu", "", "cpu", "", "4,5"),
+        ("auto", "", "auto", "", "4,5"),
+        ("cuda:1", "cuda:0", "cuda", "cuda:1", "5,4"),
+        ("cuda:1", "cuda:1", "cuda:1", "cuda:1", "4,5"),
+        ("cuda:1", "cuda:2", "cuda:1", "cuda:2", "4,5"),
+        ("auto", "cuda:1", "auto", "cuda:1", "4,5"),
+        ("cpu", "cpu", "cpu", "cpu", "4,5"),
     ],
 )
-def test_a_process_sees_the_gpu_of_its_settings_alone(
-    device: str, own: str, seen: str, monkeypatch: pytest.MonkeyPatch
+def test_a_process_sees_the_gpus_of_its_settings_alone(  # noqa: PLR0917 (what is asked, and what comes of it)
+    device: str, codec: str, own: str, own_codec: str, seen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(os.environ["CUDA_VISIBLE_DEVICES"].split(",")))
-    assert on_own_gpu(WorkerSettings(device=device)).device == own
+    settings = on_own_gpus(WorkerSettings(device=device, config=EngineConfig(codec_device=codec)))
+    assert (settings.device, settings.config.codec_device) == (own, own_codec)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == seen

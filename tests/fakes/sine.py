@@ -17,6 +17,9 @@ from sonoro.models.base import Controls, SavedVoice, Voice
 class SineCodec:
     sample_rate, hop = 8000, 80
 
+    def move(self, device):
+        assert device.type == "cpu"
+
     def allocate(self, slots):
         return torch.zeros(slots + 1, dtype=torch.float64)
 

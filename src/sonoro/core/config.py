@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ import yaml
 from sonoro.core.errors import ConfigError
 from sonoro.core.text import MIN_BOUND_S, MIN_MAX_CHARACTERS
 
-__all__ = ["LOG_LEVEL_VARIABLE", "EngineConfig", "kernel_cache_folder", "log_level", "see_one_gpu"]
+__all__ = ["LOG_LEVEL_VARIABLE", "EngineConfig", "kernel_cache_folder", "log_level", "see_gpus"]
 
 LOG_LEVEL_VARIABLE = "SONORO_LOG_LEVEL"
 
@@ -39,6 +40,8 @@ class EngineConfig:
     How it divides the work. `prefill_tokens`: prompt rows run in one tick. `chunk_frames`: the lengths at which audio
     is decoded, the first of them first; later ones as the listener's lead allows. `codec_frames`: frames decoded in
     one tick at most, 0 for four times the slots.
+
+    Where. `codec_device`: a device of its own for the codec, as "cuda:1"; empty for that of all else.
 
     What is captured at start, ascending; empty for powers of two. `frame_batches` up to `slots`, `prefill_buckets` up
     to 512 tokens, `codec_batches` up to 64 rows. `is_eager` captures nothing: the same kernels, launched one by one.
@@ -62,6 +65,7 @@ class EngineConfig:
     prefill_tokens: int = 2048
     chunk_frames: tuple[int, ...] = (1, 2, 4, 12)
     codec_frames: int = 0
+    codec_device: str = ""
     frame_batches: tuple[int, ...] = ()
     prefill_buckets: tuple[int, ...] = ()
     codec_batches: tuple[int, ...] = ()
@@ -93,6 +97,8 @@ class EngineConfig:
             raise ConfigError("chunk_frames", self.chunk_frames, "it must hold at least one length")
         if self.codec_frames:
             self._check("codec_frames", self.slots, 10_000_000, "every slot makes a frame in a tick")
+        if not re.fullmatch(r"(cpu|cuda:[0-9]{1,3})?", self.codec_device):
+            raise ConfigError("codec_device", self.codec_device, 'it must be empty, cpu, or a GPU as "cuda:1"')
         for name, largest in (("frame_batches", self.slots), ("prefill_buckets", self.prefill_tokens)):
             self._check_sizes(name, 1, largest)
         self._check_sizes("codec_batches", 1, 4096)
@@ -218,7 +224,8 @@ def log_level() -> int:
     return levels[name.upper()]
 
 
-def see_one_gpu(index: int) -> None:
-    """Let this process, before it uses CUDA, and those it starts see one GPU alone: number `index` of what it sees."""
+def see_gpus(*indices: int) -> None:
+    """Let this process, before it uses CUDA, and those it starts see some GPUs alone: these of those it sees."""
     seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    os.environ["CUDA_VISIBLE_DEVICES"] = seen.split(",")[index].strip() if seen else str(index)
+    chosen = (seen.split(",")[index].strip() if seen else str(index) for index in indices)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(chosen)

@@ -91,6 +91,7 @@ def shares_of(config: EngineConfig, count: int) -> list[EngineConfig]:
                 pages=config.pages_per_slot,
                 memory_fraction=1.0,
                 is_eager=True,
+                codec_device="",
             )
         )
     return shares
@@ -116,7 +117,7 @@ def _marker(settings: WorkerSettings) -> Path | None:
     if not has_gpu or importlib.util.find_spec("triton") is None or settings.factory != DEFAULT_FACTORY:
         return None
     # Engines that share a folder for as long as they live are given another one at every start.
-    config = dataclasses.replace(settings.config, voices_folder="")
+    config = dataclasses.replace(settings.config, voices_folder="", codec_device="")
     same = msgspec.structs.replace(settings, config=config)
     digest = hashlib.sha256(msgspec.json.encode((same, str(torch.__version__), torch.cuda.get_device_name())))
     for path in sorted(Path(sonoro.__file__).parent.rglob("*.py")):

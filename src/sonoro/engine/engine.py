@@ -64,7 +64,7 @@ class Engine:
         pages = PagePool(self._runner.pages, self._runner.kept_pages)
         self._scheduler = Scheduler(self._runner.config, pages, self.spec.frame_s)
         self._prompts = Prompts(model, config, self._runner.pages)
-        self._voices = Voices(model, config, executor or Inline(), self._runner.device, self._runner.stream)
+        self._voices = Voices(model, config, executor or Inline(), self._runner.codec_device, self._runner.streams)
         self._rows: dict[str, RunningRequest] = {}
         self._unvoiced: dict[RunningRequest, Future[Voice]] = {}
         self._events: list[Event] = []

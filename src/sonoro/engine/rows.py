@@ -12,86 +12,166 @@ import torch
 from torch import Tensor
 
 from sonoro.core.config import EngineConfig
-from sonoro.models.base import Capacity, SlotState, SpeechModel
+from sonoro.core.errors import ConfigError
+from sonoro.models.base import Capacity, Codec, SlotState, SpeechModel
 from sonoro.runtime.memory import MemoryBudget, device_memory, plan_pages, report
 
-__all__ = ["DeviceRows", "allocate_rows"]
+__all__ = ["CodecRows", "DeviceRows", "allocate_rows"]
 
 _GRAPH_BYTES = 16 * 2**20
 """What a captured graph takes besides its share of the pool. A guess on the safe side."""
 
 
 @dataclass(frozen=True)
+class CodecRows:
+    """What the codec has by slot, on its device, the last row scratch; mutated in place by `Decoding` alone.
+
+    `decoded` [N+1] int64 counts the columns of `frames` that were given to the codec, whose left context is `history`.
+    `frames` are the model's own, unless the codec `is_apart`, on a device by itself: then they are a copy, and
+    `arrived` is where the newest lands, a length [N] and a frame [N, ...] for each row of a launch.
+    """
+
+    history: Any
+    decoded: Tensor
+    frames: Tensor
+    arrived: tuple[Tensor, Tensor] | None
+
+    @property
+    def is_apart(self) -> bool:
+        return self.arrived is not None
+
+    @property
+    def device(self) -> torch.device:
+        return self.decoded.device
+
+
+@dataclass(frozen=True)
 class DeviceRows:
     """Rows by slot, the last one scratch; mutated in place by the runner alone.
 
-    `decoded` [N+1] int64 counts the columns of `state.frames` that were given to the codec, whose left context is
-    `history`. Of the `pages` at most `kept_pages` may be kept for prompts that begin alike. `report` says in lines what
-    takes how much memory.
+    Of the `pages` at most `kept_pages` may be kept for prompts that begin alike. `report` says in lines what takes how
+    much memory.
     """
 
     state: SlotState
-    history: Any
-    decoded: Tensor
+    codec: CodecRows
     pages: int
     kept_pages: int
     report: tuple[str, ...]
 
     @property
     def device(self) -> torch.device:
-        return self.decoded.device
+        return self.state.done.device
 
     @property
     def scratch(self) -> int:
         """The number of the scratch row."""
-        return self.decoded.shape[0] - 1
+        return self.state.done.shape[0] - 1
 
 
 def allocate_rows(model: SpeechModel, config: EngineConfig) -> DeviceRows:
-    """Allocate what resolved `config` asks of `model`, in inference mode.
+    """Allocate what resolved `config` asks of `model`, in inference mode; its codec moves where `codec_device` says.
 
-    Raises `ConfigError` naming the field if not even the longest request fits into the memory.
+    Raises `ConfigError` naming the field if not even the longest request fits into the memory, or there is no such
+    device.
     """
     page_bytes = model.position_bytes * config.page_positions
-    history, budget = _measure(model, config, page_bytes)
+    history, budget, elsewhere = _measure(model, config, page_bytes)
     pages = plan_pages(budget, page_bytes, config.slots, config.pages_per_slot, config.pages)
     state = model.allocate(_capacity(config, pages))
     kept = min(pages, config.prefix_cache_bytes // page_bytes)
     return DeviceRows(
         state=state,
-        history=history,
-        decoded=torch.zeros_like(state.length),
+        codec=_codec_rows(state, history, config.codec_device),
         pages=pages,
         kept_pages=kept,
-        report=(*report(budget, page_bytes, pages), f"pages kept for prompts that begin alike: at most {kept}"),
+        report=(
+            *report(budget, page_bytes, pages),
+            f"pages kept for prompts that begin alike: at most {kept}",
+            *elsewhere,
+        ),
     )
 
 
-def _measure(model: SpeechModel, config: EngineConfig, page_bytes: int) -> tuple[Any, MemoryBudget | None]:
-    """The codec's history, and what the card would hold without pages; no budget on a CPU."""
+def _codec_rows(state: SlotState, history: Any, apart: str) -> CodecRows:
+    if not apart:
+        return CodecRows(history, torch.zeros_like(state.length), state.frames, None)
+    arrived = torch.zeros_like(state.length[1:], device=apart), torch.zeros_like(state.frames[1:, 0], device=apart)
+    frames = torch.zeros_like(state.frames, device=apart)
+    return CodecRows(history, torch.zeros_like(state.length, device=apart), frames, arrived)
+
+
+def _place_codec(codec: Codec, wanted: str, device: torch.device) -> torch.device:
+    """Where `codec` is from now on: where it was, with all else on `device`, unless another is `wanted`."""
+    if not wanted:
+        return device
+    apart = torch.device(wanted)
+    if apart.type != device.type:
+        raise ConfigError("codec_device", wanted, f"all else is on {device}, and it must be of that kind")
+    if apart.type == "cuda" and apart.index >= torch.cuda.device_count():
+        raise ConfigError("codec_device", wanted, f"this process sees {torch.cuda.device_count()} GPUs")
+    if apart.type == "cuda" and apart == device:
+        raise ConfigError("codec_device", wanted, "all else is on it; name another, or none")
+    codec.move(apart)
+    return apart
+
+
+def _measure(model: SpeechModel, config: EngineConfig, page_bytes: int) -> tuple[Any, MemoryBudget | None, list[str]]:
+    """The codec's history, what the card would hold without pages, and what to report of a card of the codec's own.
+
+    No budget on a CPU.
+    """
     # With the fewest pages that can serve: what it takes besides them is what the rows take.
     least = model.allocate(_capacity(config, config.pages_per_slot))
     device = least.done.device
+    home = _place_codec(model.codec, config.codec_device, device)
     memory = device_memory(device)
     if memory is None:
-        return model.codec.allocate(config.slots), None
+        return model.codec.allocate(config.slots), None, []
     total_bytes, with_rows_bytes = memory
-    frames = least.frames[:1].clone()
+    frames, frames_bytes = least.frames[:1].to(home, copy=True), least.frames.nbytes
     del least
     _, loaded_bytes = device_memory(device) or memory
+    history, codec = _measure_codec(model, config, frames)
+    rows_bytes = max(0, with_rows_bytes - loaded_bytes - (config.pages_per_slot + 1) * page_bytes)
+    graphs_bytes = (2 * len(config.frame_batches) + len(config.prefill_buckets)) * _GRAPH_BYTES
+    in_use, elsewhere = {"weights and all else": loaded_bytes}, list[str]()
+    if home == device:
+        in_use["codec histories"] = codec.in_use["codec histories"]
+        graphs_bytes += codec.reserved["graphs"]
+    else:
+        elsewhere += [_check_room(home, codec, frames_bytes + 2 * len(config.frame_batches) * _GRAPH_BYTES)]
+    budget = MemoryBudget(
+        total_bytes=total_bytes,
+        fraction=config.memory_fraction,
+        in_use=in_use,
+        reserved={"rows": rows_bytes, "graphs": graphs_bytes},
+    )
+    return history, budget, elsewhere
+
+
+def _measure_codec(model: SpeechModel, config: EngineConfig, frames: Tensor) -> tuple[Any, MemoryBudget]:
+    """The codec's history, and what its card holds with it."""
+    total_bytes, loaded_bytes = device_memory(frames.device) or (0, 0)
     history = model.codec.allocate(config.slots)
-    _, with_history_bytes = device_memory(device) or memory
-    sizes = 2 * len(config.frame_batches) + len(config.prefill_buckets)
-    sizes += len(config.codec_batches) * len(config.chunk_frames)
+    _, with_history_bytes = device_memory(frames.device) or (0, 0)
+    launches = len(config.codec_batches) * len(config.chunk_frames)
     return history, MemoryBudget(
         total_bytes=total_bytes,
         fraction=config.memory_fraction,
         in_use={"weights and all else": loaded_bytes, "codec histories": with_history_bytes - loaded_bytes},
-        reserved={
-            "rows": max(0, with_rows_bytes - loaded_bytes - (config.pages_per_slot + 1) * page_bytes),
-            # Freed blocks of one size do not always serve the next, so the pool grows beyond the largest.
-            "graphs": 3 * _peak_bytes(model, config, history, frames) // 2 + sizes * _GRAPH_BYTES,
-        },
+        # Freed blocks of one size do not always serve the next, so the pool grows beyond the largest.
+        reserved={"graphs": 3 * _peak_bytes(model, config, history, frames) // 2 + launches * _GRAPH_BYTES},
+    )
+
+
+def _check_room(home: torch.device, budget: MemoryBudget, more_bytes: int) -> str:
+    """That all of `budget` and `more_bytes` fit on `home`, in a line. Raises `ConfigError` if they do not."""
+    left_mib = (budget.left_bytes - more_bytes) / 2**20
+    if left_mib < 0:
+        raise ConfigError("memory_fraction", budget.fraction, f"{-left_mib:,.1f} MiB more are needed on {home}")
+    return (
+        f"codec on {home}: {left_mib:,.1f} MiB are left of {budget.fraction:g} of {budget.total_bytes / 2**20:,.1f} MiB"
     )
 
 
@@ -102,7 +182,8 @@ def _peak_bytes(model: SpeechModel, config: EngineConfig, history: Any, frames: 
     slots = torch.full((rows,), config.slots, dtype=torch.int64, device=device)
     torch.cuda.reset_peak_memory_stats(device)
     before_bytes = torch.cuda.memory_allocated(device)
-    model.codec.decode(chunk, slots, history)
+    with torch.cuda.device_of(slots):
+        model.codec.decode(chunk, slots, history)
     return torch.cuda.max_memory_allocated(device) - before_bytes
 
 

@@ -1,7 +1,8 @@
 """Plans carried out on the device: prefill, one frame, audio, and the copies that bring the results back.
 
 Owns all rows by slot, and the graphs that advance them. Knows the protocols of `models.base` and no model. All work
-goes to one stream, in the order it is launched; nothing here waits for it but `Launched.entry.wait`.
+goes to one stream, or one on each of two devices, in the order it is launched; nothing here waits for it but
+`Launched.entry.wait`.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ import torch
 from torch import Tensor
 
 from sonoro.core.config import EngineConfig
+from sonoro.engine.decoding import Decoding
 from sonoro.engine.request import Place, RunningRequest
 from sonoro.engine.rows import allocate_rows
 from sonoro.engine.scheduler import Plan
 from sonoro.models.base import Pages, SpeechModel
 from sonoro.runtime.graphs import GraphPool, GraphSet
-from sonoro.runtime.ring import Entry, PinnedRing, upload
+from sonoro.runtime.ring import Entry, PinnedRing
 
 __all__ = ["Decoded", "Launched", "Runner", "Turn"]
 
@@ -97,7 +99,7 @@ class Runner:
     """
 
     def __init__(self, model: SpeechModel, config: EngineConfig) -> None:
-        self._model, self._codec = model, model.codec
+        self._model = model
         with torch.inference_mode():
             self._rows = allocate_rows(model, config.resolve())
         self._device = self._rows.device
@@ -108,23 +110,32 @@ class Runner:
         self._stream = torch.cuda.Stream(self._device, priority=-1) if self._device.type == "cuda" else None
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        pool = GraphPool()
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            self._decoding = Decoding(model.codec, self._rows.codec, self.config, pool, self._stream)
         with self.active():
             for size in self.config.frame_batches:
                 model.check_kernels(self._rows.state, size)
-            self._capture(self.config)
+            self._capture(self.config, pool)
         self._most_rows = max(self.config.codec_batches, default=config.slots)
         for line in self.report.splitlines():
             logger.info("event=allocated what=%r", line)
-        self.ring = PinnedRing(_IN_FLIGHT, self._entry_bytes(self.config), self._device)
+        self.ring = PinnedRing(_IN_FLIGHT, self._entry_bytes(self.config), *{self._device, self._decoding.device})
 
     @property
     def device(self) -> torch.device:
         return self._device
 
     @property
-    def stream(self) -> torch.cuda.Stream | None:
-        """Where everything is launched; None on a CPU."""
-        return self._stream
+    def codec_device(self) -> torch.device:
+        """Where the codec is."""
+        return self._decoding.device
+
+    @property
+    def streams(self) -> dict[torch.device, torch.cuda.Stream]:
+        """Where everything is launched, on each device; none on a CPU."""
+        streams = {self._decoding.device: self._decoding.stream, self._device: self._stream}
+        return {device: stream for device, stream in streams.items() if stream is not None}
 
     @property
     def ticks_late(self) -> int:
@@ -156,21 +167,23 @@ class Runner:
 
     @property
     def _kinds(self) -> dict[str, list[GraphSet]]:
-        codecs = [*self._codecs.values()]
-        return {"place": [self._places], "prefill": [self._prefills], "frame": [self._frames], "codec": codecs}
+        kinds = {"place": [self._places], "prefill": [self._prefills], "frame": [self._frames]}
+        return {**kinds, **self._decoding.sets}
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Inference mode, on the stream of this runner: where the model must be called."""
-        with torch.inference_mode(), torch.cuda.stream(self._stream):
+        """Inference mode, on the streams of this runner: where the model must be called."""
+        with torch.inference_mode(), self._decoding.active(), torch.cuda.stream(self._stream):
             yield
 
     def warm_up(self) -> None:
         """Run every size of every kind once on scratch rows, so that all it needs is compiled and loaded."""
         with self.active():
-            for graphs in (graphs for sets in self._kinds.values() for graphs in sets):
-                for size in graphs.sizes:
-                    graphs.run([graphs.scratch] * size)
+            for graphs in (self._places, self._prefills, self._frames):
+                _run_every_size(graphs)
+            with self._decoding.active():
+                for graphs in (graphs for sets in self._decoding.sets.values() for graphs in sets):
+                    _run_every_size(graphs)
 
     def run(self, plan: Plan) -> Launched:
         """Launch all of `plan` in order, and the copies of what comes of it. What raises fails its rows alone.
@@ -222,11 +235,8 @@ class Runner:
         self._places.run(slots)
         if tokens:
             self._prefills.run(range(tokens))
-        for row, place in turns:
-            assert row.prompt is not None
-            voice = row.prompt.voice or row.voice
-            if voice is not None and voice.reference_frames is not None:
-                self._codec.prime(self._rows.history, self._upload([place.slot]), voice)
+        voices = [row.prompt.voice or row.voice for row, _ in turns if row.prompt is not None]
+        self._decoding.place(slots, voices)
 
     def _append(self, rows: Sequence[RunningRequest], launched: Launched) -> None:
         """Hand on the text that has come late for those of `rows` that are live."""
@@ -249,7 +259,8 @@ class Runner:
         if not turns:
             return
         try:
-            length, done = self._frames.run(_slots(turns))
+            length, done, *newest = self._frames.run(_slots(turns))
+            self._decoding.receive(_slots(turns), length, newest)
         except Exception as error:
             launched.failed.update({row: error for row, _ in turns})
             return
@@ -263,7 +274,7 @@ class Runner:
         if not turns:
             return
         try:
-            pcm, made = self._codecs[frames].run(_slots(turns))
+            pcm, made = self._decoding.decode(_slots(turns), frames)
         except Exception as error:
             launched.failed.update({row: error for row, _ in turns})
             return
@@ -273,23 +284,23 @@ class Runner:
             Decoded(turns, frames, copy(pcm[: len(turns)]), copy(made[: len(turns)]) if is_kept else None)
         )
 
-    def _capture(self, config: EngineConfig) -> None:
-        """Make the graph sets, with the sizes of `config`; all run on one stream, so they share a pool."""
-        model, state, scratch = self._model, self._rows.state, self._rows.scratch
-        codec, history, decoded = self._codec, self._rows.history, self._rows.decoded
-        pool, device, is_eager = GraphPool(), self._device, config.is_eager
+    def _capture(self, config: EngineConfig, pool: GraphPool) -> None:
+        """Make the graph sets, with the sizes of `config`; all run on one stream, so they share `pool`."""
+        model, state, scratch, decoding = self._model, self._rows.state, self._rows.scratch, self._decoding
+        device, is_eager = self._device, config.is_eager
 
         def place(slots: Tensor) -> None:
             model.place(state, slots)
-            codec.reset(history, slots)
-            decoded.index_fill_(0, slots, 0)
+            if not decoding.is_apart:
+                decoding.clear(slots)
 
         def prefill(tokens: Tensor) -> None:
             model.prefill(state, tokens)
 
-        def frame(slots: Tensor) -> tuple[Tensor, Tensor]:
+        def frame(slots: Tensor) -> tuple[Tensor, ...]:
             model.frame(state, slots)
-            return state.length[slots], state.done[slots]
+            length, done = state.length[slots], state.done[slots]
+            return length, done, *decoding.newest(state.frames, slots, length)
 
         def graphs(name: str, function: Callable[[Tensor], Any], sizes: Sequence[int], scratch: int) -> GraphSet:
             return GraphSet(name, function, sizes, scratch, device, pool=pool, is_eager=is_eager)
@@ -297,42 +308,19 @@ class Runner:
         self._places = graphs("place", place, config.frame_batches, scratch)
         self._prefills = graphs("prefill", prefill, config.prefill_buckets, config.prefill_tokens)
         self._frames = graphs("frame", frame, config.frame_batches, scratch)
-        self._codecs = {
-            frames: graphs(f"codec {frames}", self._decoder(frames), config.codec_batches, scratch)
-            for frames in config.chunk_frames
-        }
-        for captured in (*reversed(self._codecs.values()), self._places, self._prefills, self._frames):
+        decoding.capture()
+        for captured in (self._places, self._prefills, self._frames):
             captured.capture()
         if device.type == "cuda" and not is_eager:
             # Longer prompts run without a graph. What they need is loaded now: a live stream would wait 400 ms for it.
             for length in config.long_prefills:
                 prefill(torch.full((length,), config.prefill_tokens, device=device))
 
-    def _decoder(self, frames: int) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-        """A function of slots that gives the PCM16 [B, frames * hop] of their next `frames` columns, and these."""
-        codec, rows = self._codec, self._rows
-        offsets = torch.arange(frames, device=self._device)
-        last = rows.state.frames.shape[1] - 1
-
-        def decode(slots: Tensor) -> tuple[Tensor, Tensor]:
-            first = rows.decoded[slots]
-            columns = (first[:, None] + offsets).clamp(max=last)
-            made = rows.state.frames[slots[:, None], columns]
-            pcm = codec.decode(made, slots, rows.history)
-            # The scratch row may repeat: it is given the same number each time.
-            rows.decoded.index_copy_(0, slots, first + frames)
-            return to_pcm16(pcm), made
-
-        return decode
-
-    def _upload(self, slots: Sequence[int]) -> Tensor:
-        return upload(slots, torch.int64, self._device)
-
     def _entry_bytes(self, config: EngineConfig) -> int:
         """Room for a tick in which every slot is stepped and decodes the longest chunk."""
         state, slots, frames = self._rows.state, config.slots, config.chunk_frames[-1]
         made_bytes = state.frames[0, 0].nbytes * frames
-        row_bytes = state.length.itemsize + state.done.itemsize + frames * self._codec.hop * 2 + made_bytes
+        row_bytes = state.length.itemsize + state.done.itemsize + frames * self._model.codec.hop * 2 + made_bytes
         launches = len(config.chunk_frames) + -(-slots // self._most_rows)
         return slots * row_bytes + 2 * (launches + 1) * _ALIGNMENT_BYTES
 
@@ -350,9 +338,9 @@ def _with_sizes(config: EngineConfig, device: torch.device) -> EngineConfig:
     )
 
 
-def to_pcm16(pcm: Tensor) -> Tensor:
-    """Float `pcm` in [-1, 1] as int16, exactly as `sonoro.core.audio.to_pcm16` rounds and clips."""
-    return (pcm * 32768.0).round().clamp(-32768, 32767).to(torch.int16)
+def _run_every_size(graphs: GraphSet) -> None:
+    for size in graphs.sizes:
+        graphs.run([graphs.scratch] * size)
 
 
 def _slots(turns: Sequence[Turn]) -> list[int]:

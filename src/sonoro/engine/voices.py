@@ -6,11 +6,12 @@ runs it, on a CUDA stream of its own, and who needs a voice holds a future of it
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any, TypeVar
@@ -50,9 +51,10 @@ class Inline(Executor):
 class Voices:
     """What a model can speak as besides its own voices. Called by one thread; `executor` runs one thing at a time.
 
-    Voices are complete on the device once their future is done, and may be read on `reader`, the CUDA stream of the
-    ticks (None on a CPU). What was registered before is loaded at once; whatever else is in the folder is passed over
-    with a warning. Raises `ConfigError` if the folder cannot be used.
+    Voices are complete on their devices once their future is done, and may be read on `readers`, the CUDA streams of
+    the ticks (none on a CPU), the model's last; the codec is on `codec_device`. What was registered before is loaded at
+    once; whatever else is in the folder is passed over with a warning. Raises `ConfigError` if the folder cannot be
+    used.
     """
 
     def __init__(
@@ -60,15 +62,15 @@ class Voices:
         model: SpeechModel,
         config: EngineConfig,
         executor: Executor,
-        device: torch.device,
-        reader: torch.cuda.Stream | None,
+        codec_device: torch.device,
+        readers: Mapping[torch.device, torch.cuda.Stream],
     ) -> None:
-        self._model, self._config, self._executor, self._device = model, config, executor, device
-        self._reader = reader
+        self._model, self._config, self._executor, self._codec_device = model, config, executor, codec_device
+        self._readers = readers
         # Of the lowest priority, which is the default. What the current stream loaded must be there before it reads.
-        self._stream = torch.cuda.Stream(device) if reader is not None else None
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(device))
+        self._streams = [torch.cuda.Stream(device) for device in readers]
+        for stream in self._streams:
+            stream.wait_stream(torch.cuda.current_stream(stream.device))
         self._kept: OrderedDict[str, Future[Voice]] = OrderedDict()
         self._waiting: Counter[Future[Voice]] = Counter()
         self._adding: set[str] = set()
@@ -144,7 +146,7 @@ class Voices:
     def warm_up(self) -> None:
         """Encode noise of some lengths on a GPU: kernels are compiled and loaded, and memory for the longest is taken.
         Running streams would wait for that."""
-        if self._stream is None or "cloned" not in self._model.spec.voice_modes:
+        if not self._streams or "cloned" not in self._model.spec.voice_modes:
             return
         started_s, rate = time.perf_counter(), self._model.spec.sample_rate
         for duration_s in _WARM_UPS_S:
@@ -165,10 +167,12 @@ class Voices:
 
     def _run(self, make: Callable[[], Made]) -> Made:
         """What `make` returns, complete on the device: the host waits for it here, and not in a tick."""
-        with torch.inference_mode(), torch.cuda.stream(self._stream):
+        with torch.inference_mode(), contextlib.ExitStack() as stack:
+            for stream in self._streams:
+                stack.enter_context(torch.cuda.stream(stream))
             made = make()
-            if self._stream is not None:
-                self._stream.synchronize()
+            for stream in self._streams:
+                stream.synchronize()
             return made
 
     def _get(self, key: str, make: Callable[[], Voice]) -> Future[Voice]:
@@ -198,17 +202,18 @@ class Voices:
 
     def _primed(self, voice: Voice) -> Voice:
         if voice.reference_frames is not None:
-            scratch = self._model.codec.allocate(1)
-            self._model.codec.prime(scratch, torch.zeros(1, dtype=torch.int64, device=self._device), voice)
+            slot = torch.zeros(1, dtype=torch.int64, device=self._codec_device)
+            with torch.cuda.device_of(slot):
+                self._model.codec.prime(self._model.codec.allocate(1), slot, voice)
         return voice
 
     def _share(self, voice: Voice) -> Voice:
         """Let memory that the ticks may still be reading when `voice` is dropped be used again only after that."""
-        if self._reader is not None:
+        if self._readers:
             primed = [tensor for row in voice.primed.values() for tensor in row.tensors]
             for tensor in (*self._model.save_voice(voice).tensors.values(), *primed):
                 if tensor.is_cuda:
-                    tensor.record_stream(self._reader)
+                    tensor.record_stream(self._readers[tensor.device])
         return voice
 
     def _register(self, name: str, references: tuple[Reference, ...], consent: str | None) -> VoiceFacts:

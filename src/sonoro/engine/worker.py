@@ -8,6 +8,7 @@ request is its `Failed`; what breaks the engine ends the process, and its parent
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import importlib.util
 import logging
@@ -24,7 +25,7 @@ from importlib.machinery import ModuleSpec
 import msgspec
 import torch
 
-from sonoro.core.config import log_level, see_one_gpu
+from sonoro.core.config import log_level, see_gpus
 from sonoro.core.errors import ConfigError, ErrorFacts, SonoroError
 from sonoro.core.types import Event, Failed, Finished, VoiceFacts
 from sonoro.engine.compile import compiling
@@ -54,7 +55,7 @@ from sonoro.transport.messages import (
     WorkerSettings,
 )
 
-__all__ = ["SMALL_MODEL_PARAMETERS", "Worker", "load", "main", "on_own_gpu", "spare_threads"]
+__all__ = ["SMALL_MODEL_PARAMETERS", "Worker", "load", "main", "on_own_gpus", "spare_threads"]
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ def main() -> None:
     with contextlib.closing(WorkerLink(endpoint)) as link, _encoder() as executor:
         try:
             logging.basicConfig(level=log_level(), format="%(levelname)s %(name)s %(message)s")
-            wanted = on_own_gpu(msgspec.json.decode(settings, type=WorkerSettings))
+            wanted = on_own_gpus(msgspec.json.decode(settings, type=WorkerSettings))
             with compiling(wanted):
                 loaded = load(wanted)
             engine = Engine(loaded.model, wanted.config, executor=executor)
@@ -119,18 +120,23 @@ def _encoder() -> Iterator[Executor]:
         executor.shutdown(wait=False, cancel_futures=True)
 
 
-def on_own_gpu(settings: WorkerSettings) -> WorkerSettings:
-    """`settings` for a process that sees, from now on, no GPU but the one they name by number: its only one.
+def on_own_gpus(settings: WorkerSettings) -> WorkerSettings:
+    """`settings` for a process that sees, from now on, no GPU but the one they name by number, and the codec's own.
 
     So whatever uses the current device uses that one, and nothing takes memory on another. To be called before CUDA is
-    used. A number that is not there stays, for whoever loads the model to refuse.
+    used. A number that is not there, or is there twice, stays, for whoever loads the model to refuse.
     """
-    kind, _, number = settings.device.partition(":")
-    if kind != "cuda" or not number.isdecimal() or int(number) >= torch.cuda.device_count():
+    config = settings.config
+    named = [settings.device, config.codec_device] if config.codec_device else [settings.device]
+    numbers = {int(name[5:]) for name in named if name.startswith("cuda:") and name[5:].isdecimal()}
+    if len(numbers) < len(named) or max(numbers) >= torch.cuda.device_count():
         return settings
-    see_one_gpu(int(number))
-    # Unless counting them has made CUDA read the variable already.
-    return msgspec.structs.replace(settings, device="cuda") if torch.cuda.device_count() == 1 else settings
+    see_gpus(*(int(name[5:]) for name in named))
+    if torch.cuda.device_count() != len(named):
+        # Counting them has made CUDA read the variable already.
+        return settings
+    config = dataclasses.replace(config, codec_device="cuda:1" if config.codec_device else "")
+    return msgspec.structs.replace(settings, device="cuda", config=config)
 
 
 def load(settings: WorkerSettings) -> LoadedModel:
@@ -300,8 +306,9 @@ class Worker:
         )
 
     def _gpu_memory_mib(self) -> float:
-        is_gpu = self._device.type == "cuda"
-        return torch.cuda.max_memory_reserved(self._device) / 2**20 if is_gpu else 0.0
+        """Of this process, on all devices."""
+        count = torch.cuda.device_count() if self._device.type == "cuda" else 0
+        return sum(torch.cuda.max_memory_reserved(index) for index in range(count)) / 2**20
 
 
 def _percentiles_ms(durations_s: Sequence[float]) -> dict[str, float]:

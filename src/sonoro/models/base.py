@@ -209,6 +209,9 @@ class Codec(Protocol):
     sample_rate: int
     hop: int
 
+    def move(self, device: torch.device) -> None:
+        """Live on `device` from now on, which need not be that of the model; audio to encode may lie on any."""
+
     def allocate(self, slots: int) -> Any:
         """A zeroed history for `slots` rows and the scratch row."""
 

@@ -5,7 +5,8 @@ can serve. Knows no model; a codec brings its decoder and encodes by itself.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -99,6 +100,20 @@ class StreamingCodec(nn.Module):
         is_fused = weight.is_cuda and weight.dtype in (torch.bfloat16, torch.float16)
         self.fused = self.fuse(self.decoder, weight.dtype) if is_fused else None
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def move(self, device: torch.device) -> None:
+        """Live on `device` from now on, with all that is derived from the weights. Not capturable."""
+        self.to(device)
+        self.finalize()
+
+    @contextmanager
+    def hearing(self, audio: Tensor) -> Iterator[Tensor]:
+        """`audio` on the codec's device, which is the current one meanwhile."""
+        heard = audio.to(self.decoder.weight.device)
+        with torch.cuda.device_of(heard):
+            yield heard
+
     @torch.no_grad()
     def check_kernels(self, rows: int, columns: int) -> None:
         """Stream `rows` rows, `columns` frames a call, fused and compare with the modules' whole decode. Synchronises.
@@ -110,7 +125,9 @@ class StreamingCodec(nn.Module):
         frames = self.decoder.example(rows, 2 * columns)
         history, slots = self.allocate(rows), torch.arange(rows, device=frames.device)
         try:
-            streamed = torch.cat([self.decode(chunk, slots, history) for chunk in frames.split(columns, dim=1)], dim=1)
+            with torch.cuda.device_of(frames):
+                chunks = [self.decode(chunk, slots, history) for chunk in frames.split(columns, dim=1)]
+                streamed = torch.cat(chunks, dim=1)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # as for a single operation: the modules can always serve
@@ -118,7 +135,8 @@ class StreamingCodec(nn.Module):
             logger.warning("kernel=codec fallback=modules status=failed error=%r", error)
             return
         fused, self.fused = self.fused, None
-        expected = self.decode(frames).to(streamed.dtype)
+        with torch.cuda.device_of(frames):
+            expected = self.decode(frames).to(streamed.dtype)
         difference = float((streamed - expected).norm() / expected.norm())
         if difference <= FUSED_TOLERANCE:
             self.fused = fused

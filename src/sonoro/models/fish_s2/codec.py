@@ -41,4 +41,5 @@ class FishCodec(StreamingCodec):
     @torch.no_grad()
     def encode(self, audio: Tensor) -> Tensor:
         """Encode mono `audio` [S] at `sample_rate` to frames [T, K] int64, T = ceil(S / hop). Synchronises nothing."""
-        return self.encoder.encode(audio, self.decoder.quantizer)
+        with self.hearing(audio) as heard:
+            return self.encoder.encode(heard, self.decoder.quantizer)

@@ -38,7 +38,8 @@ class Qwen3Codec(StreamingCodec):
         """
         if self.encoder is None:
             raise CheckpointError("speech_tokenizer/config.json has no encoder_config: this codec cannot encode audio")
-        return self.encoder.encode(audio)
+        with self.hearing(audio) as heard:
+            return self.encoder.encode(heard)
 
 
 def _check_equal(field: str, value: int, what: str, derived: int) -> None:

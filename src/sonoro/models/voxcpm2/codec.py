@@ -44,4 +44,5 @@ class VoxCodec(StreamingCodec):
         patch, width = self.decoder.patch
         missing = -len(audio) % (patch * self.encoder.hop)
         filled = F.pad(audio, (missing, 0) if silence == "before" else (0, missing))
-        return self.encoder.encode(filled).view(-1, patch, width)
+        with self.hearing(filled) as heard:
+            return self.encoder.encode(heard).view(-1, patch, width)
