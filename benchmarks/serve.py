@@ -9,7 +9,7 @@ Writes serve-<model>.json and .png (closed loop, then open loop), overload-<mode
 that the server sustains, live-<model>.json if `--live`, and the server's log. What follows `--` goes to `sonoro bench
 serve`. A level takes `--duration` and `--warm-up`; what is not over after `--limit` seconds is ended, and the levels
 before it are kept. With `--devices` there is an engine on each of them, to which all levels are shared out, and files
-are named scale-<model>-<engines>.
+are named scale-<model>-<engines>; with `--codec-device` too, scale-<model>-<engines>-codec.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", help="as sonoro serve takes it; the built-in voice if none")
     parser.add_argument("--load-format", default="auto")
     parser.add_argument("--devices", help='as sonoro serve takes them, as "0,1"')
+    parser.add_argument("--codec-device", help='as sonoro serve takes it, as "1"')
     parser.add_argument("--arm", choices=("graph", "eager"), default="graph")
     parser.add_argument("--engine", type=json.loads, default={}, help="JSON object over the engine's configuration")
     parser.add_argument("--slots", type=int, default=256)
@@ -74,6 +75,7 @@ def serving(args: argparse.Namespace, url: str, ends_s: float) -> Iterator[None]
     log = args.out / f"server-{args.arm}.log"
     command = [*SONORO, "serve", *([args.model] if args.model else []), "--load-format", args.load_format]
     command += ["--devices", args.devices] if args.devices else []
+    command += ["--codec-device", args.codec_device] if args.codec_device else []
     with log.open("w") as file, subprocess.Popen([*command, "--config", config], stdout=file, stderr=file) as server:
         try:
             began_s = time.monotonic()
@@ -101,7 +103,7 @@ def is_ready(url: str) -> bool:
 
 def label(args: argparse.Namespace, model: str) -> tuple[str, str]:
     """What files of `model` begin with, and what they are called after that."""
-    arm = "-eager" if args.arm == "eager" else ""
+    arm = ("-codec" if args.codec_device else "") + ("-eager" if args.arm == "eager" else "")
     return ("scale", f"{model}-{len(args.devices.split(','))}{arm}") if args.devices else ("serve", f"{model}{arm}")
 
 
@@ -158,7 +160,8 @@ def main() -> int:
         if any(part.exists() for part in parts):
             results = merged(parts)
             if args.devices:
-                results = {**results, "devices": args.devices.split(","), "rows": results["rows"]}
+                where = {"devices": args.devices.split(","), "codec_device": args.codec_device}
+                results = {**results, **where, "rows": results["rows"]}
             (args.out / f"{kind}-{name}.json").write_text(json.dumps(results, indent=2) + "\n")
             for part in parts:
                 part.unlink(missing_ok=True)

@@ -37,6 +37,9 @@ def serve(
     devices: Annotated[
         str | None, typer.Option(help='an engine for each: GPUs by number, as "0,1,2,3", or cpu; --device if none')
     ] = None,
+    codec_device: Annotated[
+        str | None, typer.Option(help="a GPU of its own for the codec, by number; that of all else if none")
+    ] = None,
     dtype: DataType = None,
     load_format: LoadFormat = "auto",
     config: Config = None,
@@ -106,7 +109,12 @@ def serve(
     named = (device,) if devices is None else device_list(devices)
 
     engine, server = read_sections(config) if config else (EngineConfig(), ServerConfig())
-    engine = _over(engine, {"slots": slots, "voices_folder": voices_folder, "is_eager": eager or None})
+    apart = None if codec_device is None else ",".join(device_list(codec_device))
+    engine = _over(
+        engine, {"slots": slots, "codec_device": apart, "voices_folder": voices_folder, "is_eager": eager or None}
+    )
+    if engine.codec_device and len(named) > 1:
+        raise ConfigError("codec_device", engine.codec_device, f"one engine can have it, and there are {len(named)}")
     renamed = {
         "api_keys": tuple(api_key or ()) or None,
         "model_aliases": tuple(model_alias or ()) or None,
