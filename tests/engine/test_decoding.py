@@ -18,6 +18,7 @@ from sonoro.models.base import SpeechModel
 
 __all__ = ["tiny"]
 
+SIZES = {"slots": 4, "max_positions": 1024, "max_frames": 64, "max_characters": 60, "chunk_frames": (1, 3, 8)}
 PADDED = {"frame_batches": (1, 2, 4), "prefill_buckets": (32, 1024), "codec_batches": (1, 4)}
 """As a GPU runs them."""
 
@@ -28,8 +29,7 @@ def spoken(model: SpeechModel, requests: list[SpeechRequest], **changes: object)
     """What an engine answers to 16 of `requests` that come and go, some of them paused for a while or cancelled; the
     same ones however often it is called.
     """
-    sizes = {"slots": 4, "max_positions": 1024, "max_frames": 64, "max_characters": 60, "chunk_frames": (1, 3, 8)}
-    engine = Engine(model, EngineConfig(**sizes | changes), Clock(), ticks_late=1)
+    engine = Engine(model, EngineConfig(**SIZES | changes), Clock(), ticks_late=1)
     draw, events, sent = random.Random(7), list[Event](), list[str]()
     while len(sent) < 16:
         if draw.random() < 0.4:
@@ -77,11 +77,15 @@ def test_audio_is_the_same_to_the_bit_on_another_gpu(tiny: TinyFamily, is_eager:
 @pytest.mark.gpu
 @needs_two_gpus
 def test_a_card_of_its_own_holds_what_the_codec_has(tiny: TinyFamily) -> None:
-    runner = Runner(tiny.load(torch.bfloat16, "cuda:0").model, EngineConfig(slots=2, codec_device="cuda:1"))
-    assert runner.codec_device == torch.device("cuda:1")
-    assert {device.index for device in runner.streams} == {0, 1}
-    assert not any("codec histories" in line for line in runner.report.splitlines())
-    assert any(line.startswith("codec on cuda:1:") for line in runner.report.splitlines())
+    engine = Engine(tiny.load(torch.bfloat16, "cuda:0").model, EngineConfig(**SIZES | {"codec_device": "cuda:1"}))
+    report = engine.report.splitlines()
+    assert not any("codec histories" in line for line in report)
+    assert any(line.startswith("codec on cuda:1:") for line in report)
+    engine.submit(SpeechRequest(id="0", text="Hello there.", max_frames=9))
+    drain(engine)
+    counts = engine.launches
+    assert min(counts[kind]["graph"] for kind in ("frame", "codec", "transfer")) > 0
+    assert sum(counts[kind]["eager"] for kind in ("frame", "codec", "transfer")) == 0
 
 
 def test_a_voice_primes_a_codec_that_is_apart() -> None:
@@ -118,4 +122,4 @@ def test_a_device_that_cannot_be_the_codecs_is_refused(where: str, words: str) -
 @pytest.mark.parametrize(("where", "words"), [("cuda:0", "all else is on it"), ("cuda:99", "this process sees")])
 def test_a_gpu_that_cannot_be_the_codecs_is_refused(tiny: TinyFamily, where: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        Runner(tiny.load(torch.bfloat16, "cuda:0").model, EngineConfig(slots=1, codec_device=where))
+        Runner(tiny.load(torch.bfloat16, "cuda:0").model, EngineConfig(**SIZES | {"codec_device": where}))
