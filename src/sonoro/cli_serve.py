@@ -113,8 +113,6 @@ def serve(
     engine = _over(
         engine, {"slots": slots, "codec_device": apart, "voices_folder": voices_folder, "is_eager": eager or None}
     )
-    if engine.codec_device and len(named) > 1:
-        raise ConfigError("codec_device", engine.codec_device, f"one engine can have it, and there are {len(named)}")
     renamed = {
         "api_keys": tuple(api_key or ()) or None,
         "model_aliases": tuple(model_alias or ()) or None,

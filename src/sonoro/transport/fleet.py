@@ -42,12 +42,15 @@ class Fleet:
     request's voice before one that would have to fetch it, unless that has much less to do. What is said of a request
     later goes where it went. An engine that crashes fails what it held; until it is replaced the others get its share.
     A voice is registered with one engine and read by the others from the folder; several engines without one are given
-    one for as long as they live. Belongs to the event loop it was started in.
+    one for as long as they live. Belongs to the event loop it was started in. Raises `ConfigError` if they would share
+    a `codec_device`.
     """
 
     def __init__(self, settings: WorkerSettings, devices: Sequence[str], limits: Limits | None = None) -> None:
         self.settings, self._folder = settings, contextlib.ExitStack()
         config = settings.config
+        if len(devices) > 1 and config.codec_device:
+            raise ConfigError("codec_device", config.codec_device, f"one engine can have it, not {len(devices)}")
         if len(devices) > 1 and not config.voices_folder:
             folder = tempfile.TemporaryDirectory(prefix="sonoro-voices-", ignore_cleanup_errors=True)
             config = replace(config, voices_folder=self._folder.enter_context(folder))
