@@ -103,15 +103,32 @@ def test_a_voice_is_spoken_where_it_was_unless_that_engine_is_busier() -> None:
             for number in range(3):
                 assert await place_of(fleet, request(str(number), voice="LOW")) == low
                 assert await place_of(fleet, request(str(number), voice="high")) == high
-            cloned = request("c", references=said("hm"))
-            place = await place_of(fleet, cloned)
-            await place_of(fleet, request("d", references=said("another")))
-            assert await place_of(fleet, cloned) == place
-            busy = [await fleet.open(endless(f"e{number}", voice="low")) for number in range(2)]
-            assert counts(fleet)[low] == 2, "one request more is no reason to fetch a voice"
-            assert await place_of(fleet, request("f", voice="low")) == high
-            for answer in busy:
-                await answer.aclose()
+            await fleet.add_voice("anna", said("of hers"))
+            for cloned in ({"references": said("hm")}, {"voice": "Anna"}):
+                place = await place_of(fleet, request("c", **cloned))
+                await place_of(fleet, request("d", references=said("another")))
+                assert await place_of(fleet, request("c", **cloned)) == place
+                busy = [await fleet.open(endless(f"e{number}", **cloned)) for number in range(2)]
+                assert counts(fleet)[place] == 2, "one request more is no reason to fetch a voice"
+                assert await place_of(fleet, request("f", **cloned)) != place
+                for answer in busy:
+                    await answer.aclose()
+                await until(lambda: counts(fleet) == [0, 0])
+
+    run(ask())
+
+
+def test_a_voice_of_the_model_is_at_hand_everywhere() -> None:
+    async def ask() -> None:
+        # To fetch a voice counts as two requests here.
+        async with launch_fleet("slow", config=dataclasses.replace(CONFIG, slots=16)) as fleet:
+            for voice in ({"voice": "low"}, {"speaker_embedding": (3.0, 4.0)}, {}):
+                await place_of(fleet, request("a", **voice))
+                busy = [await fleet.open(endless(str(number), **voice)) for number in range(4)]
+                assert counts(fleet) == [2, 2]
+                for answer in busy:
+                    await answer.aclose()
+                await until(lambda: counts(fleet) == [0, 0])
 
     run(ask())
 
@@ -229,6 +246,36 @@ def test_every_engine_knows_every_voice(is_kept: bool, tmp_path: Path) -> None:
         assert sorted(path.stem for path in tmp_path.iterdir()) == (["anna", "carl"] if is_kept else [])
 
     run(talk())
+
+
+def test_an_engine_that_dies_while_it_is_told_of_a_voice_is_not_waited_for() -> None:
+    async def kill() -> None:
+        async with launch_fleet() as fleet:
+            keeper, other = fleet.replicas
+            process = await stop(other, of=fleet)
+            adding = asyncio.create_task(fleet.add_voice("anna", said("hm")))
+            await until(lambda: names(keeper) == ["anna"])
+            os.kill(process, signal.SIGKILL)
+            await adding
+            assert not other.is_ready
+            await until(lambda: names(other) == ["anna"], timeout_s=40)
+
+    run(kill())
+
+
+async def stop(wanted: EngineClient, of: Fleet) -> int:
+    """Stop the process of one of the engines, which then says nothing; its id."""
+    for process in engines():
+        os.kill(process, signal.SIGSTOP)
+        asked = {asyncio.create_task(client.stats()): client for client in of.replicas}
+        said, silent = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        assert len(said) == 1
+        for task in silent:
+            task.cancel()
+        if asked[silent.pop()] is wanted:
+            return process
+        os.kill(process, signal.SIGCONT)
+    raise AssertionError("no process was that of the engine")
 
 
 def test_a_voice_whose_sender_leaves_is_registered_everywhere() -> None:

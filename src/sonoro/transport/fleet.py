@@ -32,7 +32,8 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 _COLD = 8
-"""An engine that has to fetch a voice counts as if it had one request more for so many slots, and at least one."""
+"""An engine that has to fetch a voice, which was uploaded or comes with the request, counts as if it had one request
+more for so many slots, and at least one."""
 
 
 class Fleet:
@@ -138,13 +139,10 @@ class Fleet:
 
     async def open(self, request: SpeechRequest) -> Answer:
         """The answer to `request`, given to an engine, as `EngineClient.open` gives it."""
-        # Whoever has a request of that id knows what to do with another.
-        holder = next((client for client in self.replicas if client.holds(request.id)), None)
-        if holder is None:
-            if not self.is_ready:
-                await self._until_ready()
-            holder = self._choose(request)
-        return await holder.open(request)
+        # Whoever has a request of that id knows what to do with another. An engine may be lost again before our turn.
+        while (holder := self._holding(request.id)) is None and not self.is_ready:
+            await self._until_ready()
+        return await (holder or self._choose(request)).open(request)
 
     def append(self, request_id: str, text: str) -> None:
         """More text for a live request, as `EngineClient.append` takes it."""
@@ -171,24 +169,28 @@ class Fleet:
         if self.settings.config.voices_folder:
             await asyncio.gather(*(_look(client) for client in self.replicas if client.is_ready))
 
+    def _holding(self, request_id: str) -> EngineClient | None:
+        return next((client for client in self.replicas if client.holds(request_id)), None)
+
     def _holder(self, request_id: str) -> EngineClient:
         """Where a request is; of one that has ended nobody knows, and anybody may be told."""
-        return next((client for client in self.replicas if client.holds(request_id)), self.replicas[0])
+        return self._holding(request_id) or self.replicas[0]
 
     def _choose(self, request: SpeechRequest) -> EngineClient:
-        """Where `request` is spoken soonest, of the engines there are."""
-        slots = self.settings.config.slots
-        cold, voice = max(1, slots // _COLD), _voice_of(request)
+        """Where `request` is spoken soonest, of the engines there are, of which there is one."""
+        ready = [client for client in self.replicas if client.is_ready]
+        # One that has just been replaced may not have heard of a voice yet.
+        able = [client for client in ready if client.has_registered(request.voice)]
+        slots, voice = self.settings.config.slots, _voice_of(request)
+        # A model's own voices are at hand everywhere.
+        cold = max(1, slots // _COLD) if able or request.references else 0
 
         def cost(client: EngineClient) -> tuple[bool, int, bool, int]:
             warmth, count = self._warmth[client], client.open_requests
             is_cold = not warmth.has(voice)
             return count >= slots, count + is_cold * cold, is_cold, warmth.requests
 
-        ready = [client for client in self.replicas if client.is_ready]
-        # One that has just been replaced may not have heard of a voice yet.
-        able = [client for client in ready if client.has_registered(request.voice)]
-        chosen = min(able or ready or self.replicas, key=cost)
+        chosen = min(able or ready, key=cost)
         self._warmth[chosen].note(voice)
         return chosen
 
@@ -206,18 +208,21 @@ class Fleet:
 
     async def _change(self, act: Callable[[EngineClient], Awaitable[Result]]) -> Result:
         """What `act` makes of one engine; the others look at the voices then. Goes on if its caller leaves."""
-        if not self.is_ready:
+        while not self.is_ready:
             await self._until_ready()
-        keeper = next((client for client in self.replicas if client.is_ready), self.replicas[0])
+        keeper = next(client for client in self.replicas if client.is_ready)
 
         async def change() -> Result:
             result = await act(keeper)
-            told = {client: self._begin(_refresh(client)) for client in self.replicas if client is not keeper}
-            if running := [task for client, task in told.items() if client.is_ready]:
-                await asyncio.wait(running)
+            await asyncio.gather(*(self._tell(client) for client in self.replicas if client is not keeper))
             return result
 
         return await asyncio.shield(self._begin(change()))
+
+    async def _tell(self, client: EngineClient) -> None:
+        """Let an engine look at the voices; one that does not run, or ends meanwhile, does so once it is back."""
+        if not (client.is_ready and await _look(client)):
+            self._begin(_refresh(client))
 
     def _begin(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         task = asyncio.create_task(work)
