@@ -1,6 +1,7 @@
 """A server over several engines: the same to its clients, and one that dies takes with it what it spoke alone."""
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import signal
@@ -10,6 +11,7 @@ import pytest
 
 from client_contract import VOICES, check_all
 from engine_processes import CONFIG, LONG, alone, engines, nothing_left, run, until
+from live_sessions import session
 from server_processes import SETTINGS, check_error, serving, sound
 from sonoro.core.types import SpeechRequest
 
@@ -99,6 +101,24 @@ def test_while_an_engine_is_away_its_places_are_too() -> None:
             assert await server.metric("sonoro_engine_waiting") == 0
             assert {answer.status_code for answer in await asyncio.gather(*more)} == {200}
             await asyncio.gather(*asking, return_exceptions=True)
+
+    run(kill(), timeout_s=120)
+
+
+def test_an_engine_that_is_back_serves_those_who_wait_though_nobody_comes_or_goes() -> None:
+    async def kill() -> None:
+        async with serving("slow_live", engines=2) as server, contextlib.AsyncExitStack() as sessions:
+            lasting = [await sessions.enter_async_context(session(server)) for _ in range(CONFIG.slots)]
+            os.kill(min(engines()), signal.SIGKILL)
+            await until(lambda: server.has("sonoro_engine_up", 1))
+            for each in lasting:
+                # Its text never ends, and it keeps its place.
+                await each.say("input.text", text="Some words and ")
+            await until(lambda: server.has("sonoro_requests_in_flight", CONFIG.slots))
+            waiting = asyncio.create_task(server.speak())
+            await until(lambda: server.has("sonoro_queue_depth", 1))
+            assert (await waiting).content == alone(SpeechRequest(id="a", text="Some words."))
+            assert await server.has("sonoro_engine_up", 2)
 
     run(kill(), timeout_s=120)
 

@@ -35,6 +35,31 @@ def test_who_came_first_enters_first() -> None:
     run(queue())
 
 
+def test_who_waits_enters_when_told_that_there_are_more_places() -> None:
+    async def queue() -> None:
+        share = 0.5
+        gate, is_over = Gate(4, max_waiting=9, wait_s=60, share=lambda: share), asyncio.Event()
+        inside = 0
+
+        async def enter() -> None:
+            nonlocal inside
+            async with gate.place():
+                inside += 1
+                await is_over.wait()
+
+        visits = [asyncio.create_task(enter()) for _ in range(5)]
+        await settle()
+        assert (inside, gate.waiting) == (2, 3)
+        share = 1.0
+        gate.admit()
+        await settle()
+        assert (inside, gate.waiting) == (4, 1)
+        is_over.set()
+        await asyncio.gather(*visits)
+
+    run(queue())
+
+
 def test_under_a_lasting_overload_who_came_last_enters_first(monkeypatch: pytest.MonkeyPatch) -> None:
     async def queue() -> None:
         gate, entered, late_s = Gate(1, max_waiting=9, wait_s=60), [], 0.0

@@ -42,6 +42,9 @@ KEY_PROTOCOL = "openai-insecure-api-key."
 VOICES_S = 5.0
 """How often a folder of voices is looked at: after so long nobody speaks one that another server has deleted."""
 
+ENGINES_S = 0.2
+"""How long those who wait may not notice that an engine is back, if nobody else comes or goes."""
+
 STATS_TIMEOUT_S = 2.0
 """How long /metrics waits for an engine before it counts as down."""
 
@@ -69,7 +72,7 @@ class Service:
         self._on_failure, self._failure, self._is_started = on_failure, "", False
         self.is_ending = False
         self._starting: asyncio.Task[None] | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._watching: list[asyncio.Task[None]] = []
 
     @contextlib.asynccontextmanager
     async def running(self, app: FastAPI) -> AsyncIterator[None]:
@@ -79,10 +82,11 @@ class Service:
             yield
         finally:
             self.is_ending = True
-            for task in (self._starting, self._watching):
-                if task is not None:
-                    task.cancel()
-                    await asyncio.gather(task, return_exceptions=True)
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
+            for task in self._watching:
+                task.cancel()
+            await asyncio.gather(*self._watching, return_exceptions=True)
             self._encoders.shutdown(wait=False)
             self.recordings.close()
             await self.client.close()
@@ -100,7 +104,7 @@ class Service:
                 logger.error("event=engine_not_started reason=%r", self._failure)
             return
         self.metrics.model, self._is_started = self.client.spec.name, True
-        self._watching = asyncio.create_task(self._watch_voices())
+        self._watching = [asyncio.create_task(watch()) for watch in (self._watch_voices, self._watch_engines)]
         logger.info("event=ready model=%s ready_s=%.1f", self.client.spec.name, self.client.ready.ready_s)
 
     async def until_started(self) -> None:
@@ -224,6 +228,11 @@ class Service:
         while True:
             await asyncio.sleep(VOICES_S)
             await self.client.refresh_voices()
+
+    async def _watch_engines(self) -> None:
+        while True:
+            await asyncio.sleep(ENGINES_S)
+            self.gate.admit()
 
     def encoding(self, body: SpeechBody) -> Encoding:
         """What makes of the model's audio what `body` asks for. Raises what is wrong with that."""

@@ -85,7 +85,7 @@ class Gate:
             self._leave()
 
     async def _enter(self) -> None:
-        self._admit()
+        self.admit()
         if self._has_room:
             self._inside += 1
             return
@@ -109,14 +109,14 @@ class Gate:
 
     def _leave(self) -> None:
         self._inside -= 1
-        self._admit()
+        self.admit()
 
     @property
     def _has_room(self) -> bool:
         return self._inside < max(1, round(self._places * self._share()))
 
-    def _admit(self) -> None:
-        """Let in those for whom there is room."""
+    def admit(self) -> None:
+        """Let in those for whom there is room; to be called when `share` may tell of more."""
         now_s = asyncio.get_running_loop().time()
         while self._waiting and self._has_room:
             is_overloaded = now_s - self._waiting[0].since_s > self._wait_s / 2
