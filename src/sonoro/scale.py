@@ -34,8 +34,9 @@ class Arguments(BaseModel):
     """What `app` is given: `key=value` of `serve run`, or `args` in a configuration of Ray Serve.
 
     `engine` and `server` are the sections of `sonoro serve --config`. A replica has an engine on each of its `gpus`, or
-    one on the CPU if they are 0. Between `min_replicas` and `max_replicas` there are as many as keep `target_load` of
-    their slots busy, requests that wait counted. A replica that is replaced gets `drain_s` to end what it speaks.
+    one on the CPU if they are 0. Between `min_replicas` and `max_replicas` there are as many as keep busy `target_load`
+    of what each speaks at once, requests that wait counted. A replica that is replaced gets `drain_s` to end what it
+    speaks.
     Replicas that are to know the same uploaded voices have the same `voices_folder`, a volume that all nodes mount.
     """
 
@@ -71,6 +72,8 @@ def app(args: dict[str, Any]) -> serve.Application:
     )
     slots = config.slots * len(devices)
     server = ServerConfig.from_mapping(wanted.server).resolve(slots)
+    # Beyond these a request waits, at the gate or in an engine, and still counts as one that a replica holds.
+    at_once = min(slots, server.max_concurrency)
     deployment = serve.deployment(
         name="sonoro",
         ray_actor_options={"num_gpus": wanted.gpus, "num_cpus": wanted.cpus},
@@ -79,7 +82,7 @@ def app(args: dict[str, Any]) -> serve.Application:
         autoscaling_config={
             "min_replicas": wanted.min_replicas,
             "max_replicas": wanted.max_replicas,
-            "target_ongoing_requests": max(1.0, wanted.target_load * slots),
+            "target_ongoing_requests": max(1.0, wanted.target_load * at_once),
         },
         graceful_shutdown_timeout_s=wanted.drain_s,
         graceful_shutdown_wait_loop_s=0.5,

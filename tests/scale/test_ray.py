@@ -10,12 +10,13 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Self
+from typing import Any, Self
 
 import httpx
 import pytest
 import yaml
 from pydantic import ValidationError
+from ray import serve
 
 from client_contract import check_all
 from engine_processes import LONG, alone, command_of, parent_of, until
@@ -185,10 +186,43 @@ def test_what_is_wrong_with_the_arguments_is_refused_by_name() -> None:
             app(arguments)
 
 
+def test_replicas_are_added_before_requests_have_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+    deployment = serve.deployment
+
+    def note(**options: Any) -> Any:
+        asked.append(options)
+        return deployment(**options)
+
+    monkeypatch.setattr(serve, "deployment", note)
+    for arguments, target, most in (
+        ({"engine": {"slots": 64}}, 44.8, 64),
+        ({"engine": {"slots": 64}, "gpus": 2}, 89.6, 128),
+        ({"engine": {"slots": 64}, "server": {"max_concurrency": 10}}, 7, 10),
+        ({"engine": {"slots": 64}, "server": {"max_concurrency": 100}, "target_load": 1}, 64, 100),
+        ({"engine": {"slots": 1}}, 1, 1),
+    ):
+        app(arguments)
+        options = asked.pop()
+        assert options["autoscaling_config"]["target_ongoing_requests"] == pytest.approx(target)
+        waiting_and_sessions = 2 * 1024
+        assert options["max_ongoing_requests"] == most + waiting_and_sessions
+
+
 def test_the_manifest_describes_an_application_and_the_ray_that_is_pinned() -> None:
     manifest = yaml.safe_load((ROOT / "examples" / "rayservice.yaml").read_text(encoding="utf-8"))["spec"]
     (described,) = yaml.safe_load(manifest["serveConfigV2"])["applications"]
     assert described["import_path"] == f"{app.__module__}:{app.__name__}"
     assert app(described["args"])
+    cluster, arguments = manifest["rayClusterConfig"], described["args"]
+    (group,) = cluster["workerGroupSpecs"]
+    assert cluster["enableInTreeAutoscaling"], "nobody would start the pods that replicas wait for"
+    assert (group["minReplicas"], group["maxReplicas"]) == (arguments["min_replicas"], arguments["max_replicas"])
+    pod = group["template"]["spec"]
+    (container,) = pod["containers"]
+    assert int(container["resources"]["limits"]["nvidia.com/gpu"]) == arguments["gpus"]
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    assert arguments["engine"]["voices_folder"] in mounts
+    assert set(mounts.values()) == {volume["name"] for volume in pod["volumes"]}
     pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     assert f"ray=={manifest['rayClusterConfig']['rayVersion']}" in pins
