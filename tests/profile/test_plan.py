@@ -117,5 +117,19 @@ def test_what_cannot_be_planned_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             run(PlanBench(**{**known, "rps": (1.0,), **changes}))
-    with pytest.raises(ConfigError, match="one request alone"):
-        Times.of({"rows": [{"batch": 8}]}, {"rows": []})
+    (tmp_path / "lengths").write_text("100000")
+    for changes, field in (({"lengths": tmp_path / "lengths"}, "lengths"), ({"rps": (1e-9,)}, "duration_s")):
+        with pytest.raises(ConfigError) as refusal:
+            run(PlanBench(**{**known, "rps": (1.0,), **changes}))
+        assert refusal.value.field == field
+
+
+def test_batches_that_could_not_be_measured_are_passed_over(times: Times) -> None:
+    frames = measured("frame")
+    *_, largest = frames["rows"]
+    for failed in ({"graph_ms": None, "xrt": None}, {"codec_ms": largest["codec_ms"] | {"12": None}}):
+        backwards = [largest | failed, *frames["rows"][-2::-1]]
+        known = Times.of(frames | {"rows": backwards}, measured("engine"), measured("serve"))
+        assert list(known.frame) == list(times.frame)[:-1] == sorted(known.frame)
+        with pytest.raises(ConfigError, match="one request alone"):
+            Times.of(frames | {"rows": backwards[:-1]}, measured("engine"))

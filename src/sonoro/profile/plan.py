@@ -11,6 +11,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any, Self, cast
 
@@ -53,13 +54,15 @@ class Times:
 
         Of the latter two what one client heard is used, nothing else. Raises `ConfigError` if that is not there.
         """
-        rows = {row["batch"]: row for row in frames["rows"]}
+        # Where a measurement failed there is none.
+        whole = [row for row in frames["rows"] if None not in (row["xrt"], row["graph_ms"], *row["codec_ms"].values())]
+        rows = {row["batch"]: row for row in sorted(whole, key=itemgetter("batch"))}
         alone: list[dict[str, Any]] = [
             next((row for row in file["rows"] if row.get("concurrency") == 1), {})
             for file in (engine, server or engine)
         ]
         if 1 not in rows or not all(alone):
-            raise ConfigError("results", sorted(rows), "each must hold a row of one request alone")
+            raise ConfigError("results", list(rows), "each must hold a whole row of one request alone")
         codec = {
             int(length): {batch: row["codec_ms"][length] for batch, row in rows.items()}
             for length in rows[1]["codec_ms"]
@@ -185,10 +188,19 @@ class _Engine:
 
 
 def simulate(times: Times, config: EngineConfig, gpus: int, load: Load) -> Outcome:
-    """What `gpus` engines of `config` do with `load`, each request going to the one that holds the fewest."""
+    """What `gpus` engines of `config` do with `load`, each request going to the one that holds the fewest.
+
+    Raises `ConfigError` for requests that never fit into an engine, or if none came in the time that counts.
+    """
     if gpus < 1:
         raise ConfigError("gpus", gpus, "it must be at least 1")
-    return _Simulation(times, config.resolve(), gpus, load).run()
+    most = config.slots * config.max_positions - _PROMPT_ROWS
+    if max(load.frames) > most:
+        raise ConfigError("lengths", f"{max(load.frames)} frames", f"{config.slots} slots hold {most} at most")
+    outcome = _Simulation(times, config.resolve(), gpus, load).run()
+    if not outcome.requests:
+        raise ConfigError("duration_s", load.duration_s, "no request came in that time; simulate longer")
+    return outcome
 
 
 class _Simulation:
@@ -214,7 +226,7 @@ class _Simulation:
             elif busy is not None:
                 busy.tick()
                 self._note(busy)
-        first_ms = np.array(self._first_ms or [np.nan])
+        first_ms = np.array(self._first_ms or [0.0])
         return Outcome(
             requests=len(self._first_ms),
             ttfp_p50_ms=float(np.percentile(first_ms, 50)),
