@@ -47,7 +47,9 @@ def serve(
     eager: Annotated[
         bool, typer.Option("--eager", help="capture no graphs: launch the same kernels one by one")
     ] = False,
-    voices_folder: Annotated[str | None, typer.Option(help="where uploaded voices are kept; in memory if none")] = None,
+    voices_folder: Annotated[
+        str | None, typer.Option(help="a folder, or a bucket as s3://..., for uploaded voices; in memory if none")
+    ] = None,
     api_key: Annotated[list[str] | None, typer.Option(help="a key that clients must send; may be repeated")] = None,
     model_alias: Annotated[
         list[str] | None, typer.Option(help="a further name of the model, in place of OpenAI's; may be repeated")

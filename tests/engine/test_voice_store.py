@@ -5,32 +5,44 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import fsspec
 import msgspec
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 
 from fakes.sine import SineModel
 from listening import config_of, reference, speak
 from sonoro.core.errors import ConfigError, EngineError, UnknownVoice, VoiceExists
 from sonoro.core.types import SpeechRequest, VoiceFacts
 from sonoro.engine.engine import Engine
-from sonoro.engine.voice_store import FORMAT, FolderStore, MemoryStore
+from sonoro.engine.voice_store import FORMAT, FileStore, store_at
 from sonoro.models.base import SavedVoice
 
 ANNA = VoiceFacts(name="anna", use="prompt", duration_s=1.0, created_at_s=1.8e9, transcript="hm")
 SAVED = SavedVoice({"a": torch.arange(6).reshape(2, 3).mT, "b": torch.tensor(0.5, dtype=torch.float16)}, {"of": "it"})
 
 
-def engine_in(folder: Path, **changes: object) -> Engine:
-    return Engine(SineModel(), config_of(voices_folder=str(folder), **changes))
+def engine_in(place: object, **changes: object) -> Engine:
+    return Engine(SineModel(), config_of(voices_folder=str(place), **changes))
 
 
-def store_in(folder: Path, fingerprint: str = "f") -> FolderStore:
-    return FolderStore(str(folder), "sine", fingerprint)
+def store_in(folder: Path, fingerprint: str = "f") -> FileStore:
+    return store_at(str(folder), "sine", fingerprint)
+
+
+@pytest.fixture
+def bucket() -> Iterator[str]:
+    """The URL of an empty folder in a bucket."""
+    files = fsspec.filesystem("memory")
+    files.mkdir("/bucket")
+    yield "memory://bucket/voices"
+    files.rm("/bucket", recursive=True)
 
 
 def names(engine: Engine) -> list[str]:
@@ -45,8 +57,14 @@ def file_of(folder: Path, name: str, **metadata: str) -> None:
     (folder / f"{name}.safetensors").write_bytes(safetensors.torch.save({"a": torch.zeros(1)}, fields))
 
 
-def test_an_engine_that_looks_again_knows_what_another_did(tmp_path: Path) -> None:
-    one, other = engine_in(tmp_path), engine_in(tmp_path)
+@pytest.fixture(params=["folder", "bucket"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, bucket: str) -> str:
+    """Where several engines may keep their voices."""
+    return str(tmp_path) if request.param == "folder" else bucket
+
+
+def test_an_engine_that_looks_again_knows_what_another_did(place: str) -> None:
+    one, other = engine_in(place), engine_in(place)
     one.add_voice("anna", (reference(),)).result()
     assert names(other) == []
     other.refresh_voices().result()
@@ -63,16 +81,18 @@ def test_an_engine_that_looks_again_knows_what_another_did(tmp_path: Path) -> No
     assert other.voices == one.voices
     assert heard(other) == heard(one)
     one.delete_voice("anna").result()
-    (tmp_path / "bert.safetensors").write_bytes(b"no voice")
+    with fsspec.open(f"{place}/bert.safetensors", "wb") as file:
+        file.write(b"no voice")
     other.refresh_voices().result()
     assert names(other) == []
 
 
-@pytest.mark.parametrize("store_of", [lambda folder: MemoryStore(), store_in], ids=["memory", "folder"])
-def test_a_voice_comes_back_as_it_was(store_of: object, tmp_path: Path) -> None:
-    store = store_of(tmp_path)
+@pytest.mark.parametrize("is_in_memory", [True, False], ids=["memory", "place"])
+def test_a_voice_comes_back_as_it_was(is_in_memory: bool, place: str, tmp_path: Path) -> None:
+    store = store_at("" if is_in_memory else place, "sine", "f")
     assert not store.stamps()
-    store.write(ANNA, SAVED)
+    stamp = store.write(ANNA, SAVED)
+    assert dict(store.stamps()) == {"anna": stamp}
     facts, saved = store.read("anna")
     assert (facts, dict(saved.facts)) == (ANNA, dict(SAVED.facts))
     assert saved.tensors.keys() == SAVED.tensors.keys()
@@ -84,14 +104,27 @@ def test_a_voice_comes_back_as_it_was(store_of: object, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_engine_has_the_voices_of_the_one_before(tmp_path: Path) -> None:
-    folder = tmp_path / "made" / "for it"
+def test_a_name_is_taken_by_the_first_alone(place: str) -> None:
+    one, other = store_at(place, "sine", "f"), store_at(place, "cosine", "g")
+    one.write(ANNA, SAVED)
+    with pytest.raises(VoiceExists, match=r"holds anna\.safetensors, though not of this model"):
+        other.write(ANNA, SAVED)
+    assert one.read("anna")[0] == ANNA
+    with pytest.raises(EngineError, match="it was made by 'sine', whose weights or dtype are not those of 'cosine'"):
+        other.read("anna")
+    other.delete("anna")
+    other.delete("anna")
+    assert not one.stamps()
+
+
+def test_an_engine_has_the_voices_of_the_one_before(place: str) -> None:
+    folder = f"{place}/made/for it"
     engine = engine_in(folder)
     for name in ("anna", "bert", "carl"):
         engine.add_voice(name, (reference(),), "agreed").result(0)
     engine.delete_voice("bert").result(0)
     model = SineModel()
-    again = Engine(model, config_of(voices_folder=str(folder)))
+    again = Engine(model, config_of(voices_folder=folder))
     assert again.voices == tuple(facts for facts in engine.voices if facts.name != "bert")
     assert names(again) == ["anna", "carl"]
     request = SpeechRequest(id="a", text="Some words.", voice="carl")
@@ -199,6 +232,54 @@ def test_a_voice_that_cannot_be_deleted_stays(tmp_path: Path, monkeypatch: pytes
         engine.delete_voice("anna").result(0)
     assert engine.voices == (facts,)
     assert speak(SpeechRequest(id="a", text="Some words.", voice="anna"), engine)[1].reason == "stop"
+
+
+def test_a_bucket_that_does_not_answer_is_asked_again(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_away(*_: object, **__: object) -> None:
+        raise RuntimeError("no credentials were found")
+
+    one, other = engine_in(bucket), engine_in(bucket)
+    facts = one.add_voice("anna", (reference(),)).result(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "cat_file", is_away)
+        other.refresh_voices().result(0)
+        assert other.voices == ()
+        request = SpeechRequest(id="a", text="Some words.", voice="anna")
+        with pytest.raises(EngineError, match="the voice 'anna' could not be read: RuntimeError: no credentials"):
+            one.submit(request)
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "ls", is_away)
+        with pytest.raises(OSError, match="RuntimeError: no credentials were found"):
+            other.refresh_voices().result(0)
+        assert one.voices == (facts,)
+    other.refresh_voices().result(0)
+    assert other.voices == (facts,)
+    assert speak(request, other)[1].reason == speak(request, one)[1].reason == "stop"
+
+
+def test_what_else_is_in_a_bucket_is_passed_over(bucket: str, caplog: pytest.LogCaptureFixture) -> None:
+    files = fsspec.filesystem("memory")
+    for path, data in (("README", b"voices"), ("cut.safetensors", b"1234567"), ("below/bert.safetensors", b"")):
+        files.pipe_file(f"/bucket/voices/{path}", data)
+    engine = engine_in(bucket)
+    assert engine.voices == ()
+    warned = " ".join(caplog.messages)
+    assert [name in warned for name in ("'README'", "'cut.safetensors'", "bert")] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("memory://nothing/voices", "there is no '/nothing' that can be reached"),
+        ("nowhere://bucket/voices", "Protocol not known: nowhere"),
+        ("s3://bucket/voices", "Install s3fs"),
+    ],
+)
+def test_a_bucket_that_cannot_be_used_is_refused(url: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    with pytest.raises(ConfigError, match=f"it must be a bucket that can be used .*{words}") as refusal:
+        engine_in(url)
+    assert (refusal.value.field, refusal.value.value) == ("voices_folder", url)
 
 
 def test_a_folder_that_cannot_be_one_is_refused(tmp_path: Path) -> None:

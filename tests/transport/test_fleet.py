@@ -218,10 +218,10 @@ def test_an_engine_that_is_given_up_leaves_the_others() -> None:
     run(kill())
 
 
-@pytest.mark.parametrize("is_kept", [True, False], ids=["folder", "no folder"])
-def test_every_engine_knows_every_voice(is_kept: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["{folder}", "file://{folder}", ""], ids=["folder", "bucket", "no folder"])
+def test_every_engine_knows_every_voice(place: str, tmp_path: Path) -> None:
     async def talk() -> None:
-        config = dataclasses.replace(CONFIG, voices_folder=str(tmp_path) if is_kept else "")
+        config = dataclasses.replace(CONFIG, voices_folder=place.format(folder=tmp_path))
         async with launch_fleet(config=config) as fleet:
             facts = await fleet.add_voice("Anna", said("hm"), "she agreed")
             other = await fleet.add_voice("bert", (reference("reference"),))
@@ -243,7 +243,7 @@ def test_every_engine_knows_every_voice(is_kept: bool, tmp_path: Path) -> None:
                 assert {(await gather(client.stream(request("a", voice="carl"))))[0]} == spoken
             with pytest.raises(UnknownVoice):
                 await hear(fleet, request("a", voice="bert"))
-        assert sorted(path.stem for path in tmp_path.iterdir()) == (["anna", "carl"] if is_kept else [])
+        assert sorted(path.stem for path in tmp_path.iterdir()) == (["anna", "carl"] if place else [])
 
     run(talk())
 

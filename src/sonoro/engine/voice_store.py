@@ -1,38 +1,35 @@
-"""Registered voices where they outlast the engine: a folder with a safetensors file for each, or memory alone.
+"""Registered voices where they outlast the engine: a safetensors file for each, or memory alone.
 
 Knows no model: a voice is named tensors and facts, and belongs to whoever has the fingerprint it was saved with.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import tempfile
-import time
 from collections.abc import Hashable
-from pathlib import Path
 
 import msgspec
-import safetensors
 import safetensors.torch
 
 from sonoro.core.errors import ConfigError, EngineError, VoiceExists
 from sonoro.core.types import VoiceFacts, voice_name
+from sonoro.engine.voice_files import Bucket, Files, Folder
 from sonoro.models.base import SavedVoice
 
-__all__ = ["FORMAT", "Entry", "FolderStore", "MemoryStore"]
+__all__ = ["FORMAT", "Entry", "FileStore", "MemoryStore", "OutOfReach", "store_at"]
 
 logger = logging.getLogger(__name__)
 
 FORMAT = "1"
 """Of the files; another is refused. Metadata: format, model, fingerprint, and as JSON facts and the model's own."""
 
-_SUFFIX, _UNFINISHED = ".safetensors", ".tmp"
-_ABANDONED_S = 3600.0
-"""After this long nobody is writing a file any more: a process was killed at it."""
+_SUFFIX = ".safetensors"
 
 Entry = tuple[VoiceFacts, SavedVoice]
+
+
+class OutOfReach(EngineError):
+    """Where a voice is kept does not answer now; another time it may."""
 
 
 class MemoryStore:
@@ -55,36 +52,25 @@ class MemoryStore:
         del self._entries[name]
 
 
-class FolderStore:
-    """Voices in `folder`, made if it is missing, for the model called `model` with this `fingerprint`.
+class FileStore:
+    """Voices in `files`, never one over another, for the model called `model` with this `fingerprint`."""
 
-    Files are written whole or not at all, and never over another. Raises `ConfigError` if the folder cannot be used.
-    """
-
-    def __init__(self, folder: str, model: str, fingerprint: str) -> None:
-        self._folder, self._model, self._fingerprint = Path(folder).expanduser(), model, fingerprint
+    def __init__(self, files: Files, model: str, fingerprint: str) -> None:
+        self._files, self._model, self._fingerprint = files, model, fingerprint
         self._warned: set[str] = set()
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._sweep()
-        except OSError as error:
-            raise ConfigError("voices_folder", folder, f"it must be a folder that can be used ({error})") from error
 
     def stamps(self) -> dict[str, Hashable]:
         """By name the files that could be voices, and what differs when another takes the place of one.
 
-        Warns once of any other but those that are being written.
+        Warns once of any other.
         """
         stamps: dict[str, Hashable] = {}
-        for path in sorted(path for path in self._folder.iterdir() if not _is_unfinished(path)):
-            if path.suffix == _SUFFIX:
-                with contextlib.suppress(FileNotFoundError):
-                    stamps[path.stem] = _stamp(path)
-            elif path.name not in self._warned:
-                self._warned.add(path.name)
-                logger.warning(
-                    "event=voice_passed_over file=%r reason='its name does not end with %s'", path.name, _SUFFIX
-                )
+        for file, stamp in self._files.stamps().items():
+            if file.endswith(_SUFFIX):
+                stamps[file.removesuffix(_SUFFIX)] = stamp
+            elif file not in self._warned:
+                self._warned.add(file)
+                logger.warning("event=voice_passed_over file=%r reason='its name does not end with %s'", file, _SUFFIX)
         return stamps
 
     def write(self, facts: VoiceFacts, saved: SavedVoice) -> Hashable:
@@ -96,83 +82,66 @@ class FolderStore:
             "facts": msgspec.json.encode(facts).decode(),
             "voice": msgspec.json.encode(dict(saved.facts)).decode(),
         }
-        data = safetensors.torch.save(dict(_on_cpu(saved).tensors), metadata)
-        path = self._path(facts.name)
-        if path.exists():
-            raise VoiceExists("name", facts.name, f"the folder of voices holds {path.name}, though not of this model")
+        file, data = facts.name + _SUFFIX, safetensors.torch.save(dict(_on_cpu(saved).tensors), metadata)
         try:
-            self._write(path, data)
-            return _stamp(path)
+            return self._files.create(file, data)
+        except FileExistsError as error:
+            limit = f"the folder of voices holds {file}, though not of this model"
+            raise VoiceExists("name", facts.name, limit) from error
         except OSError as error:
-            raise EngineError(f"the voice {facts.name!r} could not be kept: {error.strerror}") from error
+            raise EngineError(f"the voice {facts.name!r} could not be kept: {error.strerror or error}") from error
 
     def read(self, name: str) -> Entry:
-        """The voice in the file of that name. Raises `EngineError` or a decoding error if it is none of this model."""
-        path = self._path(name)
-        if not path.is_file():
-            raise EngineError(f"{path.name} is not a file")
-        with safetensors.safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise EngineError(f"its format is {metadata.get('format')!r}; it must be {FORMAT!r}")
-            if metadata.get("fingerprint") != self._fingerprint:
-                made_by = metadata.get("model")
-                raise EngineError(
-                    f"it was made by {made_by!r}, whose weights or dtype are not those of {self._model!r}"
-                )
-            facts = msgspec.json.decode(metadata.get("facts", ""), type=VoiceFacts)
-            if voice_name(facts.name) != name:
-                raise EngineError(f"it holds the voice {facts.name!r}, not {name!r}")
-            own = msgspec.json.decode(metadata.get("voice", ""), type=dict[str, str])
-            return facts, SavedVoice({key: file.get_tensor(key) for key in file.keys()}, own)  # noqa: SIM118
+        """The voice in the file of that name.
+
+        Raises `OutOfReach` if it cannot be read now, `EngineError` or a decoding error if it is none of this model.
+        """
+        try:
+            data = self._files.read(name + _SUFFIX)
+        except IsADirectoryError as error:
+            raise EngineError(str(error)) from error
+        except OSError as error:
+            raise OutOfReach(f"the voice {name!r} could not be read: {error.strerror or error}") from error
+        tensors, metadata = safetensors.torch.load(data), _metadata_of(data)
+        if metadata.get("format") != FORMAT:
+            raise EngineError(f"its format is {metadata.get('format')!r}; it must be {FORMAT!r}")
+        if metadata.get("fingerprint") != self._fingerprint:
+            made_by = metadata.get("model")
+            raise EngineError(f"it was made by {made_by!r}, whose weights or dtype are not those of {self._model!r}")
+        facts = msgspec.json.decode(metadata.get("facts", ""), type=VoiceFacts)
+        if voice_name(facts.name) != name:
+            raise EngineError(f"it holds the voice {facts.name!r}, not {name!r}")
+        return facts, SavedVoice(tensors, msgspec.json.decode(metadata.get("voice", ""), type=dict[str, str]))
 
     def delete(self, name: str) -> None:
         """Remove a voice's file. Raises `EngineError` if it stays."""
         try:
-            self._path(name).unlink(missing_ok=True)
-            self._sync_folder()
+            self._files.delete(name + _SUFFIX)
         except OSError as error:
-            raise EngineError(f"the voice {name!r} could not be deleted: {error.strerror}") from error
-
-    def _write(self, path: Path, data: bytes) -> None:
-        handle, unfinished = tempfile.mkstemp(dir=self._folder, prefix=f".{path.stem}.", suffix=_UNFINISHED)
-        try:
-            with open(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(unfinished, path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(unfinished)
-            raise
-        self._sync_folder()
-
-    def _sync_folder(self) -> None:
-        handle = os.open(self._folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-    def _sweep(self) -> None:
-        """Remove what was being written when its process was killed. Another engine may be writing right now."""
-        for path in self._folder.iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                if _is_unfinished(path) and path.stat().st_mtime < time.time() - _ABANDONED_S:
-                    path.unlink()
-
-    def _path(self, name: str) -> Path:
-        return self._folder / (name + _SUFFIX)
+            raise EngineError(f"the voice {name!r} could not be deleted: {error.strerror or error}") from error
 
 
-def _stamp(path: Path) -> Hashable:
-    facts = path.lstat()
-    return facts.st_ino, facts.st_mtime_ns, facts.st_size
+def store_at(place: str, model: str, fingerprint: str) -> FileStore | MemoryStore:
+    """Voices of that model in a folder, in a bucket by its URL, or in memory if `place` is empty.
+
+    Raises `ConfigError` if it cannot be used.
+    """
+    if not place:
+        return MemoryStore()
+    is_url = "://" in place
+    try:
+        files = Bucket(place) if is_url else Folder(place)
+    except OSError as error:
+        limit = f"it must be {'a bucket' if is_url else 'a folder'} that can be used ({error})"
+        raise ConfigError("voices_folder", place, limit) from error
+    return FileStore(files, model, fingerprint)
 
 
-def _is_unfinished(path: Path) -> bool:
-    return path.name.startswith(".") and path.name.endswith(_UNFINISHED)
+def _metadata_of(data: bytes) -> dict[str, str]:
+    """What stands beside the tensors of a file that could be read: in a header of JSON, after its length."""
+    header = msgspec.json.decode(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    metadata: dict[str, str] = header.get("__metadata__", {})
+    return metadata
 
 
 def _on_cpu(saved: SavedVoice) -> SavedVoice:

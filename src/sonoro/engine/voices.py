@@ -23,7 +23,7 @@ from sonoro.core.audio import MAX_REFERENCE_S
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidReference, InvalidRequest, UnknownVoice, VoiceExists
 from sonoro.core.types import Reference, SpeechRequest, VoiceFacts, listed, voice_name
-from sonoro.engine.voice_store import FolderStore, MemoryStore
+from sonoro.engine.voice_store import OutOfReach, store_at
 from sonoro.models.base import SpeechModel, Voice
 
 __all__ = ["Inline", "Voices", "content_hash"]
@@ -75,8 +75,7 @@ class Voices:
         self._waiting: Counter[Future[Voice]] = Counter()
         self._adding: set[str] = set()
         self.registered: dict[str, VoiceFacts] = {}
-        folder = config.voices_folder
-        self._store = FolderStore(folder, model.spec.name, model.fingerprint) if folder else MemoryStore()
+        self._store = store_at(config.voices_folder, model.spec.name, model.fingerprint)
         self._stamps: dict[str, Hashable] = {}
         self._run(self._look)
 
@@ -254,6 +253,8 @@ class Voices:
                 self.registered[name] = self._read(name)
             except Exception as error:  # whatever lies in a folder, the engine runs
                 self.registered.pop(name, None)
+                if isinstance(error, OutOfReach):
+                    self._stamps[name] = None  # so it is read the next time
                 logger.warning("event=voice_passed_over file=%r reason=%r", f"{name}.safetensors", str(error))
 
     def _read(self, name: str) -> VoiceFacts:
