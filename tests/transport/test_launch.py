@@ -166,6 +166,17 @@ asyncio.run(main())
         time.sleep(0.05)
 
 
+def test_while_an_engine_runs_nothing_of_its_link_is_on_the_disk(nothing_left: Path) -> None:
+    """So nothing is left there if both are killed, the engine first."""
+
+    async def look() -> None:
+        async with launch() as client:
+            assert list(nothing_left.iterdir()) == []
+            assert (await gather(client.stream(request("a"))))[0] == alone(request("a"))
+
+    run(look())
+
+
 @pytest.mark.parametrize("field", ["ready_timeout_s", "queue_s", "max_restarts"])
 def test_limits_that_are_none_are_refused(field: str) -> None:
     with pytest.raises(ConfigError, match="at least") as refusal:

@@ -59,6 +59,10 @@ class ClientLink:
         if not isinstance(sent.exception(), zmq.Again):
             sent.result()
 
+    def settle(self) -> None:
+        """The other end is there: nobody else has to find it, and nothing lies about whichever of them dies first."""
+        remove_endpoint(self.endpoint)
+
     def close(self) -> None:
         """Drop what was not sent and remove the Unix socket with its folder."""
         self._socket.close(linger=0)

@@ -101,6 +101,7 @@ class WorkerProcess:
         except BaseException:
             await worker.stop(0)
             raise
+        link.settle()
         return worker
 
     def send(self, message: ToEngine) -> None:
