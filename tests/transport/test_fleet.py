@@ -278,6 +278,34 @@ async def stop(wanted: EngineClient, of: Fleet) -> int:
     raise AssertionError("no process was that of the engine")
 
 
+def test_many_who_look_for_voices_at_once_look_together(tmp_path: Path) -> None:
+    async def look() -> None:
+        config = dataclasses.replace(CONFIG, voices_folder=str(tmp_path))
+        async with launch_fleet(config=config, count=1) as fleet, launch_fleet(config=config, count=1) as other:
+            (client,) = fleet.replicas
+            refresh, looks = client.refresh_voices, 0
+
+            async def counted() -> None:
+                nonlocal looks
+                looks += 1
+                await refresh()
+
+            client.refresh_voices = counted
+            first = [asyncio.create_task(fleet.refresh_voices()) for _ in range(20)]
+            await until(lambda: looks == 1)
+            await other.add_voice("anna", said("hm"))
+            later = [asyncio.create_task(fleet.refresh_voices()) for _ in range(20)]
+            later.pop().cancel()
+            await asyncio.gather(*first, *later)
+            assert names(fleet) == ["anna"]
+            assert looks <= 3
+            await other.delete_voice("anna")
+            await fleet.refresh_voices()
+            assert names(fleet) == []
+
+    run(look())
+
+
 def test_a_voice_whose_sender_leaves_is_registered_everywhere() -> None:
     async def leave() -> None:
         async with launch_fleet("slow voices") as fleet:

@@ -60,6 +60,8 @@ class Fleet:
         )
         self._warmth = {client: _Warmth(client) for client in self.replicas}
         self._changes: set[asyncio.Task[Any]] = set()
+        self._last_look: asyncio.Task[None] | None = None
+        self._next_look: asyncio.Task[None] | None = None
 
     @classmethod
     def launch(
@@ -165,9 +167,21 @@ class Fleet:
         await self._change(lambda client: client.delete_voice(name))
 
     async def refresh_voices(self) -> None:
-        """Let the engines there are look at the folder of voices, if there is one, as others may have changed it."""
-        if self.settings.config.voices_folder:
-            await asyncio.gather(*(_look(client) for client in self.replicas if client.is_ready))
+        """Let the engines there are look at the folder of voices, if there is one, as others may have changed it.
+
+        All who ask while they look wait for one look more: what has been put there before is seen, however many ask.
+        """
+        if not self.settings.config.voices_folder:
+            return
+        if self._next_look is None:
+            self._next_look = self._begin(self._look_after(self._last_look))
+        await asyncio.shield(self._next_look)
+
+    async def _look_after(self, previous: asyncio.Task[None] | None) -> None:
+        if previous is not None:
+            await asyncio.wait({previous})
+        self._last_look, self._next_look = self._next_look, None
+        await asyncio.gather(*(_look(client) for client in self.replicas if client.is_ready))
 
     def _holding(self, request_id: str) -> EngineClient | None:
         return next((client for client in self.replicas if client.holds(request_id)), None)
