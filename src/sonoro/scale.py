@@ -33,11 +33,11 @@ _WATCH_S = 0.02
 class Arguments(BaseModel):
     """What `app` is given: `key=value` of `serve run`, or `args` in a configuration of Ray Serve.
 
-    `engine` and `server` are the sections of `sonoro serve --config`. A replica has an engine on each of its `gpus`, or
-    one on the CPU if they are 0. Between `min_replicas` and `max_replicas` there are as many as keep busy `target_load`
-    of what each speaks at once, requests that wait counted. A replica that is replaced gets `drain_s` to end what it
-    speaks. Replicas that are to know the same uploaded voices have the same `voices_folder`: a bucket, or a volume that
-    all nodes mount.
+    `engine` and `server` are the sections of `sonoro serve --config`; where Ray listens and how long a connection may
+    idle is its own to say. A replica has an engine on each of its `gpus`, or one on the CPU if they are 0. Between
+    `min_replicas` and `max_replicas` there are as many as keep busy `target_load` of what each speaks at once, requests
+    that wait counted. A replica that is replaced gets `drain_s` to end what it speaks. Replicas that are to know the
+    same uploaded voices have the same `voices_folder`: a bucket, or a volume that all nodes mount.
     """
 
     model_config = ConfigDict(extra="forbid")
