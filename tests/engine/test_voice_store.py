@@ -107,7 +107,7 @@ def test_a_voice_comes_back_as_it_was(is_in_memory: bool, place: str, tmp_path: 
 def test_a_name_is_taken_by_the_first_alone(place: str) -> None:
     one, other = store_at(place, "sine", "f"), store_at(place, "cosine", "g")
     one.write(ANNA, SAVED)
-    with pytest.raises(VoiceExists, match=r"holds anna\.safetensors, though not of this model"):
+    with pytest.raises(VoiceExists, match=r"holds anna\.safetensors, of another model or registered just now"):
         other.write(ANNA, SAVED)
     assert one.read("anna")[0] == ANNA
     with pytest.raises(EngineError, match="it was made by 'sine', whose weights or dtype are not those of 'cosine'"):

@@ -306,6 +306,19 @@ def test_many_who_look_for_voices_at_once_look_together(tmp_path: Path) -> None:
     run(look())
 
 
+def test_a_voice_kept_by_an_engine_that_then_died_is_found_by_the_others() -> None:
+    async def kill() -> None:
+        async with launch_fleet() as fleet:
+            keeper, other = fleet.replicas
+            # As if it had died with its answer: nobody is told.
+            await keeper.add_voice("anna", said("hm"))
+            assert names(other) == []
+            await fleet.refresh_voices()
+            assert names(other) == names(fleet) == ["anna"]
+
+    run(kill())
+
+
 def test_a_voice_whose_sender_leaves_is_registered_everywhere() -> None:
     async def leave() -> None:
         async with launch_fleet("slow voices") as fleet:

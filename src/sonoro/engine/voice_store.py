@@ -86,7 +86,7 @@ class FileStore:
         try:
             return self._files.create(file, data)
         except FileExistsError as error:
-            limit = f"the folder of voices holds {file}, though not of this model"
+            limit = f"the folder of voices holds {file}, of another model or registered just now"
             raise VoiceExists("name", facts.name, limit) from error
         except OSError as error:
             raise EngineError(f"the voice {facts.name!r} could not be kept: {error.strerror or error}") from error

@@ -171,7 +171,7 @@ class Fleet:
 
         All who ask while they look wait for one look more: what has been put there before is seen, however many ask.
         """
-        if not self.settings.config.voices_folder:
+        if not self.replicas[0].settings.config.voices_folder:
             return
         if self._next_look is None:
             self._next_look = self._begin(self._look_after(self._last_look))
