@@ -13,6 +13,8 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
+from ray.serve.autoscaling_policy import replica_queue_length_autoscaling_policy
+from ray.serve.config import AutoscalingContext
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -24,7 +26,9 @@ from sonoro.transport.fleet import Fleet
 from sonoro.transport.launch import Limits
 from sonoro.transport.messages import DEFAULT_FACTORY, WorkerSettings
 
-__all__ = ["Arguments", "Replica", "app"]
+__all__ = ["Arguments", "ByLoadAndWait", "Replica", "app"]
+
+_WAIT = "queue_wait_s"
 
 _WATCH_S = 0.02
 """How long a replica without an engine may go on refusing requests that another would take."""
@@ -36,8 +40,9 @@ class Arguments(BaseModel):
     `engine` and `server` are the sections of `sonoro serve --config`; where Ray listens and how long a connection may
     idle is its own to say. A replica has an engine on each of its `gpus`, or one on the CPU if they are 0. Between
     `min_replicas` and `max_replicas` there are as many as keep busy `target_load` of what each speaks at once, requests
-    that wait counted. A replica that is replaced gets `drain_s` to end what it speaks. Replicas that are to know the
-    same uploaded voices have the same `voices_folder`: a bucket, or a volume that all nodes mount.
+    that wait counted, and one more as long as requests wait for more than `target_wait_ms`. A replica that is replaced
+    gets `drain_s` to end what it speaks. Replicas that are to know the same uploaded voices have the same
+    `voices_folder`: a bucket, or a volume that all nodes mount.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -53,6 +58,7 @@ class Arguments(BaseModel):
     min_replicas: int = Field(default=1, ge=1)
     max_replicas: int = Field(default=1, ge=1)
     target_load: float = Field(default=0.7, gt=0, le=1)
+    target_wait_ms: float = Field(default=100.0, gt=0)
     drain_s: float = Field(default=600.0, gt=0)
     health_check_s: float = Field(default=5.0, gt=0)
 
@@ -83,6 +89,10 @@ def app(args: dict[str, Any]) -> serve.Application:
             "min_replicas": wanted.min_replicas,
             "max_replicas": wanted.max_replicas,
             "target_ongoing_requests": max(1.0, wanted.target_load * at_once),
+            "policy": {
+                "policy_function": ByLoadAndWait,
+                "policy_kwargs": {"target_wait_s": wanted.target_wait_ms / 1000},
+            },
         },
         graceful_shutdown_timeout_s=wanted.drain_s,
         graceful_shutdown_wait_loop_s=0.5,
@@ -116,6 +126,10 @@ class Replica:
         if self._watching is None:
             self._watching = asyncio.create_task(self._watch())
 
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Ray asks now and then, for `ByLoadAndWait`."""
+        return {_WAIT: self._app.state.service.gate.longest_wait_s}
+
     async def _watch(self) -> None:
         """End this process as soon as it has no engine: Ray would give it requests, which it had to refuse."""
         while self._can_speak or self._app.state.service.is_ending:
@@ -126,6 +140,23 @@ class Replica:
     def _can_speak(self) -> bool:
         """Whether there is an engine, or will be one without Ray's doing."""
         return self._fleet.is_ready or (len(self._fleet.replicas) > 1 and self._fleet.closed_reason is None)
+
+
+class ByLoadAndWait:
+    """How many replicas there should be: as many as the requests they hold ask for, and one more than there are as long
+    as the first in their queues has waited for more than `target_wait_s`, all of them taken together.
+
+    A batch is one request, whatever it keeps busy: others may wait while the replicas hold few.
+    """
+
+    def __init__(self, target_wait_s: float) -> None:
+        self._target_wait_s = target_wait_s
+
+    def __call__(self, context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
+        by_load, state = replica_queue_length_autoscaling_policy(context)
+        waits = (context.aggregated_metrics or {}).get(_WAIT, {}).values()
+        is_late = bool(waits) and sum(waits) / len(waits) > self._target_wait_s
+        return max(by_load, context.current_num_replicas + 1 if is_late else 0), state
 
 
 class _Unnamed:

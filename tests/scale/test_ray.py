@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self
@@ -17,13 +18,14 @@ import pytest
 import yaml
 from pydantic import ValidationError
 from ray import serve
+from ray.serve.config import AutoscalingConfig, AutoscalingContext
 
 from client_contract import check_all
 from engine_processes import LONG, alone, command_of, parent_of, until
 from server_processes import Server
 from sonoro.core.errors import ConfigError
 from sonoro.core.types import SpeechRequest
-from sonoro.scale import app
+from sonoro.scale import ByLoadAndWait, app
 
 TESTS, ROOT = Path(__file__).parents[1:3]
 LASTING = {"input": LONG, "response_format": "pcm", "max_new_tokens": 300, "ignore_eos": True}
@@ -207,6 +209,30 @@ def test_replicas_are_added_before_requests_have_to_wait(monkeypatch: pytest.Mon
         assert options["autoscaling_config"]["target_ongoing_requests"] == pytest.approx(target)
         waiting_and_sessions = 2 * 1024
         assert options["max_ongoing_requests"] == most + waiting_and_sessions
+
+
+@pytest.mark.parametrize(
+    ("held", "waits_s", "wanted"),
+    [
+        (14, {}, 2),
+        (14, {"a": 0.0, "b": 0.05}, 2),
+        (14, {"a": 0.0, "b": 0.3}, 3),
+        (28, {"a": 0.5, "b": 0.5}, 4),
+        (7, {"a": 0.0, "b": 0.0}, 1),
+    ],
+    ids=["nobody waits yet", "a moment", "too long", "too many", "few"],
+)
+def test_replicas_are_added_by_load_and_while_requests_wait(
+    held: int, waits_s: dict[str, float], wanted: float
+) -> None:
+    """Two replicas, each of which may hold seven."""
+    fields = dict.fromkeys(signature(AutoscalingContext).parameters) | {
+        "current_num_replicas": 2,
+        "total_num_requests": held,
+        "aggregated_metrics": {"queue_wait_s": waits_s} if waits_s else {},
+        "config": AutoscalingConfig(target_ongoing_requests=7),
+    }
+    assert ByLoadAndWait(0.1)(AutoscalingContext(**fields))[0] == wanted
 
 
 def test_the_manifest_describes_an_application_and_the_ray_that_is_pinned() -> None:

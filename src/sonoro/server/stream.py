@@ -75,6 +75,11 @@ class Gate:
         """How many are before the gate."""
         return len(self._waiting)
 
+    @property
+    def longest_wait_s(self) -> float:
+        """How long the first of them has waited; 0 if there is none."""
+        return asyncio.get_running_loop().time() - self._waiting[0].since_s if self._waiting else 0.0
+
     @contextlib.asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
         """A place until the block ends. Raises `TooManyRequests` when none comes free in time."""
