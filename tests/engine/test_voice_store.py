@@ -1,11 +1,14 @@
 """Registered voices in a folder: whole or not at all, there again after a restart, and no file harms the engine."""
 
+import contextlib
 import errno
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
@@ -117,6 +120,39 @@ def test_a_name_is_taken_by_the_first_alone(place: str) -> None:
     assert not one.stamps()
 
 
+def test_of_two_who_register_at_once_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    together, fsync, kept = threading.Barrier(2), os.fsync, list[str]()
+
+    def wait(file: int) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            together.wait(timeout=10)
+            together.abort()  # the second time, of the folder, nobody is waited for
+        fsync(file)
+
+    def write(model: str) -> None:
+        with contextlib.suppress(VoiceExists):
+            store_at(str(tmp_path), model, model).write(ANNA, SAVED)
+            kept.append(model)
+
+    monkeypatch.setattr(os, "fsync", wait)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(write, ("sine", "cosine")))
+    assert len(kept) == 1
+    assert store_at(str(tmp_path), "any", kept[0]).read("anna")[0] == ANNA
+    assert [path.name for path in tmp_path.iterdir()] == ["anna.safetensors"]
+
+
+def test_a_file_system_without_links_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    store = store_in(tmp_path)
+    store.write(ANNA, SAVED)
+    assert store.read("anna")[0] == ANNA
+    assert [path.name for path in tmp_path.iterdir()] == ["anna.safetensors"]
+
+
 def test_an_engine_has_the_voices_of_the_one_before(place: str) -> None:
     folder = f"{place}/made/for it"
     engine = engine_in(folder)
@@ -180,7 +216,7 @@ import os, sys
 sys.path.insert(0, {tests!r})
 from test_voice_store import ANNA, SAVED, store_in
 from pathlib import Path
-os.replace = lambda *names: os._exit(9)
+os.link = lambda *names: os._exit(9)
 store_in(Path(sys.argv[1])).write(ANNA, SAVED)
 """
 
@@ -203,16 +239,17 @@ def test_a_process_killed_before_the_file_has_its_name_leaves_no_voice(tmp_path:
     assert not litter.exists()
 
 
-@pytest.mark.parametrize("call", ["fsync", "replace"])
+@pytest.mark.parametrize("calls", [["fsync"], ["link", "replace"]])
 def test_a_voice_that_cannot_be_written_is_not_registered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: list[str]
 ) -> None:
     def is_full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     engine = engine_in(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(os, call, is_full)
+        for call in calls:
+            patch.setattr(os, call, is_full)
         with pytest.raises(EngineError, match="the voice 'anna' could not be kept: No space left on device"):
             engine.add_voice("anna", (reference(),)).result(0)
     assert engine.voices == ()

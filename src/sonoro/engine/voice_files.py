@@ -60,11 +60,10 @@ class Folder:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(unfinished, path)
-        except BaseException:
+            _rename(unfinished, path)
+        finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(unfinished)
-            raise
         self._sync()
         return _stamp(path)
 
@@ -147,6 +146,16 @@ def _foreign() -> Iterator[None]:
         raise
     except Exception as error:
         raise OSError(f"{type(error).__name__}: {error}") from error
+
+
+def _rename(unfinished: str, path: Path) -> None:
+    """Let a file be found at `path`. Raises `FileExistsError` if another was faster, but where there are no links."""
+    try:
+        os.link(unfinished, path)
+    except FileExistsError:
+        raise
+    except OSError:
+        os.replace(unfinished, path)
 
 
 def _stamp(path: Path) -> Hashable:
