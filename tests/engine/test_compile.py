@@ -1,57 +1,140 @@
-"""Compiling in shares: every size is in one of them, each is a configuration that works; a CPU has nothing to do."""
+"""Compiling ahead: a start is followed without a GPU, what it launches is compiled once; a CPU has nothing to do."""
 
 import importlib.util
+import os
 import subprocess
 import sys
+import time
+from contextlib import nullcontext
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 
 from sonoro.core.config import EngineConfig
 from sonoro.engine import compile as compilation
-from sonoro.engine.compile import compiling, shares_of
+from sonoro.engine.compile import compiling, launched_by
+from sonoro.runtime.ahead import Target
 from sonoro.transport.messages import WorkerSettings
 from tiny_checkpoint import write_checkpoint
 
-
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 40])
-@pytest.mark.parametrize("slots", [1, 3, 64, 256])
-def test_shares_hold_every_size(slots: int, count: int) -> None:
-    config = EngineConfig(slots=slots).resolve()
-    shares = shares_of(config, count)
-    assert 1 <= len(shares) <= count
-    assert {size for share in shares for size in share.frame_batches} >= set(config.frame_batches)
-    prefills = {*config.prefill_buckets, *config.long_prefills}
-    assert (
-        {size for share in shares for size in share.prefill_buckets}
-        == prefills
-        == {16, 32, 64, 128, 256, 512, 1024, 2048}
-    )
-    launches = {(frames, batch) for share in shares for frames in share.chunk_frames for batch in share.codec_batches}
-    assert launches == {(frames, batch) for frames in config.chunk_frames for batch in config.codec_batches}
-    assert all(share.is_eager and share.pages == config.pages_per_slot for share in shares)
+H200 = Target("cuda", 90, 32)
 
 
-def test_a_share_runs_its_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU there is nothing to compile, but every step of it is taken."""
+def test_a_start_is_followed_without_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step of every size is taken on tensors that have shapes alone."""
     write_checkpoint(tmp_path)
     config = EngineConfig(slots=3, max_positions=64, max_frames=32, prefill_tokens=64, prefill_buckets=(16,))
-    runs: list[int] = []
+    runners: list[compilation.Runner] = []
 
-    class Counting(compilation.Runner):
+    class Kept(compilation.Runner):
         def warm_up(self) -> None:
+            runners.append(self)
             super().warm_up()
-            runs.append(sum(self.launches[kind]["eager"] for kind in ("prefill", "frame", "codec")))
 
-    monkeypatch.setattr(compilation, "Runner", Counting)
-    for share in shares_of(config, 2):
-        settings = WorkerSettings(model=str(tmp_path), device="cpu", config=share)
-        monkeypatch.setattr(sys, "argv", ["compile", msgspec.json.encode(settings).decode()])
-        compilation.main()
-    # Prompts of 16, 32 and 64 rows; frames of 1 and 3, and of 2, rows; four chunk lengths at two batch sizes in all.
-    assert sum(runs) == 3 + 3 + 8
+    monkeypatch.setattr(compilation, "Runner", Kept)
+    monkeypatch.setattr(compilation, "recording", lambda target: nullcontext([]))
+    assert launched_by(WorkerSettings(model=str(tmp_path), device="cuda", config=config), H200) == []
+    (runner,) = runners
+    assert runner.device.type == "meta"
+    # Prompts of 16, 32 and 64 rows; frames of 1, 2 and 3 rows; four chunk lengths of 1 and 3 rows.
+    launches = {kind: runner.launches[kind]["eager"] for kind in ("place", "prefill", "frame", "codec")}
+    assert launches == {"place": 3, "prefill": 3, "frame": 3, "codec": 8}
+    assert runner.launches["frame"]["graph"] == 0
+
+
+@pytest.mark.parametrize("model", ["qwen3-tts-0.6b-customvoice", "fish-s2-pro", "voxcpm2"])
+def test_what_is_found_is_compiled_once(model: str, tmp_path: Path) -> None:
+    """In a process of its own, which from then on launches nothing: without a GPU Triton still compiles for one."""
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path), "TRITON_INTERPRET": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE_A_FEW, model], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    count, few = map(int, done.stdout.split())
+    assert count > 50
+    assert len(list(tmp_path.rglob("*.cubin"))) == few
+
+
+COMPILE_A_FEW = """
+import sys
+from sonoro.core.config import EngineConfig
+from sonoro.engine.compile import launched_by
+from sonoro.runtime.ahead import Target, compile_all
+from sonoro.transport.messages import WorkerSettings
+
+settings = WorkerSettings(model=sys.argv[1], device="cuda", config=EngineConfig(slots=2, codec_batches=(1,)))
+variants = launched_by(settings, Target("cuda", 90, 32))
+assert len(set(variants)) == len(variants)
+few = [variant for variant in variants if len(variant.kernel.src) < 1500][:4]
+assert compile_all(few, 2) == [0, 0]
+print(len(variants), len(few))
+"""
+
+
+@pytest.mark.gpu
+def test_a_start_compiles_nothing_that_was_compiled_ahead(tmp_path: Path) -> None:
+    """The quick way, in processes that launch nothing, finds what the slow one would compile when it launches."""
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", START], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    hits, *missed = done.stdout.split()
+    assert int(hits) > 50
+    assert missed == []
+
+
+START = """
+import subprocess, sys
+import triton
+from sonoro.core.config import EngineConfig
+from sonoro.engine.compile import compiling
+from sonoro.engine.runner import Runner
+from sonoro.models import registry
+from sonoro.transport.messages import WorkerSettings
+
+settings = WorkerSettings(model="qwen3-tts-0.6b-customvoice", load_format="dummy", config=EngineConfig(slots=4))
+with compiling(settings):
+    loaded = registry.load(settings.model, load_format="dummy")
+hits, missed = [], []
+
+def listen(*, src, cache_hit, **_):
+    (hits if cache_hit else missed).append(src.name)
+
+triton.knobs.compilation.listener = listen
+Runner(loaded.model, settings.config).warm_up()
+print(len(hits), *missed)
+"""
+
+
+def test_whatever_was_started_ends_when_loading_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The process and those that it has started itself."""
+    _has_a_gpu(monkeypatch, tmp_path)
+    pids = tmp_path / "pids"
+    code = (
+        "import os, pathlib, sys, time; os.fork(); open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); time.sleep(600)"
+    )
+    command = [sys.executable, "-c", code, str(pids)]
+    monkeypatch.setattr(compilation, "_start", lambda _: subprocess.Popen(command, process_group=0))
+
+    def load() -> None:
+        while not pids.exists() or len(pids.read_text().split()) < 2:
+            time.sleep(0.01)
+        raise KeyError
+
+    with pytest.raises(KeyError), compiling(WorkerSettings(device="cuda")):
+        load()
+    for pid in map(int, pids.read_text().split()):
+        while _is_running(pid):
+            time.sleep(0.01)
+
+
+def _is_running(pid: int) -> bool:
+    """Whether `pid` is there and not merely waiting to be reaped by whoever inherited it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_a_cpu_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,18 +148,21 @@ def test_a_cpu_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
         pass
 
 
+def _has_a_gpu(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
+
+
 def test_what_was_compiled_serves_whatever_the_folder_of_voices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several engines without a folder are given a new one at every start."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    _has_a_gpu(monkeypatch, tmp_path)
     started: list[int] = []
-    share = [sys.executable, "-c", ""]
-    monkeypatch.setattr(compilation, "_process_count", lambda settings: 1)
-    monkeypatch.setattr(compilation, "_start", lambda *_: started.append(1) or subprocess.Popen(share))
+    nothing = [sys.executable, "-c", ""]
+    monkeypatch.setattr(compilation, "_start", lambda _: started.append(1) or subprocess.Popen(nothing))
     for slots, folder, count in ((4, "", 1), (4, "one", 1), (4, "another", 1), (5, "another", 2)):
         with compiling(WorkerSettings(device="cuda", config=EngineConfig(slots=slots, voices_folder=folder))):
             pass

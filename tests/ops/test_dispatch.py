@@ -48,6 +48,14 @@ def test_the_kernel_serves_what_it_supports(on_gpu: Tensor) -> None:
         assert chosen(on_gpu[:2]).tolist() == [2.0] * 2
 
 
+def test_without_memory_the_kernel_serves_and_nothing_is_compared() -> None:
+    nowhere, chosen = torch.ones(3, device="meta"), operation(lambda x: torch.cat((x, x)))
+    with torch.inference_mode():
+        assert chosen(nowhere).shape == (6,)
+        chosen.check(lambda: (nowhere,), tolerance=0.0)
+        assert chosen(nowhere).shape == (6,)
+
+
 def test_references_may_serve_alone(on_gpu: Tensor) -> None:
     chosen = operation(plus_two)
     with torch.inference_mode():

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sonoro.models.slots import SlotRows, append_frames
 from sonoro.ops.causal import embed_sum
+from sonoro.ops.device import seeded
 from sonoro.ops.dispatch import Operation
 from sonoro.ops.norm import can_overlap
 
@@ -231,7 +232,7 @@ def _is_dense(state: EndRows) -> bool:
 def check_kernels(count: int, state: EndRows, feedback: Feedback) -> None:
     """Compare both kernels with their references at `count` rows, shorter than those of `state`. Synchronises."""
     device, width, dtype = state.done.device, state.pending.shape[1], state.pending.dtype
-    generator = torch.Generator(device).manual_seed(0)
+    generator = seeded(device)
     index = torch.arange(count, device=device)
     frames, books = min(state.frames.shape[1], 8), state.frames.shape[2]
 

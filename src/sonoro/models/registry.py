@@ -163,7 +163,7 @@ def _device(device: str | torch.device) -> torch.device:
 
 def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
     if dtype is None or dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
     chosen = _DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if chosen not in _DTYPES.values():
         # In float16 the activations of released predictors overflow.

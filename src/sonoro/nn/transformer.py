@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from sonoro.core.errors import CheckpointError
 from sonoro.ops.attention import decode_attention
+from sonoro.ops.device import seeded
 from sonoro.ops.linear import linear_add, norm_gate_up, norm_linear
 from sonoro.ops.norm import rms_norm_reference
 from sonoro.ops.packed import packed_attention
@@ -310,7 +311,7 @@ class DecoderStack(nn.Module):
 
 def random_like(weight: Tensor) -> tuple[Callable[..., Tensor], float]:
     """What makes inputs of any shape to check a kernel with, where `weight` is, always the same; and its tolerance."""
-    generator = torch.Generator(weight.device).manual_seed(0)
+    generator = seeded(weight.device)
     random = functools.partial(torch.randn, device=weight.device, dtype=weight.dtype, generator=generator)
     return random, _KERNEL_TOLERANCES.get(weight.dtype, 1e-4)
 

@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, OutputError, TensorMismatch
+from sonoro.ops.device import seeded
 
 __all__ = [
     "DummyRule",
@@ -293,8 +294,9 @@ def init_dummy(
     def draw(name: str, shape: Shape) -> Tensor:
         rule = next(rule for rule in (*rules, *_DEFAULT_RULES) if re.search(rule.pattern, name))
         std = rule.gain / math.sqrt(rule.fan_in(shape)) if rule.std is None else rule.std
-        generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed}:{name}".encode()))
-        return torch.empty(shape, dtype=dtype_of(name), device=device).normal_(rule.mean, std, generator=generator)
+        generator = seeded(device, zlib.crc32(f"{seed}:{name}".encode()))
+        numbers = torch.empty(shape, dtype=dtype_of(name), device=device)
+        return numbers if numbers.is_meta else numbers.normal_(rule.mean, std, generator=generator)
 
     fill(module, draw)
 

@@ -186,7 +186,7 @@ def _tuning(pairs: int, capacity: int) -> Tuning:
 @functools.cache
 def _arrivals(device: torch.device, stream: int) -> Tensor:
     """Counters that every launch of a stream finds at zero and leaves there; launches of two streams may overlap."""
-    assert device.type == "cpu" or not torch.cuda.is_current_stream_capturing()
+    assert device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
     with torch.inference_mode(False):
         return torch.zeros(_MOST_PAIRS, dtype=torch.int32, device=device)
 

@@ -23,8 +23,9 @@ logger = logging.getLogger(__name__)
 class Operation:
     """Calls `kernel` where it can run and `reference` elsewhere; both take the same arguments.
 
-    The kernel serves tensors on a GPU, without gradients, that `is_supported` accepts. One that fails, or that `check`
-    finds to disagree, warns once and is not tried again: the reference serves from then on.
+    The kernel serves tensors on a GPU, or without memory (`sonoro.ops.device`), without gradients, that `is_supported`
+    accepts. One that fails, or that `check` finds to disagree, warns once and is not tried again: the reference serves
+    from then on.
     """
 
     has_kernels: ClassVar[bool] = True
@@ -42,7 +43,7 @@ class Operation:
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """The operation on `x` and what follows it. Capturable once it has run at these shapes."""
-        is_plain = self.is_broken or not Operation.has_kernels or not x.is_cuda or torch.is_grad_enabled()
+        is_plain = self.is_broken or not Operation.has_kernels or not _is_launched(x) or torch.is_grad_enabled()
         if is_plain or not self.is_supported(x, *args, **kwargs):
             return self.reference(x, *args, **kwargs)
         try:
@@ -57,15 +58,18 @@ class Operation:
         """Run kernel and reference on equal `arguments()` (made twice, as both may write into them) and compare.
 
         Compared are what they return and the tensors they were given; the largest difference may be `tolerance` times
-        the largest value. Synchronises. Does nothing where the kernel would not serve.
+        the largest value. Synchronises. Does nothing where the kernel would not serve, and compares
+        nothing without memory.
         """
         ours, theirs = arguments(), arguments()
-        if self.is_broken or not Operation.has_kernels or not ours[0].is_cuda or not self.is_supported(*ours):
+        if self.is_broken or not Operation.has_kernels or not _is_launched(ours[0]) or not self.is_supported(*ours):
             return
         try:
             results = (*_tensors(self.kernel(*ours)), *_tensors(ours))
         except Exception as error:
             self._fall_back(f"status=failed error={error!r}")
+            return
+        if ours[0].is_meta:
             return
         expected = (*_tensors(self.reference(*theirs)), *_tensors(theirs))
         worst = max(_difference(ours, theirs) for ours, theirs in zip(results, expected, strict=True))
@@ -85,6 +89,10 @@ def references_alone() -> Iterator[None]:
         yield
     finally:
         Operation.has_kernels = True
+
+
+def _is_launched(x: Tensor) -> bool:
+    return x.is_cuda or x.is_meta
 
 
 def _tensors(value: Any) -> tuple[Tensor, ...]:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sonoro.ops.device import capability
 from sonoro.ops.dispatch import Operation
 
 try:
@@ -99,9 +100,7 @@ def rms_norm_kernel(x: Tensor, weight: Tensor, eps: float, *, is_overlapped: boo
 @functools.cache
 def can_overlap(device: torch.device) -> bool:
     """Whether a kernel on `device` may start before the kernel ahead of it is done (Hopper and later)."""
-    if triton is None or triton.knobs.runtime.interpret or device.type != "cuda":
-        return False
-    return torch.cuda.get_device_capability(device) >= (9, 0)
+    return triton is not None and not triton.knobs.runtime.interpret and capability(device) >= (9, 0)
 
 
 def is_row_major(*tensors: Tensor) -> bool:

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sonoro.ops.device import seeded
 from sonoro.ops.dispatch import Operation
 from sonoro.ops.norm import can_overlap
 from sonoro.ops.sample import gumbel_noise, pick
@@ -277,7 +278,7 @@ def check_kernels(rows: int, vocabulary: int, table: Tensor, window: int) -> Non
     one, column = torch.ones(rows, 1, device=device), index[:, None]
     gumbel_noise.check(lambda: (index * 7919, index % 3, index, 2, vocabulary), tolerance=1e-5)
     noise, again_noise = gumbel_noise.reference(index, index, index, 2, vocabulary).unbind(1)
-    logits = torch.randn(rows, vocabulary, device=device, generator=torch.Generator(device).manual_seed(0))
+    logits = torch.randn(rows, vocabulary, device=device, generator=seeded(device))
     # From rows that top-p bounds, heated so that it matters, to rows so flat that top-k does; the last id is likely.
     logits *= 4 - column % 4
     logits[::2, -1] = logits[::2].amax(dim=1)

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["HOPPER", "LIMITS", "Library", "Plan", "Tile", "Vector", "capability", "plan_for"]
+from sonoro.ops.device import capability
+
+__all__ = ["HOPPER", "LIMITS", "Library", "Plan", "Tile", "Vector", "plan_for"]
 
 
 @dataclass(frozen=True)
@@ -76,12 +78,6 @@ def plan_for(batch: int, weight: torch.Tensor, is_gated: bool) -> Plan:
 
 def _column(batch: int) -> int:
     return sum(limit < batch for limit in LIMITS)
-
-
-@functools.cache
-def capability(device: torch.device) -> tuple[int, int]:
-    """The compute capability of a GPU, (0, 0) of anything else."""
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
 
 
 @functools.cache

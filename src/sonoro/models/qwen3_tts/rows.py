@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sonoro.models.slots import append_frames
+from sonoro.ops.device import seeded
 from sonoro.ops.dispatch import Operation
 from sonoro.ops.norm import can_overlap
 
@@ -237,7 +238,7 @@ def _is_supported(state: StepRows, table: Tensor | None) -> bool:
 def check_kernels(count: int, state: StepRows, talker: Talker) -> None:
     """Compare both kernels with their references at `count` rows, shorter than those of `state`. Synchronises."""
     device = state.done.device
-    generator = torch.Generator(device).manual_seed(0)
+    generator = seeded(device)
     index = torch.arange(count, device=device)
     frames, books = min(state.frames.shape[1], 8), state.frames.shape[2]
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sonoro.models.base import Controls
+from sonoro.ops.device import seeded
 from sonoro.ops.sample import draw, draw_and_embed, gumbel_noise, mask_logits
 from sonoro.runtime.sampling import RowControls, SamplingRow
 
@@ -64,7 +65,7 @@ def check_kernels(rows: int, vocabulary: int, table: Tensor) -> None:
     device = table.device
     index = torch.arange(rows, device=device)
     gumbel_noise.check(lambda: (index * 7919, index % 3, index, 2, vocabulary), tolerance=1e-5)
-    logits = torch.randn(rows, vocabulary, device=device, generator=torch.Generator(device).manual_seed(0))
+    logits = torch.randn(rows, vocabulary, device=device, generator=seeded(device))
     noise = gumbel_noise.reference(index, index, index, 1, vocabulary)[:, 0]
     temperature, top_p = torch.full((rows, 1), 0.9, device=device), torch.ones(rows, 1, device=device)
     top_k, is_greedy = (index[:, None] * 13) % 60, index[:, None] % 5 == 4
