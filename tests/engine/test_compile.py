@@ -73,6 +73,39 @@ print(len(variants), len(few))
 """
 
 
+@pytest.mark.parametrize("model", ["qwen3-tts-0.6b-customvoice", "fish-s2-pro", "voxcpm2"])
+def test_the_attention_that_serves_is_the_one_that_is_checked(model: str) -> None:
+    """And none besides: each takes seconds to compile."""
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPARE, model], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+COMPARE = """
+import sys
+import torch
+from sonoro.core.config import EngineConfig
+from sonoro.engine.runner import Runner
+from sonoro.models import registry
+from sonoro.runtime.ahead import Target, recording
+
+def attention(variants):
+    return {variant for variant in variants if variant.kernel.__name__ == "decode"}
+
+target = Target("cuda", 90, 32)
+with recording(target) as checked:
+    loaded = registry.load(sys.argv[1], device=torch.device("meta"), load_format="dummy")
+    config = EngineConfig(slots=8, codec_batches=(1,), prefill_buckets=(16,), is_eager=True)
+    runner = Runner(loaded.model, config.resolve())
+with recording(target) as served:
+    runner.warm_up()
+assert attention(checked) == attention(served) != set()
+"""
+
+
 @pytest.mark.gpu
 def test_a_start_compiles_nothing_that_was_compiled_ahead(tmp_path: Path) -> None:
     """The quick way, in processes that launch nothing, finds what the slow one would compile when it launches."""

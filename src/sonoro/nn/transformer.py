@@ -265,12 +265,13 @@ class DecoderStack(nn.Module):
             x = layer.complete(x, heads)
         return x
 
-    def check_kernels(self, rows: int, page_positions: int, turns: int = 1) -> None:
+    def check_kernels(self, rows: int, table: Tensor, page: int, turns: int = 1) -> None:
         """Compare every kernel of `step` with its reference at `turns` positions of `rows` rows; one that is wrong is
         not used again.
 
         And that of prompts, with one that goes on from a page in each row. Random inputs, the weights of the first
-        layer, contexts of up to two pages. Synchronises; does nothing on a CPU.
+        layer, contexts of up to two pages of `page` positions, or of one in a `table` [.., 1] (which is not written).
+        Synchronises; does nothing on a CPU.
         """
         layer, config = cast(DecoderLayer, self.layers[0]), self.config
         layer.check_kernels(turns * rows)
@@ -278,15 +279,18 @@ class DecoderStack(nn.Module):
         random, tolerance = random_like(weight)
         norms, qkv = attention.head_norms, random(turns * rows, weight.shape[0])
         index = torch.arange(rows, device=weight.device)
-        table = torch.stack((2 * index, 2 * index + 1), dim=1).int()
-        positions = (index * 7 + 3) % (2 * page_positions - turns + 1)
-        pages = random(2, 2 * rows, page_positions, config.kv_heads, config.head_width)
-        rotary = self.rotary(torch.arange(2 * page_positions, device=weight.device), weight.dtype)
+        # Part of a table as wide as the one that will serve, or kernels would be compiled for this alone.
+        table = torch.zeros_like(table[:1]).repeat(rows, 1)[:, :2]
+        table.copy_(torch.arange(2 * rows, device=weight.device).view(rows, 2)[:, : table.shape[1]])
+        length = table.shape[1] * page
+        positions = (index * 7 + 3) % (length - turns + 1)
+        pages = random(2, 2 * rows, page, config.kv_heads, config.head_width)
+        rotary = self.rotary(torch.arange(length, device=weight.device), weight.dtype)
         decode_attention.check(
             lambda: (qkv, *norms, config.norm_eps, rotary, *pages.clone().unbind(), table, index, positions), tolerance
         )
         prompts = qkv[:rows].unflatten(-1, (-1, config.head_width)).split(attention.heads, dim=1)
-        shared = torch.full_like(index, page_positions)
+        shared = torch.full_like(index, length - page)
         packed_attention.check(lambda: (*prompts, index, shared, index, *pages.unbind(), table), tolerance)
 
     @torch.no_grad()

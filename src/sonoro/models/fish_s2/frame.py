@@ -48,9 +48,9 @@ def frame(lm: DualAR, state: DepthRows, slots: Tensor, record: list[Tensor] | No
 
 def check_kernels(lm: DualAR, state: DepthRows, rows: int) -> None:
     """Run each fused kernel of a frame of `rows` rows once against its reference. Synchronises; `state` stays."""
-    lm.slow.check_kernels(rows, state.cache.page_positions)
+    lm.slow.check_kernels(rows, state.cache.table, state.cache.page_positions)
     for turns in (1, 2):
-        lm.fast.check_kernels(rows, state.loop.page_positions, turns)
+        lm.fast.check_kernels(rows, state.loop.table, state.loop.page_positions, turns)
     check_ends(rows, EndRows.of(state), lm.feedback)
     check_draws(rows, lm.codes + 1, lm.fast.embeddings.weight, _WINDOW)
 

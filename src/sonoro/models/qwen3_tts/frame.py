@@ -49,9 +49,9 @@ def frame(talker: Talker, state: FrameState, slots: Tensor, record: list[Tensor]
 
 def check_kernels(talker: Talker, state: FrameState, rows: int) -> None:
     """Run each fused kernel of a frame of `rows` rows once against its reference. Synchronises; `state` stays."""
-    talker.model.check_kernels(rows, state.cache.page_positions)
+    talker.model.check_kernels(rows, state.cache.table, state.cache.page_positions)
     for turns in (1, 2):
-        talker.code_predictor.model.check_kernels(rows, state.loop.page_positions, turns)
+        talker.code_predictor.model.check_kernels(rows, state.loop.table, state.loop.page_positions, turns)
     decidable, codes = state.is_end.shape[0], talker.config.code_predictor_config.vocab_size
     inputs = talker.code_predictor.inputs(0)
     sampling.check_kernels(rows, decidable, inputs[: talker.codes])
