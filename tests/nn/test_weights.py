@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,18 @@ from torch import Tensor, nn
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, OutputError, TensorMismatch
 from sonoro.nn.transformer import DecoderConfig, DecoderStack
-from sonoro.nn.weights import DummyRule, Fusion, export, init_dummy, llama_names, load, names, shards, stored_shapes
+from sonoro.nn.weights import (
+    DummyRule,
+    Fusion,
+    empty,
+    export,
+    init_dummy,
+    llama_names,
+    load,
+    names,
+    shards,
+    stored_shapes,
+)
 
 CPU = torch.device("cpu")
 FUSIONS = (Fusion("stack.", "qkv_proj", {"q_proj": 2, "k_proj": 1, "v_proj": 1}),)
@@ -258,3 +271,21 @@ def test_stacks_are_read_by_the_names_of_llama_files() -> None:
         f"{layer}.feed_forward.w2.weight": (8, 6),
         "model.norm.weight": (8,),
     }
+
+
+def test_shapes_alone_need_no_compiler() -> None:
+    """In a process of its own, as what has been loaded once stays."""
+    code = (
+        "import sys; from sonoro.models import registry; "
+        "[registry.describe(name) for name in ('fish-s2-pro', 'voxcpm2', 'qwen3-tts-0.6b-base')]; "
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_shapes_alone_are_those_of_the_module() -> None:
+    made, full = empty(lambda _: nn.Linear(3, 2), None), nn.Linear(3, 2)
+    assert {name: tensor.shape for name, tensor in made.state_dict().items()} == {
+        name: tensor.shape for name, tensor in full.state_dict().items()
+    }
+    assert all(tensor.is_meta for tensor in made.parameters())

@@ -11,16 +11,17 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, OutputError, TensorMismatch
 from sonoro.ops.device import seeded
@@ -42,6 +43,7 @@ __all__ = [
     "load",
     "names",
     "parted_names",
+    "shapes_alone",
     "shards",
     "stored_shapes",
 ]
@@ -110,8 +112,24 @@ class _Entry(NamedTuple):
 
 def empty(kind: Callable[[C], M], config: C) -> M:
     """The module `kind(config)` on the meta device: shapes and no values."""
-    with torch.device("meta"):
+    with shapes_alone():
         return kind(config)
+
+
+@contextmanager
+def shapes_alone() -> Iterator[None]:
+    """Within, modules are made on the meta device, and nobody takes the trouble to fill what has no memory."""
+    with torch.device("meta"), _Unfilled():
+        yield
+
+
+class _Unfilled(TorchFunctionMode):
+    """Leaves out what `torch.nn.init` does: on the meta device its first call loads a compiler, for 1 s."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(function, "__module__", "") == "torch.nn.init":
+            return kwargs["tensor"]
+        return function(*args, **(kwargs or {}))
 
 
 def stored_shapes(module: nn.Module, fusions: Sequence[Fusion] = ()) -> dict[str, Shape]:

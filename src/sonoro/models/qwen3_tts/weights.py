@@ -70,7 +70,7 @@ class Modules:
     def empty(cls, configs: Configs) -> Modules:
         """On the meta device: names and shapes without memory."""
         speaker = configs.model.speaker_encoder_config
-        with torch.device("meta"):
+        with weights.shapes_alone():
             return cls(
                 Talker(configs.model.talker_config),
                 None if speaker is None else SpeakerEncoder(speaker),
