@@ -112,8 +112,9 @@ def _untuned_vector(width_in: int, bytes_per_column: int) -> Plan:
 # (4.74), 2.95 for 64 (5.06) and 4.36 for 256 (6.50); reading the weights once takes 1.26 at the speed of a copy.
 # Layers 2560 wide, each with a head: 6 take 374 us for 1 row, 474 for 2, 469 for 8, 537 for 32, 495 for 64 and 557 for
 # 128; a copy takes 316. The head of one row more is not left to the library, for whose kernels its rows are misaligned.
-# Layers 1024 wide with 16 query heads of 128: 6 take 119 us for 5 rows, 140 for 22, 198 for 176 and 404 for 704 (torch's
-# operations: 200, 192, 218, 407); a copy takes 49. Layers 2048 wide with 2 key heads: 173 us for 1 row, 239 for 32 (264, 283; 134).
+# Layers 1024 wide with 16 query heads: 6 take 119 us for 5 rows, 140 for 22, 198 for 176 and 404 for 704 (torch's
+# operations: 200, 192, 218 and 407); a copy takes 49. Layers 2048 wide with 2 key heads: 6 take 173 us for 1 row and
+# 239 for 32 (264 and 283); a copy takes 134.
 HOPPER: dict[tuple[int, ...], tuple[Plan, ...]] = {
     (4096, 2048): (
         Vector(4, 512, 2),
