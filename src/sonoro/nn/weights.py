@@ -286,12 +286,16 @@ def fingerprint(configuration: str, *modules: nn.Module) -> str:
     """Of `configuration`, and of every tensor its name, shape, dtype and first numbers: enough to tell one training
     from another.
     """
-    digest, heads = hashlib.sha256(configuration.encode()), []
-    for name, tensor in (named for module in modules for named in module.state_dict().items()):
-        digest.update(repr((name, tuple(tensor.shape), tensor.dtype)).encode())
-        # A view of the first line: many weights are not laid out in this order, so to flatten them is to copy them.
-        heads.append(tensor[(0,) * max(0, tensor.ndim - 1)].reshape(-1)[:_FINGERPRINT_NUMBERS].double())
-    digest.update(torch.cat(heads).cpu().numpy().tobytes())
+    digest, numbers = hashlib.sha256(configuration.encode()), []
+    for module in modules:
+        heads = []
+        for name, tensor in module.state_dict().items():
+            digest.update(repr((name, tuple(tensor.shape), tensor.dtype)).encode())
+            # A view of the first line: many weights are not laid out in this order, so to flatten them is to copy them.
+            heads.append(tensor[(0,) * max(0, tensor.ndim - 1)].reshape(-1)[:_FINGERPRINT_NUMBERS].double())
+        # Each module's by themselves: they may live on different devices.
+        numbers.append(torch.cat(heads).cpu())
+    digest.update(torch.cat(numbers).numpy().tobytes())
     return digest.hexdigest()
 
 
