@@ -146,7 +146,12 @@ def run_codec(work: Path, device: torch.device, deadline_s: float) -> None:
     config = build(CodecConfig, settings.codec_config(), "codec")
     crops = random_crops(audio, utterances, training.crop_frames * settings.HOP)
     run = Run(deadline_s, logger(work / "codec.jsonl"), work / "codec-state.pt")
-    codec = train_codec(config, crops, training, device, run)
+    # All shapes are the same: in float32 the kernels that cuDNN finds by trying take half the time of its guesses.
+    torch.backends.cudnn.benchmark = True
+    try:
+        codec = train_codec(config, crops, training, device, run)
+    finally:
+        torch.backends.cudnn.benchmark = False
     torch.save({name: tensor.half() for name, tensor in codec.state_dict().items()}, work / "codec.pt")
 
 
