@@ -5,6 +5,7 @@ import base64
 import contextlib
 import io
 import os
+import time
 import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -282,7 +283,11 @@ def test_a_crowd_that_names_files_holds_no_more_of_them_than_are_decoded(tmp_pat
                 with contextlib.suppress(InvalidReference):
                     await recordings.read("file:noise.wav", None, "reference")
 
-            await asyncio.gather(*(name_it() for _ in range(40)))
+            crowd = asyncio.gather(*(name_it() for _ in range(40)))
+            await asyncio.sleep(0)
+            # Meanwhile nobody hears of what the threads find.
+            time.sleep(0.3)
+            await crowd
 
     tracemalloc.start()
     try:

@@ -13,6 +13,7 @@ import ipaddress
 import os
 import socket
 import stat
+import traceback
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -123,7 +124,7 @@ class Recordings:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _aside(self, work: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, _without_frames, work)
 
     def _decode(self, data: bytes, text: str | None, use: Literal["reference", "prompt"]) -> Reference:
         if len(data) > self._max_bytes:
@@ -166,6 +167,17 @@ class Recordings:
                 if len(data) > self._max_bytes:
                     raise _too_large(url, self._max_bytes)
             return bytes(data)
+
+
+def _without_frames(work: Callable[[], Result]) -> Result:
+    """What `work` gives. Cleared are the frames of what it raises: they hold a file until somebody hears of that."""
+    try:
+        return work()
+    except Exception as error:
+        for raised in (error, error.__cause__):
+            if raised is not None:
+                traceback.clear_frames(raised.__traceback__)
+        raise
 
 
 def _too_large(value: str, max_bytes: int) -> InvalidReference:
