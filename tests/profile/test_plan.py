@@ -18,15 +18,16 @@ WITHIN = 0.15
 CONFIG = EngineConfig(slots=256)
 
 
-def measured(kind: str) -> dict[str, Any]:
-    values: dict[str, Any] = json.loads((RESULTS / f"{kind}-{MODEL}.json").read_text())
+def measured(kind: str, gpus: int = 0) -> dict[str, Any]:
+    name = f"{kind}-{MODEL}-{gpus}" if gpus else f"{kind}-{MODEL}"
+    values: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
     return values
 
 
-def rows(kind: str, field: str, *loads: float) -> list[dict[str, Any]]:
-    found = [row for row in measured(kind)["rows"] if row.get(field) in loads]
+def rows(kind: str, field: str, *loads: float, gpus: int = 0) -> list[tuple[str, int, dict[str, Any]]]:
+    found = [row for row in measured(kind, gpus)["rows"] if row.get(field) in loads]
     assert len(found) == len(loads)
-    return found
+    return [(kind, gpus or 1, row) for row in found]
 
 
 @pytest.fixture(scope="module")
@@ -35,19 +36,21 @@ def times() -> Times:
 
 
 @pytest.mark.parametrize(
-    ("kind", "row"),
+    ("kind", "gpus", "row"),
     [
-        *(("serve", row) for row in rows("serve", "rps", 20.0, 40.0, 80.0)),
-        *(("serve", row) for row in rows("serve", "concurrency", 16, 64)),
-        *(("engine", row) for row in rows("engine", "concurrency", 32, 64, 128, 256)),
+        *rows("serve", "rps", 20.0, 40.0, 80.0),
+        *rows("serve", "concurrency", 16, 64),
+        *rows("engine", "concurrency", 64, 256),
+        *rows("scale", "concurrency", 32, 64, 256, gpus=1),
+        *rows("scale", "concurrency", 64, 128, 256, gpus=2),
     ],
-    ids=lambda value: value if isinstance(value, str) else f"{value.get('rps', '')}{value.get('concurrency', '')}",
+    ids=lambda value: f"{value.get('rps', '')}{value.get('concurrency', '')}" if isinstance(value, dict) else value,
 )
-def test_what_is_predicted_is_what_was_measured(kind: str, row: dict[str, Any]) -> None:
+def test_what_is_predicted_is_what_was_measured(kind: str, gpus: int, row: dict[str, Any]) -> None:
     """Nothing of these rows was used: the times are those of a frame, of audio, and of one request alone."""
-    times = Times.of(measured("frame"), measured("engine"), measured("serve") if kind == "serve" else None)
+    times = Times.of(measured("frame"), measured("engine"), None if kind == "engine" else measured("serve"))
     load = Load(FRAMES, rps=row.get("rps", 0.0), clients=row.get("concurrency", 0), duration_s=14, warm_up_s=2)
-    outcome = simulate(times, CONFIG, 1, load)
+    outcome = simulate(times, CONFIG, gpus, load)
     assert outcome.ttfp_p95_ms == pytest.approx(row["ttfp_p95_ms"], rel=WITHIN)
     assert outcome.ttfp_p50_ms == pytest.approx(row["ttfp_p50_ms"], rel=WITHIN)
     assert outcome.xrt == pytest.approx(row["xrt"], rel=WITHIN)
