@@ -152,20 +152,27 @@ def draw(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
     """A panel for each figure, a group of bars for each load, a colour for each arm."""
     figure = Figure(figsize=(17, 3.8), layout="constrained")
     loads = list(dict.fromkeys(map(load_of, rows)))
+    turned = 90 if len(loads) > 4 else 0
     for axes, (name, field) in zip(figure.subplots(1, len(PANELS)), PANELS.items(), strict=True):
         for place, arm in enumerate(ARMS):
             found = {load_of(row): row[field] for row in rows if row["arm"] == arm and field in row}
             bars = axes.bar(
                 [loads.index(load) + 0.28 * (place - 1) for load in found], list(found.values()), 0.26, label=arm
             )
-            axes.bar_label(bars, fmt=lambda value: f"{value:.3g}", fontsize="x-small")
+            axes.bar_label(bars, fmt=figures, fontsize="x-small", rotation=turned, padding=2)
+        axes.margins(y=0.2 if turned else 0.05)
         axes.set_title(name)
-        axes.set_xticks(range(len(loads)), loads, rotation=90 if len(loads) > 4 else 0, fontsize="small")
+        axes.set_xticks(range(len(loads)), loads, rotation=turned, fontsize="small")
         axes.grid(axis="y", alpha=0.3)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(ARMS))
     figure.suptitle(title)
     figure.savefig(path)
+
+
+def figures(value: float) -> str:
+    """Three of them."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def load_of(row: Mapping[str, Any]) -> str:
