@@ -137,7 +137,6 @@ def test_training_goes_on_where_its_time_was_up(
             train_codec(config, crops, training, torch.device("cpu"), run)
     now[0] = -10.0
     parts = train_codec(config, crops, training, torch.device("cpu"), run)
-    assert not run.state.exists()
     for (name, left), right in zip(whole.state_dict().items(), parts.state_dict().values(), strict=True):
         torch.testing.assert_close(left, right, atol=0, rtol=0, msg=name)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -54,7 +56,7 @@ def done(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     asked: list[str] = []
 
     def fake(name: str, result: str) -> None:
-        def make(work: Path, device: torch.device, deadline_s: float = 0.0) -> None:
+        def make(work: Path, *_: object) -> None:
             asked.append(name)
             (work / result).touch()
 
@@ -110,6 +112,35 @@ def test_a_stage_that_fails_is_not_passed_over(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(command, "python", lambda module, *arguments: failing)
     with pytest.raises(SystemExit, match="evaluation failed with exit code 3"):
         command.judge(tmp_path, torch.device("cpu"), 1, float("inf"))
+
+
+def test_a_command_that_ends_half_way_leaves_no_result(tmp_path: Path) -> None:
+    stages = command.Stages(tmp_path, float("inf"))
+
+    def failing(to: Path) -> list[str]:
+        return [sys.executable, "-c", f"open({str(to)!r}, 'w').write('half'); raise SystemExit(3)"]
+
+    with pytest.raises(subprocess.CalledProcessError):
+        stages.command("first", "result", failing)
+    assert not (tmp_path / "result").exists()
+
+
+def test_a_codec_does_not_wait_for_a_synthesis_that_failed(
+    tmp_path: Path, done: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wait(work: Path, device: torch.device, deadline_s: float, is_whole: Callable[[], bool]) -> None:
+        while not is_whole():
+            time.sleep(0.01)
+
+    monkeypatch.setattr(recipe, "run_codec", wait)
+    fake = command.python
+
+    def python(module: str, *arguments: object) -> list[str]:
+        return [sys.executable, "-c", "raise SystemExit(3)"] if module == "synthesize" else fake(module, *arguments)
+
+    monkeypatch.setattr(command, "python", python)
+    with pytest.raises(SystemExit, match="synthesis failed with exit code 3"):
+        command.run(tmp_path, tmp_path, float("inf"), 1)
 
 
 def test_curves_take_the_last_record_of_a_step(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from builtin_voice import recipe, settings, tokenizer
 from builtin_voice.codec_training import VoiceCodec
 from builtin_voice.synthesize import Utterance
+from builtin_voice.training import Run, Unfinished
 from sonoro.models.qwen3_tts import weights
 from sonoro.models.qwen3_tts.backbone import Talker
 from sonoro.models.qwen3_tts.config import read_configs
@@ -44,8 +45,45 @@ def test_training_waits_for_the_first_shards_alone(tmp_path: Path, monkeypatch: 
 
     coming = iter((0, 2, 3, 1))
     monkeypatch.setattr(recipe.time, "sleep", lambda seconds: write(next(coming)))
-    recipe.wait_for_shards(tmp_path, 2.5)
+    recipe.wait_for_shards(tmp_path, 2.5, float("inf"), lambda: False)
     assert found == [0, 2, 3, 1]
+    recipe.wait_for_shards(tmp_path, 1000, float("inf"), lambda: True)
+
+
+def test_waiting_for_shards_ends_with_the_time_and_with_whoever_writes_them(tmp_path: Path) -> None:
+    with pytest.raises(Unfinished, match=r"0\.0 of 2\.5 hours"):
+        recipe.wait_for_shards(tmp_path, 2.5, float("-inf"), lambda: False)
+
+    def fail() -> bool:
+        raise SystemExit("synthesis failed")
+
+    with pytest.raises(SystemExit, match="synthesis failed"):
+        recipe.wait_for_shards(tmp_path, 2.5, float("inf"), fail)
+
+
+def test_a_codec_is_whole_before_what_it_could_go_on_from_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_codec: VoiceCodec
+) -> None:
+    def train(config: object, crops: object, training: object, device: object, run: Run) -> VoiceCodec:
+        run.state.touch()
+        return tiny_codec
+
+    def break_off(values: object, path: Path) -> None:
+        path.write_bytes(b"half of it")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(recipe, "train_codec", train)
+    monkeypatch.setattr(recipe, "audio_of", lambda *_: (torch.zeros(9, dtype=torch.int16), end_to_end(9)))
+    arguments = tmp_path, torch.device("cpu"), float("inf"), lambda: True
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", break_off)
+        with pytest.raises(OSError, match="No space"):
+            recipe.run_codec(*arguments)
+    assert ((tmp_path / "codec.pt").exists(), (tmp_path / "codec-state.pt").exists()) == (False, True)
+    recipe.run_codec(*arguments)
+    assert ((tmp_path / "codec.pt").exists(), (tmp_path / "codec-state.pt").exists()) == (True, False)
+    stored = torch.load(tmp_path / "codec.pt", weights_only=True)
+    assert stored.keys() == tiny_codec.state_dict().keys()
 
 
 def test_crops_stay_within_an_utterance_and_reach_its_ends() -> None:

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -63,9 +64,15 @@ class Stages:
             with (self._work / "stages.jsonl").open("a", encoding="ascii") as file:
                 file.write(json.dumps(record) + "\n")
 
-    def command(self, name: str, result: str, *arguments: str) -> None:
-        """As `run`, a command of its own."""
-        self.run(name, result, lambda: subprocess.run(arguments, check=True))
+    def command(self, name: str, result: str, command_to: Callable[[Path], list[str]]) -> None:
+        """As `run`, a command that writes to where it is told; its result is put in its place when it is whole."""
+        unfinished = self._work / f"{result}.partial"
+
+        def make() -> None:
+            subprocess.run(command_to(unfinished), check=True)
+            unfinished.rename(self._work / result)
+
+        self.run(name, result, make)
 
 
 @contextmanager
@@ -84,18 +91,18 @@ def synthesis(work: Path, prepared: Path, processes: int) -> Iterator[subprocess
 
 def judge(work: Path, device: torch.device, processes: int, deadline_s: float) -> None:
     """The checkpoint's figures as speech.json, but for its speed on a CPU. An interrupted one goes on."""
-    partial = work / "speech.partial.json"
+    unfinished = work / "speech.partial.json"
     command = python(
         "evaluate", "--model", work / "checkpoint", "--sections", "sentences", "mixed", "paths",
         "--device", device.type, "--dtype", "float32", "--processes", processes,
-        "--journal", work / "readings.jsonl", "--output", partial,
+        "--journal", work / "readings.jsonl", "--output", unfinished,
     )  # fmt: skip
     with subprocess.Popen(command) as child:
         try:
             wait_for("evaluation", child, deadline_s)
         finally:
             interrupt(child)
-    partial.rename(work / "speech.json")
+    unfinished.rename(work / "speech.json")
 
 
 def interrupt(child: subprocess.Popen[bytes]) -> None:
@@ -113,8 +120,14 @@ def wait_for(name: str, child: subprocess.Popen[bytes], deadline_s: float) -> No
         child.wait(max(0.0, deadline_s - time.monotonic()))
     except subprocess.TimeoutExpired as error:
         raise Unfinished(name) from error
-    if child.returncode:
+    has_ended(name, child)
+
+
+def has_ended(name: str, child: subprocess.Popen[bytes]) -> bool:
+    """Whether `child` has done its work; ends this program if it failed."""
+    if child.poll():
         raise SystemExit(f"{name} failed with exit code {child.returncode}")
+    return child.returncode is not None
 
 
 def run(work: Path, prepared: Path, deadline_s: float, processes: int) -> None:
@@ -122,11 +135,12 @@ def run(work: Path, prepared: Path, deadline_s: float, processes: int) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     stages, corpus = Stages(work, deadline_s), work / "corpus.jsonl.gz"
     share = prepared / "share"
-    stages.command("corpus", corpus.name, *python("text", corpus, "--share", share, "--count", CORPUS_ROWS))
-    stages.command("tokenizer", "tokenizer", *python("tokenizer", corpus, work / "tokenizer"))
+    stages.command("corpus", corpus.name, lambda to: python("text", to, "--share", share, "--count", CORPUS_ROWS))
+    stages.command("tokenizer", "tokenizer", lambda to: python("tokenizer", corpus, to))
     if not (work / "codes.pt").exists():
         with synthesis(work, prepared, processes) as child:
-            stages.run("codec", "codec.pt", lambda: recipe.run_codec(work, device, deadline_s))
+            is_whole = partial(has_ended, "synthesis", child)
+            stages.run("codec", "codec.pt", lambda: recipe.run_codec(work, device, deadline_s, is_whole))
             wait_for("synthesis", child, deadline_s)
         stages.run("encode", "codes.pt", lambda: recipe.run_encode(work, device), needs_s=ENCODING_S)
     stages.run("talker", "checkpoint", lambda: recipe.run_talker(work, device, deadline_s))

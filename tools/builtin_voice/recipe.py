@@ -26,7 +26,7 @@ from builtin_voice.codec_training import VoiceCodec, train_codec
 from builtin_voice.synthesize import Utterance, load, written
 from builtin_voice.talker_training import Layout, Utterances, train_talker
 from builtin_voice.tokenizer import read
-from builtin_voice.training import Log, Run
+from builtin_voice.training import Log, Run, Unfinished, save
 from sonoro.models.qwen3_tts.backbone import Talker
 from sonoro.models.qwen3_tts.config import CodecConfig, ModelConfig
 from sonoro.models.qwen3_tts.prompt import TextTokenizer
@@ -38,20 +38,19 @@ ENCODED_SAMPLES = 24_000 * 600
 """Samples of one encoding batch, silence before and padding not counted."""
 
 
-def wait_for_shards(folder: Path, hours: float) -> None:
-    """Until the first shards of `folder`, none missing between them, are `hours` long, or no more are being written for
-    a minute."""
-    seen, since = 0, time.monotonic()
+def wait_for_shards(folder: Path, hours: float, deadline_s: float, is_whole: Callable[[], bool]) -> None:
+    """Until the first shards of `folder`, none missing between them, are `hours` long, or the corpus `is_whole`.
+
+    Raises `Unfinished` if the deadline passes first."""
     while True:
-        shards = written(folder)
+        # Asked before looking: a shard may come in between.
+        were_all, shards = is_whole(), written(folder)
         first = itertools.takewhile(shards.__contains__, itertools.count())
         total = sum(row.samples for shard in first for row in shards[shard])
-        if total >= hours * 3600 * settings.SAMPLE_RATE:
+        if were_all or total >= hours * 3600 * settings.SAMPLE_RATE:
             return
-        if len(shards) > seen:
-            seen, since = len(shards), time.monotonic()
-        elif shards and time.monotonic() - since > 60:
-            return
+        if time.monotonic() > deadline_s:
+            raise Unfinished(f"{total / 3600 / settings.SAMPLE_RATE:.1f} of {hours:g} hours for the codec")
         time.sleep(2)
 
 
@@ -139,9 +138,10 @@ def model_config(tokenizer_folder: Path) -> tuple[dict, ModelConfig]:
     return values, build(ModelConfig, values, "config.json")
 
 
-def run_codec(work: Path, device: torch.device, deadline_s: float) -> None:
+def run_codec(work: Path, device: torch.device, deadline_s: float, is_whole: Callable[[], bool]) -> None:
+    """`is_whole` tells whether all of the corpus has been read aloud; it may raise why that will never be."""
     training = settings.CodecTraining()
-    wait_for_shards(work / "audio", training.hours)
+    wait_for_shards(work / "audio", training.hours, deadline_s, is_whole)
     audio, utterances = audio_of(work / "audio", device, training.hours)
     config = build(CodecConfig, settings.codec_config(), "codec")
     crops = random_crops(audio, utterances, training.crop_frames * settings.HOP)
@@ -152,7 +152,8 @@ def run_codec(work: Path, device: torch.device, deadline_s: float) -> None:
         codec = train_codec(config, crops, training, device, run)
     finally:
         torch.backends.cudnn.benchmark = False
-    torch.save({name: tensor.half() for name, tensor in codec.state_dict().items()}, work / "codec.pt")
+    save({name: tensor.half() for name, tensor in codec.state_dict().items()}, work / "codec.pt")
+    run.state.unlink(missing_ok=True)
 
 
 def load_codec(work: Path, device: torch.device) -> VoiceCodec:
@@ -177,9 +178,7 @@ def run_encode(work: Path, device: torch.device) -> None:
 def save_codes(path: Path, texts: list[Tensor], codes: list[Tensor], voices: list[str]) -> None:
     """Each list end to end, with its lengths: half a million small tensors take a minute to read."""
     lengths = {"text_lengths": [len(row) for row in texts], "code_lengths": [len(row) for row in codes]}
-    partial = path.with_suffix(".partial")
-    torch.save({"texts": torch.cat(texts), "codes": torch.cat(codes), "voices": voices} | lengths, partial)
-    partial.rename(path)
+    save({"texts": torch.cat(texts), "codes": torch.cat(codes), "voices": voices} | lengths, path)
 
 
 def utterances_on(
@@ -230,6 +229,7 @@ def run_talker(work: Path, device: torch.device, deadline_s: float) -> None:
     partial = work / "checkpoint.partial"
     write_checkpoint(partial, values, trained, load_codec(work, torch.device("cpu")), work / "tokenizer")
     partial.rename(work / "checkpoint")
+    run.state.unlink(missing_ok=True)
 
 
 def write_checkpoint(folder: Path, values: dict, talker: Talker, codec: VoiceCodec, tokenizer: Path) -> None:

@@ -16,7 +16,19 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Captured", "Course", "Log", "Run", "Step", "Unfinished", "adam", "cosine_schedule", "descend", "steps_of"]
+__all__ = [
+    "Captured",
+    "Course",
+    "Log",
+    "Run",
+    "Step",
+    "Unfinished",
+    "adam",
+    "cosine_schedule",
+    "descend",
+    "save",
+    "steps_of",
+]
 
 Log = Callable[[dict[str, float]], None]
 
@@ -32,7 +44,7 @@ class Stateful(Protocol):
 @dataclass(frozen=True)
 class Run:
     """`deadline_s`, on the clock of `time.monotonic`, is when a stage must stop; what it then needs to go on is kept in
-    `state`. Figures go to `log`."""
+    `state`, to be removed once the result is in its place. Figures go to `log`."""
 
     deadline_s: float
     log: Log
@@ -83,14 +95,18 @@ def steps_of(course: Course, run: Run, parts: Mapping[str, Stateful]) -> Iterato
             part.load_state_dict(kept[name])
     for number in range(first, course.steps):
         if time.monotonic() > run.deadline_s:
-            partial = run.state.with_suffix(".partial")
-            torch.save({name: part.state_dict() for name, part in parts.items()} | {"step": number}, partial)
-            partial.rename(run.state)
+            save({name: part.state_dict() for name, part in parts.items()} | {"step": number}, run.state)
             raise Unfinished(f"{number} of {course.steps} steps")
         torch.manual_seed(course.seed * 10_000_000 + number)
         rate = course.learning_rate * cosine_schedule(number, course.steps, course.warmup_steps)
         yield Step(number, rate, number == course.steps - 1)
-    run.state.unlink(missing_ok=True)
+
+
+def save(values: Mapping[str, Any], path: Path) -> None:
+    """What `torch.load` reads at `path`, whole or not at all."""
+    partial = path.with_suffix(".partial")
+    torch.save(values, partial)
+    partial.rename(path)
 
 
 def adam(module: nn.Module, betas: tuple[float, float], weight_decay: float) -> torch.optim.AdamW:
