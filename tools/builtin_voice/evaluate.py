@@ -312,7 +312,10 @@ def _options() -> argparse.Namespace:
 
 def write(report: dict[str, Any], output: Path | None, **layout: Any) -> None:
     if output is not None:
-        output.write_text(json.dumps(report, **layout) + "\n", "utf-8")
+        # An interrupted run reads it again.
+        unfinished = output.with_suffix(".partial")
+        unfinished.write_text(json.dumps(report, **layout) + "\n", "utf-8")
+        unfinished.replace(output)
 
 
 def main() -> None:
