@@ -294,6 +294,43 @@ def test_a_bucket_that_does_not_answer_is_asked_again(bucket: str, monkeypatch: 
     assert speak(request, other)[1].reason == speak(request, one)[1].reason == "stop"
 
 
+def test_a_voice_is_kept_though_the_bucket_cannot_be_listed(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_away(*_: object, **__: object) -> None:
+        raise PermissionError("ListBucket")
+
+    engine = engine_in(bucket)
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "ls", is_away)
+        facts = engine.add_voice("anna", (reference(),)).result(0)
+    for _ in range(2):
+        assert engine.voices == engine_in(bucket).voices == (facts,)
+        assert speak(SpeechRequest(id="a", text="Some words.", voice="anna"), engine)[1].reason == "stop"
+        engine.refresh_voices().result(0)
+
+
+@pytest.mark.parametrize("is_own", [True, False], ids=["own", "another's"])
+def test_a_voice_that_is_back_within_a_second_is_known(
+    bucket: str, monkeypatch: pytest.MonkeyPatch, is_own: bool
+) -> None:
+    """Of the same recording, where nothing but the time of an object tells it from the one before."""
+    listed = MemoryFileSystem.ls
+
+    def in_seconds(files: MemoryFileSystem, path: str, detail: bool = True) -> list[dict[str, object]]:
+        return [{**entry, "created": "12:00:00"} for entry in listed(files, path, detail)]
+
+    monkeypatch.setattr(MemoryFileSystem, "ls", in_seconds)
+    one, other = engine_in(bucket), engine_in(bucket)
+    one.add_voice("anna", (reference(),)).result(0)
+    other.refresh_voices().result(0)
+    (other if is_own else one).delete_voice("anna").result(0)
+    if not is_own:
+        other.refresh_voices().result(0)
+    one.refresh_voices().result(0)
+    facts = one.add_voice("anna", (reference(),)).result(0)
+    other.refresh_voices().result(0)
+    assert other.voices == (facts,)
+
+
 def test_what_else_is_in_a_bucket_is_passed_over(bucket: str, caplog: pytest.LogCaptureFixture) -> None:
     files = fsspec.filesystem("memory")
     for path, data in (("README", b"voices"), ("cut.safetensors", b"1234567"), ("below/bert.safetensors", b"")):

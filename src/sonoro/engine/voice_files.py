@@ -26,7 +26,10 @@ class Files(Protocol):
         """What there is by name, and what differs when another takes the place of one."""
 
     def create(self, name: str, data: bytes) -> Hashable:
-        """Keep `data`, whole or not at all; its stamp. Raises `FileExistsError` if there is one of that name."""
+        """Keep `data`, whole or not at all; its stamp, None if that is not known yet.
+
+        Raises `FileExistsError` if there is one of that name.
+        """
 
     def read(self, name: str) -> bytes:
         """The whole of a file. Raises `IsADirectoryError` for what is none and will not become one."""
@@ -125,7 +128,10 @@ class Bucket:
     def create(self, name: str, data: bytes) -> Hashable:
         with _foreign():
             self._files.pipe_file(f"{self._path}/{name}", data, mode="create")
-        return self.stamps().get(name)
+        # It is kept, whether or not it can be listed now.
+        with contextlib.suppress(OSError):
+            return self.stamps().get(name)
+        return None
 
     def read(self, name: str) -> bytes:
         with _foreign():

@@ -159,7 +159,7 @@ class Voices:
 
     def _key(self, name: str) -> str:
         """What a registered voice is kept under: no content's hash, and another once another voice has the name."""
-        return f"name {name} {self._stamps[name]}"
+        return f"name {name} {self._stamps.get(name)}"
 
     def _submit(self, make: Callable[[], Made]) -> Future[Made]:
         return self._executor.submit(self._run, make)
@@ -235,7 +235,9 @@ class Voices:
     def _remove(self, facts: VoiceFacts) -> None:
         try:
             self._store.delete(facts.name)
-            self.registered.pop(facts.name, None)  # which somebody who looked in the meantime has registered again
+            # Which somebody who looked in the meantime has registered again.
+            self.registered.pop(facts.name, None)
+            self._stamps.pop(facts.name, None)
         except Exception:
             self.registered[facts.name] = facts
             raise
@@ -243,8 +245,10 @@ class Voices:
     def _look(self) -> None:
         """Register what the store holds, what is new or another than before read once to see that it can be used."""
         stamps = self._store.stamps()
-        for name in self.registered.keys() - stamps.keys():
+        for name in (self._stamps.keys() | self.registered.keys()) - stamps.keys():
             self.registered.pop(name, None)
+            # The next of that name may have the same: clocks of buckets count seconds.
+            self._stamps.pop(name, None)
         for name, stamp in stamps.items():
             if self._stamps.get(name) == stamp:
                 continue
