@@ -16,14 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from sonoro.core.errors import (
-    ErrorFacts,
-    InvalidReference,
-    InvalidRequest,
-    SonoroError,
-    UnknownLanguage,
-    UnknownVoice,
-)
+from sonoro.core.errors import ErrorFacts, InvalidReference, InvalidRequest, SonoroError, UnknownLanguage, UnknownVoice
 
 __all__ = [
     "MAX_ATTEMPTS",

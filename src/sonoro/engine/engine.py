@@ -16,17 +16,7 @@ import msgspec
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import EngineBusy, EngineError, InvalidRequest
-from sonoro.core.types import (
-    AudioChunk,
-    Event,
-    Failed,
-    Finished,
-    FinishReason,
-    Reference,
-    SpeechRequest,
-    Timings,
-    VoiceFacts,
-)
+from sonoro.core.types import AudioChunk, Event, Failed, Finished, FinishReason, Reference, SpeechRequest, VoiceFacts
 from sonoro.engine.prompts import Prompts
 from sonoro.engine.request import RunningRequest
 from sonoro.engine.runner import Decoded, Launched, Runner
@@ -370,9 +360,7 @@ class Engine:
 
     def _finish(self, row: RunningRequest, reason: FinishReason) -> None:
         self._forget(row)
-        now_s = self._clock_s()
-        first_audio_at_s = now_s if row.first_audio_at_s is None else row.first_audio_at_s
-        timings = Timings(first_audio_s=first_audio_at_s - row.accepted_at_s, total_s=now_s - row.accepted_at_s)
+        timings = row.timings(self._clock_s())
         characters = row.text_length if reason == "stop" else row.characters(self.spec.frame_s)
         frames = row.audio_frames
         self._events.append(

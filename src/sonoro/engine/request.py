@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sonoro.core.text import LETTERS_PER_S, spoken_length
-from sonoro.core.types import FinishReason, SpeechRequest
+from sonoro.core.types import FinishReason, SpeechRequest, Timings
 from sonoro.engine.live import LiveFeed, Segment
 
 if TYPE_CHECKING:
@@ -157,6 +157,11 @@ class RunningRequest:
         """Whether the segment, which is drained, ran away and is to be spoken again."""
         is_left = self.attempt + 1 < self.request.attempts and not self.request.ignore_eos
         return is_left and self.finish_reason == "runaway"
+
+    def timings(self, now_s: float) -> Timings:
+        """Those of a request that ends at `now_s`."""
+        first_audio_at_s = now_s if self.first_audio_at_s is None else self.first_audio_at_s
+        return Timings(first_audio_s=first_audio_at_s - self.accepted_at_s, total_s=now_s - self.accepted_at_s)
 
     def characters(self, frame_s: float) -> int:
         """Characters of the text that are spoken by the end of the audio sent so far.

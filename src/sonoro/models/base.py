@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -85,16 +86,10 @@ class Controls:
     @property
     def row(self) -> RowControls:
         """How the first decision of each frame is drawn; the sampling must be complete."""
-        sampling = self.sampling
-        assert sampling.temperature is not None
-        assert sampling.top_k is not None
-        assert sampling.top_p is not None
-        assert sampling.repetition_penalty is not None
+        sampling = msgspec.structs.asdict(self.sampling)
+        assert None not in sampling.values()
         return RowControls(
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            repetition_penalty=sampling.repetition_penalty,
+            **sampling,
             seed=self.seed,
             segment=self.segment,
             max_frames=self.max_frames,
@@ -312,10 +307,7 @@ class SpeechModel(Protocol):
         """The same for the same configuration, weights and dtypes, whose voices can be exchanged; costs some ms."""
 
     def allocate(self, capacity: Capacity) -> SlotState:
-        """Zeroed rows for `capacity.slots` requests and the scratch row.
-
-        Raises `ConfigError` for what the model does not have.
-        """
+        """Zeroed rows for `capacity.slots` requests and the scratch row. Raises `ConfigError` for what it lacks."""
 
     def reset(self, state: Any, slots: Sequence[int]) -> None:
         """Make rows `slots` free: done, and nothing of an earlier request can be read from them. No sync."""
@@ -323,15 +315,11 @@ class SpeechModel(Protocol):
     def stage(self, state: Any, prompts: Sequence[Any], slots: Sequence[int], pages: Sequence[Pages]) -> int:
         """Lay out on the device what rows `slots` need to speak `prompts`, each on its `pages`; how many prompt rows.
 
-        Rows that are cached are not among them. Copies, without waiting for them; touches no row by slot; not
-        capturable.
+        Cached rows are not among them. Copies, without waiting for them; touches no row by slot; not capturable.
         """
 
     def place(self, state: Any, slots: Tensor) -> None:
-        """Reset rows `slots` and give each what was staged for it, in the order of `stage`. Capturable.
-
-        Afterwards they wait for `prefill`.
-        """
+        """Reset rows `slots`, each given what was staged for it in order; they then wait for `prefill`. Capturable."""
 
     def prefill(self, state: Any, tokens: Tensor) -> None:
         """Run the staged prompt rows `tokens` [T] int64, leaving their slots ready for the first frame. Capturable.
@@ -343,8 +331,7 @@ class SpeechModel(Protocol):
         """One frame for each of `slots`: appended to `frames`, `length` advanced, `done` set at its end. Capturable.
 
         A row that is done is left as it is. A frame that carries the end-of-speech decision is appended only if it is
-        spoken too.
-        `record` is given the logits [B, V] of every decision, in order.
+        spoken too. `record` is given the logits [B, V] of every decision, in order.
         """
 
     def check_kernels(self, state: Any, rows: int) -> None:

@@ -284,8 +284,7 @@ _DEFAULT_RULES = (
 
 def fingerprint(configuration: str, *modules: nn.Module) -> str:
     """Of `configuration`, and of every tensor its name, shape, dtype and first numbers: enough to tell one training
-    from another.
-    """
+    from another."""
     digest, numbers = hashlib.sha256(configuration.encode()), []
     for module in modules:
         heads = []
@@ -368,10 +367,8 @@ def _read_header(file: Path) -> dict[str, _Entry]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{file} is not a readable safetensors file: {error}") from error
     for name, (_, end) in sorted(spans.items(), key=lambda span: span[1]):
-        if 8 + length + end > size:
-            raise CheckpointError(
-                f"{file} is truncated: tensor {name!r} ends at byte {8 + length + end}, the file has {size}"
-            )
+        if (ends := 8 + length + end) > size:
+            raise CheckpointError(f"{file} is truncated: tensor {name!r} ends at byte {ends}, the file has {size}")
     for name, entry in entries.items():
         if entry.dtype not in _FLOATS:
             known = ", ".join(sorted(_FLOATS))
