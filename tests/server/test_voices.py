@@ -12,6 +12,7 @@ import pytest
 
 from engine_processes import CONFIG, engines, nothing_left, run, until
 from server_processes import SETTINGS, Server, check_error, recording, serving, sound
+from sonoro.server import service
 
 __all__ = ["nothing_left"]
 
@@ -155,6 +156,35 @@ def test_voices_outlive_an_engine_and_a_server(tmp_path: Path) -> None:
             assert [voice["name"] for voice in (await listed(server))["uploaded_voices"]] == ["anna"]
             assert (await server.http.delete(f"{VOICES}/anna")).status_code == 200
         assert list(tmp_path.glob("*.safetensors")) == []
+
+    run(ask())
+
+
+def test_a_folder_that_hangs_is_waited_for_no_longer_than_may_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "VOICES_TIMEOUT_S", 0.1)
+    config = dataclasses.replace(CONFIG, voices_folder=str(tmp_path))
+
+    async def ask() -> None:
+        async with serving(config=config) as server:
+            assert (await upload(server)).status_code == 201
+            (client,), is_back = server.engine.replicas, asyncio.Event()
+            refresh = client.refresh_voices
+
+            async def hang() -> None:
+                await is_back.wait()
+                await refresh()
+
+            client.refresh_voices = hang
+            for _ in range(2):
+                check_error(await server.speak(voice="bert"), 503)
+                check_error(await server.http.get(VOICES), 503)
+                check_error(await server.http.delete(f"{VOICES}/anna"), 503)
+            assert (await server.speak(voice="anna")).status_code == 200
+            is_back.set()
+            monkeypatch.setattr(service, "VOICES_TIMEOUT_S", 10)
+            assert [voice["name"] for voice in (await listed(server))["uploaded_voices"]] == ["anna"]
 
     run(ask())
 

@@ -42,6 +42,9 @@ KEY_PROTOCOL = "openai-insecure-api-key."
 VOICES_S = 5.0
 """How often a folder of voices is looked at: after so long nobody speaks one that another server has deleted."""
 
+VOICES_TIMEOUT_S = 10.0
+"""How long anybody waits for a look at that folder: a mount or a bucket may hang for longer than clients wait."""
+
 ENGINES_S = 0.2
 """How long those who wait may not notice that an engine is back, if nobody else comes or goes."""
 
@@ -220,8 +223,14 @@ class Service:
         return Speech(name, request, self.encoding(body), is_events=body.stream_format == "sse")
 
     async def voices(self) -> tuple[VoiceFacts, ...]:
-        """The registered voices, those that somebody else has put into the folder a moment ago among them."""
-        await self.client.refresh_voices()
+        """The registered voices, those that somebody else has put into the folder a moment ago among them.
+
+        Raises `NotReady` if that could not be found out in time.
+        """
+        try:
+            await asyncio.wait_for(self.client.refresh_voices(), VOICES_TIMEOUT_S)
+        except TimeoutError as error:
+            raise NotReady(f"the folder of voices was not read in {VOICES_TIMEOUT_S:g} s; try again later") from error
         return self.client.voices
 
     async def _watch_voices(self) -> None:
