@@ -107,6 +107,26 @@ def test_an_evaluation_ends_with_the_time(tmp_path: Path, monkeypatch: pytest.Mo
     assert not (tmp_path / "speech.json").exists()
 
 
+GROUP = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print("begun", flush=True)
+time.sleep(60)
+"""
+
+
+def test_what_an_evaluation_began_ends_with_it_though_it_does_not_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "GRACE_S", 0.1)
+    arguments = [sys.executable, "-c", GROUP]
+    with subprocess.Popen(arguments, process_group=0, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"begun\n"
+        command.interrupt(child)
+        # Both hold it open as long as they live.
+        assert child.communicate(timeout=30)[0] == b""
+
+
 def test_a_stage_that_fails_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = [sys.executable, "-c", "raise SystemExit(3)"]
     monkeypatch.setattr(command, "python", lambda module, *arguments: failing)

@@ -28,6 +28,8 @@ EXIT_UNFINISHED = 75
 CORPUS_ROWS = 92_000
 ENCODING_S = 150.0
 """At most, by arithmetic, on an H200: it goes on from nothing, so it is not begun with less time than that."""
+GRACE_S = 10.0
+"""Recognisers hear to its end what they have begun, which of a long text may take longer."""
 
 
 def python(module: str, *arguments: object) -> list[str]:
@@ -97,7 +99,7 @@ def judge(work: Path, device: torch.device, processes: int, deadline_s: float) -
         "--device", device.type, "--dtype", "float32", "--processes", processes,
         "--journal", work / "readings.jsonl", "--output", unfinished,
     )  # fmt: skip
-    with subprocess.Popen(command) as child:
+    with subprocess.Popen(command, process_group=0) as child:
         try:
             wait_for("evaluation", child, deadline_s)
         finally:
@@ -106,12 +108,12 @@ def judge(work: Path, device: torch.device, processes: int, deadline_s: float) -
 
 
 def interrupt(child: subprocess.Popen[bytes]) -> None:
-    """End `child` as Ctrl-C would, so that it ends the processes that it has started; if need be without its help."""
+    """End `child` as Ctrl-C would, so that it ends the processes that it has started; if need be all of its group."""
     child.send_signal(signal.SIGINT)
     try:
-        child.wait(10)
+        child.wait(GRACE_S)
     except subprocess.TimeoutExpired:
-        child.kill()
+        os.killpg(child.pid, signal.SIGKILL)
 
 
 def wait_for(name: str, child: subprocess.Popen[bytes], deadline_s: float) -> None:
