@@ -94,7 +94,9 @@ class Qwen3TTS:
 
     def load_voice(self, saved: SavedVoice) -> Voice:
         """The voice that was saved. Raises `TensorMismatch` for what is no voice of this model."""
-        return voice.load_voice(saved, self.spec.speaker_embedding_size, self._modules.codec)
+        return voice.load_voice(
+            saved, self.spec.speaker_embedding_size, self._modules.codec, self._modules.talker.device
+        )
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -207,8 +207,11 @@ def save_voice(voice: Voice) -> SavedVoice:
     return SavedVoice(tensors, {"transcript": voice.data.transcript})
 
 
-def load_voice(saved: SavedVoice, x_vector_size: int, codec: Qwen3Codec) -> Voice:
-    """The voice that was saved, on the codec's device. Raises `TensorMismatch` for what is no voice of this codec."""
+def load_voice(saved: SavedVoice, x_vector_size: int, codec: Qwen3Codec, device: torch.device) -> Voice:
+    """The voice that was saved: its history on the codec's device, and the x-vector, which prompts take, on `device`.
+
+    Raises `TensorMismatch` for what is no voice of this codec.
+    """
     tensors, transcript = dict(saved.tensors), saved.facts.get("transcript")
     config, weight = codec.decoder.config, codec.decoder.pre_conv.conv.weight
     expected: dict[str, tuple[tuple[int, ...], torch.dtype]] = {"x_vector": ((x_vector_size,), torch.float32)}
@@ -221,7 +224,7 @@ def load_voice(saved: SavedVoice, x_vector_size: int, codec: Qwen3Codec) -> Voic
     if wrong := sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)):
         has, wants = found.get(wrong[0], "missing"), expected.get(wrong[0], "unknown")
         raise TensorMismatch(f"{wrong[0]} of the voice is {has}; this model needs {wants}")
-    x_vector = tensors["x_vector"].to(weight.device)
+    x_vector = tensors["x_vector"].to(device)
     if "frames" not in tensors:
         return Voice(data=ClonedVoice(x_vector))
     frames = tensors["frames"].cpu()
