@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from sonoro.ops.device import is_recorded
+
 try:
     import triton
 except ImportError:
@@ -23,9 +25,9 @@ logger = logging.getLogger(__name__)
 class Operation:
     """Calls `kernel` where it can run and `reference` elsewhere; both take the same arguments.
 
-    The kernel serves tensors on a GPU, or without memory (`sonoro.ops.device`), without gradients, that `is_supported`
-    accepts. One that fails, or that `check` finds to disagree, warns once and is not tried again: the reference serves
-    from then on.
+    The kernel serves tensors on a GPU, or without memory where launches `is_recorded`, without gradients, that
+    `is_supported` accepts. One that fails, or that `check` finds to disagree, warns once and is not tried again: the
+    reference serves from then on.
     """
 
     has_kernels: ClassVar[bool] = True
@@ -58,8 +60,8 @@ class Operation:
         """Run kernel and reference on equal `arguments()` (made twice, as both may write into them) and compare.
 
         Compared are what they return and the tensors they were given; the largest difference may be `tolerance` times
-        the largest value. Synchronises. Does nothing where the kernel would not serve, and compares
-        nothing without memory.
+        the largest value. Synchronises. Does nothing where the kernel would not serve, and compares nothing without
+        memory.
         """
         ours, theirs = arguments(), arguments()
         if self.is_broken or not Operation.has_kernels or not _is_launched(ours[0]) or not self.is_supported(*ours):
@@ -92,7 +94,7 @@ def references_alone() -> Iterator[None]:
 
 
 def _is_launched(x: Tensor) -> bool:
-    return x.is_cuda or x.is_meta
+    return x.is_cuda or (x.is_meta and is_recorded())
 
 
 def _tensors(value: Any) -> tuple[Tensor, ...]:
