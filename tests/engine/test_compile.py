@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -148,7 +149,7 @@ def test_whatever_was_started_ends_when_loading_fails(monkeypatch: pytest.Monkey
         "import os, pathlib, sys, time; os.fork(); open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); time.sleep(600)"
     )
     command = [sys.executable, "-c", code, str(pids)]
-    monkeypatch.setattr(compilation, "_start", lambda _: subprocess.Popen(command, process_group=0))
+    monkeypatch.setattr(compilation, "_start", lambda *_: subprocess.Popen(command, process_group=0))
 
     def load() -> None:
         while not pids.exists() or len(pids.read_text().split()) < 2:
@@ -188,15 +189,112 @@ def _has_a_gpu(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
 
 
+COMPILED = [
+    sys.executable,
+    "-c",
+    "import pathlib, sys; path = pathlib.Path(sys.argv[1]); path.parent.mkdir(exist_ok=True); path.touch()",
+]
+"""Leaves what compiling leaves."""
+
+
 def test_what_was_compiled_serves_whatever_the_folder_of_voices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several engines without a folder are given a new one at every start."""
     _has_a_gpu(monkeypatch, tmp_path)
     started: list[int] = []
-    nothing = [sys.executable, "-c", ""]
-    monkeypatch.setattr(compilation, "_start", lambda _: started.append(1) or subprocess.Popen(nothing))
+    monkeypatch.setattr(
+        compilation, "_start", lambda _, marker: started.append(1) or subprocess.Popen([*COMPILED, str(marker)])
+    )
     for slots, folder, count in ((4, "", 1), (4, "one", 1), (4, "another", 1), (5, "another", 2)):
         with compiling(WorkerSettings(device="cuda", config=EngineConfig(slots=slots, voices_folder=folder))):
             pass
         assert len(started) == count
+
+
+def test_an_engine_starts_where_nothing_can_be_compiled_ahead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Triton knows no such GPU; the folder of its cache is none; the process fails."""
+
+    def no_driver() -> Target:
+        raise RuntimeError("0 active drivers ([]). There should only be one.")
+
+    def attempt(cache: Path) -> None:
+        caplog.clear()
+        _has_a_gpu(monkeypatch, cache)
+        with compiling(WorkerSettings(device="cuda")):
+            pass
+        assert [record.message.partition(" ")[0] for record in caplog.records] == ["event=compile_failed"]
+
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(compilation, "current_target", no_driver)
+    attempt(tmp_path / "cache")
+    # A target of a kind that there is not.
+    monkeypatch.setattr(compilation, "current_target", lambda: Target("abacus", 1, 1))
+    attempt(tmp_path / "file")
+    attempt(tmp_path / "cache")
+    assert [path.suffix for path in (tmp_path / "cache" / "sonoro").iterdir()] == [".lock"]
+
+
+COMPILE = """
+import json, os, sys, time
+from pathlib import Path
+from sonoro.engine import compile as compilation
+from sonoro.runtime.ahead import Variant
+
+class Kernel:
+    src, __name__ = "", "kernel"
+
+    def preload(self, data):
+        Path(sys.argv[3]).with_suffix(f".{os.getpid()}").touch()
+        time.sleep(float(seconds))
+
+def launched_by(settings, target):
+    return [Variant(Kernel(), "")]
+
+seconds, parent = sys.argv[1:]
+compilation.launched_by = launched_by
+sys.argv[1:] = ["{}", '["cuda", 90, 32]', os.environ["MARKER"], parent]
+compilation.main()
+"""
+
+
+def _compile(marker: Path, seconds: float, parent: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", COMPILE, str(seconds), str(parent)]
+    return subprocess.Popen(command, env={**os.environ, "MARKER": str(marker)}, process_group=0)
+
+
+def _compilers(marker: Path) -> list[int]:
+    """The forks that have compiled a kernel."""
+    return [int(path.suffix[1:]) for path in marker.parent.glob("*.*") if path.suffix != ".lock"]
+
+
+def test_engines_that_start_at_once_compile_once(tmp_path: Path) -> None:
+    marker = tmp_path / "sonoro" / "marker"
+    processes = [_compile(marker, 0.5, os.getpid()) for _ in range(3)]
+    assert [process.wait(120) for process in processes] == [0, 0, 0]
+    assert marker.exists()
+    assert len(_compilers(marker)) == 1
+
+
+def test_nobody_waits_for_one_that_was_killed(tmp_path: Path) -> None:
+    marker = tmp_path / "sonoro" / "marker"
+    killed = _compile(marker, 600, os.getpid())
+    while not _compilers(marker):
+        time.sleep(0.01)
+    second = _compile(marker, 0, os.getpid())
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert second.wait(120) == 0
+    assert marker.exists()
+    assert len(_compilers(marker)) == 2
+
+
+def test_compiling_ends_with_the_engine(tmp_path: Path) -> None:
+    """Which may have been killed; it cannot end what it has started then."""
+    marker = tmp_path / "sonoro" / "marker"
+    gone = 2**22 + 1  # no process has such a number on Linux
+    assert _compile(marker, 600, gone).wait(120) != 0
+    assert not marker.exists()
+    assert not any(map(_is_running, _compilers(marker)))

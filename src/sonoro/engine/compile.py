@@ -4,13 +4,15 @@ A process compiles one kernel at a time, so a start with an empty cache would ta
 loaded, another process follows the start on a model without memory, which needs no GPU, to learn what is launched, and
 has it compiled; what that leaves in the cache is loaded in milliseconds. What goes wrong here is a warning: the engine
 compiles by itself whatever it does not find.
-`python -m sonoro.engine.compile SETTINGS TARGET` is that process.
+`python -m sonoro.engine.compile SETTINGS TARGET MARKER PARENT` is that process: it ends soon after the process PARENT,
+and waits for any other that compiles the same.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import hashlib
 import importlib.util
 import logging
@@ -45,26 +47,23 @@ def compiling(settings: WorkerSettings) -> Iterator[None]:
 
     Does nothing without a GPU or Triton, for a model that the registry does not know, and where it was done before.
     """
-    marker = _marker(settings)
-    if marker is None or marker.exists():
+    process = _begin(settings)
+    if process is None:
         yield
         return
-    process = _start(settings)
     code: int | None = None
     try:
         yield
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = process.wait(_TIMEOUT_S)
     finally:
-        if process.poll() is None:
-            # It and those it has started, which are a group of their own.
-            os.killpg(process.pid, signal.SIGKILL)
+        if code != 0:
+            # It and those it has started, which are a group of their own and may outlive it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     if code != 0:
         logger.warning("event=compile_failed exit_code=%s", code)
-        return
-    marker.parent.mkdir(parents=True, exist_ok=True)
-    marker.write_text(msgspec.json.encode(settings).decode(), encoding="utf-8")
 
 
 def launched_by(settings: WorkerSettings, target: Target) -> list[Variant]:
@@ -84,18 +83,46 @@ def launched_by(settings: WorkerSettings, target: Target) -> list[Variant]:
 
 
 def main() -> None:
-    """Compile what is launched by SETTINGS on TARGET."""
+    """Compile what is launched by SETTINGS on TARGET, and make the file MARKER, unless another does or PARENT ends."""
     logging.basicConfig(level=log_level(), format="%(levelname)s %(name)s %(message)s")
-    settings = msgspec.json.decode(sys.argv[1], type=WorkerSettings)
-    variants = launched_by(settings, msgspec.json.decode(sys.argv[2], type=Target))
-    codes = compile_all(variants, min(_MOST_PROCESSES, os.cpu_count() or 1))
-    if any(codes):
-        sys.exit(f"exit codes {codes}")
+    settings, target, marker, parent = sys.argv[1:]
+    with _alone(Path(marker)):
+        if Path(marker).exists():
+            return
+        variants = launched_by(
+            msgspec.json.decode(settings, type=WorkerSettings), msgspec.json.decode(target, type=Target)
+        )
+        processes = min(_MOST_PROCESSES, os.cpu_count() or 1)
+        codes = compile_all(variants, processes, lambda: os.getppid() == int(parent))
+        if any(codes) or not variants:
+            sys.exit(f"{len(variants)} kernels, exit codes {codes}")
+        Path(marker).write_text(settings, encoding="utf-8")
 
 
-def _start(settings: WorkerSettings) -> subprocess.Popen[bytes]:
+@contextlib.contextmanager
+def _alone(marker: Path) -> Iterator[None]:
+    """Within, no other process is that would make `marker`; the lock ends with whoever holds it, forks included."""
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    with marker.with_suffix(".lock").open("w") as lock:
+        # Some file systems know no locks: then several starts at once compile the same.
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _begin(settings: WorkerSettings) -> subprocess.Popen[bytes] | None:
+    """The process that compiles, if there is anything to do; that it cannot be started is a warning."""
+    try:
+        marker = _marker(settings)
+        return None if marker is None or marker.exists() else _start(settings, marker)
+    except Exception as error:  # of the GPU's driver in Triton, of the cache's folder: the engine runs without them
+        logger.warning("event=compile_failed error=%r", error)
+        return None
+
+
+def _start(settings: WorkerSettings, marker: Path) -> subprocess.Popen[bytes]:
     inputs = [msgspec.json.encode(given).decode() for given in (settings, current_target())]
-    command = [sys.executable, "-P", "-m", "sonoro.engine.compile", *inputs]
+    command = [sys.executable, "-P", "-m", "sonoro.engine.compile", *inputs, str(marker), str(os.getpid())]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, process_group=0)
 
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
 try:
@@ -24,6 +26,7 @@ __all__ = ["Target", "Variant", "compile_all", "current_target", "recording"]
 
 logger = logging.getLogger(__name__)
 
+_CHECK_S = 0.5
 _INDEX_BYTES = 4
 _PIPE_BYTES = 1 << 16
 """What a pipe holds at least before its writer has to wait (pipe(7))."""
@@ -86,10 +89,13 @@ def recording(target: Target) -> Iterator[list[Variant]]:
     noted.extend(variants.values())
 
 
-def compile_all(variants: Sequence[Variant], processes: int) -> list[int | None]:
+def compile_all(
+    variants: Sequence[Variant], processes: int, is_wanted: Callable[[], bool] = lambda: True
+) -> list[int | None]:
     """Compile `variants` in forks of this process, which must have no thread of its own; their exit codes.
 
-    A kernel that cannot be compiled is a warning.
+    A kernel that cannot be compiled is a warning; where the cache cannot be written, a fork fails. They are killed
+    once this is not `is_wanted` any more, which is asked twice a second.
     """
     # The longest sources first, as they take longest: the last to be finished should be a small one.
     order = sorted(range(len(variants)), key=lambda index: -len(variants[index].kernel.src))
@@ -104,8 +110,11 @@ def compile_all(variants: Sequence[Variant], processes: int) -> list[int | None]
     for worker in workers:
         worker.start()
     os.close(reader)
-    for worker in workers:
-        worker.join()
+    while running := [worker for worker in workers if worker.exitcode is None]:
+        wait([worker.sentinel for worker in running], _CHECK_S)
+        if not is_wanted():
+            for worker in running:
+                worker.kill()
     return [worker.exitcode for worker in workers]
 
 
@@ -114,5 +123,7 @@ def _compile(variants: Sequence[Variant], reader: int) -> None:
         kernel, data = variants[int.from_bytes(index, "little")]
         try:
             kernel.preload(data)
+        except OSError as error:  # it may be well another time, so this must not count as done
+            sys.exit(f"kernel {kernel.__name__}: {error!r}")
         except Exception as error:  # a compiler's failure can be of any type; whoever launches it meets it again
             logger.warning("event=compile_failed kernel=%s error=%r", kernel.__name__, error)
