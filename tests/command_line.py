@@ -1,7 +1,10 @@
-"""Fixtures of the command line's tests: it runs in this process and an empty folder."""
+"""The command line for its tests: in this process and an empty folder, and a server that it runs in one of its own."""
 
+import contextlib
 import re
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,3 +33,21 @@ def assert_refused(code: int, out: str, err: str, words: list[str]) -> None:
     assert re.fullmatch(r"error: [^\n]+\n", err), err
     for word in words:
         assert word in err
+
+
+@contextlib.contextmanager
+def server(
+    folder: Path, *arguments: str, device: str = "--device=cpu"
+) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """A running `sonoro serve`, what it printed, and its address; the process is gone with the block."""
+    command = (sys.executable, "-m", "sonoro", "serve", "--port", "0", device, *arguments)
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            printed = ""
+            while "listening on" not in printed:
+                line = process.stdout.readline()
+                assert line, process.stderr.read()
+                printed += line
+            yield process, printed, printed.rpartition(" ")[2].strip()
+        finally:
+            process.kill()

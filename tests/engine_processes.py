@@ -1,7 +1,6 @@
 """Engine processes over the sine model, for the tests of what stands before and behind the link."""
 
 import asyncio
-import contextlib
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from fakes.sine import SineModel
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import AudioChunk, Event, Finished, SpeechRequest
 from sonoro.engine.engine import Engine
+from sonoro.models.base import SpeechModel
 from sonoro.transport.client import EngineClient
 from sonoro.transport.fleet import Fleet
 from sonoro.transport.launch import Limits
@@ -45,9 +45,9 @@ async def gather(stream: AsyncIterator[AudioChunk | Finished]) -> tuple[bytes, F
     return b"".join(chunk.pcm for chunk in chunks), finished
 
 
-def alone(request: SpeechRequest, config: EngineConfig = CONFIG) -> bytes:
-    """What an engine in this process answers."""
-    engine, events = Engine(SineModel(), config), list[Event]()
+def alone(request: SpeechRequest, config: EngineConfig = CONFIG, model: SpeechModel | None = None) -> bytes:
+    """What an engine in this process answers; it speaks sines unless a model is given."""
+    engine, events = Engine(model or SineModel(), config), list[Event]()
     engine.submit(request)
     while engine.has_work:
         events += engine.tick()
@@ -70,9 +70,10 @@ def parent_of(pid: int) -> int | None:
     return None if state == "Z" else int(parent)
 
 
-def children() -> set[int]:
-    """The processes that this one has started, less the one that multiprocessing keeps once it was used."""
-    found = {int(path.name) for path in Path("/proc").glob("[0-9]*") if parent_of(int(path.name)) == os.getpid()}
+def children(parent: int | None = None) -> set[int]:
+    """The processes that `parent` or else this one has started, less what multiprocessing keeps once it was used."""
+    processes = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    found = {process for process in processes if parent_of(process) == (parent or os.getpid())}
     return {child for child in found if b"resource_tracker" not in command_of(child)}
 
 
@@ -84,19 +85,16 @@ def command_of(process: int) -> bytes:
         return b""
 
 
-def engines() -> set[int]:
+def engines(parent: int | None = None) -> set[int]:
     """Those of them that are engines. Python's own helpers, once started, are there to the end of the run."""
-    found = set()
-    for pid in children():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if b"sonoro.engine.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.add(pid)
-    return found
+    return {child for child in children(parent) if b"sonoro.engine.worker" in command_of(child)}
 
 
 @pytest.fixture
-def nothing_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def nothing_left(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The folder that links are made in; afterwards it is empty, and no process is left that was not there before."""
+    # Made on first use, in the temporary folder of that moment.
+    tmp_path_factory.getbasetemp()
     # The path of a Unix socket may have 107 letters; pytest's own folders are longer.
     with TemporaryDirectory(prefix="s") as folder:
         monkeypatch.setattr("tempfile.tempdir", folder)
