@@ -77,7 +77,7 @@ BUILTIN = Speaker(
     options={"subtalker_temperature": 0.9},
     live_options={"non_streaming_mode": False},
     # With these no draw is so near a tie that rounding, 1e-5 of a logit, decides it: the nearest is 1e-4 away.
-    seeds=(1, 4, 6, 8, 14, 24, 18, 25, 21, 0),
+    seeds=(1, 4, 6, 14, 24, 18, 21, 0, 3, 9),
     # Which chunk lengths there are follows the clock, and how many rows there are the others; both round differently.
     tolerance=1,
 )
