@@ -72,6 +72,8 @@ async def cluster() -> AsyncIterator[Cluster]:
     with TemporaryDirectory(prefix="r", ignore_cleanup_errors=True) as folder, Path(folder, "log").open("w+") as log:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
         environment |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "HOME": folder}
+        # It would kill replicas for what others on this machine hold.
+        environment |= {"RAY_memory_monitor_refresh_ms": "0"}
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "fakes.ray_cluster", folder),
             env=environment,
