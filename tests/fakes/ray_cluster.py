@@ -1,8 +1,8 @@
 """A Ray of this machine with the application of `sonoro.scale` on it, for as long as stdin is open; two replicas.
 
 `python -m fakes.ray_cluster FOLDER`: its answers are lines that begin with `answer`. The first is the address; then
-`deploy MODEL`, in place of what there is, is answered by how often it did so, `replicas` by how many are in which
-state. A model is `builtin` or one of `fakes.sine_worker`.
+`deploy`, of the built-in voice in place of what there is, is answered by how often it did so, `replicas` by how many
+are in which state.
 """
 
 import socket
@@ -12,17 +12,13 @@ import ray
 from ray import serve
 
 from sonoro.scale import app
-from sonoro.transport.messages import DEFAULT_FACTORY
 
 NAME = "speech"
 
 
-def arguments(model, voices_folder, generation):
-    factory = DEFAULT_FACTORY if model == "builtin" else "fakes.sine_worker:load"
+def arguments(voices_folder, generation):
     engine = {"slots": 4, "max_positions": 1200, "max_frames": 512, "max_characters": 400}
     return {
-        "model": model,
-        "factory": factory,
         "engine": {**engine, "voices_folder": voices_folder},
         # The number makes it another application, which takes the place of the one before.
         "server": {"max_queue_wait_ms": 20_000 + generation},
@@ -54,10 +50,10 @@ def main():
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     print(f"answer http://127.0.0.1:{port}", flush=True)
     for line in sys.stdin:
-        command, *model = line.split()
+        command = line.strip()
         if command == "deploy":
             generation += 1
-            serve.run(app(arguments(*model, f"{folder}/voices", generation)), name=NAME)
+            serve.run(app(arguments(f"{folder}/voices", generation)), name=NAME)
         print("answer", generation if command == "deploy" else replicas(), flush=True)
     serve.shutdown()
     ray.shutdown()

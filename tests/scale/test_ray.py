@@ -101,11 +101,11 @@ def test_on_a_local_ray_clients_notice_no_redeploy_and_a_death_only_where_it_spo
     async def ask() -> None:
         clock = asyncio.get_running_loop().time
         async with cluster() as ray:
-            await ray.tell("deploy builtin")
+            await ray.tell("deploy")
             await check_all(ray.server, BUILTIN)
             async with Crowd(ray.server, BUILTIN) as crowd:
                 await until(lambda: crowd.begun > 4, timeout_s=90)
-                await ray.tell("deploy builtin")
+                await ray.tell("deploy")
                 redeployed_s = clock()
                 await until(lambda: len(crowd.sent_since(redeployed_s)) >= 4, timeout_s=150)
             assert {ended.how for ended in crowd.ended} == {"whole"}
