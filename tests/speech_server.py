@@ -108,10 +108,14 @@ def served(answer: Callable[[int], Answer] | Answer) -> Iterator[Server]:
         server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
         is_up.set()
         await stop.wait()
+        # What has been accepted becomes a connection first: while that goes on, closing the listener leaves sockets open.
+        for accepting in listener.sockets:
+            loop.remove_reader(accepting)
+        while len(asyncio.all_tasks()) > 1:
+            while connections:
+                connections.pop().cancel()
+            await asyncio.sleep(0.001)
         listener.close()
-        for task in list(connections):
-            task.cancel()
-        await asyncio.gather(*connections, return_exceptions=True)
 
     thread = threading.Thread(target=loop.run_until_complete, args=(live(),))
     thread.start()
