@@ -14,7 +14,9 @@ import torch
 
 from sonoro.core.config import EngineConfig
 from sonoro.engine import compile as compilation
-from sonoro.engine.compile import compiling, launched_by
+from sonoro.engine import follow
+from sonoro.engine.compile import compiling
+from sonoro.engine.follow import launched_by
 from sonoro.runtime.ahead import Target
 from sonoro.transport.messages import WorkerSettings
 from tiny_checkpoint import write_checkpoint
@@ -26,15 +28,15 @@ def test_a_start_is_followed_without_memory(tmp_path: Path, monkeypatch: pytest.
     """Every step of every size is taken on tensors that have shapes alone."""
     write_checkpoint(tmp_path)
     config = EngineConfig(slots=3, max_positions=64, max_frames=32, prefill_tokens=64, prefill_buckets=(16,))
-    runners: list[compilation.Runner] = []
+    runners: list[follow.Runner] = []
 
-    class Kept(compilation.Runner):
+    class Kept(follow.Runner):
         def warm_up(self) -> None:
             runners.append(self)
             super().warm_up()
 
-    monkeypatch.setattr(compilation, "Runner", Kept)
-    monkeypatch.setattr(compilation, "recording", lambda target: nullcontext([]))
+    monkeypatch.setattr(follow, "Runner", Kept)
+    monkeypatch.setattr(follow, "recording", lambda target: nullcontext([]))
     assert launched_by(WorkerSettings(model=str(tmp_path), device="cuda", config=config), H200) == []
     (runner,) = runners
     assert runner.device.type == "meta"
@@ -61,11 +63,11 @@ def test_what_is_found_is_compiled_once(model: str, tmp_path: Path) -> None:
 COMPILE_A_FEW = """
 import sys
 from sonoro.core.config import EngineConfig
-from sonoro.engine.compile import launched_by
+from sonoro.engine.follow import launched_by
 from sonoro.runtime.ahead import Target, compile_all
 from sonoro.transport.messages import WorkerSettings
 
-settings = WorkerSettings(model=sys.argv[1], device="cuda", config=EngineConfig(slots=2, codec_batches=(1,)))
+settings = WorkerSettings(model=sys.argv[1], device="cuda", config=EngineConfig(slots=2, codec_batches=(1,), prefill_buckets=(16,)))
 variants = launched_by(settings, Target("cuda", 90, 32))
 assert len(set(variants)) == len(variants)
 few = [variant for variant in variants if len(variant.kernel.src) < 1500][:4]
@@ -223,7 +225,9 @@ def test_an_engine_starts_where_nothing_can_be_compiled_ahead(
     def attempt(cache: Path) -> None:
         caplog.clear()
         _has_a_gpu(monkeypatch, cache)
-        with compiling(WorkerSettings(device="cuda")):
+        # A start that is soon followed.
+        config = EngineConfig(slots=1, codec_batches=(1,), prefill_buckets=(16,))
+        with compiling(WorkerSettings(device="cuda", config=config)):
             pass
         assert [record.message.partition(" ")[0] for record in caplog.records] == ["event=compile_failed"]
 
@@ -240,7 +244,7 @@ def test_an_engine_starts_where_nothing_can_be_compiled_ahead(
 COMPILE = """
 import json, os, sys, time
 from pathlib import Path
-from sonoro.engine import compile as compilation
+from sonoro.engine import follow
 from sonoro.runtime.ahead import Variant
 
 class Kernel:
@@ -254,9 +258,9 @@ def launched_by(settings, target):
     return [Variant(Kernel(), "")]
 
 seconds, parent = sys.argv[1:]
-compilation.launched_by = launched_by
+follow.launched_by = launched_by
 sys.argv[1:] = ["{}", '["cuda", 90, 32]', os.environ["MARKER"], parent]
-compilation.main()
+follow.main()
 """
 
 

@@ -1,18 +1,16 @@
 """Compiling the kernels of all sizes of a start in several processes at once, into Triton's cache.
 
 A process compiles one kernel at a time, so a start with an empty cache would take the sum. While the weights are
-loaded, another process follows the start on a model without memory, which needs no GPU, to learn what is launched, and
-has it compiled; what that leaves in the cache is loaded in milliseconds. What goes wrong here is a warning: the engine
-compiles by itself whatever it does not find.
-`python -m sonoro.engine.compile SETTINGS TARGET MARKER PARENT` is that process: it ends soon after the process PARENT,
-and waits for any other that compiles the same.
+loaded, another process, of `follow.py`, learns what the start launches and has it compiled; what that leaves in the
+cache is loaded in milliseconds. What goes wrong here is a warning: the engine compiles by itself whatever it does not
+find.
+Knows no model: an engine with a factory of its own is not made to wait for the import of those that there are.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import importlib.util
 import logging
@@ -27,17 +25,14 @@ import msgspec
 import torch
 
 import sonoro
-from sonoro.core.config import kernel_cache_folder, log_level
-from sonoro.engine.runner import Runner
-from sonoro.models import registry
-from sonoro.runtime.ahead import Target, Variant, compile_all, current_target, recording
+from sonoro.core.config import kernel_cache_folder
+from sonoro.runtime.ahead import current_target
 from sonoro.transport.messages import DEFAULT_FACTORY, WorkerSettings
 
-__all__ = ["compiling", "launched_by", "main"]
+__all__ = ["compiling"]
 
 logger = logging.getLogger(__name__)
 
-_MOST_PROCESSES = 16
 _TIMEOUT_S = 300.0
 
 
@@ -66,50 +61,6 @@ def compiling(settings: WorkerSettings) -> Iterator[None]:
         logger.warning("event=compile_failed exit_code=%s", code)
 
 
-def launched_by(settings: WorkerSettings, target: Target) -> list[Variant]:
-    """The kernels that a start of `settings` launches on a `target`, checks and prompts beyond the graphs included.
-
-    Leaves this process unable to launch any.
-    """
-    config = settings.config.resolve()
-    config = dataclasses.replace(
-        config, prefill_buckets=(*config.prefill_buckets, *config.long_prefills), codec_device="", is_eager=True
-    )
-    with recording(target) as variants:
-        nowhere = torch.device("meta")
-        loaded = registry.load(settings.model, device=nowhere, dtype=settings.dtype, load_format="dummy")
-        Runner(loaded.model, config).warm_up()
-    return variants
-
-
-def main() -> None:
-    """Compile what is launched by SETTINGS on TARGET, and make the file MARKER, unless another does or PARENT ends."""
-    logging.basicConfig(level=log_level(), format="%(levelname)s %(name)s %(message)s")
-    settings, target, marker, parent = sys.argv[1:]
-    with _alone(Path(marker)):
-        if Path(marker).exists():
-            return
-        variants = launched_by(
-            msgspec.json.decode(settings, type=WorkerSettings), msgspec.json.decode(target, type=Target)
-        )
-        processes = min(_MOST_PROCESSES, os.cpu_count() or 1)
-        codes = compile_all(variants, processes, lambda: os.getppid() == int(parent))
-        if any(codes) or not variants:
-            sys.exit(f"{len(variants)} kernels, exit codes {codes}")
-        Path(marker).write_text(settings, encoding="utf-8")
-
-
-@contextlib.contextmanager
-def _alone(marker: Path) -> Iterator[None]:
-    """Within, no other process is that would make `marker`; the lock ends with whoever holds it, forks included."""
-    marker.parent.mkdir(parents=True, exist_ok=True)
-    with marker.with_suffix(".lock").open("w") as lock:
-        # Some file systems know no locks: then several starts at once compile the same.
-        with contextlib.suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def _begin(settings: WorkerSettings) -> subprocess.Popen[bytes] | None:
     """The process that compiles, if there is anything to do; that it cannot be started is a warning."""
     try:
@@ -122,7 +73,7 @@ def _begin(settings: WorkerSettings) -> subprocess.Popen[bytes] | None:
 
 def _start(settings: WorkerSettings, marker: Path) -> subprocess.Popen[bytes]:
     inputs = [msgspec.json.encode(given).decode() for given in (settings, current_target())]
-    command = [sys.executable, "-P", "-m", "sonoro.engine.compile", *inputs, str(marker), str(os.getpid())]
+    command = [sys.executable, "-P", "-m", "sonoro.engine.follow", *inputs, str(marker), str(os.getpid())]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, process_group=0)
 
 
@@ -138,7 +89,3 @@ def _marker(settings: WorkerSettings) -> Path | None:
     for path in sorted(Path(sonoro.__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return kernel_cache_folder() / "sonoro" / digest.hexdigest()
-
-
-if __name__ == "__main__":
-    main()
