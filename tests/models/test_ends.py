@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from interpreter import in_the_interpreter, interpret
+from interpreter import in_the_interpreter
 from sonoro.models.ends import (
     EndRows,
     Feedback,
@@ -120,10 +120,6 @@ def test_interpreted() -> None:
     for dtype in (torch.float32, torch.float16):
         check(dtype)
         check_ended(dtype)
-
-
-def test_the_kernels_equal_the_references_in_the_interpreter() -> None:
-    interpret(__file__)
 
 
 @pytest.mark.gpu

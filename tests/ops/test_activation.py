@@ -4,7 +4,7 @@ import sys
 import pytest
 import torch
 
-from interpreter import in_the_interpreter, interpret
+from interpreter import in_the_interpreter
 from sonoro.ops.activation import snake_beta, snake_beta_kernel, snake_beta_rates, snake_beta_reference, snake_rates
 
 # Rounding of the result in the dtype of x; the float32 interior adds little, sin of arguments near 10 about 1e-6.
@@ -64,10 +64,6 @@ def test_gradients_reach_the_input_and_both_parameters():
     leaves = [tensor.detach().log() if tensor.ndim == 1 else tensor for tensor in (x, alpha, beta)]
     leaves = [leaf.clone().requires_grad_() for leaf in leaves]
     assert torch.autograd.gradcheck(lambda x, a, b: snake_beta(x, *snake_beta_rates(a, b)), leaves)
-
-
-def test_the_kernel_equals_the_reference_in_the_interpreter():
-    interpret(__file__)
 
 
 @in_the_interpreter

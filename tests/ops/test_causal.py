@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from interpreter import in_the_interpreter, interpret
+from interpreter import in_the_interpreter
 from sonoro.ops import causal
 from sonoro.ops.activation import snake_rates
 from sonoro.ops.causal import depthwise, depthwise_norm, embed_sum, last_conv
@@ -60,10 +60,6 @@ def check_kernels(device):
                 assert ours.dtype == theirs.dtype
                 torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
                 assert not is_streamed or torch.equal(our_rows, their_rows)
-
-
-def test_the_kernels_equal_the_references_in_the_interpreter():
-    interpret(__file__)
 
 
 @in_the_interpreter

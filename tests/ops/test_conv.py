@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from interpreter import in_the_interpreter, interpret
+from interpreter import in_the_interpreter
 from sonoro.ops.activation import snake_beta_rates
 from sonoro.ops.conv import Ends, Tile, choose_tile, conv, conv_kernel, conv_reference
 
@@ -83,10 +83,6 @@ def check_kernel(device, dtypes):
                     torch.testing.assert_close(
                         ours, theirs, atol=tolerance, rtol=tolerance, msg=lambda m, n=name: n + m
                     )
-
-
-def test_the_kernel_equals_the_reference_in_the_interpreter():
-    interpret(__file__)
 
 
 @in_the_interpreter

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from capture import device_only
-from interpreter import INTERPRETED, in_the_interpreter, interpret
+from interpreter import INTERPRETED, in_the_interpreter
 from sonoro.ops.flow import Ends, advance, advance_kernel, advance_reference, guide
 
 # Of the largest value: float32 sums in another order; some roundings in bfloat16, which the interpreter truncates where
@@ -112,10 +112,6 @@ def test_interpreted() -> None:
         given = list(case(2, dtype))
         given[2] = torch.zeros_like(given[2])
         assert torch.equal(advance_kernel(*given), given[0])
-
-
-def test_the_kernel_equals_the_reference_in_the_interpreter() -> None:
-    interpret(__file__)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from capture import device_only
-from interpreter import in_the_interpreter, interpret
+from interpreter import in_the_interpreter
 from sonoro.ops.sample import normal_noise, normal_noise_kernel, normal_noise_reference, philox_words
 
 
@@ -87,10 +87,6 @@ def check_kernel(rows: int, count: int, device: str = "cpu") -> None:
 def test_interpreted() -> None:
     for count in (32, 256, 301):
         check_kernel(7, count)
-
-
-def test_the_kernel_equals_the_reference_in_the_interpreter() -> None:
-    interpret(__file__)
 
 
 @pytest.mark.gpu

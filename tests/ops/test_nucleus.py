@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from capture import device_only
-from interpreter import in_the_interpreter, interpret
+from interpreter import in_the_interpreter
 from sonoro.ops.nucleus import (
     Again,
     check_kernels,
@@ -204,10 +204,6 @@ def test_interpreted() -> None:
     for value in (-INF, torch.nan):
         draw_nucleus_kernel(torch.full_like(logits, value), *rest, table, ids)
         assert ((ids >= 0) & (ids < 12)).all()
-
-
-def test_the_kernel_equals_the_reference_in_the_interpreter() -> None:
-    interpret(__file__)
 
 
 @pytest.mark.gpu

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from capture import device_only
-from interpreter import in_the_interpreter, interpret
+from interpreter import in_the_interpreter
 from sonoro.ops import packed
 from sonoro.ops.packed import packed_attention, packed_attention_kernel, packed_attention_reference
 
@@ -126,10 +126,6 @@ def test_interpreted() -> None:
         # Prompts that go on from pages within a block, over a block's end, and beside others that do not.
         check_kernel(case([(3, 20), (0, 1), (1, 50), (5, 2), (2, 1)], (2, 1, 16), dtype))
         check_kernel(case([(2, 7)], (4, 2, 32), dtype, page=32, padding=0))
-
-
-def test_the_kernel_equals_the_reference_in_the_interpreter() -> None:
-    interpret(__file__)
 
 
 @pytest.mark.gpu

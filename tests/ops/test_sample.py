@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from capture import device_only
-from interpreter import in_the_interpreter, interpret
+from interpreter import in_the_interpreter
 from sonoro.ops.sample import (
     draw,
     draw_and_embed,
@@ -323,10 +323,6 @@ def test_interpreted() -> None:
         torch.full_like(logits, torch.nan), noise, temperature, top_k, torch.ones_like(top_p), is_greedy
     )
     assert ((broken >= 0) & (broken < 12)).all()
-
-
-def test_the_kernels_equal_the_references_in_the_interpreter() -> None:
-    interpret(__file__)
 
 
 @pytest.mark.gpu

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from capture import device_only
-from interpreter import INTERPRETED, in_the_interpreter, interpret
+from interpreter import INTERPRETED, in_the_interpreter
 from sonoro.ops.whole import whole_attention, whole_attention_kernel, whole_attention_reference
 
 # Of the outputs, which are averages of values near 1: sums in another order in float32, some roundings in bfloat16,
@@ -83,10 +83,6 @@ def test_interpreted() -> None:
         # A part of wider rows.
         qkv, *rest = case((2, 1, 16), 5, 2, dtype)
         check((torch.cat((qkv, qkv), dim=1)[:, : qkv.shape[1]], *rest))
-
-
-def test_the_kernel_equals_the_reference_in_the_interpreter() -> None:
-    interpret(__file__)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from interpreter import in_the_interpreter, interpret
+from interpreter import in_the_interpreter
 from sonoro.ops.window import window_attention, window_attention_kernel, window_attention_reference
 
 # Sums in another order, and roundings of queries, keys and weights in the dtype.
@@ -33,10 +33,6 @@ def check_kernel(device, dtypes):
             ours = window_attention_kernel(qkv, (heads, heads), window, THETA)
             theirs = window_attention_reference(qkv, (heads, heads), window, THETA)
             torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
-
-
-def test_the_kernel_equals_the_reference_in_the_interpreter():
-    interpret(__file__)
 
 
 @in_the_interpreter
