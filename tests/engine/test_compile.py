@@ -67,7 +67,8 @@ from sonoro.engine.follow import launched_by
 from sonoro.runtime.ahead import Target, compile_all
 from sonoro.transport.messages import WorkerSettings
 
-settings = WorkerSettings(model=sys.argv[1], device="cuda", config=EngineConfig(slots=2, codec_batches=(1,), prefill_buckets=(16,)))
+config = EngineConfig(slots=2, codec_batches=(1,), prefill_buckets=(16,))
+settings = WorkerSettings(model=sys.argv[1], device="cuda", config=config)
 variants = launched_by(settings, Target("cuda", 90, 32))
 assert len(set(variants)) == len(variants)
 few = [variant for variant in variants if len(variant.kernel.src) < 1500][:4]
