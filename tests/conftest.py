@@ -26,6 +26,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+LONGEST = ("test_ray.py", "test_cli_fleet.py", "test_interpreter.py", "test_compile.py")
+"""The files whose tests are best begun first: one of them begun last would leave the other process without work."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
 @pytest.fixture(scope="session")
 def reference_root(pytestconfig: pytest.Config) -> Path:
     """The folder of stored official results that this run compares with."""
