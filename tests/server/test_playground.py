@@ -205,25 +205,32 @@ def test_a_recording_and_a_file_are_spoken_like() -> None:
 
 
 @in_a_browser
-@pytest.mark.parametrize("width", [360, 1280])
-def test_the_built_in_voice_is_not_silent_and_the_page_fits(width: int) -> None:
+def test_the_built_in_voice_is_not_silent_and_the_page_fits() -> None:
+    """On the screen of a telephone and on a wide one."""
+
     async def hear() -> None:
         builtin = Fleet.launch(devices=("cpu",), config=EngineConfig(slots=1))
-        screen = {"viewport": {"width": width, "height": 800}, "has_touch": width < 600}
-        async with serving(engine=builtin) as server, browsing(server, **screen) as page:
-            await speak(page, "Hello there.")
-            await expect(page.get_by_role("status")).to_have_text(re.compile("Spoke"))
-            samples, rate = await downloaded(page)
-            assert rate == 24000
-            assert len(samples) > rate / 4
-            # Speech, not silence: full scale is 32768.
-            assert np.sqrt(np.square(samples.astype(float)).mean()) > 300
-            assert await figure(page, "first") > 0
-            assert await figure(page, "rtf") > 0
-            assert await page.evaluate("document.documentElement.scrollWidth") <= width
-            for button in await page.get_by_role("button").all():
-                box = await button.bounding_box()
-                assert box is not None
-                assert box["height"] >= 44
+        async with serving(engine=builtin) as server:
+            for width in (360, 1280):
+                screen = {"viewport": {"width": width, "height": 800}, "has_touch": width < 600}
+                async with browsing(server, **screen) as page:
+                    await hear_and_measure(page, width)
 
     run(hear())
+
+
+async def hear_and_measure(page: Page, width: int) -> None:
+    await speak(page, "Hello there.")
+    await expect(page.get_by_role("status")).to_have_text(re.compile("Spoke"))
+    samples, rate = await downloaded(page)
+    assert rate == 24000
+    assert len(samples) > rate / 4
+    # Speech, not silence: full scale is 32768.
+    assert np.sqrt(np.square(samples.astype(float)).mean()) > 300
+    assert await figure(page, "first") > 0
+    assert await figure(page, "rtf") > 0
+    assert await page.evaluate("document.documentElement.scrollWidth") <= width
+    for button in await page.get_by_role("button").all():
+        box = await button.bounding_box()
+        assert box is not None
+        assert box["height"] >= 44
