@@ -108,7 +108,7 @@ def served(answer: Callable[[int], Answer] | Answer) -> Iterator[Server]:
         server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
         is_up.set()
         await stop.wait()
-        # What has been accepted becomes a connection first: while that goes on, closing the listener leaves sockets open.
+        # What has been accepted becomes a connection first: a listener closed before that leaves its socket open.
         for accepting in listener.sockets:
             loop.remove_reader(accepting)
         while len(asyncio.all_tasks()) > 1:

@@ -8,7 +8,6 @@ import itertools
 import json
 import logging
 import multiprocessing
-import os
 import time
 from pathlib import Path
 
@@ -99,7 +98,7 @@ def test_several_processes_send_what_one_would(load: dict[str, object]) -> None:
 
 def test_processes_are_chosen_by_load_and_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     def shares(cores: int, **load: object) -> list[int]:
-        monkeypatch.setattr(os, "cpu_count", lambda: cores)
+        monkeypatch.setattr("sonoro.bench.load.usable_cores", lambda: cores)
         made = ServeBench(Target("http://h"), **load)
         return [made.shares(level) for level in made.loads]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from sonoro.bench.overload import judge
 from sonoro.bench.report import Report
 from sonoro.bench.workers import LEAD_S, Workers
 from sonoro.core.errors import ConfigError, EngineError
-from sonoro.core.machine import gpu_driver, processor
+from sonoro.core.machine import gpu_driver, processor, usable_cores
 
 __all__ = ["FACTS", "MAX_LAG_MS", "ServeBench", "check_facts", "facts_of_server", "run"]
 
@@ -112,7 +111,7 @@ class ServeBench:
         if self.processes:
             return self.processes
         wanted = math.ceil(load / (_RATE_EACH if self.rps else _CLIENTS_EACH))
-        return max(1, min(wanted, (os.cpu_count() or 1) // _CORES_EACH))
+        return max(1, min(wanted, usable_cores() // _CORES_EACH))
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""What a results file says of the machine it was measured on. Knows no bench and no GPU library."""
+"""The machine this runs on: its cores, and what a results file says of it. Knows no bench and no GPU library."""
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import subprocess
@@ -9,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["commit_of_checkout", "gpu_driver", "processor", "rounded"]
+__all__ = ["commit_of_checkout", "gpu_driver", "processor", "rounded", "usable_cores"]
 
 
 def commit_of_checkout() -> str | None:
@@ -31,6 +32,13 @@ def processor() -> str:
     listing = Path("/proc/cpuinfo")
     names = re.findall(r"^model name\s*:\s*(.+)$", listing.read_text("utf-8"), re.M) if listing.exists() else []
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def usable_cores() -> int:
+    """How many cores this process may run on: those of its cpuset where the system has any, else all."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def gpu_driver() -> str | None:

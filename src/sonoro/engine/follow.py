@@ -19,6 +19,7 @@ import msgspec
 import torch
 
 from sonoro.core.config import log_level
+from sonoro.core.machine import usable_cores
 from sonoro.engine.runner import Runner
 from sonoro.models import registry
 from sonoro.runtime.ahead import Target, Variant, compile_all, recording
@@ -55,7 +56,7 @@ def main() -> None:
         variants = launched_by(
             msgspec.json.decode(settings, type=WorkerSettings), msgspec.json.decode(target, type=Target)
         )
-        processes = min(_MOST_PROCESSES, os.cpu_count() or 1)
+        processes = min(_MOST_PROCESSES, usable_cores())
         codes = compile_all(variants, processes, lambda: os.getppid() == int(parent))
         if any(codes) or not variants:
             sys.exit(f"{len(variants)} kernels, exit codes {codes}")

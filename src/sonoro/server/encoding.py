@@ -6,10 +6,10 @@ Knows no request and no HTTP.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from sonoro.core.machine import usable_cores
 from sonoro.server.encode import Encoder
 
 __all__ = ["Encoding", "encoder_threads"]
@@ -17,7 +17,7 @@ __all__ = ["Encoding", "encoder_threads"]
 
 def encoder_threads() -> ThreadPoolExecutor:
     """Threads for the encoders of a whole server: as many as can run at once, two to eight."""
-    return ThreadPoolExecutor(max(2, min(8, os.cpu_count() or 1)), thread_name_prefix="encoder")
+    return ThreadPoolExecutor(max(2, min(8, usable_cores())), thread_name_prefix="encoder")
 
 
 class Encoding:
