@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from builtin_voice import settings
-from builtin_voice.codec_training import VoiceCodec, open_branches
+from builtin_voice.voice_codec import VoiceCodec
 from sonoro.models.qwen3_tts.config import CodecConfig
 from sonoro.nn.configs import build
 
@@ -24,10 +24,6 @@ def codec_values() -> dict[str, Any]:
         "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
         "head_dim": 8,
     }  # fmt: skip
-    values["encoder_config"] |= {
-        "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
-        "num_key_value_heads": 2, "head_dim": 16, "num_filters": 2, "codebook_dim": 8,
-    }  # fmt: skip
     return values
 
 
@@ -36,10 +32,10 @@ def tiny_codec(codec_values: dict[str, Any], chords: Callable[[int, int], Tensor
     """Drawn, not trained; its books are as wide as its latents."""
     torch.manual_seed(0)
     codec = VoiceCodec(build(CodecConfig, codec_values, "codec"))
-    open_branches(codec)
     with torch.no_grad():
         quantizer = codec.quantizer
-        spread = quantizer.project_in(codec.latents(chords(2, 20 * settings.HOP)[:, None])).std(unbiased=False)
+        latents = codec.encoder(codec.spectra(chords(2, 20 * settings.HOP)))
+        spread = quantizer.project_in(latents).std(unbiased=False)
         shrinking = 0.6 ** torch.arange(len(quantizer.books))[:, None, None]
         quantizer.books.copy_(torch.randn(quantizer.books.shape) * spread * shrinking)
     return codec.eval()

@@ -1,8 +1,9 @@
-"""The codec as it is trained: its quantiser, its loss, and a few steps of it."""
+"""The codec as it is trained: its quantiser, its spectra, and a few steps of both its stages."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ import torch
 from torch import Tensor
 
 from builtin_voice import settings
-from builtin_voice.codec_training import ResidualQuantizer, SpectralLoss, VoiceCodec, train_codec
+from builtin_voice.codec_training import train_codec, train_encoder
 from builtin_voice.critic import Critic, critic_loss, maker_losses
-from builtin_voice.settings import CodecTraining
+from builtin_voice.quantizer import ResidualQuantizer
+from builtin_voice.settings import CodecTraining, EncoderTraining
+from builtin_voice.spectra import FLOOR, Bands, SpectralLoss, SpeechSpectra
 from builtin_voice.training import Run, Unfinished
+from builtin_voice.voice_codec import CONTEXT_FRAMES, VoiceCodec
 from sonoro.models.qwen3_tts.config import CodecConfig
 from sonoro.nn.configs import build
 
@@ -37,6 +41,7 @@ def test_codes_give_the_quantised_value_and_the_nearest_of_it() -> None:
     total = torch.stack([book[codes[..., index]] for index, book in enumerate(chain.books)]).sum(0)
     # Float32: the straight-through value is (total - projected) + projected.
     torch.testing.assert_close(quantized, chain.project_out(total.mT), atol=1e-5, rtol=0)
+    torch.testing.assert_close(chain.looked_up(codes), total, atol=1e-6, rtol=0)
     residual = chain.project_in(latents).mT
     for index, book in enumerate(chain.books):
         distance = torch.cdist(residual, book.expand(2, -1, -1))
@@ -97,33 +102,98 @@ def test_spectral_loss_is_nothing_for_equal_sounds_and_sees_level_and_pitch(chor
     assert other > 0.3
 
 
-def trained(
-    codec_values: dict[str, Any], sound: Tensor, state: Path, *, steps: int, figures: list[dict[str, float]]
-) -> VoiceCodec:
-    """A small codec after `steps` steps on one `sound`, the critic listening to the last half."""
-    training = CodecTraining(steps=steps, batch=1, crop_frames=2, learning_rate=2e-3, warmup_steps=5, critic_from=0.5)
-    config = build(CodecConfig, codec_values, "codec")
-    run = Run(float("inf"), figures.append, state)
-    return train_codec(config, lambda batch: sound, training, torch.device("cpu"), run)
+def test_what_is_below_the_floor_is_nothing_to_learn() -> None:
+    loss = SpectralLoss(settings.SAMPLE_RATE)
+    torch.manual_seed(0)
+    noise, other = torch.randn(2, 1, 12000)
+    hiss = 10 ** (-80 / 20) * noise
+    voice = 0.1 * other * (torch.arange(12000) > 6000)
+    assert loss(voice + hiss, voice) < 0.02
+    assert loss(voice + 100 * hiss, voice) > 0.5
+    bands = Bands(settings.SAMPLE_RATE, 1024, 256, 80, 12000)
+    level = bands.log_mel(bands.magnitudes(10 ** (-69 / 20) * noise)).exp().mean()
+    assert FLOOR < level < 1.5 * FLOOR
 
 
-def test_training_makes_the_sound_closer(chords: Chords, codec_values: dict[str, Any], tmp_path: Path) -> None:
+def test_a_column_of_spectra_tells_what_sounds_in_its_time_and_pitch() -> None:
+    spectra = SpeechSpectra(settings.SAMPLE_RATE)
+    columns, column = 40, spectra.column
+    seconds = torch.arange(columns * column) / settings.SAMPLE_RATE
+    silent = spectra(torch.zeros(1, columns * column))
+    assert silent.shape == (1, columns, spectra.width)
+    sounding = torch.sin(2 * torch.pi * torch.tensor([[120.0], [150.0]]) * seconds)
+    sounding[:, : 20 * column] = 0
+    low, high = spectra(0.1 * sounding)
+    assert torch.equal(low[:18], silent[0, :18])
+    assert (low[20:] - silent[0, 20:]).max(-1).values.min() > 2
+    assert (low[30] - high[30]).abs().max() > 1
+
+
+def test_a_code_hangs_on_its_frame_and_little_around_it(tiny_codec: VoiceCodec, chords: Chords) -> None:
+    hop, margin = settings.HOP, CONTEXT_FRAMES
+    sound = chords(2, 20 * hop)
+    whole = tiny_codec.codes(sound)
+    assert whole.shape == (2, 20, settings.CODEBOOKS)
+    inner = tiny_codec.inner_codes(sound[:, (6 - margin) * hop : (12 + margin) * hop])
+    assert torch.equal(inner, whole[:, 6:12])
+    changed = sound.clone()
+    changed[:, 9 * hop : 10 * hop] = 0
+    is_same = (tiny_codec.codes(changed) == whole).all(-1).all(0)
+    assert is_same[: 10 - margin].all()
+    assert is_same[9 + margin :].all()
+    assert not is_same[9]
+
+
+TRAININGS = {
+    "encoder": EncoderTraining(steps=6, batch=1, crop_frames=10, learning_rate=1e-2, warmup_steps=5),
+    "codec": CodecTraining(steps=6, batch=1, crop_frames=2, learning_rate=2e-3, warmup_steps=5, critic_from=0.5),
+}
+
+
+def trained(stage: str, values: dict[str, Any], crops: Callable[[int], Tensor], run: Run, steps: int = 6) -> VoiceCodec:
+    """A small codec after `steps` steps of a stage; in the second the critic listens to the last half."""
+    config, training = build(CodecConfig, values, "codec"), replace(TRAININGS[stage], steps=steps)
+    if isinstance(training, EncoderTraining):
+        return train_encoder(config, crops, training, torch.device("cpu"), run)
+    torch.manual_seed(3)
+    return train_codec(VoiceCodec(config), crops, training, settings.SAMPLE_RATE, run)
+
+
+@pytest.mark.parametrize(("stage", "figure"), [("encoder", "sketch"), ("codec", "spectral")])
+def test_training_makes_the_sound_closer(
+    stage: str, figure: str, chords: Chords, codec_values: dict[str, Any], tmp_path: Path
+) -> None:
     figures: list[dict[str, float]] = []
-    trained(codec_values, chords(1, 2 * settings.HOP), tmp_path / "state.pt", steps=25, figures=figures)
+    sound, run = chords(1, 10 * settings.HOP), Run(float("inf"), figures.append, tmp_path / "state.pt")
+    trained(stage, codec_values, lambda batch: sound, run, steps=25)
     assert [record["step"] for record in figures] == [0, 24]
-    assert figures[-1]["spectral"] < 0.8 * figures[0]["spectral"]
+    assert figures[-1][figure] < 0.8 * figures[0][figure]
     assert "critic" not in figures[0]
-    assert figures[-1]["critic"] < 1.5
+    assert ("critic" in figures[-1]) == (stage == "codec")
 
 
+def test_only_the_way_from_codes_to_sound_is_learned_last(
+    chords: Chords, codec_values: dict[str, Any], tmp_path: Path
+) -> None:
+    sound, run = chords(1, 10 * settings.HOP), Run(float("inf"), lambda record: None, tmp_path / "state.pt")
+    codec = trained("codec", codec_values, lambda batch: sound, run)
+    torch.manual_seed(3)
+    drawn = VoiceCodec(build(CodecConfig, codec_values, "codec"))
+    assert torch.equal(codec.codes(sound), drawn.eval().codes(sound))
+    moved = {name for name, tensor in codec.state_dict().items() if not torch.equal(tensor, drawn.state_dict()[name])}
+    assert {name.split(".")[0] for name in moved} == {"decoder", "quantizer"}
+    assert [name for name in moved if name.startswith("quantizer")] == ["quantizer.project_out.weight"]
+
+
+@pytest.mark.parametrize("stage", ["encoder", "codec"])
 def test_training_goes_on_where_its_time_was_up(
-    chords: Chords, codec_values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stage: str, chords: Chords, codec_values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Interrupted in each half: the weights are those of a run that was not."""
-    sound = chords(1, 2 * settings.HOP)
-    whole = trained(codec_values, sound, tmp_path / "whole.pt", steps=6, figures=[])
-    training = CodecTraining(steps=6, batch=1, crop_frames=2, learning_rate=2e-3, warmup_steps=5, critic_from=0.5)
-    config, now = build(CodecConfig, codec_values, "codec"), [0.0]
+    sound = chords(1, 10 * settings.HOP)
+    endless = Run(float("inf"), lambda record: None, tmp_path / "whole.pt")
+    whole = trained(stage, codec_values, lambda batch: sound, endless)
+    now = [0.0]
     monkeypatch.setattr("builtin_voice.training.time.monotonic", lambda: now[0])
 
     def crops(batch: int) -> Tensor:
@@ -134,9 +204,9 @@ def test_training_goes_on_where_its_time_was_up(
     for _ in range(2):
         now[0] = 0.0
         with pytest.raises(Unfinished, match="of 6 steps"):
-            train_codec(config, crops, training, torch.device("cpu"), run)
+            trained(stage, codec_values, crops, run)
     now[0] = -10.0
-    parts = train_codec(config, crops, training, torch.device("cpu"), run)
+    parts = trained(stage, codec_values, crops, run)
     for (name, left), right in zip(whole.state_dict().items(), parts.state_dict().values(), strict=True):
         torch.testing.assert_close(left, right, atol=0, rtol=0, msg=name)
 

@@ -62,7 +62,10 @@ def done(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
         monkeypatch.setattr(recipe, f"run_{name}", make)
 
-    for name, result in (("codec", "codec.pt"), ("encode", "codes.pt"), ("talker", "checkpoint")):
+    for name, result in (
+        *(("encoder", "encoder.pt"), ("codec", "codec.pt")),
+        *(("encode", "codes.pt"), ("talker", "checkpoint")),
+    ):
         fake(name, result)
 
     def python(module: str, *arguments: object) -> list[str]:
@@ -80,11 +83,11 @@ def test_all_stages_follow_one_another_and_none_runs_twice(tmp_path: Path, done:
     for _ in range(2):
         command.run(tmp_path, tmp_path, float("inf"), 1)
     learned = [name for name in done if name not in ("text", "tokenizer")]
-    assert learned == ["synthesize", "codec", "encode", "talker", "evaluate"]
+    assert learned == ["synthesize", "encoder", "codec", "encode", "talker", "evaluate"]
     assert (tmp_path / "speech.json").exists()
     assert (tmp_path / "spoken").exists()
     stages = [json.loads(line)["stage"] for line in (tmp_path / "stages.jsonl").read_text("ascii").splitlines()]
-    assert stages == ["corpus", "tokenizer", "codec", "encode", "talker", "curves", "evaluate"]
+    assert stages == ["corpus", "tokenizer", "encoder", "codec", "encode", "talker", "curves", "evaluate"]
 
 
 def test_out_of_time_is_an_exit_code_of_its_own(
@@ -145,14 +148,14 @@ def test_a_command_that_ends_half_way_leaves_no_result(tmp_path: Path) -> None:
     assert not (tmp_path / "result").exists()
 
 
-def test_a_codec_does_not_wait_for_a_synthesis_that_failed(
+def test_an_encoder_does_not_wait_for_a_synthesis_that_failed(
     tmp_path: Path, done: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def wait(work: Path, device: torch.device, deadline_s: float, is_whole: Callable[[], bool]) -> None:
         while not is_whole():
             time.sleep(0.01)
 
-    monkeypatch.setattr(recipe, "run_codec", wait)
+    monkeypatch.setattr(recipe, "run_encoder", wait)
     fake = command.python
 
     def python(module: str, *arguments: object) -> list[str]:
@@ -170,7 +173,8 @@ def test_curves_take_the_last_record_of_a_step(tmp_path: Path) -> None:
         {"step": 200, "spectral": 1.0, "critic": 0.5},
     ]
     (tmp_path / "codec.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="ascii")
-    (tmp_path / "talker.jsonl").write_text(json.dumps({"step": 0, "first": 7.0}) + "\n", encoding="ascii")
+    for log, name in (("encoder", "sketch"), ("talker", "first")):
+        (tmp_path / f"{log}.jsonl").write_text(json.dumps({"step": 0, name: 7.0}) + "\n", encoding="ascii")
     assert [record["spectral"] for record in curves.read(tmp_path / "codec.jsonl")] == [4.0, 1.0]
     curves.draw(tmp_path, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")

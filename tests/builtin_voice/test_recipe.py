@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from builtin_voice import recipe, settings, tokenizer
-from builtin_voice.codec_training import VoiceCodec
 from builtin_voice.synthesize import Utterance
 from builtin_voice.training import Run, Unfinished
+from builtin_voice.voice_codec import VoiceCodec
 from sonoro.models.qwen3_tts import weights
 from sonoro.models.qwen3_tts.backbone import Talker
 from sonoro.models.qwen3_tts.config import read_configs
@@ -61,10 +61,13 @@ def test_waiting_for_shards_ends_with_the_time_and_with_whoever_writes_them(tmp_
         recipe.wait_for_shards(tmp_path, 2.5, float("inf"), fail)
 
 
+@pytest.mark.parametrize("stage", ["encoder", "codec"])
 def test_a_codec_is_whole_before_what_it_could_go_on_from_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_codec: VoiceCodec
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_codec: VoiceCodec, stage: str
 ) -> None:
-    def train(config: object, crops: object, training: object, device: object, run: Run) -> VoiceCodec:
+    def train(*arguments: object) -> VoiceCodec:
+        run = arguments[-1]
+        assert isinstance(run, Run)
         run.state.touch()
         return tiny_codec
 
@@ -72,17 +75,25 @@ def test_a_codec_is_whole_before_what_it_could_go_on_from_is_gone(
         path.write_bytes(b"half of it")
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(recipe, "train_codec", train)
+    monkeypatch.setattr(recipe, f"train_{stage}", train)
+    monkeypatch.setattr(recipe, "load_codec", lambda path, device: tiny_codec)
     monkeypatch.setattr(recipe, "audio_of", lambda *_: (torch.zeros(9, dtype=torch.int16), end_to_end(9)))
-    arguments = tmp_path, torch.device("cpu"), float("inf"), lambda: True
+    result, state = tmp_path / f"{stage}.pt", tmp_path / f"{stage}-state.pt"
+
+    def make() -> None:
+        if stage == "encoder":
+            recipe.run_encoder(tmp_path, torch.device("cpu"), float("inf"), lambda: True)
+        else:
+            recipe.run_codec(tmp_path, torch.device("cpu"), float("inf"))
+
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", break_off)
         with pytest.raises(OSError, match="No space"):
-            recipe.run_codec(*arguments)
-    assert ((tmp_path / "codec.pt").exists(), (tmp_path / "codec-state.pt").exists()) == (False, True)
-    recipe.run_codec(*arguments)
-    assert ((tmp_path / "codec.pt").exists(), (tmp_path / "codec-state.pt").exists()) == (True, False)
-    stored = torch.load(tmp_path / "codec.pt", weights_only=True)
+            make()
+    assert (result.exists(), state.exists()) == (False, True)
+    make()
+    assert (result.exists(), state.exists()) == (True, False)
+    stored = torch.load(result, weights_only=True)
     assert stored.keys() == tiny_codec.state_dict().keys()
 
 
@@ -105,6 +116,24 @@ def test_crops_stay_within_an_utterance_and_reach_its_ends() -> None:
     assert torch.equal(crops, torch.where(filled, crops[:, :1] + torch.arange(100), 0))
 
 
+def test_what_is_around_a_crop_is_of_its_utterance_or_silence() -> None:
+    rows = end_to_end(500, 70, 1000)
+    audio = torch.arange(1, 1571, dtype=torch.int16)
+    torch.manual_seed(0)
+    crops = (recipe.random_crops(audio, rows, 100, margin=40)(2000) * 32768).long()
+    assert crops.shape == (2000, 180)
+    before, after = set(), set()
+    for crop in crops:
+        inside = crop[40:140][crop[40:140] > 0]
+        owner = next(row for row in rows if row.start < inside[0] <= row.start + row.samples)
+        reach = torch.arange(int(inside[0]) - 40, int(inside[0]) + 140)
+        is_inside = (reach > owner.start) & (reach <= owner.start + owner.samples)
+        assert torch.equal(crop, torch.where(is_inside, reach, 0))
+        before.add(bool(crop[0]))
+        after.add(bool(crop[-1]))
+    assert before == after == {True, False}
+
+
 @pytest.mark.parametrize("shift", [0, 480, 1440])
 def test_encoding_the_corpus_is_encoding_each_utterance_after_the_silence(
     monkeypatch: pytest.MonkeyPatch, tiny_codec: VoiceCodec, chords: Chords, shift: int
@@ -117,8 +146,8 @@ def test_encoding_the_corpus_is_encoding_each_utterance_after_the_silence(
     found = recipe.encode_corpus(tiny_codec, audio, rows, shift)
     for codes, row in zip(found, rows, strict=True):
         frames = -(-(row.samples + shift) // HOP)
-        moved = torch.zeros(1, 1, frames * HOP)
-        moved[0, 0, shift : shift + row.samples] = audio[row.start : row.start + row.samples].float() / 32768
+        moved = torch.zeros(1, frames * HOP)
+        moved[0, shift : shift + row.samples] = audio[row.start : row.start + row.samples].float() / 32768
         assert codes.dtype == torch.uint8
         assert torch.equal(codes.long(), tiny_codec.codes(moved)[0])
     assert torch.cat(found).unique().numel() > 10
@@ -156,9 +185,8 @@ def test_a_written_checkpoint_decodes_to_the_sound_of_training(
     with torch.no_grad():
         for tensor in (*tiny_codec.parameters(), tiny_codec.quantizer.books):
             tensor.copy_(tensor.half())  # what the file can hold
-        latents = tiny_codec.latents(chords(2, 9 * settings.HOP)[:, None])
-        quantized, codes, _ = tiny_codec.quantizer(latents)
-        expected = tiny_codec.decoder(quantized)
+        codes = tiny_codec.codes(chords(2, 9 * settings.HOP))
+        expected = tiny_codec.spoken(codes)
     vocabulary, merges = tokenizer.train(["a small text of the assistant."], merges=4)
     tokenizer.write(tmp_path / "tokenizer", vocabulary, merges)
     values, config = recipe.model_config(tmp_path / "tokenizer")
@@ -171,7 +199,7 @@ def test_a_written_checkpoint_decodes_to_the_sound_of_training(
     found = loaded.codec.decode(codes)
     assert expected.std() > 1e-3
     assert codes.unique().numel() > 10
-    # Float32: folded tables and the straight-through value sum in another order.
+    # Float32: folded tables sum in another order.
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     wanted = talker.state_dict()
     assert all(

@@ -142,7 +142,8 @@ def run(work: Path, prepared: Path, deadline_s: float, processes: int) -> None:
     if not (work / "codes.pt").exists():
         with synthesis(work, prepared, processes) as child:
             is_whole = partial(has_ended, "synthesis", child)
-            stages.run("codec", "codec.pt", lambda: recipe.run_codec(work, device, deadline_s, is_whole))
+            stages.run("encoder", "encoder.pt", lambda: recipe.run_encoder(work, device, deadline_s, is_whole))
+            stages.run("codec", "codec.pt", lambda: recipe.run_codec(work, device, deadline_s))
             wait_for("synthesis", child, deadline_s)
         stages.run("encode", "codes.pt", lambda: recipe.run_encode(work, device), needs_s=ENCODING_S)
     stages.run("talker", "checkpoint", lambda: recipe.run_talker(work, device, deadline_s))

@@ -1,4 +1,4 @@
-"""The logs of both trainings as one picture."""
+"""The logs of all trainings as one picture."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from matplotlib import pyplot
 __all__ = ["draw"]
 
 _PANELS = {
-    "codec.jsonl": ("codec", ("spectral", "commitment", "passing", "matching", "critic", "books_used")),
+    "encoder.jsonl": ("encoder", ("sketch", "commitment", "books_used")),
+    "codec.jsonl": ("codec", ("spectral", "passing", "matching", "critic")),
     "talker.jsonl": ("talker", ("first", "rest", "held_out_first", "held_out_rest")),
 }
 

@@ -1,8 +1,9 @@
 """The learning half of the built-in voice, in stages that each leave one result in the work folder.
 
-codec   trains encoder and decoder, beside the synthesis if that still runs: codec.pt
-encode  the whole corpus as codes: codes.pt
-talker  trains talker and code predictor: the checkpoint folder
+encoder  learns the codes, beside the synthesis if that still runs: encoder.pt
+codec    learns to speak from them: codec.pt
+encode   the whole corpus as codes: codes.pt
+talker   trains talker and code predictor: the checkpoint folder
 
 `python -m builtin_voice` runs them after the data half; README.md says how.
 """
@@ -22,11 +23,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from builtin_voice import settings
-from builtin_voice.codec_training import VoiceCodec, train_codec
+from builtin_voice.codec_training import train_codec, train_encoder
 from builtin_voice.synthesize import Utterance, load, written
 from builtin_voice.talker_training import Layout, Utterances, train_talker
 from builtin_voice.tokenizer import read
 from builtin_voice.training import Log, Run, Unfinished, save
+from builtin_voice.voice_codec import CONTEXT_FRAMES, VoiceCodec
 from sonoro.models.qwen3_tts.backbone import Talker
 from sonoro.models.qwen3_tts.config import CodecConfig, ModelConfig
 from sonoro.models.qwen3_tts.prompt import TextTokenizer
@@ -70,22 +72,24 @@ def audio_of(folder: Path, device: torch.device, hours: float | None = None) -> 
     return torch.cat(pieces), moved
 
 
-def random_crops(audio: Tensor, utterances: list[Utterance], samples: int) -> Callable[[int], Tensor]:
-    """Draws B crops [B, samples] float32, each from anywhere in an utterance; silence follows a short one."""
+def random_crops(audio: Tensor, utterances: list[Utterance], samples: int, margin: int = 0) -> Callable[[int], Tensor]:
+    """Draws B crops [B, margin + samples + margin] float32; between the margins is something from anywhere in an
+    utterance, around which is silence, and after a short one too."""
     starts, lengths = (
         torch.tensor([getattr(row, name) for row in utterances], device=audio.device) for name in ("start", "samples")
     )
     upto, total = lengths.cumsum(0), sum(row.samples for row in utterances)
-    within = torch.arange(samples, device=audio.device)
+    within = torch.arange(-margin, samples + margin, device=audio.device)
 
     def draw(batch: int) -> Tensor:
         # An utterance is as likely as it is long.
         picks = torch.searchsorted(upto, torch.randint(total, (batch,), device=audio.device), right=True)
         room = lengths[picks] - samples
         offset = (torch.rand(batch, device=audio.device) * (room + 1).clamp(min=1)).long()
-        at = (starts[picks] + offset)[:, None] + within
-        ends = (starts[picks] + lengths[picks])[:, None]
-        return torch.where(at < ends, audio[at.clamp(max=len(audio) - 1)].float() / 32768, 0.0)
+        first = starts[picks][:, None]
+        at = first + offset[:, None] + within
+        is_inside = (at >= first) & (at < first + lengths[picks][:, None])
+        return torch.where(is_inside, audio[at.clamp(0, len(audio) - 1)].float() / 32768, 0.0)
 
     return draw
 
@@ -105,12 +109,10 @@ def encode_corpus(codec: VoiceCodec, audio: Tensor, utterances: list[Utterance],
         stop = max(stop, start + 1)
         rows = [utterances[index] for index in order[start:stop]]
         padded = -(-(longest + shift) // settings.HOP) * settings.HOP
-        batch = torch.zeros(len(rows), 1, padded, device=audio.device)
+        batch = torch.zeros(len(rows), padded, device=audio.device)
         for index, row in enumerate(rows):
-            batch[index, 0, shift : shift + row.samples] = audio[row.start : row.start + row.samples].float() / 32768
-        with torch.autocast(audio.device.type, torch.bfloat16, enabled=audio.device.type == "cuda"):
-            latents = codec.latents(batch)
-        made = codec.quantizer(latents.float())[1].to(torch.uint8).cpu()
+            batch[index, shift : shift + row.samples] = audio[row.start : row.start + row.samples].float() / 32768
+        made = codec.codes(batch).to(torch.uint8).cpu()
         for index, row in enumerate(rows):
             codes[order[start + index]] = made[index, : -(-(row.samples + shift) // settings.HOP)].clone()
         start = stop
@@ -138,34 +140,49 @@ def model_config(tokenizer_folder: Path) -> tuple[dict, ModelConfig]:
     return values, build(ModelConfig, values, "config.json")
 
 
-def run_codec(work: Path, device: torch.device, deadline_s: float, is_whole: Callable[[], bool]) -> None:
+def new_codec_config() -> CodecConfig:
+    return build(CodecConfig, settings.codec_config(), "codec")
+
+
+def run_encoder(work: Path, device: torch.device, deadline_s: float, is_whole: Callable[[], bool]) -> None:
     """`is_whole` tells whether all of the corpus has been read aloud; it may raise why that will never be."""
-    training = settings.CodecTraining()
-    wait_for_shards(work / "audio", training.hours, deadline_s, is_whole)
-    audio, utterances = audio_of(work / "audio", device, training.hours)
-    config = build(CodecConfig, settings.codec_config(), "codec")
+    training = settings.EncoderTraining()
+    wait_for_shards(work / "audio", settings.CODEC_HOURS, deadline_s, is_whole)
+    audio, utterances = audio_of(work / "audio", device, settings.CODEC_HOURS)
     crops = random_crops(audio, utterances, training.crop_frames * settings.HOP)
-    run = Run(deadline_s, logger(work / "codec.jsonl"), work / "codec-state.pt")
-    # All shapes are the same: in float32 the kernels that cuDNN finds by trying take half the time of its guesses.
-    torch.backends.cudnn.benchmark = True
-    try:
-        codec = train_codec(config, crops, training, device, run)
-    finally:
-        torch.backends.cudnn.benchmark = False
-    save({name: tensor.half() for name, tensor in codec.state_dict().items()}, work / "codec.pt")
+    run = Run(deadline_s, logger(work / "encoder.jsonl"), work / "encoder-state.pt")
+    codec = train_encoder(new_codec_config(), crops, training, device, run)
+    save(codec.state_dict(), work / "encoder.pt")
     run.state.unlink(missing_ok=True)
 
 
-def load_codec(work: Path, device: torch.device) -> VoiceCodec:
-    codec = VoiceCodec(build(CodecConfig, settings.codec_config(), "codec")).to(device)
-    codec.load_state_dict(torch.load(work / "codec.pt", map_location=device, weights_only=True))
+def run_codec(work: Path, device: torch.device, deadline_s: float) -> None:
+    training = settings.CodecTraining()
+    audio, utterances = audio_of(work / "audio", device, settings.CODEC_HOURS)
+    margin = CONTEXT_FRAMES * settings.HOP
+    crops = random_crops(audio, utterances, training.crop_frames * settings.HOP, margin)
+    run = Run(deadline_s, logger(work / "codec.jsonl"), work / "codec-state.pt")
+    codec = load_codec(work / "encoder.pt", device)
+    # All shapes are the same: the kernels that cuDNN finds by trying take far less time than those it guesses.
+    torch.backends.cudnn.benchmark = True
+    try:
+        codec = train_codec(codec, crops, training, settings.SAMPLE_RATE, run)
+    finally:
+        torch.backends.cudnn.benchmark = False
+    save(codec.state_dict(), work / "codec.pt")
+    run.state.unlink(missing_ok=True)
+
+
+def load_codec(path: Path, device: torch.device) -> VoiceCodec:
+    codec = VoiceCodec(new_codec_config()).to(device)
+    codec.load_state_dict(torch.load(path, map_location=device, weights_only=True))
     return codec.eval()
 
 
 def run_encode(work: Path, device: torch.device) -> None:
     shifts = settings.TalkerTraining().shifts
     audio, utterances = audio_of(work / "audio", device)
-    codec = load_codec(work, device)
+    codec = load_codec(work / "codec.pt", device)
     codes = [
         row for part in range(shifts) for row in encode_corpus(codec, audio, utterances, part * settings.HOP // shifts)
     ]
@@ -227,19 +244,18 @@ def run_talker(work: Path, device: torch.device, deadline_s: float) -> None:
     trained = train_talker(talker, data, held_out, layout, training=training, run=run)
     torch.save(trained.state_dict(), work / "talker.pt")
     partial = work / "checkpoint.partial"
-    write_checkpoint(partial, values, trained, load_codec(work, torch.device("cpu")), work / "tokenizer")
+    write_checkpoint(partial, values, trained, load_codec(work / "codec.pt", torch.device("cpu")), work / "tokenizer")
     partial.rename(work / "checkpoint")
     run.state.unlink(missing_ok=True)
 
 
 def write_checkpoint(folder: Path, values: dict, talker: Talker, codec: VoiceCodec, tokenizer: Path) -> None:
     """The released layout: configuration, tokenizer, both weight files in 16 bits."""
-    codec_values = {key: value for key, value in settings.codec_config().items() if key != "encoder_config"}
     (folder / "speech_tokenizer").mkdir(parents=True, exist_ok=True)
     for name, content in (
         ("config.json", values),
         ("generation_config.json", settings.generation_config()),
-        ("speech_tokenizer/config.json", codec_values),
+        ("speech_tokenizer/config.json", settings.codec_config()),
     ):
         (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):

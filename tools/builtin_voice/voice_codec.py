@@ -1,0 +1,117 @@
+"""The built-in voice's codec as it is trained: an encoder of spectra, one residual quantiser and the engine's decoder.
+
+The released layout has two output projections (first book, remaining books). Here both hold the same weights, so that
+it stores a plain residual chain. The encoder is no part of a checkpoint.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from builtin_voice.quantizer import ResidualQuantizer
+from builtin_voice.spectra import SpeechSpectra
+from sonoro.models.qwen3_tts.codec import CodecDecoder
+from sonoro.models.qwen3_tts.config import CodecConfig
+from sonoro.nn.history import WHOLE
+
+__all__ = ["CONTEXT_FRAMES", "VoiceCodec"]
+
+CONTEXT_FRAMES = 4
+"""A code depends on no more than so many frames to either side of its own."""
+_WIDTH = 256
+
+
+class _Unit(nn.Module):
+    """A residual convolution over a column and its two neighbours: [B, C, T] to the same."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.widen = nn.Conv1d(width, 2 * width, 3, padding=1)
+        self.narrow = nn.Conv1d(2 * width, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.narrow(F.gelu(self.widen(self.norm(x.mT).mT)))
+
+
+class _Encoder(nn.Module):
+    """Columns of spectra [B, T * ratio, width_in] to a latent a frame, [B, C, T]. Not causal: only training uses it."""
+
+    def __init__(self, width_in: int, ratio: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv1d(width_in, _WIDTH, 1),
+            _Unit(_WIDTH),
+            _Unit(_WIDTH),
+            nn.Conv1d(_WIDTH, _WIDTH, ratio, ratio),
+            _Unit(_WIDTH),
+            _Unit(_WIDTH),
+        )
+        self.norm = nn.LayerNorm(_WIDTH)
+
+    def forward(self, columns: Tensor) -> Tensor:
+        return self.norm(self.layers(columns.mT).mT).mT
+
+
+class VoiceCodec(nn.Module):
+    """`spectra` of speech are coded by `encoder` and `quantizer`, and told again from the codes by the decoder's own
+    first half and `sketch`, which only training uses; the decoder's second half makes the sound."""
+
+    def __init__(self, config: CodecConfig) -> None:
+        super().__init__()
+        decoder = config.decoder_config
+        self.decoder = CodecDecoder(decoder)
+        self.spectra = SpeechSpectra(config.output_sample_rate)
+        self.encoder = _Encoder(self.spectra.width, self.decoder.hop // self.spectra.column)
+        self.quantizer = ResidualQuantizer(
+            _WIDTH, decoder.codebook_dim // 2, decoder.codebook_dim, decoder.num_quantizers, decoder.codebook_size
+        )
+        self.sketch = nn.Linear(decoder.latent_dim, self.spectra.width)
+        self._margin = CONTEXT_FRAMES * self.decoder.hop
+        _open_branches(self)
+
+    def codes(self, audio: Tensor) -> Tensor:
+        """`audio` [B, S] between silences to codes [B, T, K] int64, T = S / hop."""
+        return self.inner_codes(F.pad(audio, (self._margin, self._margin)))
+
+    @torch.no_grad()
+    def inner_codes(self, audio: Tensor) -> Tensor:
+        """The codes of all but the first and last `CONTEXT_FRAMES` of `audio` [B, S], which are what they hang on."""
+        latents = self.encoder(self.spectra(audio))
+        return self.quantizer(latents[..., CONTEXT_FRAMES:-CONTEXT_FRAMES])[1]
+
+    def sketched(self, audio: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Spectra of `audio` [B, S], the same as they are told again, [B, S / column, width], and the commitment."""
+        wanted = self.spectra(audio)
+        quantized, _, commitment = self.quantizer(self.encoder(wanted))
+        told = self.decoder.upsample(self.decoder.contextualize(quantized, WHOLE), WHOLE)
+        return wanted, self.sketch(told), commitment
+
+    def spoken(self, codes: Tensor) -> Tensor:
+        """Codes [B, T, K] as sound [B, T * hop]."""
+        return self.decoder(self.quantizer.project_out(self.quantizer.looked_up(codes).mT))
+
+    @torch.no_grad()
+    def released_decoder(self) -> CodecDecoder:
+        """The decoder with the trained codebooks and their projection in the places a checkpoint keeps them."""
+        quantizer = self.decoder.quantizer
+        for group, books in (
+            (quantizer.rvq_first, self.quantizer.books[:1]),
+            (quantizer.rvq_rest, self.quantizer.books[1:]),
+        ):
+            group.output_proj.weight.copy_(self.quantizer.project_out.weight)
+            for level, book in zip(group.vq.layers, books, strict=True):
+                level._codebook.embedding_sum.copy_(book)
+                level._codebook.cluster_usage.fill_(1.0)
+        return self.decoder
+
+
+@torch.no_grad()
+def _open_branches(codec: VoiceCodec) -> None:
+    """Set the scales of residual branches to 0.1: new modules have them almost shut, which a short training does not
+    outgrow."""
+    for name, parameter in codec.named_parameters():
+        if name.endswith(("gamma", "layer_scale.scale")):
+            nn.init.constant_(parameter, 0.1)
