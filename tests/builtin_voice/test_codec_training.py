@@ -154,7 +154,8 @@ def trained(stage: str, values: dict[str, Any], crops: Callable[[int], Tensor], 
     """A small codec after `steps` steps of a stage; in the second the critic listens to the last half."""
     config, training = build(CodecConfig, values, "codec"), replace(TRAININGS[stage], steps=steps)
     if isinstance(training, EncoderTraining):
-        return train_encoder(config, crops, training, torch.device("cpu"), run)
+        phones = torch.arange(10 * settings.HOP // SpeechSpectra.column)[None] // 9
+        return train_encoder(config, lambda batch: (crops(batch), phones), training, torch.device("cpu"), run)
     torch.manual_seed(3)
     return train_codec(VoiceCodec(config), crops, training, settings.SAMPLE_RATE, run)
 
@@ -168,6 +169,8 @@ def test_training_makes_the_sound_closer(
     trained(stage, codec_values, lambda batch: sound, run, steps=25)
     assert [record["step"] for record in figures] == [0, 24]
     assert figures[-1][figure] < 0.8 * figures[0][figure]
+    if stage == "encoder":
+        assert figures[-1]["phones"] < 0.8 * figures[0]["phones"]
     assert "critic" not in figures[0]
     assert ("critic" in figures[-1]) == (stage == "codec")
 

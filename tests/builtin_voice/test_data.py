@@ -120,7 +120,10 @@ def test_trim_leaves_the_stated_silences(silence: int) -> None:
     rng = np.random.default_rng(0)
     speech = rng.normal(0, 0.2, 24000).astype(np.float32)
     noise = rng.normal(0, 0.0002, silence).astype(np.float32)
-    trimmed = flite.trim(np.concatenate([noise, speech, noise]))
+    whole = np.concatenate([noise, speech, noise])
+    trimmed, first = flite.trim(whole)
+    kept = slice(max(first, 0), first + len(trimmed))
+    assert np.array_equal(trimmed[kept.start - first :][: len(whole[kept])], whole[kept])
     loud = np.flatnonzero(np.abs(trimmed) > 0.05)
     # Ends are found to within one 5 ms window on each side.
     assert abs(loud[0] - 0.06 * 24000) <= 240
@@ -135,8 +138,9 @@ def test_corpus_and_shards_are_read_back(tmp_path: Path) -> None:
     assert synthesize.read_corpus(path, ["rms"], limit=1) == [rows[1]]
     audio = np.arange(30, dtype=np.int16)
     np.save(tmp_path / "shard-00003.npy", audio)
-    lines = [{"shard": 3, "start": 0, "samples": 10, "text": "a.", "voice": "slt"}]
-    lines += [{"shard": 3, "start": 10, "samples": 20, "text": "b.", "voice": "rms"}]
+    phones = {"phones": ["ax", "pau"], "ends": [4, 10]}
+    lines = [{"shard": 3, "start": 0, "samples": 10, "text": "a.", "voice": "slt", **phones}]
+    lines += [{"shard": 3, "start": 10, "samples": 20, "text": "b.", "voice": "rms", **phones}]
     (tmp_path / "shard-00003.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     shards, utterances = synthesize.load(tmp_path)
     second = utterances[1]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from builtin_voice import recipe, settings, tokenizer
+from builtin_voice.flite import PHONES
 from builtin_voice.synthesize import Utterance
 from builtin_voice.training import Run, Unfinished
 from builtin_voice.voice_codec import VoiceCodec
@@ -29,7 +30,9 @@ def end_to_end(*lengths: int) -> list[Utterance]:
     """Utterances of those many samples, one after the other."""
     starts = np.cumsum([0, *lengths]).tolist()
     return [
-        Utterance(0, start, length, f"row {index}.", "rms" if index % 2 else "slt")
+        Utterance(
+            0, start, length, f"row {index}.", "rms" if index % 2 else "slt", ["ax", "pau"], [length // 2, length]
+        )
         for index, (start, length) in enumerate(zip(starts, lengths, strict=False))
     ]
 
@@ -39,7 +42,7 @@ def test_training_waits_for_the_first_shards_alone(tmp_path: Path, monkeypatch: 
     found: list[int] = []
 
     def write(shard: int) -> None:
-        row = Utterance(shard, 0, 3600 * settings.SAMPLE_RATE, "row.", "rms")
+        row = Utterance(shard, 0, 3600 * settings.SAMPLE_RATE, "row.", "rms", [], [])
         (tmp_path / f"shard-{shard:05d}.jsonl").write_text(json.dumps(asdict(row)) + "\n", encoding="ascii")
         found.append(shard)
 
@@ -97,12 +100,18 @@ def test_a_codec_is_whole_before_what_it_could_go_on_from_is_gone(
     assert stored.keys() == tiny_codec.state_dict().keys()
 
 
-def test_crops_stay_within_an_utterance_and_reach_its_ends() -> None:
+def cut(*, margin: int, count: int) -> tuple[list[Utterance], Tensor, Tensor]:
+    """Three utterances whose samples count up from 1, crops of them, and their phones (255: none)."""
     rows = end_to_end(500, 70, 1000)
-    audio = torch.arange(1, 1571, dtype=torch.int16)
+    audio, phones = torch.arange(1, 1571, dtype=torch.int16), recipe.phones_of(rows, torch.device("cpu"))
     torch.manual_seed(0)
-    draw = recipe.random_crops(audio, rows, 100)
-    crops = (torch.cat([draw(2) for _ in range(4000)]) * 32768).long()
+    places = [recipe.random_places(rows, 100, margin, torch.device("cpu"))(2) for _ in range(count)]
+    crops = torch.cat([recipe.sound_at(audio, *place) for place in places]) * 32768
+    return rows, crops.long(), torch.cat([torch.where(is_there, phones[at], 255) for at, is_there in places])
+
+
+def test_crops_stay_within_an_utterance_and_reach_its_ends() -> None:
+    rows, crops, _ = cut(margin=0, count=4000)
     starts, ends = set(), set()
     for first, count in {(int(crop[0]), int((crop > 0).sum())) for crop in crops}:
         owner = next(row for row in rows if row.start < first <= row.start + row.samples)
@@ -117,18 +126,19 @@ def test_crops_stay_within_an_utterance_and_reach_its_ends() -> None:
 
 
 def test_what_is_around_a_crop_is_of_its_utterance_or_silence() -> None:
-    rows = end_to_end(500, 70, 1000)
-    audio = torch.arange(1, 1571, dtype=torch.int16)
-    torch.manual_seed(0)
-    crops = (recipe.random_crops(audio, rows, 100, margin=40)(2000) * 32768).long()
-    assert crops.shape == (2000, 180)
+    rows, crops, phones = cut(margin=40, count=1000)
+    assert crops.shape == phones.shape == (2000, 180)
     before, after = set(), set()
-    for crop in crops:
+    for crop, heard in zip(crops, phones, strict=True):
         inside = crop[40:140][crop[40:140] > 0]
         owner = next(row for row in rows if row.start < inside[0] <= row.start + row.samples)
         reach = torch.arange(int(inside[0]) - 40, int(inside[0]) + 140)
         is_inside = (reach > owner.start) & (reach <= owner.start + owner.samples)
         assert torch.equal(crop, torch.where(is_inside, reach, 0))
+        # The first half of each is `ax`, the other a pause.
+        is_first = reach - owner.start <= owner.samples // 2
+        expected = torch.where(is_first, PHONES.index("ax"), PHONES.index("pau"))
+        assert torch.equal(heard.long(), torch.where(is_inside, expected, 255))
         before.add(bool(crop[0]))
         after.add(bool(crop[-1]))
     assert before == after == {True, False}

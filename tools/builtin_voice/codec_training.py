@@ -1,8 +1,8 @@
 """Trains the built-in voice's codec in two stages: first what is said, then the sound of it.
 
-The encoder learns to code spectra such that they can be told again from the codes, by the half of the decoder that is
-not yet sound: seconds of a GPU, where an encoder that is heard through an unlearned vocoder has nothing to say for
-long. Then the decoder learns to speak from codes that stay as they are, by the spectra of what it says at several
+The encoder learns to code spectra such that these and the phones can be told from the codes, by the half of the decoder
+that is not yet sound: a minute of a GPU, where an encoder that is heard through an unlearned vocoder has nothing to say
+for long. Then the decoder learns to speak from codes that stay as they are, by the spectra of what it says at several
 resolutions and, in the later part, a critic.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from builtin_voice.critic import Critic, critic_loss, maker_losses
@@ -22,29 +23,41 @@ from sonoro.models.qwen3_tts.config import CodecConfig
 
 __all__ = ["train_codec", "train_encoder"]
 
-_COMMITMENT_WEIGHT = 0.25
 _LOGGED_EVERY = 200
 
 
 def train_encoder(
-    config: CodecConfig, crops: Callable[[int], Tensor], training: EncoderTraining, device: torch.device, run: Run
+    config: CodecConfig,
+    crops: Callable[[int], tuple[Tensor, Tensor]],
+    training: EncoderTraining,
+    device: torch.device,
+    run: Run,
 ) -> VoiceCodec:
-    """A codec whose codes are learned, on `crops(batch)` [B, S] float32; raises `Unfinished` when the time is up."""
+    """A codec whose codes are learned, on `crops(batch)`: audio [B, S] float32 and its phones [B, columns] int64.
+
+    Raises `Unfinished` when the time is up."""
     torch.manual_seed(training.seed)
     codec = VoiceCodec(config).to(device).train()
     optimizer = adam(codec, (0.8, 0.99), 1e-3)
 
-    def learn(audio: Tensor) -> dict[str, Tensor]:
-        wanted, told, commitment = codec.sketched(audio)
-        sketch = (told - wanted).abs().mean()
-        gradient = descend(codec, optimizer, sketch + _COMMITMENT_WEIGHT * commitment)
-        return {"sketch": sketch.detach(), "commitment": commitment.detach(), "gradient": gradient}
+    def learn(audio: Tensor, phones: Tensor) -> dict[str, Tensor]:
+        wanted = codec.spectra(audio)
+        sketch, scores, commitment = codec.told(wanted)
+        missed = (sketch - wanted).abs().mean()
+        mistaken = F.cross_entropy(scores.flatten(0, 1), phones.flatten())
+        loss = missed + training.phone_weight * mistaken + training.commitment_weight * commitment
+        return {
+            "sketch": missed.detach(),
+            "phones": mistaken.detach(),
+            "commitment": commitment.detach(),
+            "gradient": descend(codec, optimizer, loss),
+        }
 
     captured = Captured(learn)
     for step in steps_of(training, run, {"codec": codec, "optimizer": optimizer}):
         set_rate(optimizer, step.rate)
         codec.quantizer.is_seeded = step.number > 0
-        figures = captured(crops(training.batch))
+        figures = captured(*crops(training.batch))
         if step.number % _LOGGED_EVERY == 0 or step.is_last:
             figures = figures | {"books_used": codec.quantizer.used(training.batch * training.crop_frames)}
             run.log({"step": step.number} | {name: value.item() for name, value in figures.items()})

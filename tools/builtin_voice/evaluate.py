@@ -199,7 +199,7 @@ def teacher_reader(libraries: Path | None, jobs: list[Job]) -> Iterator[Spoken]:
     """Flite reading as it does for training: text written out, ends trimmed, loudness evened."""
     flite = Flite(libraries)
     for job in jobs:
-        samples = flite.speak(normalize_english(job.text, lowercase=True).text, job.voice)
+        samples = flite.speak(normalize_english(job.text, lowercase=True).text, job.voice).samples
         yield Spoken(samples.astype(np.float32) / 32768, SAMPLE_RATE, "stop")
 
 

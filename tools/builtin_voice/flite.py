@@ -1,4 +1,5 @@
-"""The teacher: Flite's free voices through its C library, as 24 kHz speech with trimmed ends and an even loudness.
+"""The teacher: Flite's free voices through its C library, as 24 kHz speech with trimmed ends and an even loudness, and
+which phone is to be heard when.
 
 Knows no text rules: it is given text that is already written out (`sonoro.core.normalize`).
 """
@@ -9,6 +10,7 @@ import ctypes
 import re
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import soxr
@@ -19,7 +21,47 @@ TRAILING_SILENCE_S = 0.16
 # Brings each voice's mean active level over the first 100 Harvard sentences to 0.08 of full scale; no peak clips there.
 GAINS = {"slt": 0.41, "rms": 0.81, "awb": 0.69, "kal16": 1.75}
 VOICES = tuple(GAINS)
+PAUSE = "pau"
+PHONES = (
+    *(
+        PAUSE,
+        "aa",
+        "ae",
+        "ah",
+        "ao",
+        "aw",
+        "ax",
+        "ay",
+        "b",
+        "ch",
+        "d",
+        "dh",
+        "eh",
+        "er",
+        "ey",
+        "f",
+        "g",
+        "hh",
+        "ih",
+        "iy",
+    ),
+    *("jh", "k", "l", "m", "n", "ng", "ow", "oy", "p", "r", "s", "sh", "t", "th", "uh", "uw", "v", "w", "y", "z", "zh"),
+)
 _WINDOW = SAMPLE_RATE // 200
+
+
+class Phone(NamedTuple):
+    """One of `PHONES`, and the sample that it ends before."""
+
+    name: str
+    end: int
+
+
+class Speech(NamedTuple):
+    """`samples` [S] int16 at 24 kHz, and the phones in them, one after the other up to the end."""
+
+    samples: np.ndarray
+    phones: list[Phone]
 
 
 class _Wave(ctypes.Structure):
@@ -48,9 +90,19 @@ class Flite:
                 if (folder / name).exists():
                     ctypes.CDLL(str(folder / name), mode=ctypes.RTLD_GLOBAL)
         self._flite = _library("libflite", folder)
-        self._flite.flite_text_to_wave.restype = ctypes.POINTER(_Wave)
-        self._flite.flite_text_to_wave.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
-        self._flite.delete_wave.argtypes = [ctypes.POINTER(_Wave)]
+        pointer, text = ctypes.c_void_p, ctypes.c_char_p
+        for name, returned, taken in (
+            ("flite_synth_text", pointer, [text, pointer]),
+            ("utt_wave", ctypes.POINTER(_Wave), [pointer]),
+            ("utt_relation", pointer, [pointer, text]),
+            ("relation_head", pointer, [pointer]),
+            ("item_next", pointer, [pointer]),
+            ("item_feat_string", text, [pointer, text]),
+            ("item_feat_float", ctypes.c_float, [pointer, text]),
+            ("delete_utterance", None, [pointer]),
+        ):
+            function = getattr(self._flite, name)
+            function.restype, function.argtypes = returned, taken
         self._flite.flite_init()
         self._voices: dict[str, int] = {}
 
@@ -61,23 +113,37 @@ class Flite:
             self._voices[voice] = register(None)
         return self._voices[voice]
 
-    def raw(self, text: str, voice: str) -> tuple[np.ndarray, int]:
-        """What Flite says: [S] float32 in [-1, 1] and its sample rate, untrimmed."""
+    def raw(self, text: str, voice: str) -> tuple[np.ndarray, int, list[tuple[str, float]]]:
+        """What Flite says, untrimmed: [S] float32 in [-1, 1], its rate in Hz, and phones with their ends in seconds."""
         # Flite ends a sentence only before a capital; otherwise a full stop is no more than a comma to it.
         sentences = re.sub(r"([.?!] )([a-z])", lambda match: match[1] + match[2].upper(), text)
-        wave = self._flite.flite_text_to_wave(sentences.encode("ascii"), self._voice(voice))
+        utterance = self._flite.flite_synth_text(sentences.encode("ascii"), self._voice(voice))
         try:
-            content = wave.contents
+            content = self._flite.utt_wave(utterance).contents
             samples = np.ctypeslib.as_array(content.samples, (content.num_samples,)).astype(np.float32) / 32768
-            return samples, content.sample_rate
+            phones = []
+            segment = self._flite.relation_head(self._flite.utt_relation(utterance, b"Segment"))
+            while segment:
+                name = self._flite.item_feat_string(segment, b"name").decode("ascii")
+                phones.append((name, self._flite.item_feat_float(segment, b"end")))
+                segment = self._flite.item_next(segment)
+            return samples, content.sample_rate, phones
         finally:
-            self._flite.delete_wave(wave)
+            self._flite.delete_utterance(utterance)
 
-    def speak(self, text: str, voice: str) -> np.ndarray:
-        """[S] int16 at 24 kHz: 60 ms of silence, the speech at an even loudness, 160 ms of silence."""
-        samples, rate = self.raw(text, voice)
-        speech = trim(soxr.resample(samples, rate, SAMPLE_RATE)) * GAINS[voice]
-        return (np.clip(speech, -1, 1) * 32767).round().astype(np.int16)
+    def speak(self, text: str, voice: str) -> Speech:
+        """60 ms of silence, the speech at an even loudness, 160 ms of silence."""
+        samples, rate, phones = self.raw(text, voice)
+        speech, first = trim(soxr.resample(samples, rate, SAMPLE_RATE))
+        placed, at = [], 0
+        for name, end_s in phones:
+            end = min(round(end_s * SAMPLE_RATE) - first, len(speech))
+            if end > at:
+                placed.append(Phone(name, end))
+                at = end
+        if at < len(speech):
+            placed.append(Phone(PAUSE, len(speech)))
+        return Speech((np.clip(speech * GAINS[voice], -1, 1) * 32767).round().astype(np.int16), placed)
 
 
 def levels(samples: np.ndarray) -> np.ndarray:
@@ -86,12 +152,13 @@ def levels(samples: np.ndarray) -> np.ndarray:
     return np.asarray(np.sqrt(np.square(frames, dtype=np.float64).mean(axis=1)))
 
 
-def trim(samples: np.ndarray) -> np.ndarray:
-    """`samples` [S] with 60 ms before and 160 ms after what is within 40 dB of its loud parts, zero-padded if short."""
+def trim(samples: np.ndarray) -> tuple[np.ndarray, int]:
+    """`samples` [S] with 60 ms before and 160 ms after what is within 40 dB of its loud parts, zero-padded if short;
+    and the index in `samples` of the first one, below 0 if that is padding."""
     level = levels(samples)
     loud = np.flatnonzero(level > 0.01 * np.quantile(level, 0.95))
     assert len(loud), "silence has no ends to trim"
-    start = loud[0] * _WINDOW - round(LEADING_SILENCE_S * SAMPLE_RATE)
-    end = (loud[-1] + 1) * _WINDOW + round(TRAILING_SILENCE_S * SAMPLE_RATE)
+    start = int(loud[0]) * _WINDOW - round(LEADING_SILENCE_S * SAMPLE_RATE)
+    end = (int(loud[-1]) + 1) * _WINDOW + round(TRAILING_SILENCE_S * SAMPLE_RATE)
     padded = np.pad(samples, (max(0, -start), max(0, end - len(samples))))
-    return padded[max(0, start) : max(0, start) + end - start]
+    return padded[max(0, start) : max(0, start) + end - start], start

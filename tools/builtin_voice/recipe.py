@@ -18,12 +18,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from builtin_voice import settings
 from builtin_voice.codec_training import train_codec, train_encoder
+from builtin_voice.flite import PHONES
+from builtin_voice.spectra import SpeechSpectra
 from builtin_voice.synthesize import Utterance, load, written
 from builtin_voice.talker_training import Layout, Utterances, train_talker
 from builtin_voice.tokenizer import read
@@ -72,26 +75,40 @@ def audio_of(folder: Path, device: torch.device, hours: float | None = None) -> 
     return torch.cat(pieces), moved
 
 
-def random_crops(audio: Tensor, utterances: list[Utterance], samples: int, margin: int = 0) -> Callable[[int], Tensor]:
-    """Draws B crops [B, margin + samples + margin] float32; between the margins is something from anywhere in an
-    utterance, around which is silence, and after a short one too."""
+def phones_of(utterances: list[Utterance], device: torch.device) -> Tensor:
+    """Which of `PHONES` is heard in every sample of `utterances`, end to end: [S] uint8."""
+    numbers = {name: number for number, name in enumerate(PHONES)}
+    named = np.array([numbers[name] for row in utterances for name in row.phones], dtype=np.uint8)
+    lengths = np.concatenate([np.diff(row.ends, prepend=0) for row in utterances])
+    return torch.from_numpy(np.repeat(named, lengths)).to(device)
+
+
+def random_places(
+    utterances: list[Utterance], samples: int, margin: int, device: torch.device
+) -> Callable[[int], tuple[Tensor, Tensor]]:
+    """Draws where to cut B crops from `utterances`: positions [B, margin + samples + margin], and which of them there
+    are: what is between the margins begins anywhere in an utterance, or with it if it is short."""
     starts, lengths = (
-        torch.tensor([getattr(row, name) for row in utterances], device=audio.device) for name in ("start", "samples")
+        torch.tensor([getattr(row, name) for row in utterances], device=device) for name in ("start", "samples")
     )
     upto, total = lengths.cumsum(0), sum(row.samples for row in utterances)
-    within = torch.arange(-margin, samples + margin, device=audio.device)
+    within = torch.arange(-margin, samples + margin, device=device)
 
-    def draw(batch: int) -> Tensor:
+    def draw(batch: int) -> tuple[Tensor, Tensor]:
         # An utterance is as likely as it is long.
-        picks = torch.searchsorted(upto, torch.randint(total, (batch,), device=audio.device), right=True)
+        picks = torch.searchsorted(upto, torch.randint(total, (batch,), device=device), right=True)
         room = lengths[picks] - samples
-        offset = (torch.rand(batch, device=audio.device) * (room + 1).clamp(min=1)).long()
-        first = starts[picks][:, None]
+        offset = (torch.rand(batch, device=device) * (room + 1).clamp(min=1)).long()
+        first, after = starts[picks][:, None], (starts + lengths)[picks][:, None]
         at = first + offset[:, None] + within
-        is_inside = (at >= first) & (at < first + lengths[picks][:, None])
-        return torch.where(is_inside, audio[at.clamp(0, len(audio) - 1)].float() / 32768, 0.0)
+        return at.clamp(0, total - 1), (at >= first) & (at < after)
 
     return draw
+
+
+def sound_at(audio: Tensor, at: Tensor, is_there: Tensor) -> Tensor:
+    """Samples `at` of `audio` [S] int16 as float32 in [-1, 1]; silence where there are none."""
+    return torch.where(is_there, audio[at].float() / 32768, 0.0)
 
 
 @torch.inference_mode()
@@ -149,7 +166,15 @@ def run_encoder(work: Path, device: torch.device, deadline_s: float, is_whole: C
     training = settings.EncoderTraining()
     wait_for_shards(work / "audio", settings.CODEC_HOURS, deadline_s, is_whole)
     audio, utterances = audio_of(work / "audio", device, settings.CODEC_HOURS)
-    crops = random_crops(audio, utterances, training.crop_frames * settings.HOP)
+    phones = phones_of(utterances, device)
+    places = random_places(utterances, training.crop_frames * settings.HOP, 0, device)
+    middles = slice(SpeechSpectra.column // 2, None, SpeechSpectra.column)
+
+    def crops(batch: int) -> tuple[Tensor, Tensor]:
+        at, is_there = places(batch)
+        # `PAUSE` is phone 0.
+        return sound_at(audio, at, is_there), torch.where(is_there, phones[at], 0)[:, middles].long()
+
     run = Run(deadline_s, logger(work / "encoder.jsonl"), work / "encoder-state.pt")
     codec = train_encoder(new_codec_config(), crops, training, device, run)
     save(codec.state_dict(), work / "encoder.pt")
@@ -159,14 +184,14 @@ def run_encoder(work: Path, device: torch.device, deadline_s: float, is_whole: C
 def run_codec(work: Path, device: torch.device, deadline_s: float) -> None:
     training = settings.CodecTraining()
     audio, utterances = audio_of(work / "audio", device, settings.CODEC_HOURS)
-    margin = CONTEXT_FRAMES * settings.HOP
-    crops = random_crops(audio, utterances, training.crop_frames * settings.HOP, margin)
+    crop, margin = training.crop_frames * settings.HOP, CONTEXT_FRAMES * settings.HOP
+    places = random_places(utterances, crop, margin, device)
     run = Run(deadline_s, logger(work / "codec.jsonl"), work / "codec-state.pt")
     codec = load_codec(work / "encoder.pt", device)
     # All shapes are the same: the kernels that cuDNN finds by trying take far less time than those it guesses.
     torch.backends.cudnn.benchmark = True
     try:
-        codec = train_codec(codec, crops, training, settings.SAMPLE_RATE, run)
+        codec = train_codec(codec, lambda batch: sound_at(audio, *places(batch)), training, settings.SAMPLE_RATE, run)
     finally:
         torch.backends.cudnn.benchmark = False
     save(codec.state_dict(), work / "codec.pt")

@@ -49,6 +49,8 @@ class EncoderTraining(Course):
     crop_frames: int = 24
     learning_rate: float = 1e-3
     warmup_steps: int = 500
+    phone_weight: float = 0.1
+    commitment_weight: float = 0.25
     seed: int = 0
 
 

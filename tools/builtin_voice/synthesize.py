@@ -26,13 +26,16 @@ SHARD_UTTERANCES = 256
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """Where `text`, as `voice` reads it, lies: samples `start` to `start + samples` of shard `shard`."""
+    """Where `text`, as `voice` reads it, lies: samples `start` to `start + samples` of shard `shard`. Its `phones`, one
+    after the other, and where each `ends`, in samples from `start`."""
 
     shard: int
     start: int
     samples: int
     text: str
     voice: str
+    phones: list[str]
+    ends: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +76,9 @@ def _write_shard(job: _Job) -> int:
     flite = Flite(job.libraries)
     rows, audio, start = [], [], 0
     for line in job.lines:
-        samples = flite.speak(line["text"], line["voice"])
-        rows.append(Utterance(job.shard, start, len(samples), line["text"], line["voice"]))
+        samples, phones = flite.speak(line["text"], line["voice"])
+        names, ends = ([*column] for column in zip(*phones, strict=True))
+        rows.append(Utterance(job.shard, start, len(samples), line["text"], line["voice"], names, ends))
         audio.append(samples)
         start += len(samples)
     path = job.output / f"shard-{job.shard:05d}"

@@ -137,7 +137,7 @@ def descend(module: nn.Module, optimizer: torch.optim.AdamW, loss: Tensor) -> Te
 
 
 class Captured:
-    """`step`, one tensor to figures, as a CUDA graph: small steps are bound by their launches otherwise.
+    """`step`, tensors to figures, as a CUDA graph: small steps are bound by their launches otherwise.
 
     The first calls on a GPU run as they are, the next is recorded; on a CPU all run as they are. Figures are valid
     until the next call.
@@ -145,31 +145,32 @@ class Captured:
 
     _WARM_UP_CALLS = 8
 
-    def __init__(self, step: Callable[[Tensor], dict[str, Tensor]]) -> None:
+    def __init__(self, step: Callable[..., dict[str, Tensor]]) -> None:
         self._step, self._calls = step, 0
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._given, self._figures = torch.empty(0), dict[str, Tensor]()
+        self._given, self._figures = list[Tensor](), dict[str, Tensor]()
 
-    def __call__(self, given: Tensor) -> dict[str, Tensor]:
-        if given.device.type != "cuda":
-            return self._step(given)
+    def __call__(self, *given: Tensor) -> dict[str, Tensor]:
+        if given[0].device.type != "cuda":
+            return self._step(*given)
         if self._calls < self._WARM_UP_CALLS:
-            return self._beside(given)
+            return self._beside(*given)
         if self._graph is None:
             # Recording runs nothing: what is recorded is then replayed for this very call.
-            self._given, self._graph = given.clone(), torch.cuda.CUDAGraph()
+            self._given, self._graph = [tensor.clone() for tensor in given], torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph):
-                self._figures = self._step(self._given)
-        self._given.copy_(given)
+                self._figures = self._step(*self._given)
+        for kept, tensor in zip(self._given, given, strict=True):
+            kept.copy_(tensor)
         self._graph.replay()
         return self._figures
 
-    def _beside(self, given: Tensor) -> dict[str, Tensor]:
+    def _beside(self, *given: Tensor) -> dict[str, Tensor]:
         """One call on another stream, as what is to be recorded must have run."""
         self._calls += 1
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            figures = self._step(given)
+            figures = self._step(*given)
         torch.cuda.current_stream().wait_stream(stream)
         return figures

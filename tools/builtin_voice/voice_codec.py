@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from builtin_voice.flite import PHONES
 from builtin_voice.quantizer import ResidualQuantizer
 from builtin_voice.spectra import SpeechSpectra
 from sonoro.models.qwen3_tts.codec import CodecDecoder
@@ -56,8 +57,8 @@ class _Encoder(nn.Module):
 
 
 class VoiceCodec(nn.Module):
-    """`spectra` of speech are coded by `encoder` and `quantizer`, and told again from the codes by the decoder's own
-    first half and `sketch`, which only training uses; the decoder's second half makes the sound."""
+    """`spectra` of speech are coded by `encoder` and `quantizer`, and told again from the codes, with the `phones`, by
+    the decoder's own first half and two layers that only training uses; its second half makes the sound."""
 
     def __init__(self, config: CodecConfig) -> None:
         super().__init__()
@@ -69,6 +70,7 @@ class VoiceCodec(nn.Module):
             _WIDTH, decoder.codebook_dim // 2, decoder.codebook_dim, decoder.num_quantizers, decoder.codebook_size
         )
         self.sketch = nn.Linear(decoder.latent_dim, self.spectra.width)
+        self.phones = nn.Linear(decoder.latent_dim, len(PHONES))
         self._margin = CONTEXT_FRAMES * self.decoder.hop
         _open_branches(self)
 
@@ -82,12 +84,11 @@ class VoiceCodec(nn.Module):
         latents = self.encoder(self.spectra(audio))
         return self.quantizer(latents[..., CONTEXT_FRAMES:-CONTEXT_FRAMES])[1]
 
-    def sketched(self, audio: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Spectra of `audio` [B, S], the same as they are told again, [B, S / column, width], and the commitment."""
-        wanted = self.spectra(audio)
-        quantized, _, commitment = self.quantizer(self.encoder(wanted))
-        told = self.decoder.upsample(self.decoder.contextualize(quantized, WHOLE), WHOLE)
-        return wanted, self.sketch(told), commitment
+    def told(self, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`columns` of spectra [B, N, width] as they are told again, scores of phones [B, N, P], and the commitment."""
+        quantized, _, commitment = self.quantizer(self.encoder(columns))
+        inner = self.decoder.upsample(self.decoder.contextualize(quantized, WHOLE), WHOLE)
+        return self.sketch(inner), self.phones(inner), commitment
 
     def spoken(self, codes: Tensor) -> Tensor:
         """Codes [B, T, K] as sound [B, T * hop]."""
