@@ -42,12 +42,13 @@ CODEC_HOURS = 10.0
 
 @dataclass(frozen=True)
 class EncoderTraining(Course):
-    """`crop_frames` are cut at random from utterances."""
+    """`crop_frames` are cut at random from utterances. `phone_weight` weighs the cross-entropy of phones against the
+    mean error of spectra."""
 
-    steps: int = 8_000
+    steps: int = 16_000
     batch: int = 64
     crop_frames: int = 24
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-3
     warmup_steps: int = 500
     phone_weight: float = 0.1
     commitment_weight: float = 0.25
