@@ -130,6 +130,12 @@ def test_trim_leaves_the_stated_silences(silence: int) -> None:
     assert abs(len(trimmed) - 1 - loud[-1] - 0.16 * 24000) <= 240
 
 
+def test_phones_fill_what_is_kept_of_a_reading() -> None:
+    given = [("pau", -5), ("dh", 0), ("ax", 10), ("b", 10), ("er", 25), ("pau", 40), ("pau", 50)]
+    assert flite.placed(given, 30) == [("ax", 10), ("er", 25), ("pau", 30)]
+    assert flite.placed(given, 60) == [("ax", 10), ("er", 25), ("pau", 40), ("pau", 50), ("pau", 60)]
+
+
 def test_corpus_and_shards_are_read_back(tmp_path: Path) -> None:
     rows = [{"text": f"row {i}.", "voice": flite.VOICES[i % 4]} for i in range(8)]
     path = tmp_path / "corpus.jsonl.gz"

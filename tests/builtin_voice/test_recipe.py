@@ -15,9 +15,10 @@ from torch import Tensor
 
 from builtin_voice import recipe, settings, tokenizer
 from builtin_voice.flite import PHONES
+from builtin_voice.spectra import SpeechSpectra
 from builtin_voice.synthesize import Utterance
 from builtin_voice.training import Run, Unfinished
-from builtin_voice.voice_codec import VoiceCodec
+from builtin_voice.voice_codec import CONTEXT_FRAMES, VoiceCodec
 from sonoro.models.qwen3_tts import weights
 from sonoro.models.qwen3_tts.backbone import Talker
 from sonoro.models.qwen3_tts.config import read_configs
@@ -142,6 +143,20 @@ def test_what_is_around_a_crop_is_of_its_utterance_or_silence() -> None:
         before.add(bool(crop[0]))
         after.add(bool(crop[-1]))
     assert before == after == {True, False}
+
+
+def test_labels_are_of_the_columns_between_the_context() -> None:
+    """The first half of a long utterance is `ax`, the other a pause, as is what is around it."""
+    (row,) = end_to_end(40 * HOP)
+    audio = torch.arange(40 * HOP).div(4).short()
+    torch.manual_seed(0)
+    sounds, phones = recipe.labelled_crops(audio, [row], 3)(50)
+    assert sounds.shape == (50, (3 + 2 * CONTEXT_FRAMES) * HOP)
+    assert phones.shape == (50, 3 * HOP // SpeechSpectra.column)
+    middles = CONTEXT_FRAMES * HOP + SpeechSpectra.column * torch.arange(phones.shape[1]) + SpeechSpectra.column // 2
+    is_first = sounds[:, middles] * 32768 < 20 * HOP // 4
+    assert torch.equal(phones, torch.where(is_first, PHONES.index("ax"), PHONES.index("pau")))
+    assert phones.unique().numel() == 2
 
 
 @pytest.mark.parametrize("shift", [0, 480, 1440])

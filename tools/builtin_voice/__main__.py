@@ -26,7 +26,7 @@ from builtin_voice.training import Unfinished
 
 EXIT_UNFINISHED = 75
 CORPUS_ROWS = 92_000
-ENCODING_S = 150.0
+ENCODING_S = 60.0
 """At most, by arithmetic, on an H200: it goes on from nothing, so it is not begun with less time than that."""
 GRACE_S = 10.0
 """Recognisers hear to its end what they have begun, which of a long text may take longer."""

@@ -33,23 +33,24 @@ def train_encoder(
     device: torch.device,
     run: Run,
 ) -> VoiceCodec:
-    """A codec whose codes are learned, on `crops(batch)`: audio [B, S] float32 and its phones [B, columns] int64.
-
-    Raises `Unfinished` when the time is up."""
+    """A codec whose codes are learned, on `crops(batch)`: audio [B, S] float32 with its context, and the phones [B, N]
+    int64 in the columns between. Raises `Unfinished` when the time is up."""
     torch.manual_seed(training.seed)
     codec = VoiceCodec(config).to(device).train()
     optimizer = adam(codec, (0.8, 0.99), 1e-3)
 
     def learn(audio: Tensor, phones: Tensor) -> dict[str, Tensor]:
-        wanted = codec.spectra(audio)
-        sketch, scores, commitment = codec.told(wanted)
-        missed = (sketch - wanted).abs().mean()
-        mistaken = F.cross_entropy(scores.flatten(0, 1), phones.flatten())
-        loss = missed + training.phone_weight * mistaken + training.commitment_weight * commitment
+        told = codec.told(audio)
+        missed = (told.sketch - told.wanted).abs().mean()
+        mistaken, first = (
+            F.cross_entropy(scores.flatten(0, 1), phones.flatten()) for scores in (told.phones, told.first)
+        )
+        loss = missed + training.phone_weight * (mistaken + first) + training.commitment_weight * told.commitment
         return {
             "sketch": missed.detach(),
             "phones": mistaken.detach(),
-            "commitment": commitment.detach(),
+            "first_phones": first.detach(),
+            "commitment": told.commitment.detach(),
             "gradient": descend(codec, optimizer, loss),
         }
 

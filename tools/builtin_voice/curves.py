@@ -14,7 +14,7 @@ from matplotlib import pyplot
 __all__ = ["draw"]
 
 _PANELS = {
-    "encoder.jsonl": ("encoder", ("sketch", "phones", "commitment", "books_used")),
+    "encoder.jsonl": ("encoder", ("sketch", "phones", "first_phones", "commitment", "books_used")),
     "codec.jsonl": ("codec", ("spectral", "passing", "matching", "critic")),
     "talker.jsonl": ("talker", ("first", "rest", "held_out_first", "held_out_rest")),
 }

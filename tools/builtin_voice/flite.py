@@ -118,6 +118,8 @@ class Flite:
         # Flite ends a sentence only before a capital; otherwise a full stop is no more than a comma to it.
         sentences = re.sub(r"([.?!] )([a-z])", lambda match: match[1] + match[2].upper(), text)
         utterance = self._flite.flite_synth_text(sentences.encode("ascii"), self._voice(voice))
+        if utterance is None:
+            raise ValueError(f"Flite cannot read {text!r} as {voice}")
         try:
             content = self._flite.utt_wave(utterance).contents
             samples = np.ctypeslib.as_array(content.samples, (content.num_samples,)).astype(np.float32) / 32768
@@ -135,15 +137,20 @@ class Flite:
         """60 ms of silence, the speech at an even loudness, 160 ms of silence."""
         samples, rate, phones = self.raw(text, voice)
         speech, first = trim(soxr.resample(samples, rate, SAMPLE_RATE))
-        placed, at = [], 0
-        for name, end_s in phones:
-            end = min(round(end_s * SAMPLE_RATE) - first, len(speech))
-            if end > at:
-                placed.append(Phone(name, end))
-                at = end
-        if at < len(speech):
-            placed.append(Phone(PAUSE, len(speech)))
-        return Speech((np.clip(speech * GAINS[voice], -1, 1) * 32767).round().astype(np.int16), placed)
+        ends = [(name, round(end_s * SAMPLE_RATE) - first) for name, end_s in phones]
+        samples = (np.clip(speech * GAINS[voice], -1, 1) * 32767).round().astype(np.int16)
+        return Speech(samples, placed(ends, len(speech)))
+
+
+def placed(phones: list[tuple[str, int]], length: int) -> list[Phone]:
+    """Those of `phones`, names and ends, that are to be heard in samples 0 to `length`, all of which they fill."""
+    found, at = [], 0
+    for name, given in [*phones, (PAUSE, length)]:
+        end = min(given, length)
+        if end > at:
+            found.append(Phone(name, end))
+            at = end
+    return found
 
 
 def levels(samples: np.ndarray) -> np.ndarray:

@@ -3,15 +3,27 @@ falls out of use is moved onto a latent of the batch."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["ResidualQuantizer"]
+__all__ = ["Quantized", "ResidualQuantizer"]
 
 BOOK_DECAY = 0.99
 DEAD_BELOW = 0.15
 """A code whose average use falls below this share of its book's mean is moved onto a latent of the current batch."""
+
+
+class Quantized(NamedTuple):
+    """The latents as they are `quantized`, [B, C_out, T], and the entry of the `first` book alone, [B, C, T], both with
+    gradients as if nothing had been quantised; `codes` [B, T, K] int64; the commitment loss, summed over the books."""
+
+    quantized: Tensor
+    first: Tensor
+    codes: Tensor
+    commitment: Tensor
 
 
 class ResidualQuantizer(nn.Module):
@@ -27,9 +39,8 @@ class ResidualQuantizer(nn.Module):
         self.register_buffer("sums", self.books.clone())
         self.is_seeded = False
 
-    def forward(self, latents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """`latents` [B, C, T] to (quantised [B, C_out, T] with straight-through gradients, codes [B, T, K] int64,
-        commitment loss, summed over the books)."""
+    def forward(self, latents: Tensor) -> Quantized:
+        """`latents` [B, C_in, T] quantised."""
         projected = self.project_in(latents).transpose(1, 2).float()
         residual, commitment, codes = projected, projected.new_zeros(()), []
         total = torch.zeros_like(projected)
@@ -45,8 +56,12 @@ class ResidualQuantizer(nn.Module):
             residual = residual - chosen
             codes.append(code)
         self.is_seeded = True
-        passed = projected + (total - projected).detach()
-        return self.project_out(passed.transpose(1, 2)), torch.stack(codes, dim=-1), commitment
+        passed, first = (
+            projected + (chosen - projected).detach() for chosen in (total, F.embedding(codes[0], self.books[0]))
+        )
+        return Quantized(
+            self.project_out(passed.transpose(1, 2)), first.transpose(1, 2), torch.stack(codes, dim=-1), commitment
+        )
 
     def looked_up(self, codes: Tensor) -> Tensor:
         """The sum of the entries of `codes` [B, T, K]: [B, T, C]."""

@@ -14,7 +14,8 @@ import itertools
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from builtin_voice import settings
 from builtin_voice.codec_training import train_codec, train_encoder
-from builtin_voice.flite import PHONES
+from builtin_voice.flite import PAUSE, PHONES
 from builtin_voice.spectra import SpeechSpectra
 from builtin_voice.synthesize import Utterance, load, written
 from builtin_voice.talker_training import Layout, Utterances, train_talker
@@ -161,22 +162,38 @@ def new_codec_config() -> CodecConfig:
     return build(CodecConfig, settings.codec_config(), "codec")
 
 
+def labelled_crops(audio: Tensor, utterances: list[Utterance], frames: int) -> Callable[[int], tuple[Tensor, Tensor]]:
+    """Draws B crops with their context, [B, S] float32, and the phone in the middle of each column between, [B, N]."""
+    phones, margin = phones_of(utterances, audio.device), CONTEXT_FRAMES * settings.HOP
+    places = random_places(utterances, frames * settings.HOP, margin, audio.device)
+    middles = slice(margin + SpeechSpectra.column // 2, -margin, SpeechSpectra.column)
+
+    def draw(batch: int) -> tuple[Tensor, Tensor]:
+        at, is_there = places(batch)
+        heard = torch.where(is_there[:, middles], phones[at[:, middles]], PHONES.index(PAUSE))
+        return sound_at(audio, at, is_there), heard.long()
+
+    return draw
+
+
+@contextmanager
+def kernels_tried() -> Iterator[None]:
+    """Within, shapes stay the same: the kernels that cuDNN finds by trying take far less time than those it guesses."""
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = False
+
+
 def run_encoder(work: Path, device: torch.device, deadline_s: float, is_whole: Callable[[], bool]) -> None:
     """`is_whole` tells whether all of the corpus has been read aloud; it may raise why that will never be."""
     training = settings.EncoderTraining()
     wait_for_shards(work / "audio", settings.CODEC_HOURS, deadline_s, is_whole)
-    audio, utterances = audio_of(work / "audio", device, settings.CODEC_HOURS)
-    phones = phones_of(utterances, device)
-    places = random_places(utterances, training.crop_frames * settings.HOP, 0, device)
-    middles = slice(SpeechSpectra.column // 2, None, SpeechSpectra.column)
-
-    def crops(batch: int) -> tuple[Tensor, Tensor]:
-        at, is_there = places(batch)
-        # `PAUSE` is phone 0.
-        return sound_at(audio, at, is_there), torch.where(is_there, phones[at], 0)[:, middles].long()
-
+    crops = labelled_crops(*audio_of(work / "audio", device, settings.CODEC_HOURS), training.crop_frames)
     run = Run(deadline_s, logger(work / "encoder.jsonl"), work / "encoder-state.pt")
-    codec = train_encoder(new_codec_config(), crops, training, device, run)
+    with kernels_tried():
+        codec = train_encoder(new_codec_config(), crops, training, device, run)
     save(codec.state_dict(), work / "encoder.pt")
     run.state.unlink(missing_ok=True)
 
@@ -184,16 +201,11 @@ def run_encoder(work: Path, device: torch.device, deadline_s: float, is_whole: C
 def run_codec(work: Path, device: torch.device, deadline_s: float) -> None:
     training = settings.CodecTraining()
     audio, utterances = audio_of(work / "audio", device, settings.CODEC_HOURS)
-    crop, margin = training.crop_frames * settings.HOP, CONTEXT_FRAMES * settings.HOP
-    places = random_places(utterances, crop, margin, device)
+    places = random_places(utterances, training.crop_frames * settings.HOP, CONTEXT_FRAMES * settings.HOP, device)
     run = Run(deadline_s, logger(work / "codec.jsonl"), work / "codec-state.pt")
     codec = load_codec(work / "encoder.pt", device)
-    # All shapes are the same: the kernels that cuDNN finds by trying take far less time than those it guesses.
-    torch.backends.cudnn.benchmark = True
-    try:
+    with kernels_tried():
         codec = train_codec(codec, lambda batch: sound_at(audio, *places(batch)), training, settings.SAMPLE_RATE, run)
-    finally:
-        torch.backends.cudnn.benchmark = False
     save(codec.state_dict(), work / "codec.pt")
     run.state.unlink(missing_ok=True)
 

@@ -42,6 +42,13 @@ class Bands(nn.Module):
     def log_mel(self, magnitudes: Tensor) -> Tensor:
         return (self.bank @ magnitudes).clamp(min=self.floor).log()
 
+    def distance(self, made: Tensor, wanted: Tensor) -> Tensor:
+        """L1 between log-mel spectra of magnitudes. What is there but not made is heard of below the floor as well: it
+        would have no gradient else, and never come back."""
+        aim = self.bank @ wanted
+        floor = torch.where(aim > self.floor, self.floor / 30, self.floor)
+        return F.l1_loss(torch.maximum(self.bank @ made, floor).log(), aim.clamp(min=self.floor).log())
+
 
 class SpeechSpectra(nn.Module):
     """`audio` [B, S] to columns [B, S / column, width]: two short windows, which tell when, and a long one, which tells
@@ -80,6 +87,6 @@ class SpectralLoss(nn.Module):
         total = made.new_zeros(())
         for bands in self.all_bands:
             left, right = bands.magnitudes(made), bands.magnitudes(wanted)
-            total = total + F.l1_loss(bands.log_mel(left), bands.log_mel(right))
-            total = total + (left - right).norm(dim=(1, 2)).div(right.norm(dim=(1, 2)) + 1e-3).mean()
+            relative = (left - right).norm(dim=(1, 2)) / (right.norm(dim=(1, 2)) + 1e-3)
+            total = total + bands.distance(left, right) + relative.mean()
         return total / len(self.all_bands)

@@ -6,6 +6,8 @@ it stores a plain residual chain. The encoder is no part of a checkpoint.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -56,21 +58,35 @@ class _Encoder(nn.Module):
         return self.norm(self.layers(columns.mT).mT).mT
 
 
+class Told(NamedTuple):
+    """Columns of spectra as they are `wanted` and as the codes `sketch` them, [B, N, width]; scores of `phones`
+    [B, N, P] from all codes and from the `first` of each frame alone; and the quantiser's commitment."""
+
+    wanted: Tensor
+    sketch: Tensor
+    phones: Tensor
+    first: Tensor
+    commitment: Tensor
+
+
 class VoiceCodec(nn.Module):
-    """`spectra` of speech are coded by `encoder` and `quantizer`, and told again from the codes, with the `phones`, by
-    the decoder's own first half and two layers that only training uses; its second half makes the sound."""
+    """`spectra` of speech are coded by `encoder` and `quantizer`. From the codes the decoder's own first half tells
+    them again, and which phone is heard, through two layers that only training uses, as the first code alone does
+    through another; its second half makes the sound."""
 
     def __init__(self, config: CodecConfig) -> None:
         super().__init__()
         decoder = config.decoder_config
         self.decoder = CodecDecoder(decoder)
         self.spectra = SpeechSpectra(config.output_sample_rate)
-        self.encoder = _Encoder(self.spectra.width, self.decoder.hop // self.spectra.column)
+        self._ratio = self.decoder.hop // self.spectra.column
+        self.encoder = _Encoder(self.spectra.width, self._ratio)
         self.quantizer = ResidualQuantizer(
             _WIDTH, decoder.codebook_dim // 2, decoder.codebook_dim, decoder.num_quantizers, decoder.codebook_size
         )
         self.sketch = nn.Linear(decoder.latent_dim, self.spectra.width)
         self.phones = nn.Linear(decoder.latent_dim, len(PHONES))
+        self.first_phones = nn.Linear(decoder.codebook_dim // 2, self._ratio * len(PHONES))
         self._margin = CONTEXT_FRAMES * self.decoder.hop
         _open_branches(self)
 
@@ -81,14 +97,18 @@ class VoiceCodec(nn.Module):
     @torch.no_grad()
     def inner_codes(self, audio: Tensor) -> Tensor:
         """The codes of all but the first and last `CONTEXT_FRAMES` of `audio` [B, S], which are what they hang on."""
-        latents = self.encoder(self.spectra(audio))
-        return self.quantizer(latents[..., CONTEXT_FRAMES:-CONTEXT_FRAMES])[1]
+        return self.quantizer(self._inner_latents(self.spectra(audio))).codes
 
-    def told(self, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """`columns` of spectra [B, N, width] as they are told again, scores of phones [B, N, P], and the commitment."""
-        quantized, _, commitment = self.quantizer(self.encoder(columns))
-        inner = self.decoder.upsample(self.decoder.contextualize(quantized, WHOLE), WHOLE)
-        return self.sketch(inner), self.phones(inner), commitment
+    def _inner_latents(self, columns: Tensor) -> Tensor:
+        return self.encoder(columns)[..., CONTEXT_FRAMES:-CONTEXT_FRAMES]
+
+    def told(self, audio: Tensor) -> Told:
+        """All but the first and last `CONTEXT_FRAMES` of `audio` [B, S], as it is told from its codes."""
+        columns, margin = self.spectra(audio), CONTEXT_FRAMES * self._ratio
+        coded = self.quantizer(self._inner_latents(columns))
+        inner = self.decoder.upsample(self.decoder.contextualize(coded.quantized, WHOLE), WHOLE)
+        first = self.first_phones(coded.first.mT).unflatten(-1, (self._ratio, -1)).flatten(1, 2)
+        return Told(columns[:, margin:-margin], self.sketch(inner), self.phones(inner), first, coded.commitment)
 
     def spoken(self, codes: Tensor) -> Tensor:
         """Codes [B, T, K] as sound [B, T * hop]."""
