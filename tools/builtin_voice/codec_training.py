@@ -45,7 +45,8 @@ def train_encoder(
         mistaken, first = (
             F.cross_entropy(scores.flatten(0, 1), phones.flatten()) for scores in (told.phones, told.first)
         )
-        loss = missed + training.phone_weight * (mistaken + first) + training.commitment_weight * told.commitment
+        loss = missed + training.phone_weight * mistaken + training.first_weight * first
+        loss = loss + training.commitment_weight * told.commitment
         return {
             "sketch": missed.detach(),
             "phones": mistaken.detach(),

@@ -43,7 +43,8 @@ CODEC_HOURS = 10.0
 @dataclass(frozen=True)
 class EncoderTraining(Course):
     """`crop_frames` are cut at random from utterances. `phone_weight` weighs the cross-entropy of phones against the
-    mean error of spectra."""
+    mean error of spectra, `first_weight` that of phones by the first code alone, which the talker says from the text.
+    """
 
     steps: int = 16_000
     batch: int = 64
@@ -51,6 +52,7 @@ class EncoderTraining(Course):
     learning_rate: float = 3e-3
     warmup_steps: int = 500
     phone_weight: float = 0.1
+    first_weight: float = 0.05
     commitment_weight: float = 0.25
     seed: int = 0
 
