@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -23,6 +22,7 @@ import torch
 
 from builtin_voice import curves, recipe, settings
 from builtin_voice.training import Unfinished
+from sonoro.core.machine import processor, usable_cores
 
 EXIT_UNFINISHED = 75
 CORPUS_ROWS = 92_000
@@ -59,8 +59,8 @@ class Stages:
                 "seconds": round(time.monotonic() - began, 1),
                 "is_done": is_done,
                 "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-                "cores": os.cpu_count(),
-                "cpu": platform.processor() or platform.machine(),
+                "cores": usable_cores(),
+                "cpu": processor(),
             }
             print(json.dumps(record), flush=True)
             with (self._work / "stages.jsonl").open("a", encoding="ascii") as file:
@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("work", type=Path, help="receives everything; what it already holds is kept")
     parser.add_argument("--prepared", type=Path, required=True, help="the folder that prepare.sh filled")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="time this run may take")
-    parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) - 2), help="for synthesis")
+    parser.add_argument("--processes", type=int, default=max(1, usable_cores() - 2), help="for synthesis")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     torch.set_float32_matmul_precision("high")

@@ -1,9 +1,9 @@
 """Trains the built-in voice's codec in two stages: first what is said, then the sound of it.
 
 The encoder learns to code spectra such that these and the phones can be told from the codes, by the half of the decoder
-that is not yet sound: a minute of a GPU, where an encoder that is heard through an unlearned vocoder has nothing to say
-for long. Then the decoder learns to speak from codes that stay as they are, by the spectra of what it says at several
-resolutions and, in the later part, a critic.
+that is not yet sound: an encoder that is heard through an unlearned vocoder has nothing to say for long. Then the
+decoder learns to speak from codes that stay as they are, by the spectra of what it says at several resolutions and, in
+the later part, a critic.
 """
 
 from __future__ import annotations

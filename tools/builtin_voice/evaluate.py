@@ -14,7 +14,6 @@ import argparse
 import datetime
 import hashlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,7 +36,7 @@ from builtin_voice.word_errors import word_error_rate
 from sonoro import TTS, api
 from sonoro.api import Audio, AudioPiece
 from sonoro.core.config import EngineConfig
-from sonoro.core.machine import commit_of_checkout, gpu_driver, processor
+from sonoro.core.machine import commit_of_checkout, gpu_driver, processor, usable_cores
 from sonoro.core.normalize import normalize_english
 
 TEACHER = Path(__file__).with_name("teacher.json")
@@ -299,7 +298,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--device", default="cpu", help="where the model runs, cpu unless given")
     parser.add_argument("--dtype", help="float32 or bfloat16; what suits the device if left out")
-    parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 1) - 1), help="recognisers at once")
+    parser.add_argument("--processes", type=int, default=max(1, usable_cores() - 1), help="recognisers at once")
     parser.add_argument("--journal", type=Path, help="file of readings; an interrupted run goes on from it")
     parser.add_argument("--libraries", type=Path, help="folder of libflite*.so.1, for --teacher")
     parser.add_argument("--output", type=Path, help="JSON to write; sections that are not run anew are kept")

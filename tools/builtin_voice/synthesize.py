@@ -11,7 +11,6 @@ import argparse
 import gzip
 import json
 import multiprocessing
-import os
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from builtin_voice.flite import SAMPLE_RATE, VOICES, Flite
+from sonoro.core.machine import usable_cores
 
 SHARD_UTTERANCES = 256
 
@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--libraries", type=Path, help="folder of libflite*.so.1; the system's own where left out")
     parser.add_argument("--voices", default=",".join(VOICES), help="speak the rows of these voices alone")
     parser.add_argument("--limit", type=int, help="speak this many rows at most")
-    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--processes", type=int, default=usable_cores())
     options = parser.parse_args()
     rows = read_corpus(options.corpus, options.voices.split(","), options.limit)
     synthesize(rows, options.output, options.libraries, options.processes)
