@@ -62,7 +62,7 @@ class CodecTraining(Course):
     """Of the decoder. `crop_frames` are as many as its attention reaches back. From the share `critic_from` of the
     steps on a critic listens to `judged` rows of each batch."""
 
-    steps: int = 30_000
+    steps: int = 24_000
     batch: int = 32
     crop_frames: int = 16
     learning_rate: float = 6e-4
