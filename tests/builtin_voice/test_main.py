@@ -16,6 +16,9 @@ from builtin_voice import __main__ as command
 from builtin_voice import curves, recipe
 from builtin_voice.training import Unfinished
 
+CPU = torch.device("cpu")
+STAGES = ["corpus", "tokenizer", "encoder", "encode", "talker", "codec", "checkpoint", "curves", "evaluate"]
+
 
 def test_a_stage_runs_once_and_tells_how_long_it_took(tmp_path: Path) -> None:
     stages, calls = command.Stages(tmp_path, float("inf")), []
@@ -64,7 +67,7 @@ def done(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
     for name, result in (
         *(("encoder", "encoder.pt"), ("codec", "codec.pt")),
-        *(("encode", "codes.pt"), ("talker", "checkpoint")),
+        *(("encode", "codes.pt"), ("talker", "talker.pt"), ("checkpoint", "checkpoint")),
     ):
         fake(name, result)
 
@@ -81,13 +84,58 @@ def done(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
 def test_all_stages_follow_one_another_and_none_runs_twice(tmp_path: Path, done: list[str]) -> None:
     for _ in range(2):
-        command.run(tmp_path, tmp_path, float("inf"), 1)
+        command.run(tmp_path, tmp_path, CPU, float("inf"), 1)
     learned = [name for name in done if name not in ("text", "tokenizer")]
-    assert learned == ["synthesize", "encoder", "codec", "encode", "talker", "evaluate"]
+    assert learned == ["synthesize", "encoder", "encode", "talker", "codec", "checkpoint", "evaluate"]
     assert (tmp_path / "speech.json").exists()
     assert (tmp_path / "spoken").exists()
     stages = [json.loads(line)["stage"] for line in (tmp_path / "stages.jsonl").read_text("ascii").splitlines()]
-    assert stages == ["corpus", "tokenizer", "encoder", "codec", "encode", "talker", "curves", "evaluate"]
+    assert stages == STAGES
+
+
+SECOND_GPU = """
+import os, time
+while not os.path.exists({talker!r}):
+    time.sleep(0.01)
+open({codec!r}, "w").write(os.environ["CUDA_VISIBLE_DEVICES"])
+raise SystemExit({code})
+"""
+
+
+def with_two_gpus(monkeypatch: pytest.MonkeyPatch, work: Path, code: int) -> None:
+    """The second one's process waits for what the first is to make meanwhile, and ends with `code`."""
+    script = SECOND_GPU.format(talker=str(work / "talker.pt"), codec=str(work / "codec.pt"), code=code)
+    fake = command.python
+
+    def python(module: str, *arguments: object) -> list[str]:
+        return [sys.executable, "-c", script] if module == "__main__" else fake(module, *arguments)
+
+    monkeypatch.setattr(command, "python", python)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+
+
+def test_a_second_gpu_trains_the_decoder_beside_the_talker(
+    tmp_path: Path, done: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_two_gpus(monkeypatch, tmp_path, 0)
+    command.run(tmp_path, tmp_path, CPU, float("inf"), 1)
+    assert (tmp_path / "codec.pt").read_text() == "7"
+    assert "codec" not in done
+    assert (tmp_path / "speech.json").exists()
+
+
+def test_a_second_gpu_that_fails_or_runs_out_of_time_is_not_passed_over(
+    tmp_path: Path, done: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for code, error in ((3, SystemExit), (command.EXIT_UNFINISHED, Unfinished)):
+        work = tmp_path / str(code)
+        work.mkdir()
+        with monkeypatch.context() as patch:
+            with_two_gpus(patch, work, code)
+            with pytest.raises(error, match="codec"):
+                command.run(work, work, CPU, float("inf"), 1)
+        assert not (work / "checkpoint").exists()
 
 
 def test_out_of_time_is_an_exit_code_of_its_own(
@@ -163,7 +211,7 @@ def test_an_encoder_does_not_wait_for_a_synthesis_that_failed(
 
     monkeypatch.setattr(command, "python", python)
     with pytest.raises(SystemExit, match="synthesis failed with exit code 3"):
-        command.run(tmp_path, tmp_path, float("inf"), 1)
+        command.run(tmp_path, tmp_path, CPU, float("inf"), 1)
 
 
 def test_curves_take_the_last_record_of_a_step(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """The built-in voice from nothing, with one command: `python -m builtin_voice WORK --prepared PREPARED --seconds 580`.
 
 Every stage leaves its result in WORK and is passed over once that is there. When the time is up the command ends with
-exit code 75, and goes on where it stopped when it is run again.
+exit code 75, and goes on where it stopped when it is run again. With two GPUs the decoder learns to speak from codes
+while the talker learns to write them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -91,6 +92,29 @@ def synthesis(work: Path, prepared: Path, processes: int) -> Iterator[subprocess
             child.terminate()
 
 
+@contextmanager
+def decoder_beside(work: Path, prepared: Path, deadline_s: float) -> Iterator[subprocess.Popen[bytes] | None]:
+    """The decoder learns on a second GPU beside what runs within; None if there is none, or it has learned."""
+    if torch.cuda.device_count() < 2 or (work / "codec.pt").exists():
+        yield None
+        return
+    left_s = deadline_s - time.monotonic()
+    command = python("__main__", work, "--prepared", prepared, "--seconds", left_s, "--decoder-alone")
+    second = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")[1]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": second}
+    with (
+        (work / "codec.log").open("ab") as log,
+        subprocess.Popen(command, stdout=log, stderr=log, env=environment) as child,
+    ):
+        try:
+            yield child
+        except Unfinished:
+            raise  # The child's time is up as well, and it must write down where it is.
+        except BaseException:
+            child.terminate()
+            raise
+
+
 def judge(work: Path, device: torch.device, processes: int, deadline_s: float) -> None:
     """The checkpoint's figures as speech.json, but for its speed on a CPU. An interrupted one goes on."""
     unfinished = work / "speech.partial.json"
@@ -126,29 +150,42 @@ def wait_for(name: str, child: subprocess.Popen[bytes], deadline_s: float) -> No
 
 
 def has_ended(name: str, child: subprocess.Popen[bytes]) -> bool:
-    """Whether `child` has done its work; ends this program if it failed."""
-    if child.poll():
+    """Whether `child` has done its work. `Unfinished` if it ran out of time; ends this program if it failed."""
+    if child.poll() == EXIT_UNFINISHED:
+        raise Unfinished(name)
+    if child.returncode:
         raise SystemExit(f"{name} failed with exit code {child.returncode}")
     return child.returncode is not None
 
 
-def run(work: Path, prepared: Path, deadline_s: float, processes: int) -> None:
+def run(work: Path, prepared: Path, device: torch.device, deadline_s: float, processes: int) -> None:
     """All stages. Raises `Unfinished` when the deadline has passed."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     stages, corpus = Stages(work, deadline_s), work / "corpus.jsonl.gz"
     share = prepared / "share"
     stages.command("corpus", corpus.name, lambda to: python("text", to, "--share", share, "--count", CORPUS_ROWS))
     stages.command("tokenizer", "tokenizer", lambda to: python("tokenizer", corpus, to))
-    if not (work / "codes.pt").exists():
-        with synthesis(work, prepared, processes) as child:
-            is_whole = partial(has_ended, "synthesis", child)
+    with ExitStack() as beside:
+        reading = None
+        if not (work / "codes.pt").exists():
+            reading = beside.enter_context(synthesis(work, prepared, processes))
+            is_whole = partial(has_ended, "synthesis", reading)
             stages.run("encoder", "encoder.pt", lambda: recipe.run_encoder(work, device, deadline_s, is_whole))
-            stages.run("codec", "codec.pt", lambda: recipe.run_codec(work, device, deadline_s))
-            wait_for("synthesis", child, deadline_s)
-        stages.run("encode", "codes.pt", lambda: recipe.run_encode(work, device), needs_s=ENCODING_S)
-    stages.run("talker", "checkpoint", lambda: recipe.run_talker(work, device, deadline_s))
+        decoder = beside.enter_context(decoder_beside(work, prepared, deadline_s))
+        if reading:
+            wait_for("synthesis", reading, deadline_s)
+            stages.run("encode", "codes.pt", lambda: recipe.run_encode(work, device), needs_s=ENCODING_S)
+        stages.run("talker", "talker.pt", lambda: recipe.run_talker(work, device, deadline_s))
+        if decoder:
+            # It knows the deadline; a little later it has written down where it is.
+            wait_for("codec", decoder, float("inf"))
+    train_decoder(work, device, deadline_s)
+    stages.run("checkpoint", "checkpoint", lambda: recipe.run_checkpoint(work))
     stages.run("curves", "curves.png", lambda: curves.draw(work, work / "curves.png"))
     stages.run("evaluate", "speech.json", lambda: judge(work, device, processes, deadline_s))
+
+
+def train_decoder(work: Path, device: torch.device, deadline_s: float) -> None:
+    Stages(work, deadline_s).run("codec", "codec.pt", lambda: recipe.run_codec(work, device, deadline_s))
 
 
 def main() -> None:
@@ -157,13 +194,19 @@ def main() -> None:
     parser.add_argument("--prepared", type=Path, required=True, help="the folder that prepare.sh filled")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="time this run may take")
     parser.add_argument("--processes", type=int, default=max(1, usable_cores() - 2), help="for synthesis")
+    parser.add_argument("--decoder-alone", action="store_true", help="train the decoder, and no more")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
+    deadline_s = time.monotonic() + options.seconds
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_float32_matmul_precision("high")
     # cuDNN's attention builds a plan for every new length, which takes longer than the step.
     torch.backends.cuda.enable_cudnn_sdp(False)
     try:
-        run(options.work, options.prepared, time.monotonic() + options.seconds, options.processes)
+        if options.decoder_alone:
+            train_decoder(options.work, device, deadline_s)
+        else:
+            run(options.work, options.prepared, device, deadline_s, options.processes)
     except Unfinished as left:
         print(f"out of time: {left}; run again to go on", flush=True)
         sys.exit(EXIT_UNFINISHED)

@@ -1,9 +1,10 @@
 """The learning half of the built-in voice, in stages that each leave one result in the work folder.
 
-encoder  learns the codes, beside the synthesis if that still runs: encoder.pt
-codec    learns to speak from them: codec.pt
-encode   the whole corpus as codes: codes.pt
-talker   trains talker and code predictor: the checkpoint folder
+encoder     learns the codes, beside the synthesis if that still runs: encoder.pt
+encode      the whole corpus as codes: codes.pt
+talker      trains talker and code predictor: talker.pt
+codec       learns to speak from codes: codec.pt
+checkpoint  both as a folder in the released layout
 
 `python -m builtin_voice` runs them after the data half; README.md says how.
 """
@@ -219,7 +220,7 @@ def load_codec(path: Path, device: torch.device) -> VoiceCodec:
 def run_encode(work: Path, device: torch.device) -> None:
     shifts = settings.TalkerTraining().shifts
     audio, utterances = audio_of(work / "audio", device)
-    codec = load_codec(work / "codec.pt", device)
+    codec = load_codec(work / "encoder.pt", device)
     codes = [
         row for part in range(shifts) for row in encode_corpus(codec, audio, utterances, part * settings.HOP // shifts)
     ]
@@ -268,7 +269,7 @@ def _gather(stored: dict, rows: list[int], device: torch.device, config: ModelCo
 
 def run_talker(work: Path, device: torch.device, deadline_s: float) -> None:
     training = settings.TalkerTraining()
-    values, config = model_config(work / "tokenizer")
+    _, config = model_config(work / "tokenizer")
     data, held_out = utterances_on(device, work, config, training.held_out)
     torch.manual_seed(training.seed)
     talker = Talker(config.talker_config).to(device)
@@ -279,11 +280,18 @@ def run_talker(work: Path, device: torch.device, deadline_s: float) -> None:
     run = Run(deadline_s, logger(work / "talker.jsonl"), work / "talker-state.pt")
     held_out = held_out.take(torch.arange(held_out.text.shape[0], device=device))
     trained = train_talker(talker, data, held_out, layout, training=training, run=run)
-    torch.save(trained.state_dict(), work / "talker.pt")
-    partial = work / "checkpoint.partial"
-    write_checkpoint(partial, values, trained, load_codec(work / "codec.pt", torch.device("cpu")), work / "tokenizer")
-    partial.rename(work / "checkpoint")
+    save(trained.state_dict(), work / "talker.pt")
     run.state.unlink(missing_ok=True)
+
+
+def run_checkpoint(work: Path) -> None:
+    values, config = model_config(work / "tokenizer")
+    talker = Talker(config.talker_config)
+    talker.load_state_dict(torch.load(work / "talker.pt", map_location="cpu", weights_only=True))
+    codec = load_codec(work / "codec.pt", torch.device("cpu"))
+    partial = work / "checkpoint.partial"
+    write_checkpoint(partial, values, talker, codec, work / "tokenizer")
+    partial.rename(work / "checkpoint")
 
 
 def write_checkpoint(folder: Path, values: dict, talker: Talker, codec: VoiceCodec, tokenizer: Path) -> None:

@@ -62,7 +62,7 @@ class CodecTraining(Course):
     """Of the decoder. `crop_frames` are as many as its attention reaches back. From the share `critic_from` of the
     steps on a critic listens to `judged` rows of each batch."""
 
-    steps: int = 24_000
+    steps: int = 20_000
     batch: int = 32
     crop_frames: int = 16
     learning_rate: float = 6e-4
@@ -94,7 +94,7 @@ class TalkerTraining(Course):
     frames begin is nothing to learn by heart. `rest_weight` weighs the mean over the other codebooks against the first.
     """
 
-    steps: int = 17_000
+    steps: int = 16_000
     positions: int = 40_000
     learning_rate: float = 2e-3
     warmup_steps: int = 1000
