@@ -17,7 +17,7 @@ from builtin_voice import curves, recipe
 from builtin_voice.training import Unfinished
 
 CPU = torch.device("cpu")
-STAGES = ["corpus", "tokenizer", "encoder", "encode", "talker", "codec", "checkpoint", "curves", "evaluate"]
+STAGES = ["corpus", "tokenizer", "encoder", "codec", "encode", "talker", "checkpoint", "curves", "evaluate"]
 
 
 def test_a_stage_runs_once_and_tells_how_long_it_took(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_all_stages_follow_one_another_and_none_runs_twice(tmp_path: Path, done:
     for _ in range(2):
         command.run(tmp_path, tmp_path, CPU, float("inf"), 1)
     learned = [name for name in done if name not in ("text", "tokenizer")]
-    assert learned == ["synthesize", "encoder", "encode", "talker", "codec", "checkpoint", "evaluate"]
+    assert learned == ["synthesize", "encoder", "codec", "encode", "talker", "checkpoint", "evaluate"]
     assert (tmp_path / "speech.json").exists()
     assert (tmp_path / "spoken").exists()
     stages = [json.loads(line)["stage"] for line in (tmp_path / "stages.jsonl").read_text("ascii").splitlines()]

@@ -309,7 +309,9 @@ def test_training_learns_and_averages(shipped: Shipped, tmp_path: Path) -> None:
     talker = Talker(config)
     batch = utterances(shipped, random_codes(shipped, 7, 30, 18))
     figures: list[dict[str, float]] = []
-    training = TalkerTraining(steps=60, positions=400, learning_rate=3e-3, warmup_steps=5, noise=NO_NOISE)
+    training = TalkerTraining(
+        steps=60, decay_steps=None, positions=400, learning_rate=3e-3, warmup_steps=5, noise=NO_NOISE
+    )
     small_layout = Layout(replace(shipped.configs.model, talker_config=config), shipped.layout.newline_id)
     run = Run(float("inf"), figures.append, tmp_path / "state.pt")
     trained = train_talker(talker, batch, batch, small_layout, training=training, run=run)

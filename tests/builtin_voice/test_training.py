@@ -29,6 +29,16 @@ def test_a_gradient_that_is_not_finite_moves_nothing() -> None:
         assert not torch.equal(tensor, before[name])
 
 
+def test_a_course_that_ends_before_its_rate_does_is_the_beginning_of_the_whole_one(tmp_path: Path) -> None:
+    def rates(steps: int, decay_steps: int | None) -> list[float]:
+        course = Course(steps, learning_rate=2.0, warmup_steps=5, seed=0, decay_steps=decay_steps)
+        run = Run(float("inf"), lambda record: None, tmp_path / "state.pt")
+        return [step.rate for step in steps_of(course, run, {})]
+
+    assert rates(30, 50) == rates(50, None)[:30]
+    assert rates(30, None)[-1] < 0.1 < rates(30, 50)[-1]
+
+
 @pytest.mark.gpu
 def test_a_recorded_step_of_a_resumed_run_takes_the_rate_that_is_set(tmp_path: Path) -> None:
     """A rate on the CPU would be recorded as the number it was."""

@@ -171,6 +171,8 @@ def run(work: Path, prepared: Path, device: torch.device, deadline_s: float, pro
             is_whole = partial(has_ended, "synthesis", reading)
             stages.run("encoder", "encoder.pt", lambda: recipe.run_encoder(work, device, deadline_s, is_whole))
         decoder = beside.enter_context(decoder_beside(work, prepared, deadline_s))
+        if not decoder:
+            train_decoder(work, device, deadline_s)
         if reading:
             wait_for("synthesis", reading, deadline_s)
             stages.run("encode", "codes.pt", lambda: recipe.run_encode(work, device), needs_s=ENCODING_S)
@@ -178,7 +180,6 @@ def run(work: Path, prepared: Path, device: torch.device, deadline_s: float, pro
         if decoder:
             # It knows the deadline; a little later it has written down where it is.
             wait_for("codec", decoder, float("inf"))
-    train_decoder(work, device, deadline_s)
     stages.run("checkpoint", "checkpoint", lambda: recipe.run_checkpoint(work))
     stages.run("curves", "curves.png", lambda: curves.draw(work, work / "curves.png"))
     stages.run("evaluate", "speech.json", lambda: judge(work, device, processes, deadline_s))

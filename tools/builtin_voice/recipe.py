@@ -1,9 +1,9 @@
 """The learning half of the built-in voice, in stages that each leave one result in the work folder.
 
 encoder     learns the codes, beside the synthesis if that still runs: encoder.pt
+codec       learns to speak from them: codec.pt
 encode      the whole corpus as codes: codes.pt
 talker      trains talker and code predictor: talker.pt
-codec       learns to speak from codes: codec.pt
 checkpoint  both as a folder in the released layout
 
 `python -m builtin_voice` runs them after the data half; README.md says how.

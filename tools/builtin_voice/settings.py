@@ -88,13 +88,16 @@ class Noise:
 
 @dataclass(frozen=True)
 class TalkerTraining(Course):
-    """`positions` is the budget of rows (prompt and frames) of one batch; utterances of like length go together.
+    """The time is up when the rate is at a quarter of its peak; the average of the weights does what is left to do.
+
+    `positions` is the budget of rows (prompt and frames) of one batch; utterances of like length go together.
 
     `shifts`: the corpus is encoded that many times, with as many parts of a frame of silence before it, so that where
     frames begin is nothing to learn by heart. `rest_weight` weighs the mean over the other codebooks against the first.
     """
 
-    steps: int = 16_000
+    steps: int = 11_000
+    decay_steps: int | None = 16_000
     positions: int = 40_000
     learning_rate: float = 2e-3
     warmup_steps: int = 1000

@@ -73,12 +73,14 @@ def cosine_schedule(step: int, steps: int, warmup: int) -> float:
 
 @dataclass(frozen=True)
 class Course:
-    """So many `steps`, the first `warmup_steps` of them towards the `learning_rate`, all draws from `seed`."""
+    """So many `steps`, the first `warmup_steps` of them towards the `learning_rate`, all draws from `seed`. The rate
+    falls as if there were `decay_steps`, where that is given."""
 
     steps: int
     learning_rate: float
     warmup_steps: int
     seed: int
+    decay_steps: int | None = None
 
 
 def steps_of(course: Course, run: Run, parts: Mapping[str, Stateful]) -> Iterator[Step]:
@@ -98,7 +100,7 @@ def steps_of(course: Course, run: Run, parts: Mapping[str, Stateful]) -> Iterato
             save({name: part.state_dict() for name, part in parts.items()} | {"step": number}, run.state)
             raise Unfinished(f"{number} of {course.steps} steps")
         torch.manual_seed(course.seed * 10_000_000 + number)
-        rate = course.learning_rate * cosine_schedule(number, course.steps, course.warmup_steps)
+        rate = course.learning_rate * cosine_schedule(number, course.decay_steps or course.steps, course.warmup_steps)
         yield Step(number, rate, number == course.steps - 1)
 
 
