@@ -78,7 +78,8 @@ def done(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
         return [sys.executable, "-c", f"open({str(made)!r}, 'w')"]
 
     monkeypatch.setattr(command, "python", python)
-    monkeypatch.setattr(curves, "draw", lambda work, output: output.touch())
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(curves, "write", lambda work: (work / "training.json").touch())
     return asked
 
 
@@ -95,47 +96,93 @@ def test_all_stages_follow_one_another_and_none_runs_twice(tmp_path: Path, done:
 
 SECOND_GPU = """
 import os, time
-while not os.path.exists({talker!r}):
+for _ in range(6000):
+    if os.path.exists({awaited!r}):
+        break
     time.sleep(0.01)
 open({codec!r}, "w").write(os.environ["CUDA_VISIBLE_DEVICES"])
 raise SystemExit({code})
 """
 
 
-def with_two_gpus(monkeypatch: pytest.MonkeyPatch, work: Path, code: int) -> None:
-    """The second one's process waits for what the first is to make meanwhile, and ends with `code`."""
-    script = SECOND_GPU.format(talker=str(work / "talker.pt"), codec=str(work / "codec.pt"), code=code)
-    fake = command.python
+@pytest.fixture
+def second_gpu(
+    tmp_path: Path, done: list[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str, int], list[tuple[object, ...]]]:
+    """Gives this machine two GPUs, of which the second's process waits for the file `awaited` and ends with `code`;
+    returns what that process is told."""
 
-    def python(module: str, *arguments: object) -> list[str]:
-        return [sys.executable, "-c", script] if module == "__main__" else fake(module, *arguments)
+    def give(awaited: str, code: int) -> list[tuple[object, ...]]:
+        paths = {"awaited": str(tmp_path / awaited), "codec": str(tmp_path / "codec.pt")}
+        fake, told = command.python, list[tuple[object, ...]]()
 
-    monkeypatch.setattr(command, "python", python)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+        def python(module: str, *arguments: object) -> list[str]:
+            if module != "__main__":
+                return fake(module, *arguments)
+            told.append(arguments)
+            return [sys.executable, "-c", SECOND_GPU.format(**paths, code=code)]
+
+        monkeypatch.setattr(command, "python", python)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+        return told
+
+    return give
 
 
 def test_a_second_gpu_trains_the_decoder_beside_the_talker(
-    tmp_path: Path, done: list[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, done: list[str], second_gpu: Callable[[str, int], list[tuple[object, ...]]]
 ) -> None:
-    with_two_gpus(monkeypatch, tmp_path, 0)
-    command.run(tmp_path, tmp_path, CPU, float("inf"), 1)
+    told = second_gpu("talker.pt", 0)
+    for _ in range(2):
+        command.run(tmp_path, tmp_path, CPU, 1e9, 1)
+    assert told == [(tmp_path, "--prepared", tmp_path, "--decoder-until", 1e9)]
     assert (tmp_path / "codec.pt").read_text() == "7"
     assert "codec" not in done
     assert (tmp_path / "speech.json").exists()
 
 
+@pytest.mark.parametrize(("code", "error"), [(3, SystemExit), (command.EXIT_UNFINISHED, Unfinished)])
+@pytest.mark.parametrize("awaited", ["encoder.pt", "talker.pt"])
 def test_a_second_gpu_that_fails_or_runs_out_of_time_is_not_passed_over(
+    tmp_path: Path,
+    second_gpu: Callable[[str, int], list[tuple[object, ...]]],
+    awaited: str,
+    code: int,
+    error: type[BaseException],
+) -> None:
+    second_gpu(awaited, code)
+    with pytest.raises(error, match="codec"):
+        command.run(tmp_path, tmp_path, CPU, float("inf"), 1)
+    assert not (tmp_path / "checkpoint").exists()
+
+
+@pytest.mark.parametrize(("code", "error"), [(3, SystemExit), (0, Unfinished), (command.EXIT_UNFINISHED, Unfinished)])
+def test_what_failed_on_a_second_gpu_is_said_though_the_time_is_up(
+    tmp_path: Path,
+    second_gpu: Callable[[str, int], list[tuple[object, ...]]],
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    error: type[BaseException],
+) -> None:
+    def late(work: Path, *_: object) -> None:
+        (work / "late").touch()
+        raise Unfinished("3 of 9 steps")
+
+    second_gpu("late", code)
+    monkeypatch.setattr(recipe, "run_talker", late)
+    with pytest.raises(error, match="codec" if code else "3 of 9"):
+        command.run(tmp_path, tmp_path, CPU, float("inf"), 1)
+    assert (tmp_path / "codec.pt").exists()
+
+
+def test_the_second_gpus_process_trains_the_decoder_and_no_more(
     tmp_path: Path, done: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for code, error in ((3, SystemExit), (command.EXIT_UNFINISHED, Unfinished)):
-        work = tmp_path / str(code)
-        work.mkdir()
-        with monkeypatch.context() as patch:
-            with_two_gpus(patch, work, code)
-            with pytest.raises(error, match="codec"):
-                command.run(work, work, CPU, float("inf"), 1)
-        assert not (work / "checkpoint").exists()
+    arguments = [str(tmp_path), "--prepared", str(tmp_path), "--decoder-until", str(time.monotonic() + 1000)]
+    monkeypatch.setattr(sys, "argv", ["builtin_voice", *arguments])
+    command.main()
+    assert done == ["codec"]
 
 
 def test_out_of_time_is_an_exit_code_of_its_own(
@@ -224,5 +271,14 @@ def test_curves_take_the_last_record_of_a_step(tmp_path: Path) -> None:
     for log, name in (("encoder", "sketch"), ("talker", "first")):
         (tmp_path / f"{log}.jsonl").write_text(json.dumps({"step": 0, name: 7.0}) + "\n", encoding="ascii")
     assert [record["spectral"] for record in curves.read(tmp_path / "codec.jsonl")] == [4.0, 1.0]
-    curves.draw(tmp_path, tmp_path / "curves.png")
+    stage = {"stage": "codec", "seconds": 425.1, "is_done": True}
+    (tmp_path / "stages.jsonl").write_text(json.dumps(stage) + "\n", encoding="ascii")
+    curves.write(tmp_path)
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    results = json.loads((tmp_path / "training.json").read_text("utf-8"))
+    assert results["rows"][1:3] == [
+        {"stage": "codec", "step": 0, "spectral": 4.0},
+        {"stage": "codec", "step": 200, "spectral": 1.0, "critic": 0.5},
+    ]
+    assert results["stages"] == [stage]
+    assert results["settings"]["talker"]["decay_steps"] == 16_000

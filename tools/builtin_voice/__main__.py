@@ -2,7 +2,7 @@
 
 Every stage leaves its result in WORK and is passed over once that is there. When the time is up the command ends with
 exit code 75, and goes on where it stopped when it is run again. With two GPUs the decoder learns to speak from codes
-while the talker learns to write them.
+while the corpus is coded and the talker learns to write it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ import torch
 
 from builtin_voice import curves, recipe, settings
 from builtin_voice.training import Unfinished
-from sonoro.core.machine import processor, usable_cores
+from sonoro.core.machine import commit_of_checkout, processor, usable_cores
 
 EXIT_UNFINISHED = 75
 CORPUS_ROWS = 92_000
 ENCODING_S = 60.0
 """At most, by arithmetic, on an H200: it goes on from nothing, so it is not begun with less time than that."""
+COMPILING_S = 90.0
+"""Before the first step of a decoder or a talker, of which an H200 took 50 to 80."""
 GRACE_S = 10.0
 """Recognisers hear to its end what they have begun, which of a long text may take longer."""
 
@@ -62,6 +64,8 @@ class Stages:
                 "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
                 "cores": usable_cores(),
                 "cpu": processor(),
+                "torch": torch.__version__,
+                "commit": commit_of_checkout(),
             }
             print(json.dumps(record), flush=True)
             with (self._work / "stages.jsonl").open("a", encoding="ascii") as file:
@@ -98,18 +102,17 @@ def decoder_beside(work: Path, prepared: Path, deadline_s: float) -> Iterator[su
     if torch.cuda.device_count() < 2 or (work / "codec.pt").exists():
         yield None
         return
-    left_s = deadline_s - time.monotonic()
-    command = python("__main__", work, "--prepared", prepared, "--seconds", left_s, "--decoder-alone")
+    command = python("__main__", work, "--prepared", prepared, "--decoder-until", deadline_s)
     second = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")[1]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": second}
-    with (
-        (work / "codec.log").open("ab") as log,
-        subprocess.Popen(command, stdout=log, stderr=log, env=environment) as child,
-    ):
+    with (work / "codec.log").open("ab") as log, subprocess.Popen(command, stdout=log, env=environment) as child:
         try:
             yield child
         except Unfinished:
-            raise  # The child's time is up as well, and it must write down where it is.
+            # It knows when to end and must write down where it is; that it failed would be worse news than this.
+            child.wait()
+            has_ended("codec", child)
+            raise
         except BaseException:
             child.terminate()
             raise
@@ -176,17 +179,21 @@ def run(work: Path, prepared: Path, device: torch.device, deadline_s: float, pro
         if reading:
             wait_for("synthesis", reading, deadline_s)
             stages.run("encode", "codes.pt", lambda: recipe.run_encode(work, device), needs_s=ENCODING_S)
-        stages.run("talker", "talker.pt", lambda: recipe.run_talker(work, device, deadline_s))
         if decoder:
-            # It knows the deadline; a little later it has written down where it is.
+            has_ended("codec", decoder)
+        train_talker = partial(recipe.run_talker, work, device, deadline_s)
+        stages.run("talker", "talker.pt", train_talker, needs_s=COMPILING_S)
+        if decoder:
             wait_for("codec", decoder, float("inf"))
     stages.run("checkpoint", "checkpoint", lambda: recipe.run_checkpoint(work))
-    stages.run("curves", "curves.png", lambda: curves.draw(work, work / "curves.png"))
+    stages.run("curves", "training.json", lambda: curves.write(work))
     stages.run("evaluate", "speech.json", lambda: judge(work, device, processes, deadline_s))
 
 
 def train_decoder(work: Path, device: torch.device, deadline_s: float) -> None:
-    Stages(work, deadline_s).run("codec", "codec.pt", lambda: recipe.run_codec(work, device, deadline_s))
+    """The stage that a second GPU's process has to itself."""
+    train = partial(recipe.run_codec, work, device, deadline_s)
+    Stages(work, deadline_s).run("codec", "codec.pt", train, needs_s=COMPILING_S)
 
 
 def main() -> None:
@@ -195,7 +202,12 @@ def main() -> None:
     parser.add_argument("--prepared", type=Path, required=True, help="the folder that prepare.sh filled")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="time this run may take")
     parser.add_argument("--processes", type=int, default=max(1, usable_cores() - 2), help="for synthesis")
-    parser.add_argument("--decoder-alone", action="store_true", help="train the decoder, and no more")
+    parser.add_argument(
+        "--decoder-until",
+        type=float,
+        metavar="T",
+        help="train the decoder alone, until the monotonic clock says T",
+    )
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     deadline_s = time.monotonic() + options.seconds
@@ -204,8 +216,8 @@ def main() -> None:
     # cuDNN's attention builds a plan for every new length, which takes longer than the step.
     torch.backends.cuda.enable_cudnn_sdp(False)
     try:
-        if options.decoder_alone:
-            train_decoder(options.work, device, deadline_s)
+        if options.decoder_until is not None:
+            train_decoder(options.work, device, options.decoder_until)
         else:
             run(options.work, options.prepared, device, deadline_s, options.processes)
     except Unfinished as left:
@@ -214,4 +226,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    # What was started ends with it then.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     main()

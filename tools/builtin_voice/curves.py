@@ -1,9 +1,11 @@
-"""The logs of all trainings as one picture."""
+"""The logs of all trainings as one picture and one file of results."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -11,7 +13,9 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot
 
-__all__ = ["draw"]
+from builtin_voice.settings import CodecTraining, EncoderTraining, TalkerTraining
+
+__all__ = ["write"]
 
 _PANELS = {
     "encoder.jsonl": ("encoder", ("sketch", "phones", "first_phones", "commitment", "books_used")),
@@ -26,8 +30,28 @@ def read(path: Path) -> list[dict[str, float]]:
     return sorted({record["step"]: record for record in records}.values(), key=lambda record: record["step"])
 
 
+def write(work: Path) -> None:
+    """The picture as `curves.png`, the file as `training.json`, from the logs in `work`."""
+    draw(work, work / "curves.png")
+    (work / "training.json").write_text(json.dumps(gathered(work)) + "\n", "utf-8")
+
+
+def gathered(work: Path) -> dict[str, Any]:
+    """The settings, where and how long each stage ran, and every record of every log as a row."""
+    stages = [json.loads(line) for line in (work / "stages.jsonl").read_text("ascii").splitlines()]
+    courses = {"encoder": EncoderTraining(), "codec": CodecTraining(), "talker": TalkerTraining()}
+    rows = [{"stage": title, **record} for log, (title, _) in _PANELS.items() for record in read(work / log)]
+    return {
+        "bench": "training",
+        "model": "builtin",
+        "settings": {name: asdict(course) for name, course in courses.items()},
+        "stages": stages,
+        "rows": rows,
+    }
+
+
 def draw(work: Path, output: Path) -> None:
-    """Figures over steps, one panel a log of `work`, to the PNG `output`."""
+    """Figures over steps, one panel a log, as a PNG."""
     figure, panels = pyplot.subplots(1, len(_PANELS), figsize=(11, 4), layout="constrained")
     for panel, (log, (title, names)) in zip(panels, _PANELS.items(), strict=True):
         records = read(work / log)

@@ -285,6 +285,7 @@ def run_talker(work: Path, device: torch.device, deadline_s: float) -> None:
 
 
 def run_checkpoint(work: Path) -> None:
+    """The trained talker and decoder as a folder that can be loaded."""
     values, config = model_config(work / "tokenizer")
     talker = Talker(config.talker_config)
     talker.load_state_dict(torch.load(work / "talker.pt", map_location="cpu", weights_only=True))

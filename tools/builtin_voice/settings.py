@@ -88,7 +88,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class TalkerTraining(Course):
-    """The time is up when the rate is at a quarter of its peak; the average of the weights does what is left to do.
+    """Ends when the rate is at a quarter of its peak: an average of the weights does what smaller rates would.
 
     `positions` is the budget of rows (prompt and frames) of one batch; utterances of like length go together.
 
