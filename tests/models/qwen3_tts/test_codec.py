@@ -172,24 +172,6 @@ def test_encoder_latents_are_differentiable_and_cover_the_audio():
     assert torch.equal(codes[1], encoder.encode(audio[1, 0].detach()))
 
 
-def test_the_encoder_attends_no_further_back_than_a_window():
-    config = dataclasses.replace(
-        RELEASED_ENCODER, hidden_size=16, num_filters=4, num_hidden_layers=1, num_attention_heads=2, head_dim=8
-    )
-    config = dataclasses.replace(config, num_key_value_heads=2, intermediate_size=24, codebook_size=16, codebook_dim=8)
-    encoder = fill(CodecEncoder(config, 4)).double()
-    audio = torch.randn(1, 1, 12 * 1920, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    other = torch.cat((-audio[..., : 4 * 1920], audio[..., 4 * 1920 :]), dim=-1)
-    with torch.no_grad():
-        close(encoder.latents(audio, window=24), encoder.latents(audio))
-        near, far = encoder.latents(audio, window=4), encoder.latents(audio)
-        assert not torch.allclose(near, far, rtol=1e-3)
-        # Of the last frame: its columns and three before each, the two that are brought in by downsampling, and what
-        # convolutions reach lie after the first four frames.
-        close(encoder.latents(other, window=4)[..., -1], near[..., -1])
-        assert not torch.allclose(encoder.latents(other)[..., -1], far[..., -1], rtol=1e-6)
-
-
 @pytest.mark.parametrize(("ratios", "layers", "kernel"), [((2, 3), 1, 7), ((3, 2), 2, 3), ((4,), 3, 1)])
 def test_the_encoder_convolves_a_long_recording_in_pieces(ratios, layers, kernel):
     """As exactly as at once, also where the reach is longer than a piece and where it is not whole columns."""

@@ -1,4 +1,4 @@
-"""The codec encoder: audio to frames of codes, for in-context cloning and for training. Runs on whole recordings.
+"""The codec encoder: audio to frames of codes, for in-context cloning. Runs on whole recordings.
 
 Follows the encoder of transformers 4.57.3 modeling_mimi.py MimiModel, as QwenLM/Qwen3-TTS uses it. Parameter names are
 the released ones, with q, k, v fused on their rows; codebooks beyond the levels in use are not built.
@@ -18,7 +18,7 @@ from .config import CodecEncoderConfig
 
 __all__ = ["CodecEncoder"]
 
-DOWNSAMPLE_STRIDE = 2
+_DOWNSAMPLE_STRIDE = 2
 """From the transformer's 25 Hz to the 12.5 frames per second of this codec."""
 
 _PIECE_COLUMNS = 100
@@ -94,14 +94,13 @@ class _Attention(nn.Module):
         self.qkv_proj = nn.Linear(config.hidden_size, sum(self.heads) * config.head_dim, bias=False)
         self.o_proj = nn.Linear(config.num_attention_heads * config.head_dim, config.hidden_size, bias=False)
 
-    def forward(self, x: Tensor, rotary: Rotary, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
         queries, keys, values = self.qkv_proj(x).unflatten(2, (-1, self.head_dim)).split(self.heads, dim=2)
         out = F.scaled_dot_product_attention(
             rotate(queries, rotary).transpose(1, 2),
             rotate(keys, rotary).transpose(1, 2),
             values.transpose(1, 2),
-            attn_mask=mask,
-            is_causal=mask is None,
+            is_causal=True,
             enable_gqa=self.heads[0] != self.heads[1],
         )
         return self.o_proj(out.transpose(1, 2).flatten(2))
@@ -137,29 +136,24 @@ class _TransformerLayer(nn.Module):
         self.mlp = _FeedForward(config)
         self.mlp_layer_scale = _LayerScale(width)
 
-    def forward(self, x: Tensor, rotary: Rotary, mask: Tensor | None) -> Tensor:
-        x = x + self.self_attn_layer_scale(self.self_attn(self.input_layernorm(x), rotary, mask))
+    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
+        x = x + self.self_attn_layer_scale(self.self_attn(self.input_layernorm(x), rotary))
         return x + self.mlp_layer_scale(self.mlp(self.post_attention_layernorm(x)))
 
 
 class _Transformer(nn.Module):
-    """A column sees itself and the `window` - 1 before it, or all where there is none: the configured window acts in no
-    attention but flash-attention's."""
+    """Every column sees all before it; the configured window acts in no attention but flash-attention's."""
 
     def __init__(self, config: CodecEncoderConfig) -> None:
         super().__init__()
         self.head_dim, self.rope_theta = config.head_dim, config.rope_theta
         self.layers = nn.ModuleList(_TransformerLayer(config) for _ in range(config.num_hidden_layers))
 
-    def forward(self, x: Tensor, window: int | None) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         positions = torch.arange(x.shape[1], device=x.device)
-        mask = None
-        if window is not None:
-            distance = positions[:, None] - positions
-            mask = (distance >= 0) & (distance < window)
         rotary = rotary_tables(positions, self.head_dim, self.rope_theta, x.dtype)
         for layer in self.layers:
-            x = layer(x, rotary, mask)
+            x = layer(x, rotary)
         return x
 
 
@@ -220,20 +214,19 @@ class CodecEncoder(nn.Module):
         self.downsample = _Conv(
             config.hidden_size,
             config.hidden_size,
-            2 * DOWNSAMPLE_STRIDE,
-            stride=DOWNSAMPLE_STRIDE,
+            2 * _DOWNSAMPLE_STRIDE,
+            stride=_DOWNSAMPLE_STRIDE,
             bias=False,
         )
         self.quantizer = _Quantizer(config, levels)
-        self.hop = self.encoder.hop * DOWNSAMPLE_STRIDE
+        self.hop = self.encoder.hop * _DOWNSAMPLE_STRIDE
 
-    def latents(self, audio: Tensor, piece_columns: int | None = None, window: int | None = None) -> Tensor:
+    def latents(self, audio: Tensor, piece_columns: int | None = None) -> Tensor:
         """What is quantised of `audio` [B, 1, S]: [B, hidden_size, ceil(S / hop)]. Differentiable.
 
-        Convolved at once, or in pieces of so many columns of half a hop: the same up to rounding. A column attends to
-        all before it, as in the released models, or to a `window` of columns with itself.
+        Convolved at once, or in pieces of so many columns of half a hop: the same up to rounding.
         """
-        x = self.encoder_transformer(self.encoder(audio, piece_columns).mT, window).mT
+        x = self.encoder_transformer(self.encoder(audio, piece_columns).mT).mT
         return self.downsample(x, mode="replicate")
 
     @torch.no_grad()
