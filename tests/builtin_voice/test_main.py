@@ -65,10 +65,8 @@ def done(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
         monkeypatch.setattr(recipe, f"run_{name}", make)
 
-    for name, result in (
-        *(("encoder", "encoder.pt"), ("codec", "codec.pt")),
-        *(("encode", "codes.pt"), ("talker", "talker.pt"), ("checkpoint", "checkpoint")),
-    ):
+    results = {"encoder": "encoder.pt", "codec": "codec.pt", "encode": "codes.pt", "talker": "talker.pt"}
+    for name, result in {**results, "checkpoint": "checkpoint"}.items():
         fake(name, result)
 
     def python(module: str, *arguments: object) -> list[str]:

@@ -23,30 +23,9 @@ GAINS = {"slt": 0.41, "rms": 0.81, "awb": 0.69, "kal16": 1.75}
 VOICES = tuple(GAINS)
 PAUSE = "pau"
 PHONES = (
-    *(
-        PAUSE,
-        "aa",
-        "ae",
-        "ah",
-        "ao",
-        "aw",
-        "ax",
-        "ay",
-        "b",
-        "ch",
-        "d",
-        "dh",
-        "eh",
-        "er",
-        "ey",
-        "f",
-        "g",
-        "hh",
-        "ih",
-        "iy",
-    ),
-    *("jh", "k", "l", "m", "n", "ng", "ow", "oy", "p", "r", "s", "sh", "t", "th", "uh", "uw", "v", "w", "y", "z", "zh"),
-)
+    PAUSE, "aa", "ae", "ah", "ao", "aw", "ax", "ay", "b", "ch", "d", "dh", "eh", "er", "ey", "f", "g", "hh", "ih", "iy",
+    "jh", "k", "l", "m", "n", "ng", "ow", "oy", "p", "r", "s", "sh", "t", "th", "uh", "uw", "v", "w", "y", "z", "zh",
+)  # fmt: skip
 _WINDOW = SAMPLE_RATE // 200
 
 
