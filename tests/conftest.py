@@ -8,12 +8,15 @@ import pytest
 import torch
 
 from reference_assets import ROOT, Case, load
+from rounding import round_by_shape
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """One CPU thread for every test and what it starts: at these sizes waking a second takes longer than the work."""
     torch.set_num_threads(1)
     os.environ["OMP_NUM_THREADS"] = "1"
+    if most := config.getoption("--rounding"):
+        round_by_shape(most)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -23,6 +26,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=ROOT,
         metavar="DIR",
         help="what the official implementation computed, as written by tools/reference (default: %(default)s)",
+    )
+    parser.addoption(
+        "--rounding", type=int, default=0, metavar="STEPS", help="products round by their shape, so much (rounding.py)"
     )
 
 
