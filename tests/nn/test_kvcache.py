@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sonoro.nn.kvcache import PackedRows, PagedCache
+from sonoro.nn.kvcache import PackedTokens, PagedCache
 from sonoro.nn.transformer import DecoderConfig, DecoderStack, causal_attention
 
 CONFIG = DecoderConfig(
@@ -41,7 +41,7 @@ def prefill(stack: DecoderStack, cache: PagedCache, slots: list[int], sequences:
     lengths = [len(sequence) for sequence in sequences]
     starts = [sum(lengths[:index]) for index in range(len(lengths))]
     count = sum(lengths)
-    rows = PackedRows(
+    rows = PackedTokens(
         torch.tensor([slot for slot, length in zip(slots, lengths, strict=True) for _ in range(length)] + [SLOTS] * 2),
         torch.tensor([position for length in lengths for position in range(length)] + [0] * 2),
         torch.tensor([start for start, n in zip(starts, lengths, strict=True) for _ in range(n)] + [count, count + 1]),
@@ -56,7 +56,7 @@ def go_on(stack: DecoderStack, cache: PagedCache, parts: list[tuple[int, Tensor,
     lengths = [len(sequence) - first for _, sequence, first in parts]
     ends = torch.tensor([*lengths, 1]).cumsum(0)
     own = torch.tensor([*lengths, 1])
-    rows = PackedRows(
+    rows = PackedTokens(
         torch.tensor([*(slot for slot, _, _ in parts), SLOTS]).repeat_interleave(own),
         torch.tensor([at for _, sequence, first in parts for at in range(first, len(sequence))] + [0]),
         (ends - own).repeat_interleave(own),

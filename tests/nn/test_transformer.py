@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sonoro.core.errors import CheckpointError
+from sonoro.nn.bidirectional import BidirectionalStack
 from sonoro.nn.transformer import (
     DecoderConfig,
     DecoderStack,
@@ -18,7 +19,6 @@ from sonoro.nn.transformer import (
     rotary_tables,
     rotate,
 )
-from sonoro.nn.whole import WholeStack
 
 S = TypeVar("S", bound=DecoderStack)
 
@@ -52,7 +52,7 @@ def plain_turn(x: Tensor, position: int, divisors: Sequence[float]) -> Tensor:
 
 
 def plain_stack(stack: DecoderStack, rows: Tensor) -> Tensor:
-    """The whole stack on rows [T, width], one head and one position at a time; a `WholeStack` looks ahead too."""
+    """The whole stack on rows [T, width], one head and position at a time; bidirectional for a `BidirectionalStack`."""
     width, divisors = CONFIG.head_width, stack.config.rope_divisors
     for layer in stack.layers:
         attention, feed = layer.self_attn, layer.mlp
@@ -67,7 +67,7 @@ def plain_stack(stack: DecoderStack, rows: Tensor) -> Tensor:
             for head in range(CONFIG.heads):
                 shared = head // (CONFIG.heads // CONFIG.kv_heads)
                 query = plain_turn(norm_head(projected[t, head], "q_norm"), t, divisors)
-                seen = projected if isinstance(stack, WholeStack) else projected[: t + 1]
+                seen = projected if isinstance(stack, BidirectionalStack) else projected[: t + 1]
                 keys, values = seen[:, CONFIG.heads + shared], seen[:, CONFIG.heads + CONFIG.kv_heads + shared]
                 turned = [plain_turn(norm_head(key, "k_norm"), at, divisors) for at, key in enumerate(keys)]
                 scores = torch.stack([query @ key for key in turned]) * width**-0.5
@@ -92,7 +92,7 @@ def test_stack_equals_a_plain_computation(has_head_norms: bool) -> None:
 @pytest.mark.parametrize("kept", [slice(5), slice(0, 1), slice(2, None)])
 def test_a_whole_stack_looks_ahead_and_divides_its_angles(kept: slice) -> None:
     config = dataclasses.replace(CONFIG, has_head_norms=False, rope_divisors=(1.5, 0.7))
-    stack = randomized(WholeStack(config, 5, kept).double())
+    stack = randomized(BidirectionalStack(config, 5, kept).double())
     stack.finalize()
     rows = torch.randn(3, 5, CONFIG.width, dtype=torch.float64)
     expected = torch.cat([plain_stack(stack, row)[kept] for row in rows])

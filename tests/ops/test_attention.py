@@ -115,7 +115,7 @@ def plain_decode(arguments: tuple[Any, ...]) -> Tensor:
 @pytest.mark.parametrize("path", ["rows", "masked"])
 def test_decode_equals_a_plain_computation(path: str, positions: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     if path == "masked":
-        monkeypatch.setattr(attention, "_attend_rows", attention._attend_masked)
+        monkeypatch.setattr(attention, "_attend_live_pages", attention._attend_masked)
     given = decode_case((4, 2, 6), 4, 3, positions, torch.float64)
     used = copies(given)
     # Same sums in float64, in another order.
@@ -137,7 +137,7 @@ def test_decode_equals_a_plain_computation(path: str, positions: list[int], monk
 @pytest.mark.parametrize("path", ["rows", "masked"])
 def test_decode_without_norms_equals_a_plain_computation(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if path == "masked":
-        monkeypatch.setattr(attention, "_attend_rows", attention._attend_masked)
+        monkeypatch.setattr(attention, "_attend_live_pages", attention._attend_masked)
     given = decode_case((4, 2, 6), 4, 3, [0, 3, 11], torch.float64, has_norms=False)
     # Same sums in float64, in another order.
     torch.testing.assert_close(decode_attention(*copies(given)), plain_decode(given), atol=1e-12, rtol=0)
@@ -146,7 +146,7 @@ def test_decode_without_norms_equals_a_plain_computation(path: str, monkeypatch:
 @pytest.mark.parametrize("path", ["rows", "masked"])
 def test_positions_at_once_equal_positions_one_by_one(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if path == "masked":
-        monkeypatch.setattr(attention, "_attend_rows", attention._attend_masked)
+        monkeypatch.setattr(attention, "_attend_live_pages", attention._attend_masked)
     given = with_turns(decode_case((4, 2, 6), 4, 3, [0, 3, 9], torch.float64), 3)
     used, found = copies(given), []
     for turn, lines in enumerate(given[0].split(3)):
@@ -165,7 +165,7 @@ def test_positions_at_once_equal_positions_one_by_one(path: str, monkeypatch: py
 @pytest.mark.parametrize("path", ["rows", "masked"])
 def test_nothing_past_the_live_length_matters(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if path == "masked":
-        monkeypatch.setattr(attention, "_attend_rows", attention._attend_masked)
+        monkeypatch.setattr(attention, "_attend_live_pages", attention._attend_masked)
     cases = [decode_case((4, 2, 8), 4, 3, [0, 6], torch.float32, fill=fill) for fill in (0.0, torch.nan, torch.inf)]
     outs = [decode_attention(*case) for case in cases]
     assert torch.isfinite(outs[0]).all()
@@ -214,7 +214,7 @@ def check_decode(given: tuple[Any, ...], tuning: Any = None) -> None:
 
 @in_the_interpreter
 def test_interpreted() -> None:
-    tuning = attention.Tuning
+    tuning = attention.DecodeConfig
     for dtype in (torch.float32, torch.bfloat16):
         # One tile, several blocks, rows in parts of which some have nothing to do, groups of 1 and 4.
         check_decode(decode_case((4, 2, 16), 16, 1, [0, 15], dtype))
@@ -230,7 +230,7 @@ def test_interpreted() -> None:
         pair = with_turns(decode_case((4, 2, 32), 16, 4, [31, 62], dtype), 2)
         check_decode(pair, tuning(warps=1, tiles=1, splits=2, shortest=16))
     # The counters of the parts are left as they were found.
-    assert not attention._arrivals(torch.device("cpu"), 0).any()
+    assert not attention._semaphores(torch.device("cpu"), 0).any()
     shared = list(decode_case((2, 1, 16), 16, 1, [3, 3], torch.float32))
     shared[8] = torch.tensor([2, 2])
     assert torch.isfinite(decode_attention_kernel(*shared)).all()
@@ -255,11 +255,11 @@ def test_without_triton_the_references_serve() -> None:
     code = (
         "import sys; sys.modules['triton'] = None\n"
         "import torch; from sonoro.ops.attention import decode_attention\n"
-        "from sonoro.ops.packed import packed_attention\n"
-        "assert decode_attention.is_broken and packed_attention.is_broken\n"
+        "from sonoro.ops.varlen import varlen_attention\n"
+        "assert decode_attention.is_broken and varlen_attention.is_broken\n"
         "x, zeros = torch.randn(3, 2, 4), torch.zeros(3, dtype=torch.int64)\n"
         "table = torch.zeros(1, 1, dtype=torch.int32)\n"
-        "assert packed_attention(x, x, x, zeros, zeros, zeros, x[None], x[None], table).shape == x.shape"
+        "assert varlen_attention(x, x, x, zeros, zeros, zeros, x[None], x[None], table).shape == x.shape"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr

@@ -6,7 +6,7 @@ from interpreter import in_the_interpreter
 from sonoro.ops import causal
 from sonoro.ops.activation import snake_rates
 from sonoro.ops.causal import depthwise, depthwise_norm, embed_sum, last_conv
-from sonoro.ops.conv import Ends
+from sonoro.ops.conv import LeftContext
 
 # Sums in another order, and one rounding in the dtype.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -54,8 +54,8 @@ def check_kernels(device):
                 for function in (getattr(causal, f"{name}_kernel"), getattr(causal, f"{name}_reference")):
                     rows = contexts.clone().to(device) if is_streamed else None
                     slots = torch.tensor([3, 0, 2])[:batch].to(device)
-                    ends = Ends(slots, None, rows, 6) if name == "embed_sum" else Ends(slots, rows)
-                    results.append((function(*move(given, device), ends, **options), rows))
+                    context = LeftContext(slots, None, rows, 6) if name == "embed_sum" else LeftContext(slots, rows)
+                    results.append((function(*move(given, device), context, **options), rows))
                 (ours, our_rows), (theirs, their_rows) = results
                 assert ours.dtype == theirs.dtype
                 torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
@@ -79,7 +79,7 @@ def draw(*shape):
 def test_embedded_codes_are_summed_after_their_context():
     tables, frames = draw(3, 5, 4), torch.tensor([[[0, 4, 2], [1, 1, 1]]])
     contexts = draw(2, 6, 4)
-    out = embed_sum(frames, tables, Ends(torch.tensor([1]), None, contexts, 6))
+    out = embed_sum(frames, tables, LeftContext(torch.tensor([1]), None, contexts, 6))
     assert torch.equal(out[:, :6], contexts[1:])
     expected = torch.stack([sum(tables[k, code] for k, code in enumerate(frame)) for frame in frames[0].tolist()])
     torch.testing.assert_close(out[0, 6:], expected, atol=1e-15, rtol=0)
@@ -88,7 +88,7 @@ def test_embedded_codes_are_summed_after_their_context():
 def test_a_depthwise_convolution_is_normalised_by_column():
     x, weight, bias, norm_weight, norm_bias = draw(2, 9, 4), draw(3, 4), draw(4), draw(4), draw(4)
     contexts = draw(3, 2, 4)
-    out = depthwise_norm(x, weight, bias, (norm_weight, norm_bias, 1e-6), Ends(torch.tensor([2, 0]), contexts))
+    out = depthwise_norm(x, weight, bias, (norm_weight, norm_bias, 1e-6), LeftContext(torch.tensor([2, 0]), contexts))
     expected = F.conv1d(x.mT, weight.mT[:, None], bias, groups=4).mT
     expected = F.layer_norm(expected, (4,), norm_weight, norm_bias, 1e-6)
     torch.testing.assert_close(out, expected, atol=1e-13, rtol=0)
@@ -100,8 +100,8 @@ def test_a_depthwise_convolution_is_normalised_by_column():
 def test_a_depthwise_convolution_is_that_of_each_channel_then_snake(columns, dilation):
     x, weight, bias, rates = draw(2, 2 * dilation + columns, 4), draw(3, 4), draw(4), snake_rates(1 + draw(4).abs())
     contexts = draw(3, 2 * dilation, 4)
-    ends = Ends(torch.tensor([2, 0]), contexts)
-    out = depthwise(x, weight, bias, dilation, ends, rates=rates)
+    context = LeftContext(torch.tensor([2, 0]), contexts)
+    out = depthwise(x, weight, bias, dilation, context, rates=rates)
     expected = F.conv1d(x.mT, weight.mT[:, None], bias, dilation=dilation, groups=4).mT
     torch.testing.assert_close(depthwise(x, weight, bias, dilation), expected, atol=1e-13, rtol=0)
     expected = expected + (expected * rates[0]).sin().square() * rates[1]
@@ -113,7 +113,7 @@ def test_a_depthwise_convolution_is_that_of_each_channel_then_snake(columns, dil
 def test_the_last_convolution_is_bounded(bound):
     x, weight, bias = draw(2, 9, 4), draw(3, 4), draw(1)
     contexts = draw(3, 2, 4)
-    out = last_conv(x, weight, bias, Ends(torch.tensor([2, 0]), contexts), bound=bound)
+    out = last_conv(x, weight, bias, LeftContext(torch.tensor([2, 0]), contexts), bound=bound)
     expected = F.conv1d(x.mT, weight.mT[None], bias)[:, 0]
     assert (expected.abs() > 1).any()
     expected = expected.clamp(-1, 1) if bound == "clamp" else expected.tanh()

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from interpreter import in_the_interpreter
 from sonoro.ops.activation import snake_beta_rates
-from sonoro.ops.conv import Ends, Tile, choose_tile, conv, conv_kernel, conv_reference
+from sonoro.ops.conv import ConvTile, LeftContext, choose_tile, conv, conv_kernel, conv_reference
 
 # One rounding of the result in each dtype; float16 and bfloat16 inputs are the same for both sides.
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -18,12 +18,18 @@ CASES = {
     "whole": {"shape": (2, 3, 32, 64), "taps": 2, "dilation": -1, "period": 16, "left": 6, "is_streamed": False},
     "norm and gate": {"shape": (1, 1, 64, 96), "norm_eps": 1e-5, "function": "gate", "period": None},
     "gelu": {"shape": (2, 40, 32, 32), "function": "gelu", "residual": True},
-    "96 outputs": {"shape": (1, 70, 32, 96), "taps": 3, "dilation": 9, "left": 2, "tile": Tile(32, 64, 32, 32, 4, 2)},
+    "96 outputs": {
+        "shape": (1, 70, 32, 96),
+        "taps": 3,
+        "dilation": 9,
+        "left": 2,
+        "tile": ConvTile(32, 64, 32, 32, 4, 2),
+    },
 }
 
 
 def make(case, dtype, device):
-    """The arguments of a case, twice the same, with columns kept that must be overwritten or read."""
+    """The arguments of a case, twice the same, with columns history that must be overwritten or read."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape):
@@ -46,12 +52,12 @@ def make(case, dtype, device):
         "affine": (1 + 0.3 * draw(width), draw(width)) if case.get("affine") else None,
         "rates": snake_beta_rates(0.5 * draw(width), 0.5 * draw(width)) if case.get("snake") else None,
     }
-    ends = None
+    context = None
     if case.get("is_streamed", True):
-        kept, next_kept = draw(6, length, channels).to(dtype), draw(6, left, width).to(dtype)
+        history, next_history = draw(6, length, channels).to(dtype), draw(6, left, width).to(dtype)
         slots = torch.tensor([3, 1, 4])[:batch]
-        ends = Ends(slots, kept if length else None, next_kept if left else None, left)
-    return _to(device, (x, weight, bias, dilation, ends or Ends(left=left)), options)
+        context = LeftContext(slots, history if length else None, next_history if left else None, left)
+    return _to(device, (x, weight, bias, dilation, context or LeftContext(left=left)), options)
 
 
 def _to(device, arguments, options):
@@ -60,8 +66,8 @@ def _to(device, arguments, options):
             return value.clone().to(device)
         if isinstance(value, tuple):
             return tuple(move(item) for item in value)
-        if isinstance(value, Ends):
-            return Ends(*(move(item) for item in (value.slots, value.kept, value.next_kept)), value.left)
+        if isinstance(value, LeftContext):
+            return LeftContext(*(move(item) for item in (value.slots, value.history, value.next_history)), value.left)
         return value
 
     return move(arguments), {name: move(value) for name, value in options.items()}
@@ -74,7 +80,7 @@ def check_kernel(device, dtypes):
             for function, tile in ((conv_kernel, {"tile": case.get("tile")}), (conv_reference, {})):
                 arguments, options = make(case, dtype, device)
                 plain, active = function(*arguments, **options, **tile)
-                results.append((plain, active, arguments[4].kept))
+                results.append((plain, active, arguments[4].history))
             for ours, theirs in zip(*results, strict=True):
                 assert (ours is None) == (theirs is None)
                 if ours is not None:
@@ -147,14 +153,14 @@ def test_norm_gate_residual_and_snake_come_in_their_order():
 
 def test_contexts_are_read_and_kept_by_slot():
     x, weight = draw(2, 7, 4), draw(3, 2, 4)
-    kept, next_kept = draw(4, 2, 4), draw(4, 3, 2)
-    before, slots = kept.clone(), torch.tensor([2, 0])
-    _, active = conv_reference(x, weight, None, 1, Ends(slots, kept, next_kept, 3))
+    history, next_history = draw(4, 2, 4), draw(4, 3, 2)
+    before, slots = history.clone(), torch.tensor([2, 0])
+    _, active = conv_reference(x, weight, None, 1, LeftContext(slots, history, next_history, 3))
     assert active.shape == (2, 3 + 5, 2)
-    assert torch.equal(active[:, :3], next_kept[slots])
-    assert torch.equal(kept[slots], x[:, -2:])
-    assert torch.equal(kept[[1, 3]], before[[1, 3]])
-    _, alone = conv_reference(x, weight, None, 1, Ends(left=3))
+    assert torch.equal(active[:, :3], next_history[slots])
+    assert torch.equal(history[slots], x[:, -2:])
+    assert torch.equal(history[[1, 3]], before[[1, 3]])
+    _, alone = conv_reference(x, weight, None, 1, LeftContext(left=3))
     assert not alone[:, :3].any()
     assert torch.equal(alone[:, 3:], active[:, 3:])
 

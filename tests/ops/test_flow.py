@@ -9,7 +9,7 @@ import torch
 
 from capture import device_only
 from interpreter import INTERPRETED, in_the_interpreter
-from sonoro.ops.flow import Ends, advance, advance_kernel, advance_reference, guide
+from sonoro.ops.flow import PatchProjections, advance, advance_kernel, advance_reference, guide
 
 # Of the largest value: float32 sums in another order; some roundings in bfloat16, which the interpreter truncates where
 # a GPU rounds.
@@ -45,14 +45,14 @@ def case(
     def random(*sizes: int) -> torch.Tensor:
         return torch.randn(sizes, generator=make).to(device, dtype)
 
-    ends = Ends(random(width, latents), random(width), random(latents))
+    projections = PatchProjections(random(width, latents), random(width), random(latents))
     return (
         random(batch, patch, latents),
         random(2 * batch * patch, latents),
         random(batch, 9)[:, 3],
         torch.linspace(1, 3, batch).to(device),
         random(batch, 9, width)[:, 4],
-        ends,
+        projections,
         random(2 * batch, 3 + 2 * patch, width),
         CLOCK,
     )
@@ -61,15 +61,15 @@ def case(
 def test_a_step_goes_against_the_guided_velocity() -> None:
     """Float64, row by row; the tokens of both halves say where it ended and what time it is, and nothing else moves."""
     given = case(3, torch.float64)
-    x, velocities, size, cfg, time, ends, tokens, _ = given
+    x, velocities, size, cfg, time, projections, tokens, _ = given
     before = tokens.clone()
     found = advance(*given)
-    guided, free = velocities.view(2, 3, 4, 8) + ends.out_bias
+    guided, free = velocities.view(2, 3, 4, 8) + projections.out_bias
     for row in range(3):
         one = slice(row, row + 1)
         expected = x[row] - size[row] * guide(guided[one], free[one], cfg[one])[0]
         torch.testing.assert_close(found[row], expected, atol=1e-12, rtol=0)
-        made = expected @ ends.weight.T + ends.bias
+        made = expected @ projections.weight.T + projections.bias
         for half in (row, 3 + row):
             torch.testing.assert_close(tokens[half, -4:], made, atol=1e-12, rtol=0)
             assert torch.equal(tokens[half, CLOCK], time[row])

@@ -23,18 +23,18 @@ from sonoro.ops.linear import (
     norm_linear_reference,
 )
 from sonoro.ops.norm import rms_norm, rms_norm_kernel, rms_norm_reference
-from sonoro.ops.plans import HOPPER, LIMITS, Library, Plan, Tile, Vector, plan_for
+from sonoro.ops.plans import HOPPER, LIMITS, CublasPlan, GemvPlan, Plan, TilePlan, plan_for
 
 EPS = 1e-6
 BFLOAT16_STEP = 2**-8
 
 SMALL_PLANS = [
-    Vector(4, 32, 1),
-    Tile(16, 16, 16, 1, 1, 2, 1, True),
-    Tile(16, 16, 16, 2, 1, 2, 2, False),
-    Tile(32, 16, 16, 2, 1, 2, 2, False),
-    Tile(32, 16, 16, 1, 4, 2, 1, True),
-    Library(),
+    GemvPlan(4, 32, 1),
+    TilePlan(16, 16, 16, 1, 1, 2, 1, True),
+    TilePlan(16, 16, 16, 2, 1, 2, 2, False),
+    TilePlan(32, 16, 16, 2, 1, 2, 2, False),
+    TilePlan(32, 16, 16, 1, 4, 2, 1, True),
+    CublasPlan(),
 ]
 
 # Outputs, inputs: the layers of a backbone 2048 wide, of a depth model 1024 wide, and of both 2560 wide; their heads.
@@ -124,13 +124,17 @@ def check_small(device: str) -> None:
             for kernel, reference, arguments in operations(batch, outputs, inputs, device=device):
                 expected = reference(*arguments)
                 for plan in SMALL_PLANS:
-                    if isinstance(plan, Tile) and plan.parts > 1 and (inputs == 40 or kernel is norm_gate_up_kernel):
+                    if (
+                        isinstance(plan, TilePlan)
+                        and plan.split_k > 1
+                        and (inputs == 40 or kernel is norm_gate_up_kernel)
+                    ):
                         continue
                     found = kernel(*arguments, plan=plan)
                     # Sums of 64 products near 1, in another order.
                     torch.testing.assert_close(found, expected, atol=4e-6, rtol=4e-6)
     for kernel, reference, arguments in operations(3, 19, 40, torch.bfloat16, device):
-        for plan in (plan for plan in SMALL_PLANS if not isinstance(plan, Tile) or plan.parts == 1):
+        for plan in (plan for plan in SMALL_PLANS if not isinstance(plan, TilePlan) or plan.split_k == 1):
             found, expected = kernel(*arguments, plan=plan), reference(*widened(arguments))
             assert found.dtype == torch.bfloat16
             # Up to eight roundings of a step each: Triton's interpreter rounds to bfloat16 towards zero.
@@ -166,8 +170,8 @@ def test_plans_change_at_the_limits_of_the_table() -> None:
     for shape, row in HOPPER.items():
         weight = torch.empty(shape, dtype=torch.bfloat16, device="meta")
         # A line may end sooner: what is beyond it is the library's.
-        line = (*row, *[Library()] * (len(LIMITS) - len(row)))
-        for limit, plan, beyond in zip(LIMITS, line, (*line[1:], Library()), strict=True):
+        line = (*row, *[CublasPlan()] * (len(LIMITS) - len(row)))
+        for limit, plan, beyond in zip(LIMITS, line, (*line[1:], CublasPlan()), strict=True):
             assert plan_for(limit, weight, False) == plan
             assert plan_for(limit + 1, weight, False) == beyond
 
@@ -177,13 +181,13 @@ def test_measured_plans_fit_the_chip() -> None:
     for (rows, inputs), row in HOPPER.items():
         halves = 2 if (rows, inputs) in GATE_SHAPES else 1
         for plan in row:
-            if isinstance(plan, Tile):
-                bytes_per_stage = 2 * plan.splits * plan.block_k * (plan.block_b + halves * plan.block_n)
+            if isinstance(plan, TilePlan):
+                bytes_per_stage = 2 * plan.slice_k * plan.block_k * (plan.block_m + halves * plan.block_n)
                 assert bytes_per_stage * (plan.stages - 1) <= 227 * 1024
-                assert plan.warps % plan.splits == 0
-                assert inputs % (plan.parts * plan.splits * plan.block_k) == 0
-                assert plan.parts == 1 or halves == 1
-            elif isinstance(plan, Vector):
+                assert plan.warps % plan.slice_k == 0
+                assert inputs % (plan.split_k * plan.slice_k * plan.block_k) == 0
+                assert plan.split_k == 1 or halves == 1
+            elif isinstance(plan, GemvPlan):
                 assert 2 * halves * plan.rows * inputs <= 512 * 32 * plan.warps
 
 
@@ -195,11 +199,11 @@ def test_there_is_a_plan_for_every_size_and_device(capability: tuple, monkeypatc
             weight = torch.empty((96, inputs), dtype=dtype, device="meta")
             for batch in (1, 2, 3, 16, 17, 64, 65, 500):
                 plan = plan_for(batch, weight, True)
-                if isinstance(plan, Vector):
+                if isinstance(plan, GemvPlan):
                     # Weights in registers: a thread has 255 of four bytes, for its sums too.
                     assert 2 * plan.rows * inputs * dtype.itemsize <= 512 * 32 * plan.warps
                 # Products in float32 are left to the library, which knows what precision was asked for.
-                assert not isinstance(plan, Tile) or (dtype == torch.bfloat16 and capability >= (8, 0))
+                assert not isinstance(plan, TilePlan) or (dtype == torch.bfloat16 and capability >= (8, 0))
 
 
 @pytest.mark.usefixtures("on_hopper")
@@ -208,20 +212,22 @@ def test_there_is_a_plan_for_every_size_and_device(capability: tuple, monkeypatc
 def test_what_was_not_measured_is_left_to_the_library_or_keeps_the_memory_busy(shape: tuple, is_gated: bool) -> None:
     weight, outputs = torch.empty(shape, dtype=torch.bfloat16, device="meta"), shape[0] // (2 if is_gated else 1)
     assert shape not in HOPPER
-    assert all(isinstance(plan_for(batch, weight, is_gated), Library) for batch in (17, 32, 33, 64, 65, 128, 256, 257))
+    assert all(
+        isinstance(plan_for(batch, weight, is_gated), CublasPlan) for batch in (17, 32, 33, 64, 65, 128, 256, 257)
+    )
     for batch in (3, 4, 8, 16):
         plan = plan_for(batch, weight, is_gated)
-        if isinstance(plan, Library):
+        if isinstance(plan, CublasPlan):
             assert weight.nbytes > 20e6
             continue
-        assert isinstance(plan, Tile)
-        # Any K, as all its parts are one program's; and no more shared memory than every GPU since Ampere has.
-        assert plan.parts == 1
-        assert plan.block_b >= batch
-        bytes_per_stage = 2 * plan.splits * plan.block_k * (plan.block_b + (2 if is_gated else 1) * plan.block_n)
+        assert isinstance(plan, TilePlan)
+        # Any K, as all its split_k are one program's; and no more shared memory than every GPU since Ampere has.
+        assert plan.split_k == 1
+        assert plan.block_m >= batch
+        bytes_per_stage = 2 * plan.slice_k * plan.block_k * (plan.block_m + (2 if is_gated else 1) * plan.block_n)
         assert plan.stages * bytes_per_stage <= 99 * 1024
         # At 4 TB/s and a microsecond of delay 4 MB are on their way; half of that, or all there is.
-        on_their_way = -(-outputs // plan.block_n) * 2 * plan.splits * plan.block_k * plan.block_n * (plan.stages - 1)
+        on_their_way = -(-outputs // plan.block_n) * 2 * plan.slice_k * plan.block_k * plan.block_n * (plan.stages - 1)
         assert on_their_way * (2 if is_gated else 1) >= min(2e6, weight.nbytes / 2)
 
 
@@ -258,7 +264,7 @@ def test_real_sizes_are_as_exact_as_the_references(batch: int) -> None:
 def test_an_early_start_changes_no_bit(batch: int) -> None:
     for kernel, _, arguments in cases(batch):
         plan = tuned(arguments, kernel)
-        late = kernel(*arguments, plan=replace(plan, is_overlapped=False))
+        late = kernel(*arguments, plan=replace(plan, enable_pdl=False))
         for _ in range(3):
             assert torch.equal(kernel(*arguments, plan=plan), late)
 
@@ -267,7 +273,7 @@ def test_an_early_start_changes_no_bit(batch: int) -> None:
 def test_a_row_does_not_depend_on_its_batch() -> None:
     for batch, fewer in ((16, 5), (32, 20), (64, 40), (128, 70)):
         for kernel, _, arguments in cases(batch):
-            if isinstance(plan := tuned(arguments, kernel), Library):
+            if isinstance(plan := tuned(arguments, kernel), CublasPlan):
                 continue
             short = tuple(
                 value[:fewer] if isinstance(value, Tensor) and value.shape[0] == batch else value for value in arguments
@@ -311,4 +317,4 @@ def test_replays_of_a_captured_chain_equal_the_eager_chain(batch: int) -> None:
         expected = chain(given, layers).clone()
         graph.replay()
         assert torch.equal(out, expected)
-    assert error(out, chain(given, layers, Library(is_overlapped=False))) < 0.05
+    assert error(out, chain(given, layers, CublasPlan(enable_pdl=False))) < 0.05

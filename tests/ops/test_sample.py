@@ -9,12 +9,7 @@ from torch import Tensor
 from capture import device_only
 from interpreter import in_the_interpreter
 from sonoro.ops.sample import (
-    draw,
-    draw_and_embed,
-    draw_and_embed_kernel,
-    draw_and_embed_reference,
-    draw_kernel,
-    draw_reference,
+    gumbel_argmax,
     gumbel_noise,
     gumbel_noise_kernel,
     gumbel_noise_reference,
@@ -25,7 +20,12 @@ from sonoro.ops.sample import (
     mask_logits_reference,
     penalize_seen,
     philox_words,
-    pick,
+    sample,
+    sample_and_embed,
+    sample_and_embed_kernel,
+    sample_and_embed_reference,
+    sample_kernel,
+    sample_reference,
 )
 
 # Random123, kat_vectors: philox4x32, 10 rounds; counter, key, words.
@@ -196,7 +196,7 @@ def test_top_p_keeps_or_drops_equal_values_together() -> None:
 def test_greedy_rows_take_the_first_of_the_largest() -> None:
     logits = torch.tensor([[0.0, 4.0, 4.0, 1.0], [0.0, 4.0, 4.0, 1.0]])
     noise = torch.tensor([[0.0, 0.0, 9.0, 0.0], [9.0, 0.0, 0.0, 0.0]])
-    assert pick(logits, noise, torch.tensor([[True], [False]])).tolist() == [1, 0]
+    assert gumbel_argmax(logits, noise, torch.tensor([[True], [False]])).tolist() == [1, 0]
 
 
 def test_drawn_ids_follow_the_softmax() -> None:
@@ -204,7 +204,7 @@ def test_drawn_ids_follow_the_softmax() -> None:
     draws = 20000
     frames = torch.arange(draws)
     noise = gumbel_noise(torch.full((draws,), 11), torch.zeros_like(frames), frames, 1, 5)[:, 0]
-    found = pick(logits.expand(draws, 5), noise, torch.zeros(draws, 1, dtype=torch.bool))
+    found = gumbel_argmax(logits.expand(draws, 5), noise, torch.zeros(draws, 1, dtype=torch.bool))
     seen = torch.bincount(found, minlength=5).double() / draws
     expected = logits.double().softmax(-1)
     assert seen[2] == 0
@@ -212,7 +212,7 @@ def test_drawn_ids_follow_the_softmax() -> None:
 
 
 def draw_case(count: int, vocabulary: int, device: str = "cpu") -> tuple[Tensor, ...]:
-    """Arguments of `draw`: every k, p and mode in turn; rows with ties, with banned ids, and flat ones."""
+    """Arguments of `sample`: every k, p and mode in turn; rows with ties, with banned ids, and flat ones."""
     make = torch.Generator().manual_seed(count)
     index = torch.arange(count)
     logits = 3 * torch.randn(count, vocabulary, generator=make)
@@ -230,9 +230,9 @@ def draw_case(count: int, vocabulary: int, device: str = "cpu") -> tuple[Tensor,
 
 def test_a_draw_is_its_processors_in_order() -> None:
     logits, noise, temperature, top_k, top_p, is_greedy = draw_case(300, 60)
-    found = draw(logits, noise, temperature, top_k, top_p, is_greedy)
+    found = sample(logits, noise, temperature, top_k, top_p, is_greedy)
     kept = keep_top_p(keep_top_k(logits / temperature, top_k, limit=128), top_p)
-    assert torch.equal(found, pick(kept, noise, is_greedy))
+    assert torch.equal(found, gumbel_argmax(kept, noise, is_greedy))
     greedy = is_greedy[:, 0]
     assert torch.equal(found[greedy], logits[greedy].argmax(dim=-1))
     assert len(found.unique()) > 20
@@ -241,7 +241,7 @@ def test_a_draw_is_its_processors_in_order() -> None:
 def test_a_draw_without_filters_is_the_largest_of_logits_and_noise() -> None:
     logits, noise, temperature, *_ = draw_case(50, 60)
     keep_all = torch.zeros(50, 1, dtype=torch.int64), torch.ones(50, 1), torch.zeros(50, 1, dtype=torch.bool)
-    assert torch.equal(draw(logits, noise, temperature, *keep_all), (logits / temperature + noise).argmax(dim=-1))
+    assert torch.equal(sample(logits, noise, temperature, *keep_all), (logits / temperature + noise).argmax(dim=-1))
 
 
 def test_masked_logits_are_penalized_then_banned_in_float32() -> None:
@@ -258,8 +258,8 @@ def test_masked_logits_are_penalized_then_banned_in_float32() -> None:
 def test_a_draw_is_embedded_by_its_table_and_beyond_it_by_its_first_row() -> None:
     given = draw_case(80, 60)
     table, ids = torch.randn(30, 7, dtype=torch.float64), torch.full((80, 3), -1)
-    rows = draw_and_embed(*given, table, ids[:, 1])
-    assert torch.equal(ids[:, 1], draw(*given))
+    rows = sample_and_embed(*given, table, ids[:, 1])
+    assert torch.equal(ids[:, 1], sample(*given))
     assert (ids[:, ::2] == -1).all()
     assert (ids[:, 1] >= 30).any()
     for row, drawn in zip(rows, ids[:, 1].tolist(), strict=True):
@@ -268,8 +268,8 @@ def test_a_draw_is_embedded_by_its_table_and_beyond_it_by_its_first_row() -> Non
 
 def test_a_draw_is_written_where_it_belongs() -> None:
     given, ids = draw_case(9, 20), torch.full((9, 3), -1)
-    draw(*given, ids[:, 2])
-    assert torch.equal(ids[:, 2], draw(*given))
+    sample(*given, ids[:, 2])
+    assert torch.equal(ids[:, 2], sample(*given))
     assert (ids[:, :2] == -1).all()
 
 
@@ -277,8 +277,8 @@ def test_drawing_may_be_captured() -> None:
     given = [tensor.to("meta") for tensor in draw_case(3, 20)]
     rows = torch.zeros(3, dtype=torch.int64, device="meta")
     with device_only():
-        assert draw(*given).shape == (3,)
-        assert draw_and_embed(*given, given[0], rows).shape == (3, 20)
+        assert sample(*given).shape == (3,)
+        assert sample_and_embed(*given, given[0], rows).shape == (3, 20)
         assert gumbel_noise(rows, rows, rows, 2, 20).shape == (3, 2, 20)
         assert mask_logits(given[0], given[0] > 0, given[2], given[0][0] > 0).shape == (3, 20)
 
@@ -295,16 +295,16 @@ def check_kernels(count: int, vocabulary: int, device: str = "cpu") -> None:
     given = draw_case(count, vocabulary, device)
     for logits in (given[0], given[0].bfloat16(), torch.cat((given[0], given[0]), dim=1)[:, :vocabulary]):
         # Sums of top-p in another order could change an id, at one in some 1e5 draws; these seeds have none.
-        assert torch.equal(draw_kernel(logits, *given[1:]), draw_reference(logits, *given[1:]))
+        assert torch.equal(sample_kernel(logits, *given[1:]), sample_reference(logits, *given[1:]))
     # A table that ends within the vocabulary, rows of odd width, dtypes of every size; ids are a column among others.
     for dtype, width in ((torch.float32, 7), (torch.bfloat16, 64), (torch.float64, 1)):
         table = torch.randn(vocabulary - vocabulary // 4, width + 2, device=device).to(dtype)[:, 1:-1]
         found, wanted = (torch.full((count, 3), -1, device=device) for _ in range(2))
-        rows = draw_and_embed_kernel(*given, table, found[:, 1])
-        assert torch.equal(rows, draw_and_embed_reference(*given, table, wanted[:, 1]))
+        rows = sample_and_embed_kernel(*given, table, found[:, 1])
+        assert torch.equal(rows, sample_and_embed_reference(*given, table, wanted[:, 1]))
         assert torch.equal(found, wanted)
-    assert torch.equal(draw_kernel(*given, found[:, 2]), draw_kernel(*given))
-    assert torch.equal(found[:, 2], draw_kernel(*given))
+    assert torch.equal(sample_kernel(*given, found[:, 2]), sample_kernel(*given))
+    assert torch.equal(found[:, 2], sample_kernel(*given))
     seen, banned = given[0] > 0, given[0] < -2
     for ban in (banned, banned[0]):
         masked = mask_logits_kernel(given[0], seen, given[2], ban)
@@ -317,9 +317,9 @@ def test_interpreted() -> None:
     check_kernels(4, 1030)
     logits, noise, temperature, top_k, top_p, is_greedy = draw_case(6, 12)
     nothing = torch.full_like(logits, -INF)
-    assert draw_kernel(nothing, noise, temperature, top_k, torch.ones_like(top_p), is_greedy).tolist() == [0] * 6
+    assert sample_kernel(nothing, noise, temperature, top_k, torch.ones_like(top_p), is_greedy).tolist() == [0] * 6
     # Not a number in, some id out: it must end, and within the vocabulary.
-    broken = draw_kernel(
+    broken = sample_kernel(
         torch.full_like(logits, torch.nan), noise, temperature, top_k, torch.ones_like(top_p), is_greedy
     )
     assert ((broken >= 0) & (broken < 12)).all()
@@ -331,10 +331,10 @@ def test_interpreted() -> None:
 def test_the_kernels_equal_the_references_on_a_gpu(rows: int) -> None:
     check_kernels(rows, 2151, "cuda")
     given = draw_case(rows, 2048, "cuda")
-    found = draw_kernel(*given)
+    found = sample_kernel(*given)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        replayed = draw_kernel(*given)
+        replayed = sample_kernel(*given)
     for _ in range(3):
         replayed.fill_(-1)
         graph.replay()

@@ -15,13 +15,13 @@ from sonoro.models.slots import SlotRows, append_frames
 from sonoro.ops.causal import embed_sum
 from sonoro.ops.device import seeded
 from sonoro.ops.dispatch import Operation
-from sonoro.ops.norm import can_overlap
+from sonoro.ops.norm import has_pdl
 
 try:
     import triton
     import triton.language as tl
 
-    from sonoro.ops.norm import launch_dependents, wait_for_inputs
+    from sonoro.ops.norm import pdl_launch_dependents, pdl_wait
 except ImportError:
     triton = None
 
@@ -113,10 +113,10 @@ if triton is not None:
         scratch,
         width,
         block: tl.constexpr,
-        overlap: tl.constexpr,
+        ENABLE_PDL: tl.constexpr,
     ):
-        launch_dependents(overlap)
-        wait_for_inputs(overlap)
+        pdl_launch_dependents(ENABLE_PDL)
+        pdl_wait(ENABLE_PDL)
         line = tl.program_id(0).to(tl.int64)
         column = tl.program_id(1) * block + tl.arange(0, block)
         slot = tl.load(slots + line)
@@ -153,10 +153,10 @@ if triton is not None:
         books: tl.constexpr,
         book_block: tl.constexpr,
         block: tl.constexpr,
-        overlap: tl.constexpr,
+        ENABLE_PDL: tl.constexpr,
     ):
-        launch_dependents(overlap)
-        wait_for_inputs(overlap)
+        pdl_launch_dependents(ENABLE_PDL)
+        pdl_wait(ENABLE_PDL)
         dtype: tl.constexpr = pending.dtype.element_ty
         line = tl.program_id(0).to(tl.int64)
         column = tl.program_id(1) * block + tl.arange(0, block)
@@ -192,15 +192,15 @@ def begin_kernel(slots: Tensor, state: EndRows) -> Start:
     count, width = slots.shape[0], state.pending.shape[1]
     rows, length, position = (torch.empty_like(slots) for _ in range(3))
     inputs = torch.empty((count, width), dtype=state.pending.dtype, device=slots.device)
-    start, overlap = Start(rows, length, position, inputs), can_overlap(slots.device)
-    sizes = (state.done.shape[0] - 1, width, _BLOCK, overlap)
-    _begin[count, triton.cdiv(width, _BLOCK)](slots, *state[:4], *start, *sizes, num_warps=4, launch_pdl=overlap)
+    start, enable_pdl = Start(rows, length, position, inputs), has_pdl(slots.device)
+    sizes = (state.done.shape[0] - 1, width, _BLOCK, enable_pdl)
+    _begin[count, triton.cdiv(width, _BLOCK)](slots, *state[:4], *start, *sizes, num_warps=4, launch_pdl=enable_pdl)
     return start
 
 
 def finish_kernel(codes: Tensor, start: Start, max_frames: Tensor, state: EndRows, feedback: Feedback) -> None:
     """`finish_reference` as one Triton kernel; embeddings are summed from codebook 0 on, in float32."""
-    (count, books), width, overlap = codes.shape, state.pending.shape[1], can_overlap(codes.device)
+    (count, books), width, enable_pdl = codes.shape, state.pending.shape[1], has_pdl(codes.device)
     _finish[count, triton.cdiv(width, _BLOCK)](
         codes,
         *start[:3],
@@ -217,9 +217,9 @@ def finish_kernel(codes: Tensor, start: Start, max_frames: Tensor, state: EndRow
         books,
         triton.next_power_of_2(books),
         _BLOCK,
-        overlap,
+        enable_pdl,
         num_warps=4,
-        launch_pdl=overlap,
+        launch_pdl=enable_pdl,
     )
 
 

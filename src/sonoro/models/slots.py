@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from sonoro.models.base import Capacity, Pages, Prompt
-from sonoro.nn.kvcache import PackedRows, PagedCache
+from sonoro.nn.kvcache import PackedTokens, PagedCache
 from sonoro.nn.transformer import DecoderConfig, DecoderStack, Rotary
 from sonoro.runtime.ring import overwrite, upload
 from sonoro.runtime.sampling import CLEARED, RowControls, SamplingRows, pack
@@ -238,7 +238,7 @@ def place_rows(state: SlotRows, slots: Tensor) -> Tensor:
     return added
 
 
-def staged_rows(state: SlotRows, tokens: Tensor) -> tuple[PackedRows, Tensor, Tensor]:
+def staged_rows(state: SlotRows, tokens: Tensor) -> tuple[PackedTokens, Tensor, Tensor]:
     """Where the staged rows `tokens` [T] int64, from the first on, belong; the slots [T] that each waits in (scratch
     for all but a prompt's last row); and their ids [T, V]. Capturable.
     """
@@ -246,7 +246,7 @@ def staged_rows(state: SlotRows, tokens: Tensor) -> tuple[PackedRows, Tensor, Te
     slots, positions, starts, pending = ids[:, :_PLACES].unbind(1)
     # A padding row is a sequence of its own.
     starts = torch.where(slots == state.scratch, torch.arange(tokens.shape[0], device=tokens.device), starts)
-    return PackedRows(slots, positions, starts), pending, ids[:, _PLACES:]
+    return PackedTokens(slots, positions, starts), pending, ids[:, _PLACES:]
 
 
 def fill_backbone(state: SlotRows, tokens: Tensor, backbone: DecoderStack, embed: Callable[[Tensor], Tensor]) -> None:

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from sonoro.nn.transformer import Attend, DecoderConfig
-from sonoro.ops.packed import packed_attention
+from sonoro.ops.varlen import varlen_attention
 
-__all__ = ["PackedRows", "PagedCache"]
+__all__ = ["PackedTokens", "PagedCache"]
 
 
-class PackedRows(NamedTuple):
+class PackedTokens(NamedTuple):
     """Prompt rows back to back: of each its slot, its position, and where its prompt begins in the pack; int64 [T].
 
     Of a prompt whose first row has another position than 0, those before it are on whole pages of its slot already.
@@ -58,7 +58,7 @@ class PagedCache:
         """The cache of the stack that has these `layers` of it: the same memory."""
         return PagedCache(self.keys[layers], self.values[layers], self.table)
 
-    def fill(self, rows: PackedRows) -> Attend:
+    def fill(self, rows: PackedTokens) -> Attend:
         """Keep the keys and values of packed prompts and attend within each of them. Capturable; no sync.
 
         For a stack that is given [1, T, width]. Pages that hold positions before a prompt's first row are only read.
@@ -72,6 +72,6 @@ class PagedCache:
             self.keys[layer][pages, place] = keys[0]
             self.values[layer][pages, place] = values[0]
             earlier = shared, slots, self.keys[layer], self.values[layer], self.table
-            return packed_attention(queries[0], keys[0], values[0], rows.starts, *earlier)[None]
+            return varlen_attention(queries[0], keys[0], values[0], rows.starts, *earlier)[None]
 
         return attend

@@ -23,7 +23,7 @@ from sonoro.ops.attention import decode_attention
 from sonoro.ops.device import seeded
 from sonoro.ops.linear import linear_add, norm_gate_up, norm_linear
 from sonoro.ops.norm import rms_norm_reference
-from sonoro.ops.packed import packed_attention
+from sonoro.ops.varlen import varlen_attention
 
 __all__ = [
     "Attend",
@@ -291,7 +291,7 @@ class DecoderStack(nn.Module):
         )
         prompts = qkv[:rows].unflatten(-1, (-1, config.head_width)).split(attention.heads, dim=1)
         shared = torch.full_like(index, length - page)
-        packed_attention.check(lambda: (*prompts, index, shared, index, *pages.unbind(), table), tolerance)
+        varlen_attention.check(lambda: (*prompts, index, shared, index, *pages.unbind(), table), tolerance)
 
     @torch.no_grad()
     def part_pairs(self) -> None:

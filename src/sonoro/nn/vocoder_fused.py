@@ -19,7 +19,7 @@ from sonoro.nn.vocoder import ConvNext, ResidualUnit, Snake, UpsampleBlock, Upsa
 from sonoro.nn.window import WindowConfig, WindowLayer, WindowLayers
 from sonoro.ops.activation import Rates
 from sonoro.ops.causal import Bound, depthwise, depthwise_norm, last_conv
-from sonoro.ops.conv import Ends, conv
+from sonoro.ops.conv import LeftContext, conv
 from sonoro.ops.window import window_attention
 
 __all__ = ["FoldedLayer", "FusedBlocks", "FusedVocoder", "Past", "fold_layers", "scaled", "taps"]
@@ -32,10 +32,10 @@ class Past:
         self.slots = slots
         self.history = history
 
-    def ends(self, layer: CausalLayer | None, following: CausalLayer | None = None) -> Ends:
+    def left_context(self, layer: CausalLayer | None, following: CausalLayer | None = None) -> LeftContext:
         """For an operation that does the work of `layer` and whose output `following` reads."""
         left = 0 if following is None else following.length
-        return Ends(self.slots, self._columns(layer), self._columns(following), left)
+        return LeftContext(self.slots, self._columns(layer), self._columns(following), left)
 
     def ring(self, layer: CausalLayer) -> tuple[Tensor, Tensor, Tensor] | None:
         """What `window_attention` reads as the past of `layer`."""
@@ -106,8 +106,8 @@ class FusedVocoder:
         """Columns [B, T, width] to samples [B, T * hop], float32 or wider."""
         following: list[CausalLayer] = [*(pair[0] for pair in self.upsample[1:]), self.blocks.first]
         for (widen, block), after in zip(self.upsample, following, strict=True):
-            ends = past.ends(widen, block.dwconv)
-            stream, x = conv(x, _double_taps(widen), widen.conv.bias, -1, ends, plain=self.stream_dtype)
+            context = past.left_context(widen, block.dwconv)
+            stream, x = conv(x, _double_taps(widen), widen.conv.bias, -1, context, plain=self.stream_dtype)
             x = block(x, stream, past, after)
         return self.blocks(x, past)
 
@@ -136,18 +136,20 @@ class FusedBlocks:
         first, last = self.first, self.last
         readers = [_Reader(_widening(block), cast(Snake, block.block[0]).rates, block.affine) for block in self.blocks]
         readers.append(_Reader(last, self.activation.rates))
-        ends, (_, rates, affine) = past.ends(first, readers[0].layer), readers[0]
-        _, x = conv(x, taps(first), first.conv.bias, 1, ends, affine=affine, rates=rates)
+        context, (_, rates, affine) = past.left_context(first, readers[0].layer), readers[0]
+        _, x = conv(x, taps(first), first.conv.bias, 1, context, affine=affine, rates=rates)
         for block, reader in zip(self.blocks, readers[1:], strict=True):
             x = self._block(x, block, reader, past)
-        return last_conv(x, last.conv.weight[0].mT.contiguous(), last.conv.bias, past.ends(last), bound=self.bound)
+        return last_conv(
+            x, last.conv.weight[0].mT.contiguous(), last.conv.bias, past.left_context(last), bound=self.bound
+        )
 
     def _block(self, x: Tensor, block: UpsampleBlock, after: _Reader, past: Past) -> Tensor:
         """What `after` reads of `block`, which widens `x`: more columns of half the channels, then residual units."""
         widen, units = _widening(block), [cast(ResidualUnit, unit) for unit in [*block.block][2:]]
         reader, *others = [*(_Reader(unit.conv1, unit.act1.rates) for unit in units), after]
-        ends, dtype = past.ends(widen, reader.layer), self.stream_dtype
-        stream, x = conv(x, _double_taps(widen), widen.conv.bias, -1, ends, plain=dtype, rates=reader.rates)
+        context, dtype = past.left_context(widen, reader.layer), self.stream_dtype
+        stream, x = conv(x, _double_taps(widen), widen.conv.bias, -1, context, plain=dtype, rates=reader.rates)
         for unit, (layer, rates, affine) in zip(units, others, strict=True):
             x = _dilated(x, unit, past)
             stream, x = conv(
@@ -155,7 +157,7 @@ class FusedBlocks:
                 taps(unit.conv2),
                 unit.conv2.conv.bias,
                 1,
-                past.ends(None, layer),
+                past.left_context(None, layer),
                 residual=stream,
                 plain=None if unit is units[-1] else dtype,
                 affine=affine,
@@ -171,11 +173,11 @@ def _widening(block: UpsampleBlock) -> CausalConvTranspose1d:
 def _dilated(x: Tensor, unit: ResidualUnit, past: Past) -> Tensor:
     """The first convolution of `unit`, activated for the second."""
     layer, rates = unit.conv1.conv, unit.act2.rates
-    dilation, ends = layer.dilation[0], past.ends(unit.conv1)
+    dilation, context = layer.dilation[0], past.left_context(unit.conv1)
     if unit.conv1.is_depthwise:
         assert layer.bias is not None
-        return depthwise(x, layer.weight[:, 0].mT.contiguous(), layer.bias, dilation, ends, rates=rates)
-    return conv(x, taps(unit.conv1), layer.bias, dilation, ends, rates=rates)[1]
+        return depthwise(x, layer.weight[:, 0].mT.contiguous(), layer.bias, dilation, context, rates=rates)
+    return conv(x, taps(unit.conv1), layer.bias, dilation, context, rates=rates)[1]
 
 
 class _FoldedConvNext:
@@ -191,10 +193,10 @@ class _FoldedConvNext:
         """What `after` reads of `stream` plus the block of `x`, which is `stream` after its left context."""
         assert self.dwconv.conv.bias is not None
         norm = self.norm
-        ends = past.ends(self.dwconv)
-        y = depthwise_norm(x, self.depthwise, self.dwconv.conv.bias, (norm.weight, norm.bias, norm.eps), ends)
+        context = past.left_context(self.dwconv)
+        y = depthwise_norm(x, self.depthwise, self.dwconv.conv.bias, (norm.weight, norm.bias, norm.eps), context)
         _, y = conv(y, self.pwconv1.weight[None], self.pwconv1.bias, function="gelu")
-        return conv(y, self.weight, self.bias, 1, past.ends(None, after), residual=stream)[1]
+        return conv(y, self.weight, self.bias, 1, past.left_context(None, after), residual=stream)[1]
 
 
 def scaled(weight: Tensor, columns: Tensor | None, rows: Tensor | None = None) -> Tensor:

@@ -1,7 +1,7 @@
-"""The Triton kernels of `sonoro.ops.attention` and `sonoro.ops.packed`, which launch them. Importing this needs Triton.
+"""The Triton kernels of `sonoro.ops.attention` and `sonoro.ops.varlen`, which launch them. Importing this needs Triton.
 
-`decode` gives a program a row, a kv head and a part of the row's positions. Its threads stand in lanes of positions: a
-few threads read one position in pieces of 16 bytes, and each lane keeps a softmax of its own until the end.
+`decode` gives a program a request, a kv head and a split of the KV cache. Its threads stand in lanes of positions: a
+few threads read one position in pieces of 16 bytes, and each lane keeps a running max and sum of its own until the end.
 """
 
 # Tuples grow here while a kernel is compiled, which types do not tell.
@@ -12,113 +12,113 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sonoro.ops.norm import launch_dependents, scale_and_weigh, wait_for_inputs
+from sonoro.ops.norm import pdl_launch_dependents, pdl_wait, scale_and_weigh
 
-__all__ = ["decode", "packed"]
+__all__ = ["decode", "varlen"]
 
 
 @triton.jit
-def _norm_and_turn(  # noqa: PLR0917 (a kernel's arguments are positional)
-    value, partner, weight, partner_weight, cos, sin, eps, width: tl.constexpr, is_normed: tl.constexpr
+def _norm_and_rotate(  # noqa: PLR0917 (a kernel's arguments are positional)
+    value, partner, weight, partner_weight, cos, sin, eps, HEAD_DIM: tl.constexpr, IS_NORMED: tl.constexpr
 ):
-    """`value` [width] normed and turned as the reference rounds it. `partner` holds the other halves of its pairs."""
+    """RMS norm and rotary embedding of `value` [HEAD_DIM], rounded as the reference; `partner` is its rotated half."""
     dtype: tl.constexpr = value.dtype
     normed = value.to(tl.float32)
-    if is_normed:
-        inverse = tl.rsqrt(tl.sum(normed * normed, axis=0) * (1.0 / width) + eps)
+    if IS_NORMED:
+        inverse = tl.rsqrt(tl.sum(normed * normed, axis=0) * (1.0 / HEAD_DIM) + eps)
         normed = scale_and_weigh(normed, inverse, weight, dtype).to(tl.float32)
         other = scale_and_weigh(partner.to(tl.float32), inverse, partner_weight, dtype).to(tl.float32)
     else:
         other = partner.to(tl.float32)
-    turned = (normed * cos.to(tl.float32)).to(dtype).to(tl.float32)
-    return (turned + other * sin.to(tl.float32)).to(dtype)
+    rotated = (normed * cos.to(tl.float32)).to(dtype).to(tl.float32)
+    return (rotated + other * sin.to(tl.float32)).to(dtype)
 
 
 @triton.jit
-def _load_tiles(  # noqa: PLR0917
+def _load_kv_tiles(  # noqa: PLR0917
     keys,
     values,
-    table_row,
-    place,
+    page_numbers,
+    lane,
     offset,
     start,
     end,
-    page_stride: tl.constexpr,
-    page: tl.constexpr,
-    lanes: tl.constexpr,
-    tiles: tl.constexpr,
+    PAGE_STRIDE: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    LANES: tl.constexpr,
+    TILES: tl.constexpr,
 ):
-    """Keys and values of positions `start` .. `end` - 1, `tiles` times [lanes, D] each; zeros past the end."""
+    """Keys and values of positions `start` .. `end` - 1, `TILES` times [lanes, D] each; zeros past the end."""
     numbers, key, value = (), (), ()
-    # A tile lies within one page: `lanes` divides the page and the start.
-    for tile in tl.static_range(tiles):
-        at = start + tile * lanes
-        numbers += (tl.load(table_row + at // page, mask=at < end, other=0).to(tl.int64),)
-    for tile in tl.static_range(tiles):
-        at = start + tile * lanes
-        base = numbers[tile] * page_stride + (at % page) * (page_stride // page)
-        is_live = at + place < end
+    # A tile lies within one page: `LANES` divides the page and the start.
+    for tile in tl.static_range(TILES):
+        at = start + tile * LANES
+        numbers += (tl.load(page_numbers + at // PAGE_SIZE, mask=at < end, other=0).to(tl.int64),)
+    for tile in tl.static_range(TILES):
+        at = start + tile * LANES
+        base = numbers[tile] * PAGE_STRIDE + (at % PAGE_SIZE) * (PAGE_STRIDE // PAGE_SIZE)
+        is_live = at + lane < end
         key += (tl.load(keys + base + offset, mask=is_live, other=0.0),)
         value += (tl.load(values + base + offset, mask=is_live, other=0.0),)
     return key, value
 
 
 @triton.jit
-def _attend_tiles(  # noqa: PLR0917
-    key, value, start, end, place, queries, tops, totals, mixes, lanes: tl.constexpr
+def _attend_kv_tiles(  # noqa: PLR0917
+    key, value, start, end, lane, queries, m_i, l_i, acc, LANES: tl.constexpr
 ):
-    """The softmax of every query head and lane, [lanes, 1 or D] each, with these tiles added."""
-    new_tops, new_totals, new_mixes = (), (), ()
+    """Update the running max, sum and output of every query head and lane, [LANES, 1 or D] each, with these tiles."""
+    new_m, new_l, new_acc = (), (), ()
     for member in tl.static_range(len(queries)):
-        scores, top = (), tops[member]
+        scores, m_new = (), m_i[member]
         for tile in tl.static_range(len(key)):
             score = tl.sum(queries[member] * key[tile].to(tl.float32), axis=1, keep_dims=True)
-            scores += (tl.where(start + tile * lanes + place < end, score, -float("inf")),)
-            top = tl.maximum(top, scores[tile])
-        kept = tl.exp2(tops[member] - top)
-        total, mixed = totals[member] * kept, mixes[member] * kept
+            scores += (tl.where(start + tile * LANES + lane < end, score, -float("inf")),)
+            m_new = tl.maximum(m_new, scores[tile])
+        alpha = tl.exp2(m_i[member] - m_new)
+        l_new, acc_new = l_i[member] * alpha, acc[member] * alpha
         for tile in tl.static_range(len(key)):
-            weight = tl.exp2(scores[tile] - top)
-            total += weight
-            mixed += weight * value[tile].to(tl.float32)
-        new_tops += (top,)
-        new_totals += (total,)
-        new_mixes += (mixed,)
-    return new_tops, new_totals, new_mixes
+            p = tl.exp2(scores[tile] - m_new)
+            l_new += p
+            acc_new += p * value[tile].to(tl.float32)
+        new_m += (m_new,)
+        new_l += (l_new,)
+        new_acc += (acc_new,)
+    return new_m, new_l, new_acc
 
 
 @triton.jit
-def _add_parts(  # noqa: PLR0917
-    sums, extremes, line, last, group: tl.constexpr, width: tl.constexpr, splits: tl.constexpr
+def _combine_splits(  # noqa: PLR0917
+    partial_acc, partial_ml, line, last, GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_SPLITS: tl.constexpr
 ):
-    """The softmax-weighted values [width] of parts 0 .. `last`, whose rows are `line` and every `group` after it."""
-    flat = tl.arange(0, width)
-    tops, totals, mixes = (), (), ()
-    for part in tl.static_range(splits):
-        at, is_live = line + part * group, part <= last
-        # Past the first-level cache, which is not kept up with what other programs write.
-        tops += (tl.load(extremes + at * 2, mask=is_live, other=-1e30, cache_modifier=".cg"),)
-        totals += (tl.load(extremes + at * 2 + 1, mask=is_live, other=0.0, cache_modifier=".cg"),)
+    """Combine splits 0 .. `last` of a query head, rows `line` and every `GROUP_SIZE` after it: [HEAD_DIM]."""
+    flat = tl.arange(0, HEAD_DIM)
+    m_i, l_i, acc = (), (), ()
+    for split in tl.static_range(NUM_SPLITS):
+        at, is_live = line + split * GROUP_SIZE, split <= last
+        # Past the L1 cache, which is not coherent with what other programs write.
+        m_i += (tl.load(partial_ml + at * 2, mask=is_live, other=-1e30, cache_modifier=".cg"),)
+        l_i += (tl.load(partial_ml + at * 2 + 1, mask=is_live, other=0.0, cache_modifier=".cg"),)
         is_there = (flat >= 0) & is_live
-        mixes += (tl.load(sums + at * width + flat, mask=is_there, other=0.0, cache_modifier=".cg"),)
-    top = tops[0]
-    for part in tl.static_range(1, splits):
-        top = tl.maximum(top, tops[part])
-    total, mixed = 0.0, tl.zeros([width], tl.float32)
-    for part in tl.static_range(splits):
-        share = tl.exp2(tops[part] - top)
-        total += totals[part] * share
-        mixed += mixes[part] * share
-    return mixed / total
+        acc += (tl.load(partial_acc + at * HEAD_DIM + flat, mask=is_there, other=0.0, cache_modifier=".cg"),)
+    m_n = m_i[0]
+    for split in tl.static_range(1, NUM_SPLITS):
+        m_n = tl.maximum(m_n, m_i[split])
+    l_n, out = 0.0, tl.zeros([HEAD_DIM], tl.float32)
+    for split in tl.static_range(NUM_SPLITS):
+        alpha = tl.exp2(m_i[split] - m_n)
+        l_n += l_i[split] * alpha
+        out += acc[split] * alpha
+    return out / l_n
 
 
 @triton.jit
 def _store_heads(  # noqa: PLR0917
-    out, mixes, totals, pair, group: tl.constexpr, width: tl.constexpr
+    out, acc, l_i, pair, GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr
 ):
-    for member in tl.static_range(group):
-        result = (mixes[member] / totals[member]).to(out.dtype.element_ty)
-        tl.store(out + (pair * group + member) * width + tl.arange(0, width), result)
+    for member in tl.static_range(GROUP_SIZE):
+        result = (acc[member] / l_i[member]).to(out.dtype.element_ty)
+        tl.store(out + (pair * GROUP_SIZE + member) * HEAD_DIM + tl.arange(0, HEAD_DIM), result)
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -130,86 +130,88 @@ def decode(  # noqa: PLR0915, PLR0917 (one pass over what registers hold)
     sin,
     keys,
     values,
-    table,
+    page_table,
     slots,
     positions,
-    sums,
-    extremes,
-    arrivals,
+    partial_acc,
+    partial_ml,
+    semaphores,
     out,
     count,
     qkv_stride,
-    table_stride,
+    page_table_stride,
     eps,
     scale,
-    turns: tl.constexpr,
-    kv_heads: tl.constexpr,
-    share: tl.constexpr,
-    group: tl.constexpr,
-    width: tl.constexpr,
-    page: tl.constexpr,
-    lanes: tl.constexpr,
-    tiles: tl.constexpr,
-    splits: tl.constexpr,
-    shortest: tl.constexpr,
-    is_single: tl.constexpr,
-    is_normed: tl.constexpr,
-    overlap: tl.constexpr,
+    NEW_TOKENS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    PROGRAMS_PER_KV_HEAD: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    LANES: tl.constexpr,
+    TILES: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    MIN_SPLIT: tl.constexpr,
+    IS_SINGLE_BLOCK: tl.constexpr,
+    IS_NORMED: tl.constexpr,
+    ENABLE_PDL: tl.constexpr,
 ):
-    launch_dependents(overlap)
+    pdl_launch_dependents(ENABLE_PDL)
     dtype: tl.constexpr = out.dtype.element_ty
-    row_stride: tl.constexpr = kv_heads * width
-    block: tl.constexpr = lanes * tiles
-    # `share` programs, each with a group of its query heads, share a kv head; the first writes what is new.
+    POSITION_STRIDE: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
+    BLOCK: tl.constexpr = LANES * TILES
+    # Programs that share a kv head have a group of its query heads each; the first writes the new key and value.
     part_of_head, split, line = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    head, is_first = part_of_head // share, part_of_head % share == 0
-    row, turn = line, 0
-    if turns > 1:
-        row, turn = line % count, line // count
-    place, flat = tl.arange(0, lanes)[:, None], tl.arange(0, width)
-    column, partner = flat[None, :], (flat + width // 2) % width
+    head, is_first = part_of_head // PROGRAMS_PER_KV_HEAD, part_of_head % PROGRAMS_PER_KV_HEAD == 0
+    batch, new_token = line, 0
+    if NEW_TOKENS > 1:
+        batch, new_token = line % count, line // count
+    lane, flat = tl.arange(0, LANES)[:, None], tl.arange(0, HEAD_DIM)
+    column, partner = flat[None, :], (flat + HEAD_DIM // 2) % HEAD_DIM
     q_weight, q_partner_weight, k_weight, k_partner_weight = 1.0, 1.0, 1.0, 1.0
-    if is_normed:
+    if IS_NORMED:
         q_weight, q_partner_weight = tl.load(q_norm + flat), tl.load(q_norm + partner)
         k_weight, k_partner_weight = tl.load(k_norm + flat), tl.load(k_norm + partner)
-    wait_for_inputs(overlap)
-    position = tl.load(positions + row).to(tl.int32) + turn
-    table_row = table + tl.load(slots + row) * table_stride
-    # All that is known to be needed is asked for before the first answer is looked at.
-    given = qkv + line * qkv_stride + part_of_head * group * width
-    fresh = qkv + line * qkv_stride + (kv_heads * share * group + head) * width
+    pdl_wait(ENABLE_PDL)
+    position = tl.load(positions + batch).to(tl.int32) + new_token
+    page_numbers = page_table + tl.load(slots + batch) * page_table_stride
+    # Issue every load that is known to be needed before the first result is used.
+    given = qkv + line * qkv_stride + part_of_head * GROUP_SIZE * HEAD_DIM
+    fresh = qkv + line * qkv_stride + (NUM_KV_HEADS * PROGRAMS_PER_KV_HEAD * GROUP_SIZE + head) * HEAD_DIM
     given_queries, query_partners = (), ()
-    for member in tl.static_range(group):
-        given_queries += (tl.load(given + member * width + flat),)
-        query_partners += (tl.load(given + member * width + partner),)
+    for member in tl.static_range(GROUP_SIZE):
+        given_queries += (tl.load(given + member * HEAD_DIM + flat),)
+        query_partners += (tl.load(given + member * HEAD_DIM + partner),)
     given_key, key_partner = tl.load(fresh + flat), tl.load(fresh + partner)
-    new_value = tl.load(fresh + row_stride + column + place * 0)
-    # A row's positions in at most `splits` parts of whole blocks; the last that holds any holds the new one.
-    if splits == 1:
-        first, last, end = 0, 0, position - turn
+    new_value = tl.load(fresh + POSITION_STRIDE + column + lane * 0)
+    # At most `NUM_SPLITS` splits of whole blocks; the last that is not empty holds the new position.
+    if NUM_SPLITS == 1:
+        first, last, end = 0, 0, position - new_token
     else:
-        part = tl.maximum(tl.cdiv(position + 1, splits * block) * block, shortest)
-        first, last = split * part, position // part
-        end = tl.minimum(first + part, position - turn)
+        split_size = tl.maximum(tl.cdiv(position + 1, NUM_SPLITS * BLOCK) * BLOCK, MIN_SPLIT)
+        first, last = split * split_size, position // split_size
+        end = tl.minimum(first + split_size, position - new_token)
         if split > last:
             return
-    offset = place * row_stride + column + head * width
-    key, value = _load_tiles(keys, values, table_row, place, offset, first, end, page * row_stride, page, lanes, tiles)
-    turn_cos, turn_sin = tl.load(cos + position * width + flat), tl.load(sin + position * width + flat)
-    number = tl.load(table_row + position // page).to(tl.int64)
-    target = (number * page + position % page) * row_stride + head * width
-    new_key = _norm_and_turn(
-        given_key, key_partner, k_weight, k_partner_weight, turn_cos, turn_sin, eps, width, is_normed
+    offset = lane * POSITION_STRIDE + column + head * HEAD_DIM
+    key, value = _load_kv_tiles(
+        keys, values, page_numbers, lane, offset, first, end, PAGE_SIZE * POSITION_STRIDE, PAGE_SIZE, LANES, TILES
+    )
+    cos_now, sin_now = tl.load(cos + position * HEAD_DIM + flat), tl.load(sin + position * HEAD_DIM + flat)
+    number = tl.load(page_numbers + position // PAGE_SIZE).to(tl.int64)
+    target = (number * PAGE_SIZE + position % PAGE_SIZE) * POSITION_STRIDE + head * HEAD_DIM
+    new_key = _norm_and_rotate(
+        given_key, key_partner, k_weight, k_partner_weight, cos_now, sin_now, eps, HEAD_DIM, IS_NORMED
     )
     tl.store(keys + target + flat, new_key, mask=(flat >= 0) & (split == last) & is_first)
-    is_new = (place == 0) & (split == last)
-    tl.store(values + target + column + place * 0, new_value, mask=is_new & is_first)
-    # Positions just before, whose programs may not have written them yet.
+    is_new = (lane == 0) & (split == last)
+    tl.store(values + target + column + lane * 0, new_value, mask=is_new & is_first)
+    # The new positions before this one, whose programs may not have written them yet.
     near_keys, near_values = (), ()
-    for back in tl.static_range(1, turns):
-        near, is_there = fresh - back * count * qkv_stride, (flat >= 0) & (turn >= back)
-        at = (position - back) * width + flat
-        near_key = _norm_and_turn(
+    for back in tl.static_range(1, NEW_TOKENS):
+        near, is_there = fresh - back * count * qkv_stride, (flat >= 0) & (new_token >= back)
+        at = (position - back) * HEAD_DIM + flat
+        near_key = _norm_and_rotate(
             tl.load(near + flat, mask=is_there, other=0.0),
             tl.load(near + partner, mask=is_there, other=0.0),
             k_weight,
@@ -217,154 +219,168 @@ def decode(  # noqa: PLR0915, PLR0917 (one pass over what registers hold)
             tl.load(cos + at, mask=is_there, other=0.0),
             tl.load(sin + at, mask=is_there, other=0.0),
             eps,
-            width,
-            is_normed,
+            HEAD_DIM,
+            IS_NORMED,
         )
         near_keys += (near_key,)
-        near_values += (tl.load(near + row_stride + column + place * 0, mask=is_new & (turn >= back), other=0.0),)
-    # Each lane keeps a softmax of its own, so that the loop needs no exchange between threads.
-    queries, tops, totals, mixes = (), (), (), ()
-    for member in tl.static_range(group):
-        query = _norm_and_turn(
+        near_values += (
+            tl.load(near + POSITION_STRIDE + column + lane * 0, mask=is_new & (new_token >= back), other=0.0),
+        )
+    # Each lane keeps its own running max and sum, so the loop needs no exchange between threads.
+    queries, m_i, l_i, acc = (), (), (), ()
+    for member in tl.static_range(GROUP_SIZE):
+        query = _norm_and_rotate(
             given_queries[member],
             query_partners[member],
             q_weight,
             q_partner_weight,
-            turn_cos,
-            turn_sin,
+            cos_now,
+            sin_now,
             eps,
-            width,
-            is_normed,
+            HEAD_DIM,
+            IS_NORMED,
         )
         query = query.to(tl.float32) * scale
         queries += (query[None, :],)
-        top, total = tl.sum(query * new_key.to(tl.float32)), 1.0
-        mixed = new_value.to(tl.float32)
-        for back in tl.static_range(1, turns):
-            score = tl.where(turn >= back, tl.sum(query * near_keys[back - 1].to(tl.float32)), -float("inf"))
-            raised = tl.maximum(top, score)
-            kept, weight = tl.exp2(top - raised), tl.exp2(score - raised)
-            total, mixed = total * kept + weight, mixed * kept + weight * near_values[back - 1].to(tl.float32)
-            top = raised
-        tops += (tl.where(is_new, top, -1e30),)
-        totals += (tl.where(is_new, total, 0.0),)
-        mixes += (tl.where(is_new, mixed, 0.0),)
-    if is_single:
-        tops, totals, mixes = _attend_tiles(key, value, first, end, place, queries, tops, totals, mixes, lanes)
+        m_n, l_n = tl.sum(query * new_key.to(tl.float32)), 1.0
+        v_sum = new_value.to(tl.float32)
+        for back in tl.static_range(1, NEW_TOKENS):
+            score = tl.where(new_token >= back, tl.sum(query * near_keys[back - 1].to(tl.float32)), -float("inf"))
+            m_new = tl.maximum(m_n, score)
+            alpha, p = tl.exp2(m_n - m_new), tl.exp2(score - m_new)
+            l_n, v_sum = l_n * alpha + p, v_sum * alpha + p * near_values[back - 1].to(tl.float32)
+            m_n = m_new
+        m_i += (tl.where(is_new, m_n, -1e30),)
+        l_i += (tl.where(is_new, l_n, 0.0),)
+        acc += (tl.where(is_new, v_sum, 0.0),)
+    if IS_SINGLE_BLOCK:
+        m_i, l_i, acc = _attend_kv_tiles(key, value, first, end, lane, queries, m_i, l_i, acc, LANES)
     else:
-        for start in tl.range(first, end, block):
-            next_key, next_value = _load_tiles(
-                keys, values, table_row, place, offset, start + block, end, page * row_stride, page, lanes, tiles
+        for start in tl.range(first, end, BLOCK):
+            next_key, next_value = _load_kv_tiles(
+                keys,
+                values,
+                page_numbers,
+                lane,
+                offset,
+                start + BLOCK,
+                end,
+                PAGE_SIZE * POSITION_STRIDE,
+                PAGE_SIZE,
+                LANES,
+                TILES,
             )
-            tops, totals, mixes = _attend_tiles(key, value, start, end, place, queries, tops, totals, mixes, lanes)
+            m_i, l_i, acc = _attend_kv_tiles(key, value, start, end, lane, queries, m_i, l_i, acc, LANES)
             key, value = next_key, next_value
-    pair = line * kv_heads * share + part_of_head
-    outs, out_tops, out_totals = (), (), ()
-    for member in tl.static_range(group):
-        top = tl.max(tops[member], axis=0, keep_dims=True)
-        share = tl.exp2(tops[member] - top)
-        out_tops += (tl.sum(top),)
-        out_totals += (tl.sum(totals[member] * share),)
-        outs += (tl.sum(mixes[member] * share, axis=0),)
+    pair = line * NUM_KV_HEADS * PROGRAMS_PER_KV_HEAD + part_of_head
+    acc_split, m_split, l_split = (), (), ()
+    for member in tl.static_range(GROUP_SIZE):
+        m_n = tl.max(m_i[member], axis=0, keep_dims=True)
+        alpha = tl.exp2(m_i[member] - m_n)
+        m_split += (tl.sum(m_n),)
+        l_split += (tl.sum(l_i[member] * alpha),)
+        acc_split += (tl.sum(acc[member] * alpha, axis=0),)
     # Not one condition: the first is decided when it is compiled.
-    if splits == 1:  # noqa: SIM114
-        _store_heads(out, outs, out_totals, pair, group, width)
+    if NUM_SPLITS == 1:  # noqa: SIM114
+        _store_heads(out, acc_split, l_split, pair, GROUP_SIZE, HEAD_DIM)
     elif last == 0:
-        _store_heads(out, outs, out_totals, pair, group, width)
+        _store_heads(out, acc_split, l_split, pair, GROUP_SIZE, HEAD_DIM)
     else:
-        for member in tl.static_range(group):
-            line = (pair * splits + split) * group + member
-            tl.store(sums + line * width + flat, outs[member])
-            tl.store(extremes + line * 2, out_tops[member])
-            tl.store(extremes + line * 2 + 1, out_totals[member])
-        # All threads of a program have written before the one that counts it in; the last to come adds up.
+        for member in tl.static_range(GROUP_SIZE):
+            line = (pair * NUM_SPLITS + split) * GROUP_SIZE + member
+            tl.store(partial_acc + line * HEAD_DIM + flat, acc_split[member])
+            tl.store(partial_ml + line * 2, m_split[member])
+            tl.store(partial_ml + line * 2 + 1, l_split[member])
+        # Every thread has written before the program increments the semaphore; the last program combines.
         tl.debug_barrier()
-        arrived = tl.atomic_add(arrivals + pair, 1, sem="acq_rel", scope="gpu")
+        arrived = tl.atomic_add(semaphores + pair, 1, sem="acq_rel", scope="gpu")
         if arrived == last:
-            tl.store(arrivals + pair, 0)
-            for member in tl.static_range(group):
-                line = pair * splits * group + member
-                added = _add_parts(sums, extremes, line, last, group, width, splits)
-                tl.store(out + (pair * group + member) * width + flat, added.to(dtype))
+            tl.store(semaphores + pair, 0)
+            for member in tl.static_range(GROUP_SIZE):
+                line = pair * NUM_SPLITS * GROUP_SIZE + member
+                added = _combine_splits(partial_acc, partial_ml, line, last, GROUP_SIZE, HEAD_DIM, NUM_SPLITS)
+                tl.store(out + (pair * GROUP_SIZE + member) * HEAD_DIM + flat, added.to(dtype))
 
 
 @triton.jit
 def _attend_block(  # noqa: PLR0917
-    query, key, value, is_seen, largest, total, mixed, scale, operand: tl.constexpr
+    query, key, value, is_visible, m_i, l_i, acc, scale, operand: tl.constexpr
 ):
-    """The softmax of every token, [T] and [T, D], with a block of positions added of which it sees `is_seen`."""
+    """Update the running max, sum [M] and output [M, D] with a block of keys of which each query sees `is_visible`."""
     score = tl.dot(query.to(operand), tl.trans(key.to(operand)), input_precision="ieee") * scale
-    score = tl.where(is_seen, score, -float("inf"))
-    raised = tl.maximum(largest, tl.max(score, axis=1))
-    kept, weight = tl.exp2(largest - raised), tl.exp2(score - raised[:, None])
-    mixed = tl.dot(weight.to(operand), value.to(operand), mixed * kept[:, None], input_precision="ieee")
-    return raised, total * kept + tl.sum(weight, axis=1), mixed
+    score = tl.where(is_visible, score, -float("inf"))
+    m_new = tl.maximum(m_i, tl.max(score, axis=1))
+    alpha, p = tl.exp2(m_i - m_new), tl.exp2(score - m_new[:, None])
+    acc = tl.dot(p.to(operand), value.to(operand), acc * alpha[:, None], input_precision="ieee")
+    return m_new, l_i * alpha + tl.sum(p, axis=1), acc
 
 
 @triton.jit(do_not_specialize=["tokens"])
-def packed(  # noqa: PLR0917
+def varlen(  # noqa: PLR0917
     queries,
     keys,
     values,
     starts,
-    shared,
+    cached_lengths,
     slots,
     page_keys,
     page_values,
-    table,
+    page_table,
     out,
     tokens,
     query_stride,
     key_stride,
     value_stride,
-    table_stride,
+    page_table_stride,
     scale,
-    heads: tl.constexpr,
-    group: tl.constexpr,
-    width: tl.constexpr,
-    page: tl.constexpr,
-    block_t: tl.constexpr,
-    block_s: tl.constexpr,
-    is_interpreted: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
 ):
     # The last tokens have the most to read: they go first.
-    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * block_t
+    start_m = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     head = tl.program_id(1)
-    operand: tl.constexpr = tl.float32 if is_interpreted else out.dtype.element_ty
-    token, column, key_token = first + tl.arange(0, block_t), tl.arange(0, width), tl.arange(0, block_s)
+    operand: tl.constexpr = tl.float32 if IS_INTERPRETED else out.dtype.element_ty
+    token, column, key_token = start_m + tl.arange(0, BLOCK_M), tl.arange(0, HEAD_DIM), tl.arange(0, BLOCK_N)
     is_token = token < tokens
     start = tl.load(starts + token, mask=is_token, other=tokens).to(tl.int32)
-    before = tl.load(shared + token, mask=is_token, other=0).to(tl.int32)
-    place = token.to(tl.int64)[:, None]
-    query = tl.load(queries + place * query_stride + head * width + column[None, :], mask=is_token[:, None], other=0.0)
-    largest = tl.full([block_t], -1e30, tl.float32)
-    total = tl.zeros([block_t], tl.float32)
-    mixed = tl.zeros([block_t, width], tl.float32)
-    key_column = (head // group) * width + column
-    # The prompts of this block that go on from pages, one after the other.
-    prompt = tl.min(tl.where(before > 0, start, tokens))
+    cached = tl.load(cached_lengths + token, mask=is_token, other=0).to(tl.int32)
+    token_index = token.to(tl.int64)[:, None]
+    query = tl.load(
+        queries + token_index * query_stride + head * HEAD_DIM + column[None, :], mask=is_token[:, None], other=0.0
+    )
+    m_i = tl.full([BLOCK_M], -1e30, tl.float32)
+    l_i = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
+    key_column = (head // GROUP_SIZE) * HEAD_DIM + column
+    # Prompts of this block whose beginning is cached on pages, one after the other.
+    prompt = tl.min(tl.where(cached > 0, start, tokens))
     while prompt < tokens:
         is_own = start == prompt
-        end = tl.max(tl.where(is_own, before, 0))
-        table_row = table + tl.load(slots + tl.maximum(prompt, first)) * table_stride
-        number = tl.load(table_row + key_token // page, mask=key_token < end, other=0)
+        end = tl.max(tl.where(is_own, cached, 0))
+        page_numbers = page_table + tl.load(slots + tl.maximum(prompt, start_m)) * page_table_stride
+        number = tl.load(page_numbers + key_token // PAGE_SIZE, mask=key_token < end, other=0)
         # In more stages it takes registers from the loop below, which every prompt runs.
-        for low in tl.range(0, end, block_s, num_stages=1):
-            at = low + key_token
-            is_there, there = (at < end)[:, None], number.to(tl.int64) * page + at % page
-            there = there[:, None] * (heads // group * width)
-            number = tl.load(table_row + (at + block_s) // page, mask=at + block_s < end, other=0)
-            key = tl.load(page_keys + there + key_column[None, :], mask=is_there, other=0.0)
-            value = tl.load(page_values + there + key_column[None, :], mask=is_there, other=0.0)
-            is_seen = is_own[:, None] & (at < end)[None, :]
-            largest, total, mixed = _attend_block(query, key, value, is_seen, largest, total, mixed, scale, operand)
-        prompt = tl.min(tl.where((before > 0) & (start > prompt), start, tokens))
-    for low in tl.range(tl.min(start) // block_s * block_s, tl.minimum(first + block_t, tokens), block_s):
-        at = low + key_token
-        there, is_there = at.to(tl.int64)[:, None], (at < tokens)[:, None]
-        key = tl.load(keys + there * key_stride + key_column[None, :], mask=is_there, other=0.0)
-        value = tl.load(values + there * value_stride + key_column[None, :], mask=is_there, other=0.0)
-        is_seen = (at[None, :] >= start[:, None]) & (at[None, :] <= token[:, None])
-        largest, total, mixed = _attend_block(query, key, value, is_seen, largest, total, mixed, scale, operand)
-    target = out + place * (heads * width) + head * width + column[None, :]
-    tl.store(target, (mixed / total[:, None]).to(out.dtype.element_ty), mask=is_token[:, None])
+        for start_n in tl.range(0, end, BLOCK_N, num_stages=1):
+            at = start_n + key_token
+            is_key, key_offset = (at < end)[:, None], number.to(tl.int64) * PAGE_SIZE + at % PAGE_SIZE
+            key_offset = key_offset[:, None] * (NUM_HEADS // GROUP_SIZE * HEAD_DIM)
+            number = tl.load(page_numbers + (at + BLOCK_N) // PAGE_SIZE, mask=at + BLOCK_N < end, other=0)
+            key = tl.load(page_keys + key_offset + key_column[None, :], mask=is_key, other=0.0)
+            value = tl.load(page_values + key_offset + key_column[None, :], mask=is_key, other=0.0)
+            is_visible = is_own[:, None] & (at < end)[None, :]
+            m_i, l_i, acc = _attend_block(query, key, value, is_visible, m_i, l_i, acc, scale, operand)
+        prompt = tl.min(tl.where((cached > 0) & (start > prompt), start, tokens))
+    for start_n in tl.range(tl.min(start) // BLOCK_N * BLOCK_N, tl.minimum(start_m + BLOCK_M, tokens), BLOCK_N):
+        at = start_n + key_token
+        key_offset, is_key = at.to(tl.int64)[:, None], (at < tokens)[:, None]
+        key = tl.load(keys + key_offset * key_stride + key_column[None, :], mask=is_key, other=0.0)
+        value = tl.load(values + key_offset * value_stride + key_column[None, :], mask=is_key, other=0.0)
+        is_visible = (at[None, :] >= start[:, None]) & (at[None, :] <= token[:, None])
+        m_i, l_i, acc = _attend_block(query, key, value, is_visible, m_i, l_i, acc, scale, operand)
+    target = out + token_index * (NUM_HEADS * HEAD_DIM) + head * HEAD_DIM + column[None, :]
+    tl.store(target, (acc / l_i[:, None]).to(out.dtype.element_ty), mask=is_token[:, None])

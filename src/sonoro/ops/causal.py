@@ -1,4 +1,4 @@
-"""The small ends of a streaming convolutional decoder, over [B, T, C]: Triton kernels, each beside its torch reference.
+"""First and last layers of a streaming convolutional decoder, over [B, T, C]: Triton kernels and torch references.
 
 Left contexts travel as in `ops.conv`; interiors are in float32 (in float64 for float64), results are rounded once.
 """
@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .activation import Rates, snake_beta_reference
-from .conv import COPY_BLOCK, NO_ENDS, Ends, meet, saturate
+from .conv import COPY_BLOCK, NO_CONTEXT, LeftContext, join_context, saturate
 from .dispatch import Operation
-from .norm import can_overlap
+from .norm import has_pdl
 
 try:
     import triton
@@ -22,8 +22,8 @@ try:
 except ImportError:
     triton = None
 else:
-    from .conv import copy_block, saturated, snake
-    from .norm import launch_dependents, wait_for_inputs
+    from .conv import copy_block, saturate_to, snake_beta
+    from .norm import pdl_launch_dependents, pdl_wait
 
 __all__ = ["Bound", "depthwise", "depthwise_norm", "embed_sum", "last_conv"]
 
@@ -40,7 +40,7 @@ DEPTHWISE_BLOCK = 2048
 """Elements that one program makes, where there are many."""
 
 
-def embed_sum_reference(frames: Tensor, tables: Tensor, ends: Ends = NO_ENDS) -> Tensor:
+def embed_sum_reference(frames: Tensor, tables: Tensor, context: LeftContext = NO_CONTEXT) -> Tensor:
     """The sum of row `frames[b, t, k]` of `tables[k]` over k, after its left context: [B, left + T, C].
 
     `frames` [B, T, K] int64; `tables` [K, V, C].
@@ -48,31 +48,37 @@ def embed_sum_reference(frames: Tensor, tables: Tensor, ends: Ends = NO_ENDS) ->
     books, size, _ = tables.shape
     rows = F.embedding(frames + torch.arange(books, device=frames.device) * size, tables.flatten(0, 1))
     wide = torch.promote_types(tables.dtype, torch.float32)
-    return meet(rows[:, :, 0], rows.to(wide).sum(2).to(tables.dtype), ends)
+    return join_context(rows[:, :, 0], rows.to(wide).sum(2).to(tables.dtype), context)
 
 
 def depthwise_norm_reference(
-    x: Tensor, weight: Tensor, bias: Tensor, norm: tuple[Tensor, Tensor, float], ends: Ends = NO_ENDS
+    x: Tensor, weight: Tensor, bias: Tensor, norm: tuple[Tensor, Tensor, float], context: LeftContext = NO_CONTEXT
 ) -> Tensor:
     """A convolution of each channel of `x` [B, taps - 1 + T, C] by itself, then layer norm: [B, T, C].
 
-    `weight` [taps, C], `bias` [C]; `norm` its weight [C], bias [C] and epsilon. Advances `ends.kept`.
+    `weight` [taps, C], `bias` [C]; `norm` its weight [C], bias [C] and epsilon. Advances `context.history`.
     """
     norm_weight, norm_bias, eps = norm
     wide = torch.promote_types(weight.dtype, torch.float32)
     columns = x.shape[1] - weight.shape[0] + 1
     y = sum((x[:, tap : tap + columns].to(wide) * row for tap, row in enumerate(weight.to(wide))), bias.to(wide))
     y = F.layer_norm(y, y.shape[-1:], norm_weight.to(wide), norm_bias.to(wide), eps)
-    return meet(x, y.to(weight.dtype), ends)
+    return join_context(x, y.to(weight.dtype), context)
 
 
 def depthwise_reference(
-    x: Tensor, weight: Tensor, bias: Tensor, dilation: int = 1, ends: Ends = NO_ENDS, *, rates: Rates | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    dilation: int = 1,
+    context: LeftContext = NO_CONTEXT,
+    *,
+    rates: Rates | None = None,
 ) -> Tensor:
     """A convolution of each channel of `x` [B, (taps - 1) * dilation + T, C] by itself, then Snake: [B, T, C].
 
     `weight` [taps, C], `bias` [C]; Snake by `rates`, if they are given. A result in float16 saturates. Advances
-    `ends.kept`. Differentiable.
+    `context.history`. Differentiable.
     """
     wide = torch.promote_types(weight.dtype, torch.float32)
     (taps, channels), inputs, weights = weight.shape, x.to(wide), weight.to(wide)
@@ -85,169 +91,177 @@ def depthwise_reference(
         y = F.conv2d(pixels, kernels, bias.to(wide), dilation=(1, dilation), groups=channels).squeeze(2).mT
     if rates is not None:
         y = snake_beta_reference(y, *rates, channel_dim=-1)
-    return meet(x, saturate(y, weight.dtype), ends)
+    return join_context(x, saturate(y, weight.dtype), context)
 
 
 def last_conv_reference(
-    x: Tensor, weight: Tensor, bias: Tensor, ends: Ends = NO_ENDS, *, bound: Bound = "clamp"
+    x: Tensor, weight: Tensor, bias: Tensor, context: LeftContext = NO_CONTEXT, *, bound: Bound = "clamp"
 ) -> Tensor:
     """A convolution of `x` [B, taps - 1 + T, C] to one channel, `weight` [taps, C], bounded: [B, T] in [-1, 1].
 
-    In float32, or float64 if `weight` is. Advances `ends.kept`.
+    In float32, or float64 if `weight` is. Advances `context.history`.
     """
     wide = torch.promote_types(weight.dtype, torch.float32)
     columns = x.shape[1] - weight.shape[0] + 1
     y = sum((x[:, tap : tap + columns].to(wide) @ row for tap, row in enumerate(weight.to(wide))), bias.to(wide))
-    return meet(x, y.tanh() if bound == "tanh" else y.clamp(-1, 1), ends)
+    return join_context(x, y.tanh() if bound == "tanh" else y.clamp(-1, 1), context)
 
 
 if triton is not None:
 
     @triton.jit(do_not_specialize=["columns", "tiles"])
     def _embed_sum(  # noqa: PLR0917 (a kernel's arguments are positional)
-        frames, tables, out, slots, next_kept, rows, columns, size, left, tiles,
-        books: tl.constexpr, channels: tl.constexpr, block: tl.constexpr, copy: tl.constexpr,
-        overlap: tl.constexpr,
+        frames, tables, out, slots, next_history, rows, columns, size, left, tiles,
+        NUM_CODEBOOKS: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, COPY_BLOCK_SIZE: tl.constexpr,
+        ENABLE_PDL: tl.constexpr,
     ):  # fmt: skip
-        wait_for_inputs(overlap)
+        pdl_wait(ENABLE_PDL)
         program = tl.program_id(0)
-        step = (left + columns).to(tl.int64) * channels
+        step = (left + columns).to(tl.int64) * CHANNELS
         if program >= tiles:
-            if next_kept is not None:
-                kept = left * channels
-                copy_block(next_kept, kept, out, step, slots, program - tiles, rows // columns, kept, True, copy)
+            if next_history is not None:
+                size_left, batch = left * CHANNELS, rows // columns
+                copy_block(
+                    next_history, size_left, out, step, slots, program - tiles, batch, size_left, True, COPY_BLOCK_SIZE
+                )  # fmt: skip
         else:
-            channel = tl.arange(0, block)
-            inside = channel < channels
-            total = tl.zeros((block,), dtype=tl.float32)
-            for book in range(books):
-                code = tl.load(frames + program * books + book) + book * size
-                total += tl.load(tables + code * channels + channel, mask=inside, other=0.0).to(tl.float32)
-            launch_dependents(overlap)
+            channel = tl.arange(0, BLOCK)
+            inside = channel < CHANNELS
+            total = tl.zeros((BLOCK,), dtype=tl.float32)
+            for codebook in range(NUM_CODEBOOKS):
+                code = tl.load(frames + program * NUM_CODEBOOKS + codebook) + codebook * size
+                total += tl.load(tables + code * CHANNELS + channel, mask=inside, other=0.0).to(tl.float32)
+            pdl_launch_dependents(ENABLE_PDL)
             batch = program // columns
-            place = out + batch * step + (left + program - batch * columns) * channels + channel
-            tl.store(place, total.to(out.dtype.element_ty), mask=inside)
+            target = out + batch * step + (left + program - batch * columns) * CHANNELS + channel
+            tl.store(target, total.to(out.dtype.element_ty), mask=inside)
 
     @triton.jit(do_not_specialize=["columns", "tiles"])
     def _depthwise_norm(  # noqa: PLR0917
-        x, weight, bias, norm_weight, norm_bias, out, slots, kept, rows, columns, tiles,
-        taps: tl.constexpr, channels: tl.constexpr, eps: tl.constexpr, block: tl.constexpr, copy: tl.constexpr,
-        overlap: tl.constexpr,
+        x, weight, bias, norm_weight, norm_bias, out, slots, history, rows, columns, tiles,
+        TAPS: tl.constexpr, CHANNELS: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr,
+        COPY_BLOCK_SIZE: tl.constexpr, ENABLE_PDL: tl.constexpr,
     ):  # fmt: skip
-        wait_for_inputs(overlap)
+        pdl_wait(ENABLE_PDL)
         program = tl.program_id(0)
-        size: tl.constexpr = (taps - 1) * channels
-        step = (taps - 1 + columns).to(tl.int64) * channels
+        size: tl.constexpr = (TAPS - 1) * CHANNELS
+        step = (TAPS - 1 + columns).to(tl.int64) * CHANNELS
         if program >= tiles:
-            if kept is not None:
-                tail = x + columns * channels
-                copy_block(tail, step, kept, size, slots, program - tiles, rows // columns, size, False, copy)
+            if history is not None:
+                tail = x + columns * CHANNELS
+                copy_block(
+                    tail, step, history, size, slots, program - tiles, rows // columns, size, False, COPY_BLOCK_SIZE
+                )
         else:
-            channel = tl.arange(0, block)
-            inside = channel < channels
+            channel = tl.arange(0, BLOCK)
+            inside = channel < CHANNELS
             batch = program // columns
-            start = x + batch * step + (program - batch * columns) * channels + channel
+            start = x + batch * step + (program - batch * columns) * CHANNELS + channel
             y = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
-            for tap in tl.static_range(taps):
-                value = tl.load(start + tap * channels, mask=inside, other=0.0).to(tl.float32)
-                y += value * tl.load(weight + tap * channels + channel, mask=inside, other=0.0).to(tl.float32)
-            y = tl.where(inside, y - tl.sum(y, axis=0) / channels, 0.0)
-            y *= tl.rsqrt(tl.sum(y * y, axis=0) / channels + eps)
+            for tap in tl.static_range(TAPS):
+                value = tl.load(start + tap * CHANNELS, mask=inside, other=0.0).to(tl.float32)
+                y += value * tl.load(weight + tap * CHANNELS + channel, mask=inside, other=0.0).to(tl.float32)
+            y = tl.where(inside, y - tl.sum(y, axis=0) / CHANNELS, 0.0)
+            y *= tl.rsqrt(tl.sum(y * y, axis=0) / CHANNELS + EPS)
             y *= tl.load(norm_weight + channel, mask=inside, other=0.0).to(tl.float32)
             y += tl.load(norm_bias + channel, mask=inside, other=0.0).to(tl.float32)
-            launch_dependents(overlap)
-            tl.store(out + program.to(tl.int64) * channels + channel, y.to(out.dtype.element_ty), mask=inside)
+            pdl_launch_dependents(ENABLE_PDL)
+            tl.store(out + program.to(tl.int64) * CHANNELS + channel, y.to(out.dtype.element_ty), mask=inside)
 
     @triton.jit(do_not_specialize=["columns", "dilation", "tiles"])
     def _depthwise(  # noqa: PLR0917
-        x, weight, bias, rate, scale, out, slots, kept, rows, columns, dilation, tiles,
-        taps: tl.constexpr, channels: tl.constexpr, samples: tl.constexpr, block: tl.constexpr, copy: tl.constexpr,
-        overlap: tl.constexpr,
+        x, weight, bias, rate, scale, out, slots, history, rows, columns, dilation, tiles,
+        TAPS: tl.constexpr, CHANNELS: tl.constexpr, SAMPLES: tl.constexpr, BLOCK: tl.constexpr,
+        COPY_BLOCK_SIZE: tl.constexpr, ENABLE_PDL: tl.constexpr,
     ):  # fmt: skip
-        wait_for_inputs(overlap)
+        pdl_wait(ENABLE_PDL)
         program = tl.program_id(0)
-        size = (taps - 1) * dilation * channels
-        step = size + columns.to(tl.int64) * channels
+        size = (TAPS - 1) * dilation * CHANNELS
+        step = size + columns.to(tl.int64) * CHANNELS
         if program >= tiles:
-            if kept is not None:
-                tail = x + columns.to(tl.int64) * channels
-                copy_block(tail, step, kept, size, slots, program - tiles, rows // columns, size, False, copy)
+            if history is not None:
+                tail = x + columns.to(tl.int64) * CHANNELS
+                copy_block(
+                    tail, step, history, size, slots, program - tiles, rows // columns, size, False, COPY_BLOCK_SIZE
+                )
         else:
-            across: tl.constexpr = (channels + block - 1) // block
-            row = (program // across) * samples + tl.arange(0, samples)
-            channel = (program % across) * block + tl.arange(0, block)
-            is_channel = channel < channels
+            BLOCKS_C: tl.constexpr = (CHANNELS + BLOCK - 1) // BLOCK
+            row = (program // BLOCKS_C) * SAMPLES + tl.arange(0, SAMPLES)
+            channel = (program % BLOCKS_C) * BLOCK + tl.arange(0, BLOCK)
+            is_channel = channel < CHANNELS
             mask = (row < rows)[:, None] & is_channel[None, :]
             batch = row // columns
-            start = x + (batch * step + (row - batch * columns) * channels)[:, None] + channel[None, :]
-            y = tl.zeros((samples, block), dtype=tl.float32)
+            start = x + (batch * step + (row - batch * columns) * CHANNELS)[:, None] + channel[None, :]
+            y = tl.zeros((SAMPLES, BLOCK), dtype=tl.float32)
             y += tl.load(bias + channel, mask=is_channel, other=0.0).to(tl.float32)[None, :]
-            for tap in tl.static_range(taps):
-                value = tl.load(start + tap * dilation * channels, mask=mask, other=0.0).to(tl.float32)
-                part = tl.load(weight + tap * channels + channel, mask=is_channel, other=0.0).to(tl.float32)
+            for tap in tl.static_range(TAPS):
+                value = tl.load(start + tap * dilation * CHANNELS, mask=mask, other=0.0).to(tl.float32)
+                part = tl.load(weight + tap * CHANNELS + channel, mask=is_channel, other=0.0).to(tl.float32)
                 y += value * part[None, :]
-            launch_dependents(overlap)
+            pdl_launch_dependents(ENABLE_PDL)
             if rate is not None:
                 rates = tl.load(rate + channel, mask=is_channel, other=0.0)[None, :]
-                y = snake(y, rates, tl.load(scale + channel, mask=is_channel, other=0.0)[None, :])
-            place = out + row.to(tl.int64)[:, None] * channels + channel[None, :]
-            tl.store(place, saturated(y, out.dtype.element_ty), mask=mask)
+                y = snake_beta(y, rates, tl.load(scale + channel, mask=is_channel, other=0.0)[None, :])
+            target = out + row.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
+            tl.store(target, saturate_to(y, out.dtype.element_ty), mask=mask)
 
     @triton.jit(do_not_specialize=["columns", "tiles"])
     def _last_conv(  # noqa: PLR0917
-        x, weight, bias, out, slots, kept, rows, columns, tiles,
-        taps: tl.constexpr, channels: tl.constexpr, bound: tl.constexpr, block: tl.constexpr, samples: tl.constexpr,
-        copy: tl.constexpr, overlap: tl.constexpr,
+        x, weight, bias, out, slots, history, rows, columns, tiles,
+        TAPS: tl.constexpr, CHANNELS: tl.constexpr, BOUND: tl.constexpr, BLOCK: tl.constexpr, SAMPLES: tl.constexpr,
+        COPY_BLOCK_SIZE: tl.constexpr, ENABLE_PDL: tl.constexpr,
     ):  # fmt: skip
-        wait_for_inputs(overlap)
+        pdl_wait(ENABLE_PDL)
         program = tl.program_id(0)
-        size: tl.constexpr = (taps - 1) * channels
-        step = (taps - 1 + columns).to(tl.int64) * channels
+        size: tl.constexpr = (TAPS - 1) * CHANNELS
+        step = (TAPS - 1 + columns).to(tl.int64) * CHANNELS
         if program >= tiles:
-            if kept is not None:
-                tail = x + columns.to(tl.int64) * channels
-                copy_block(tail, step, kept, size, slots, program - tiles, rows // columns, size, False, copy)
+            if history is not None:
+                tail = x + columns.to(tl.int64) * CHANNELS
+                copy_block(
+                    tail, step, history, size, slots, program - tiles, rows // columns, size, False, COPY_BLOCK_SIZE
+                )
         else:
-            row = program * samples + tl.arange(0, samples)
+            row = program * SAMPLES + tl.arange(0, SAMPLES)
             inside = row < rows
-            channel = tl.arange(0, block)
-            mask = inside[:, None] & (channel < channels)[None, :]
+            channel = tl.arange(0, BLOCK)
+            mask = inside[:, None] & (channel < CHANNELS)[None, :]
             batch = row // columns
-            start = x + (batch * step + (row - batch * columns) * channels)[:, None] + channel[None, :]
-            y = tl.zeros((samples, block), dtype=tl.float32)
-            for tap in tl.static_range(taps):
-                value = tl.load(start + tap * channels, mask=mask, other=0.0).to(tl.float32)
-                part = tl.load(weight + tap * channels + channel, mask=channel < channels, other=0.0).to(tl.float32)
+            start = x + (batch * step + (row - batch * columns) * CHANNELS)[:, None] + channel[None, :]
+            y = tl.zeros((SAMPLES, BLOCK), dtype=tl.float32)
+            for tap in tl.static_range(TAPS):
+                value = tl.load(start + tap * CHANNELS, mask=mask, other=0.0).to(tl.float32)
+                part = tl.load(weight + tap * CHANNELS + channel, mask=channel < CHANNELS, other=0.0).to(tl.float32)
                 y += value * part[None, :]
             total = tl.sum(y, axis=1) + tl.load(bias).to(tl.float32)
-            launch_dependents(overlap)
-            if bound == "tanh":
+            pdl_launch_dependents(ENABLE_PDL)
+            if BOUND == "tanh":
                 # Of the size, so that the exponential cannot overflow.
                 fading = tl.exp(-2.0 * tl.abs(total))
                 total = tl.where(total < 0, -1.0, 1.0) * (1.0 - fading) / (1.0 + fading)
             tl.store(out + row, tl.minimum(tl.maximum(total, -1.0), 1.0), mask=inside)
 
 
-def embed_sum_kernel(frames: Tensor, tables: Tensor, ends: Ends = NO_ENDS) -> Tensor:
+def embed_sum_kernel(frames: Tensor, tables: Tensor, context: LeftContext = NO_CONTEXT) -> Tensor:
     """`embed_sum_reference` as one Triton kernel."""
     (batch, columns, books), (_, size, channels) = frames.shape, tables.shape
     assert frames.is_contiguous()
     assert tables.is_contiguous()
-    out = tables.new_empty(batch, ends.left + columns, channels)
-    if ends.left and ends.next_kept is None:
-        out[:, : ends.left].zero_()
+    out = tables.new_empty(batch, context.left + columns, channels)
+    if context.left and context.next_history is None:
+        out[:, : context.left].zero_()
     rows = batch * columns
-    heads = triton.cdiv(batch * ends.left * channels, COPY_BLOCK) if ends.next_kept is not None else 0
-    overlap = can_overlap(frames.device)
+    heads = triton.cdiv(batch * context.left * channels, COPY_BLOCK) if context.next_history is not None else 0
+    enable_pdl = has_pdl(frames.device)
     _embed_sum[(rows + heads,)](
-        frames, tables, out, ends.slots, ends.next_kept, rows, columns, size, ends.left, rows,
-        books, channels, triton.next_power_of_2(channels), COPY_BLOCK, overlap, launch_pdl=overlap,
+        frames, tables, out, context.slots, context.next_history, rows, columns, size, context.left, rows,
+        books, channels, triton.next_power_of_2(channels), COPY_BLOCK, enable_pdl, launch_pdl=enable_pdl,
     )  # fmt: skip
     return out
 
 
 def depthwise_norm_kernel(
-    x: Tensor, weight: Tensor, bias: Tensor, norm: tuple[Tensor, Tensor, float], ends: Ends = NO_ENDS
+    x: Tensor, weight: Tensor, bias: Tensor, norm: tuple[Tensor, Tensor, float], context: LeftContext = NO_CONTEXT
 ) -> Tensor:
     """`depthwise_norm_reference` as one Triton kernel."""
     (taps, channels), (norm_weight, norm_bias, eps) = weight.shape, norm
@@ -256,17 +270,23 @@ def depthwise_norm_kernel(
     assert weight.is_contiguous()
     out = weight.new_empty(batch, columns, channels)
     rows = batch * columns
-    tails = triton.cdiv(batch * (taps - 1) * channels, COPY_BLOCK) if ends.kept is not None else 0
-    overlap = can_overlap(x.device)
+    tails = triton.cdiv(batch * (taps - 1) * channels, COPY_BLOCK) if context.history is not None else 0
+    enable_pdl = has_pdl(x.device)
     _depthwise_norm[(rows + tails,)](
-        x, weight, bias, norm_weight, norm_bias, out, ends.slots, ends.kept, rows, columns, rows,
-        taps, channels, eps, triton.next_power_of_2(channels), COPY_BLOCK, overlap, launch_pdl=overlap,
+        x, weight, bias, norm_weight, norm_bias, out, context.slots, context.history, rows, columns, rows,
+        taps, channels, eps, triton.next_power_of_2(channels), COPY_BLOCK, enable_pdl, launch_pdl=enable_pdl,
     )  # fmt: skip
     return out
 
 
 def depthwise_kernel(
-    x: Tensor, weight: Tensor, bias: Tensor, dilation: int = 1, ends: Ends = NO_ENDS, *, rates: Rates | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    dilation: int = 1,
+    context: LeftContext = NO_CONTEXT,
+    *,
+    rates: Rates | None = None,
 ) -> Tensor:
     """`depthwise_reference` as one Triton kernel; no gradient."""
     taps, channels = weight.shape
@@ -280,12 +300,12 @@ def depthwise_kernel(
     size = DEPTHWISE_BLOCK if rows * channels >= 256 * DEPTHWISE_BLOCK else 256
     samples = max(1, size // block)
     tiles = triton.cdiv(rows, samples) * triton.cdiv(channels, block)
-    tails = triton.cdiv(batch * length * channels, COPY_BLOCK) if ends.kept is not None else 0
+    tails = triton.cdiv(batch * length * channels, COPY_BLOCK) if context.history is not None else 0
     rate, scale = rates if rates is not None else (None, None)
-    overlap = can_overlap(x.device)
+    enable_pdl = has_pdl(x.device)
     _depthwise[(tiles + tails,)](
-        x, weight, bias, rate, scale, out, ends.slots, ends.kept, rows, columns, dilation, tiles,
-        taps, channels, samples, block, COPY_BLOCK, overlap, launch_pdl=overlap,
+        x, weight, bias, rate, scale, out, context.slots, context.history, rows, columns, dilation, tiles,
+        taps, channels, samples, block, COPY_BLOCK, enable_pdl, launch_pdl=enable_pdl,
     )  # fmt: skip
     return out
 
@@ -294,7 +314,7 @@ def last_conv_kernel(
     x: Tensor,
     weight: Tensor,
     bias: Tensor,
-    ends: Ends = NO_ENDS,
+    context: LeftContext = NO_CONTEXT,
     *,
     bound: Bound = "clamp",
     samples: int = 8,
@@ -308,12 +328,12 @@ def last_conv_kernel(
     out = x.new_empty(batch, columns, dtype=torch.float32)
     rows = batch * columns
     tiles = triton.cdiv(rows, samples)
-    tails = triton.cdiv(batch * (taps - 1) * channels, COPY_BLOCK) if ends.kept is not None else 0
-    overlap = can_overlap(x.device)
+    tails = triton.cdiv(batch * (taps - 1) * channels, COPY_BLOCK) if context.history is not None else 0
+    enable_pdl = has_pdl(x.device)
     _last_conv[(tiles + tails,)](
-        x, weight, bias, out, ends.slots, ends.kept, rows, columns, tiles,
-        taps, channels, bound, triton.next_power_of_2(channels), samples, COPY_BLOCK, overlap,
-        num_warps=warps, launch_pdl=overlap,
+        x, weight, bias, out, context.slots, context.history, rows, columns, tiles,
+        taps, channels, bound, triton.next_power_of_2(channels), samples, COPY_BLOCK, enable_pdl,
+        num_warps=warps, launch_pdl=enable_pdl,
     )  # fmt: skip
     return out
 

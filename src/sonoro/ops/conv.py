@@ -1,11 +1,11 @@
 """Causal convolutions over [B, T, C] fused with what surrounds them: Triton kernels, each beside its torch reference.
 
 Everything is a product over taps: a dilated convolution, a linear layer (one tap), and a transposed convolution of
-kernel 2 * stride (two taps, stride * C_out outputs). An input holds its left context; `Ends` says where those are kept.
+kernel 2 * stride (two taps, stride * C_out outputs). An input begins with its left context, which `LeftContext` stores.
 The interior is computed in float32 (in float64 for float64) and rounded once where an output is stored.
 
-    input  [B, L + T, C]    columns before ->|<- columns of this call
-    kept   [rows, L, C]     what row slots[b] will find before its next call: the input's last L columns
+    input    [B, L + T, C]    columns before ->|<- columns of this call
+    history  [slots, L, C]   what slots[b] finds before its next call: the input's last L columns
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .activation import Rates
 from .dispatch import Operation
-from .norm import can_overlap
+from .norm import has_pdl
 
 try:
     import triton
@@ -28,9 +28,9 @@ try:
 except ImportError:
     triton = None
 else:
-    from .norm import launch_dependents, wait_for_inputs
+    from .norm import pdl_launch_dependents, pdl_wait
 
-__all__ = ["Ends", "Tile", "choose_tile", "conv", "conv_kernel", "conv_reference"]
+__all__ = ["ConvTile", "LeftContext", "choose_tile", "conv", "conv_kernel", "conv_reference"]
 
 HALF_LIMIT = 65504.0
 """The largest float16."""
@@ -40,20 +40,20 @@ COPY_BLOCK = 4096
 
 
 @dataclass(frozen=True)
-class Ends:
+class LeftContext:
     """Where the left contexts of a call are: of the columns an operation reads, and of what will read its output.
 
-    `kept` [rows, L, C] receives the last columns of the input. The first `left` columns of the output are those of
-    `next_kept` [rows, left, C'], or zeros. Both are rows `slots` int64 [B]; only a scratch row may repeat.
+    `history` [slots, L, C] receives the last columns of the input. The first `left` columns of the output are those of
+    `next_history` [slots, left, C'], or zeros. Both are indexed by `slots` int64 [B]; only the scratch slot may repeat.
     """
 
     slots: Tensor | None = None
-    kept: Tensor | None = None
-    next_kept: Tensor | None = None
+    history: Tensor | None = None
+    next_history: Tensor | None = None
     left: int = 0
 
 
-NO_ENDS = Ends()
+NO_CONTEXT = LeftContext()
 
 
 def conv_reference(
@@ -61,7 +61,7 @@ def conv_reference(
     weight: Tensor,
     bias: Tensor | None = None,
     dilation: int = 1,
-    ends: Ends = NO_ENDS,
+    context: LeftContext = NO_CONTEXT,
     *,
     norm_eps: float | None = None,
     function: Literal["none", "gelu", "gate"] = "none",
@@ -77,8 +77,8 @@ def conv_reference(
     over N; `function` (gate: outputs come in pairs, and each becomes silu(first) * second); plus `residual` [B, T, N].
     That is the first result, [B, T', C'] in the dtype `plain`, if one is given. The second is that times the first and
     plus the second of `affine` (by channel, float32 or wider), and SnakeBeta of it by `rates`, each if given, after
-    `ends.left` columns of left context: [B, left + T', C'], where T' * C' = T * N. Advances `ends.kept`. A result in
-    float16 saturates.
+    `context.left` columns of left context: [B, left + T', C'], where T' * C' = T * N. Advances `context.history`. A
+    result in float16 saturates.
     """
     taps, outputs, _ = weight.shape
     length = (taps - 1) * abs(dilation)
@@ -106,7 +106,7 @@ def conv_reference(
     if rates is not None:
         y = y + (y * rates[0]).sin().square() * rates[1]
     active = saturate(y, weight.dtype)
-    return first_result, meet(x, active, ends)
+    return first_result, join_context(x, active, context)
 
 
 def saturate(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -114,42 +114,53 @@ def saturate(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.clamp(-HALF_LIMIT, HALF_LIMIT).to(dtype) if dtype == torch.float16 else x.to(dtype)
 
 
-def meet(x: Tensor, active: Tensor, ends: Ends) -> Tensor:
-    """`active` [B, T, C'] after its left context; the end of `x` [B, L + T, C] is kept. What `Ends` promises."""
-    if ends.kept is not None:
-        assert ends.slots is not None
-        ends.kept.index_copy_(0, ends.slots, x[:, x.shape[1] - ends.kept.shape[1] :].to(ends.kept.dtype))
-    if not ends.left:
+def join_context(x: Tensor, active: Tensor, context: LeftContext) -> Tensor:
+    """`active` [B, T, C'] after its left context; the last columns of `x` [B, L + T, C] become the history."""
+    if context.history is not None:
+        assert context.slots is not None
+        context.history.index_copy_(
+            0, context.slots, x[:, x.shape[1] - context.history.shape[1] :].to(context.history.dtype)
+        )
+    if not context.left:
         return active
-    if ends.next_kept is None:
-        return F.pad(active, (0, 0, ends.left, 0))
-    assert ends.slots is not None
-    return torch.cat([ends.next_kept.index_select(0, ends.slots), active], dim=1)
+    if context.next_history is None:
+        return F.pad(active, (0, 0, context.left, 0))
+    assert context.slots is not None
+    return torch.cat([context.next_history.index_select(0, context.slots), active], dim=1)
 
 
 if triton is not None:
 
     @triton.jit
     def copy_block(  # noqa: PLR0917 (a kernel's arguments are positional)
-        source, source_step, target, target_step, slots, block, count, size, by_slot: tl.constexpr, step: tl.constexpr
+        source,
+        source_step,
+        target,
+        target_step,
+        slots,
+        block,
+        count,
+        size,
+        FROM_SLOT: tl.constexpr,
+        BLOCK: tl.constexpr,
     ):
         # `count` rows of `size` elements; one side is addressed by batch row, the other by that row's slot.
-        index = block * step + tl.arange(0, step)
+        index = block * BLOCK + tl.arange(0, BLOCK)
         row = (index // size).to(tl.int64)
         inside = row < count
         slot = tl.load(slots + row, mask=inside, other=0)
-        place = index - row * size
-        read = tl.where(by_slot, slot, row) * source_step + place
-        write = tl.where(by_slot, row, slot) * target_step + place
+        offset = index - row * size
+        read = tl.where(FROM_SLOT, slot, row) * source_step + offset
+        write = tl.where(FROM_SLOT, row, slot) * target_step + offset
         value = tl.load(source + read, mask=inside)
         tl.store(target + write, value.to(target.dtype.element_ty), mask=inside)
 
     @triton.jit
-    def snake(value, rate, scale):
+    def snake_beta(value, rate, scale):
         # sin(z)^2 has the period pi: reduced to +-pi / 2 (pi in two parts, the first exact in 11 bits), then a series.
         z = value * rate
-        turns = tl.floor(z * 0.3183098861837907 + 0.5)
-        z = (z - turns * 3.140625) - turns * 9.67653589793e-4
+        periods = tl.floor(z * 0.3183098861837907 + 0.5)
+        z = (z - periods * 3.140625) - periods * 9.67653589793e-4
         square = z * z
         series = 2.7557319e-06 + square * -2.5052108e-08
         series = -1.9841270e-04 + square * series
@@ -159,125 +170,126 @@ if triton is not None:
         return value + wave * wave * scale
 
     @triton.jit
-    def saturated(value, dtype: tl.constexpr):
+    def saturate_to(value, dtype: tl.constexpr):
         if dtype == tl.float16:
             value = tl.minimum(tl.maximum(value, -65504.0), 65504.0)
         return value.to(dtype)
 
     @triton.jit
-    def _finish(  # noqa: PLR0917
+    def _epilogue(  # noqa: PLR0917
         y, rows, batch, column, first, squares, bias, residual, plain, active, gain, offset, rate, scale, count,
         active_step, active_start,
-        channels: tl.constexpr, outputs: tl.constexpr, period: tl.constexpr, function: tl.constexpr,
-        norm_eps: tl.constexpr, width: tl.constexpr,
+        C_IN: tl.constexpr, C_OUT: tl.constexpr, PERIOD: tl.constexpr, FUNCTION: tl.constexpr,
+        NORM_EPS: tl.constexpr, WIDTH: tl.constexpr,
     ):  # fmt: skip
         # One tile of the product, [rows, width] from output `first` on, through the epilogue to memory.
-        output = first + tl.arange(0, width)
-        if norm_eps is not None:
-            y *= tl.rsqrt(squares / channels + norm_eps)[:, None]
+        output = first + tl.arange(0, WIDTH)
+        if NORM_EPS is not None:
+            y *= tl.rsqrt(squares / C_IN + NORM_EPS)[:, None]
         if bias is not None:
-            y += tl.load(bias + output % period, mask=output < outputs, other=0.0).to(y.dtype)[None, :]
-        if function == "gelu":
+            y += tl.load(bias + output % PERIOD, mask=output < C_OUT, other=0.0).to(y.dtype)[None, :]
+        if FUNCTION == "gelu":
             y = 0.5 * y * (1.0 + tl.erf(y * 0.7071067811865476))
-        stored: tl.constexpr = outputs // 2 if function == "gate" else outputs
-        if function == "gate":
-            gate, up = tl.split(tl.reshape(y, (y.shape[0], width // 2, 2)))
+        STORED: tl.constexpr = C_OUT // 2 if FUNCTION == "gate" else C_OUT
+        if FUNCTION == "gate":
+            gate, up = tl.split(tl.reshape(y, (y.shape[0], WIDTH // 2, 2)))
             y = gate * tl.sigmoid(gate) * up
-            output = first // 2 + tl.arange(0, width // 2)
-        inside = (rows < count)[:, None] & (output < stored)[None, :]
-        flat = rows.to(tl.int64)[:, None] * stored + output[None, :]
+            output = first // 2 + tl.arange(0, WIDTH // 2)
+        inside = (rows < count)[:, None] & (output < STORED)[None, :]
+        flat = rows.to(tl.int64)[:, None] * STORED + output[None, :]
         if residual is not None:
             y += tl.load(residual + flat, mask=inside, other=0.0).to(y.dtype)
         if plain is not None:
-            tl.store(plain + flat, saturated(y, plain.dtype.element_ty), mask=inside)
-        channel = output % period
+            tl.store(plain + flat, saturate_to(y, plain.dtype.element_ty), mask=inside)
+        channel = output % PERIOD
         if gain is not None:
             y = y * tl.load(gain + channel)[None, :] + tl.load(offset + channel)[None, :]
         if rate is not None:
-            y = snake(y, tl.load(rate + channel)[None, :], tl.load(scale + channel)[None, :])
+            y = snake_beta(y, tl.load(rate + channel)[None, :], tl.load(scale + channel)[None, :])
         if active is not None:
-            place = (
-                (batch.to(tl.int64) * active_step + active_start)[:, None] + column[:, None] * stored + output[None, :]
+            offset = (
+                (batch.to(tl.int64) * active_step + active_start)[:, None] + column[:, None] * STORED + output[None, :]
             )
-            tl.store(active + place, saturated(y, active.dtype.element_ty), mask=inside)
+            tl.store(active + offset, saturate_to(y, active.dtype.element_ty), mask=inside)
 
     # Arguments that can be 1 must stay numbers of the run time.
     @triton.jit(do_not_specialize=["count", "columns", "length", "dilation", "tiles", "tail_blocks"])
     def _conv(  # noqa: PLR0915, PLR0917
-        x, weight, bias, residual, plain, active, gain, offset, rate, scale, slots, kept, next_kept,
+        x, weight, bias, residual, plain, active, gain, offset, rate, scale, slots, history, next_history,
         count, columns, length, dilation, active_step, active_start, tap_step, output_step, tiles, tail_blocks,
-        channels: tl.constexpr, outputs: tl.constexpr, taps: tl.constexpr, period: tl.constexpr,
-        function: tl.constexpr, norm_eps: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr,
-        extra_n: tl.constexpr, block_k: tl.constexpr, copy: tl.constexpr, overlap: tl.constexpr,
+        C_IN: tl.constexpr, C_OUT: tl.constexpr, TAPS: tl.constexpr, PERIOD: tl.constexpr,
+        FUNCTION: tl.constexpr, NORM_EPS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+        EXTRA_N: tl.constexpr, BLOCK_K: tl.constexpr, COPY_BLOCK_SIZE: tl.constexpr, ENABLE_PDL: tl.constexpr,
     ):  # fmt: skip
-        wait_for_inputs(overlap)
+        pdl_wait(ENABLE_PDL)
         program = tl.program_id(0)
         span = length + columns
         if program >= tiles:
             block = program - tiles
-            size = length * channels
+            size = length * C_IN
             batch_size = count // columns
             # Arguments that are None are pruned only where nothing else is asked in the same condition.
-            if kept is not None:  # noqa: SIM102
+            if history is not None:  # noqa: SIM102
                 if block < tail_blocks:
-                    tail, step = x + columns.to(tl.int64) * channels, span.to(tl.int64) * channels
-                    copy_block(tail, step, kept, size, slots, block, batch_size, size, False, copy)
-            if next_kept is not None:  # noqa: SIM102
+                    tail, step = x + columns.to(tl.int64) * C_IN, span.to(tl.int64) * C_IN
+                    copy_block(tail, step, history, size, slots, block, batch_size, size, False, COPY_BLOCK_SIZE)
+            if next_history is not None:  # noqa: SIM102
                 if block >= tail_blocks:
                     block -= tail_blocks
                     copy_block(
-                        next_kept, active_start, active, active_step, slots, block, batch_size, active_start, True, copy
+                        next_history, active_start, active, active_step, slots, block, batch_size, active_start, True,
+                        COPY_BLOCK_SIZE,
                     )  # fmt: skip
         else:
-            wide_n: tl.constexpr = block_n + extra_n
-            across: tl.constexpr = (outputs + wide_n - 1) // wide_n
-            rows = (program // across) * block_m + tl.arange(0, block_m)
-            first = (program % across) * wide_n
+            TILE_N: tl.constexpr = BLOCK_N + EXTRA_N
+            TILES_N: tl.constexpr = (C_OUT + TILE_N - 1) // TILE_N
+            rows = (program // TILES_N) * BLOCK_M + tl.arange(0, BLOCK_M)
+            first = (program % TILES_N) * TILE_N
             # Rows and outputs past the end read the last one's values; they are not stored.
             row = tl.minimum(rows, count - 1)
             batch = row // columns
             column = row - batch * columns
             start = tl.where(dilation > 0, 0, length)
-            inner = tl.arange(0, block_k)
-            inputs = x + (batch.to(tl.int64) * span + column + start)[:, None] * channels + inner[None, :]
-            output = tl.minimum(first + tl.arange(0, block_n), outputs - 1)
-            weights = weight + output.to(tl.int64)[:, None] * output_step + inner[None, :]
-            acc = tl.zeros((block_m, block_n), dtype=tl.float32)
-            squares = tl.zeros((block_m,), dtype=tl.float32)
-            if extra_n > 0:
-                extra = tl.minimum(first + block_n + tl.arange(0, extra_n), outputs - 1)
-                extra_weights = weight + extra.to(tl.int64)[:, None] * output_step + inner[None, :]
-                extra_acc = tl.zeros((block_m, extra_n), dtype=tl.float32)
-            steps: tl.constexpr = channels // block_k
-            for step in range(taps * steps):
-                tap = step // steps
-                channel = (step % steps) * block_k
-                a = tl.load(inputs + (tap * dilation * channels + channel))
-                if norm_eps is not None:
+            k_offset = tl.arange(0, BLOCK_K)
+            x_ptrs = x + (batch.to(tl.int64) * span + column + start)[:, None] * C_IN + k_offset[None, :]
+            output = tl.minimum(first + tl.arange(0, BLOCK_N), C_OUT - 1)
+            w_ptrs = weight + output.to(tl.int64)[:, None] * output_step + k_offset[None, :]
+            acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+            squares = tl.zeros((BLOCK_M,), dtype=tl.float32)
+            if EXTRA_N > 0:
+                extra = tl.minimum(first + BLOCK_N + tl.arange(0, EXTRA_N), C_OUT - 1)
+                extra_w_ptrs = weight + extra.to(tl.int64)[:, None] * output_step + k_offset[None, :]
+                extra_acc = tl.zeros((BLOCK_M, EXTRA_N), dtype=tl.float32)
+            STEPS_K: tl.constexpr = C_IN // BLOCK_K
+            for step in range(TAPS * STEPS_K):
+                tap = step // STEPS_K
+                channel = (step % STEPS_K) * BLOCK_K
+                a = tl.load(x_ptrs + (tap * dilation * C_IN + channel))
+                if NORM_EPS is not None:
                     wide = a.to(tl.float32)
                     squares += tl.sum(wide * wide, axis=1)
                 a = a.to(weight.dtype.element_ty)
                 shift = tap * tap_step + channel
-                acc = tl.dot(a, tl.trans(tl.load(weights + shift)), acc, input_precision="ieee")
-                if extra_n > 0:
-                    b = tl.trans(tl.load(extra_weights + shift))
+                acc = tl.dot(a, tl.trans(tl.load(w_ptrs + shift)), acc, input_precision="ieee")
+                if EXTRA_N > 0:
+                    b = tl.trans(tl.load(extra_w_ptrs + shift))
                     extra_acc = tl.dot(a, b, extra_acc, input_precision="ieee")
             # Not sooner: programs that wait would take places next to those that work, two on one multiprocessor.
-            launch_dependents(overlap)
-            _finish(
+            pdl_launch_dependents(ENABLE_PDL)
+            _epilogue(
                 acc, rows, batch, column, first, squares, bias, residual, plain, active, gain, offset, rate, scale,
-                count, active_step, active_start, channels, outputs, period, function, norm_eps, block_n,
+                count, active_step, active_start, C_IN, C_OUT, PERIOD, FUNCTION, NORM_EPS, BLOCK_N,
             )  # fmt: skip
-            if extra_n > 0:
-                _finish(
-                    extra_acc, rows, batch, column, first + block_n, squares, bias, residual, plain, active, gain,
-                    offset, rate, scale, count, active_step, active_start, channels, outputs, period, function,
-                    norm_eps, extra_n,
+            if EXTRA_N > 0:
+                _epilogue(
+                    extra_acc, rows, batch, column, first + BLOCK_N, squares, bias, residual, plain, active, gain,
+                    offset, rate, scale, count, active_step, active_start, C_IN, C_OUT, PERIOD, FUNCTION,
+                    NORM_EPS, EXTRA_N,
                 )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Tile:
+class ConvTile:
     """How a product is cut: outputs per program are `n` + `extra`, so that 96 and 192 waste nothing."""
 
     m: int
@@ -289,36 +301,36 @@ class Tile:
 
 
 DEEP = (
-    (120, Tile(128, 128, 0, 64, 8, 3)),
-    (90, Tile(128, 128, 0, 64, 4, 4)),
-    (200, Tile(64, 64, 0, 64, 4, 4)),
-    (90, Tile(64, 32, 0, 64, 4, 5)),
-    (90, Tile(32, 32, 0, 128, 4, 4)),
-    (90, Tile(16, 32, 0, 128, 2, 5)),
-    (0, Tile(16, 16, 0, 256, 4, 4)),
+    (120, ConvTile(128, 128, 0, 64, 8, 3)),
+    (90, ConvTile(128, 128, 0, 64, 4, 4)),
+    (200, ConvTile(64, 64, 0, 64, 4, 4)),
+    (90, ConvTile(64, 32, 0, 64, 4, 5)),
+    (90, ConvTile(32, 32, 0, 128, 4, 4)),
+    (90, ConvTile(16, 32, 0, 128, 2, 5)),
+    (0, ConvTile(16, 16, 0, 256, 4, 4)),
 )
 SHALLOW = (
-    (90, Tile(64, 128, 0, 64, 4, 3)),
-    (120, Tile(64, 64, 0, 64, 4, 4)),
-    (60, Tile(64, 32, 0, 64, 4, 5)),
-    (90, Tile(32, 32, 0, 128, 4, 4)),
-    (0, Tile(16, 32, 0, 128, 2, 5)),
+    (90, ConvTile(64, 128, 0, 64, 4, 3)),
+    (120, ConvTile(64, 64, 0, 64, 4, 4)),
+    (60, ConvTile(64, 32, 0, 64, 4, 5)),
+    (90, ConvTile(32, 32, 0, 128, 4, 4)),
+    (0, ConvTile(16, 32, 0, 128, 2, 5)),
 )
 """Tiles in the order in which they are tried, each with the programs it must give: by half-precision times on an H200.
 
 Deep are products of 1024 inputs and more, over all taps.
 """
 NARROW = {
-    (96, False): Tile(128, 64, 32, 32, 4, 4),
-    (96, True): Tile(64, 64, 32, 32, 4, 4),
-    (192, False): Tile(64, 128, 64, 64, 4, 3),
-    (192, True): Tile(128, 64, 0, 64, 4, 3),
-    (288, False): Tile(128, 64, 32, 64, 4, 4),
+    (96, False): ConvTile(128, 64, 32, 32, 4, 4),
+    (96, True): ConvTile(64, 64, 32, 32, 4, 4),
+    (192, False): ConvTile(64, 128, 64, 64, 4, 3),
+    (192, True): ConvTile(128, 64, 0, 64, 4, 3),
+    (288, False): ConvTile(128, 64, 32, 64, 4, 4),
 }
 """For 16384 rows and more, by outputs and whether there is one tap."""
 
 
-def choose_tile(rows: int, outputs: int, channels: int, taps: int) -> Tile:
+def choose_tile(rows: int, outputs: int, channels: int, taps: int) -> ConvTile:
     """The tile for a product of `rows` columns by `outputs` from `taps` times `channels` inputs."""
     if (outputs, taps == 1) in NARROW and rows >= 16384:
         tile = NARROW[outputs, taps == 1]
@@ -340,7 +352,7 @@ def conv_kernel(
     weight: Tensor,
     bias: Tensor | None = None,
     dilation: int = 1,
-    ends: Ends = NO_ENDS,
+    context: LeftContext = NO_CONTEXT,
     *,
     norm_eps: float | None = None,
     function: Literal["none", "gelu", "gate"] = "none",
@@ -348,7 +360,7 @@ def conv_kernel(
     plain: torch.dtype | None = None,
     affine: tuple[Tensor, Tensor] | None = None,
     rates: Rates | None = None,
-    tile: Tile | None = None,
+    tile: ConvTile | None = None,
 ) -> tuple[Tensor | None, Tensor]:
     """`conv_reference` as one Triton kernel. `tile` is chosen by size unless given."""
     taps, outputs, channels = weight.shape
@@ -360,25 +372,25 @@ def conv_kernel(
     stored = outputs // 2 if function == "gate" else outputs
     period = rates[0].shape[0] if rates is not None else stored if bias is None else bias.shape[0]
     made = columns * stored // period
-    active = x.new_empty(batch, ends.left + made, period, dtype=weight.dtype)
-    if ends.left and ends.next_kept is None:
-        active[:, : ends.left].zero_()
+    active = x.new_empty(batch, context.left + made, period, dtype=weight.dtype)
+    if context.left and context.next_history is None:
+        active[:, : context.left].zero_()
     first_result = None if plain is None else x.new_empty(batch, made, period, dtype=plain)
     tile = tile or choose_tile(batch * columns, outputs, channels, taps)
     tiles = triton.cdiv(batch * columns, tile.m) * triton.cdiv(outputs, tile.n + tile.extra)
-    tails = triton.cdiv(batch * length * channels, COPY_BLOCK) if ends.kept is not None else 0
-    heads = triton.cdiv(batch * ends.left * period, COPY_BLOCK) if ends.next_kept is not None else 0
+    tails = triton.cdiv(batch * length * channels, COPY_BLOCK) if context.history is not None else 0
+    heads = triton.cdiv(batch * context.left * period, COPY_BLOCK) if context.next_history is not None else 0
     (gain, offset), (rate, scale) = affine or (None, None), rates or (None, None)
     # The stride of an axis of one is arbitrary, and one that is no multiple of 16 would forbid wide loads.
     tap_step = weight.stride(0) if taps > 1 else channels
-    overlap = can_overlap(x.device)
+    enable_pdl = has_pdl(x.device)
     _conv[(tiles + tails + heads,)](
-        x, weight, bias, residual, first_result, active, gain, offset, rate, scale, ends.slots, ends.kept,
-        ends.next_kept, batch * columns, columns, length, dilation, (ends.left + made) * period, ends.left * period,
-        tap_step, weight.stride(1), tiles, tails,
+        x, weight, bias, residual, first_result, active, gain, offset, rate, scale, context.slots, context.history,
+        context.next_history, batch * columns, columns, length, dilation, (context.left + made) * period,
+        context.left * period, tap_step, weight.stride(1), tiles, tails,
         channels, outputs, taps, period, function, norm_eps,
-        tile.m, tile.n, tile.extra, tile.k, COPY_BLOCK, overlap,
-        num_warps=tile.warps, num_stages=tile.stages, launch_pdl=overlap,
+        tile.m, tile.n, tile.extra, tile.k, COPY_BLOCK, enable_pdl,
+        num_warps=tile.warps, num_stages=tile.stages, launch_pdl=enable_pdl,
     )  # fmt: skip
     return first_result, active
 

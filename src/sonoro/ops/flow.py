@@ -13,24 +13,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sonoro.ops.dispatch import Operation
-from sonoro.ops.norm import can_overlap, is_row_major
+from sonoro.ops.norm import has_pdl, is_row_major
 
 try:
     import triton
     import triton.language as tl
 
     from sonoro.ops.linear import OPERAND
-    from sonoro.ops.norm import launch_dependents, wait_for_inputs
+    from sonoro.ops.norm import pdl_launch_dependents, pdl_wait
 except ImportError:
     triton = None
 
-__all__ = ["Ends", "advance", "advance_kernel", "advance_reference", "guide"]
+__all__ = ["PatchProjections", "advance", "advance_kernel", "advance_reference", "guide"]
 
 
-class Ends(NamedTuple):
-    """What leads into the network and out of it: weight [W, D] and bias [W] of the tokens of a patch, and the bias [D]
-    of velocities.
-    """
+class PatchProjections(NamedTuple):
+    """The projections around the network: weight [W, D] and bias [W] into the tokens of a patch, and the bias [D] of
+    the velocities that come out."""
 
     weight: Tensor
     bias: Tensor
@@ -55,31 +54,31 @@ def advance_reference(  # noqa: PLR0917 (all that a step knows)
     size: Tensor,
     cfg: Tensor,
     time: Tensor,
-    ends: Ends,
+    projections: PatchProjections,
     tokens: Tensor,
-    clock: int,
+    time_token: int,
 ) -> Tensor:
     """`x` [B, P, D] moved by `size` [B] against the guided velocity, a new tensor; where it is now is left in `tokens`.
 
     `velocities` [2 B P, D] lack their bias; without any, `x` stays where it is. `cfg` [B] float32 as in `guide`. Into
-    `tokens` [2 B, T, W], of both halves, go the P tokens of the patch, the last ones, and `time` [B, W] at `clock`.
-    Capturable; no sync; no gradient.
+    `tokens` [2 B, T, W], of both halves, go the P tokens of the patch, the last ones, and `time` [B, W] at
+    `time_token`. Capturable; no sync; no gradient.
     """
     if velocities is None:
         x = x.clone()
     else:
-        guided, free = (velocities + ends.out_bias).view(2, *x.shape)
+        guided, free = (velocities + projections.out_bias).view(2, *x.shape)
         x = x - size[:, None, None] * guide(guided, free, cfg)
     both = tokens.unflatten(0, (2, -1))
-    both[:, :, -x.shape[1] :] = F.linear(x, ends.weight, ends.bias)
-    both[:, :, clock] = time
+    both[:, :, -x.shape[1] :] = F.linear(x, projections.weight, projections.bias)
+    both[:, :, time_token] = time
     return x
 
 
 if triton is not None:
 
     @triton.jit
-    def _advance(  # noqa: PLR0917 (a kernel's arguments are positional)
+    def _advance_kernel(  # noqa: PLR0917 (a kernel's arguments are positional)
         x,
         velocities,
         size,
@@ -93,39 +92,39 @@ if triton is not None:
         size_stride,
         cfg_stride,
         time_stride,
-        moves: tl.constexpr,
-        patch: tl.constexpr,
-        latents: tl.constexpr,
-        count: tl.constexpr,
-        clock: tl.constexpr,
-        width: tl.constexpr,
-        block_p: tl.constexpr,
-        block_d: tl.constexpr,
-        block_w: tl.constexpr,
-        operand: tl.constexpr,
-        overlap: tl.constexpr,
+        MOVES: tl.constexpr,
+        PATCH: tl.constexpr,
+        LATENTS: tl.constexpr,
+        NUM_TOKENS: tl.constexpr,
+        TIME_TOKEN: tl.constexpr,
+        WIDTH: tl.constexpr,
+        BLOCK_P: tl.constexpr,
+        BLOCK_D: tl.constexpr,
+        BLOCK_W: tl.constexpr,
+        OPERAND_DTYPE: tl.constexpr,
+        ENABLE_PDL: tl.constexpr,
     ):
-        launch_dependents(overlap)
+        pdl_launch_dependents(ENABLE_PDL)
         dtype: tl.constexpr = out.dtype.element_ty
         row, rows = tl.program_id(0).to(tl.int64), tl.num_programs(0)
-        place, latent = tl.arange(0, block_p)[:, None], tl.arange(0, block_d)
-        column = tl.program_id(1) * block_w + tl.arange(0, block_w)
-        is_column, is_there = column < width, (place < patch) & (latent < latents)[None, :]
-        spot = place * latents + latent[None, :]
+        patch_row, latent = tl.arange(0, BLOCK_P)[:, None], tl.arange(0, BLOCK_D)
+        column = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W)
+        is_column, is_there = column < WIDTH, (patch_row < PATCH) & (latent < LATENTS)[None, :]
+        offset = patch_row * LATENTS + latent[None, :]
         into = tl.load(
-            weight + column[None, :] * latents + latent[:, None],
-            mask=is_column[None, :] & (latent < latents)[:, None],
+            weight + column[None, :] * LATENTS + latent[:, None],
+            mask=is_column[None, :] & (latent < LATENTS)[:, None],
             other=0.0,
         )
         raised = tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)
-        shift = tl.load(out_bias + latent, mask=latent < latents, other=0.0).to(tl.float32)[None, :]
-        wait_for_inputs(overlap)
-        here = tl.load(x + row * patch * latents + spot, mask=is_there, other=0.0)
-        if moves:
+        shift = tl.load(out_bias + latent, mask=latent < LATENTS, other=0.0).to(tl.float32)[None, :]
+        pdl_wait(ENABLE_PDL)
+        x_now = tl.load(x + row * PATCH * LATENTS + offset, mask=is_there, other=0.0)
+        if MOVES:
             # Rounded where the reference's separate steps round. Masked lanes hold a bias, which no sum may see.
-            line = velocities + row * patch * latents + spot
+            line = velocities + row * PATCH * LATENTS + offset
             guided = (tl.load(line, mask=is_there, other=0.0).to(tl.float32) + shift).to(dtype).to(tl.float32)
-            line += rows * patch * latents
+            line += rows * PATCH * LATENTS
             free = (tl.load(line, mask=is_there, other=0.0).to(tl.float32) + shift).to(dtype).to(tl.float32)
             guided, free = tl.where(is_there, guided, 0.0), tl.where(is_there, free, 0.0)
             product = tl.sum((guided * free).to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
@@ -135,16 +134,20 @@ if triton is not None:
             apart = (guided - scaled).to(dtype).to(tl.float32) * tl.load(cfg + row * cfg_stride)
             velocity = (scaled + apart.to(dtype).to(tl.float32)).to(dtype).to(tl.float32)
             step = (tl.load(size + row * size_stride).to(tl.float32) * velocity).to(dtype).to(tl.float32)
-            here = (here.to(tl.float32) - step).to(dtype)
+            x_now = (x_now.to(tl.float32) - step).to(dtype)
         if tl.program_id(1) == 0:
-            tl.store(out + row * patch * latents + spot, here, mask=is_there)
-        made = tl.dot(here.to(operand), into.to(operand), input_precision="ieee")
+            tl.store(out + row * PATCH * LATENTS + offset, x_now, mask=is_there)
+        made = tl.dot(x_now.to(OPERAND_DTYPE), into.to(OPERAND_DTYPE), input_precision="ieee")
         made = (made + raised[None, :]).to(dtype)
         now = tl.load(time + row * time_stride + column, mask=is_column, other=0.0)
         for half in tl.static_range(2):
-            target = tokens + (half * rows + row) * count * width + column
-            tl.store(target[None, :] + (count - patch + place) * width, made, mask=(place < patch) & is_column[None, :])
-            tl.store(target + clock * width, now, mask=is_column)
+            target = tokens + (half * rows + row) * NUM_TOKENS * WIDTH + column
+            tl.store(
+                target[None, :] + (NUM_TOKENS - PATCH + patch_row) * WIDTH,
+                made,
+                mask=(patch_row < PATCH) & is_column[None, :],
+            )
+            tl.store(target + TIME_TOKEN * WIDTH, now, mask=is_column)
 
 
 _BLOCK_W = 64
@@ -156,20 +159,20 @@ def advance_kernel(  # noqa: PLR0917
     size: Tensor,
     cfg: Tensor,
     time: Tensor,
-    ends: Ends,
+    projections: PatchProjections,
     tokens: Tensor,
-    clock: int,
+    time_token: int,
 ) -> Tensor:
     """`advance_reference` as one Triton kernel, a program per row and block of a token's width, each moving `x`."""
     (batch, patch, latents), (_, count, width) = x.shape, tokens.shape
-    out, overlap = torch.empty_like(x), can_overlap(x.device)
-    _advance[batch, triton.cdiv(width, _BLOCK_W)](
+    out, enable_pdl = torch.empty_like(x), has_pdl(x.device)
+    _advance_kernel[batch, triton.cdiv(width, _BLOCK_W)](
         x,
         x if velocities is None else velocities,
         size,
         cfg,
         time,
-        *ends,
+        *projections,
         tokens,
         out,
         size.stride(0),
@@ -179,15 +182,15 @@ def advance_kernel(  # noqa: PLR0917
         patch,
         latents,
         count,
-        clock,
+        time_token,
         width,
         max(16, triton.next_power_of_2(patch)),
         max(16, triton.next_power_of_2(latents)),
         _BLOCK_W,
         OPERAND[x.dtype],
-        overlap,
+        enable_pdl,
         num_warps=2,
-        launch_pdl=overlap,
+        launch_pdl=enable_pdl,
     )
     return out
 
@@ -198,11 +201,11 @@ def _can_advance(  # noqa: PLR0917
     size: Tensor,
     cfg: Tensor,
     time: Tensor,
-    ends: Ends,
+    projections: PatchProjections,
     tokens: Tensor,
-    clock: int,
+    time_token: int,
 ) -> bool:
-    dense = (x, *ends, tokens) if velocities is None else (x, velocities, *ends, tokens)
+    dense = (x, *projections, tokens) if velocities is None else (x, velocities, *projections, tokens)
     return (
         is_row_major(*dense, time)
         and all(tensor.is_contiguous() for tensor in dense)

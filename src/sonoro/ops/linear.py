@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sonoro.ops.dispatch import Operation
-from sonoro.ops.norm import can_overlap, is_row_major, rms_norm_kernel, rms_norm_reference
-from sonoro.ops.plans import Library, Plan, Tile, Vector, plan_for
+from sonoro.ops.norm import has_pdl, is_row_major, rms_norm_kernel, rms_norm_reference
+from sonoro.ops.plans import CublasPlan, GemvPlan, Plan, TilePlan, plan_for
 
 try:
     import triton
     import triton.language as tl
 
-    from sonoro.ops.norm import launch_dependents, scale_and_weigh, wait_for_inputs
+    from sonoro.ops.norm import pdl_launch_dependents, pdl_wait, scale_and_weigh
 except ImportError:
     triton = None
 
@@ -66,31 +66,31 @@ if triton is not None:
     }
 
     @triton.jit
-    def _silu_times(gate, up, dtype: tl.constexpr):
+    def _silu_mul(gate, up, dtype: tl.constexpr):
         # Rounded where the reference's separate steps round.
         gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
         return ((gate / (1 + tl.exp(-gate))).to(dtype).to(tl.float32) * up).to(dtype)
 
     @triton.jit
-    def _gate(both, out, width_out, block: tl.constexpr, overlap: tl.constexpr):
-        launch_dependents(overlap)
-        wait_for_inputs(overlap)
+    def _silu_mul_kernel(both, out, N, BLOCK: tl.constexpr, ENABLE_PDL: tl.constexpr):
+        pdl_launch_dependents(ENABLE_PDL)
+        pdl_wait(ENABLE_PDL)
         row = tl.program_id(0).to(tl.int64)
-        column = tl.program_id(1) * block + tl.arange(0, block)
-        gate = tl.load(both + row * 2 * width_out + column, mask=column < width_out, other=0)
-        up = tl.load(both + row * 2 * width_out + width_out + column, mask=column < width_out, other=0)
-        tl.store(out + row * width_out + column, _silu_times(gate, up, out.dtype.element_ty), mask=column < width_out)
+        column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        gate = tl.load(both + row * 2 * N + column, mask=column < N, other=0)
+        up = tl.load(both + row * 2 * N + N + column, mask=column < N, other=0)
+        tl.store(out + row * N + column, _silu_mul(gate, up, out.dtype.element_ty), mask=column < N)
 
     @triton.jit
-    def _multiply_rows(tiles, values, chunks: tl.constexpr, first: tl.constexpr, step: tl.constexpr):
+    def _dot_rows(tiles, values, CHUNKS: tl.constexpr, FIRST: tl.constexpr, STEP: tl.constexpr):
         # Sums of tiles[first], tiles[first + step], ... times the chunks of x, over K.
-        total = tiles[first].to(tl.float32) * values[0][None, :]
-        for chunk in tl.static_range(1, chunks):
-            total += tiles[first + step * chunk].to(tl.float32) * values[chunk][None, :]
+        total = tiles[FIRST].to(tl.float32) * values[0][None, :]
+        for chunk in tl.static_range(1, CHUNKS):
+            total += tiles[FIRST + STEP * chunk].to(tl.float32) * values[chunk][None, :]
         return tl.sum(total, 1)
 
     @triton.jit(do_not_specialize=["batch"])
-    def _vector(  # noqa: PLR0917 (a kernel's arguments are positional)
+    def _gemv_kernel(  # noqa: PLR0917 (a kernel's arguments are positional)
         x,
         norm_weight,
         weight,
@@ -100,58 +100,58 @@ if triton is not None:
         x_stride,
         residual_stride,
         eps,
-        width_out: tl.constexpr,
-        width_in: tl.constexpr,
-        rows: tl.constexpr,
-        block_k: tl.constexpr,
-        is_gated: tl.constexpr,
-        overlap: tl.constexpr,
+        N: tl.constexpr,
+        K: tl.constexpr,
+        BLOCK_N: tl.constexpr,
+        BLOCK_K: tl.constexpr,
+        IS_GATED: tl.constexpr,
+        ENABLE_PDL: tl.constexpr,
     ):
-        launch_dependents(overlap)
+        pdl_launch_dependents(ENABLE_PDL)
         dtype: tl.constexpr = out.dtype.element_ty
-        chunks: tl.constexpr = (width_in + block_k - 1) // block_k
-        halves: tl.constexpr = 2 if is_gated else 1
-        row = tl.program_id(0) * rows + tl.arange(0, rows)
-        column = tl.arange(0, block_k)
-        start = weight + row.to(tl.int64)[:, None] * width_in + column[None, :]
-        tiles, gains = (), ()
-        for chunk in tl.static_range(chunks):
-            k = chunk * block_k
-            for half in tl.static_range(halves):
-                mask = (row < width_out)[:, None] & (k + column < width_in)[None, :]
-                tiles += (tl.load(start + half * width_out * width_in + k, mask=mask, other=0),)  # type: ignore[assignment]
+        CHUNKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+        HALVES: tl.constexpr = 2 if IS_GATED else 1
+        n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        k_offset = tl.arange(0, BLOCK_K)
+        start = weight + n.to(tl.int64)[:, None] * K + k_offset[None, :]
+        tiles, norm_tiles = (), ()
+        for chunk in tl.static_range(CHUNKS):
+            k = chunk * BLOCK_K
+            for half in tl.static_range(HALVES):
+                mask = (n < N)[:, None] & (k + k_offset < K)[None, :]
+                tiles += (tl.load(start + half * N * K + k, mask=mask, other=0),)  # type: ignore[assignment]
             if norm_weight is not None:
-                gains += (tl.load(norm_weight + k + column, mask=k + column < width_in, other=0),)  # type: ignore[assignment]
-        wait_for_inputs(overlap)
+                norm_tiles += (tl.load(norm_weight + k + k_offset, mask=k + k_offset < K, other=0),)  # type: ignore[assignment]
+        pdl_wait(ENABLE_PDL)
         for b in range(batch):
             if residual is not None:
-                rest = tl.load(residual + b * residual_stride + row, mask=row < width_out, other=0).to(tl.float32)
+                rest = tl.load(residual + b * residual_stride + n, mask=n < N, other=0).to(tl.float32)
             values = ()
-            for chunk in tl.static_range(chunks):
-                spot = chunk * block_k + column
-                values += (tl.load(x + b * x_stride + spot, mask=spot < width_in, other=0).to(tl.float32),)  # type: ignore[assignment]
+            for chunk in tl.static_range(CHUNKS):
+                k_index = chunk * BLOCK_K + k_offset
+                values += (tl.load(x + b * x_stride + k_index, mask=k_index < K, other=0).to(tl.float32),)  # type: ignore[assignment]
             if norm_weight is not None:
-                squares = tl.zeros([block_k], tl.float32)
-                for chunk in tl.static_range(chunks):
+                squares = tl.zeros([BLOCK_K], tl.float32)
+                for chunk in tl.static_range(CHUNKS):
                     squares += values[chunk] * values[chunk]
-                inverse = tl.rsqrt(tl.sum(squares) / width_in + eps)
+                inverse = tl.rsqrt(tl.sum(squares) / K + eps)
                 normed = ()
-                for chunk in tl.static_range(chunks):
-                    normed += (scale_and_weigh(values[chunk], inverse, gains[chunk], dtype).to(tl.float32),)  # type: ignore[assignment]
+                for chunk in tl.static_range(CHUNKS):
+                    normed += (scale_and_weigh(values[chunk], inverse, norm_tiles[chunk], dtype).to(tl.float32),)  # type: ignore[assignment]
                 values = normed
-            result = _multiply_rows(tiles, values, chunks, 0, halves).to(dtype)
-            if is_gated:
-                result = _silu_times(result, _multiply_rows(tiles, values, chunks, 1, halves), dtype)
+            result = _dot_rows(tiles, values, CHUNKS, 0, HALVES).to(dtype)
+            if IS_GATED:
+                result = _silu_mul(result, _dot_rows(tiles, values, CHUNKS, 1, HALVES), dtype)
             if residual is not None:
                 result = (result.to(tl.float32) + rest).to(dtype)
-            tl.store(out + b * width_out + row, result, mask=row < width_out)
+            tl.store(out + b * N + n, result, mask=n < N)
 
     @triton.jit
-    def _prefetch_rows(weight, row, width_in: tl.constexpr, span: tl.constexpr, line: tl.constexpr):
-        # One address in each `line` elements, which are a cache line of 128 bytes.
-        spot = tl.arange(0, 16) * line
-        for k in range(0, span, 16 * line):
-            address = weight + row[:, None] * width_in + tl.minimum(k + spot, span - 1)[None, :]
+    def _prefetch_l2(weight, n, K: tl.constexpr, SPAN: tl.constexpr, LINE: tl.constexpr):
+        # One address in each `LINE` elements, which are a cache line of 128 bytes.
+        offset = tl.arange(0, 16) * LINE
+        for k in range(0, SPAN, 16 * LINE):
+            address = weight + n[:, None] * K + tl.minimum(k + offset, SPAN - 1)[None, :]
             tl.inline_asm_elementwise(
                 "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
                 "=r,l",
@@ -162,7 +162,7 @@ if triton is not None:
             )
 
     @triton.jit(do_not_specialize=["batch"])
-    def _tile(  # noqa: PLR0915, PLR0917 (a kernel's arguments are positional)
+    def _tile_kernel(  # noqa: PLR0915, PLR0917 (a kernel's arguments are positional)
         x,
         weight,
         residual,
@@ -170,111 +170,111 @@ if triton is not None:
         batch,
         x_stride,
         residual_stride,
-        width_out: tl.constexpr,
-        width_in: tl.constexpr,
-        block_b: tl.constexpr,
-        block_n: tl.constexpr,
-        block_k: tl.constexpr,
-        splits: tl.constexpr,
-        parts: tl.constexpr,
-        stages: tl.constexpr,
-        is_gated: tl.constexpr,
-        is_prefetched: tl.constexpr,
-        overlap: tl.constexpr,
-        operand: tl.constexpr,
+        N: tl.constexpr,
+        K: tl.constexpr,
+        BLOCK_M: tl.constexpr,
+        BLOCK_N: tl.constexpr,
+        BLOCK_K: tl.constexpr,
+        SLICE_K: tl.constexpr,
+        SPLIT_K: tl.constexpr,
+        NUM_STAGES: tl.constexpr,
+        IS_GATED: tl.constexpr,
+        PREFETCH_L2: tl.constexpr,
+        ENABLE_PDL: tl.constexpr,
+        OPERAND_DTYPE: tl.constexpr,
     ):
-        launch_dependents(overlap)
+        pdl_launch_dependents(ENABLE_PDL)
         dtype: tl.constexpr = weight.dtype.element_ty
-        step: tl.constexpr = splits * block_k
-        span: tl.constexpr = (width_in + parts - 1) // parts
+        STEP: tl.constexpr = SLICE_K * BLOCK_K
+        SPAN: tl.constexpr = (K + SPLIT_K - 1) // SPLIT_K
         # Added to the pointers, so that the loop has constant ends: it is 6% faster (8 rows, as below).
-        part = 0 if parts == 1 else tl.program_id(2)
-        x += part * span
-        weight += part * span
-        place = tl.program_id(0) * block_b + tl.arange(0, block_b)
-        b = place.to(tl.int64)
-        row = tl.program_id(1) * block_n + tl.arange(0, block_n)
+        split = 0 if SPLIT_K == 1 else tl.program_id(2)
+        x += split * SPAN
+        weight += split * SPAN
+        m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+        m64 = m.to(tl.int64)
+        n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
         # Rows past the end repeat the last one, unmasked; their sums are not stored. A mask on rows of x pays in the
         # smallest blocks only (passes of a depth model, H200: 1.53 ms, not 1.66, for 8 rows; 1.98, not 1.78, for 64);
         # in others rows repeat in turn, as many reads of the last one are slow (2.31 ms, not 1.81, for 17).
-        source = tl.minimum(row, width_out - 1).to(tl.int64)
-        here = b if block_b < 32 else (place % batch).to(tl.int64)
+        n_source = tl.minimum(n, N - 1).to(tl.int64)
+        m_source = m64 if BLOCK_M < 32 else (m % batch).to(tl.int64)
         # Axes (b, k) and (k, n); a split K puts the split before both.
-        if splits == 1:
-            column = tl.arange(0, block_k)
-            wide, tall = column[None, :], column[:, None]
-            inputs = x + here[:, None] * x_stride + wide
-            has_row = (b < batch)[:, None] if block_b < 32 else True
-            weights = weight + source[None, :] * width_in + tall
-            total = tl.zeros([block_b, block_n], tl.float32)
+        if SLICE_K == 1:
+            k_offset = tl.arange(0, BLOCK_K)
+            k_row, k_column = k_offset[None, :], k_offset[:, None]
+            x_ptrs = x + m_source[:, None] * x_stride + k_row
+            is_row = (m64 < batch)[:, None] if BLOCK_M < 32 else True
+            w_ptrs = weight + n_source[None, :] * K + k_column
+            acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         else:
-            column = tl.arange(0, splits)[:, None] * block_k + tl.arange(0, block_k)[None, :]
-            wide, tall = column[:, None, :], column[:, :, None]
-            inputs = x + here[None, :, None] * x_stride + wide
-            has_row = (b < batch)[None, :, None] if block_b < 32 else True
-            weights = weight + source[None, None, :] * width_in + tall
-            total = tl.zeros([splits, block_b, block_n], tl.float32)
-        other = total
-        if overlap and is_prefetched:
-            line: tl.constexpr = 1024 // dtype.primitive_bitwidth
-            _prefetch_rows(weight, source, width_in, span, line)
-            if is_gated:
-                _prefetch_rows(weight, source + width_out, width_in, span, line)
-        wait_for_inputs(overlap)
-        for k in tl.range(0, span, step, num_stages=stages):
-            if width_in % step == 0:
-                value = tl.load(inputs + k, mask=has_row, other=0).to(operand)
-                tile = tl.load(weights + k).to(operand)
+            k_offset = tl.arange(0, SLICE_K)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
+            k_row, k_column = k_offset[:, None, :], k_offset[:, :, None]
+            x_ptrs = x + m_source[None, :, None] * x_stride + k_row
+            is_row = (m64 < batch)[None, :, None] if BLOCK_M < 32 else True
+            w_ptrs = weight + n_source[None, None, :] * K + k_column
+            acc = tl.zeros([SLICE_K, BLOCK_M, BLOCK_N], tl.float32)
+        acc_up = acc
+        if ENABLE_PDL and PREFETCH_L2:
+            LINE: tl.constexpr = 1024 // dtype.primitive_bitwidth
+            _prefetch_l2(weight, n_source, K, SPAN, LINE)
+            if IS_GATED:
+                _prefetch_l2(weight, n_source + N, K, SPAN, LINE)
+        pdl_wait(ENABLE_PDL)
+        for k in tl.range(0, SPAN, STEP, num_stages=NUM_STAGES):
+            if K % STEP == 0:
+                x_tile = tl.load(x_ptrs + k, mask=is_row, other=0).to(OPERAND_DTYPE)
+                w_tile = tl.load(w_ptrs + k).to(OPERAND_DTYPE)
             else:
-                value = tl.load(inputs + k, mask=has_row & (k + wide < width_in), other=0).to(operand)
-                tile = tl.load(weights + k, mask=k + tall < width_in, other=0).to(operand)
-            total = tl.dot(value, tile, total, input_precision="ieee")
-            if is_gated:
-                if width_in % step == 0:
-                    tile = tl.load(weights + width_out * width_in + k).to(operand)
+                x_tile = tl.load(x_ptrs + k, mask=is_row & (k + k_row < K), other=0).to(OPERAND_DTYPE)
+                w_tile = tl.load(w_ptrs + k, mask=k + k_column < K, other=0).to(OPERAND_DTYPE)
+            acc = tl.dot(x_tile, w_tile, acc, input_precision="ieee")
+            if IS_GATED:
+                if K % STEP == 0:
+                    w_tile = tl.load(w_ptrs + N * K + k).to(OPERAND_DTYPE)
                 else:
-                    tile = tl.load(weights + width_out * width_in + k, mask=k + tall < width_in, other=0).to(operand)
-                other = tl.dot(value, tile, other, input_precision="ieee")
-        if splits > 1:
-            total, other = tl.sum(total, 0), tl.sum(other, 0)
-        mask = (b < batch)[:, None] & (row < width_out)[None, :]
-        result = total if parts > 1 else total.to(dtype)
-        if is_gated:
-            result = _silu_times(result, other, dtype)
+                    w_tile = tl.load(w_ptrs + N * K + k, mask=k + k_column < K, other=0).to(OPERAND_DTYPE)
+                acc_up = tl.dot(x_tile, w_tile, acc_up, input_precision="ieee")
+        if SLICE_K > 1:
+            acc, acc_up = tl.sum(acc, 0), tl.sum(acc_up, 0)
+        mask = (m64 < batch)[:, None] & (n < N)[None, :]
+        result = acc if SPLIT_K > 1 else acc.to(dtype)
+        if IS_GATED:
+            result = _silu_mul(result, acc_up, dtype)
         if residual is not None:
-            rest = tl.load(residual + b[:, None] * residual_stride + row[None, :], mask=mask, other=0)
+            rest = tl.load(residual + m64[:, None] * residual_stride + n[None, :], mask=mask, other=0)
             result = (result.to(tl.float32) + rest.to(tl.float32)).to(dtype)
-        tl.store(out + (part * batch + b[:, None]) * width_out + row[None, :], result, mask=mask)
+        tl.store(out + (split * batch + m64[:, None]) * N + n[None, :], result, mask=mask)
 
     @triton.jit(do_not_specialize=["batch"])
-    def _add_parts(  # noqa: PLR0917 (a kernel's arguments are positional)
-        sums,
+    def _reduce_split_k(  # noqa: PLR0917 (a kernel's arguments are positional)
+        partial,
         residual,
         out,
         batch,
         residual_stride,
-        width_out: tl.constexpr,
-        parts: tl.constexpr,
-        block: tl.constexpr,
-        overlap: tl.constexpr,
+        N: tl.constexpr,
+        SPLIT_K: tl.constexpr,
+        BLOCK: tl.constexpr,
+        ENABLE_PDL: tl.constexpr,
     ):
-        launch_dependents(overlap)
-        wait_for_inputs(overlap)
+        pdl_launch_dependents(ENABLE_PDL)
+        pdl_wait(ENABLE_PDL)
         dtype: tl.constexpr = out.dtype.element_ty
         row = tl.program_id(0).to(tl.int64)
-        column = tl.program_id(1) * block + tl.arange(0, block)
-        mask = column < width_out
-        total = tl.zeros([block], tl.float32)
-        for part in tl.static_range(parts):
-            total += tl.load(sums + (part * batch + row) * width_out + column, mask=mask, other=0)
-        result = total.to(dtype)
+        n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        mask = n < N
+        acc = tl.zeros([BLOCK], tl.float32)
+        for split in tl.static_range(SPLIT_K):
+            acc += tl.load(partial + (split * batch + row) * N + n, mask=mask, other=0)
+        result = acc.to(dtype)
         if residual is not None:
-            rest = tl.load(residual + row * residual_stride + column, mask=mask, other=0)
+            rest = tl.load(residual + row * residual_stride + n, mask=mask, other=0)
             result = (result.to(tl.float32) + rest.to(tl.float32)).to(dtype)
-        tl.store(out + row * width_out + column, result, mask=mask)
+        tl.store(out + row * N + n, result, mask=mask)
 
 
-def _product(  # noqa: PLR0917
+def _matmul(  # noqa: PLR0917
     x: Tensor,
     weight: Tensor,
     plan: Plan,
@@ -284,73 +284,73 @@ def _product(  # noqa: PLR0917
 ) -> Tensor:
     batch, width_in = x.shape
     width_out = weight.shape[0] // 2 if is_gated else weight.shape[0]
-    overlap = plan.is_overlapped and can_overlap(x.device)
+    enable_pdl = plan.enable_pdl and has_pdl(x.device)
     residual_stride = 0 if residual is None else residual.stride(0)
-    if isinstance(plan, Vector):
+    if isinstance(plan, GemvPlan):
         out = torch.empty((batch, width_out), dtype=x.dtype, device=x.device)
         gain, eps = norm or (None, 0.0)
         inputs = (x, gain, weight, residual, out, batch, x.stride(0), residual_stride, eps)
-        sizes = (width_out, width_in, plan.rows, plan.block_k, is_gated, overlap)
-        _vector[(triton.cdiv(width_out, plan.rows),)](*inputs, *sizes, num_warps=plan.warps, launch_pdl=overlap)
+        sizes = (width_out, width_in, plan.rows, plan.block_k, is_gated, enable_pdl)
+        _gemv_kernel[(triton.cdiv(width_out, plan.rows),)](*inputs, *sizes, num_warps=plan.warps, launch_pdl=enable_pdl)
         return out
     if norm is not None:
-        x = rms_norm_kernel(x, *norm, is_overlapped=plan.is_overlapped)
-    if isinstance(plan, Library):
-        return _library_product(x, weight, residual, is_gated, overlap)
-    return _tile_product(x, weight, plan, residual, is_gated)
+        x = rms_norm_kernel(x, *norm, enable_pdl=plan.enable_pdl)
+    if isinstance(plan, CublasPlan):
+        return _cublas_matmul(x, weight, residual, is_gated, enable_pdl)
+    return _tile_matmul(x, weight, plan, residual, is_gated)
 
 
-def _tile_product(x: Tensor, weight: Tensor, plan: Tile, residual: Tensor | None, is_gated: bool) -> Tensor:
+def _tile_matmul(x: Tensor, weight: Tensor, plan: TilePlan, residual: Tensor | None, is_gated: bool) -> Tensor:
     batch, width_in = x.shape
     width_out = weight.shape[0] // 2 if is_gated else weight.shape[0]
-    overlap = plan.is_overlapped and can_overlap(x.device)
+    enable_pdl = plan.enable_pdl and has_pdl(x.device)
     residual_stride = 0 if residual is None else residual.stride(0)
     out = torch.empty((batch, width_out), dtype=x.dtype, device=x.device)
     sums, rest = out, residual
-    if plan.parts > 1:
+    if plan.split_k > 1:
         assert not is_gated
-        assert width_in % (plan.parts * plan.splits * plan.block_k) == 0, (width_in, plan)
-        sums = torch.empty((plan.parts, batch, width_out), dtype=torch.float32, device=x.device)
+        assert width_in % (plan.split_k * plan.slice_k * plan.block_k) == 0, (width_in, plan)
+        sums = torch.empty((plan.split_k, batch, width_out), dtype=torch.float32, device=x.device)
         rest = None
-    blocks = (plan.block_b, plan.block_n, plan.block_k, plan.splits, plan.parts, plan.stages)
-    _tile[(triton.cdiv(batch, plan.block_b), triton.cdiv(width_out, plan.block_n), plan.parts)](
+    blocks = (plan.block_m, plan.block_n, plan.block_k, plan.slice_k, plan.split_k, plan.stages)
+    _tile_kernel[(triton.cdiv(batch, plan.block_m), triton.cdiv(width_out, plan.block_n), plan.split_k)](
         *(x, weight, rest, sums, batch, x.stride(0), residual_stride, width_out, width_in),
-        *(*blocks, is_gated, plan.is_prefetched, overlap, OPERAND[x.dtype]),
+        *(*blocks, is_gated, plan.is_prefetched, enable_pdl, OPERAND[x.dtype]),
         num_warps=plan.warps,
-        launch_pdl=overlap,
+        launch_pdl=enable_pdl,
     )
-    if plan.parts > 1:
+    if plan.split_k > 1:
         grid = (batch, triton.cdiv(width_out, ROW_BLOCK))
         inputs = (sums, residual, out, batch, residual_stride, width_out)
-        _add_parts[grid](*inputs, plan.parts, ROW_BLOCK, overlap, launch_pdl=overlap)
+        _reduce_split_k[grid](*inputs, plan.split_k, ROW_BLOCK, enable_pdl, launch_pdl=enable_pdl)
     return out
 
 
-def _library_product(x: Tensor, weight: Tensor, residual: Tensor | None, is_gated: bool, overlap: bool) -> Tensor:
+def _cublas_matmul(x: Tensor, weight: Tensor, residual: Tensor | None, is_gated: bool, enable_pdl: bool) -> Tensor:
     product = F.linear(x, weight)
     if is_gated:
         batch, width_out = product.shape[0], product.shape[1] // 2
         out = torch.empty((batch, width_out), dtype=x.dtype, device=x.device)
         grid = (batch, triton.cdiv(width_out, ROW_BLOCK))
-        _gate[grid](product, out, width_out, ROW_BLOCK, overlap, launch_pdl=overlap)
+        _silu_mul_kernel[grid](product, out, width_out, ROW_BLOCK, enable_pdl, launch_pdl=enable_pdl)
         return out
     return product if residual is None else product.add_(residual)
 
 
 def norm_linear_kernel(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, plan: Plan | None = None) -> Tensor:
     """`norm_linear_reference` in one or two launches; no gradient."""
-    return _product(x, weight, plan or plan_for(x.shape[0], weight, False), (norm_weight, eps))
+    return _matmul(x, weight, plan or plan_for(x.shape[0], weight, False), (norm_weight, eps))
 
 
 def norm_gate_up_kernel(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, plan: Plan | None = None) -> Tensor:
     """`norm_gate_up_reference` in one to three launches; no gradient."""
     plan = plan or plan_for(x.shape[0], weight, True)
-    return _product(x, weight, plan, (norm_weight, eps), is_gated=True)
+    return _matmul(x, weight, plan, (norm_weight, eps), is_gated=True)
 
 
 def linear_add_kernel(x: Tensor, weight: Tensor, residual: Tensor, plan: Plan | None = None) -> Tensor:
     """`linear_add_reference` in one or two launches; no gradient."""
-    return _product(x, weight, plan or plan_for(x.shape[0], weight, False), residual=residual)
+    return _matmul(x, weight, plan or plan_for(x.shape[0], weight, False), residual=residual)
 
 
 def _takes_norm(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor) -> bool:

@@ -1,7 +1,7 @@
 """Root-mean-square norm: a Triton kernel beside its torch reference, and what the fused kernels share with it.
 
-Kernels here may be launched while the kernel before them still runs (`can_overlap`). They read what earlier kernels
-wrote, and write at all, only after `wait_for_inputs`; weights, which no kernel writes, may be read before it.
+Kernels here may be launched while the kernel before them still runs (`has_pdl`). They read what earlier kernels
+wrote, and write at all, only after `pdl_wait`; weights, which no kernel writes, may be read before it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ try:
 except ImportError:
     triton = None
 
-__all__ = ["can_overlap", "is_row_major", "rms_norm", "rms_norm_kernel", "rms_norm_reference", "unit_rms"]
+__all__ = ["has_pdl", "is_row_major", "rms_norm", "rms_norm_kernel", "rms_norm_reference", "unit_rms"]
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -54,15 +54,15 @@ def _scale_and_floor(width: int, eps: float) -> tuple[Tensor, Tensor]:
 if triton is not None:
 
     @triton.jit
-    def launch_dependents(overlap: tl.constexpr):
+    def pdl_launch_dependents(ENABLE_PDL: tl.constexpr):
         """Let the next kernel start once every program of this one has come here."""
-        if overlap:
+        if ENABLE_PDL:
             gdc_launch_dependents()
 
     @triton.jit
-    def wait_for_inputs(overlap: tl.constexpr):
+    def pdl_wait(ENABLE_PDL: tl.constexpr):
         """Wait until every kernel before this one is complete. All must wait, or "before" means the last one only."""
-        if overlap:
+        if ENABLE_PDL:
             gdc_wait()
 
     @triton.jit
@@ -72,33 +72,35 @@ if triton is not None:
         return (scaled * weight.to(tl.float32)).to(dtype)
 
     @triton.jit
-    def _rms_norm(  # noqa: PLR0917 (a kernel's arguments are positional)
-        x, weight, out, x_stride, eps, width_in: tl.constexpr, block: tl.constexpr, overlap: tl.constexpr
+    def _rms_norm_kernel(  # noqa: PLR0917 (a kernel's arguments are positional)
+        x, weight, out, x_stride, eps, K: tl.constexpr, BLOCK: tl.constexpr, ENABLE_PDL: tl.constexpr
     ):
-        launch_dependents(overlap)
+        pdl_launch_dependents(ENABLE_PDL)
         dtype: tl.constexpr = out.dtype.element_ty
         row = tl.program_id(0).to(tl.int64)
-        column = tl.arange(0, block)
-        weights = tl.load(weight + column, mask=column < width_in, other=0)
-        wait_for_inputs(overlap)
-        value = tl.load(x + row * x_stride + column, mask=column < width_in, other=0).to(tl.float32)
-        inverse = tl.rsqrt(tl.sum(value * value) / width_in + eps)
-        tl.store(out + row * width_in + column, scale_and_weigh(value, inverse, weights, dtype), mask=column < width_in)
+        column = tl.arange(0, BLOCK)
+        weights = tl.load(weight + column, mask=column < K, other=0)
+        pdl_wait(ENABLE_PDL)
+        value = tl.load(x + row * x_stride + column, mask=column < K, other=0).to(tl.float32)
+        inverse = tl.rsqrt(tl.sum(value * value) / K + eps)
+        tl.store(out + row * K + column, scale_and_weigh(value, inverse, weights, dtype), mask=column < K)
 
 
-def rms_norm_kernel(x: Tensor, weight: Tensor, eps: float, *, is_overlapped: bool = True) -> Tensor:
+def rms_norm_kernel(x: Tensor, weight: Tensor, eps: float, *, enable_pdl: bool = True) -> Tensor:
     """`rms_norm_reference` of `x` [B, K] as one Triton kernel, one program per row; no gradient."""
-    overlap = is_overlapped and can_overlap(x.device)
+    enable_pdl = enable_pdl and has_pdl(x.device)
     batch, width_in = x.shape
     out = torch.empty((batch, width_in), dtype=x.dtype, device=x.device)
     block = triton.next_power_of_2(width_in)
     warps = max(1, min(8, block // 512))
-    _rms_norm[(batch,)](x, weight, out, x.stride(0), eps, width_in, block, overlap, num_warps=warps, launch_pdl=overlap)
+    _rms_norm_kernel[(batch,)](
+        x, weight, out, x.stride(0), eps, width_in, block, enable_pdl, num_warps=warps, launch_pdl=enable_pdl
+    )
     return out
 
 
 @functools.cache
-def can_overlap(device: torch.device) -> bool:
+def has_pdl(device: torch.device) -> bool:
     """Whether a kernel on `device` may start before the kernel ahead of it is done (Hopper and later)."""
     return triton is not None and not triton.knobs.runtime.interpret and capability(device) >= (9, 0)
 

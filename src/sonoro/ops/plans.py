@@ -12,48 +12,48 @@ import torch
 
 from sonoro.ops.device import capability
 
-__all__ = ["HOPPER", "LIMITS", "Library", "Plan", "Tile", "Vector", "plan_for"]
+__all__ = ["HOPPER", "LIMITS", "CublasPlan", "GemvPlan", "Plan", "TilePlan", "plan_for"]
 
 
 @dataclass(frozen=True)
-class Vector:
+class GemvPlan:
     """A program holds `rows` whole rows of the weight (of each half, if gated) in registers and takes x row by row."""
 
     rows: int
     block_k: int
     warps: int
-    is_overlapped: bool = True
+    enable_pdl: bool = True
 
 
 @dataclass(frozen=True)
-class Tile:
-    """A program makes `block_n` columns of `block_b` rows of the output with the tensor cores.
+class TilePlan:
+    """A program makes `block_n` columns of `block_m` rows of the output with the tensor cores.
 
-    With `splits` > 1 each warp sums a part of K, `block_k` at a time: sums are chains of dependent instructions, and
-    with few rows these chains, not the memory, are what takes time. With `parts` > 1 as many programs share K, and a
+    With `slice_k` > 1 each warp sums a part of K, `block_k` at a time: sums are chains of dependent instructions, and
+    with few rows these chains, not the memory, are what takes time. With `split_k` > 1 as many programs share K, and a
     second kernel adds their sums in order (not for gated products). `is_prefetched`: the rows of the weight are called
     into the L2 cache before the kernel ahead is done.
     """
 
-    block_b: int
+    block_m: int
     block_n: int
     block_k: int
-    splits: int
-    parts: int
+    slice_k: int
+    split_k: int
     stages: int
     warps: int
     is_prefetched: bool
-    is_overlapped: bool = True
+    enable_pdl: bool = True
 
 
 @dataclass(frozen=True)
-class Library:
+class CublasPlan:
     """The product of torch (cuBLAS), with kernels of ours before and after it."""
 
-    is_overlapped: bool = True
+    enable_pdl: bool = True
 
 
-Plan = Vector | Tile | Library
+Plan = GemvPlan | TilePlan | CublasPlan
 
 LIMITS = (1, 2, 16, 32, 64, 128, 256, 1024)
 """The most rows of each column of the table. Beyond the last of a line, where memory is not what takes time, the
@@ -61,7 +61,7 @@ library serves: blocks chosen for fewer rows read the same weights again and aga
 """
 
 REGISTER_BYTES = 256
-"""Of weights per thread in an untuned `Vector`: a quarter of its registers, as sums and `x` take more."""
+"""Of weights per thread in an untuned `GemvPlan`: a quarter of its registers, as sums and `x` take more."""
 
 LARGE_BYTES = 24 << 20
 """Of a weight that no plan was measured for, from which on the library is better for 3 to 16 rows as well.
@@ -85,16 +85,16 @@ def _plan_for(
     column: int, shape: tuple[int, ...], dtype: torch.dtype, is_gated: bool, generation: tuple[int, int]
 ) -> Plan:
     if column == len(LIMITS):
-        return Library()
+        return CublasPlan()
     if dtype == torch.bfloat16 and generation == (9, 0) and shape in HOPPER:
-        return HOPPER[shape][column] if column < len(HOPPER[shape]) else Library()
+        return HOPPER[shape][column] if column < len(HOPPER[shape]) else CublasPlan()
     if column < 2:
         return _untuned_vector(shape[1], dtype.itemsize * (2 if is_gated else 1))
     is_large = shape[0] * shape[1] * dtype.itemsize >= LARGE_BYTES
     if dtype == torch.bfloat16 and column == 2 and generation >= (8, 0) and not is_large:
         # 96 KB of shared memory at most: every GPU since Ampere has them. Few programs must ask for more at a time.
-        return Tile(16, 8, 128, 4, 1, 3, 4, False) if shape[0] < 2048 else Tile(16, 16, 64, 4, 1, 3, 4, False)
-    return Library()
+        return TilePlan(16, 8, 128, 4, 1, 3, 4, False) if shape[0] < 2048 else TilePlan(16, 16, 64, 4, 1, 3, 4, False)
+    return CublasPlan()
 
 
 def _untuned_vector(width_in: int, bytes_per_column: int) -> Plan:
@@ -102,8 +102,8 @@ def _untuned_vector(width_in: int, bytes_per_column: int) -> Plan:
     block_k = min(512, 1 << (width_in - 1).bit_length())
     for rows in (4, 2, 1):
         if rows * row_bytes <= 128 * REGISTER_BYTES:
-            return Vector(rows, block_k, 4)
-    return Vector(1, 1024, 8) if row_bytes <= 256 * REGISTER_BYTES else Library()
+            return GemvPlan(rows, block_k, 4)
+    return GemvPlan(1, 1024, 8) if row_bytes <= 256 * REGISTER_BYTES else CublasPlan()
 
 
 # Chosen one by one inside chains of whole layers in CUDA graphs, on an H200 (torch 2.11, Triton 3.6): the layers of a
@@ -117,187 +117,187 @@ def _untuned_vector(width_in: int, bytes_per_column: int) -> Plan:
 # 239 for 32 (264 and 283); a copy takes 134.
 HOPPER: dict[tuple[int, ...], tuple[Plan, ...]] = {
     (4096, 2048): (
-        Vector(4, 512, 2),
-        Tile(16, 16, 128, 4, 1, 4, 4, False),
-        Tile(16, 16, 128, 4, 1, 4, 4, False),
-        Library(),
-        Tile(64, 32, 128, 1, 1, 6, 4, False),
-        Library(),
-        Library(),
+        GemvPlan(4, 512, 2),
+        TilePlan(16, 16, 128, 4, 1, 4, 4, False),
+        TilePlan(16, 16, 128, 4, 1, 4, 4, False),
+        CublasPlan(),
+        TilePlan(64, 32, 128, 1, 1, 6, 4, False),
+        CublasPlan(),
+        CublasPlan(),
     ),
     (2048, 2048): (
-        Vector(4, 2048, 2),
-        Vector(4, 2048, 4),
-        Tile(16, 16, 256, 4, 1, 3, 4, True),
-        Tile(32, 16, 128, 4, 1, 4, 4, False),
-        Tile(64, 64, 128, 1, 4, 4, 4, True),
-        Tile(64, 32, 128, 1, 1, 6, 4, False),
-        Library(),
+        GemvPlan(4, 2048, 2),
+        GemvPlan(4, 2048, 4),
+        TilePlan(16, 16, 256, 4, 1, 3, 4, True),
+        TilePlan(32, 16, 128, 4, 1, 4, 4, False),
+        TilePlan(64, 64, 128, 1, 4, 4, 4, True),
+        TilePlan(64, 32, 128, 1, 1, 6, 4, False),
+        CublasPlan(),
     ),
     (12288, 2048): (
-        Vector(1, 2048, 2),
-        Tile(16, 32, 256, 1, 1, 3, 4, False),
-        Tile(16, 64, 128, 1, 1, 5, 4, False),
-        Tile(32, 64, 128, 1, 1, 4, 4, False),
-        Tile(64, 32, 64, 1, 1, 7, 4, False),
-        Library(),
-        Library(),
+        GemvPlan(1, 2048, 2),
+        TilePlan(16, 32, 256, 1, 1, 3, 4, False),
+        TilePlan(16, 64, 128, 1, 1, 5, 4, False),
+        TilePlan(32, 64, 128, 1, 1, 4, 4, False),
+        TilePlan(64, 32, 64, 1, 1, 7, 4, False),
+        CublasPlan(),
+        CublasPlan(),
     ),
     (2048, 6144): (
-        Vector(2, 1024, 4),
-        Tile(16, 16, 256, 4, 1, 3, 4, False),
-        Tile(16, 8, 256, 4, 1, 3, 4, False),
-        Tile(32, 16, 128, 4, 1, 4, 4, False),
-        Tile(64, 64, 128, 1, 4, 4, 4, True),
-        Tile(64, 32, 128, 1, 1, 6, 4, False),
-        Library(),
+        GemvPlan(2, 1024, 4),
+        TilePlan(16, 16, 256, 4, 1, 3, 4, False),
+        TilePlan(16, 8, 256, 4, 1, 3, 4, False),
+        TilePlan(32, 16, 128, 4, 1, 4, 4, False),
+        TilePlan(64, 64, 128, 1, 4, 4, 4, True),
+        TilePlan(64, 32, 128, 1, 1, 6, 4, False),
+        CublasPlan(),
     ),
     (3072, 2048): (
-        Vector(8, 2048, 4),
-        Vector(8, 2048, 4),
-        Tile(16, 16, 128, 4, 1, 4, 4, True),
-        Library(),
-        Tile(64, 32, 128, 1, 1, 5, 4, False),
-        Library(),
-        Library(),
+        GemvPlan(8, 2048, 4),
+        GemvPlan(8, 2048, 4),
+        TilePlan(16, 16, 128, 4, 1, 4, 4, True),
+        CublasPlan(),
+        TilePlan(64, 32, 128, 1, 1, 5, 4, False),
+        CublasPlan(),
+        CublasPlan(),
     ),
     (4096, 1024): (
-        Vector(16, 256, 4),
-        Vector(4, 1024, 2),
-        Tile(16, 32, 128, 4, 1, 4, 4, True),
-        Tile(32, 32, 128, 1, 1, 6, 4, False),
-        Tile(64, 32, 128, 1, 1, 5, 4, True),
-        Tile(64, 64, 128, 1, 1, 5, 4, False),
-        Library(),
+        GemvPlan(16, 256, 4),
+        GemvPlan(4, 1024, 2),
+        TilePlan(16, 32, 128, 4, 1, 4, 4, True),
+        TilePlan(32, 32, 128, 1, 1, 6, 4, False),
+        TilePlan(64, 32, 128, 1, 1, 5, 4, True),
+        TilePlan(64, 64, 128, 1, 1, 5, 4, False),
+        CublasPlan(),
     ),
     (1024, 2048): (
-        Vector(4, 1024, 4),
-        Vector(2, 2048, 4),
-        Tile(16, 8, 256, 4, 1, 4, 4, True),
-        Tile(32, 8, 128, 4, 1, 4, 4, True),
-        Tile(64, 32, 128, 1, 1, 5, 4, True),
-        Tile(64, 32, 128, 1, 1, 5, 4, True),
-        Tile(64, 32, 128, 1, 1, 5, 4, False),
+        GemvPlan(4, 1024, 4),
+        GemvPlan(2, 2048, 4),
+        TilePlan(16, 8, 256, 4, 1, 4, 4, True),
+        TilePlan(32, 8, 128, 4, 1, 4, 4, True),
+        TilePlan(64, 32, 128, 1, 1, 5, 4, True),
+        TilePlan(64, 32, 128, 1, 1, 5, 4, True),
+        TilePlan(64, 32, 128, 1, 1, 5, 4, False),
     ),
     (6144, 1024): (
-        Vector(2, 256, 2),
-        Tile(16, 32, 256, 1, 1, 4, 4, False),
-        Tile(16, 32, 256, 1, 1, 4, 4, False),
-        Tile(32, 16, 256, 1, 1, 4, 2, True),
-        Tile(64, 32, 64, 1, 1, 8, 4, True),
-        Tile(64, 64, 64, 1, 1, 7, 4, False),
-        Library(),
+        GemvPlan(2, 256, 2),
+        TilePlan(16, 32, 256, 1, 1, 4, 4, False),
+        TilePlan(16, 32, 256, 1, 1, 4, 4, False),
+        TilePlan(32, 16, 256, 1, 1, 4, 2, True),
+        TilePlan(64, 32, 64, 1, 1, 8, 4, True),
+        TilePlan(64, 64, 64, 1, 1, 7, 4, False),
+        CublasPlan(),
     ),
     (1024, 3072): (
-        Vector(2, 512, 2),
-        Vector(4, 1024, 4),
-        Tile(16, 8, 256, 4, 1, 4, 4, True),
-        Tile(32, 8, 128, 4, 1, 4, 4, True),
-        Tile(64, 64, 128, 1, 4, 4, 4, True),
-        Tile(64, 64, 128, 1, 4, 4, 4, True),
-        Tile(64, 32, 128, 1, 1, 5, 4, False),
+        GemvPlan(2, 512, 2),
+        GemvPlan(4, 1024, 4),
+        TilePlan(16, 8, 256, 4, 1, 4, 4, True),
+        TilePlan(32, 8, 128, 4, 1, 4, 4, True),
+        TilePlan(64, 64, 128, 1, 4, 4, 4, True),
+        TilePlan(64, 64, 128, 1, 4, 4, 4, True),
+        TilePlan(64, 32, 128, 1, 1, 5, 4, False),
     ),
     (2048, 1024): (
-        Vector(16, 256, 4),
-        Vector(8, 1024, 2),
-        Tile(16, 16, 128, 4, 1, 3, 4, True),
-        Tile(32, 16, 256, 1, 1, 4, 4, True),
-        Tile(64, 32, 128, 1, 1, 5, 4, True),
-        Tile(64, 32, 128, 1, 1, 5, 4, True),
-        Tile(128, 32, 128, 1, 1, 3, 4, True),
+        GemvPlan(16, 256, 4),
+        GemvPlan(8, 1024, 2),
+        TilePlan(16, 16, 128, 4, 1, 3, 4, True),
+        TilePlan(32, 16, 256, 1, 1, 4, 4, True),
+        TilePlan(64, 32, 128, 1, 1, 5, 4, True),
+        TilePlan(64, 32, 128, 1, 1, 5, 4, True),
+        TilePlan(128, 32, 128, 1, 1, 3, 4, True),
     ),
     (19456, 2560): (
-        Vector(2, 512, 2),
-        Library(),
-        Tile(16, 8, 64, 4, 1, 3, 4, False),
-        Tile(32, 64, 128, 1, 1, 4, 4, False),
-        Tile(64, 128, 64, 1, 1, 5, 4, False),
-        Library(),
-        Library(),
+        GemvPlan(2, 512, 2),
+        CublasPlan(),
+        TilePlan(16, 8, 64, 4, 1, 3, 4, False),
+        TilePlan(32, 64, 128, 1, 1, 4, 4, False),
+        TilePlan(64, 128, 64, 1, 1, 5, 4, False),
+        CublasPlan(),
+        CublasPlan(),
     ),
     (2560, 9728): (
-        Vector(1, 512, 4),
-        Vector(1, 512, 4),
-        Library(),
-        Library(),
-        Library(),
-        Library(),
-        Library(),
+        GemvPlan(1, 512, 4),
+        GemvPlan(1, 512, 4),
+        CublasPlan(),
+        CublasPlan(),
+        CublasPlan(),
+        CublasPlan(),
+        CublasPlan(),
     ),
     (6144, 2560): (
-        Vector(4, 512, 2),
-        Vector(4, 512, 2),
-        Tile(16, 32, 128, 1, 1, 4, 4, False),
-        Library(),
-        Tile(64, 64, 128, 1, 1, 5, 4, False),
-        Library(),
-        Library(),
+        GemvPlan(4, 512, 2),
+        GemvPlan(4, 512, 2),
+        TilePlan(16, 32, 128, 1, 1, 4, 4, False),
+        CublasPlan(),
+        TilePlan(64, 64, 128, 1, 1, 5, 4, False),
+        CublasPlan(),
+        CublasPlan(),
     ),
     (2560, 4096): (
-        Vector(2, 1024, 4),
-        Vector(2, 2048, 4),
-        Tile(16, 32, 128, 4, 1, 4, 4, False),
-        Tile(32, 32, 128, 4, 1, 3, 4, False),
-        Tile(64, 32, 128, 1, 1, 5, 4, False),
-        Tile(64, 64, 128, 1, 1, 5, 4, False),
-        Library(),
+        GemvPlan(2, 1024, 4),
+        GemvPlan(2, 2048, 4),
+        TilePlan(16, 32, 128, 4, 1, 4, 4, False),
+        TilePlan(32, 32, 128, 4, 1, 3, 4, False),
+        TilePlan(64, 32, 128, 1, 1, 5, 4, False),
+        TilePlan(64, 64, 128, 1, 1, 5, 4, False),
+        CublasPlan(),
     ),
     (4096, 2560): (
-        Vector(4, 512, 4),
-        Tile(16, 8, 128, 4, 1, 3, 4, False),
-        Tile(16, 32, 128, 4, 1, 4, 4, False),
-        Library(),
-        Tile(64, 32, 128, 1, 1, 5, 4, False),
-        Tile(64, 64, 128, 1, 1, 5, 4, False),
-        Library(),
+        GemvPlan(4, 512, 4),
+        TilePlan(16, 8, 128, 4, 1, 3, 4, False),
+        TilePlan(16, 32, 128, 4, 1, 4, 4, False),
+        CublasPlan(),
+        TilePlan(64, 32, 128, 1, 1, 5, 4, False),
+        TilePlan(64, 64, 128, 1, 1, 5, 4, False),
+        CublasPlan(),
     ),
     (4097, 2560): (
-        Vector(4, 512, 4),
-        Tile(16, 8, 128, 4, 1, 3, 4, False),
-        Tile(16, 32, 128, 4, 1, 4, 4, False),
-        Tile(32, 32, 128, 4, 1, 3, 4, False),
-        Tile(64, 32, 128, 1, 1, 5, 4, False),
-        Tile(64, 64, 128, 1, 1, 5, 4, False),
-        Tile(64, 64, 128, 1, 1, 5, 4, False),
+        GemvPlan(4, 512, 4),
+        TilePlan(16, 8, 128, 4, 1, 3, 4, False),
+        TilePlan(16, 32, 128, 4, 1, 4, 4, False),
+        TilePlan(32, 32, 128, 4, 1, 3, 4, False),
+        TilePlan(64, 32, 128, 1, 1, 5, 4, False),
+        TilePlan(64, 64, 128, 1, 1, 5, 4, False),
+        TilePlan(64, 64, 128, 1, 1, 5, 4, False),
     ),
     (2560, 1024): (
-        Vector(16, 256, 4),
-        Vector(8, 1024, 2),
-        Tile(16, 32, 128, 4, 1, 4, 4, True),
-        Tile(32, 32, 128, 1, 1, 4, 4, True),
-        Tile(64, 32, 128, 1, 1, 5, 4, True),
-        Tile(64, 64, 128, 1, 1, 4, 4, False),
-        Library(),
-        Tile(128, 128, 64, 1, 1, 4, 8, False),
+        GemvPlan(16, 256, 4),
+        GemvPlan(8, 1024, 2),
+        TilePlan(16, 32, 128, 4, 1, 4, 4, True),
+        TilePlan(32, 32, 128, 1, 1, 4, 4, True),
+        TilePlan(64, 32, 128, 1, 1, 5, 4, True),
+        TilePlan(64, 64, 128, 1, 1, 4, 4, False),
+        CublasPlan(),
+        TilePlan(128, 128, 64, 1, 1, 4, 8, False),
     ),
     (8192, 1024): (
-        Vector(2, 256, 2),
-        Tile(16, 32, 256, 1, 1, 4, 4, False),
-        Tile(16, 32, 256, 1, 1, 4, 4, False),
-        Tile(32, 16, 256, 1, 1, 4, 2, True),
-        Tile(64, 32, 128, 1, 1, 4, 4, True),
-        Tile(64, 64, 128, 1, 1, 4, 4, False),
-        Library(),
-        Library(),
+        GemvPlan(2, 256, 2),
+        TilePlan(16, 32, 256, 1, 1, 4, 4, False),
+        TilePlan(16, 32, 256, 1, 1, 4, 4, False),
+        TilePlan(32, 16, 256, 1, 1, 4, 2, True),
+        TilePlan(64, 32, 128, 1, 1, 4, 4, True),
+        TilePlan(64, 64, 128, 1, 1, 4, 4, False),
+        CublasPlan(),
+        CublasPlan(),
     ),
     (1024, 4096): (
-        Vector(2, 512, 2),
-        Vector(4, 1024, 4),
-        Tile(16, 8, 256, 4, 1, 4, 4, True),
-        Tile(32, 8, 128, 4, 1, 4, 4, True),
-        Tile(64, 64, 128, 1, 4, 4, 4, True),
-        Tile(64, 64, 128, 1, 4, 4, 4, True),
-        Tile(64, 32, 128, 1, 1, 5, 4, False),
-        Tile(128, 64, 128, 1, 1, 3, 8, False),
+        GemvPlan(2, 512, 2),
+        GemvPlan(4, 1024, 4),
+        TilePlan(16, 8, 256, 4, 1, 4, 4, True),
+        TilePlan(32, 8, 128, 4, 1, 4, 4, True),
+        TilePlan(64, 64, 128, 1, 4, 4, 4, True),
+        TilePlan(64, 64, 128, 1, 4, 4, 4, True),
+        TilePlan(64, 32, 128, 1, 1, 5, 4, False),
+        TilePlan(128, 64, 128, 1, 1, 3, 8, False),
     ),
     (2560, 2048): (
-        Vector(8, 2048, 4),
-        Vector(8, 2048, 4),
-        Tile(16, 8, 128, 4, 1, 4, 4, False),
-        Library(),
-        Tile(64, 32, 128, 1, 1, 5, 4, False),
-        Library(),
-        Library(),
-        Library(),
+        GemvPlan(8, 2048, 4),
+        GemvPlan(8, 2048, 4),
+        TilePlan(16, 8, 128, 4, 1, 4, 4, False),
+        CublasPlan(),
+        TilePlan(64, 32, 128, 1, 1, 5, 4, False),
+        CublasPlan(),
+        CublasPlan(),
+        CublasPlan(),
     ),
 }

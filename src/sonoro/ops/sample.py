@@ -1,7 +1,7 @@
-"""Chance by address: Gumbel noise and what chooses one id per row, normal noise; Triton kernels beside references.
+"""Sampling with addressed random numbers: Gumbel and normal noise from Philox counters, top-k, top-p, temperature.
 
-Every parameter is per row and lives on the device, so a batch may mix greedy and random rows. Nothing here synchronises
-a GPU or depends on its values on the host; everything may be captured. Knows no model.
+Triton kernels beside torch references. Every parameter is per request and lives on the device, so a batch may mix
+greedy and sampled requests. Capturable; no sync.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sonoro.ops.dispatch import Operation
-from sonoro.ops.norm import can_overlap
+from sonoro.ops.norm import has_pdl
 
 try:
     import triton
@@ -24,12 +24,7 @@ except ImportError:
     triton = None
 
 __all__ = [
-    "draw",
-    "draw_and_embed",
-    "draw_and_embed_kernel",
-    "draw_and_embed_reference",
-    "draw_kernel",
-    "draw_reference",
+    "gumbel_argmax",
     "gumbel_noise",
     "gumbel_noise_kernel",
     "gumbel_noise_reference",
@@ -43,7 +38,12 @@ __all__ = [
     "normal_noise_reference",
     "penalize_seen",
     "philox_words",
-    "pick",
+    "sample",
+    "sample_and_embed",
+    "sample_and_embed_kernel",
+    "sample_and_embed_reference",
+    "sample_kernel",
+    "sample_reference",
 ]
 
 _WORD = 0xFFFFFFFF
@@ -131,7 +131,7 @@ def keep_top_p(logits: Tensor, top_p: Tensor) -> Tensor:
     return logits.masked_fill(logits < smallest, -torch.inf)
 
 
-def pick(logits: Tensor, noise: Tensor, is_greedy: Tensor) -> Tensor:
+def gumbel_argmax(logits: Tensor, noise: Tensor, is_greedy: Tensor) -> Tensor:
     """One id per row, [B] int64: the largest of `logits` where `is_greedy` [B, 1], else drawn from their softmax.
 
     `noise` is Gumbel noise [B, V]. Of equal values the first wins.
@@ -139,7 +139,7 @@ def pick(logits: Tensor, noise: Tensor, is_greedy: Tensor) -> Tensor:
     return (logits + noise.masked_fill(is_greedy, 0.0)).argmax(dim=-1)
 
 
-def draw_reference(  # noqa: PLR0917 (each is a column of its own)
+def sample_reference(  # noqa: PLR0917 (each is a column of its own)
     logits: Tensor,
     noise: Tensor,
     temperature: Tensor,
@@ -148,10 +148,10 @@ def draw_reference(  # noqa: PLR0917 (each is a column of its own)
     is_greedy: Tensor,
     ids: Tensor | None = None,
 ) -> Tensor:
-    """One id per row of `logits` [B, V], [B] int64: `keep_top_k`, `keep_top_p` and `pick` of logits / temperature.
+    """One id per row of `logits` [B, V], [B] int64: top-k, top-p and `gumbel_argmax` of logits / temperature.
 
     Computed in float32. `noise` [B, V] float32; the rest [B, 1], `top_k` int64 and `is_greedy` bool. -inf is never
-    drawn unless nothing else is left. Writes to `ids` [B], of any stride, if it is given.
+    sampled unless nothing else is left. Writes to `ids` [B], of any stride, if it is given.
     """
     logits = logits.float() / temperature
     # Filters cost a sort each. On a CPU their parameters can be looked at.
@@ -160,11 +160,11 @@ def draw_reference(  # noqa: PLR0917 (each is a column of its own)
         logits = keep_top_k(logits, top_k, limit)
     if not logits.is_cpu or bool((top_p < 1).any()):
         logits = keep_top_p(logits, top_p)
-    drawn = pick(logits, noise, is_greedy)
+    drawn = gumbel_argmax(logits, noise, is_greedy)
     return drawn if ids is None else ids.copy_(drawn)
 
 
-def draw_and_embed_reference(  # noqa: PLR0917
+def sample_and_embed_reference(  # noqa: PLR0917
     logits: Tensor,
     noise: Tensor,
     temperature: Tensor,
@@ -174,11 +174,11 @@ def draw_and_embed_reference(  # noqa: PLR0917
     table: Tensor,
     ids: Tensor,
 ) -> Tensor:
-    """`draw_reference` into `ids` [B] int64; returns the rows [B, W] of `table` [T, W] at them.
+    """`sample_reference` into `ids` [B] int64; returns the rows [B, W] of `table` [T, W] at them.
 
     An id beyond the table has its first row.
     """
-    draw_reference(logits, noise, temperature, top_k, top_p, is_greedy, ids)
+    sample_reference(logits, noise, temperature, top_k, top_p, is_greedy, ids)
     return F.embedding(ids.masked_fill(ids >= table.shape[0], 0), table)
 
 
@@ -190,7 +190,7 @@ def mask_logits_reference(logits: Tensor, seen: Tensor, penalty: Tensor, banned:
 def gumbel_noise_kernel(seed: Tensor, segment: Tensor, frame: Tensor, codebooks: int, vocabulary: int) -> Tensor:
     """`gumbel_noise_reference` as one Triton kernel: the same words; logarithms differ in their last bits."""
     out = torch.empty((seed.shape[0], codebooks, vocabulary), dtype=torch.float32, device=seed.device)
-    overlap, block = can_overlap(seed.device), 256
+    enable_pdl, block = has_pdl(seed.device), 256
     sample_kernels.make_gumbel_noise[triton.cdiv(vocabulary, 4 * block), codebooks, seed.shape[0]](
         seed,
         segment,
@@ -202,9 +202,9 @@ def gumbel_noise_kernel(seed: Tensor, segment: Tensor, frame: Tensor, codebooks:
         codebooks,
         vocabulary,
         block,
-        overlap,
+        enable_pdl,
         num_warps=4,
-        launch_pdl=overlap,
+        launch_pdl=enable_pdl,
     )
     return out
 
@@ -212,15 +212,15 @@ def gumbel_noise_kernel(seed: Tensor, segment: Tensor, frame: Tensor, codebooks:
 def normal_noise_kernel(seed: Tensor, segment: Tensor, frame: Tensor, count: int) -> Tensor:
     """`normal_noise_reference` as one Triton kernel: the same words; what is made of them differs in its last bits."""
     out = torch.empty((seed.shape[0], count), dtype=torch.float32, device=seed.device)
-    overlap, block = can_overlap(seed.device), 64
+    enable_pdl, block = has_pdl(seed.device), 64
     strides = (seed.stride(0), segment.stride(0), frame.stride(0))
     sample_kernels.make_normal_noise[triton.cdiv(count, 4 * block), seed.shape[0]](
-        seed, segment, frame, out, *strides, count, block, overlap, num_warps=2, launch_pdl=overlap
+        seed, segment, frame, out, *strides, count, block, enable_pdl, num_warps=2, launch_pdl=enable_pdl
     )
     return out
 
 
-def draw_kernel(  # noqa: PLR0917
+def sample_kernel(  # noqa: PLR0917
     logits: Tensor,
     noise: Tensor,
     temperature: Tensor,
@@ -229,13 +229,15 @@ def draw_kernel(  # noqa: PLR0917
     is_greedy: Tensor,
     ids: Tensor | None = None,
 ) -> Tensor:
-    """`draw_reference` as one Triton kernel, a program per row; ids differ only where top-p's sums round otherwise."""
+    """`sample_reference` as one Triton kernel, a program per request; ids differ only where top-p's sums round
+    otherwise.
+    """
     ids = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device) if ids is None else ids
-    _launch_draw((logits, noise, temperature, top_k, top_p, is_greedy), ids, None)
+    _launch_sample((logits, noise, temperature, top_k, top_p, is_greedy), ids, None)
     return ids
 
 
-def draw_and_embed_kernel(  # noqa: PLR0917
+def sample_and_embed_kernel(  # noqa: PLR0917
     logits: Tensor,
     noise: Tensor,
     temperature: Tensor,
@@ -245,21 +247,21 @@ def draw_and_embed_kernel(  # noqa: PLR0917
     table: Tensor,
     ids: Tensor,
 ) -> Tensor:
-    """`draw_and_embed_reference` as the kernel of `draw_kernel`, whose ids it gives; any dtype of `table`."""
-    return _launch_draw((logits, noise, temperature, top_k, top_p, is_greedy), ids, table)
+    """`sample_and_embed_reference` as the kernel of `sample_kernel`, whose ids it gives; any dtype of `table`."""
+    return _launch_sample((logits, noise, temperature, top_k, top_p, is_greedy), ids, table)
 
 
-def _launch_draw(given: tuple[Tensor, ...], ids: Tensor, table: Tensor | None) -> Tensor:
+def _launch_sample(given: tuple[Tensor, ...], ids: Tensor, table: Tensor | None) -> Tensor:
     logits = given[0]
     rows, vocabulary = logits.shape
-    overlap = can_overlap(logits.device)
+    enable_pdl = has_pdl(logits.device)
     width = 0 if table is None else table.shape[1]
     # Without a table nothing is read from it or written for it: any pointers serve.
     table = ids[:, None] if table is None else table
     embedded = torch.empty((rows, width), dtype=table.dtype, device=logits.device) if width else ids
     # H200, V 2048, top-k 50 of flat logits: 3.0 us at B 1 and 5.8 at 64 with 8 warps; at 256 7.0 with 4.
     warps = 8 if rows <= 128 else 4
-    sample_kernels.draw[(rows,)](
+    sample_kernels.sample[(rows,)](
         *given,
         ids,
         *(tensor.stride(0) for tensor in (*given, ids)),
@@ -271,9 +273,9 @@ def _launch_draw(given: tuple[Tensor, ...], ids: Tensor, table: Tensor | None) -
         width,
         triton.next_power_of_2(vocabulary),
         triton.next_power_of_2(max(width, 1)),
-        overlap,
+        enable_pdl,
         num_warps=warps,
-        launch_pdl=overlap,
+        launch_pdl=enable_pdl,
     )
     return embedded
 
@@ -282,11 +284,11 @@ def mask_logits_kernel(logits: Tensor, seen: Tensor, penalty: Tensor, banned: Te
     """`mask_logits_reference` as one Triton kernel."""
     rows, vocabulary = logits.shape
     out = torch.empty((rows, vocabulary), dtype=torch.float32, device=logits.device)
-    overlap, block = can_overlap(logits.device), 1024
+    enable_pdl, block = has_pdl(logits.device), 1024
     given = (logits, seen, penalty, banned.expand(rows, vocabulary))
     strides = [tensor.stride(0) for tensor in given]
     sample_kernels.mask_logits[triton.cdiv(vocabulary, block), rows](
-        *given, out, *strides, vocabulary, block, overlap, num_warps=4, launch_pdl=overlap
+        *given, out, *strides, vocabulary, block, enable_pdl, num_warps=4, launch_pdl=enable_pdl
     )
     return out
 
@@ -294,7 +296,7 @@ def mask_logits_kernel(logits: Tensor, seen: Tensor, penalty: Tensor, banned: Te
 _LARGEST_VOCABULARY = 4096
 
 
-def _can_draw(logits: Tensor, noise: Tensor, *_: Tensor | None) -> bool:
+def _can_sample(logits: Tensor, noise: Tensor, *_: Tensor | None) -> bool:
     return (
         logits.numel() > 0
         and logits.shape[1] <= _LARGEST_VOCABULARY
@@ -303,9 +305,9 @@ def _can_draw(logits: Tensor, noise: Tensor, *_: Tensor | None) -> bool:
     )
 
 
-def _can_draw_and_embed(logits: Tensor, noise: Tensor, *given: Tensor) -> bool:
+def _can_sample_and_embed(logits: Tensor, noise: Tensor, *given: Tensor) -> bool:
     table = given[-2]
-    return _can_draw(logits, noise) and 0 < table.shape[1] <= 8192 and table.shape[0] > 0 and table.stride(1) == 1
+    return _can_sample(logits, noise) and 0 < table.shape[1] <= 8192 and table.shape[0] > 0 and table.stride(1) == 1
 
 
 def _can_mask(logits: Tensor, seen: Tensor, penalty: Tensor, banned: Tensor) -> bool:
@@ -328,6 +330,8 @@ normal_noise = Operation(
     normal_noise_reference,
     lambda seed, segment, frame, count: seed.numel() * count > 0,
 )
-draw = Operation("draw", draw_kernel, draw_reference, _can_draw)
-draw_and_embed = Operation("draw_and_embed", draw_and_embed_kernel, draw_and_embed_reference, _can_draw_and_embed)
+sample = Operation("sample", sample_kernel, sample_reference, _can_sample)
+sample_and_embed = Operation(
+    "sample_and_embed", sample_and_embed_kernel, sample_and_embed_reference, _can_sample_and_embed
+)
 mask_logits = Operation("mask_logits", mask_logits_kernel, mask_logits_reference, _can_mask)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sonoro.ops.norm import launch_dependents, wait_for_inputs
+from sonoro.ops.norm import pdl_launch_dependents, pdl_wait
 
-__all__ = ["draw", "make_gumbel_noise", "make_normal_noise", "mask_logits"]
+__all__ = ["make_gumbel_noise", "make_normal_noise", "mask_logits", "sample"]
 
 
 @triton.jit
@@ -35,14 +35,14 @@ def make_gumbel_noise(  # noqa: PLR0917 (a kernel's arguments are positional)
     frame_stride,
     codebooks,
     vocabulary,
-    block: tl.constexpr,
-    overlap: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ENABLE_PDL: tl.constexpr,
 ):
-    launch_dependents(overlap)
-    wait_for_inputs(overlap)
+    pdl_launch_dependents(ENABLE_PDL)
+    pdl_wait(ENABLE_PDL)
     codebook, row = tl.program_id(1), tl.program_id(2)
-    group = tl.program_id(0) * block + tl.arange(0, block)
-    numbers = tl.zeros([block], tl.int32)
+    group = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    numbers = tl.zeros([BLOCK], tl.int32)
     a, b, c, d = tl.philox(
         tl.load(seed + row * seed_stride),
         group,
@@ -52,7 +52,7 @@ def make_gumbel_noise(  # noqa: PLR0917 (a kernel's arguments are positional)
     )
     word = tl.interleave(tl.interleave(a, c), tl.interleave(b, d))
     uniform = ((word >> 9).to(tl.float32) + 0.5) * (1.0 / (1 << 23))
-    v = tl.program_id(0) * block * 4 + tl.arange(0, block * 4)
+    v = tl.program_id(0) * BLOCK * 4 + tl.arange(0, BLOCK * 4)
     line = (row.to(tl.int64) * codebooks + codebook) * vocabulary
     tl.store(out + line + v, -_log(-_log(uniform)), mask=v < vocabulary)
 
@@ -76,23 +76,23 @@ def make_normal_noise(  # noqa: PLR0917
     segment_stride,
     frame_stride,
     count,
-    block: tl.constexpr,
-    overlap: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ENABLE_PDL: tl.constexpr,
 ):
-    launch_dependents(overlap)
-    wait_for_inputs(overlap)
+    pdl_launch_dependents(ENABLE_PDL)
+    pdl_wait(ENABLE_PDL)
     row = tl.program_id(1)
-    numbers = tl.zeros([block], tl.int32)
+    numbers = tl.zeros([BLOCK], tl.int32)
     a, b, c, d = tl.philox(
         tl.load(seed + row * seed_stride),
-        tl.program_id(0) * block + tl.arange(0, block),
+        tl.program_id(0) * BLOCK + tl.arange(0, BLOCK),
         numbers,
         numbers + tl.load(frame + row * frame_stride).to(tl.int32),
         numbers + tl.load(segment + row * segment_stride).to(tl.int32),
     )
     first, second = _normal_pair(a, b)
     third, fourth = _normal_pair(c, d)
-    place = tl.program_id(0) * block * 4 + tl.arange(0, block * 4)
+    place = tl.program_id(0) * BLOCK * 4 + tl.arange(0, BLOCK * 4)
     made = tl.interleave(tl.interleave(first, third), tl.interleave(second, fourth))
     tl.store(out + row.to(tl.int64) * count + place, made, mask=place < count)
 
@@ -115,7 +115,7 @@ def _kth_largest(x, k):
 
 
 @triton.jit
-def draw(  # noqa: PLR0917
+def sample(  # noqa: PLR0917
     logits,
     noise,
     temperature,
@@ -133,54 +133,54 @@ def draw(  # noqa: PLR0917
     table,
     embedded,
     table_stride,
-    entries,
+    table_size,
     vocabulary,
-    width: tl.constexpr,
-    block: tl.constexpr,
-    column_block: tl.constexpr,
-    overlap: tl.constexpr,
+    EMBED_DIM: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    ENABLE_PDL: tl.constexpr,
 ):
-    launch_dependents(overlap)
-    wait_for_inputs(overlap)
+    pdl_launch_dependents(ENABLE_PDL)
+    pdl_wait(ENABLE_PDL)
     row = tl.program_id(0).to(tl.int64)
-    v = tl.arange(0, block)
-    heat = tl.load(temperature + row * temperature_stride)
+    v = tl.arange(0, BLOCK_V)
+    temp = tl.load(temperature + row * temperature_stride)
     k = tl.load(top_k + row * top_k_stride)
     p = tl.load(top_p + row * top_p_stride)
     greedy = tl.load(is_greedy + row * greedy_stride)
-    given = tl.load(logits + row * logits_stride + v, mask=v < vocabulary, other=-float("inf")).to(tl.float32)
-    scaled = tl.div_rn(given, tl.zeros([block], tl.float32) + heat)
+    raw = tl.load(logits + row * logits_stride + v, mask=v < vocabulary, other=-float("inf")).to(tl.float32)
+    scaled = tl.div_rn(raw, tl.zeros([BLOCK_V], tl.float32) + temp)
     noisy = scaled
     if not greedy:
         noisy += tl.load(noise + row * noise_stride + v, mask=v < vocabulary, other=0.0)
-    weight, room, largest = tl.zeros([block], tl.float32), 0.0, 0.0
+    weight, top_p_slack, max_logit = tl.zeros([BLOCK_V], tl.float32), 0.0, 0.0
     if (p < 1) & (not greedy):
-        largest = tl.max(scaled)
-        weight = tl.exp(scaled - largest)
+        max_logit = tl.max(scaled)
+        weight = tl.exp(scaled - max_logit)
         if (k > 0) & (k < vocabulary):
             weight = tl.where(scaled >= _kth_largest(scaled, k), weight, 0.0)
-        room = (1 - p) * tl.sum(weight)
+        top_p_slack = (1 - p) * tl.sum(weight)
     best, choice = tl.max(noisy, axis=0, return_indices=True)
-    is_settled = greedy | ((k <= 0) & (p >= 1))
+    is_accepted = greedy | ((k <= 0) & (p >= 1))
     # Top-k and top-p keep what is large: if the choice is not among it, nothing smaller is. So it goes with all
     # that, and the next best is tried. Each turn drops at least one; logits that are not numbers end it too.
-    while not is_settled:
-        value = tl.div_rn(tl.load(logits + row * logits_stride + choice).to(tl.float32), heat)
+    while not is_accepted:
+        value = tl.div_rn(tl.load(logits + row * logits_stride + choice).to(tl.float32), temp)
         larger = scaled > value
-        is_settled = (k <= 0) | (tl.sum(larger.to(tl.int32)) < k)
+        is_accepted = (k <= 0) | (tl.sum(larger.to(tl.int32)) < k)
         if p < 1:
-            is_settled &= (value == largest) | (tl.sum(tl.where(larger, 0.0, weight)) > room)
-        is_settled |= best == -float("inf")
-        if not is_settled:
+            is_accepted &= (value == max_logit) | (tl.sum(tl.where(larger, 0.0, weight)) > top_p_slack)
+        is_accepted |= best == -float("inf")
+        if not is_accepted:
             noisy = tl.where(larger, noisy, -float("inf"))
             best, choice = tl.max(noisy, axis=0, return_indices=True)
     choice = tl.minimum(choice, vocabulary - 1).to(tl.int64)
     tl.store(out + row * out_stride, choice)
-    if width:
-        column = tl.arange(0, column_block)
-        line = tl.where(choice < entries, choice, 0) * table_stride
-        value = tl.load(table + line + column, mask=column < width)
-        tl.store(embedded + row * width + column, value, mask=column < width)
+    if EMBED_DIM:
+        column = tl.arange(0, BLOCK_D)
+        line = tl.where(choice < table_size, choice, 0) * table_stride
+        value = tl.load(table + line + column, mask=column < EMBED_DIM)
+        tl.store(embedded + row * EMBED_DIM + column, value, mask=column < EMBED_DIM)
 
 
 @triton.jit
@@ -195,16 +195,16 @@ def mask_logits(  # noqa: PLR0917
     penalty_stride,
     banned_stride,
     vocabulary,
-    block: tl.constexpr,
-    overlap: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ENABLE_PDL: tl.constexpr,
 ):
-    launch_dependents(overlap)
-    wait_for_inputs(overlap)
+    pdl_launch_dependents(ENABLE_PDL)
+    pdl_wait(ENABLE_PDL)
     row = tl.program_id(1).to(tl.int64)
-    v = tl.program_id(0) * block + tl.arange(0, block)
+    v = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_there = v < vocabulary
     value = tl.load(logits + row * logits_stride + v, mask=is_there, other=0.0).to(tl.float32)
-    factor = tl.zeros([block], tl.float32) + tl.load(penalty + row * penalty_stride)
+    factor = tl.zeros([BLOCK], tl.float32) + tl.load(penalty + row * penalty_stride)
     is_seen = tl.load(seen + row * seen_stride + v, mask=is_there, other=0) != 0
     is_banned = tl.load(banned + row * banned_stride + v, mask=is_there, other=0) != 0
     value = tl.where(is_seen, tl.where(value < 0, value * factor, tl.div_rn(value, factor)), value)

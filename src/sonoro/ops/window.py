@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .dispatch import Operation
-from .norm import can_overlap
+from .norm import has_pdl
 
 try:
     import triton
@@ -20,7 +20,7 @@ try:
 except ImportError:
     triton = None
 else:
-    from .norm import launch_dependents, wait_for_inputs
+    from .norm import pdl_launch_dependents, pdl_wait
 
 __all__ = ["window_attention"]
 
@@ -54,7 +54,7 @@ def window_attention_reference(
     queries, keys, values = parts.split((query_heads, kv_heads, kv_heads), dim=2)
     start = step.new_zeros(1) if past is None else past[1].index_select(0, past[2])
     positions = start[:, None] + step
-    queries, keys = (_turn(x, positions, theta, has_rounded_angles) for x in (queries, keys))
+    queries, keys = (_rotate(x, positions, theta, has_rounded_angles) for x in (queries, keys))
     pairs, known = torch.cat([keys, values], dim=2).flatten(2), positions
     if past is not None:
         ring, _, slots = past
@@ -63,9 +63,9 @@ def window_attention_reference(
         age = torch.remainder(newest - torch.arange(length, device=qkv.device), length)
         known = torch.cat([newest - age, positions], dim=1)
         fresh = pairs[:, max(0, columns - length) :]
-        places = torch.remainder(positions[:, max(0, columns - length) :], length)
+        ring_index = torch.remainder(positions[:, max(0, columns - length) :], length)
         pairs = torch.cat([ring.index_select(0, slots), pairs], dim=1)
-        ring.index_put_((slots[:, None], places), fresh)
+        ring.index_put_((slots[:, None], ring_index), fresh)
     distance = positions[:, :, None] - known[:, None]
     mask = (distance >= 0) & (distance < window) & (known >= 0)[:, None]
     keys, values = pairs.unflatten(2, (2, kv_heads, -1)).permute(2, 0, 3, 1, 4)
@@ -75,7 +75,7 @@ def window_attention_reference(
     return out.transpose(1, 2).flatten(2)
 
 
-def _turn(x: Tensor, positions: Tensor, theta: float, has_rounded_angles: bool) -> Tensor:
+def _rotate(x: Tensor, positions: Tensor, theta: float, has_rounded_angles: bool) -> Tensor:
     wide = torch.promote_types(x.dtype, torch.float32)
     width = x.shape[-1]
     precise = torch.float32 if has_rounded_angles else wide
@@ -99,81 +99,89 @@ if triton is not None:
     @triton.jit(do_not_specialize=["columns"])
     def _window_attention(  # noqa: PLR0915, PLR0917 (one pass; a kernel's arguments are positional)
         qkv, out, ring, seen, slots, columns, log2_theta, scale,
-        heads: tl.constexpr, width: tl.constexpr, window: tl.constexpr, has_rounded_angles: tl.constexpr,
-        block_t: tl.constexpr, block_l: tl.constexpr, overlap: tl.constexpr,
+        NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, ROUND_ANGLES: tl.constexpr,
+        BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ENABLE_PDL: tl.constexpr,
     ):  # fmt: skip
-        wait_for_inputs(overlap)
+        pdl_wait(ENABLE_PDL)
         # One program per row and head: nobody else reads or writes its part of the ring.
         row, head = tl.program_id(0), tl.program_id(1)
-        half: tl.constexpr = width // 2
-        length: tl.constexpr = window - 1
+        HALF: tl.constexpr = HEAD_DIM // 2
+        RING: tl.constexpr = WINDOW - 1
         dtype = qkv.dtype.element_ty
         start = 0
         if ring is not None:
             slot = tl.load(slots + row)
             start = tl.load(seen + slot)
-        step, channel = tl.arange(0, block_t), tl.arange(0, half)
-        real = step < columns
-        angle = (start + step).to(tl.float32)[:, None] * tl.exp2(channel.to(tl.float32) * (-2.0 / width) * log2_theta)
+        step, channel = tl.arange(0, BLOCK_M), tl.arange(0, HALF)
+        is_column = step < columns
+        angle = (start + step).to(tl.float32)[:, None] * tl.exp2(
+            channel.to(tl.float32) * (-2.0 / HEAD_DIM) * log2_theta
+        )
         cos, sin = tl.cos(angle), tl.sin(angle)
-        if has_rounded_angles:
+        if ROUND_ANGLES:
             cos, sin = _round_to_bfloat16(cos), _round_to_bfloat16(sin)
-        place = (row.to(tl.int64) * columns + step)[:, None] * (3 * heads * width) + head * width + channel[None, :]
-        mask = real[:, None] & (channel < half)[None, :]
-        first = tl.load(qkv + place, mask=mask, other=0.0).to(tl.float32)
-        second = tl.load(qkv + place + half, mask=mask, other=0.0).to(tl.float32)
+        offset = (
+            (row.to(tl.int64) * columns + step)[:, None] * (3 * NUM_HEADS * HEAD_DIM)
+            + head * HEAD_DIM
+            + channel[None, :]
+        )
+        mask = is_column[:, None] & (channel < HALF)[None, :]
+        first = tl.load(qkv + offset, mask=mask, other=0.0).to(tl.float32)
+        second = tl.load(qkv + offset + HALF, mask=mask, other=0.0).to(tl.float32)
         query_1 = ((first * cos - second * sin) * scale).to(dtype)
         query_2 = ((second * cos + first * sin) * scale).to(dtype)
-        first = tl.load(qkv + place + heads * width, mask=mask, other=0.0).to(tl.float32)
-        second = tl.load(qkv + place + heads * width + half, mask=mask, other=0.0).to(tl.float32)
+        first = tl.load(qkv + offset + NUM_HEADS * HEAD_DIM, mask=mask, other=0.0).to(tl.float32)
+        second = tl.load(qkv + offset + NUM_HEADS * HEAD_DIM + HALF, mask=mask, other=0.0).to(tl.float32)
         key_1, key_2 = (first * cos - second * sin).to(dtype), (second * cos + first * sin).to(dtype)
-        both = tl.arange(0, width)
-        value_place = (row.to(tl.int64) * columns + step)[:, None] * (3 * heads * width) + head * width + both[None, :]
-        value = tl.load(qkv + value_place + 2 * heads * width, mask=real[:, None], other=0.0)
+        both = tl.arange(0, HEAD_DIM)
+        value_offset = (
+            (row.to(tl.int64) * columns + step)[:, None] * (3 * NUM_HEADS * HEAD_DIM) + head * HEAD_DIM + both[None, :]
+        )
+        value = tl.load(qkv + value_offset + 2 * NUM_HEADS * HEAD_DIM, mask=is_column[:, None], other=0.0)
         scores = tl.dot(query_1, tl.trans(key_1), input_precision="ieee")
         scores = tl.dot(query_2, tl.trans(key_2), scores, input_precision="ieee")
         distance = step[:, None] - step[None, :]
-        scores = tl.where((distance >= 0) & (distance < window) & real[None, :], scores, float("-inf"))
-        largest = tl.max(scores, axis=1)
+        scores = tl.where((distance >= 0) & (distance < WINDOW) & is_column[None, :], scores, float("-inf"))
+        m_i = tl.max(scores, axis=1)
         if ring is not None:
             # Of the positions before `start`, place j holds the newest that is j modulo the length.
-            old = tl.arange(0, block_l)
+            old = tl.arange(0, BLOCK_N)
             newest = start - 1
-            known = newest - ((newest - old) % length + length) % length
-            base = ring + slot * (length * 2 * heads * width) + head * width
-            old_mask = (old < length)[:, None] & (channel < half)[None, :]
-            old_place = base + old[:, None] * (2 * heads * width) + channel[None, :]
-            old_1 = tl.load(old_place, mask=old_mask, other=0.0)
-            old_2 = tl.load(old_place + half, mask=old_mask, other=0.0)
+            known = newest - ((newest - old) % RING + RING) % RING
+            base = ring + slot * (RING * 2 * NUM_HEADS * HEAD_DIM) + head * HEAD_DIM
+            old_mask = (old < RING)[:, None] & (channel < HALF)[None, :]
+            old_offset = base + old[:, None] * (2 * NUM_HEADS * HEAD_DIM) + channel[None, :]
+            old_1 = tl.load(old_offset, mask=old_mask, other=0.0)
+            old_2 = tl.load(old_offset + HALF, mask=old_mask, other=0.0)
             old_value = tl.load(
-                base + heads * width + old[:, None] * (2 * heads * width) + both[None, :],
-                mask=(old < length)[:, None] & (both < width)[None, :],
+                base + NUM_HEADS * HEAD_DIM + old[:, None] * (2 * NUM_HEADS * HEAD_DIM) + both[None, :],
+                mask=(old < RING)[:, None] & (both < HEAD_DIM)[None, :],
                 other=0.0,
             )
             past = tl.dot(query_1, tl.trans(old_1), input_precision="ieee")
             past = tl.dot(query_2, tl.trans(old_2), past, input_precision="ieee")
             away = (start + step)[:, None] - known[None, :]
-            is_seen = ((known >= 0) & (old < length))[None, :] & (away < window)
+            is_seen = ((known >= 0) & (old < RING))[None, :] & (away < WINDOW)
             past = tl.where(is_seen, past, float("-inf"))
-            largest = tl.maximum(largest, tl.max(past, axis=1))
+            m_i = tl.maximum(m_i, tl.max(past, axis=1))
         # A column sees itself at least, so its largest score is finite.
-        weight = tl.exp(scores - largest[:, None])
-        total = tl.sum(weight, axis=1)
-        result = tl.dot(weight.to(dtype), value, input_precision="ieee")
+        p = tl.exp(scores - m_i[:, None])
+        l_i = tl.sum(p, axis=1)
+        acc = tl.dot(p.to(dtype), value, input_precision="ieee")
         if ring is not None:
-            old_weight = tl.exp(past - largest[:, None])
-            total += tl.sum(old_weight, axis=1)
-            result = tl.dot(old_weight.to(dtype), old_value, result, input_precision="ieee")
+            old_p = tl.exp(past - m_i[:, None])
+            l_i += tl.sum(old_p, axis=1)
+            acc = tl.dot(old_p.to(dtype), old_value, acc, input_precision="ieee")
             # All threads have read the places that are overwritten now.
             tl.debug_barrier()
-            fresh = base + ((start + step) % length)[:, None] * (2 * heads * width)
+            fresh = base + ((start + step) % RING)[:, None] * (2 * NUM_HEADS * HEAD_DIM)
             tl.store(fresh + channel[None, :], key_1, mask=mask)
-            tl.store(fresh + half + channel[None, :], key_2, mask=mask)
-            tl.store(fresh + heads * width + both[None, :], value, mask=real[:, None])
-        launch_dependents(overlap)
-        result = result / total[:, None]
-        done = (row.to(tl.int64) * columns + step)[:, None] * (heads * width) + head * width + both[None, :]
-        tl.store(out + done, result.to(out.dtype.element_ty), mask=real[:, None])
+            tl.store(fresh + HALF + channel[None, :], key_2, mask=mask)
+            tl.store(fresh + NUM_HEADS * HEAD_DIM + both[None, :], value, mask=is_column[:, None])
+        pdl_launch_dependents(ENABLE_PDL)
+        acc = acc / l_i[:, None]
+        done = (row.to(tl.int64) * columns + step)[:, None] * (NUM_HEADS * HEAD_DIM) + head * HEAD_DIM + both[None, :]
+        tl.store(out + done, acc.to(out.dtype.element_ty), mask=is_column[:, None])
 
 
 def window_attention_kernel(
@@ -192,12 +200,12 @@ def window_attention_kernel(
     assert qkv.is_contiguous()
     ring, seen, slots = past if past is not None else (None, None, None)
     out = qkv.new_empty(batch, columns, heads[0] * width)
-    overlap = can_overlap(qkv.device)
+    enable_pdl = has_pdl(qkv.device)
     _window_attention[(batch, heads[0])](
         qkv, out, ring, seen, slots, columns, math.log2(theta), width**-0.5,
         heads[0], width, window, has_rounded_angles,
-        max(16, triton.next_power_of_2(columns)), triton.next_power_of_2(window - 1), overlap,
-        num_warps=warps, launch_pdl=overlap,
+        max(16, triton.next_power_of_2(columns)), triton.next_power_of_2(window - 1), enable_pdl,
+        num_warps=warps, launch_pdl=enable_pdl,
     )  # fmt: skip
     return out
 

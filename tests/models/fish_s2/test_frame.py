@@ -17,7 +17,7 @@ from sonoro.models.fish_s2.frame import frame
 from sonoro.models.fish_s2.prompt import FishPrompt
 from sonoro.models.fish_s2.state import allocate
 from sonoro.models.slots import DepthRows
-from sonoro.ops.nucleus import pick_nucleus
+from sonoro.ops.repetition_aware import nucleus_argmax
 from speaking import capacity
 from tiny_dual_ar import begin_rows, builder, cases, controls, random_prompt, tiny_dual_ar, voice_of
 from tiny_fish import uniforms
@@ -114,9 +114,9 @@ def test_what_was_said_in_the_ten_frames_before_is_drawn_again_from_a_wider_nucl
         frame(lm, state, slots, record)
         logits, noise = record[0].clone(), frame_module._noise(lm, row, torch.full((5,), length))
         logits[:, -1] = -torch.inf
-        normal = pick_nucleus(logits, noise[:, 0], row.temperature, row.top_k, row.top_p, row.is_greedy)
+        normal = nucleus_argmax(logits, noise[:, 0], row.temperature, row.top_k, row.top_p, row.is_greedy)
         one = torch.ones_like(row.top_p)
-        wide = pick_nucleus(logits, noise[:, -1], one, row.top_k, 0.9 * one, row.is_greedy)
+        wide = nucleus_argmax(logits, noise[:, -1], one, row.top_k, 0.9 * one, row.is_greedy)
         for slot in range(5):
             is_repeated = int(normal[slot]) in state.frames[slot, max(1, length - 10) : length, 0].tolist()
             replaced += is_repeated

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from reference_assets import Case
 from sonoro.models.qwen3_tts.config import TalkerConfig
-from sonoro.models.qwen3_tts.sampling import draw_row, mask_first, row_controls
+from sonoro.models.qwen3_tts.sampling import mask_first, row_controls, sample_code
 from sonoro.ops.sample import keep_top_k, keep_top_p
 from sonoro.runtime.sampling import RowControls, SamplingRow, SamplingRows
 from tiny_talker import controls, tiny_config
@@ -25,7 +25,7 @@ def row(given: RowControls, count: int) -> SamplingRow:
 
 
 def kept(scores: Tensor, parameters: SamplingRow) -> Tensor:
-    """What `draw_row` draws from; that it draws from nothing else is tested below and with the kernel."""
+    """What `sample_code` draws from; that it draws from nothing else is tested below and with the kernel."""
     values = keep_top_k(scores.float() / parameters.temperature, parameters.top_k, scores.shape[1])
     return keep_top_p(values, parameters.top_p)
 
@@ -125,4 +125,4 @@ def test_what_is_drawn_is_the_likeliest_of_what_is_kept_and_its_noise() -> None:
     for given in row_controls(controls(top_k=7, top_p=0.7, subtalker_top_k=3)):
         parameters = row(given, 500)
         expected = (kept(logits, parameters) + noise).argmax(-1)
-        assert torch.equal(draw_row(logits, noise, parameters), expected)
+        assert torch.equal(sample_code(logits, noise, parameters), expected)

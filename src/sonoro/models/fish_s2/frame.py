@@ -13,8 +13,8 @@ from sonoro.models.ends import check_kernels as check_ends
 from sonoro.models.slots import DepthRows, depth_passes
 from sonoro.ops.linear import norm_linear
 from sonoro.ops.norm import rms_norm
-from sonoro.ops.nucleus import Again, draw_nucleus
-from sonoro.ops.nucleus import check_kernels as check_draws
+from sonoro.ops.repetition_aware import Resample, sample_repetition_aware
+from sonoro.ops.repetition_aware import check_kernels as check_draws
 from sonoro.ops.sample import gumbel_noise
 from sonoro.runtime.sampling import SamplingRow
 
@@ -86,14 +86,14 @@ def _draws(
     The last id of codebook 0 is end of speech: it goes on as code 0.
     """
     codes, noise = rows.new_empty(rows.shape[0], lm.codebooks), _noise(lm, row, length)
-    again = Again(
+    again = Resample(
         noise[:, -1], state.frames[:, :, 0], rows, length, temperature=1.0, top_p=0.9, window=_WINDOW, first=1
     )
 
     def draw(book: int, logits: Tensor) -> Tensor:
         given = (logits, noise[:, book, : logits.shape[1]], row.temperature, row.top_k, row.top_p, row.is_greedy)
         more = () if book else (row.ignore_eos, again)
-        embedded: Tensor = draw_nucleus(*given, lm.fast.embeddings.weight, codes[:, book], *more)
+        embedded: Tensor = sample_repetition_aware(*given, lm.fast.embeddings.weight, codes[:, book], *more)
         return embedded
 
     return codes, draw

@@ -35,8 +35,8 @@ class FusedDecoder:
     def contextualize(self, frames: Tensor, past: Past) -> Tensor:
         """The long memory: `frames` [B, T, K] int64 through the transformer, [B, T, latent_dim]."""
         pre_conv, transformer = self.decoder.pre_conv, self.decoder.pre_transformer
-        x = embed_sum(frames.contiguous(), self.tables, past.ends(None, pre_conv))
-        _, x = conv(x, taps(pre_conv), pre_conv.conv.bias, 1, past.ends(pre_conv))
+        x = embed_sum(frames.contiguous(), self.tables, past.left_context(None, pre_conv))
+        _, x = conv(x, taps(pre_conv), pre_conv.conv.bias, 1, past.left_context(pre_conv))
         project = transformer.input_proj
         x, _ = conv(x, project.weight[None], project.bias, plain=torch.promote_types(x.dtype, torch.float32))
         for layer in self.layers:

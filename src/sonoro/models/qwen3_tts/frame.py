@@ -22,7 +22,7 @@ from . import sampling
 from .backbone import Talker
 from .rows import begin, finish
 from .rows import check_kernels as check_ends
-from .sampling import draw_row, draw_row_and_embed, mask_first
+from .sampling import mask_first, sample_code, sample_code_and_embed
 from .state import FrameState
 
 __all__ = ["check_kernels", "frame", "parts"]
@@ -124,15 +124,15 @@ class _Draws(NamedTuple):
         )
         # The table ends before the control ids: after an end of speech the row goes on as if code 0 had been drawn.
         table = self.talker.code_predictor.inputs(0)[: self.talker.codes]
-        return draw_row_and_embed(scores, self.noise[:, 0, :decidable], self.first_row, table, self.codes[:, 0])
+        return sample_code_and_embed(scores, self.noise[:, 0, :decidable], self.first_row, table, self.codes[:, 0])
 
     def rest(self, book: int, logits: Tensor) -> Tensor | None:
         """Codebook `book` of the predictor's `logits` [B, V]."""
         noise, ids = self.noise[:, book, : logits.shape[1]], self.codes[:, book]
         if book == self.talker.codebooks - 1:
-            draw_row(logits, noise, self.rest_row, ids)
+            sample_code(logits, noise, self.rest_row, ids)
             return None
-        return draw_row_and_embed(logits, noise, self.rest_row, self.talker.code_predictor.inputs(book), ids)
+        return sample_code_and_embed(logits, noise, self.rest_row, self.talker.code_predictor.inputs(book), ids)
 
 
 def _step_talker(

@@ -13,7 +13,7 @@ from torch import Tensor
 from sonoro.models.slots import append_frames
 from sonoro.ops.device import seeded
 from sonoro.ops.dispatch import Operation
-from sonoro.ops.norm import can_overlap
+from sonoro.ops.norm import has_pdl
 
 from .backbone import Talker
 
@@ -21,7 +21,7 @@ try:
     import triton
     import triton.language as tl
 
-    from sonoro.ops.norm import launch_dependents, wait_for_inputs
+    from sonoro.ops.norm import pdl_launch_dependents, pdl_wait
 except ImportError:
     triton = None
 
@@ -104,8 +104,8 @@ if triton is not None:
         block: tl.constexpr,
         overlap: tl.constexpr,
     ):
-        launch_dependents(overlap)
-        wait_for_inputs(overlap)
+        pdl_launch_dependents(overlap)
+        pdl_wait(overlap)
         line = tl.program_id(0).to(tl.int64)
         column = tl.program_id(1) * block + tl.arange(0, block)
         is_there = column < width
@@ -148,8 +148,8 @@ if triton is not None:
         block: tl.constexpr,
         overlap: tl.constexpr,
     ):
-        launch_dependents(overlap)
-        wait_for_inputs(overlap)
+        pdl_launch_dependents(overlap)
+        pdl_wait(overlap)
         line = tl.program_id(0).to(tl.int64)
         column = tl.program_id(1) * block + tl.arange(0, block)
         is_there = column < width
@@ -181,7 +181,7 @@ def begin_kernel(slots: Tensor, state: StepRows, talker: Talker) -> Start:
     count, width = slots.shape[0], state.pending.shape[1]
     rows, length, position = (torch.empty_like(slots) for _ in range(3))
     inputs = torch.empty((count, width), dtype=state.pending.dtype, device=slots.device)
-    overlap = can_overlap(slots.device)
+    overlap = has_pdl(slots.device)
     _begin[count, triton.cdiv(width, _BLOCK)](
         slots,
         *state[:5],
@@ -204,7 +204,7 @@ def begin_kernel(slots: Tensor, state: StepRows, talker: Talker) -> Start:
 def finish_kernel(codes: Tensor, start: Start, max_frames: Tensor, state: StepRows, talker: Talker) -> None:
     """`finish_reference` as one Triton kernel; embeddings are summed from codebook 0 on, in float32, rounded once."""
     count, books = codes.shape
-    width, overlap = state.pending.shape[1], can_overlap(codes.device)
+    width, overlap = state.pending.shape[1], has_pdl(codes.device)
     _finish[count, triton.cdiv(width, _BLOCK)](
         codes,
         *start[:3],

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from sonoro.models.base import Controls
 from sonoro.ops.device import seeded
-from sonoro.ops.sample import draw, draw_and_embed, gumbel_noise, mask_logits
+from sonoro.ops.sample import gumbel_noise, mask_logits, sample, sample_and_embed
 from sonoro.runtime.sampling import RowControls, SamplingRow
 
 from .config import MIN_FRAMES
 
-__all__ = ["check_kernels", "draw_row", "draw_row_and_embed", "mask_first", "row_controls"]
+__all__ = ["check_kernels", "mask_first", "row_controls", "sample_code", "sample_code_and_embed"]
 
 
 def row_controls(controls: Controls) -> tuple[RowControls, RowControls]:
@@ -44,17 +44,17 @@ def mask_first(
     return mask_logits(logits, seen, row.repetition_penalty, suppressed | (is_end & is_endless))
 
 
-def draw_row(scores: Tensor, noise: Tensor, row: SamplingRow, ids: Tensor | None = None) -> Tensor:
-    """One id per row, [B] int64, of `scores` [B, V] with Gumbel `noise` [B, V]: temperature, top-k, top-p, pick.
+def sample_code(scores: Tensor, noise: Tensor, row: SamplingRow, ids: Tensor | None = None) -> Tensor:
+    """One id per row, [B] int64, of `scores` [B, V] with Gumbel `noise` [B, V]: temperature, top-k, top-p, argmax.
 
     They are written to `ids` [B] if it is given.
     """
-    return draw(scores, noise, row.temperature, row.top_k, row.top_p, row.is_greedy, ids)
+    return sample(scores, noise, row.temperature, row.top_k, row.top_p, row.is_greedy, ids)
 
 
-def draw_row_and_embed(scores: Tensor, noise: Tensor, row: SamplingRow, table: Tensor, ids: Tensor) -> Tensor:
-    """`draw_row` into `ids` [B]; the rows of `table` [T, W] at them, [B, W], its first for ids beyond it."""
-    return draw_and_embed(scores, noise, row.temperature, row.top_k, row.top_p, row.is_greedy, table, ids)
+def sample_code_and_embed(scores: Tensor, noise: Tensor, row: SamplingRow, table: Tensor, ids: Tensor) -> Tensor:
+    """`sample_code` into `ids` [B]; the rows of `table` [T, W] at them, [B, W], its first for ids beyond it."""
+    return sample_and_embed(scores, noise, row.temperature, row.top_k, row.top_p, row.is_greedy, table, ids)
 
 
 def check_kernels(rows: int, vocabulary: int, table: Tensor) -> None:
@@ -69,9 +69,9 @@ def check_kernels(rows: int, vocabulary: int, table: Tensor) -> None:
     noise = gumbel_noise.reference(index, index, index, 1, vocabulary)[:, 0]
     temperature, top_p = torch.full((rows, 1), 0.9, device=device), torch.ones(rows, 1, device=device)
     top_k, is_greedy = (index[:, None] * 13) % 60, index[:, None] % 5 == 4
-    draw.check(lambda: (logits, noise, temperature, top_k, top_p, is_greedy), tolerance=0.0)
-    draw.check(lambda: (logits, noise, temperature, top_k, 0.8 * top_p, is_greedy), tolerance=0.0)
-    draw_and_embed.check(
+    sample.check(lambda: (logits, noise, temperature, top_k, top_p, is_greedy), tolerance=0.0)
+    sample.check(lambda: (logits, noise, temperature, top_k, 0.8 * top_p, is_greedy), tolerance=0.0)
+    sample_and_embed.check(
         lambda: (logits, noise, temperature, top_k, top_p, is_greedy, table, torch.stack((index, index), dim=1)[:, 1]),
         tolerance=0.0,
     )

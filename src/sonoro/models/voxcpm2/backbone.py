@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sonoro.nn.bidirectional import BidirectionalStack
 from sonoro.nn.transformer import DecoderStack, lay_out_by_input
-from sonoro.nn.whole import WholeStack
 from sonoro.ops.norm import rms_norm
 
 from .config import ModelConfig, lm_config, local_config
@@ -88,7 +88,9 @@ class _LocalEncoder(nn.Module):
         width = config.encoder_config.hidden_dim
         self.special_token = nn.Parameter(torch.empty(1, 1, 1, width))
         self.in_proj = nn.Linear(config.feat_dim, width)
-        self.encoder = WholeStack(local_config(config, config.encoder_config), 1 + config.patch_size, slice(0, 1))
+        self.encoder = BidirectionalStack(
+            local_config(config, config.encoder_config), 1 + config.patch_size, slice(0, 1)
+        )
 
     def forward(self, patches: Tensor) -> Tensor:
         """`patches` [T, P, D], each by itself: [T, width], what its first token has gathered."""

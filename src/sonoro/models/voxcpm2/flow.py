@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from sonoro.nn.bidirectional import BidirectionalStack
 from sonoro.nn.flow import TimeMLP, schedule, sinusoids
 from sonoro.nn.transformer import random_like
-from sonoro.nn.whole import WholeStack
-from sonoro.ops.flow import Ends, advance
+from sonoro.ops.flow import PatchProjections, advance
 from sonoro.ops.linear import norm_linear
 
 from .config import ModelConfig, local_config
@@ -73,7 +73,7 @@ class Flow(nn.Module):
         dit = self.estimator
         norm, weight, (latents, width) = dit.decoder.norm, dit.out_proj.weight, dit.out_proj.weight.shape
         random, tolerance = random_like(weight)
-        dit.decoder.check_whole(2 * rows)
+        dit.decoder.check_bidirectional(2 * rows)
         x = random(rows, dit.decoder.kept.stop - dit.decoder.kept.start, latents)
         hidden, velocities = random(2 * rows * x.shape[1], width), random(2 * rows * x.shape[1], latents)
         norm_linear.check(lambda: (hidden, norm.weight, norm.eps, weight), tolerance)
@@ -91,7 +91,7 @@ class _LocalDiT(nn.Module):
         self.out_proj = nn.Linear(width, config.feat_dim)
         self.time_mlp, self.delta_time_mlp = TimeMLP(width), TimeMLP(width)
         stack, tokens = local_config(config, config.dit_config), _CLOCK + 1 + 2 * config.patch_size
-        self.decoder = WholeStack(stack, tokens, slice(tokens - config.patch_size, tokens))
+        self.decoder = BidirectionalStack(stack, tokens, slice(tokens - config.patch_size, tokens))
 
     def embed_times(self, times: Tensor) -> Tensor:
         """The token [..., width] of `times` [n], which are on the CPU: that of an interval of no length is added."""
@@ -102,9 +102,9 @@ class _LocalDiT(nn.Module):
         return self.time_mlp(embedded) + self.delta_time_mlp(none)
 
     @property
-    def ends(self) -> Ends:
+    def ends(self) -> PatchProjections:
         """What leads into it and out of it."""
-        return Ends(self.in_proj.weight, self.in_proj.bias, self.out_proj.bias)
+        return PatchProjections(self.in_proj.weight, self.in_proj.bias, self.out_proj.bias)
 
     def fixed_tokens(self, mu: Tensor, cond: Tensor) -> Tensor:
         """All that it sees [2 B, tokens, width], of rows with condition and then of the same without, but for time and

@@ -52,7 +52,7 @@ def check_kernels(lm: VoxLM, state: FrameState, rows: int) -> None:
     """Run each fused kernel of a frame of `rows` rows once against its reference. Synchronises; `state` stays."""
     for stack in (lm.base_lm, lm.residual_lm):
         stack.check_kernels(rows, state.cache.table, state.cache.page_positions)
-    lm.feat_encoder.encoder.check_whole(rows)
+    lm.feat_encoder.encoder.check_bidirectional(rows)
     lm.feat_decoder.check_kernels(rows)
     index = torch.arange(rows, device=lm.weight.device)
     # Float32: angles of up to 6.3, rounded, times distances of up to 5.8.

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from capture import device_only
 from interpreter import in_the_interpreter
-from sonoro.ops.nucleus import (
-    Again,
+from sonoro.ops.repetition_aware import (
+    Resample,
     check_kernels,
-    draw_nucleus,
-    draw_nucleus_kernel,
-    draw_nucleus_reference,
-    pick_nucleus,
+    nucleus_argmax,
+    sample_repetition_aware,
+    sample_repetition_aware_kernel,
+    sample_repetition_aware_reference,
 )
 from sonoro.ops.sample import gumbel_noise_reference
 
@@ -27,7 +27,7 @@ def nucleus_of(probabilities: list[float], *, top_p: float, top_k: int = 0, heat
     logits = torch.tensor([probabilities]).log().expand(count, -1)
     one = torch.ones(count, 1)
     arguments = (heat * one, (top_k * one).long(), top_p * one, torch.zeros(count, 1, dtype=torch.bool))
-    return set(pick_nucleus(logits, 500 * torch.eye(count), *arguments).tolist())
+    return set(nucleus_argmax(logits, 500 * torch.eye(count), *arguments).tolist())
 
 
 def test_a_nucleus_is_taken_before_the_temperature_and_without_what_crosses_it() -> None:
@@ -46,7 +46,7 @@ def test_a_draw_of_a_nucleus_divides_by_the_temperature_and_heeds_greedy_rows() 
     noise = torch.tensor([[0.0, 1.5], [0.0, 1.5], [0.0, 99.0]])
     heat, is_greedy = torch.tensor([[1.0], [0.5], [1.0]]), torch.tensor([[False], [False], [True]])
     keeps_all = (torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, 1))
-    assert pick_nucleus(logits, noise, heat, *keeps_all, is_greedy).tolist() == [1, 0, 0]
+    assert nucleus_argmax(logits, noise, heat, *keeps_all, is_greedy).tolist() == [1, 0, 0]
 
 
 def test_of_equal_ids_the_lowest_comes_first() -> None:
@@ -56,7 +56,7 @@ def test_of_equal_ids_the_lowest_comes_first() -> None:
 
 def test_nothing_is_divided_by_no_temperature() -> None:
     keeps_all = (torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.bool))
-    assert pick_nucleus(torch.tensor([[0.0, 1.0]]), torch.tensor([[5.0, 0.0]]), torch.zeros(1, 1), *keeps_all) == 1
+    assert nucleus_argmax(torch.tensor([[0.0, 1.0]]), torch.tensor([[5.0, 0.0]]), torch.zeros(1, 1), *keeps_all) == 1
 
 
 def nucleus_case(count: int, vocabulary: int, device: str = "cpu") -> tuple[Tensor, ...]:
@@ -75,21 +75,21 @@ def nucleus_case(count: int, vocabulary: int, device: str = "cpu") -> tuple[Tens
     return tuple(given.to(device) for given in (logits, noise, temperature, top_k, top_p, is_greedy))
 
 
-def again_case(given: tuple[Tensor, ...], *, first: int = 1) -> Again:
+def again_case(given: tuple[Tensor, ...], *, first: int = 1) -> Resample:
     """Half of the rows have just said what they would draw: in the last place of the window, or the first."""
     logits = given[0]
     count, vocabulary = logits.shape
     index = torch.arange(count, device=logits.device)
     length = index % 9
     frames = torch.zeros(count + 3, 9, 4, dtype=torch.int64, device=logits.device)
-    frames[index + 2, (length - 1 - 3 * (index % 2)).clamp(min=0), 2] = pick_nucleus(*given)
+    frames[index + 2, (length - 1 - 3 * (index % 2)).clamp(min=0), 2] = nucleus_argmax(*given)
     noise = gumbel_noise_reference(index, index, index, 1, vocabulary)[:, 0]
-    return Again(noise, frames[:, :, 2], index + 2, length, 1.0, 0.9, 4, first)
+    return Resample(noise, frames[:, :, 2], index + 2, length, 1.0, 0.9, 4, first)
 
 
-def ids_of(given: tuple[Tensor, ...], *more: Tensor | Again | None) -> Tensor:
+def ids_of(given: tuple[Tensor, ...], *more: Tensor | Resample | None) -> Tensor:
     ids = torch.full((len(given[0]), 3), -1, device=given[0].device)
-    draw_nucleus(*given, torch.zeros(1, 1, device=given[0].device), ids[:, 1], *more)
+    sample_repetition_aware(*given, torch.zeros(1, 1, device=given[0].device), ids[:, 1], *more)
     assert (ids[:, ::2] == -1).all()
     return ids[:, 1]
 
@@ -98,11 +98,11 @@ def test_what_was_just_said_is_drawn_again_once() -> None:
     given = nucleus_case(60, 50)
     drawn, again = ids_of(given), again_case(given)
     wider = torch.full_like(given[4], 0.9)
-    other = pick_nucleus(given[0], again.noise, torch.ones_like(wider), given[3], wider, given[5])
+    other = nucleus_argmax(given[0], again.noise, torch.ones_like(wider), given[3], wider, given[5])
     found = ids_of(given, None, again)
     is_said = torch.tensor(
         [
-            any(int(again.said[row + 2, at]) == drawn[row] for at in range(max(1, length - 4), length))
+            any(int(again.history[row + 2, at]) == drawn[row] for at in range(max(1, length - 4), length))
             for row, length in enumerate(again.length.tolist())
         ]
     )
@@ -116,7 +116,7 @@ def test_what_was_just_said_is_drawn_again_once() -> None:
 def test_only_the_last_of_what_was_said_counts() -> None:
     said = torch.arange(80).view(2, 40)
     rows, length = torch.tensor([1, 1, 1, 1]), torch.tensor([0, 1, 3, 25])
-    recent = Again(said, said, rows, length, 1.0, 0.9, 10, 1).recent()
+    recent = Resample(said, said, rows, length, 1.0, 0.9, 10, 1).recent()
     assert recent[0].tolist() == recent[1].tolist() == [-1] * 10
     assert recent[2].tolist() == [-1] * 8 + [41, 42]
     assert recent[3].tolist() == list(range(55, 65))
@@ -134,8 +134,8 @@ def test_the_last_id_is_not_drawn_where_it_must_not() -> None:
 def test_a_draw_is_embedded_by_its_table_and_beyond_it_by_its_first_row() -> None:
     given, table = nucleus_case(80, 60), torch.randn(30, 7)
     ids = torch.full((80,), -1)
-    rows = draw_nucleus(*given, table, ids)
-    assert torch.equal(ids, pick_nucleus(*given))
+    rows = sample_repetition_aware(*given, table, ids)
+    assert torch.equal(ids, nucleus_argmax(*given))
     assert (ids >= 30).any()
     for row, drawn in zip(rows, ids.tolist(), strict=True):
         assert torch.equal(row, table[drawn if drawn < 30 else 0])
@@ -145,25 +145,27 @@ def test_drawing_may_be_captured() -> None:
     given = nucleus_case(3, 20)
     again = again_case(given)
     meta = tuple(tensor.to("meta") for tensor in given)
-    second = again._replace(**{name: getattr(again, name).to("meta") for name in ("noise", "said", "rows", "length")})
+    second = again._replace(
+        **{name: getattr(again, name).to("meta") for name in ("noise", "history", "rows", "length")}
+    )
     with device_only():
-        drawn = draw_nucleus(*meta, meta[0], second.rows, meta[5], second)
+        drawn = sample_repetition_aware(*meta, meta[0], second.rows, meta[5], second)
     assert drawn.shape == (3, 20)
 
 
 def test_the_check_at_start_depends_on_every_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the kernel is compared with would tell if it ignored any of them."""
     cases: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(draw_nucleus, "check", lambda arguments, tolerance: cases.append(arguments()))
+    monkeypatch.setattr(sample_repetition_aware, "check", lambda arguments, tolerance: cases.append(arguments()))
     check_kernels(64, 4097, torch.randn(4096, 2), 10)
     plain, drawn_again = cases
     one = torch.ones(64, 1)
     ignored = ((1, 0 * plain[1]), (2, one), (3, 0 * one.long()), (4, one), (5, one == 0))
     for given, more in ((plain, ()), (drawn_again, ((8, one == 0), (9, None)))):
-        expected = draw_nucleus_reference(*given)
+        expected = sample_repetition_aware_reference(*given)
         for place, value in (*ignored, *more):
             changed = (*given[:place], value, *given[place + 1 :])
-            assert not torch.equal(draw_nucleus_reference(*changed), expected), place
+            assert not torch.equal(sample_repetition_aware_reference(*changed), expected), place
 
 
 def check_kernel(count: int, vocabulary: int, device: str = "cpu") -> None:
@@ -174,9 +176,9 @@ def check_kernel(count: int, vocabulary: int, device: str = "cpu") -> None:
         logits = torch.cat((given[0], given[0]), dim=1)[:, :vocabulary].to(dtype)
         for more in ((), (is_endless, again), (None, again)):
             found, wanted = (torch.full((count, 3), -1, device=device) for _ in range(2))
-            rows = draw_nucleus_kernel(logits, *given[1:], table, found[:, 1], *more)
+            rows = sample_repetition_aware_kernel(logits, *given[1:], table, found[:, 1], *more)
             # Sums of top-p in another order could change an id, at one in some 1e5 draws; these seeds have none.
-            assert torch.equal(rows, draw_nucleus_reference(logits, *given[1:], table, wanted[:, 1], *more))
+            assert torch.equal(rows, sample_repetition_aware_reference(logits, *given[1:], table, wanted[:, 1], *more))
             assert torch.equal(found, wanted)
 
 
@@ -187,8 +189,8 @@ def check_nuclei(count: int) -> None:
     one = torch.ones_like(top_p)
     given = (logits, 500 * torch.eye(count).repeat(40, 1), one, 0 * one.long(), top_p, one == 0, torch.ones(count, 1))
     found, wanted = torch.zeros(2, len(top_p), dtype=torch.int64)
-    draw_nucleus_kernel(*given, found)
-    draw_nucleus_reference(*given, wanted)
+    sample_repetition_aware_kernel(*given, found)
+    sample_repetition_aware_reference(*given, wanted)
     assert torch.equal(found, wanted)
 
 
@@ -202,7 +204,7 @@ def test_interpreted() -> None:
     table, ids = torch.ones(12, 1), torch.zeros(6, dtype=torch.int64)
     # Nothing, or not a number, in: some id out, within the vocabulary.
     for value in (-INF, torch.nan):
-        draw_nucleus_kernel(torch.full_like(logits, value), *rest, table, ids)
+        sample_repetition_aware_kernel(torch.full_like(logits, value), *rest, table, ids)
         assert ((ids >= 0) & (ids < 12)).all()
 
 
@@ -214,10 +216,10 @@ def test_the_kernel_equals_the_reference_on_a_gpu(rows: int) -> None:
     given = nucleus_case(rows, 4096, "cuda")
     table, ids = torch.randn(4096, 256, device="cuda"), torch.empty(rows, dtype=torch.int64, device="cuda")
     again = again_case(given)
-    found = draw_nucleus_kernel(*given, table, ids, None, again)
+    found = sample_repetition_aware_kernel(*given, table, ids, None, again)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        replayed = draw_nucleus_kernel(*given, table, ids, None, again)
+        replayed = sample_repetition_aware_kernel(*given, table, ids, None, again)
     for _ in range(3):
         replayed.fill_(-1)
         graph.replay()

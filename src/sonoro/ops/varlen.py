@@ -1,7 +1,6 @@
-"""Attention of prompts that lie back to back, of which each may go on from pages: a Triton kernel beside its torch
-reference.
+"""Varlen attention: prompts packed back to back, each causal and optionally continuing a cached prefix on pages.
 
-Query heads share key heads in groups.
+A Triton kernel beside its torch reference. Grouped-query.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sonoro.ops.attention import DTYPES, is_power
+from sonoro.ops.attention import DTYPES, is_power_of_two
 from sonoro.ops.dispatch import Operation
 
 try:
@@ -22,43 +21,43 @@ try:
 except ImportError:
     triton = None
 
-__all__ = ["packed_attention", "packed_attention_kernel", "packed_attention_reference"]
+__all__ = ["varlen_attention", "varlen_attention_kernel", "varlen_attention_reference"]
 
-_FEW = 16
+_TOKENS_AT_ONCE = 16
 """Tokens at once where the pages of each are copied."""
 
 
-def packed_attention_reference(  # noqa: PLR0917 (the pack, and what it goes on from)
+def varlen_attention_reference(  # noqa: PLR0917 (the packed prompts and their cached prefixes)
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
     starts: Tensor,
-    shared: Tensor,
+    cached_lengths: Tensor,
     slots: Tensor,
     page_keys: Tensor,
     page_values: Tensor,
-    table: Tensor,
+    page_table: Tensor,
 ) -> Tensor:
     """Attend with token t of `queries` [T, heads, D] to `keys` and `values` [T, kv heads, D] of `starts[t]` .. t, and
-    to what its prompt has on pages: [T, heads, D].
+    to what of its prompt is cached on pages: [T, heads, D].
 
-    `starts` [T] int64 is where the token's own prompt begins in the pack. The first `shared[t]` int64 positions of that
-    prompt, whole pages, are not in it: they are on the first pages of row `slots[t]` int64 of `table` [rows, pages per
-    row] int32, in `page_keys` and `page_values` [pages, page positions, kv heads, D]. Nothing else there matters, NaN
-    included.
-    On a CPU it reads those pages only; elsewhere it reads whole rows, may be captured and does not synchronise.
+    `starts` [T] int64 is where the token's own prompt begins in the packed sequence. The first `cached_lengths[t]`
+    int64 positions of that prompt, whole pages, are not in it: they are on the first pages of `slots[t]` int64 in
+    `page_table` [slots, pages] int32, in `page_keys` and `page_values` [pages, page size, kv heads, D]. Nothing else
+    there matters, NaN included.
+    On a CPU it reads those pages only; elsewhere it reads whole page tables, is capturable and does not sync.
     """
     if not queries.is_cpu:
-        return _attend_masked(queries, keys, values, starts, shared, slots, page_keys, page_values, table)
-    if not shared.any():
-        return _attend(queries, keys, values, _is_seen(starts))
+        return _attend_masked(queries, keys, values, starts, cached_lengths, slots, page_keys, page_values, page_table)
+    if not cached_lengths.any():
+        return _attend(queries, keys, values, _is_visible(starts))
     parts, lows, page = [], starts.unique().tolist(), page_keys.shape[1]
     for low, high in zip(lows, [*lows[1:], len(starts)], strict=True):
-        pages = table[slots[low], : int(shared[low]) // page].long()
+        pages = page_table[slots[low], : int(cached_lengths[low]) // page].long()
         own = slice(low, high)
         all_keys = torch.cat((page_keys[pages].flatten(0, 1), keys[own]))
         all_values = torch.cat((page_values[pages].flatten(0, 1), values[own]))
-        mask = torch.ones(high - low, len(all_keys), dtype=torch.bool).tril(int(shared[low]))
+        mask = torch.ones(high - low, len(all_keys), dtype=torch.bool).tril(int(cached_lengths[low]))
         parts.append(_attend(queries[own], all_keys, all_values, mask))
     return torch.cat(parts)
 
@@ -68,33 +67,33 @@ def _attend_masked(  # noqa: PLR0917
     keys: Tensor,
     values: Tensor,
     starts: Tensor,
-    shared: Tensor,
+    cached_lengths: Tensor,
     slots: Tensor,
     page_keys: Tensor,
     page_values: Tensor,
-    table: Tensor,
+    page_table: Tensor,
 ) -> Tensor:
-    positions = torch.arange(table.shape[1] * page_keys.shape[1], device=slots.device)
-    is_seen, parts = _is_seen(starts), []
-    for low in range(0, len(queries), _FEW):
-        few = slice(low, low + _FEW)
-        pages, is_shared = table[slots[few]].long(), positions < shared[few, None]
+    positions = torch.arange(page_table.shape[1] * page_keys.shape[1], device=slots.device)
+    is_visible, parts = _is_visible(starts), []
+    for low in range(0, len(queries), _TOKENS_AT_ONCE):
+        chunk = slice(low, low + _TOKENS_AT_ONCE)
+        pages, is_cached = page_table[slots[chunk]].long(), positions < cached_lengths[chunk, None]
         all_keys, all_values = (
             # The copies are cleared: the mask alone would let NaN through (NaN - inf, 0 * NaN).
-            torch.cat((old[pages].flatten(1, 2).masked_fill_(~is_shared[..., None, None], 0.0), own), dim=1)
+            torch.cat((old[pages].flatten(1, 2).masked_fill_(~is_cached[..., None, None], 0.0), own), dim=1)
             for old, own in (
                 (page_keys, keys.expand(len(pages), *keys.shape)),
                 (page_values, values.expand(len(pages), *values.shape)),
             )
         )
-        mask = torch.cat((is_shared, is_seen[few]), dim=1)[:, None, None]
-        query, key, value = queries[few, :, None], all_keys.transpose(1, 2), all_values.transpose(1, 2)
+        mask = torch.cat((is_cached, is_visible[chunk]), dim=1)[:, None, None]
+        query, key, value = queries[chunk, :, None], all_keys.transpose(1, 2), all_values.transpose(1, 2)
         parts.append(F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)[:, :, 0])
     return torch.cat(parts)
 
 
-def _is_seen(starts: Tensor) -> Tensor:
-    """Whether a token sees another of the pack: [T, T]."""
+def _is_visible(starts: Tensor) -> Tensor:
+    """Whether a token attends to another one of the packed sequence: [T, T]."""
     token = torch.arange(len(starts), device=starts.device)
     return (token >= starts[:, None]) & (token <= token[:, None])
 
@@ -104,48 +103,48 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tens
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1)
 
 
-def packed_attention_kernel(  # noqa: PLR0917
+def varlen_attention_kernel(  # noqa: PLR0917
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
     starts: Tensor,
-    shared: Tensor,
+    cached_lengths: Tensor,
     slots: Tensor,
     page_keys: Tensor,
     page_values: Tensor,
-    table: Tensor,
+    page_table: Tensor,
 ) -> Tensor:
-    """`packed_attention_reference` as one Triton kernel, a program per block of tokens and head; no gradient."""
+    """`varlen_attention_reference` as one Triton kernel, a program per block of tokens and head; no gradient."""
     tokens, heads, width = queries.shape
     # In float32 larger blocks do not fit the registers.
-    block_t, block_s = 16, 16
+    block_m, block_n = 16, 16
     if queries.dtype.itemsize == 2:
         # H200, 16 heads of 128: 4.4 us for 128 tokens with blocks of 16, 12.9 for 512 with blocks of 64, 90 for 2048.
-        block_t, block_s = (16, 64) if tokens <= 256 else (64, 64)
+        block_m, block_n = (16, 64) if tokens <= 256 else (64, 64)
     out = torch.empty((tokens, heads, width), dtype=queries.dtype, device=queries.device)
-    attention_kernels.packed[triton.cdiv(tokens, block_t), heads](
+    attention_kernels.varlen[triton.cdiv(tokens, block_m), heads](
         queries,
         keys,
         values,
         starts,
-        shared,
+        cached_lengths,
         slots,
         page_keys,
         page_values,
-        table,
+        page_table,
         out,
         tokens,
         queries.stride(0),
         keys.stride(0),
         values.stride(0),
-        table.stride(0),
+        page_table.stride(0),
         math.log2(math.e) / math.sqrt(width),
         heads,
         heads // keys.shape[1],
         width,
         page_keys.shape[1],
-        block_t,
-        block_s,
+        block_m,
+        block_n,
         # Triton's interpreter takes the bits of a bfloat16 operand for an integer; products in float32 are the same.
         triton.knobs.runtime.interpret,
         num_warps=4,
@@ -154,16 +153,16 @@ def packed_attention_kernel(  # noqa: PLR0917
     return out
 
 
-def _can_pack(  # noqa: PLR0917
+def _can_run(  # noqa: PLR0917
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
     starts: Tensor,
-    shared: Tensor,
+    cached_lengths: Tensor,
     slots: Tensor,
     page_keys: Tensor,
     page_values: Tensor,
-    table: Tensor,
+    page_table: Tensor,
 ) -> bool:
     width = queries.shape[-1]
     return (
@@ -173,11 +172,11 @@ def _can_pack(  # noqa: PLR0917
             for rows in (queries, keys, values)
         )
         and all(rows.dtype == queries.dtype and rows.is_contiguous() for rows in (page_keys, page_values))
-        and all(rows.stride(-1) == 1 for rows in (starts, shared, slots, table))
+        and all(rows.stride(-1) == 1 for rows in (starts, cached_lengths, slots, page_table))
         and queries.numel() > 0
-        and is_power(width, 16, 128)
-        and is_power(page_keys.shape[1], 1, 1024)
+        and is_power_of_two(width, 16, 128)
+        and is_power_of_two(page_keys.shape[1], 1, 1024)
     )
 
 
-packed_attention = Operation("packed_attention", packed_attention_kernel, packed_attention_reference, _can_pack)
+varlen_attention = Operation("varlen_attention", varlen_attention_kernel, varlen_attention_reference, _can_run)

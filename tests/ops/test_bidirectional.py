@@ -10,7 +10,11 @@ from torch import Tensor
 
 from capture import device_only
 from interpreter import INTERPRETED, in_the_interpreter
-from sonoro.ops.whole import whole_attention, whole_attention_kernel, whole_attention_reference
+from sonoro.ops.bidirectional import (
+    bidirectional_attention,
+    bidirectional_attention_kernel,
+    bidirectional_attention_reference,
+)
 
 # Of the outputs, which are averages of values near 1: sums in another order in float32, some roundings in bfloat16,
 # which the interpreter truncates where a GPU rounds.
@@ -20,7 +24,7 @@ TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 5e-2 if INTERPRETED else 2e-2}
 def case(
     sizes: tuple[int, int, int], tokens: int, sequences: int, dtype: torch.dtype, device: str = "cpu"
 ) -> tuple[Any, ...]:
-    """Arguments of `whole_attention` for `sizes`: heads, kv heads, width of a head."""
+    """Arguments of `bidirectional_attention` for `sizes`: heads, kv heads, width of a head."""
     heads, kv_heads, width = sizes
     make = torch.Generator().manual_seed(tokens)
     angles = torch.arange(tokens)[:, None, None] / 10.0 ** (torch.arange(width // 2) / 8)
@@ -51,25 +55,25 @@ def plain(qkv: Tensor, rotary: tuple[Tensor, Tensor], kv_heads: int) -> Tensor:
 def test_it_equals_a_plain_computation() -> None:
     given = case((4, 2, 6), 5, 3, torch.float64)
     # Same sums in float64, in another order.
-    torch.testing.assert_close(whole_attention(*given), plain(*given[:3]), atol=1e-12, rtol=0)
+    torch.testing.assert_close(bidirectional_attention(*given), plain(*given[:3]), atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("kept", [slice(0, 1), slice(3, None), slice(-2, None), slice(1, 4)])
 def test_tokens_that_are_kept_are_those_of_the_whole(kept: slice) -> None:
     given = case((4, 2, 8), 5, 3, torch.float64)
-    expected = whole_attention(*given).view(3, 5, -1)[:, kept].flatten(0, 1)
+    expected = bidirectional_attention(*given).view(3, 5, -1)[:, kept].flatten(0, 1)
     # Another number of queries is another product.
-    torch.testing.assert_close(whole_attention(*given[:3], kept), expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(bidirectional_attention(*given[:3], kept), expected, atol=1e-12, rtol=0)
 
 
 def test_it_may_be_captured() -> None:
     given = case((4, 2, 8), 5, 3, torch.float32, "meta")
     with device_only():
-        assert whole_attention(*given).shape == (15, 32)
+        assert bidirectional_attention(*given).shape == (15, 32)
 
 
 def check(given: tuple[Any, ...], **options: Any) -> None:
-    found, expected = whole_attention_kernel(*given, **options), whole_attention_reference(*given)
+    found, expected = bidirectional_attention_kernel(*given, **options), bidirectional_attention_reference(*given)
     torch.testing.assert_close(found, expected, atol=TOLERANCE[found.dtype], rtol=0)
 
 
@@ -99,7 +103,7 @@ def test_interpreted() -> None:
 )
 def test_the_kernel_is_offered_what_it_can_do(change: dict[str, Any], is_supported: bool) -> None:
     given = {"sizes": (4, 2, 32), "tokens": 11, "sequences": 2, "dtype": torch.float32} | change
-    assert whole_attention.is_supported(*case(**given)) == is_supported
+    assert bidirectional_attention.is_supported(*case(**given)) == is_supported
 
 
 @pytest.mark.gpu
@@ -110,6 +114,6 @@ def test_it_equals_the_reference_on_a_gpu(sequences: int, dtype: torch.dtype) ->
     for tokens, kept in ((11, slice(11)), (11, slice(-4, None)), (5, slice(0, 1))):
         given = (*case((16, 2, 128), tokens, sequences, dtype, "cuda")[:3], kept)
         check(given)
-        found = whole_attention_kernel(*given)
+        found = bidirectional_attention_kernel(*given)
         for _ in range(10):
-            assert torch.equal(whole_attention_kernel(*given), found)
+            assert torch.equal(bidirectional_attention_kernel(*given), found)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from capture import device_only
 from interpreter import in_the_interpreter
-from sonoro.ops import packed
-from sonoro.ops.packed import packed_attention, packed_attention_kernel, packed_attention_reference
+from sonoro.ops import varlen
+from sonoro.ops.varlen import varlen_attention, varlen_attention_kernel, varlen_attention_reference
 
 # Of the outputs, which are averages of values near 1: sums in another order in float32, one rounding in bfloat16.
 TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2e-2}
@@ -28,7 +28,7 @@ def case(
     fill: float = torch.nan,
     device: str = "cpu",
 ) -> tuple[Any, ...]:
-    """Arguments of `packed_attention` for prompts of (pages shared, own rows) each, then `padding` prompts of a row.
+    """Arguments of `varlen_attention` for prompts of (pages shared, own rows) each, then `padding` prompts of a row.
 
     Pages are in any order, `fill` where nothing is shared.
     """
@@ -86,11 +86,11 @@ SHAPES = [
 
 @pytest.mark.parametrize("path", ["prompts", "masked"])
 @pytest.mark.parametrize("lengths", SHAPES, ids=str)
-def test_packed_equals_each_prompt_alone(
+def test_varlen_equals_each_prompt_alone(
     lengths: list[tuple[int, int]], path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = case(lengths, (4, 2, 6), torch.float64, page=4)
-    operation = packed_attention if path == "prompts" else packed._attend_masked
+    operation = varlen_attention if path == "prompts" else varlen._attend_masked
     found = operation(*given)
     assert found.shape == given[0].shape
     # Same sums in float64, in another order.
@@ -99,23 +99,23 @@ def test_packed_equals_each_prompt_alone(
 
 @pytest.mark.parametrize("path", ["prompts", "masked"])
 def test_what_lies_on_other_pages_does_not_matter(path: str) -> None:
-    operation = packed_attention if path == "prompts" else packed._attend_masked
+    operation = varlen_attention if path == "prompts" else varlen._attend_masked
     outs = [operation(*case(SHAPES[1], (4, 2, 8), torch.float32, page=4, fill=fill)) for fill in FILLS]
     assert torch.isfinite(outs[0]).all()
     assert torch.equal(outs[0], outs[1])
     assert torch.equal(outs[0], outs[2])
 
 
-def test_packed_may_be_captured() -> None:
+def test_varlen_may_be_captured() -> None:
     given = [tensor.to("meta") for tensor in case(SHAPES[1], (4, 2, 8), torch.float32)]
     with device_only():
-        assert packed_attention(*given).shape == given[0].shape
+        assert varlen_attention(*given).shape == given[0].shape
 
 
 def check_kernel(given: tuple[Any, ...]) -> None:
     tolerance = TOLERANCE[given[0].dtype]
-    assert packed_attention.is_supported(*given)
-    found, expected = packed_attention_kernel(*given), packed_attention_reference(*given)
+    assert varlen_attention.is_supported(*given)
+    found, expected = varlen_attention_kernel(*given), varlen_attention_reference(*given)
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
 
 
@@ -134,5 +134,5 @@ def test_interpreted() -> None:
     "lengths", [[(0, 5)], [(0, 60), (0, 1), (0, 200)], [(0, 700), (0, 1300)], [(20, 30)], [(7, 90), (0, 40), (23, 300)]]
 )
 @torch.inference_mode()
-def test_packed_on_a_gpu(lengths: list[tuple[int, int]], dtype: torch.dtype) -> None:
+def test_varlen_on_a_gpu(lengths: list[tuple[int, int]], dtype: torch.dtype) -> None:
     check_kernel(case(lengths, (16, 8, 128), dtype, page=32, device="cuda"))

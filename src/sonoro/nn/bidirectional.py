@@ -1,4 +1,4 @@
-"""A stack for short sequences that are seen whole, many at once: patches of a few latents, and what a flow is told."""
+"""A decoder stack with bidirectional attention over many short sequences: patches of latents, inputs of a flow."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from sonoro.nn.transformer import DecoderConfig, DecoderLayer, DecoderStack, random_like
-from sonoro.ops.whole import whole_attention
+from sonoro.ops.bidirectional import bidirectional_attention
 
-__all__ = ["WholeStack"]
+__all__ = ["BidirectionalStack"]
 
 
-class WholeStack(DecoderStack):
-    """A stack without norms of heads that sees so many `tokens` at once, all of them from each. Of those only `kept`,
-    of which there are K, are asked for. Call `finalize` once after loading.
+class BidirectionalStack(DecoderStack):
+    """A stack without q/k norms over sequences of `tokens` positions with bidirectional attention; only the K positions
+    of `kept` are returned. Call `finalize` once after loading.
     """
 
     cos: Tensor
@@ -30,24 +30,24 @@ class WholeStack(DecoderStack):
             self.register_buffer(name, None, persistent=False)
 
     def finalize(self) -> None:
-        """Make the tables of its positions."""
+        """Compute the rotary tables of its positions."""
         weight = self.norm.weight
         self.cos, self.sin = self.rotary(torch.arange(self.tokens, device=weight.device), weight.dtype)
 
     def see(self, x: Tensor) -> Tensor:
         """`x` [N, tokens, width] through all layers, not through the final norm: [N * K, width]. Capturable; no sync;
-        no autograd. The last layer is spared what nobody asks for.
+        no autograd. The last layer computes the kept positions only.
         """
         rows, last = x.flatten(0, 1), len(self.layers) - 1
         for index, layer in enumerate(cast(Sequence[DecoderLayer], self.layers)):
             kept = self.kept if index == last else slice(self.tokens)
-            heads = whole_attention(layer.project(rows), (self.cos, self.sin), self.config.kv_heads, kept)
+            heads = bidirectional_attention(layer.project(rows), (self.cos, self.sin), self.config.kv_heads, kept)
             if index == last:
                 rows = rows.view_as(x)[:, kept].reshape(len(heads), -1)
             rows = layer.complete(rows, heads)
         return rows
 
-    def check_whole(self, count: int) -> None:
+    def check_bidirectional(self, count: int) -> None:
         """Compare every kernel of `see` with its reference at `count` sequences; one that is wrong is not used again.
 
         Random inputs, the weights of the first layer. Synchronises; does nothing on a CPU.
@@ -57,5 +57,5 @@ class WholeStack(DecoderStack):
         given = (random(count * self.tokens, layer.self_attn.qkv_proj.out_features), (self.cos, self.sin))
         for tokens in (self.tokens, len(range(*self.kept.indices(self.tokens)))):
             layer.check_kernels(count * tokens)
-        whole_attention.check(lambda: (*given, self.config.kv_heads, slice(self.tokens)), tolerance)
-        whole_attention.check(lambda: (*given, self.config.kv_heads, self.kept), tolerance)
+        bidirectional_attention.check(lambda: (*given, self.config.kv_heads, slice(self.tokens)), tolerance)
+        bidirectional_attention.check(lambda: (*given, self.config.kv_heads, self.kept), tolerance)

@@ -1,0 +1,307 @@
+"""Nucleus (top-p) sampling before temperature, with repetition-aware resampling.
+
+A Triton kernel beside its torch reference. Every parameter is per request and lives on the device; capturable, no sync.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sonoro.ops.device import seeded
+from sonoro.ops.dispatch import Operation
+from sonoro.ops.norm import has_pdl
+from sonoro.ops.sample import gumbel_argmax, gumbel_noise
+
+try:
+    import triton
+    import triton.language as tl
+
+    from sonoro.ops.norm import pdl_launch_dependents, pdl_wait
+except ImportError:
+    triton = None
+
+__all__ = [
+    "Resample",
+    "check_kernels",
+    "nucleus_argmax",
+    "sample_repetition_aware",
+    "sample_repetition_aware_kernel",
+    "sample_repetition_aware_reference",
+]
+
+MIN_TEMPERATURE = 1e-5
+"""Lower temperatures are clamped to this."""
+
+
+class Resample(NamedTuple):
+    """How an id that occurs among the last `window` is sampled again: `noise` [B, V], `temperature` and `top_p`.
+
+    The ids of request b are row `rows[b]` of `history` [N, T] int64, from `first` on and before `length[b]`.
+    """
+
+    noise: Tensor
+    history: Tensor
+    rows: Tensor
+    length: Tensor
+    temperature: float
+    top_p: float
+    window: int
+    first: int
+
+    def recent(self) -> Tensor:
+        """The last ids, [B, window] int64, -1 where there is none."""
+        at = self.length[:, None] + torch.arange(-self.window, 0, device=self.rows.device)
+        return self.history[self.rows[:, None], at.clamp(min=0)].masked_fill(at < self.first, -1)
+
+
+def nucleus_argmax(  # noqa: PLR0917 (each is a column of its own)
+    logits: Tensor, noise: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, is_greedy: Tensor
+) -> Tensor:
+    """One id per row of `logits` [B, V], [B] int64, by its probability with Gumbel `noise` [B, V]; the rest [B, 1].
+
+    Of the ids in the order of their probabilities, of equal ones the lowest first, those are kept that add up to at
+    most `top_p`, so the one that crosses it is not, and of those the first `top_k`; the first stays in any case. 1 and
+    0 keep all. Then `gumbel_argmax` of the rest of logits / temperature. Computed in float32.
+    """
+    ordered, ids = logits.float().sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(logits.shape[1], device=logits.device)
+    is_removed = (ordered.softmax(dim=-1).cumsum(dim=-1) > top_p) & (top_p < 1) | (rank >= top_k) & (top_k > 0)
+    scaled = ordered.masked_fill(is_removed & (rank > 0), -torch.inf) / temperature.clamp(min=MIN_TEMPERATURE)
+    return ids.gather(1, gumbel_argmax(scaled, noise.gather(1, ids), is_greedy)[:, None])[:, 0]
+
+
+def sample_repetition_aware_reference(  # noqa: PLR0917
+    logits: Tensor,
+    noise: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    is_greedy: Tensor,
+    table: Tensor,
+    ids: Tensor,
+    is_endless: Tensor | None = None,
+    resample: Resample | None = None,
+) -> Tensor:
+    """`nucleus_argmax` into `ids` [B] int64 of any stride; the rows [B, W] of `table` [T, W] at them.
+
+    An id beyond the table has its first row. The last id is not sampled where `is_endless` [B, 1]. With `resample` an
+    id that occurs among the last ones is sampled once more, and that result stands.
+    """
+    if is_endless is not None:
+        is_end = torch.arange(logits.shape[1], device=logits.device) == logits.shape[1] - 1
+        logits = logits.masked_fill(is_end & is_endless, -torch.inf)
+    ids_sampled = nucleus_argmax(logits, noise, temperature, top_k, top_p, is_greedy)
+    if resample is not None:
+        temp, share = (torch.full_like(top_p, value) for value in (resample.temperature, resample.top_p))
+        other = nucleus_argmax(logits, resample.noise, temp, top_k, share, is_greedy)
+        ids_sampled = torch.where((resample.recent() == ids_sampled[:, None]).any(dim=1), other, ids_sampled)
+    ids.copy_(ids_sampled)
+    return F.embedding(ids_sampled.masked_fill(ids_sampled >= table.shape[0], 0), table)
+
+
+if triton is not None:
+
+    @triton.jit
+    def _nucleus_argmax(raw, noise, temp, k, p, greedy, vocabulary, BLOCK_V: tl.constexpr):  # noqa: PLR0917
+        v = tl.arange(0, BLOCK_V)
+        noisy = tl.div_rn(raw, tl.zeros([BLOCK_V], tl.float32) + temp)
+        if not greedy:
+            noisy += tl.load(noise + v, mask=v < vocabulary, other=0.0)
+        weight, top_p_mass = tl.zeros([BLOCK_V], tl.float32), 0.0
+        if (p < 1) & (not greedy):
+            weight = tl.exp(raw - tl.max(raw))
+            top_p_mass = p * tl.sum(weight)
+        best, choice = tl.max(noisy, axis=0, return_indices=True)
+        is_accepted = greedy | ((k <= 0) & (p >= 1))
+        # What is kept comes before what is not: if the choice is not kept, nothing after it is, so it goes with all
+        # that, and the next best is tried. Each turn drops at least one; the first of all ends it.
+        while not is_accepted:
+            value = tl.max(tl.where(v == choice, raw, -float("inf")))
+            is_before = (raw > value) | ((raw == value) & (v < choice))
+            rank = tl.sum(is_before.to(tl.int32))
+            is_accepted = (k <= 0) | (rank < k)
+            if p < 1:
+                is_accepted &= tl.sum(tl.where(is_before | (v == choice), weight, 0.0)) <= top_p_mass
+            is_accepted |= (rank == 0) | (best == -float("inf"))
+            if not is_accepted:
+                noisy = tl.where(is_before, noisy, -float("inf"))
+                best, choice = tl.max(noisy, axis=0, return_indices=True)
+        return tl.minimum(choice, vocabulary - 1).to(tl.int64)
+
+    @triton.jit
+    def _sample_kernel(  # noqa: PLR0917 (a kernel's arguments are positional)
+        logits,
+        noise,
+        temperature,
+        top_k,
+        top_p,
+        is_greedy,
+        table,
+        ids,
+        is_endless,
+        resample_noise,
+        history,
+        rows,
+        length,
+        embedded,
+        logits_stride,
+        noise_stride,
+        temperature_stride,
+        top_k_stride,
+        top_p_stride,
+        greedy_stride,
+        table_stride,
+        ids_stride,
+        endless_stride,
+        resample_noise_stride,
+        history_stride,
+        history_step,
+        resample_temp,
+        resample_top_p,
+        least,
+        table_size,
+        vocabulary,
+        FIRST: tl.constexpr,
+        WINDOW: tl.constexpr,
+        BLOCK_W: tl.constexpr,
+        EMBED_DIM: tl.constexpr,
+        BLOCK_D: tl.constexpr,
+        BLOCK_V: tl.constexpr,
+        ENABLE_PDL: tl.constexpr,
+    ):
+        pdl_launch_dependents(ENABLE_PDL)
+        pdl_wait(ENABLE_PDL)
+        row = tl.program_id(0).to(tl.int64)
+        v = tl.arange(0, BLOCK_V)
+        k, greedy = tl.load(top_k + row * top_k_stride), tl.load(is_greedy + row * greedy_stride)
+        temp = tl.maximum(tl.load(temperature + row * temperature_stride), least)
+        p = tl.load(top_p + row * top_p_stride)
+        raw = tl.load(logits + row * logits_stride + v, mask=v < vocabulary, other=-float("inf")).to(tl.float32)
+        if is_endless is not None:
+            endless = tl.load(is_endless + row * endless_stride)
+            raw = tl.where(endless & (v == vocabulary - 1), -float("inf"), raw)
+        choice = _nucleus_argmax(raw, noise + row * noise_stride, temp, k, p, greedy, vocabulary, BLOCK_V)
+        if WINDOW:
+            offset = tl.arange(0, BLOCK_W)
+            frame = tl.load(length + row) - WINDOW + offset
+            is_there = (offset < WINDOW) & (frame >= FIRST)
+            recent = tl.load(
+                history + tl.load(rows + row) * history_stride + frame * history_step, mask=is_there, other=-1
+            )
+            if tl.sum((recent == choice).to(tl.int32)) > 0:
+                choice = _nucleus_argmax(
+                    raw,
+                    resample_noise + row * resample_noise_stride,
+                    resample_temp,
+                    k,
+                    resample_top_p,
+                    greedy,
+                    vocabulary,
+                    BLOCK_V,
+                )
+        tl.store(ids + row * ids_stride, choice)
+        column = tl.arange(0, BLOCK_D)
+        entry = tl.where(choice < table_size, choice, 0) * table_stride
+        value = tl.load(table + entry + column, mask=column < EMBED_DIM)
+        tl.store(embedded + row * EMBED_DIM + column, value, mask=column < EMBED_DIM)
+
+
+def sample_repetition_aware_kernel(  # noqa: PLR0917
+    logits: Tensor,
+    noise: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    is_greedy: Tensor,
+    table: Tensor,
+    ids: Tensor,
+    is_endless: Tensor | None = None,
+    resample: Resample | None = None,
+) -> Tensor:
+    """`sample_repetition_aware_reference` as one Triton kernel, a program per request; ids differ only where the sums
+    of top-p round otherwise.
+    """
+    (count, vocabulary), width = logits.shape, table.shape[1]
+    embedded = torch.empty((count, width), dtype=table.dtype, device=logits.device)
+    # Without resampling nothing is read for it: any pointers serve.
+    second = resample or Resample(noise, ids[:, None], ids, ids, 1.0, 1.0, 0, 0)
+    given = (logits, noise, temperature, top_k, top_p, is_greedy, table, ids)
+    enable_pdl, block = has_pdl(logits.device), triton.next_power_of_2(vocabulary)
+    _sample_kernel[(count,)](
+        *given,
+        is_endless,
+        *second[:4],
+        embedded,
+        *(tensor.stride(0) for tensor in given),
+        0 if is_endless is None else is_endless.stride(0),
+        second.noise.stride(0),
+        *second.history.stride(),
+        second.temperature,
+        second.top_p,
+        MIN_TEMPERATURE,
+        table.shape[0],
+        vocabulary,
+        second.first,
+        second.window,
+        triton.next_power_of_2(max(second.window, 1)),
+        width,
+        triton.next_power_of_2(width),
+        block,
+        enable_pdl,
+        num_warps=max(1, min(16, block // 512)),
+        launch_pdl=enable_pdl,
+    )
+    return embedded
+
+
+def _can_run(  # noqa: PLR0917
+    logits: Tensor,
+    noise: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    is_greedy: Tensor,
+    table: Tensor,
+    ids: Tensor,
+    is_endless: Tensor | None = None,
+    resample: Resample | None = None,
+) -> bool:
+    return (
+        logits.numel() > 0
+        and logits.shape[1] <= 16384
+        and logits.stride(1) == noise.stride(1) == table.stride(1) == 1
+        and 0 < table.shape[1] <= 8192
+        and table.shape[0] > 0
+        and logits.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and (resample is None or resample.noise.stride(1) == resample.rows.stride(0) == resample.length.stride(0) == 1)
+    )
+
+
+sample_repetition_aware = Operation(
+    "sample_repetition_aware", sample_repetition_aware_kernel, sample_repetition_aware_reference, _can_run
+)
+
+
+def check_kernels(rows: int, vocabulary: int, table: Tensor, window: int) -> None:
+    """Compare the kernels that draw `rows` ids out of `vocabulary`, rows of `table`, with references. Synchronises.
+
+    Draws must be the same id by id; noise may differ by the rounding of two logarithms.
+    """
+    device, index = table.device, torch.arange(rows, device=table.device)
+    one, column = torch.ones(rows, 1, device=device), index[:, None]
+    gumbel_noise.check(lambda: (index * 7919, index % 3, index, 2, vocabulary), tolerance=1e-5)
+    noise, again_noise = gumbel_noise.reference(index, index, index, 2, vocabulary).unbind(1)
+    logits = torch.randn(rows, vocabulary, device=device, generator=seeded(device))
+    # From rows that top-p bounds, heated so that it matters, to rows so flat that top-k does; the last id is likely.
+    logits *= 4 - column % 4
+    logits[::2, -1] = logits[::2].amax(dim=1)
+    given = (logits.to(table.dtype), noise, 4.0 * one, 30 * one.long(), 0.8 * one, column % 5 == 4, table)
+    history = torch.zeros_like(index)
+    sample_repetition_aware.reference(*given, history)
+    resample = Resample(again_noise, history[:, None].repeat(1, 8), index, index % 8, 4.0, 0.9, window, 1)
+    sample_repetition_aware.check(lambda: (*given, torch.zeros_like(index)), tolerance=0.0)
+    sample_repetition_aware.check(lambda: (*given, torch.zeros_like(index), column % 3 == 0, resample), tolerance=0.0)
