@@ -1,10 +1,20 @@
 """The Python face over a model that speaks sine waves."""
 
+import asyncio
+import base64
 import gc
 import inspect
+import io
+import random
+import re
+import sys
 import threading
+import time
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 import soundfile
@@ -13,10 +23,11 @@ import torch
 from fakes.sine import SineModel
 from sonoro import TTS, Audio, EngineConfig
 from sonoro.api import speech_request
-from sonoro.core.audio import write_audio
+from sonoro.core.audio import to_pcm16, write_audio
 from sonoro.core.errors import (
     CheckpointNotFound,
     ConfigError,
+    EngineClosed,
     EngineError,
     InvalidReference,
     InvalidRequest,
@@ -265,6 +276,261 @@ def test_a_request_that_fails_later_raises() -> None:
         tts().generate("An explosive one.")
     with pytest.raises(InvalidRequest, match="speakable"):
         tts(max_characters=16).generate("All is well now. It is unspeakable.")
+
+
+class DawdlingModel(SineModel):
+    """Takes now this long for a frame, now that; `cuts` are the lengths its codec was asked for."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.cuts: list[tuple[int, int]] = []
+        draw, step, decode = random.Random(seed), self.frame, self.codec.decode
+
+        def frame(state: object, slots: torch.Tensor) -> None:
+            time.sleep(0.02 * draw.random() ** 3)
+            step(state, slots)
+
+        def noted(frames: torch.Tensor, *others: object) -> torch.Tensor:
+            self.cuts.append(frames.shape[:2])
+            return decode(frames, *others)
+
+        self.frame, self.codec.decode = frame, noted
+
+
+def test_the_same_request_is_cut_alike_on_a_machine_that_dawdles() -> None:
+    """Chunks of other lengths are rounded differently: that is what made two runs differ."""
+    for items in ([TEXTS[3]], TEXTS):
+        cuts = []
+        for seed in range(3):
+            model = DawdlingModel(seed)
+            TTS(LoadedModel(model, torch.device("cpu"), torch.float32, {}), config={"slots": 2}).generate(items)
+            cuts.append(model.cuts)
+        assert cuts[1] == cuts[0]
+        assert cuts[2] == cuts[0]
+
+
+def test_generate_takes_a_list_and_what_holds_for_all_of_it() -> None:
+    speaker = tts()
+    items = [TEXTS[0], {"text": TEXTS[1], "voice": "low"}, {"text": TEXTS[2], "speed": 2.0}]
+    expected = [
+        speaker.generate(TEXTS[0], "high", seed=4),
+        speaker.generate(TEXTS[1], voice="low", seed=4),
+        speaker.generate(TEXTS[2], voice="high", seed=4, speed=2),
+    ]
+    for together in (speaker.generate(items, "high", seed=4), speaker.generate(items, voice="high", seed=4)):
+        for got, alone in zip(together, expected, strict=True):
+            np.testing.assert_array_equal(got.samples, alone.samples)
+    assert speaker.generate([]) == []
+    with pytest.raises(InvalidRequest) as refusal:
+        speaker.generate([TEXTS[0], {"text": "Hi", "voice": "nobody"}])
+    assert refusal.value.__notes__ == ["in item 1 of the batch"]
+
+
+@pytest.mark.parametrize("speed", [0.5, 1.5, 3])
+def test_speed_changes_the_length_alone(speed: float) -> None:
+    speaker = tts()
+    plain, other = speaker.generate("word " * 40), speaker.generate("word " * 40, speed=speed)
+    assert other.duration_s == pytest.approx(plain.duration_s / speed, rel=0.03)
+    pieces = list(speaker.stream("word " * 40, speed=speed))
+    assert [piece.index for piece in pieces] == list(range(len(pieces)))
+    streamed = np.concatenate(pieces)
+    assert len(streamed) == len(other)
+
+
+@pytest.mark.parametrize("speed", [0, 5, -1, float("nan"), "fast"])
+def test_a_speed_that_cannot_be_is_refused_and_leaves_nothing_running(speed: object) -> None:
+    speaker = tts(slots=1)
+    with pytest.raises(InvalidRequest) as refusal:
+        speaker.generate("Hi.", speed=speed)
+    assert refusal.value.field == "speed"
+    assert speaker.generate(TEXTS[0]).finish_reason == "stop"
+
+
+def test_pieces_say_how_far_in_the_text_they_are() -> None:
+    speaker = tts(max_characters=16)
+    text = "The first one. And then the second. So be it."
+    reached = [piece.characters for piece in speaker.stream(text)]
+    assert reached == sorted(reached)
+    assert len(set(reached)) > 2
+    assert reached[-1] == len(text)
+
+
+def test_a_closed_speaker_refuses_and_frees_its_model() -> None:
+    model = SineModel()
+    left = weakref.ref(model)
+    with TTS(LoadedModel(model, torch.device("cpu"), torch.float32, {}), config={"slots": 2}) as speaker:
+        del model
+        stream = speaker.stream("word " * 200)
+        next(stream)
+        assert left() is not None
+    assert left() is None
+    speaker.close()
+    with pytest.raises(EngineClosed, match="closed"):
+        speaker.generate("Hi.")
+    assert speaker.voices == ("low", "high")
+
+
+def test_closing_ends_what_is_being_spoken() -> None:
+    speaker = tts()
+    stream = speaker.stream("word " * 200)
+    next(stream)
+    speaker.close()
+    with pytest.raises(EngineClosed):
+        list(stream)
+
+
+def test_speech_without_blocking_the_event_loop() -> None:
+    speaker, turns = tts(), []
+
+    async def watch() -> None:
+        while True:
+            turns.append(None)
+            await asyncio.sleep(0)
+
+    async def talk() -> tuple[list[Audio], np.ndarray]:
+        watching = asyncio.create_task(watch())
+        together = await asyncio.gather(*(speaker.agenerate(text, seed=2) for text in TEXTS))
+        pieces = [piece async for piece in speaker.astream(TEXTS[1], voice="high")]
+        watching.cancel()
+        return together, np.concatenate(pieces)
+
+    together, streamed = asyncio.run(talk())
+    assert len(turns) > 3
+    for audio, text in zip(together, TEXTS, strict=True):
+        np.testing.assert_array_equal(audio.samples, speaker.generate(text, seed=2).samples)
+    np.testing.assert_array_equal(streamed, speaker.generate(TEXTS[1], voice="high").samples)
+
+
+@pytest.mark.parametrize("leave", ["break", "cancel"])
+def test_leaving_an_asynchronous_stream_cancels_its_request(leave: str) -> None:
+    speaker = tts(slots=1)
+
+    async def listen(begun: asyncio.Event) -> None:
+        stream = speaker.astream("word " * 400)
+        async for _ in stream:
+            begun.set()
+            if leave == "break":
+                break
+        await stream.aclose()
+
+    async def talk() -> None:
+        begun = asyncio.Event()
+        listening = asyncio.create_task(listen(begun))
+        await begun.wait()
+        if leave == "cancel":
+            listening.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await listening
+        else:
+            await listening
+
+    asyncio.run(talk())
+    # The only slot is free again.
+    assert speaker.generate(TEXTS[0]).finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("sed", "seed"), ("voise", "voice"), ("temprature", "temperature"), ("loudnes", "loudness"), ("sped", "speed")],
+)
+def test_a_misspelt_keyword_gets_the_nearest_name(given: str, meant: str) -> None:
+    for speak in (
+        tts().generate,
+        lambda *text, **fields: next(tts().stream(*text, **fields)),
+        lambda *text, **fields: asyncio.run(tts().agenerate(*text, **fields)),
+        lambda text, **fields: tts().generate_batch([{"text": text} | fields]),
+    ):
+        with pytest.raises(InvalidRequest, match=f"did you mean {meant}"):
+            speak("Hi.", **{given: 3})
+    with pytest.raises(ConfigError, match="did you mean slots"):
+        tts(slotz=3)
+
+
+def test_help_explains_every_parameter() -> None:
+    for method in (TTS.generate, TTS.stream, TTS.agenerate, TTS.astream, speech_request):
+        for name in inspect.signature(method).parameters:
+            assert name == "self" or re.search(rf"^ *{name}: .{{10}}", inspect.getdoc(method), re.M), name
+    for name in list(inspect.signature(TTS).parameters):
+        assert re.search(rf"^ *{name}: .{{10}}", inspect.getdoc(TTS), re.M), name
+
+
+def test_audio_is_an_array_and_a_player(monkeypatch: pytest.MonkeyPatch) -> None:
+    audio = tts().generate(TEXTS[0])
+    assert len(audio) == len(audio.samples)
+    np.testing.assert_array_equal(np.asarray(audio), audio.samples)
+    assert np.asarray(audio, dtype=np.float64).dtype == np.float64
+    assert np.asarray(audio) is audio.samples
+    assert np.array(audio) is not audio.samples
+    assert float(np.abs(audio).max()) > 0.1
+    embedded = re.fullmatch(r'<audio controls src="data:audio/wav;base64,([^"]+)"></audio>', audio._repr_html_())
+    assert base64.b64decode(embedded[1]) == audio.to_bytes()
+
+    played = []
+    device = SimpleNamespace(
+        play=lambda samples, rate, *, blocking: played.append((samples, rate, blocking)), PortAudioError=OSError
+    )
+    monkeypatch.setitem(sys.modules, "sounddevice", device)
+    audio.play()
+    [(samples, rate, is_blocking)] = played
+    assert (samples is audio.samples, rate, is_blocking) == (True, 8000, True)
+
+    def deaf(*_: object, **__: object) -> None:
+        raise OSError("no device")
+
+    device.play = deaf
+    with pytest.raises(OutputError, match="no device"):
+        audio.play()
+    monkeypatch.setitem(sys.modules, "sounddevice", None)
+    with pytest.raises(OutputError, match=r"sonoro\[play\]"):
+        audio.play()
+
+
+@pytest.mark.parametrize("format", ["wav", "flac", "mp3", "opus", "pcm"])
+def test_audio_as_bytes_and_into_an_open_file(format: str, tmp_path: Path) -> None:
+    audio = tts().generate(TEXTS[3])
+    made = audio.to_bytes(format)
+    if format == "pcm":
+        assert made == to_pcm16(audio.samples)
+    else:
+        assert soundfile.info(io.BytesIO(made)).duration == pytest.approx(audio.duration_s, abs=0.1)
+    unnamed = io.BytesIO()
+    audio.save(unnamed, format)
+    assert abs(len(unnamed.getvalue()) - len(made)) < 100
+    with (tmp_path / f"a.{format}").open("wb") as file:
+        audio.save(file)
+        assert not file.closed
+    assert abs((tmp_path / f"a.{format}").stat().st_size - len(made)) < 100
+
+
+def test_a_file_that_takes_no_audio_is_an_output_error(tmp_path: Path) -> None:
+    audio = tts().generate(TEXTS[0])
+    with pytest.raises(OutputError, match="format"):
+        audio.to_bytes("aac")
+    with (tmp_path / "a.wav").open("w") as text, pytest.raises(OutputError, match="bytes"):
+        audio.save(text)
+    closed = io.BytesIO()
+    closed.close()
+    with pytest.raises(OutputError, match="closed"):
+        audio.save(closed)
+    assert closed.closed
+    unnamed = io.BytesIO()
+    audio.save(unnamed)
+    assert unnamed.getvalue() == audio.to_bytes("wav")
+
+
+def test_a_voice_that_cannot_clone_says_so_before_it_asks_for_a_transcript(recording: Path) -> None:
+    model = SineModel()
+    model.spec = msgspec.structs.replace(model.spec, voice_modes=("named",))
+    speaker = TTS(LoadedModel(model, torch.device("cpu"), torch.float32, {}), config={"slots": 1})
+    for fields in (
+        {"ref_audio": recording},
+        {"ref_audio": "none.wav"},
+        {"ref_audio": recording, "ref_text": "Hm."},
+        {"ref_text": "Hm."},
+        {"x_vector_only": True},
+    ):
+        with pytest.raises(InvalidReference, match="sine cannot clone voices; name one of its own"):
+            speaker.generate("Hi.", **fields)
 
 
 @pytest.mark.parametrize("format", ["wav", "flac", "mp3", "opus", "pcm"])

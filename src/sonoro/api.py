@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import gc
 import inspect
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, overload
 
+import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from sonoro.core.audio import from_pcm16, read_reference, write_audio
+from sonoro.api_audio import Audio, AudioPiece
+from sonoro.core.audio import from_pcm16, read_reference, to_pcm16
 from sonoro.core.config import EngineConfig
-from sonoro.core.errors import EngineBusy, InvalidReference, InvalidRequest, SonoroError
+from sonoro.core.errors import (
+    EngineBusy,
+    EngineClosed,
+    InvalidReference,
+    InvalidRequest,
+    SonoroError,
+    suggestion,
+)
 from sonoro.core.types import (
     Event,
     Failed,
     Finished,
-    FinishReason,
     ModelSpec,
     OptionValue,
     Reference,
@@ -31,54 +39,16 @@ from sonoro.core.types import (
 )
 
 if TYPE_CHECKING:
+    from sonoro.engine.engine import Engine
     from sonoro.models.base import LoadedModel
 
 __all__ = ["TTS", "Audio", "AudioPiece", "listen", "speech_request"]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+Taken = TypeVar("Taken")
+Given = TypeVar("Given")
 
 _request_numbers = itertools.count()
-
-
-@dataclass(frozen=True, eq=False)
-class AudioPiece:
-    """Consecutive audio of a stream: mono `samples` [S] float32 in [-1, 1]; `index` counts from 0."""
-
-    samples: npt.NDArray[np.float32] = field(repr=False)
-    sample_rate: int
-    index: int
-
-    @property
-    def duration_s(self) -> float:
-        return len(self.samples) / self.sample_rate
-
-
-@dataclass(frozen=True, eq=False)
-class Audio:
-    """Speech, whole: mono `samples` [S] float32 in [-1, 1], and how it came about.
-
-    Times count from the acceptance of the request.
-    """
-
-    samples: npt.NDArray[np.float32] = field(repr=False)
-    sample_rate: int
-    finish_reason: FinishReason
-    frames: int
-    time_to_first_audio_s: float
-    total_s: float
-
-    @property
-    def duration_s(self) -> float:
-        return len(self.samples) / self.sample_rate
-
-    @property
-    def rtf(self) -> float:
-        """Wall time over audio time; infinite when there is no audio."""
-        return self.total_s / self.duration_s if len(self.samples) else float("inf")
-
-    def save(self, path: str | Path, format: str | None = None) -> None:
-        """Write wav, flac, mp3, opus or pcm, by the path's suffix or as given. Raises `OutputError`."""
-        write_audio(path, self.samples, self.sample_rate, format)
 
 
 def speech_request(
@@ -100,12 +70,24 @@ def speech_request(
     attempts: int = 1,
     **options: OptionValue,
 ) -> SpeechRequest:
-    """A request to speak `text`; None stands for the model's default, and for seed 0.
+    """A request to speak `text`; None stands for the model's default, and for seed 0. Raises `InvalidRequest`.
 
-    `ref_audio` (a file's path or bytes) is cloned: continued in context with its transcript `ref_text`, or only its
-    timbre with `x_vector_only`. `max_frames` bounds the audio (by default the text's length does). What runs away is
-    spoken again, up to `attempts` times in all. `options` are the model's own, as `TTS.spec.options` lists them. Raises
-    `InvalidRequest`.
+    text: what to speak.
+    voice: one of the model's voices (`TTS.voices`); its first if none.
+    language: one of `TTS.languages`; "auto" if none.
+    instructions: how to speak, or who speaks, in words, where the model follows them.
+    ref_audio: a recording to speak like, 0.5 to 60 s: a file's path or its bytes, where the model can clone.
+    ref_text: what is said in `ref_audio`, which is then continued in context.
+    x_vector_only: take only the timbre of `ref_audio`; needs no `ref_text`.
+    seed: the same seed draws the same speech.
+    temperature: 0 is greedy; higher is livelier and less sure.
+    top_k: draw from the k likeliest; 0 keeps all.
+    top_p: draw from the likeliest that hold this probability; above 0, at most 1.
+    repetition_penalty: above 1 avoids repetition.
+    max_frames: the most frames of audio; by default the text's length bounds them.
+    ignore_eos: go on to `max_frames` whatever the model says; for measuring.
+    attempts: how often a segment that runs away is spoken, at most, each time with the next seed.
+    options: the model's own options, as `TTS.spec.options` lists them.
     """
     return SpeechRequest(
         id=f"tts-{next(_request_numbers)}",
@@ -137,31 +119,60 @@ def _references(audio: bytes | str | Path | None, text: str | None, x_vector_onl
 
 def listen(pieces: Generator[AudioPiece, None, Finished], take: Callable[[AudioPiece], None]) -> Finished:
     """Hand every piece of a stream to `take`; how the speech ended."""
-    while True:
-        try:
-            piece = next(pieces)
-        except StopIteration as end:
-            finished: Finished = end.value
-            return finished
-        take(piece)
+    while isinstance(heard := _next(pieces), AudioPiece):
+        take(heard)
+    return heard
+
+
+def _next(pieces: Generator[AudioPiece, None, Finished]) -> AudioPiece | Finished:
+    """The next piece, or how the stream ended."""
+    try:
+        return next(pieces)
+    except StopIteration as end:
+        finished: Finished = end.value
+        return finished
+
+
+class _Asked(NamedTuple):
+    """A request, and how fast its audio is to be played, without a change of pitch."""
+
+    request: SpeechRequest
+    speed: float
+
+
+_SPEED_HELP = "speed: how fast it is played, 0.25 to 4, without a change of pitch."
 
 
 def _takes_a_request(method: Method) -> Method:
-    """Show the keywords of `speech_request`, which `method` passes on, in its signature."""
+    """Show and explain the keywords of `speech_request`, which `method` passes on, and `speed` beside them."""
     made = inspect.signature(speech_request)
     owner = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    speed = inspect.Parameter("speed", inspect.Parameter.KEYWORD_ONLY, default=1.0, annotation="float")
+    *keywords, options = made.parameters.values()
     method.__signature__ = made.replace(  # type: ignore[attr-defined]
-        parameters=[owner, *made.parameters.values()], return_annotation=inspect.signature(method).return_annotation
+        parameters=[owner, *keywords, speed, options],
+        return_annotation=inspect.signature(method).return_annotation,
     )
+    explained = inspect.getdoc(speech_request) or ""
+    *lines, last = explained[explained.index("text:") :].splitlines()
+    method.__doc__ = "\n".join([inspect.cleandoc(method.__doc__ or ""), "", *lines, _SPEED_HELP, last])
     return method
+
+
+Item = str | Mapping[str, Any] | SpeechRequest
+"""One of several to be spoken: a text, the keywords of `speech_request`, or what that made."""
 
 
 class TTS:
     """A loaded model, ready to speak. Safe to use from several threads; their requests share the batch.
 
-    `model`: a checkpoint folder, a hub id, the name of a known configuration, or None for the built-in voice.
-    `load_format="dummy"` fills the configuration with random weights. `config`: an `EngineConfig`, a mapping of its
-    fields, or the path of a YAML file with them. Raises `CheckpointError` or `ConfigError`.
+    model: a checkpoint folder, a hub id, the name of a known configuration, or None for the built-in voice.
+    device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:1".
+    dtype: "bfloat16" or "float32"; None for what suits the device.
+    load_format: "auto", or "dummy" to fill the configuration with random weights.
+    config: an `EngineConfig`, a mapping of its fields, or the path of a YAML file with them.
+
+    `close`, or the end of a `with` block, frees the model. Raises `CheckpointError` or `ConfigError`.
     """
 
     def __init__(
@@ -178,15 +189,12 @@ class TTS:
         self.config = _engine_config(config)
         if model is None or isinstance(model, (str, Path)):
             model = registry.load(model, device=device, dtype=dtype, load_format=load_format)
-        self._engine = Engine(model.model, self.config)
+        self.spec: ModelSpec = model.model.spec
+        """What the model can do."""
+        self._engine: Engine | None = Engine(model.model, self.config)
         self._inboxes: dict[str, deque[Event]] = {}
         self._left: deque[tuple[str, deque[Event]]] = deque()
         self._lock = threading.Lock()
-
-    @property
-    def spec(self) -> ModelSpec:
-        """What the model can do."""
-        return self._engine.spec
 
     @property
     def voices(self) -> tuple[str, ...]:
@@ -200,46 +208,131 @@ class TTS:
     def sample_rate(self) -> int:
         return self.spec.sample_rate
 
-    @_takes_a_request
-    def generate(self, *request: Any, **fields: Any) -> Audio:
-        """Speak and return the audio whole; takes what `speech_request` takes. Raises `InvalidRequest`."""
-        return self._speak([_as_request(*request, **fields)])[0]
+    def close(self) -> None:
+        """Free the model and its memory. Whatever is being spoken, or asked for later, raises `EngineClosed`."""
+        with self._lock:
+            if self._engine is None:
+                return
+            self._engine = None
+            for request_id, inbox in self._inboxes.items():
+                inbox.append(Failed.of(request_id, _closed()))
+        import torch
 
-    def generate_batch(self, items: Sequence[str | Mapping[str, Any] | SpeechRequest]) -> list[Audio]:
-        """Speak all items together, answers in their order; an item is a text or the keywords of `speech_request`.
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @overload
+    def generate(self, text: str | SpeechRequest, *request: Any, **fields: Any) -> Audio: ...
+
+    @overload
+    def generate(self, text: Sequence[Item], *request: Any, **fields: Any) -> list[Audio]: ...
+
+    @_takes_a_request
+    def generate(self, text: Any = None, *request: Any, **fields: Any) -> Audio | list[Audio]:
+        """Speak and return the audio whole. A list is spoken together and answered in its order.
+
+        The same request, or list, gives the same bytes: on the same machine and versions, while nobody else speaks
+        through this object. An item of a list is a text, a mapping of the keywords below, which go before those given
+        beside the list, or a request made by `sonoro.api.speech_request`. Raises `InvalidRequest` or `EngineError`.
+        """
+        if isinstance(text, Sequence) and not isinstance(text, str):
+            return self._speak(list(self._items(text, *request, **fields)))
+        return self._speak([self._asked(text, *request, **fields)])[0]
+
+    def generate_batch(self, items: Sequence[Item]) -> list[Audio]:
+        """`generate` of a list.
 
         Raises `InvalidRequest` or `EngineError` for the first item that cannot be spoken, with its number in a note;
         nothing of the batch is left running.
         """
         if isinstance(items, (str, Mapping)):
             raise InvalidRequest("items", items, "it must be a sequence of texts or requests, even for one")
-        requests = []
-        for number, item in enumerate(items):
-            with _noting(number):
-                requests.append(_as_request(**item) if isinstance(item, Mapping) else _as_request(item))
-        return self._speak(requests)
+        return self._speak(list(self._items(items)))
 
     @_takes_a_request
     def stream(self, *request: Any, **fields: Any) -> Generator[AudioPiece, None, Finished]:
-        """Yield the audio as it is made; takes what `speech_request` takes and raises at the first piece.
+        """Yield the audio as it is made, in pieces that grow as its listener's lead allows. Raises at the first piece.
 
         Closing the generator cancels the request. Its return value says how the speech ended.
         """
-        made = _as_request(*request, **fields)
-        with self._running([made]):
-            return (yield from self._pieces(made.id))
+        return (yield from self._streamed(self._asked(*request, **fields)))
 
-    def _speak(self, requests: Sequence[SpeechRequest]) -> list[Audio]:
+    @_takes_a_request
+    async def agenerate(self, *request: Any, **fields: Any) -> Audio:
+        """`generate` of one text without blocking the event loop; several at once share the batch (`asyncio.gather`).
+
+        A task that is cancelled cancels its request.
+        """
+        asked = self._asked(*request, **fields)
+        pieces = self._streamed(asked._replace(request=_by_rule(asked.request)))
+        heard: list[AudioPiece] = []
+        try:
+            while isinstance(piece := await _aside(_next, pieces), AudioPiece):
+                heard.append(piece)
+        finally:
+            pieces.close()
+        return self._joined(heard, piece)
+
+    @_takes_a_request
+    async def astream(self, *request: Any, **fields: Any) -> AsyncGenerator[AudioPiece, None]:
+        """`stream` without blocking the event loop. Closing it, or cancelling its task, cancels the request."""
+        pieces = self.stream(*request, **fields)
+        try:
+            while isinstance(piece := await _aside(_next, pieces), AudioPiece):
+                yield piece
+        finally:
+            pieces.close()
+
+    def _asked(self, text: str | SpeechRequest | None = None, *args: Any, speed: float = 1.0, **fields: Any) -> _Asked:
+        if text is None:
+            raise InvalidRequest("text", None, "say what to speak")
+        if isinstance(text, SpeechRequest):
+            if args or fields:
+                field, value = ("voice", args[0]) if args else next(iter(fields.items()))
+                raise InvalidRequest(field, value, "a SpeechRequest is whole already; make it with this field")
+            if text.is_live:
+                raise InvalidRequest("is_live", True, "text can be appended through an `EngineClient` alone")
+            return _Asked(text, speed)
+        for name in ("ref_audio", "ref_text", "x_vector_only"):
+            if fields.get(name):
+                self.spec.check_cloning(name)
+        request = speech_request(text, *args, **fields)
+        known = [option.name for option in self.spec.options]
+        for name, value in request.options.items():
+            if name not in known and (nearest := suggestion(name, [*_KEYWORDS, *known])):
+                raise InvalidRequest(f"options.{name}", value, nearest)
+        return _Asked(request, speed)
+
+    def _items(self, items: Sequence[Item], *request: Any, **fields: Any) -> Iterator[_Asked]:
+        shared = dict(zip(("voice",), request, strict=True)) | fields if request else fields
+        for number, item in enumerate(items):
+            with _noting(number):
+                asked = self._asked(**(shared | dict(item) if isinstance(item, Mapping) else {"text": item} | shared))
+            yield asked
+
+    def _speak(self, asked: Sequence[_Asked]) -> list[Audio]:
         audio = []
+        requests = [_by_rule(request) for request, _ in asked]
         with self._running(requests):
-            for number, request in enumerate(requests):
+            for number, (request, (_, speed)) in enumerate(zip(requests, asked, strict=True)):
                 with _noting(number if len(requests) > 1 else None):
-                    audio.append(self._whole(request.id))
+                    pieces: list[AudioPiece] = []
+                    finished = listen(self._at_speed(speed, self._pieces(request.id)), pieces.append)
+                    audio.append(self._joined(pieces, finished))
         return audio
 
-    def _whole(self, request_id: str) -> Audio:
-        pieces: list[AudioPiece] = []
-        finished = listen(self._pieces(request_id), pieces.append)
+    def _streamed(self, asked: _Asked) -> Generator[AudioPiece, None, Finished]:
+        with self._running([asked.request]):
+            return (yield from self._at_speed(asked.speed, self._pieces(asked.request.id)))
+
+    def _joined(self, pieces: Sequence[AudioPiece], finished: Finished) -> Audio:
         return Audio(
             samples=np.concatenate([np.zeros(0, np.float32), *(piece.samples for piece in pieces)]),
             sample_rate=self.sample_rate,
@@ -248,6 +341,28 @@ class TTS:
             time_to_first_audio_s=finished.timings.first_audio_s,
             total_s=finished.timings.total_s,
         )
+
+    def _at_speed(
+        self, speed: float, pieces: Generator[AudioPiece, None, Finished]
+    ) -> Generator[AudioPiece, None, Finished]:
+        """`pieces` faster or slower. Raises `InvalidRequest` for a speed that cannot be."""
+        from sonoro.server.encode import Encoder
+
+        with Encoder("pcm", self.sample_rate, speed=speed) as encoder:
+            if speed == 1:
+                return (yield from pieces)
+            index = characters = 0
+            while True:
+                heard = _next(pieces)
+                if isinstance(heard, AudioPiece):
+                    pcm, characters = encoder.feed(to_pcm16(heard.samples)), heard.characters
+                else:
+                    pcm = encoder.finish()
+                if pcm:
+                    yield AudioPiece(from_pcm16(pcm), self.sample_rate, index, characters)
+                    index += 1
+                if isinstance(heard, Finished):
+                    return heard
 
     @contextlib.contextmanager
     def _running(self, requests: Sequence[SpeechRequest]) -> Iterator[None]:
@@ -269,11 +384,18 @@ class TTS:
         """Give `request` to the engine, once as few are waiting there as may."""
         while True:
             try:
-                self._engine.submit(request)
+                self._open.submit(request)
             except EngineBusy:
                 self._tick()
             else:
                 return
+
+    @property
+    def _open(self) -> Engine:
+        """Raises `EngineClosed`."""
+        if self._engine is None:
+            raise _closed()
+        return self._engine
 
     def _cancel_left(self) -> None:
         """Cancel what has been left since the last call. An id may have been taken anew; its inbox tells."""
@@ -281,7 +403,7 @@ class TTS:
             request_id, inbox = self._left.popleft()
             if self._inboxes.get(request_id) is inbox:
                 del self._inboxes[request_id]
-                self._engine.cancel(request_id)
+                self._open.cancel(request_id)
 
     def _pieces(self, request_id: str) -> Generator[AudioPiece, None, Finished]:
         """The audio of a running request; ticks the engine, for everybody, while there is none."""
@@ -297,28 +419,36 @@ class TTS:
                 return event
             if isinstance(event, Failed):
                 raise event.error
-            yield AudioPiece(from_pcm16(event.pcm), self.sample_rate, event.index)
+            yield AudioPiece(from_pcm16(event.pcm), self.sample_rate, event.index, event.characters)
 
     def _tick(self) -> None:
         self._cancel_left()
-        assert self._engine.has_work, "a request is awaited that the engine does not hold"
-        for event in self._engine.tick():
+        assert self._open.has_work, "a request is awaited that the engine does not hold"
+        for event in self._open.tick():
             # A request that was cancelled has no inbox any more; its end interests nobody.
             if event.request_id in self._inboxes:
                 self._inboxes[event.request_id].append(event)
 
 
-def _as_request(text: str | SpeechRequest | None = None, *args: Any, **fields: Any) -> SpeechRequest:
-    if text is None:
-        raise InvalidRequest("text", None, "say what to speak")
-    if isinstance(text, SpeechRequest):
-        if args or fields:
-            field, value = ("voice", args[0]) if args else next(iter(fields.items()))
-            raise InvalidRequest(field, value, "a SpeechRequest is whole already; make it with this field")
-        if text.is_live:
-            raise InvalidRequest("is_live", True, "text can be appended through an `EngineClient` alone")
-        return text
-    return speech_request(text, *args, **fields)
+_KEYWORDS = tuple(inspect.signature(TTS.generate).parameters)[1:-1]
+
+
+def _by_rule(request: SpeechRequest) -> SpeechRequest:
+    return msgspec.structs.replace(request, is_reproducible=True)
+
+
+def _closed() -> EngineClosed:
+    return EngineClosed("this TTS was closed; make another")
+
+
+async def _aside(work: Callable[[Taken], Given], taken: Taken) -> Given:
+    """What `work` makes of `taken` in a thread, which has ended when this raises: what runs cannot be closed."""
+    turn = asyncio.ensure_future(asyncio.to_thread(work, taken))
+    try:
+        return await asyncio.shield(turn)
+    except asyncio.CancelledError:
+        await asyncio.wait([turn])
+        raise
 
 
 @contextlib.contextmanager

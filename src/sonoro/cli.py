@@ -25,7 +25,7 @@ from sonoro.api import TTS, AudioPiece, listen, speech_request
 from sonoro.cli_common import Config, DataType, Device, LoadFormat, Model, number, show
 from sonoro.core.audio import FORMATS, STDOUT, STREAMABLE_FORMATS, AudioWriter, output_format
 from sonoro.core.config import EngineConfig, log_level
-from sonoro.core.errors import EngineError, InvalidRequest, OutputError, SonoroError
+from sonoro.core.errors import EngineError, InvalidReference, InvalidRequest, OutputError, SonoroError
 from sonoro.core.types import Finished, OptionSpec, OptionValue, SpeechRequest
 
 if TYPE_CHECKING:
@@ -113,22 +113,28 @@ def say(
     chosen = output_format(out, format)
     if stream and chosen not in STREAMABLE_FORMATS:
         raise OutputError(f"--stream: {chosen} cannot be written chunk by chunk; use {' or '.join(STREAMABLE_FORMATS)}")
-    request = speech_request(
-        _read_text(text, file),
-        voice,
-        language=language,
-        instructions=instructions,
-        ref_audio=ref_audio,
-        ref_text=ref_text,
-        x_vector_only=x_vector_only,
-        seed=seed,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        repetition_penalty=repetition_penalty,
-        max_frames=max_frames,
-    )
-    request = msgspec.structs.replace(request, options=_options(option or []))
+    try:
+        request = speech_request(
+            _read_text(text, file),
+            voice,
+            language=language,
+            instructions=instructions,
+            ref_audio=ref_audio,
+            ref_text=ref_text,
+            x_vector_only=x_vector_only,
+            seed=seed,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            repetition_penalty=repetition_penalty,
+            max_frames=max_frames,
+        )
+    except InvalidReference as error:
+        # What is wrong with a recording is of no interest where none can be used.
+        _describe(model, device, dtype).spec.check_cloning(error.field)
+        raise
+    # The same request twice is the same file.
+    request = msgspec.structs.replace(request, options=_options(option or []), is_reproducible=True)
     engine = EngineConfig.from_file(config) if config else EngineConfig(slots=1)
     loaded = _load(model, device, dtype, load_format)
     speaker = TTS(loaded, config=engine)

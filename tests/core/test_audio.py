@@ -180,8 +180,9 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", [None, "", "  "])
 def test_a_prompt_needs_its_transcript(text: str | None) -> None:
+    reference = read_reference(encoded(tone()), text=text)
     with pytest.raises(InvalidReference) as refusal:
-        read_reference(encoded(tone()), text=text)
+        reference.check()
     assert refusal.value.field == "ref_text"
 
 
@@ -293,17 +294,35 @@ def test_a_full_disk_is_an_output_error(format: str) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_failure_leaves_no_partial_file(format: str, tmp_path: Path) -> None:
-    path = tmp_path / f"a.{format}"
+def test_what_is_interrupted_can_be_played_as_far_as_it_came(format: str, tmp_path: Path) -> None:
+    path, whole = tmp_path / f"a.{format}", tmp_path / f"b.{format}"
 
-    def fail_half_way() -> None:
+    def interrupted(chunks: int) -> None:
         with AudioWriter(path, 24000) as writer:
-            writer.write(tone())
+            for _ in range(chunks):
+                writer.write(tone())
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fail_half_way()
-    assert not path.exists()
+        interrupted(0)
+    assert not path.exists(), "nothing was written"
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(2)
+    write_audio(whole, np.concatenate([tone()] * 2), 24000)
+    if format == "opus":  # each of its streams has a number of its own
+        assert soundfile.info(path).frames == soundfile.info(whole).frames
+    else:
+        assert path.read_bytes() == whole.read_bytes()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_file_grows_with_its_chunks(format: str, tmp_path: Path) -> None:
+    path, sizes = tmp_path / f"a.{format}", []
+    with AudioWriter(path, 24000) as writer:
+        for _ in range(4):
+            writer.write(tone())
+            sizes.append(path.stat().st_size)
+    assert 0 < sizes[0] < sizes[1] < sizes[3]
 
 
 def test_an_impossible_rate_is_an_output_error(tmp_path: Path) -> None:

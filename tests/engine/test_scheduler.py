@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from sonoro.core.config import EngineConfig
@@ -117,6 +118,27 @@ def chunks_of(tick_s: float, length: int, limit: int = LIMIT, **changes: object)
 def test_chunks_grow_as_the_lead_of_the_listener_allows(tick_s: float, length: int, expected: list[int]) -> None:
     """At 100 ms a tick the engine is slower than playback, and nothing is gained by short chunks."""
     assert chunks_of(tick_s, length) == expected
+
+
+@pytest.mark.parametrize("changes", [{}, {"chunk_frames": (3, 5)}, {"codec_frames": 16}])
+def test_reproducible_requests_are_cut_alike_whatever_the_clock_says(changes: dict[str, object]) -> None:
+    lengths = {"a": 40, "b": 17, "c": 1, "d": 90}
+    heard = []
+    for seed in range(4):
+        draw = random.Random(seed)
+        scheduler = scheduler_of(**changes)
+        simulation = Simulation(scheduler, lengths, lambda draw=draw: 0.3 * draw.random() ** 4)
+        for name in lengths:
+            row = waiting(name)
+            row.request = msgspec.structs.replace(row.request, is_reproducible=True)
+            scheduler.add(row)
+        simulation.run()
+        heard.append({name: [frames for _, frames in chunks] for name, chunks in simulation.heard.items()})
+    assert {name: sum(chunks) for name, chunks in heard[0].items()} == lengths
+    assert all(other == heard[0] for other in heard[1:])
+    if not changes:
+        # None longer than all before it, so that whoever plays them as they come need not wait.
+        assert heard[0]["a"] == [1, 1, 2, 4, 4, 12, 12, 4]
 
 
 def test_the_lengths_of_chunks_are_configured() -> None:

@@ -10,14 +10,17 @@ import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import soundfile
 
 from engine_processes import run
+from fakes.sine import SineModel
 from sonoro.core.errors import InvalidReference
 from sonoro.server import references
 from sonoro.server.references import Recordings, is_public
+from sonoro.server.schemas import SpeechBody, read_references
 
 
 def wav(seconds: float = 1.0) -> bytes:
@@ -297,3 +300,26 @@ def test_a_crowd_that_names_files_holds_no_more_of_them_than_are_decoded(tmp_pat
         tracemalloc.stop()
     # Two threads, each with a file and what the decoder copies of it.
     assert peak_bytes < 10 * size
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"ref_audio": "data:audio/wav;base64," + base64.b64encode(wav()).decode()},
+        {"ref_audio": "data:,nothing", "ref_text": "Hm."},
+        {"references": [{"audio": "data:,nothing", "text": "Hm."}]},
+        {"ref_text": "Hm."},
+        {"x_vector_only_mode": True},
+    ],
+)
+def test_a_model_that_cannot_clone_says_so_whatever_else_is_wrong(fields: dict[str, object]) -> None:
+    spec = msgspec.structs.replace(SineModel().spec, voice_modes=("named",))
+
+    async def body() -> None:
+        with reading() as recordings:
+            asked = SpeechBody.model_validate({"input": "Hi."} | fields)
+            with pytest.raises(InvalidReference, match="cannot clone") as refusal:
+                await read_references(asked, recordings, spec)
+            assert refusal.value.field in fields
+
+    run(body())

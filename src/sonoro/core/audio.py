@@ -195,22 +195,30 @@ def output_format(path: str | Path, given: str | None = None) -> str:
 
 
 class AudioWriter:
-    """Audio written chunk by chunk to a file or to stdout ("-"); a context manager.
+    """Audio written chunk by chunk to a path, to stdout ("-") or into an open binary file; a context manager.
 
-    A file is complete when the block ends and gone when it ends with an exception. WAV and PCM bytes leave with each
-    chunk (a WAV header that cannot be completed later says "until the end"); the encoded formats are kept in memory
-    until the end, because closing them rewrites their headers. Raises `OutputError` when the bytes cannot be written.
+    What can be played of a file grows with each chunk, and the file is complete when the block ends: also when it ends
+    with an exception, an interrupt for one, after something was written. Nothing is left behind if nothing was, or if
+    it cannot be written. A WAV header that cannot be completed later says "until the end"; what is encoded for
+    anything but a file leaves at the end, because closing it rewrites its header. Raises `OutputError` when the bytes
+    cannot be written.
     """
 
-    def __init__(self, path: str | Path, sample_rate: int, format: str | None = None) -> None:
-        self.format = output_format(path, format)
-        self._path = None if str(path) == STDOUT else Path(path)
+    def __init__(self, path: str | Path | BinaryIO, sample_rate: int, format: str | None = None) -> None:
+        self._target = path if isinstance(path, (str, Path)) else None
+        self.format = output_format(self._target or STDOUT, format)
+        self._path = None if self._target is None or str(path) == STDOUT else Path(self._target)
         with self._reporting():
-            self._file = self._open()
+            self._file = self._open() if isinstance(path, (str, Path)) else path
+        self.is_empty = True
         try:
             with self._reporting():
-                kind = _Raw if self.format in STREAMABLE_FORMATS else _Encoded
-                self._sink: _Raw | _Encoded = kind(self._file, self.format, sample_rate)
+                self._sink: _Raw | _Encoded
+                if self.format in STREAMABLE_FORMATS:
+                    self._sink = _Raw(self._file, self.format, sample_rate)
+                else:
+                    grows = self._path is not None and self._file.seekable()
+                    self._sink = _Encoded(self._file, self.format, sample_rate, grows=grows)
         except OutputError:
             self.abort()
             raise
@@ -219,6 +227,7 @@ class AudioWriter:
         """Append `samples` [S] float32 in [-1, 1]."""
         with self._reporting():
             self._sink.write(samples)
+        self.is_empty = False
 
     def close(self) -> None:
         """Complete what was written; nothing is left behind if that fails."""
@@ -246,7 +255,7 @@ class AudioWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
+        if kind is None or not (self.is_empty or issubclass(kind, OutputError)):
             self.close()
         else:
             self.abort()
@@ -265,12 +274,12 @@ class AudioWriter:
         try:
             yield
         except (OSError, soundfile.SoundFileError) as error:
-            name = "stdout" if self._path is None else repr(str(self._path))
+            name = "the file" if self._target is None else "stdout" if self._path is None else repr(str(self._path))
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise OutputError(f"cannot write {name}: {reason}") from error
 
 
-def write_audio(path: str | Path, samples: Samples, sample_rate: int, format: str | None = None) -> None:
+def write_audio(path: str | Path | BinaryIO, samples: Samples, sample_rate: int, format: str | None = None) -> None:
     """Write `samples` [S] whole. Raises `OutputError`, leaving no file behind."""
     with AudioWriter(path, sample_rate, format) as writer:
         writer.write(samples)
@@ -282,29 +291,30 @@ class _Raw:
     def __init__(self, file: BinaryIO, format: str, sample_rate: int) -> None:
         self._file, self._rate = file, sample_rate
         self._header_at = file.tell() if format == "wav" and file.seekable() else None
-        self._bytes = 0
         if format == "wav":
             file.write(wav_header(sample_rate))
 
     def write(self, samples: Samples) -> None:
-        pcm = to_pcm16(samples)
-        self._file.write(pcm)
+        self._file.write(to_pcm16(samples))
         self._file.flush()
-        self._bytes += len(pcm)
 
     def close(self) -> None:
         if self._header_at is not None:
+            # What is in the file counts: an interrupt may have come between a write and whoever counts it.
+            header = wav_header(self._rate)
+            size = self._file.seek(0, io.SEEK_END) - self._header_at - len(header)
             self._file.seek(self._header_at)
-            self._file.write(wav_header(self._rate, self._bytes))
+            self._file.write(wav_header(self._rate, size))
             self._file.seek(0, io.SEEK_END)
         self._file.flush()
 
 
 class _Encoded:
-    """FLAC, MP3 or Ogg Opus through libsndfile."""
+    """FLAC, MP3 or Ogg Opus through libsndfile, which rewrites the header when it closes: a file that `grows` gets
+    what there is with each chunk, and all of it again at the end."""
 
-    def __init__(self, file: BinaryIO, format: str, sample_rate: int) -> None:
-        self._file, self._spool = file, io.BytesIO()
+    def __init__(self, file: BinaryIO, format: str, sample_rate: int, *, grows: bool) -> None:
+        self._file, self._spool, self._grows, self._written = file, io.BytesIO(), grows, 0
         container, encoding = _ENCODERS[format]
         rate = encoder_rate(format, sample_rate)
         self._resampler = soxr.ResampleStream(sample_rate, rate, 1) if rate != sample_rate else None
@@ -314,12 +324,22 @@ class _Encoded:
         if self._resampler is not None:
             samples = self._resampler.resample_chunk(samples, last=is_last)
         self._encoder.write(np.frombuffer(to_pcm16(samples), dtype="<i2"))
+        if self._grows:
+            self._put(self._written)
 
     def close(self) -> None:
         if self._resampler is not None:
             self.write(np.zeros(0, np.float32), is_last=True)
         self._encoder.close()
-        self._file.write(self._spool.getvalue())
+        self._put(0)
+
+    def _put(self, start: int) -> None:
+        """Have the file hold what was encoded from byte `start` on."""
+        if self._grows:
+            self._file.seek(start)
+        with self._spool.getbuffer() as encoded:
+            self._file.write(encoded[start:])
+            self._written = len(encoded)
         self._file.flush()
 
 

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import yaml
 
-from sonoro.core.errors import ConfigError
+from sonoro.core.errors import ConfigError, suggestion
 from sonoro.core.text import MIN_BOUND_S, MIN_MAX_CHARACTERS
 
 __all__ = ["LOG_LEVEL_VARIABLE", "EngineConfig", "kernel_cache_folder", "log_level", "see_gpus"]
@@ -134,7 +134,9 @@ class EngineConfig:
         known = [field.name for field in dataclasses.fields(cls)]
         for key, value in values.items():
             if key not in known:
-                raise ConfigError(str(key), value, "there is no such key; known keys: " + ", ".join(known))
+                nearest = suggestion(str(key), known)
+                limit = f"there is no such key; {nearest}{' ' * bool(nearest)}known keys: {', '.join(known)}"
+                raise ConfigError(str(key), value, limit)
         fields: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
         }

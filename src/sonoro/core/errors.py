@@ -21,7 +21,8 @@ Each carries a stable `code` for programs and a message for people. Nothing here
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "UnknownLanguage",
     "UnknownVoice",
     "VoiceExists",
+    "suggestion",
 ]
 
 
@@ -169,6 +171,12 @@ class ErrorFacts(NamedTuple):
         if isinstance(error, _FieldError):
             error.field, error.value, error.limit = self.field or "", self.value, self.limit or ""
         return error
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """The nearest of the names that are `known`, as a question; empty if none is near."""
+    nearest = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {nearest[0]}?" if nearest else ""
 
 
 def _kinds(root: type[SonoroError]) -> Iterator[type[SonoroError]]:

@@ -16,7 +16,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from sonoro.core.errors import ErrorFacts, InvalidReference, InvalidRequest, SonoroError, UnknownLanguage, UnknownVoice
+from sonoro.core.errors import (
+    ErrorFacts,
+    InvalidReference,
+    InvalidRequest,
+    SonoroError,
+    UnknownLanguage,
+    UnknownVoice,
+    suggestion,
+)
 
 __all__ = [
     "MAX_ATTEMPTS",
@@ -81,7 +89,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
     """Audio to speak like.
 
-    `use="prompt"` continues it in context and needs its transcript; `"reference"` takes only the timbre.
+    `use="prompt"` continues it in context and needs its transcript, which `check` asks for; `"reference"` takes only
+    the timbre.
     `pcm` is mono float32 little-endian at `sample_rate`; made by `sonoro.core.audio.read_reference`. `digest` tells the
     content of `pcm`: it is computed by whoever makes the reference (for the longest in some 20 ms) and travels with it.
     """
@@ -95,6 +104,10 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not self.digest:
             msgspec.structs.force_setattr(self, "digest", hashlib.sha256(self.pcm).hexdigest())
+
+    def check(self) -> None:
+        """Raise `InvalidReference` if the transcript is missing: whoever gives the reference to a model asks first
+        whether that can use one at all."""
         if self.use == "prompt" and not (self.text or "").strip():
             raise InvalidReference(
                 "ref_text", self.text, "in-context cloning needs the transcript of the reference (or use x-vector only)"
@@ -137,6 +150,8 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One text to speak. Valid once constructed; `max_frames=None` bounds the audio by the text's length.
 
     Whom to speak as: `voice` by name, or `references`, or a `speaker_embedding` that the caller already has.
+    Audio comes in chunks that follow its listener, or, where it `is_reproducible`, in chunks cut by rule: then the same
+    request in the same company gives the same bytes.
     Of a live request `text` is a first piece, which may be empty: the rest follows while it is spoken.
     A segment that runs away is spoken again with the next seed, up to `attempts` times in all: where there may be more
     than one, the audio of each segment is held back until it has ended.
@@ -154,6 +169,7 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_frames: int | None = None
     ignore_eos: bool = False
     is_live: bool = False
+    is_reproducible: bool = False
     attempts: int = 1
     options: dict[str, OptionValue] = {}
 
@@ -255,13 +271,21 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             options=self._options(request.options, is_live=request.is_live),
         )
 
+    def check_cloning(self, field: str) -> None:
+        """Refuse the `field` of a recording to speak like, if this model cannot. Raises `InvalidReference`."""
+        if "cloned" not in self.voice_modes:
+            ways = {"named": "name one of its own", "described": "describe one in instructions"}
+            instead = " or ".join(ways[mode] for mode in self.voice_modes if mode in ways)
+            raise InvalidReference(field, "given", f"{self.name} cannot clone voices; {instead}")
+
     def _voice(self, request: SpeechRequest, registered: Collection[str]) -> str | None:
         if request.speaker_embedding is not None:
             self._check_embedding(request, request.speaker_embedding)
             return None
         if request.references:
-            if "cloned" not in self.voice_modes:
-                raise InvalidReference("ref_audio", "given", f"{self.name} cannot clone voices; name one of its own")
+            self.check_cloning("ref_audio")
+            for reference in request.references:
+                reference.check()
             if request.voice is not None:
                 raise InvalidRequest("voice", request.voice, "leave it out: the reference audio is the voice")
             return None
@@ -316,7 +340,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             defaults |= {name: option.live_default for name, option in known.items() if option.live_default is not None}
         for name, value in given.items():
             if name not in known:
-                raise InvalidRequest(f"options.{name}", value, "known options: " + (", ".join(sorted(known)) or "none"))
+                nearest = suggestion(name, known)
+                limit = f"{nearest}{' ' * bool(nearest)}known options: {', '.join(sorted(known)) or 'none'}"
+                raise InvalidRequest(f"options.{name}", value, limit)
         return {name: option.check(given[name]) if name in given else defaults[name] for name, option in known.items()}
 
 
@@ -328,11 +354,15 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AudioChunk(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Consecutive audio of one request: PCM16 little-endian mono; `index` counts from 0."""
+    """Consecutive audio of one request: PCM16 little-endian mono; `index` counts from 0.
+
+    `characters` counts those of the text that are spoken by its end, as `Finished.characters` does.
+    """
 
     request_id: str
     index: int
     pcm: bytes
+    characters: int = 0
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):

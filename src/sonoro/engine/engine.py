@@ -300,8 +300,10 @@ class Engine:
     def _let_go(self, row: RunningRequest, now_s: float) -> None:
         """Send what is held back."""
         for pcm, frames in row.held:
-            self._events.append(AudioChunk(request_id=row.request.id, index=row.chunks, pcm=pcm))
+            index = row.chunks
             row.heard(frames, now_s, self.spec.frame_s)
+            characters = row.characters(self.spec.frame_s)
+            self._events.append(AudioChunk(request_id=row.request.id, index=index, pcm=pcm, characters=characters))
         row.held = []
 
     def _advance(self, row: RunningRequest) -> None:

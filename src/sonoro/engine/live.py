@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sonoro.core.errors import InvalidRequest
-from sonoro.core.text import cut_live, cut_sentence, is_speakable, segment_ends
+from sonoro.core.text import cut_live, cut_sentence, is_speakable, segment_ends, spoken_length
 
 if TYPE_CHECKING:
     from sonoro.models.base import LiveText
@@ -31,6 +31,14 @@ class Segment:
     end: int
     ids: list[int] | None = None
     is_whole: bool = True
+    _counted: tuple[int, int] = (0, 0)
+
+    @property
+    def letters(self) -> int:
+        """How long it takes to say, as `spoken_length` counts, which is done once for a text that does not grow."""
+        if self._counted[0] != len(self.text):
+            self._counted = len(self.text), spoken_length(self.text)
+        return self._counted[1]
 
 
 class LiveFeed:

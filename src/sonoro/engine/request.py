@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sonoro.core.text import LETTERS_PER_S, spoken_length
+from sonoro.core.text import LETTERS_PER_S
 from sonoro.core.types import FinishReason, SpeechRequest, Timings
 from sonoro.engine.live import LiveFeed, Segment
 
@@ -113,6 +113,11 @@ class RunningRequest:
         return self.presumed_length - self.columns
 
     @property
+    def launched(self) -> int:
+        """Frames of the whole request that chunks hold, those padded included."""
+        return self.frames_before + self.columns
+
+    @property
     def audio_frames(self) -> int:
         """Frames of the whole request turned into audio so far."""
         return self.frames_before + self.decoded
@@ -174,7 +179,7 @@ class RunningRequest:
         if self.is_done and self.length < self.limit:
             share = self.decoded / max(self.length, 1)
         else:
-            share = self.decoded * frame_s * LETTERS_PER_S / max(spoken_length(segment.text), 1)
+            share = self.decoded * frame_s * LETTERS_PER_S / max(segment.letters, 1)
         return segment.start + int((segment.end - segment.start) * min(share, 1.0))
 
     def tighten(self, limit: int) -> None:

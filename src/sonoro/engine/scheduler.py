@@ -205,13 +205,14 @@ class Scheduler:
         return [chunk.row for chunk in chunks[: max(pressing, filled)]]
 
     def _due_chunk(self, row: RunningRequest, now_s: float, tick_s: float) -> _Chunk | None:
-        lead_s = row.lead_s(now_s, self._frame_s)
+        by_rule = row.request.is_reproducible
+        lead_s = row.launched * self._frame_s if by_rule else row.lead_s(now_s, self._frame_s)
         frames = self._due_frames(row, lead_s, tick_s)
         if not frames:
             return None
         if row.is_silent:
             urgency = _Urgency.FIRST
-        elif lead_s < _wait_s(1, tick_s):
+        elif not by_rule and lead_s < _wait_s(1, tick_s):
             urgency = _Urgency.RUNS_OUT
         else:
             urgency = _Urgency.HOLDS_SLOT if row.is_ending else _Urgency.CAN_WAIT
@@ -229,6 +230,10 @@ class Scheduler:
         if row.is_starving:
             # Until text comes no frame follows; a padded chunk would spoil what the codec remembers.
             return max((size for size in sizes if size <= ready), default=0)
+        if row.request.is_reproducible:
+            # Each chunk is at most as long as all before it: whoever plays it as it comes has that long to wait for it.
+            size = max((size for size in sizes if size <= row.launched), default=sizes[0])
+            return size if size <= ready else 0
         # Slower than playback, every listener runs out whatever is done: then few long chunks cost the least.
         is_too_slow = tick_s >= self._frame_s
         allowed = [size for size in sizes if size <= ready or is_too_slow or _wait_s(size - ready, tick_s) <= lead_s]

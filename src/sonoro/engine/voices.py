@@ -115,9 +115,13 @@ class Voices:
     def add(self, name: str, references: tuple[Reference, ...], consent: str | None = None) -> Future[VoiceFacts]:
         """Register the voice of `references`; it can be named once this is done.
 
-        Raises `InvalidRequest` or `VoiceExists` for the name; the rest comes with the future.
+        Raises `InvalidRequest` or `VoiceExists` for the name, `InvalidReference` for a recording that the model cannot
+        use or that lacks its transcript; the rest comes with the future.
         """
         name = voice_name(name)
+        self._model.spec.check_cloning("ref_audio")
+        for reference in references:
+            reference.check()
         if name in self._model.spec.voices:
             raise InvalidRequest("name", name, f"{self._model.spec.name} has a voice of that name of its own")
         if name in self.registered or name in self._adding:

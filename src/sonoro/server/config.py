@@ -15,7 +15,7 @@ from typing import Any, Self
 import yaml
 
 from sonoro.core.config import EngineConfig, StrictLoader
-from sonoro.core.errors import ConfigError
+from sonoro.core.errors import ConfigError, suggestion
 from sonoro.core.types import ModelSpec
 
 __all__ = ["OPENAI_VOICES", "ServerConfig", "read_sections"]
@@ -130,7 +130,9 @@ class ServerConfig:
         known = [entry.name for entry in dataclasses.fields(cls)]
         for key, value in values.items():
             if key not in known:
-                raise ConfigError(str(key), value, "there is no such key; known keys: " + ", ".join(known))
+                nearest = suggestion(str(key), known)
+                limit = f"there is no such key; {nearest}{' ' * bool(nearest)}known keys: {', '.join(known)}"
+                raise ConfigError(str(key), value, limit)
         fields: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
         }

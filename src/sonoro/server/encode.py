@@ -155,7 +155,7 @@ class Encoder:
 def _check(format: str, speed: float, out_rate: int | None) -> None:
     if format not in _FORMATS:
         raise InvalidRequest("response_format", format, f"it must be one of {', '.join(FORMATS)}")
-    if not MIN_SPEED <= speed <= MAX_SPEED:
+    if not (isinstance(speed, (int, float)) and MIN_SPEED <= speed <= MAX_SPEED):
         raise InvalidRequest("speed", speed, f"it must be from {MIN_SPEED:g} to {MAX_SPEED:g}")
     if out_rate is not None and not MIN_RATE <= out_rate <= MAX_RATE:
         raise InvalidRequest("sample_rate", out_rate, f"it must be from {MIN_RATE} to {MAX_RATE} Hz")

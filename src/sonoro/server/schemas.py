@@ -164,8 +164,13 @@ def parse(kind: type[Body], payload: bytes | dict[str, Any]) -> Body:
         raise InvalidRequest(field, value, first["msg"]) from errors
 
 
-async def read_references(body: SpeechBody, recordings: Recordings) -> tuple[Reference, ...]:
-    """The recordings that `body` names, decoded. Raises `InvalidReference`."""
+async def read_references(body: SpeechBody, recordings: Recordings, spec: ModelSpec) -> tuple[Reference, ...]:
+    """The recordings that `body` names, decoded; nothing is read that the model of `spec` has no use for.
+
+    Raises `InvalidReference`."""
+    for field in ("ref_audio", "references", "ref_text", "x_vector_only_mode"):
+        if getattr(body, field):
+            spec.check_cloning(field)
     if body.references is not None and (body.ref_audio is not None or body.ref_text is not None):
         raise InvalidReference("references", f"{len(body.references)} given", "give these or ref_audio, not both")
     use: Literal["reference", "prompt"] = "reference" if body.x_vector_only_mode else "prompt"

@@ -206,7 +206,7 @@ class Service:
         self._check_model(body.model, spec)
         if len(body.input) > most:
             raise InvalidRequest("input", f"{len(body.input)} characters", f"it must have at most {most}")
-        references = await read_references(body, self.recordings)
+        references = await read_references(body, self.recordings, spec)
         # The engine must tell apart what clients may give the same name.
         own_name = f"{name}.{uuid.uuid4().hex[:8]}"
 

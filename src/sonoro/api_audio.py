@@ -1,0 +1,109 @@
+"""What `sonoro.api` answers with: speech, whole or in pieces. Knows no engine and no model."""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import io
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from sonoro.core.audio import output_format, write_audio
+from sonoro.core.errors import OutputError
+from sonoro.core.types import FinishReason
+
+__all__ = ["Audio", "AudioPiece"]
+
+
+@dataclass(frozen=True, eq=False)
+class _Sound:
+    """Mono `samples` [S] float32 in [-1, 1]; `len` counts them, and numpy takes the whole for an array of them."""
+
+    samples: npt.NDArray[np.float32] = field(repr=False)
+    sample_rate: int
+
+    @property
+    def duration_s(self) -> float:
+        return len(self.samples) / self.sample_rate
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return np.array(self.samples, dtype=dtype, copy=copy)
+
+
+@dataclass(frozen=True, eq=False)
+class AudioPiece(_Sound):
+    """Consecutive audio of a stream: mono `samples` [S] float32 in [-1, 1]; `index` counts from 0.
+
+    By its end the first `characters` of the text have been spoken: exact where a segment ends, else an estimate.
+    """
+
+    index: int
+    characters: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Audio(_Sound):
+    """Speech, whole: mono `samples` [S] float32 in [-1, 1], and how it came about.
+
+    Times count from the acceptance of the request. At the end of a cell a notebook shows it as a player.
+    """
+
+    finish_reason: FinishReason
+    frames: int
+    time_to_first_audio_s: float
+    total_s: float
+
+    @property
+    def rtf(self) -> float:
+        """Wall time over audio time; infinite when there is no audio."""
+        return self.total_s / self.duration_s if len(self.samples) else float("inf")
+
+    def save(self, file: str | Path | BinaryIO, format: str | None = None) -> None:
+        """Write wav, flac, mp3, opus or pcm to a path or into a binary file, by its suffix or as given.
+
+        A file without a name gets wav; it is not closed. Raises `OutputError`.
+        """
+        if isinstance(file, (str, Path)):
+            write_audio(file, self.samples, self.sample_rate, format)
+            return
+        if format is None:
+            # That of a temporary file may be a number.
+            name = getattr(file, "name", None)
+            format = output_format(name) if isinstance(name, str) and Path(name).suffix else "wav"
+        try:
+            file.write(self.to_bytes(format))
+        except (OSError, TypeError, ValueError) as error:
+            raise OutputError(f"cannot write {file!r}: {error}") from error
+
+    def to_bytes(self, format: str = "wav") -> bytes:
+        """The bytes of a wav, flac, mp3, opus or pcm file. Raises `OutputError` for any other."""
+        made = io.BytesIO()
+        write_audio(made, self.samples, self.sample_rate, format)
+        return made.getvalue()
+
+    def play(self) -> None:
+        """Play it to its end on this machine, by `sounddevice` (`pip install "sonoro[play]"`). Raises `OutputError`."""
+        device = _sounddevice()
+        try:
+            device.play(self.samples, self.sample_rate, blocking=True)
+        except device.PortAudioError as error:
+            raise OutputError(f"cannot play: {error}") from error
+
+    def _repr_html_(self) -> str:
+        audio = base64.b64encode(self.to_bytes()).decode()
+        return f'<audio controls src="data:audio/wav;base64,{audio}"></audio>'
+
+
+def _sounddevice() -> ModuleType:
+    try:
+        return importlib.import_module("sounddevice")
+    except (ImportError, OSError) as error:  # OSError: the package is there, the PortAudio it calls is not
+        raise OutputError(f'cannot play: {error}; pip install "sonoro[play]" brings what is needed') from error
