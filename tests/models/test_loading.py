@@ -1,7 +1,7 @@
 """The three ways of getting a model, over a family of three numbers: in which order, of what, and what is counted."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -13,6 +13,13 @@ from sonoro.models.loading import Parts, make_family
 
 CPU = torch.device("cpu")
 SHAPES = {"lm.safetensors": {"lm.a": (2, 3), "lm.b": (5,)}, "codec.pth": {"codec.c": (4, 1, 2)}}
+
+
+class Loaded(NamedTuple):
+    config: str
+    device: torch.device
+    dtype: torch.dtype
+    skipped: tuple[str, ...] = ("lm.mask",)
 
 
 class Calls:
@@ -35,9 +42,9 @@ class Calls:
         self.note(f"tokenizer {folder and folder.name}")
         return "tokenizer"
 
-    def load(self, folder: Path, config: str, *, device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
+    def load(self, folder: Path, config: str, *, device: torch.device, dtype: torch.dtype) -> Loaded:
         self.note(f"load {folder.name}")
-        return config, device, dtype
+        return Loaded(config, device, dtype)
 
     def init_dummy(self, config: str, seed: int, *, device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
         self.note(f"init_dummy {seed}")
@@ -91,7 +98,8 @@ def test_a_family_is_known_by_what_it_was_given(family: Family) -> None:
 def test_a_folder_is_loaded_with_all_it_holds(family: Family, calls: Calls, tmp_path: Path) -> None:
     folder = tmp_path / "toys"
     loaded = family.from_folder(folder, "mine", CPU, torch.float32)
-    assert loaded.model == ("mine", "config", ("config", CPU, torch.float32), "tokenizer")
+    assert loaded.model == ("mine", "config", Loaded("config", CPU, torch.float32), "tokenizer")
+    assert loaded.skipped == ("lm.mask",)
     assert (loaded.device, loaded.dtype, loaded.parameters) == (CPU, torch.float32, {"lm": 11, "codec": 8})
     # What is small and can be wrong comes before gigabytes.
     assert calls.made == ["read toys", "shapes toys", "tokenizer toys", "load toys"]

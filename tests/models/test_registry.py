@@ -10,6 +10,7 @@ import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.numpy import load_file
+from safetensors.torch import load_file as load_tensors
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, ConfigError, TensorMismatch
 from sonoro.core.types import SamplingParams, SpeechRequest
@@ -190,6 +191,17 @@ def hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
 def test_a_hub_id_is_downloaded_once_it_is_known_to_be_of_use(hub: Hub) -> None:
     assert registry.load(HUB_ID, device="cpu").model.spec.name == "Tiny-Speech.v1"
     assert hub.asked == [["config.json"], ["*.json", "merges.txt", "*.safetensors"]]
+
+
+def test_other_formats_are_downloaded_where_there_is_no_safetensors_file(hub: Hub) -> None:
+    file = hub.folder / "model.safetensors"
+    torch.save(load_tensors(file), hub.folder / "pytorch_model.bin")
+    file.unlink()
+    assert registry.load(HUB_ID, device="cpu").skipped == ()
+    assert hub.asked[1:] == [
+        ["*.json", "merges.txt", "*.safetensors"],
+        ["*.json", "merges.txt", "*.safetensors", "*.bin", "*.pth"],
+    ]
 
 
 def test_random_weights_download_no_others(hub: Hub) -> None:

@@ -359,12 +359,17 @@ class SpeechModel(Protocol):
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model with its device, dtype and parameter counts by part, as `registry.load` returns it."""
+    """A model with its device, dtype and parameter counts by part, as `registry.load` returns it.
+
+    `skipped` names the tensors of its files that nothing reads, as they are stored: those that are derived from others
+    or foreign to the model, not those that every release holds for training alone.
+    """
 
     model: SpeechModel
     device: torch.device
     dtype: torch.dtype
     parameters: dict[str, int]
+    skipped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A codec's file: strict loading under its released names with weight norm folded, random filling, shapes and sizes.
+"""A codec's file: loading under its released names with weight norm folded, random filling, shapes and sizes.
 
 Knows no model: a codec says how its file is read and what it calls its tensors.
 """
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sonoro.models.streaming import StreamingCodec, codec_dtype_for
-from sonoro.nn import torch_file, weights
+from sonoro.nn import stored, torch_file, weights
 from sonoro.nn.weights import DummyRule, Fusion, Shape
 
 __all__ = ["CodecFile"]
@@ -37,27 +37,30 @@ _UNIT = {
 class CodecFile(Generic[C, M]):
     """How codecs that `make` makes of a configuration are stored.
 
-    `read` gives the tensors of a file that count, on a device. `renames` lead from a module's name to the released one,
-    each where it applies, in this order and after `fusions`, those of `_UNIT` last. Weights whose names without
-    `.weight` match a key of `norms` are released with weight norm, in that one of `torch_file.NORM_SPELLINGS`; loaded
-    are both, and plain ones. `unused` tensors (weight norm folded) may be stored too; `arrange` makes the module's
-    value of a name of what is stored. `is_wide` says which tensors stay in float32; by `rules` random ones are drawn.
+    `sift` leaves, of a file's tensors, those that the module may know; the file is given for messages. `renames` lead
+    from a module's name to the released one, each where it applies, in this order and after `fusions`, those of `_UNIT`
+    last. Weights whose names without `.weight` match a key of `norms` are released with weight norm, in that one of
+    `torch_file.NORM_SPELLINGS`; loaded are both, and plain ones. `unused` tensors (weight norm folded) may be stored
+    too; `arrange` makes the module's value of a name of what is stored. `is_wide` says which tensors stay in float32;
+    by `rules` random ones are drawn.
     """
 
     make: Callable[[C], M]
-    read: Callable[[Path, torch.device, C], dict[str, Tensor]]
     renames: dict[str, str]
     norms: Mapping[str, int]
     is_wide: Callable[[str], bool]
     rules: tuple[DummyRule, ...]
+    sift: Callable[[dict[str, Tensor], C, Path], dict[str, Tensor]] = lambda tensors, config, where: tensors
     fusions: tuple[Fusion, ...] = ()
     unused: Callable[[C], dict[str, Shape]] = lambda config: {}
     arrange: Callable[[M, str, Tensor], Tensor] = lambda codec, name, value: value
 
     def load(self, file: Path, config: C, *, device: torch.device, dtype: torch.dtype) -> M:
-        """The codec of `file`, ready to speak beside a model in `dtype`. Raises `CheckpointError` naming tensors."""
+        """The codec of `file`, or of another format of it, ready to speak beside a model in `dtype`; its `skipped` are
+        the tensors that nothing reads. Raises `CheckpointError` naming tensors.
+        """
         codec, codec_dtype = weights.empty(self.make, config), codec_dtype_for(device, dtype)
-        _, folded = self._folded(file, torch.device("cpu"), config, codec)
+        _, folded, codec.skipped = self._folded(file, torch.device("cpu"), config, codec)
 
         def read(name: str, shape: Shape) -> Tensor:
             value = torch.cat([folded[part].float() for part in self._released(name, shape)])
@@ -79,9 +82,12 @@ class CodecFile(Generic[C, M]):
         return codec
 
     def check(self, file: Path, config: C) -> dict[str, Shape]:
-        """Names and shapes of the tensors in `file` that count, having raised what `load` would; reads few values."""
-        stored, _ = self._folded(file, torch.device("meta"), config, weights.empty(self.make, config))
-        return {name: tuple(tensor.shape) for name, tensor in stored.items()}
+        """Names and shapes of the tensors in `file` that a release has, as they are stored, having raised what `load`
+        would; reads few values.
+        """
+        found, _, skipped = self._folded(file, torch.device("meta"), config, weights.empty(self.make, config))
+        kept = {name: torch_file.folded_name(name) not in skipped for name in found}
+        return {name: tuple(tensor.shape) for name, tensor in found.items() if kept[name]}
 
     def stored_shapes(self, config: C) -> dict[str, Shape]:
         """Names and shapes of a release's tensors, weight norms as they are stored."""
@@ -110,10 +116,10 @@ class CodecFile(Generic[C, M]):
         for fusion in self.fusions:
             parts = fusion.split(name, shape) or parts
         for part, part_shape in parts.items():
-            stored = part
+            own = part
             for pattern, replacement in (self.renames | _UNIT).items():
-                stored = re.sub(pattern, replacement, stored)
-            released[stored] = (1, *part_shape, 1) if stored.endswith(".alpha") else part_shape
+                own = re.sub(pattern, replacement, own)
+            released[own] = (1, *part_shape, 1) if own.endswith(".alpha") else part_shape
         return released
 
     def _shapes(self, codec: nn.Module) -> dict[str, Shape]:
@@ -122,10 +128,15 @@ class CodecFile(Generic[C, M]):
 
     def _folded(
         self, file: Path, device: torch.device, config: C, codec: nn.Module
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The tensors of `file` that count, as stored and with weight norms folded; raises unless `codec` has them."""
-        stored = self.read(file, device, config)
-        folded = torch_file.fold_norms(stored, file)
-        shapes = {name: tuple(tensor.shape) for name, tensor in folded.items()}
-        weights.compare(shapes, self._shapes(codec), self.unused(config), where=str(file))
-        return stored, folded
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[str, ...]]:
+        """The tensors of `file` as stored, and with weight norms folded, and which of these nothing reads; raises
+        unless `codec` has the others.
+        """
+        found: dict[str, Tensor] = {}
+        for part in stored.find(file):
+            found |= torch_file.read(part, torch.device("cpu"))
+        found = {name: tensor.to(device) for name, tensor in self.sift(found, config, file).items()}
+        folded = torch_file.fold_norms(found, file)
+        entries = stored.entries_of(folded, file)
+        skipped = stored.sort_out(entries, self._shapes(codec), self.unused(config), where=str(file))
+        return found, folded, skipped

@@ -15,11 +15,13 @@ import torch
 
 from sonoro.core.types import ModelSpec
 from sonoro.models.base import Description, Family, LoadedModel
+from sonoro.nn import stored
 from sonoro.nn.weights import Shape
 
 __all__ = ["Parts", "make_family"]
 
 _DUMMY_SEED = 0
+_WEIGHT_FILES = ("*.safetensors*", "pytorch_model*", "model.bin*", "model.pth*")
 
 Shapes = dict[str, dict[str, Shape]]
 
@@ -28,7 +30,10 @@ class Weights(Protocol):
     """What a model's `weights` module offers, of its `config`."""
 
     def load(self, folder: Path, config: Any, *, device: torch.device, dtype: torch.dtype) -> Any:
-        """The modules of a folder, ready to speak. Raises `CheckpointError` naming the file or tensor."""
+        """The modules of a folder, ready to speak, and which of its tensors they `skipped`.
+
+        Raises `CheckpointError` naming the file or tensor.
+        """
 
     def init_dummy(self, config: Any, seed: int, *, device: torch.device, dtype: torch.dtype) -> Any:
         """Modules of random weights, ready to speak."""
@@ -70,7 +75,8 @@ def make_family(model_type: str, configurations: Mapping[str, str], hub_files: S
         parameters = weights.count_parts(weights.stored_shapes(config, folder))
         tokenizer = parts.tokenizer(config, folder)
         modules = weights.load(folder, config, device=device, dtype=dtype)
-        return LoadedModel(parts.model(name, config, modules, tokenizer), device, dtype, parameters)
+        stored.warn(name, modules.skipped)
+        return LoadedModel(parts.model(name, config, modules, tokenizer), device, dtype, parameters, modules.skipped)
 
     def from_random(source: Path | str, name: str, device: torch.device, dtype: torch.dtype) -> LoadedModel:
         config = parts.read(source)
@@ -83,16 +89,14 @@ def make_family(model_type: str, configurations: Mapping[str, str], hub_files: S
     def describe(source: Path | str, name: str, dtype: torch.dtype) -> Description:
         config = parts.read(source)
         # A folder's tensors are checked as `from_folder` would, unless it has none.
-        has_weights = isinstance(source, Path) and any(
-            any(source.glob(kind)) for kind in ("*.safetensors*", "model.pth")
-        )
+        has_weights = isinstance(source, Path) and any(any(source.glob(kind)) for kind in _WEIGHT_FILES)
         shapes = weights.stored_shapes(config, Path(source) if has_weights else None)
         spec = parts.spec(name, config)
         return Description(
             spec=spec,
             configuration={"family": model_type, **parts.sizes(config)},
             parameters=weights.count_parts(shapes),
-            files={file: sum(math.prod(shape) for shape in stored.values()) for file, stored in shapes.items()},
+            files={file: sum(math.prod(shape) for shape in named.values()) for file, named in shapes.items()},
             memory_bytes={
                 "weights": weights.weight_bytes(config, dtype),
                 "attention, per second of audio": round(parts.position_bytes(config, dtype) / spec.frame_s),

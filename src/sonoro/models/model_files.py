@@ -5,17 +5,17 @@ Knows no model: each says what its tensors are called.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sonoro.models.codec_file import CodecFile
 from sonoro.models.streaming import StreamingCodec
-from sonoro.nn import weights
+from sonoro.nn import stored, weights
 from sonoro.nn.weights import DummyRule, Fusion, Shape
 
 __all__ = ["MODEL_FILES", "ModelFiles", "Modules"]
@@ -28,11 +28,13 @@ L = TypeVar("L", bound=nn.Module)
 M = TypeVar("M", bound=StreamingCodec)
 
 
-class Modules(NamedTuple, Generic[L, M]):
-    """Everything with weights, ready to speak."""
+@dataclass(frozen=True)
+class Modules(Generic[L, M]):
+    """Everything with weights, ready to speak; `skipped` are the stored tensors that nothing reads."""
 
     lm: L
     codec: M
+    skipped: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +42,9 @@ class ModelFiles(Generic[C, L, M]):
     """How language models that `make` makes of a configuration are stored, and their codecs. A `loading.Weights`.
 
     `finalize` is called once the weights are final. `fusions` lead to the names that a folder has, or, given none, to
-    the released ones, of which `parts` are prefixes; by `rules` random weights are drawn. `read_older` gives the
-    tensors of a folder that has them in no safetensors file, on a device, under names that `fusions` lead to, having
-    raised unless the model has just them; None leaves a folder to be read as safetensors. `codec` is stored in the file
-    `codec_file` with parts of its own; `codec_config` is what it must know of a configuration.
+    the released ones, of which `parts` are prefixes; by `rules` random weights are drawn. `spelling` tells by the names
+    in a folder what a released name is called there. `codec` is stored in the file `codec_file` with parts of its own;
+    `codec_config` is what it must know of a configuration.
     """
 
     make: Callable[[C], L]
@@ -55,21 +56,16 @@ class ModelFiles(Generic[C, L, M]):
     codec_parts: Mapping[str, tuple[str, ...]]
     codec_config: Callable[[C], Any]
     rules: tuple[DummyRule, ...] = ()
-    read_older: Callable[[Path, L, torch.device], dict[str, Tensor] | None] = lambda folder, lm, device: None
+    spelling: Callable[[Collection[str]], Callable[[str], str]] = lambda names: str
 
     def load(self, folder: Path, config: C, *, device: torch.device, dtype: torch.dtype) -> Modules[L, M]:
         """The modules of a checkpoint folder. Raises `CheckpointError` naming tensors and files."""
-        lm, codec = weights.empty(self.make, config), self.codec_config(config)
-        older = self.read_older(folder, lm, torch.device("cpu"))
-        if older is None:
-            files = weights.shards(folder)
-            fusions = self.fusions(config, weights.names(files))
-            weights.load(lm, files, dtype_of=lambda _: dtype, device=device, fusions=fusions)
-        else:
-            fusions = self.fusions(config, older)
-            weights.fill_stored(lm, older.__getitem__, dtype_of=lambda _: dtype, device=device, fusions=fusions)
+        lm = weights.empty(self.make, config)
+        reading = self._reading(folder, config)
+        skipped = weights.load(lm, dtype_of=lambda _: dtype, device=device, **reading)
         self.finalize(lm)
-        return Modules(lm, self.codec.load(folder / self.codec_file, codec, device=device, dtype=dtype))
+        codec = self.codec.load(folder / self.codec_file, self.codec_config(config), device=device, dtype=dtype)
+        return Modules(lm, codec, (*skipped, *codec.skipped))
 
     def init_dummy(self, config: C, seed: int, *, device: torch.device, dtype: torch.dtype) -> Modules[L, M]:
         """Modules of random weights at any size: frames that vary."""
@@ -84,16 +80,15 @@ class ModelFiles(Generic[C, L, M]):
         if folder is None:
             named, decoding = weights.stored_shapes(lm, self.fusions(config, ())), self.codec.stored_shapes(codec)
         else:
-            named = self._check(folder, config, lm)
+            named = weights.check(lm, **self._reading(folder, config))
             decoding = self.codec.check(folder / self.codec_file, codec)
         return {MODEL_FILES: named, self.codec_file: decoding}
 
-    def _check(self, folder: Path, config: C, lm: L) -> dict[str, Shape]:
-        older = self.read_older(folder, lm, torch.device("meta"))
-        if older is not None:
-            return {name: tuple(tensor.shape) for name, tensor in older.items()}
-        files = weights.shards(folder)
-        return weights.check(lm, files, fusions=self.fusions(config, weights.names(files)))
+    def _reading(self, folder: Path, config: C) -> dict[str, Any]:
+        """How `weights` must read the files of `folder`."""
+        files = stored.find(folder / MODEL_FILES)
+        names = stored.headers(files).keys()
+        return {"files": files, "fusions": self.fusions(config, names), "spell": self.spelling(names)}
 
     def count_parts(self, shapes: Mapping[str, Mapping[str, Shape]]) -> dict[str, int]:
         """Elements of the tensors of both by part."""

@@ -27,6 +27,9 @@ __all__ = ["BUILTIN", "describe", "load", "names"]
 BUILTIN = "builtin"
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_OTHER_FORMATS = ("*.bin", "*.pth")
+"""Patterns of what else may hold weights; asked for where there is no safetensors file."""
+
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -137,7 +140,10 @@ def _from_hub(hub_id: str, *, is_dummy: bool) -> _Source:
         # config.json alone tells whether the rest, which is gigabytes, is of any use.
         source = _from_folder(Path(snapshot_download(hub_id, allow_patterns=["config.json"])), hub_id.split("/")[1])
         files = [name for name in source.family.hub_files if not (is_dummy and name.endswith((".safetensors", ".pth")))]
-        return source._replace(place=Path(snapshot_download(hub_id, allow_patterns=files)))
+        folder = Path(snapshot_download(hub_id, allow_patterns=files))
+        if not is_dummy and not any(folder.glob("*.safetensors")):
+            folder = Path(snapshot_download(hub_id, allow_patterns=[*files, *_OTHER_FORMATS]))
+        return source._replace(place=folder)
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointNotFound(

@@ -78,10 +78,11 @@ class StreamingCodec(nn.Module):
     """Frames to audio: `sonoro.models.base.Codec` but for `encode`. Call `finalize` once after loading.
 
     `fuse` makes a `Fused` of a finalized decoder, with residual streams in the dtype given; `fused` is the one that
-    serves, if one does.
+    serves, if one does. `skipped` names the stored tensors that nothing reads, as `LoadedModel` has them.
     """
 
     decoder: Any
+    skipped: tuple[str, ...] = ()
 
     def __init__(self, sample_rate: int, decoder: _Decoder, fuse: Callable[[Any, torch.dtype], Fused]) -> None:
         super().__init__()

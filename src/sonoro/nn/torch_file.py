@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, TensorMismatch
 
-__all__ = ["NORM_SPELLINGS", "fold_norms", "read"]
+__all__ = ["NORM_SPELLINGS", "fold_norms", "folded_name", "read"]
 
 NORM_SPELLINGS = (
     (".parametrizations.weight.original0", ".parametrizations.weight.original1"),
@@ -31,14 +31,11 @@ NORM_SPELLINGS = (
 _UNREADABLE = (OSError, EOFError, RuntimeError, ValueError, LookupError, pickle.UnpicklingError, SafetensorError)
 
 
-def read(
-    file: Path, device: torch.device, *, dropped: tuple[str, ...] = (), integers: tuple[str, ...] = ()
-) -> dict[str, Tensor]:
+def read(file: Path, device: torch.device) -> dict[str, Tensor]:
     """The tensors of `file` by name, or those of a dictionary `state_dict` within; on the meta device without values.
 
-    A file is read as safetensors if its name ends so. Tensors whose names end in one of `dropped` are left out. Raises
-    `CheckpointNotFound`, `CheckpointError` for a file that cannot be read or holds anything but tensors, and
-    `TensorMismatch` for one that is not of floats, unless it is named in `integers`.
+    A file is read as safetensors if its name ends so. Raises `CheckpointNotFound`, and `CheckpointError` for a file
+    that cannot be read or holds anything but tensors.
     """
     if not file.is_file():
         raise CheckpointNotFound(f"{file} does not exist")
@@ -54,11 +51,7 @@ def read(
     for name, tensor in stored.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise CheckpointError(f"{file} holds {type(tensor).__name__} as {name!r}; expected tensors by name")
-    live = {name: tensor for name, tensor in stored.items() if not name.endswith(dropped)}
-    for name, tensor in live.items():
-        if not tensor.is_floating_point() and name not in integers:
-            raise TensorMismatch(f"{file}: tensor {name!r} is stored as {tensor.dtype}; expected a floating-point type")
-    return live
+    return stored
 
 
 def _read_pickle(file: Path, device: torch.device) -> Any:
@@ -69,6 +62,14 @@ def _read_pickle(file: Path, device: torch.device) -> Any:
 def _read_safetensors(file: Path, device: torch.device) -> dict[str, Tensor]:
     # On a CPU they are mapped, so that what is not looked at is not read.
     return {name: tensor.to(device) for name, tensor in load_file(file).items()}
+
+
+def folded_name(name: str) -> str:
+    """What `fold_norms` calls the tensor that is stored as `name`."""
+    for end in (end for ends in NORM_SPELLINGS for end in ends):
+        if name.endswith(end):
+            return f"{name.removesuffix(end)}.weight"
+    return name
 
 
 def fold_norms(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Strict loading, saving and random filling of a module's tensors. Knows safetensors and no model.
+"""Loading, saving and random filling of a module's tensors. Knows no model.
 
 A module's names are those of the stored file, but for fusions: tensors stored apart and kept as one, joined on dim 0.
 Modules are built on the meta device and filled here, so every tensor is allocated once, in its final dtype and place.
@@ -7,23 +7,24 @@ Modules are built on the meta device and filled here, so every tensor is allocat
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from sonoro.core.errors import CheckpointError, CheckpointNotFound, OutputError, TensorMismatch
+from sonoro.core.errors import OutputError
+from sonoro.nn import stored
+from sonoro.nn.stored import Shape
 from sonoro.ops.device import seeded
 
 __all__ = [
@@ -31,32 +32,23 @@ __all__ = [
     "Fusion",
     "Shape",
     "check",
-    "compare",
     "count_parts",
     "empty",
     "export",
     "fill",
-    "fill_stored",
     "fingerprint",
     "init_dummy",
     "llama_names",
     "load",
-    "names",
     "parted_names",
     "shapes_alone",
-    "shards",
     "stored_shapes",
 ]
-
-Shape = tuple[int, ...]
 
 C = TypeVar("C")
 M = TypeVar("M", bound=nn.Module)
 
-_FLOATS = {"F64", "F32", "F16", "BF16"}
 _FINGERPRINT_NUMBERS = 16
-_LISTED = 5
-"""Names listed per kind of mismatch; the rest are counted."""
 
 
 @dataclass(frozen=True)
@@ -104,12 +96,6 @@ def parted_names(prefix: str, heads: int, kv_heads: int) -> tuple[Fusion, ...]:
     )
 
 
-class _Entry(NamedTuple):
-    file: Path
-    dtype: str
-    shape: Shape
-
-
 def empty(kind: Callable[[C], M], config: C) -> M:
     """The module `kind(config)` on the meta device: shapes and no values."""
     with shapes_alone():
@@ -134,25 +120,10 @@ class _Unfilled(TorchFunctionMode):
 
 def stored_shapes(module: nn.Module, fusions: Sequence[Fusion] = ()) -> dict[str, Shape]:
     """Names and shapes of `module`'s tensors as a file stores them. The module may be on the meta device."""
-    stored: dict[str, Shape] = {}
+    shapes: dict[str, Shape] = {}
     for name, tensor in module.state_dict().items():
-        stored |= _stored(name, tuple(tensor.shape), fusions)
-    return stored
-
-
-def shards(folder: Path) -> list[Path]:
-    """The files of the model in `folder`: those its index names, or model.safetensors if there is no index.
-
-    Raises `CheckpointError` for an index that cannot be read.
-    """
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        return [folder / "model.safetensors"]
-    try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        return [folder / name for name in sorted(names)]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{index} is not a readable index of safetensors files: {error!r}") from error
+        shapes |= _stored(name, tuple(tensor.shape), fusions)
+    return shapes
 
 
 def load(
@@ -163,57 +134,34 @@ def load(
     device: torch.device,
     fusions: Sequence[Fusion] = (),
     unused: Mapping[str, Shape] | None = None,
-) -> None:
-    """Fill every parameter and persistent buffer of `module` from safetensors `files`, mapped into memory.
+    spell: Callable[[str], str] = str,
+) -> tuple[str, ...]:
+    """Fill every parameter and persistent buffer of `module` from `files`, mapped into memory; what nothing reads.
 
-    Together the files must hold exactly the tensors of the module; those named in `unused` may be there too. Each
-    tensor is cast once, to `dtype_of(its name in the module)`. Raises `CheckpointNotFound` for a missing file,
-    `CheckpointError` for a damaged one, `TensorMismatch` naming tensors, files and shapes.
+    Together the files must hold the tensors of the module, and nothing else that it would have to heed
+    (`stored.sort_out`); those named in `unused` may be there too. `spell` says what they call a tensor. Each is cast
+    once, to `dtype_of(its name in the module)`. Raises `CheckpointNotFound` for a missing file, `CheckpointError` for
+    a damaged one, `TensorMismatch` naming tensors, files and shapes.
     """
-    found = _checked(module, files, fusions, unused or {})
-    with ExitStack() as stack:
-        handles = {file: stack.enter_context(safe_open(file, framework="pt")) for file in files}
+    where = ", ".join(map(str, files))
+    expected = _spelled(stored_shapes(module, fusions), spell)
+    skipped = stored.sort_out(stored.headers(files), expected, _spelled(unused or {}, spell), where=where)
+    with stored.opened(files) as get:
+        stored.check_tied(skipped, expected, get, where)
 
-        def get(name: str) -> Tensor:
-            tensor: Tensor = handles[found[name].file].get_tensor(name)
-            return tensor
+        def read(name: str, shape: Shape) -> Tensor:
+            value = torch.empty(shape, dtype=dtype_of(name), device=device)
+            row = 0
+            for part, part_shape in _stored(name, shape, fusions).items():
+                if shape:
+                    value[row : row + part_shape[0]].copy_(get(spell(part)))
+                    row += part_shape[0]
+                else:
+                    value.copy_(get(spell(part)))
+            return value
 
-        try:
-            fill_stored(module, get, dtype_of=dtype_of, device=device, fusions=fusions)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{', '.join(map(str, files))}: cannot be read: {error}") from error
-
-
-def fill_stored(
-    module: nn.Module,
-    get: Callable[[str], Tensor],
-    *,
-    dtype_of: Callable[[str], torch.dtype],
-    device: torch.device,
-    fusions: Sequence[Fusion] = (),
-) -> None:
-    """Fill every parameter and persistent buffer of `module` with what `get` has under the stored names.
-
-    Shapes must have been compared. Each tensor is cast once, to `dtype_of(its name in the module)`.
-    """
-
-    def read(name: str, shape: Shape) -> Tensor:
-        value = torch.empty(shape, dtype=dtype_of(name), device=device)
-        row = 0
-        for part, part_shape in _stored(name, shape, fusions).items():
-            if shape:
-                value[row : row + part_shape[0]].copy_(get(part))
-                row += part_shape[0]
-            else:
-                value.copy_(get(part))
-        return value
-
-    fill(module, read)
-
-
-def names(files: Sequence[Path]) -> set[str]:
-    """The names of all tensors in safetensors `files`; reads their headers alone. Raises as `load` does."""
-    return {name for file in files for name in _read_header(file)}
+        fill(module, read)
+    return skipped
 
 
 def check(
@@ -222,9 +170,19 @@ def check(
     *,
     fusions: Sequence[Fusion] = (),
     unused: Mapping[str, Shape] | None = None,
+    spell: Callable[[str], str] = str,
 ) -> dict[str, Shape]:
-    """Names and shapes of all tensors in `files`, having raised what `load` would; reads their headers alone."""
-    return {name: entry.shape for name, entry in _checked(module, files, fusions, unused or {}).items()}
+    """Names, not as `spell` has them, and shapes of the tensors in `files` that a release has, having raised what
+    `load` would, but for heads that are not tied; reads no values.
+    """
+    expected, unused, found = stored_shapes(module, fusions), unused or {}, stored.headers(files)
+    where = ", ".join(map(str, files))
+    stored.sort_out(found, _spelled(expected, spell), _spelled(unused, spell), where=where)
+    return expected | {name: shape for name, shape in unused.items() if spell(name) in found}
+
+
+def _spelled(shapes: Mapping[str, Shape], spell: Callable[[str], str]) -> dict[str, Shape]:
+    return {spell(name): shape for name, shape in shapes.items()}
 
 
 def export(module: nn.Module, file: Path, *, dtype: torch.dtype, fusions: Sequence[Fusion] = ()) -> None:
@@ -232,17 +190,17 @@ def export(module: nn.Module, file: Path, *, dtype: torch.dtype, fusions: Sequen
 
     Raises `OutputError` for a place that cannot be written, or a value that `dtype` cannot hold.
     """
-    stored: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, tensor in module.state_dict().items():
         parts = _stored(name, tuple(tensor.shape), fusions)
         pieces = tensor.split([shape[0] for shape in parts.values()]) if len(parts) > 1 else (tensor,)
         for part, piece in zip(parts, pieces, strict=True):
-            stored[part] = piece.detach().to("cpu", dtype, copy=True).contiguous()
-            if not stored[part].isfinite().all():
+            tensors[part] = piece.detach().to("cpu", dtype, copy=True).contiguous()
+            if not tensors[part].isfinite().all():
                 raise OutputError(f"{file}: tensor {part!r} has a value that {dtype} cannot hold")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        save_file(stored, file, metadata={"format": "pt"})
+        save_file(tensors, file, metadata={"format": "pt"})
     except (OSError, SafetensorError) as error:
         raise OutputError(f"{file} cannot be written: {error}") from error
 
@@ -334,67 +292,3 @@ def _stored(name: str, shape: Shape, fusions: Sequence[Fusion]) -> dict[str, Sha
         if (parts := fusion.split(name, shape)) is not None:
             return parts
     return {name: shape}
-
-
-def _checked(
-    module: nn.Module, files: Sequence[Path], fusions: Sequence[Fusion], unused: Mapping[str, Shape]
-) -> dict[str, _Entry]:
-    found: dict[str, _Entry] = {}
-    for file in files:
-        header = _read_header(file)
-        if twice := sorted(header.keys() & found.keys()):
-            raise TensorMismatch(f"tensor {twice[0]!r} is in {found[twice[0]].file} and again in {file}")
-        found |= header
-    shapes = {name: entry.shape for name, entry in found.items()}
-    compare(shapes, stored_shapes(module, fusions), unused, where=", ".join(map(str, files)))
-    return found
-
-
-def _read_header(file: Path) -> dict[str, _Entry]:
-    """What `file` says it holds, once its size agrees; so that a truncated file is refused by tensor."""
-    if not file.is_file():
-        raise CheckpointNotFound(f"{file} does not exist")
-    try:
-        size = file.stat().st_size
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            if length > size - 8:
-                raise CheckpointError(f"{file} is truncated or not a safetensors file: header of {length} bytes")
-            header = json.loads(stream.read(length))
-            header.pop("__metadata__", None)
-            spans = {name: entry["data_offsets"] for name, entry in header.items()}
-            entries = {name: _Entry(file, entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{file} is not a readable safetensors file: {error}") from error
-    for name, (_, end) in sorted(spans.items(), key=lambda span: span[1]):
-        if (ends := 8 + length + end) > size:
-            raise CheckpointError(f"{file} is truncated: tensor {name!r} ends at byte {ends}, the file has {size}")
-    for name, entry in entries.items():
-        if entry.dtype not in _FLOATS:
-            known = ", ".join(sorted(_FLOATS))
-            raise TensorMismatch(f"{file}: tensor {name!r} is stored as {entry.dtype}; expected one of {known}")
-    return entries
-
-
-def compare(
-    found: Mapping[str, Shape], expected: Mapping[str, Shape], unused: Mapping[str, Shape], *, where: str
-) -> None:
-    """Raise `TensorMismatch` unless `found` are the `expected` tensors, and perhaps `unused` ones; `where` they are."""
-    misshapen = [
-        f"tensor {name!r} has shape {list(shape)}, expected {list(wanted)}"
-        for name, shape in found.items()
-        if (wanted := expected.get(name, unused.get(name))) is not None and wanted != shape
-    ]
-    missing = [f"tensor {name!r} {list(shape)} is missing" for name, shape in expected.items() if name not in found]
-    extra = [
-        f"tensor {name!r} {list(shape)} is not part of the model"
-        for name, shape in found.items()
-        if name not in expected and name not in unused
-    ]
-    lines = [
-        line
-        for problems in (misshapen, missing, extra)
-        for line in problems[:_LISTED] + ([f"... {len(problems) - _LISTED} more"] if len(problems) > _LISTED else [])
-    ]
-    if lines:
-        raise TensorMismatch(f"{where}: " + "; ".join(lines))

@@ -184,8 +184,8 @@ def wider() -> ModelConfig:
     [
         ({"fast_output.weight": None}, r"model.pth: tensor 'fast_output.weight' \[64, 64\] is missing"),
         (
-            {"fast_codebook_embeddings.weight": torch.zeros(1)},
-            "fast_codebook_embeddings.weight.*is not part of the model",
+            {"fast_layers.0.attention.wo.bias": torch.zeros(1)},
+            "fast_layers.0.attention.wo.bias.*is not part of the model",
         ),
         ({"model.norm.weight": torch.zeros(64)}, "model.norm.weight.*is not part of the model"),
         ({"layers.0.attention.wq.weight": torch.zeros(128, 64)}, "layers.0.attention.wk.weight.*is missing"),

@@ -1,18 +1,14 @@
-"""The tensors of codec.pth: their released names and shapes, strict loading, random filling.
-
-Tensors that are stored and only derived (masks, rotary tables) are dropped.
-"""
+"""The tensors of codec.pth: their released names and shapes, loading, random filling."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import cast
 
-import torch
 from torch import Tensor
 
 from sonoro.models.codec_file import CodecFile
-from sonoro.nn import torch_file, weights
+from sonoro.nn import weights
 from sonoro.nn.weights import DummyRule
 from sonoro.nn.window import WindowAttention, part_pairs
 
@@ -35,9 +31,8 @@ PARTS = {
 }
 
 
-def _read(file: Path, device: torch.device, config: CodecConfig) -> dict[str, Tensor]:
-    live = torch_file.read(file, device, dropped=(".causal_mask", ".freqs_cis"))
-    return {name.removeprefix("generator."): tensor for name, tensor in live.items()}
+def _sift(tensors: dict[str, Tensor], config: CodecConfig, where: Path) -> dict[str, Tensor]:
+    return {name.removeprefix("generator."): tensor for name, tensor in tensors.items()}
 
 
 def _arrange(codec: FishCodec, name: str, value: Tensor) -> Tensor:
@@ -66,7 +61,7 @@ _DUMMY_RULES = (
 
 FILE = CodecFile(
     make=FishCodec,
-    read=_read,
+    sift=_sift,
     renames=_RENAMES,
     fusions=weights.llama_names(""),
     norms={r"(de|en)coder\..*conv": 0, r".*(in|out)_proj": 1},

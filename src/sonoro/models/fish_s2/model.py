@@ -59,7 +59,7 @@ class FishS2(WholeSegments):
     @functools.cached_property
     def fingerprint(self) -> str:
         """Of the configuration, and of every tensor its name, shape, dtype and first numbers."""
-        return fingerprint(repr(self._modules.lm.config), *self._modules)
+        return fingerprint(repr(self._modules.lm.config), self._modules.lm, self._modules.codec)
 
     def check_kernels(self, state: DepthRows, rows: int) -> None:
         """Run each fused kernel of a frame of `rows` rows once against its reference, and the codec's on a few rows."""

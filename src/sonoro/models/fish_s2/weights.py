@@ -1,18 +1,13 @@
 """The tensors of a checkpoint folder: what they are called, and which belong to what.
 
-Older spellings are read too: queries, keys and values apart, and model.pth, whose names are the official code's own.
+Older spellings are read too: queries, keys and values apart, and the official code's own names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
-
-import torch
-from torch import Tensor
+from collections.abc import Callable, Collection, Iterable
 
 from sonoro.models.model_files import ModelFiles, Modules
-from sonoro.nn import torch_file, weights
 from sonoro.nn.weights import DummyRule, Fusion, llama_names
 
 from . import codec_weights
@@ -21,9 +16,6 @@ from .codec import FishCodec
 from .config import ModelConfig
 
 __all__ = ["FishModules", "count_parts", "init_dummy", "load", "stored_shapes", "weight_bytes"]
-
-_OLD_FILE = "model.pth"
-"""Read if there is no safetensors file."""
 
 _SLOW, _FAST = "text_model.model.", "audio_decoder."
 
@@ -64,19 +56,12 @@ def _fusions(config: ModelConfig, names: Iterable[str]) -> tuple[Fusion, ...]:
     return (*apart, *_FUSIONS)
 
 
-def _read_older(folder: Path, lm: DualAR, device: torch.device) -> dict[str, Tensor] | None:
-    """The tensors of model.pth under the released names, if it is there alone; raises unless `lm` has just them."""
-    file = folder / _OLD_FILE
-    if any(folder.glob("model*.safetensors*")) or not file.is_file():
-        return None
-    found = torch_file.read(file, device)
-    prefix = "model." if all(name.startswith("model.") for name in found) else ""
-    # Files of models that also listened hold a projection of audio, which the official code drops.
-    stored = {name.removeprefix(prefix): tensor for name, tensor in found.items() if "audio_" not in name}
-    shapes = weights.stored_shapes(lm, _fusions(lm.config, stored))
-    expected = {_old_name(name): shape for name, shape in shapes.items()}
-    weights.compare({name: tuple(t.shape) for name, t in stored.items()}, expected, {}, where=str(file))
-    return {name: stored[_old_name(name)] for name in shapes}
+def _spelling(names: Collection[str]) -> Callable[[str], str]:
+    """What the official code's own names are, perhaps all behind `model.`, unless `names` are the released ones."""
+    if any(name.startswith((_SLOW, _FAST)) for name in names):
+        return str
+    prefix = "model." if any(name.startswith("model.layers.") for name in names) else ""
+    return lambda name: prefix + _old_name(name)
 
 
 def _old_name(name: str) -> str:
@@ -92,7 +77,7 @@ _FILES = ModelFiles(
     fusions=_fusions,
     parts=_PARTS,
     rules=_DUMMY_RULES,
-    read_older=_read_older,
+    spelling=_spelling,
     codec=codec_weights.FILE,
     codec_file=codec_weights.CODEC_FILE,
     codec_parts=codec_weights.PARTS,

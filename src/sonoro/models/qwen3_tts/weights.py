@@ -6,7 +6,7 @@ Two files: model.safetensors (talker, speaker encoder) and speech_tokenizer/mode
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,6 +14,7 @@ from torch import nn
 
 from sonoro.models.streaming import codec_dtype_for
 from sonoro.nn import weights
+from sonoro.nn.stored import find
 from sonoro.nn.weights import DummyRule, Fusion, Shape
 
 from .backbone import Talker
@@ -60,11 +61,15 @@ PARTS = {
 
 @dataclass(frozen=True)
 class Modules:
-    """Everything with weights. Only the Base variant has a speaker encoder."""
+    """Everything with weights; `skipped` are the stored tensors that nothing reads.
+
+    Only the Base variant has a speaker encoder.
+    """
 
     talker: Talker
     speaker_encoder: SpeakerEncoder | None
     codec: Qwen3Codec
+    skipped: tuple[str, ...] = ()
 
     @classmethod
     def empty(cls, configs: Configs) -> Modules:
@@ -94,23 +99,23 @@ def load(folder: Path, configs: Configs, *, device: torch.device, dtype: torch.d
     """The modules of a checkpoint folder, ready to speak. Raises `CheckpointError` naming tensors and files."""
     modules = Modules.empty(configs)
     codec_dtype = codec_dtype_for(device, dtype)
-    weights.load(
+    skipped = weights.load(
         modules.main,
-        [folder / MODEL_FILE],
+        find(folder / MODEL_FILE),
         dtype_of=lambda name: _dtype_of(name, dtype, codec_dtype),
         device=device,
         fusions=_main_fusions(configs.model),
     )
-    weights.load(
+    modules.codec.skipped = weights.load(
         modules.codec,
-        [folder / CODEC_FILE],
+        find(folder / CODEC_FILE),
         dtype_of=lambda name: _dtype_of(name, dtype, codec_dtype),
         device=device,
         fusions=_codec_fusions(configs.codec),
         unused=unused_shapes(configs.codec),
     )
     modules.finalize()
-    return modules
+    return replace(modules, skipped=(*skipped, *modules.codec.skipped))
 
 
 def init_dummy(configs: Configs, seed: int, *, device: torch.device, dtype: torch.dtype) -> Modules:
@@ -147,13 +152,13 @@ def export_checkpoint(
 
 
 def check(folder: Path, configs: Configs) -> dict[str, dict[str, Shape]]:
-    """By file: names and shapes of all tensors in `folder`, having raised what `load` would; reads headers alone."""
+    """By file: names and shapes of the tensors in `folder` that a release has, having raised what `load` would."""
     modules = Modules.empty(configs)
     return {
-        MODEL_FILE: weights.check(modules.main, [folder / MODEL_FILE], fusions=_main_fusions(configs.model)),
+        MODEL_FILE: weights.check(modules.main, find(folder / MODEL_FILE), fusions=_main_fusions(configs.model)),
         CODEC_FILE: weights.check(
             modules.codec,
-            [folder / CODEC_FILE],
+            find(folder / CODEC_FILE),
             fusions=_codec_fusions(configs.codec),
             unused=unused_shapes(configs.codec),
         ),

@@ -1,4 +1,4 @@
-"""The tensors of audiovae.pth: their released names and shapes, strict loading, random filling."""
+"""The tensors of audiovae.pth: their released names and shapes, loading, random filling."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from torch import Tensor
 
 from sonoro.core.errors import TensorMismatch
 from sonoro.models.codec_file import CodecFile
-from sonoro.nn import torch_file
 from sonoro.nn.weights import DummyRule, Shape
 
 from .codec import CodecConfig, VoxCodec
@@ -17,7 +16,6 @@ from .codec import CodecConfig, VoxCodec
 __all__ = ["CODEC_FILE", "FILE", "PARTS", "check", "init_dummy", "load", "stored_shapes", "weight_bytes"]
 
 CODEC_FILE = "audiovae.pth"
-"""The same under the name audiovae.safetensors is read instead where it is there, as in the official code."""
 
 PARTS = {"codec decoder": ("decoder.",), "codec encoder": ("encoder.",)}
 
@@ -28,15 +26,12 @@ _RENAMES = {
 }
 
 
-def _read(file: Path, device: torch.device, config: CodecConfig) -> dict[str, Tensor]:
-    twin = file.with_suffix(".safetensors")
-    file = twin if twin.is_file() else file
-    stored = torch_file.read(file, torch.device("cpu"), integers=(_EDGES,))
-    edges = stored.pop(_EDGES, torch.zeros(0)).tolist()
+def _sift(tensors: dict[str, Tensor], config: CodecConfig, where: Path) -> dict[str, Tensor]:
+    edges = tensors.get(_EDGES, torch.zeros(0)).tolist()
     if edges != [*config.sr_bin_boundaries]:
         limit = f"sr_bin_boundaries of config.json are {[*config.sr_bin_boundaries]}"
-        raise TensorMismatch(f"{file}: tensor {_EDGES!r} is {edges}, but {limit}")
-    return {name: tensor.to(device) for name, tensor in stored.items()}
+        raise TensorMismatch(f"{where}: tensor {_EDGES!r} is {edges}, but {limit}")
+    return {name: tensor for name, tensor in tensors.items() if name != _EDGES}
 
 
 def _unused(config: CodecConfig) -> dict[str, Shape]:
@@ -52,7 +47,7 @@ def _is_wide(name: str) -> bool:
 
 FILE = CodecFile(
     make=VoxCodec,
-    read=_read,
+    sift=_sift,
     renames=_RENAMES,
     norms={r"(?!.*_embed$).*": 1},
     unused=_unused,

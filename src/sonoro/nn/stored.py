@@ -1,0 +1,223 @@
+"""A checkpoint's files as tensors by name, in every format they come in; and which of them a module needs.
+
+A format is safetensors, or what `torch.save` wrote, of which tensors alone are read. Knows no model and no module.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from sonoro.core.errors import CheckpointError, CheckpointNotFound, TensorMismatch
+from sonoro.nn import torch_file
+
+__all__ = ["Entry", "Shape", "check_tied", "entries_of", "find", "headers", "opened", "sort_out", "summary", "warn"]
+
+logger = logging.getLogger(__name__)
+
+Shape = tuple[int, ...]
+
+_FLOATS = ("F64", "F32", "F16", "BF16", *map(str, (torch.float64, torch.float32, torch.float16, torch.bfloat16)))
+_INTEGERS = re.compile(r"(torch\.)?(U|I|u?int|BOOL|bool)\d*")
+_LISTED = 5
+"""Names listed per kind of mismatch; the rest are counted."""
+
+_DERIVED = re.compile(
+    r"""(^|\.)(
+        rotary\w* | rope\w* | \w*inv_freq | freqs(_cis)? | (cos|sin)(_cache[ds]?)?  # tables of rotary embeddings
+        | \w*_?mask                                                                 # of attention
+        | initialized | inited | embed_avg                                          # statistics of codebooks
+        | (model_)?ema | teacher | \w*discriminators? | \w*loss(es)? | criterion | optimizer\w*   # training
+    )(\.|$)""",
+    re.VERBOSE,
+)
+_HEAD = re.compile(r"(^|\.)(lm_head|embed_out|output|head)\.weight$")
+_WRAPPER = "model."
+_ADAPTER = re.compile(r"(^|[._])lora([._]|$)", re.IGNORECASE)
+
+
+class Entry(NamedTuple):
+    """What a file says of a tensor; `dtype` as its format spells it."""
+
+    file: Path
+    dtype: str
+    shape: Shape
+
+
+def find(file: Path) -> list[Path]:
+    """The files that hold what a release has in `file`: `file` itself, its shards by their index, or another format.
+
+    Safetensors come first, then `pytorch_model.bin` and kin. `file` where there is none. Raises `CheckpointError` for
+    an index that cannot be read.
+    """
+    for name in (f"{file.stem}.safetensors", f"pytorch_{file.stem}.bin", f"{file.stem}.bin", f"{file.stem}.pth"):
+        index = file.with_name(f"{name}.index.json")
+        if index.is_file():
+            return _shards(index)
+        if (found := file.with_name(name)).is_file():
+            return [found]
+    return [file]
+
+
+def _shards(index: Path) -> list[Path]:
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        return [index.with_name(name) for name in sorted(names)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index} is not a readable index of files of tensors: {error!r}") from error
+
+
+def headers(files: Iterable[Path]) -> dict[str, Entry]:
+    """What `files` hold together, without its values.
+
+    Raises `CheckpointNotFound` for a missing file, `CheckpointError` for a damaged one, `TensorMismatch` for a tensor
+    that is in two.
+    """
+    found: dict[str, Entry] = {}
+    for file in files:
+        header = _header(file) if file.suffix == ".safetensors" else entries_of(_read(file, "meta"), file)
+        if twice := sorted(header.keys() & found.keys()):
+            raise TensorMismatch(f"tensor {twice[0]!r} is in {found[twice[0]].file} and again in {file}")
+        found |= header
+    return found
+
+
+def entries_of(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Entry]:
+    """`tensors` of `file` as `headers` gives them."""
+    return {name: Entry(file, str(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()}
+
+
+@contextmanager
+def opened(files: Sequence[Path]) -> Iterator[Callable[[str], Tensor]]:
+    """Within, the tensors of `files` by name on the CPU, mapped into memory. Raises as `headers` does."""
+    found = {name: entry.file for name, entry in headers(files).items()}
+    with ExitStack() as stack:
+        handles = {
+            file: stack.enter_context(safe_open(file, framework="pt")).get_tensor
+            if file.suffix == ".safetensors"
+            else _read(file, "cpu").__getitem__
+            for file in files
+        }
+        try:
+            yield lambda name: handles[found[name]](name)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{', '.join(map(str, files))}: cannot be read: {error}") from error
+
+
+def _read(file: Path, device: str) -> dict[str, Tensor]:
+    return torch_file.read(file, torch.device(device))
+
+
+def sort_out(
+    found: Mapping[str, Entry], expected: Mapping[str, Shape], unused: Mapping[str, Shape], *, where: str
+) -> tuple[str, ...]:
+    """The names among `found` that nothing reads: what is derived from the `expected` tensors, or foreign to them.
+
+    Derived are tables of rotary embeddings, masks, integers, and a head that is tied to an embedding (`check_tied`);
+    foreign are what training alone needs, and whole modules beside those expected. Anything else that stands within a
+    module of the model would change what it says. `unused` ones may be there, in their shape. Raises `TensorMismatch`
+    for a tensor that is expected and is missing, misshapen or no float, and for what is too much; `where` it is.
+    """
+    own = {_module(name) for name in expected}
+    skipped = tuple(
+        name
+        for name, entry in sorted(found.items())
+        if name not in expected
+        and name not in unused
+        and not _ADAPTER.search(name)
+        and (
+            _DERIVED.search(name)
+            or _INTEGERS.fullmatch(entry.dtype)
+            or _tied(name, entry.shape, expected)
+            or _module(name) not in own
+        )
+    )
+    problems = (
+        [
+            f"tensor {name!r} has shape {list(entry.shape)}, expected {list(wanted)}"
+            for name, entry in found.items()
+            if (wanted := expected.get(name, unused.get(name))) is not None and wanted != entry.shape
+        ],
+        [
+            f"tensor {name!r} is stored as {found[name].dtype}; expected a floating-point type of 16 bits or more"
+            for name in expected
+            if name in found and found[name].dtype not in _FLOATS
+        ],
+        [f"tensor {name!r} {list(shape)} is missing" for name, shape in expected.items() if name not in found],
+        [
+            f"tensor {name!r} {list(found[name].shape)} is not part of the model"
+            for name in sorted(found.keys() - {*expected, *unused, *skipped})
+        ],
+    )
+    lines = [
+        line
+        for kind in problems
+        for line in kind[:_LISTED] + ([f"... {len(kind) - _LISTED} more"] if len(kind) > _LISTED else [])
+    ]
+    if lines:
+        raise TensorMismatch(f"{where}: " + "; ".join(lines))
+    return skipped
+
+
+def _module(name: str) -> str:
+    """The outermost module that `name` stands in, whatever wraps the whole model."""
+    return name.removeprefix(_WRAPPER).split(".")[0]
+
+
+def _tied(head: str, shape: Shape, expected: Mapping[str, Shape]) -> list[str]:
+    """The embeddings that `head` may be tied to, if it is the head of a language model of ours: those of its shape."""
+    is_ours = head.count(".") == 1 or _module(head) in {_module(name) for name in expected}
+    if not is_ours or not _HEAD.search(head):
+        return []
+    return [name for name, own in expected.items() if "embed" in name and own == shape]
+
+
+def check_tied(skipped: Iterable[str], expected: Mapping[str, Shape], get: Callable[[str], Tensor], where: str) -> None:
+    """Raise `TensorMismatch` if a head among the `skipped` tensors is no copy of the embedding it must be tied to."""
+    for name in filter(_HEAD.search, skipped):
+        head = get(name)
+        alike = _tied(name, tuple(head.shape), expected)
+        if alike and not any(torch.equal(head, get(other).to(head.dtype)) for other in alike):
+            raise TensorMismatch(f"{where}: tensor {name!r} is not part of the model, and no copy of {alike[0]!r}")
+
+
+def warn(model: str, skipped: Sequence[str]) -> None:
+    """Say in one warning what of the files of `model` nothing reads, if anything."""
+    if skipped:
+        logger.warning("event=tensors_skipped model=%s count=%d names=%s", model, len(skipped), summary(skipped))
+
+
+def summary(names: Iterable[str]) -> str:
+    """`names`, those that differ in their numbers alone as one: `layers.*.rotary_emb.inv_freq`."""
+    return ",".join(dict.fromkeys(re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name) for name in names))
+
+
+def _header(file: Path) -> dict[str, Entry]:
+    """What a safetensors file says it holds, once its size agrees; so that a truncated file is refused by tensor."""
+    if not file.is_file():
+        raise CheckpointNotFound(f"{file} does not exist")
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if length > size - 8:
+                raise CheckpointError(f"{file} is truncated or not a safetensors file: header of {length} bytes")
+            header = json.loads(stream.read(length))
+            header.pop("__metadata__", None)
+            spans = {name: entry["data_offsets"] for name, entry in header.items()}
+            entries = {name: Entry(file, entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{file} is not a readable safetensors file: {error}") from error
+    for name, (_, end) in sorted(spans.items(), key=lambda span: span[1]):
+        if (ends := 8 + length + end) > size:
+            raise CheckpointError(f"{file} is truncated: tensor {name!r} ends at byte {ends}, the file has {size}")
+    return entries
