@@ -26,15 +26,15 @@ class Starts(Protocol):
     """What of a `SpeechModel` brings rows to their first frame."""
 
     stage: Callable[..., int]
-    place: Callable[[Any, Tensor], None]
+    admit: Callable[[Any, Tensor], None]
     prefill: Callable[[Any, Tensor], None]
 
 
 def begin(model: Starts, state: Any, prompts: Sequence[Any], slots: Any) -> None:
     """Stage, place and prefill `prompts`; afterwards rows `slots` are ready for their first frame."""
-    table = state.cache.table
+    table = state.cache.page_table
     numbers = torch.as_tensor(slots).tolist()
     pages = [Pages(pages_of(slot, table.shape[0] - 1, table.shape[1])) for slot in numbers]
     tokens = model.stage(state, prompts, numbers, pages)
-    model.place(state, torch.tensor(numbers, device=table.device))
+    model.admit(state, torch.tensor(numbers, device=table.device))
     model.prefill(state, torch.arange(tokens, device=table.device))

@@ -18,7 +18,7 @@ from sonoro.models.fish_s2.backbone import DualAR
 from sonoro.models.fish_s2.config import ModelConfig
 from sonoro.models.fish_s2.prompt import ConversationBuilder, FishPrompt, FishVoice
 from sonoro.models.fish_s2.state import prefill, stage
-from sonoro.models.slots import DepthRows, place_rows
+from sonoro.models.slots import DepthState, admit_staged
 from sonoro.nn.configs import build
 from sonoro.nn.tokenizer import TextTokenizer
 from speaking import begin
@@ -82,6 +82,8 @@ def random_prompt(key: int, wanted: Controls) -> FishPrompt:
     return builder().build(f"Number {key} is this.", wanted, [("Hello.", frames)] if key % 2 else [])
 
 
-def begin_rows(lm: DualAR, state: DepthRows, prompts: Sequence[FishPrompt], slots: Tensor) -> None:
+def begin_rows(lm: DualAR, state: DepthState, prompts: Sequence[FishPrompt], slots: Tensor) -> None:
     """Bring rows `slots` to the first frame of `prompts`."""
-    begin(SimpleNamespace(stage=stage, place=place_rows, prefill=functools.partial(prefill, lm)), state, prompts, slots)
+    begin(
+        SimpleNamespace(stage=stage, admit=admit_staged, prefill=functools.partial(prefill, lm)), state, prompts, slots
+    )

@@ -14,7 +14,7 @@ from sonoro.models.base import Controls, Voice
 from sonoro.models.qwen3_tts.backbone import Talker
 from sonoro.models.qwen3_tts.config import ModelConfig
 from sonoro.models.qwen3_tts.prompt import ClonedVoice, PromptBuilder, TalkerPrompt, TextTokenizer
-from sonoro.models.qwen3_tts.state import FrameState, place, prefill, stage
+from sonoro.models.qwen3_tts.state import FrameState, admit, prefill, stage
 from sonoro.nn.configs import build
 from speaking import begin
 from tiny_checkpoint import NUM_CONTROL_IDS, configs, state_dicts, vocabulary
@@ -133,4 +133,4 @@ def reference_prompt(case: Case, wanted: Controls) -> TalkerPrompt:
 
 def begin_talker(talker: Talker, state: FrameState, prompts: Sequence[TalkerPrompt], slots: Tensor) -> None:
     """Bring rows `slots` to the first frame of `prompts`."""
-    begin(SimpleNamespace(stage=stage, place=place, prefill=functools.partial(prefill, talker)), state, prompts, slots)
+    begin(SimpleNamespace(stage=stage, admit=admit, prefill=functools.partial(prefill, talker)), state, prompts, slots)

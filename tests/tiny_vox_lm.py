@@ -17,7 +17,7 @@ from sonoro.models.voxcpm2 import weights
 from sonoro.models.voxcpm2.backbone import VoxLM
 from sonoro.models.voxcpm2.config import ModelConfig
 from sonoro.models.voxcpm2.prompt import PromptBuilder, VoxPrompt, VoxVoice
-from sonoro.models.voxcpm2.state import FrameState, place, prefill, stage
+from sonoro.models.voxcpm2.state import FrameState, admit, prefill, stage
 from sonoro.nn.configs import build
 from sonoro.nn.tokenizer import TextTokenizer
 from speaking import begin
@@ -102,4 +102,4 @@ def random_prompt(key: int, wanted: Controls) -> VoxPrompt:
 
 def begin_rows(lm: VoxLM, state: FrameState, prompts: Sequence[VoxPrompt], slots: Tensor) -> None:
     """Bring rows `slots` to the first frame of `prompts`."""
-    begin(SimpleNamespace(stage=stage, place=place, prefill=functools.partial(prefill, lm)), state, prompts, slots)
+    begin(SimpleNamespace(stage=stage, admit=admit, prefill=functools.partial(prefill, lm)), state, prompts, slots)

@@ -24,7 +24,7 @@ LIMIT = 1000
 def scheduler_of(pages: int = 1_000_000, **changes: object) -> Scheduler:
     values = {"slots": 16, "max_positions": 20_000, "prefill_tokens": 20_000} | changes
     config = dataclasses.replace(EngineConfig(**values).resolve(), codec_batches=values.get("codec_batches", ()))
-    return Scheduler(config, PagePool(pages, most_kept=pages), FRAME_S)
+    return Scheduler(config, PagePool(pages, max_cached=pages), FRAME_S)
 
 
 def waiting(name: str, limit: int = LIMIT, index: int = 0, positions: int = 10) -> RunningRequest:
@@ -69,15 +69,15 @@ class Simulation:
 
     def _collect(self, plan: Plan, steps: dict[RunningRequest, int]) -> None:
         for row in plan.frame:
-            if row.place is not None:
+            if row.allocation is not None:
                 length = self.lengths[row.request.id]
                 row.length = min(steps[row], length)
                 row.is_done = steps[row] > length or steps[row] == row.limit
         for frames, rows in plan.codec.items():
             for row in rows:
                 made = min(frames, row.length - row.decoded)
-                if row.place is not None and made:
-                    row.heard(made, self.now_s, FRAME_S)
+                if row.allocation is not None and made:
+                    row.count_sent(made, self.now_s, FRAME_S)
                     self.heard[row.request.id].append((self.now_s, made))
         for row in list(self.scheduler.running):
             if row.is_drained:
@@ -259,12 +259,12 @@ def test_slots_are_given_first_come_first_served_and_reused() -> None:
         scheduler.add(row)
     assert names(scheduler.plan(0.0, 0.01).admit) == ["a", "b"]
     assert scheduler.plan(0.0, 0.01).admit == []
-    place = rows["a"].place
+    place = rows["a"].allocation
     scheduler.release(rows["a"])
     plan = scheduler.plan(0.0, 0.01)
     assert names(plan.admit) == ["c"]
-    assert {row.request.id: row.place.slot for row in plan.frame} == {"b": 1, "c": 0}
-    assert rows["c"].place is not place
+    assert {row.request.id: row.allocation.slot for row in plan.frame} == {"b": 1, "c": 0}
+    assert rows["c"].allocation is not place
     for name in "bcd":
         scheduler.release(rows[name])
     assert (scheduler.free_slots, scheduler.pages.free, scheduler.waiting) == (2, 1_000_000, 0)
@@ -276,7 +276,7 @@ def test_all_pages_of_a_segment_are_its_own_until_it_ends() -> None:
     row = waiting("a", limit=119, positions=10)
     scheduler.add(row)
     scheduler.plan(0.0, 0.01)
-    assert len(row.place.pages) == 5
+    assert len(row.allocation.pages) == 5
     assert scheduler.pages.free == 695
     scheduler.release(row)
     assert scheduler.pages.free == 700
@@ -337,10 +337,10 @@ def test_a_paused_request_keeps_its_slot_and_takes_part_in_nothing() -> None:
     plan = scheduler.plan(0.0, 0.01)
     assert (names(plan.admit), names(plan.frame)) == (["a", "c"], ["a", "c"])
     rows["a"].is_paused = rows["c"].is_paused = True
-    steps, place = rows["a"].steps, rows["a"].place
+    steps, place = rows["a"].steps, rows["a"].allocation
     assert not scheduler.has_work
     assert scheduler.plan(5.0, 0.01).is_empty
-    assert (rows["a"].steps, rows["a"].place) == (steps, place)
+    assert (rows["a"].steps, rows["a"].allocation) == (steps, place)
     rows["a"].is_paused = False
     assert scheduler.has_work
     assert names(scheduler.plan(5.0, 0.01).frame) == ["a"]

@@ -46,8 +46,8 @@ class LiveSineModel(SineModel):
         state.texts = {}
         return state
 
-    def place(self, state, slots):
-        super().place(state, slots)
+    def admit(self, state, slots):
+        super().admit(state, slots)
         for prompt, slot, _ in state.staged:
             state.texts[slot] = getattr(prompt, "ids", None)
             self._hear(state, slot)

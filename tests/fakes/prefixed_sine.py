@@ -20,8 +20,8 @@ class PrefixedSineModel(SineModel):
         state.written = {}
         return state
 
-    def place(self, state, slots):
-        super().place(state, slots)
+    def admit(self, state, slots):
+        super().admit(state, slots)
         size = state.capacity.page_positions
         for prompt, _, (given, cached) in state.staged:
             for at, page in enumerate(given):

@@ -110,7 +110,7 @@ class SineModel:
         assert end <= capacity.max_tokens, "more prompt rows than can be staged"
         return end
 
-    def place(self, state, slots):
+    def admit(self, state, slots):
         self.reset(state, slots[slots < state.capacity.slots].tolist())
         for place, (prompt, slot, (given, cached)) in zip(slots.tolist(), state.staged, strict=False):
             assert place == slot, "a slot was given what was staged for another"

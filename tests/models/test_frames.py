@@ -14,9 +14,9 @@ from capture import device_only
 from families import TinyFamily, tiny
 from sonoro.core.errors import ConfigError
 from sonoro.models.base import Pages, Prompt, SpeechModel
-from sonoro.nn.kvcache import PagedCache
+from sonoro.nn.kvcache import PagedKVCache
 from sonoro.runtime.graphs import GraphSet
-from sonoro.runtime.sampling import RowControls
+from sonoro.runtime.sampling import SamplingControls
 from speaking import begin, capacity, pages_of
 
 __all__ = ["tiny"]
@@ -85,12 +85,12 @@ def row_of(state: Any, slot: int) -> list[Tensor]:
     """Everything that is one row's alone, but for what its pages hold; copied."""
     index = torch.tensor([slot])
     controls = [value for sampler in state.samplers for value in sampler.read(index)]
-    return [*(rows[slot].clone() for rows in rows_of(state)), *controls, state.cache.table[slot].clone()]
+    return [*(rows[slot].clone() for rows in rows_of(state)), *controls, state.cache.page_table[slot].clone()]
 
 
 def pages_held(state: Any, slot: int) -> list[Tensor]:
     """The keys and values on a row's pages, copied."""
-    pages = state.cache.table[slot].long()
+    pages = state.cache.page_table[slot].long()
     pages = pages[pages < CAPACITY.pages]
     return [state.cache.keys[:, pages].clone(), state.cache.values[:, pages].clone()]
 
@@ -108,10 +108,10 @@ def poison(state: Any, slot: int) -> None:
             value[slot] = 1
     for item in fields(state):
         cache = getattr(state, item.name)
-        if isinstance(cache, PagedCache):
+        if isinstance(cache, PagedKVCache):
             cache.keys.fill_(torch.nan)
             cache.values.fill_(torch.nan)
-    garbage = RowControls(7.0, 1, 0.1, 99, 9, 1, repetition_penalty=3.0, ignore_eos=True)
+    garbage = SamplingControls(7.0, 1, 0.1, 99, 9, 1, repetition_penalty=3.0, ignore_eos=True)
     for sampler in state.samplers:
         sampler.set([slot], [garbage])
 
@@ -204,7 +204,7 @@ def test_reset_leaves_nothing_and_a_free_row_stays_as_it_is(tiny: TinyFamily, mo
     run(model, state, [2], 3)
     assert all_equal(row_of(state, 2), row_of(fresh, 2))
     # Keys and values are left: no page is a free row's.
-    assert (state.cache.table == CAPACITY.pages).all()
+    assert (state.cache.page_table == CAPACITY.pages).all()
 
 
 def test_rows_that_are_done_or_not_given_are_left_alone(tiny: TinyFamily, model: SpeechModel) -> None:
@@ -225,8 +225,8 @@ def test_placing_is_padded_with_the_scratch_row(tiny: TinyFamily, model: SpeechM
     state = begun(model, others, [4, 0, 2])
     run(model, state, [0, 2, 4], 3)
     before = [part for slot in (0, 4) for part in (*row_of(state, slot), *pages_held(state, slot))]
-    tokens = model.stage(state, [last], [2], [Pages(pages_of(2, SCRATCH, state.cache.table.shape[1]))])
-    model.place(state, torch.tensor([2, SCRATCH, SCRATCH]))
+    tokens = model.stage(state, [last], [2], [Pages(pages_of(2, SCRATCH, state.cache.page_table.shape[1]))])
+    model.admit(state, torch.tensor([2, SCRATCH, SCRATCH]))
     assert all_equal([part for slot in (0, 4) for part in (*row_of(state, slot), *pages_held(state, slot))], before)
     assert all_equal(row_of(state, SCRATCH), row_of(model.allocate(CAPACITY), SCRATCH))
     assert state.done.tolist() == [False, True, False, True, False, True]
@@ -239,9 +239,9 @@ def test_placing_is_padded_with_the_scratch_row(tiny: TinyFamily, model: SpeechM
 
 def test_prompts_are_padded_with_scratch_rows(tiny: TinyFamily, model: SpeechModel) -> None:
     prompt, state = tiny.prompt(3, ignore_eos=True), model.allocate(CAPACITY)
-    tokens = model.stage(state, [prompt], [1], [Pages(pages_of(1, SCRATCH, state.cache.table.shape[1]))])
+    tokens = model.stage(state, [prompt], [1], [Pages(pages_of(1, SCRATCH, state.cache.page_table.shape[1]))])
     assert tokens == prompt.positions
-    model.place(state, torch.tensor([1]))
+    model.admit(state, torch.tensor([1]))
     model.prefill(state, torch.tensor([*range(tokens), *[CAPACITY.max_tokens] * 7]))
     run(model, state, [1], prompt.controls.max_frames)
     assert_alike(frames_of(state, 1), alone(model, prompt))
@@ -281,7 +281,7 @@ def test_place_prefill_frame_and_its_parts_may_be_captured(tiny: TinyFamily) -> 
     state, slots = model.allocate(CAPACITY), torch.empty(3, dtype=torch.int64, device="meta")
     record: list[Tensor] = []
     with device_only():
-        model.place(state, slots)
+        model.admit(state, slots)
         model.prefill(state, slots)
         model.frame(state, slots, record)
         parts = {name: part(slots) for name, part in model.parts(state).items()}

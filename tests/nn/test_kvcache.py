@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sonoro.nn.kvcache import PackedTokens, PagedCache
+from sonoro.nn.kvcache import PackedTokens, PagedKVCache
 from sonoro.nn.transformer import DecoderConfig, DecoderStack, causal_attention
 
 CONFIG = DecoderConfig(
@@ -22,11 +22,11 @@ def stack() -> DecoderStack:
     return DecoderStack(CONFIG).double().requires_grad_(False)
 
 
-def new_cache(fill: float = 0.0) -> PagedCache:
+def new_cache(fill: float = 0.0) -> PagedKVCache:
     """Four slots and scratch; the pages of a slot are scattered."""
     pages = torch.randperm(SLOTS * POSITIONS // PAGE, generator=torch.Generator().manual_seed(2)).view(SLOTS, -1)
     table = torch.cat((pages, torch.full((1, POSITIONS // PAGE), pages.numel()))).int()
-    cache = PagedCache.allocate(CONFIG, table, PAGE, pages.numel(), torch.float64)
+    cache = PagedKVCache.allocate(CONFIG, table, PAGE, pages.numel(), torch.float64)
     cache.keys.fill_(fill)
     cache.values.fill_(fill)
     return cache
@@ -36,7 +36,7 @@ def whole(stack: DecoderStack, rows: Tensor) -> Tensor:
     return stack(rows[None], stack.rotary(torch.arange(len(rows)), rows.dtype), causal_attention)[0]
 
 
-def prefill(stack: DecoderStack, cache: PagedCache, slots: list[int], sequences: list[Tensor]) -> list[Tensor]:
+def prefill(stack: DecoderStack, cache: PagedKVCache, slots: list[int], sequences: list[Tensor]) -> list[Tensor]:
     """All sequences in one pack, with two rows of padding behind them."""
     lengths = [len(sequence) for sequence in sequences]
     starts = [sum(lengths[:index]) for index in range(len(lengths))]
@@ -51,7 +51,7 @@ def prefill(stack: DecoderStack, cache: PagedCache, slots: list[int], sequences:
     return list(out[:count].split(lengths))
 
 
-def go_on(stack: DecoderStack, cache: PagedCache, parts: list[tuple[int, Tensor, int]]) -> list[Tensor]:
+def go_on(stack: DecoderStack, cache: PagedKVCache, parts: list[tuple[int, Tensor, int]]) -> list[Tensor]:
     """Of each (slot, sequence, first) the rows from `first` on, in one pack, with a row of padding behind them."""
     lengths = [len(sequence) - first for _, sequence, first in parts]
     ends = torch.tensor([*lengths, 1]).cumsum(0)
@@ -66,7 +66,7 @@ def go_on(stack: DecoderStack, cache: PagedCache, parts: list[tuple[int, Tensor,
     return list(out[:-1].split(lengths))
 
 
-def step(stack: DecoderStack, cache: PagedCache, slots: list[int], positions: list[int], rows: Tensor) -> Tensor:
+def step(stack: DecoderStack, cache: PagedKVCache, slots: list[int], positions: list[int], rows: Tensor) -> Tensor:
     tables = stack.rotary(torch.arange(POSITIONS), rows.dtype)
     with torch.no_grad():
         return stack.norm(stack.step(rows, tables, cache, torch.tensor(slots), torch.tensor(positions)))
@@ -93,8 +93,8 @@ def test_stacks_share_pages_and_keep_apart(stack: DecoderStack) -> None:
     """Two of them, one behind the other in the cache of both: each as if it were alone."""
     torch.manual_seed(6)
     other = DecoderStack(dataclasses.replace(CONFIG, layers=3, width=8, intermediate=10)).double().requires_grad_(False)
-    table = new_cache().table
-    cache = PagedCache.allocate(dataclasses.replace(CONFIG, layers=5), table, PAGE, int(table.max()), torch.float64)
+    table = new_cache().page_table
+    cache = PagedKVCache.allocate(dataclasses.replace(CONFIG, layers=5), table, PAGE, int(table.max()), torch.float64)
     parts = {stack: cache.part(slice(2)), other: cache.part(slice(2, None))}
     sequences = {one: torch.randn(9, one.config.width, dtype=torch.float64) for one in parts}
     found: dict[DecoderStack, list[Tensor]] = {one: [] for one in parts}
@@ -141,7 +141,7 @@ def test_only_the_given_positions_are_written(stack: DecoderStack) -> None:
     prefill(stack, cache, [1], [torch.randn(4, CONFIG.width, dtype=torch.float64)])
     step(stack, cache, [1], [4], torch.randn(1, CONFIG.width, dtype=torch.float64))
     for rows in (cache.keys, cache.values):
-        by_slot = rows[:, cache.table[:SLOTS].long()].flatten(2, 3)
+        by_slot = rows[:, cache.page_table[:SLOTS].long()].flatten(2, 3)
         assert (by_slot[:, [0, 2, 3]] == 7).all()
         assert (by_slot[:, 1, 5:] == 7).all()
         assert (by_slot[:, 1, :5] != 7).any(dim=-1).all()
@@ -156,9 +156,9 @@ def test_prompts_that_begin_alike_share_what_was_run_once(stack: DecoderStack, f
     expected = [whole(stack, sequence) for sequence in sequences]
     cache = new_cache(fill)
     go_on(stack, cache, [(1, sequences[0][:-1], 0)])
-    shared = cache.table[1, :2].long()
+    shared = cache.page_table[1, :2].long()
     before = cache.keys[:, shared].clone(), cache.values[:, shared].clone()
-    cache.table[[3, 0], :2] = shared.int()
+    cache.page_table[[3, 0], :2] = shared.int()
     found = go_on(stack, cache, [(3, sequences[1], 8), (2, sequences[3], 0), (0, sequences[2], 8)])
     for rows, (of, first) in zip(found, ((1, 8), (3, 0), (2, 8)), strict=True):
         torch.testing.assert_close(rows, expected[of][first:], **TOLERANCE)

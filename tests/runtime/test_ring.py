@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 
 def test_tensors_of_every_kind_share_an_entry() -> None:
-    entry = PinnedRing(1, 1024, CPU).take()
+    entry = PinnedRing(1, 1024, CPU).acquire()
     done, length = torch.tensor([True, False, True]), torch.tensor([[3, -1]])
     pcm = torch.arange(12, dtype=torch.int16).view(4, 3).T
     copies = [entry.copy(tensor) for tensor in (done, length, pcm)]
@@ -27,22 +27,22 @@ def test_tensors_of_every_kind_share_an_entry() -> None:
 
 def test_entries_go_round_and_each_keeps_its_own() -> None:
     ring = PinnedRing(2, 64, CPU)
-    first, second = ring.take(), ring.take()
+    first, second = ring.acquire(), ring.acquire()
     copies = [entry.copy(torch.full((8,), value)) for value, entry in enumerate((first, second))]
     assert [copy.tolist() for copy in copies] == [[0] * 8, [1] * 8]
     assert ring.free == 0
     with pytest.raises(AssertionError, match="all 2 entries"):
-        ring.take()
+        ring.acquire()
     first.close()
-    first.give()
+    first.release()
     assert ring.free == 1
-    again = ring.take()
+    again = ring.acquire()
     assert again.copy(torch.full((8,), 7)).tolist() == [7] * 8
     assert copies[1].tolist() == [1] * 8
 
 
 def test_an_entry_is_used_as_it_must_be() -> None:
-    entry = PinnedRing(1, 64, CPU).take()
+    entry = PinnedRing(1, 64, CPU).acquire()
     with pytest.raises(AssertionError, match="72 bytes do not fit"):
         entry.copy(torch.zeros(9, dtype=torch.float64))
     assert not entry.is_ready
@@ -50,18 +50,18 @@ def test_an_entry_is_used_as_it_must_be() -> None:
     assert entry.is_ready
     with pytest.raises(AssertionError):
         entry.copy(torch.zeros(1))
-    entry.give()
+    entry.release()
     with pytest.raises(AssertionError, match="free already"):
-        entry.give()
+        entry.release()
 
 
 def test_an_entry_given_up_halfway_returns() -> None:
     ring = PinnedRing(1, 64, CPU)
-    entry = ring.take()
+    entry = ring.acquire()
     entry.copy(torch.zeros(2))
-    entry.give()
+    entry.release()
     assert ring.free == 1
-    ring.take().copy(torch.zeros(16))
+    ring.acquire().copy(torch.zeros(16))
 
 
 @pytest.mark.parametrize("mode", [False, True])
@@ -70,9 +70,9 @@ def test_it_serves_in_and_outside_inference_mode(mode: bool) -> None:
         ring = PinnedRing(1, 64, CPU)
     for inside in (True, False):
         with torch.inference_mode(inside):
-            entry = ring.take()
+            entry = ring.acquire()
             assert entry.copy(torch.ones(3)).tolist() == [1, 1, 1]
-            entry.give()
+            entry.release()
 
 
 def test_uploads_keep_dtype_and_shape() -> None:
@@ -92,7 +92,7 @@ def test_copies_wait_for_the_device_and_the_host_does_not() -> None:
         for _ in range(2):
             torch.cuda._sleep(400_000_000)
             source.add_(1)
-            entries.append(ring.take())
+            entries.append(ring.acquire())
             copies.append(entries[-1].copy(source))
             entries[-1].close()
         launched_s = time.perf_counter() - started_s
@@ -100,7 +100,7 @@ def test_copies_wait_for_the_device_and_the_host_does_not() -> None:
         for value, (entry, copy) in enumerate(zip(entries, copies, strict=True), start=2):
             entry.wait()
             assert (copy == value).all()
-            entry.give()
+            entry.release()
         # 8e8 cycles are at least 0.3 s at any clock of such a GPU.
         assert launched_s < 0.1 < time.perf_counter() - started_s
 

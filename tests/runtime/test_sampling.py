@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from sonoro.runtime.sampling import RowControls, SamplingRows
+from sonoro.runtime.sampling import SamplingControls, SamplingState
 
 
-def row(temperature: float = 0.9, top_k: int = 50, top_p: float = 1.0, **more: float) -> RowControls:
+def row(temperature: float = 0.9, top_k: int = 50, top_p: float = 1.0, **more: float) -> SamplingControls:
     values = {"seed": 1, "segment": 0, "max_frames": 10} | more
-    return RowControls(temperature=temperature, top_k=top_k, top_p=top_p, **values)
+    return SamplingControls(temperature=temperature, top_k=top_k, top_p=top_p, **values)
 
 
 def test_rows_are_read_back_in_the_order_of_the_slots() -> None:
-    rows = SamplingRows(4, torch.device("cpu"))
+    rows = SamplingState(4, torch.device("cpu"))
     rows.set([3, 1], [row(0.7, 5, 0.5, seed=2**63 - 1, repetition_penalty=1.3), row(segment=6, ignore_eos=True)])
     found = rows.read(torch.tensor([1, 3, 1]))
     assert found.temperature.flatten().tolist() == torch.tensor([0.9, 0.7, 0.9]).tolist()
@@ -27,7 +27,7 @@ def test_rows_are_read_back_in_the_order_of_the_slots() -> None:
 
 
 def test_a_cleared_row_is_as_if_never_set() -> None:
-    rows, fresh = (SamplingRows(4, torch.device("cpu")) for _ in range(2))
+    rows, fresh = (SamplingState(4, torch.device("cpu")) for _ in range(2))
     rows.set([0, 1], [row(0.7, 3, 0.9, ignore_eos=True), row(top_k=100)])
     rows.clear([1, 0])
     everything = torch.arange(5)
@@ -36,7 +36,7 @@ def test_a_cleared_row_is_as_if_never_set() -> None:
 
 
 def test_a_greedy_row_filters_nothing_and_divides_by_nothing() -> None:
-    rows = SamplingRows(2, torch.device("cpu"))
+    rows = SamplingState(2, torch.device("cpu"))
     rows.set([0], [row(temperature=0, top_k=7, top_p=0.3)])
     found = rows.read(torch.tensor([0]))
     assert found.is_greedy.item()
@@ -44,7 +44,7 @@ def test_a_greedy_row_filters_nothing_and_divides_by_nothing() -> None:
 
 
 def test_rows_never_set_end_at_once() -> None:
-    found = SamplingRows(2, torch.device("cpu")).read(torch.tensor([0, 2]))
+    found = SamplingState(2, torch.device("cpu")).read(torch.tensor([0, 2]))
     assert found.max_frames.tolist() == [0, 0]
     assert found.is_greedy.all()
 
@@ -52,7 +52,7 @@ def test_rows_never_set_end_at_once() -> None:
 @pytest.mark.gpu
 def test_rows_set_behind_running_work_do_not_wait_for_it() -> None:
     device = torch.device("cuda")
-    rows, index = SamplingRows(3, device), torch.tensor([2, 1], device=device)
+    rows, index = SamplingState(3, device), torch.tensor([2, 1], device=device)
     rows.set([0], [row()])
     torch.cuda.synchronize()
     torch.cuda._sleep(400_000_000)

@@ -1,4 +1,4 @@
-"""Frames of rows to audio, wherever the codec lives: with all else, or on a device of its own.
+"""Frames by slot to audio, with the codec on the device of the model or on one of its own.
 
 Apart, it works through a stream there, on a copy of the frames: after each step the newest frame of every row is sent
 over, and what decodes them is the very same. All that is sent is ordered on both devices by torch, which lets a copy
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sonoro.core.config import EngineConfig
-from sonoro.engine.rows import CodecRows
+from sonoro.engine.device_state import CodecState
 from sonoro.models.base import Codec, Voice
 from sonoro.runtime.graphs import GraphPool, GraphSet
 from sonoro.runtime.ring import upload
@@ -26,16 +26,16 @@ __all__ = ["Decoding", "to_pcm16"]
 
 
 class Decoding:
-    """The codec's rows and graphs, with the sizes of `config`. `capture` them before anything else is asked.
+    """The codec's state by slot and its graphs, with the sizes of `config`. Call `capture` first.
 
     `pool` is that of the graphs of all else, and `stream` theirs, which is the current one when this is made; the codec
     shares both unless it is apart.
     """
 
     def __init__(
-        self, codec: Codec, rows: CodecRows, config: EngineConfig, pool: GraphPool, stream: torch.cuda.Stream | None
+        self, codec: Codec, rows: CodecState, config: EngineConfig, pool: GraphPool, stream: torch.cuda.Stream | None
     ) -> None:
-        self._codec, self._rows, self.device = codec, rows, rows.device
+        self._codec, self._state, self.device = codec, rows, rows.device
         self.stream = stream
         if rows.is_apart and stream is not None:
             pool, self.stream = GraphPool(), torch.cuda.Stream(self.device, priority=-1)
@@ -50,18 +50,18 @@ class Decoding:
                 frames: graphs(f"codec {frames}", self._decoder(frames), config.codec_batches)
                 for frames in config.chunk_frames
             }
-            self._places = graphs("codec place", self._place, config.frame_batches)
+            self._admits = graphs("codec place", self._admit, config.frame_batches)
             self._receives = graphs("codec receive", self._receive, config.frame_batches)
 
     @property
     def is_apart(self) -> bool:
         """Whether the codec is on a device of its own."""
-        return self._rows.is_apart
+        return self._state.is_apart
 
     @property
     def sets(self) -> dict[str, list[GraphSet]]:
         """All graphs that are used, by kind."""
-        moves = {"transfer": [self._places, self._receives]} if self.is_apart else {}
+        moves = {"transfer": [self._admits, self._receives]} if self.is_apart else {}
         return {"codec": [*self._decodes.values()], **moves}
 
     def active(self) -> AbstractContextManager[Any]:
@@ -75,21 +75,21 @@ class Decoding:
                 graphs.capture()
 
     def clear(self, slots: Tensor) -> None:
-        """Forget what rows `slots` saw. Capturable, on the codec's device."""
-        self._codec.reset(self._rows.history, slots)
-        self._rows.decoded.index_fill_(0, slots, 0)
+        """Clear the history of `slots`. Capturable, on the codec's device."""
+        self._codec.reset(self._state.history, slots)
+        self._state.decoded.index_fill_(0, slots, 0)
 
-    def place(self, slots: Sequence[int], voices: Sequence[Voice | None]) -> None:
-        """Make rows `slots` as new, each primed with its voice's reference if it has one. No sync.
+    def admit(self, slots: Sequence[int], voices: Sequence[Voice | None]) -> None:
+        """Reset `slots`, each primed with its voice's reference if it has one. No sync.
 
         Unless the codec is apart, they have been cleared where the model's own were placed.
         """
         with self.active():
             if self.is_apart:
-                self._places.run(slots)
+                self._admits.run(slots)
             for slot, voice in zip(slots, voices, strict=True):
                 if voice is not None and voice.reference_frames is not None:
-                    self._codec.prime(self._rows.history, upload([slot], torch.int64, self.device), voice)
+                    self._codec.prime(self._state.history, upload([slot], torch.int64, self.device), voice)
 
     def newest(self, frames: Tensor, slots: Tensor, length: Tensor) -> tuple[Tensor, ...]:
         """What to send after a step: of `slots` [B] int64, whose `length` [B] is known, the last of `frames`.
@@ -100,9 +100,9 @@ class Decoding:
 
     def receive(self, slots: Sequence[int], length: Tensor, newest: Sequence[Tensor]) -> None:
         """Have the `newest` frames of `slots`, padded, for the launches to come. No sync."""
-        if self._rows.arrived is None:
+        if self._state.arrived is None:
             return
-        for here, there in zip(self._rows.arrived, (length, *newest), strict=True):
+        for here, there in zip(self._state.arrived, (length, *newest), strict=True):
             here[: there.shape[0]].copy_(there, non_blocking=True)
         with self.active():
             self._receives.run(slots)
@@ -113,19 +113,19 @@ class Decoding:
             pcm, made = self._decodes[frames].run(slots)
         return pcm, made
 
-    def _place(self, slots: Tensor) -> None:
+    def _admit(self, slots: Tensor) -> None:
         self.clear(slots)
-        self._rows.frames.index_fill_(0, slots, 0)
+        self._state.frames.index_fill_(0, slots, 0)
 
     def _receive(self, slots: Tensor) -> None:
-        """A row that made none, having ended, gives its last again; one that never made any, its first column."""
-        assert self._rows.arrived is not None
-        length, newest = (arrived[: slots.shape[0]] for arrived in self._rows.arrived)
-        self._rows.frames[slots, (length - 1).clamp(min=0)] = newest
+        """A slot that has ended stores its last frame again; one that never made any, its first column."""
+        assert self._state.arrived is not None
+        length, newest = (arrived[: slots.shape[0]] for arrived in self._state.arrived)
+        self._state.frames[slots, (length - 1).clamp(min=0)] = newest
 
     def _decoder(self, frames: int) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """A function of slots that gives the PCM16 [B, frames * hop] of their next `frames` columns, and these."""
-        codec, rows = self._codec, self._rows
+        codec, rows = self._codec, self._state
         offsets = torch.arange(frames, device=self.device)
         last = rows.frames.shape[1] - 1
 
@@ -134,7 +134,7 @@ class Decoding:
             columns = (first[:, None] + offsets).clamp(max=last)
             made = rows.frames[slots[:, None], columns]
             pcm = codec.decode(made, slots, rows.history)
-            # The scratch row may repeat: it is given the same number each time.
+            # The scratch slot may repeat: it is given the same number each time.
             rows.decoded.index_copy_(0, slots, first + frames)
             return to_pcm16(pcm), made
 

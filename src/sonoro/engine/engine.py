@@ -51,12 +51,12 @@ class Engine:
         self.config, self.spec = config, model.spec
         self._model, self._clock_s = model, clock_s
         self._runner = Runner(model, config)
-        pages = PagePool(self._runner.pages, self._runner.kept_pages)
+        pages = PagePool(self._runner.pages, self._runner.cached_pages)
         self._scheduler = Scheduler(self._runner.config, pages, self.spec.frame_s)
         self._prompts = Prompts(model, config, self._runner.pages)
         self._voices = Voices(model, config, executor or Inline(), self._runner.codec_device, self._runner.streams)
-        self._rows: dict[str, RunningRequest] = {}
-        self._unvoiced: dict[RunningRequest, Future[Voice]] = {}
+        self._running: dict[str, RunningRequest] = {}
+        self._awaiting_voice: dict[RunningRequest, Future[Voice]] = {}
         self._events: list[Event] = []
         self._in_flight: deque[Launched] = deque()
         self._ticks_late = self._runner.ticks_late if ticks_late is None else ticks_late
@@ -66,13 +66,13 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a `tick` would do anything."""
-        is_voiced = any(voice.done() for voice in self._unvoiced.values())
+        is_voiced = any(voice.done() for voice in self._awaiting_voice.values())
         return bool(self._events or self._in_flight) or is_voiced or self._scheduler.has_work
 
     @property
     def is_encoding(self) -> bool:
         """Whether requests wait for their voices: then there may be work soon, though nobody sends anything."""
-        return bool(self._unvoiced)
+        return bool(self._awaiting_voice)
 
     @property
     def free_slots(self) -> int:
@@ -86,7 +86,7 @@ class Engine:
 
     @property
     def free_pages(self) -> int:
-        """Pages that no request holds, whether they are kept for one to come or not."""
+        """Pages that no request holds, cached prefixes included."""
         return self._scheduler.pages.free
 
     @property
@@ -102,7 +102,7 @@ class Engine:
     @property
     def waiting(self) -> int:
         """Requests that hold no slot yet, or none between two segments."""
-        return self._scheduler.waiting + len(self._unvoiced)
+        return self._scheduler.waiting + len(self._awaiting_voice)
 
     @property
     def voices(self) -> tuple[VoiceFacts, ...]:
@@ -116,9 +116,9 @@ class Engine:
 
     @property
     def prefixes(self) -> PrefixCounts:
-        """What prompts have shared so far, and what is kept for those to come."""
+        """Counters of the prefix cache, and its size."""
         pages, page_bytes = self._scheduler.pages, self._model.position_bytes * self.config.page_positions
-        kept_bytes = pages.kept * page_bytes
+        kept_bytes = pages.cached * page_bytes
         return msgspec.structs.replace(self._scheduler.prefixes, evictions=pages.evictions, kept_bytes=kept_bytes)
 
     @property
@@ -136,34 +136,34 @@ class Engine:
 
         Raises `InvalidRequest` for what this model cannot speak, `EngineBusy` while too many are waiting.
         """
-        if request.id in self._rows:
+        if request.id in self._running:
             raise InvalidRequest("id", request.id, "a request of that id is still running")
         self._check_room()
         request = self.spec.resolve(request, self._voices.registered)
         with self._runner.active():
-            row = RunningRequest(request, [], None, accepted_at_s=self._clock_s())
-            self._prompts.lay_out(row)
+            running = RunningRequest(request, [], None, accepted_at_s=self._clock_s())
+            self._prompts.cut_segments(running)
             voice = self._voices.of(request)
             if voice is not None:
                 # From here on the voice stands for them.
-                row.request = msgspec.structs.replace(request, voice=None, references=(), speaker_embedding=None)
+                running.request = msgspec.structs.replace(request, voice=None, references=(), speaker_embedding=None)
             if voice is not None and not voice.done():
-                self._unvoiced[row] = voice
+                self._awaiting_voice[running] = voice
             else:
-                self._voice(row, voice)
-                self._continue(row)
-        self._rows[request.id] = row
+                self._attach_voice(running, voice)
+                self._continue(running)
+        self._running[request.id] = running
 
     def append(self, request_id: str, text: str) -> None:
         """More text for a live request; one that has ended stays so. What cannot be spoken fails it."""
-        if request_id in self._rows:
-            self._hear(self._rows[request_id], text, is_last=False)
+        if request_id in self._running:
+            self._take_text(self._running[request_id], text, is_last=False)
 
     def end_text(self, request_id: str) -> None:
         """A live request has all of its text now; one that has ended, or knows that, stays as it is."""
-        row = self._rows.get(request_id)
-        if row is not None and row.has_text_to_come:
-            self._hear(row, "", is_last=True)
+        running = self._running.get(request_id)
+        if running is not None and running.has_text_to_come:
+            self._take_text(running, "", is_last=True)
 
     def add_voice(self, name: str, references: tuple[Reference, ...], consent: str | None = None) -> Future[VoiceFacts]:
         """Register the voice of `references`; once it is done, requests can name it.
@@ -188,19 +188,19 @@ class Engine:
 
     def cancel(self, request_id: str) -> None:
         """End a request with the reason `cancelled` at the next tick; one that has ended already stays as it is."""
-        if request_id in self._rows:
-            self._abort(self._rows[request_id])
-            self._finish(self._rows[request_id], "cancelled")
+        if request_id in self._running:
+            self._abort(self._running[request_id])
+            self._finish(self._running[request_id], "cancelled")
 
     def pause(self, request_id: str) -> None:
         """Make no more of a request until `resume`; it keeps its slot. What was launched for it still comes."""
-        if request_id in self._rows:
-            self._rows[request_id].is_paused = True
+        if request_id in self._running:
+            self._running[request_id].is_paused = True
 
     def resume(self, request_id: str) -> None:
         """Go on with a request that was paused; any other stays as it is."""
-        if request_id in self._rows:
-            self._rows[request_id].is_paused = False
+        if request_id in self._running:
+            self._running[request_id].is_paused = False
 
     def tick(self) -> list[Event]:
         """One frame for every running request, with the prefills and the decoding that are due.
@@ -211,7 +211,7 @@ class Engine:
         started_s, is_collected = self._clock_s(), False
         try:
             with self._runner.active():
-                self._queue_voiced()
+                self._queue_with_voice()
                 plan = self._scheduler.plan(started_s, self._tick_s)
                 if not plan.is_empty:
                     self._run(plan)
@@ -228,170 +228,175 @@ class Engine:
         return events
 
     def _check_room(self) -> None:
-        if self._scheduler.is_full(len(self._unvoiced) + self._voices.adding):
+        if self._scheduler.is_full(len(self._awaiting_voice) + self._voices.adding):
             raise EngineBusy(
                 f"{self.config.max_waiting} requests (max_waiting) are waiting for a slot; try again later"
             )
 
-    def _queue_voiced(self) -> None:
-        """Queue a row whose voice has come. One a tick: laying out a long reference takes milliseconds."""
-        row = next((row for row, voice in self._unvoiced.items() if voice.done()), None)
-        if row is None:
+    def _queue_with_voice(self) -> None:
+        """Queue a request whose voice is encoded by now. One a tick: cutting a long reference takes milliseconds."""
+        running = next((running for running, voice in self._awaiting_voice.items() if voice.done()), None)
+        if running is None:
             return
-        voice = self._unvoiced.pop(row)
+        voice = self._awaiting_voice.pop(running)
         try:
-            self._voice(row, voice)
-            self._continue(row)
+            self._attach_voice(running, voice)
+            self._continue(running)
         except Exception as error:
-            self._fail(row, error)
+            self._fail(running, error)
 
-    def _voice(self, row: RunningRequest, voice: Future[Voice] | None) -> None:
-        """Give `row` the voice that is there now. Raises what its encoding raised."""
+    def _attach_voice(self, running: RunningRequest, voice: Future[Voice] | None) -> None:
+        """Give `running` the voice that is there now. Raises what its encoding raised."""
         if voice is not None:
             try:
-                row.voice = voice.result(timeout=0)
+                running.voice = voice.result(timeout=0)
             finally:
                 self._voices.leave(voice)
 
     def _run(self, plan: Plan) -> None:
-        """Launch `plan`; the rows whose launch raised end here."""
+        """Launch `plan`; requests whose launch raised fail here."""
         launched = self._runner.run(plan)
         self._in_flight.append(launched)
-        for row, error in launched.failed.items():
-            self._fail(row, error)
-        self._scheduler.share(row for row in plan.admit if row not in launched.failed)
+        for running, error in launched.failed.items():
+            self._fail(running, error)
+        self._scheduler.cache_prefixes(running for running in plan.admit if running not in launched.failed)
 
     def _measure(self, tick_s: float) -> None:
         self._tick_s += (_TICK_WEIGHT if self._is_measured else 1.0) * (tick_s - self._tick_s)
         self._is_measured = True
 
     def _collect(self, launched: Launched) -> None:
-        """Read what a tick left: how far its rows are, and their audio; then on with those that have drained."""
+        """Read the results of a tick, lengths and audio, then advance the requests whose segment is drained."""
         try:
             launched.entry.wait()
             now_s = self._clock_s()
-            for turn, length, is_done in zip(launched.stepped, launched.length, launched.done, strict=True):
-                if turn.is_current:
-                    turn.row.length, turn.row.is_done = int(length), bool(is_done) or length >= turn.row.limit
+            for item, length, is_done in zip(launched.stepped, launched.length, launched.done, strict=True):
+                if item.is_current:
+                    item.running.length, item.running.is_done = (
+                        int(length),
+                        bool(is_done) or length >= item.running.limit,
+                    )
             for decoded in launched.decoded:
-                for at, turn in enumerate(decoded.turns):
-                    if turn.is_current:
-                        self._send(turn.row, decoded, at, now_s)
+                for at, item in enumerate(decoded.items):
+                    if item.is_current:
+                        self._send(item.running, decoded, at, now_s)
         finally:
-            launched.entry.give()
-        for row in [row for row in self._scheduler.running if row.is_drained]:
-            self._advance(row)
+            launched.entry.release()
+        for running in [running for running in self._scheduler.running if running.is_drained]:
+            self._advance(running)
 
-    def _send(self, row: RunningRequest, decoded: Decoded, at: int, now_s: float) -> None:
-        """Send the audio that row `at` of a launch made, less the columns that turned out not to be frames.
+    def _send(self, running: RunningRequest, decoded: Decoded, at: int, now_s: float) -> None:
+        """Send the audio of batch index `at` of a launch, less the columns that turned out not to be frames.
 
         Where the segment may be spoken again it is held back.
         """
-        made = min(decoded.frames, row.length - row.decoded - row.held_frames)
+        made = min(decoded.frames, running.length - running.decoded - running.held_frames)
         assert made >= 0
         if not made:
             return
-        row.held.append((decoded.pcm_of(at, made), made))
-        if row.has_more_segments:
-            row.made.append(decoded.frames_of(at, made))
-        if row.request.attempts == 1:
-            self._let_go(row, now_s)
+        running.held.append((decoded.pcm_of(at, made), made))
+        if running.has_more_segments:
+            running.made.append(decoded.frames_of(at, made))
+        if running.request.attempts == 1:
+            self._emit_held(running, now_s)
 
-    def _let_go(self, row: RunningRequest, now_s: float) -> None:
+    def _emit_held(self, running: RunningRequest, now_s: float) -> None:
         """Send what is held back."""
-        for pcm, frames in row.held:
-            index = row.chunks
-            row.heard(frames, now_s, self.spec.frame_s)
-            characters = row.characters(self.spec.frame_s)
-            self._events.append(AudioChunk(request_id=row.request.id, index=index, pcm=pcm, characters=characters))
-        row.held = []
+        for pcm, frames in running.held:
+            index = running.chunks
+            running.count_sent(frames, now_s, self.spec.frame_s)
+            characters = running.characters(self.spec.frame_s)
+            self._events.append(AudioChunk(request_id=running.request.id, index=index, pcm=pcm, characters=characters))
+        running.held = []
 
-    def _advance(self, row: RunningRequest) -> None:
+    def _advance(self, running: RunningRequest) -> None:
         """Take a drained segment out of its slot: on to the next segment, or to the end."""
-        if row.live is not None:
-            row.live.close(row.index)
+        if running.live is not None:
+            running.live.close(running.index)
             # The device does not know of a limit that was tightened.
-            self._abort(row)
-        reason, is_again = row.finish_reason, row.may_try_again
+            self._abort(running)
+        reason, is_again = running.finish_reason, running.may_try_again
         if not is_again:
-            self._let_go(row, self._clock_s())
+            self._emit_held(running, self._clock_s())
         if reason is not None and not is_again:
-            self._finish(row, reason)
+            self._finish(running, reason)
             return
-        frames = self._runner.join(row.made)
-        self._scheduler.release(row)
+        frames = self._runner.join(running.made)
+        self._scheduler.release(running)
         if is_again:
-            row.try_again()
+            running.try_again()
         else:
-            row.next_segment(frames)
+            running.next_segment(frames)
         try:
-            self._continue(row)
+            self._continue(running)
         except Exception as error:
-            self._fail(row, error)
+            self._fail(running, error)
 
-    def _hear(self, row: RunningRequest, text: str, *, is_last: bool) -> None:
-        """Take more text of `row`. What goes wrong ends it."""
+    def _take_text(self, running: RunningRequest, text: str, *, is_last: bool) -> None:
+        """Take more text of `running`. What goes wrong ends it."""
         try:
-            if row.live is None:
+            if running.live is None:
                 raise InvalidRequest("text", text, "only a live request takes more text")
-            row.live.append(text)
+            running.live.append(text)
             if is_last:
-                row.live.end()
-            if row not in self._unvoiced:
+                running.live.end()
+            if running not in self._awaiting_voice:
                 with self._runner.active():
-                    self._continue(row)
+                    self._continue(running)
         except Exception as error:
-            self._fail(row, error)
+            self._fail(running, error)
 
-    def _continue(self, row: RunningRequest) -> None:
-        """Bring `row` as far as its text goes: into the queue with its next segment, or to its end."""
-        if row.live is not None:
-            row.live.advance(row.index)
-        segment = row.segment
-        if segment is None and row.has_text_to_come:
-            self._scheduler.park(row)
-        elif segment is None and row.segments:
-            self._finish(row, "stop")
+    def _continue(self, running: RunningRequest) -> None:
+        """Bring `running` as far as its text goes: into the queue with its next segment, or to its end."""
+        if running.live is not None:
+            running.live.advance(running.index)
+        segment = running.segment
+        if segment is None and running.has_text_to_come:
+            self._scheduler.park(running)
+        elif segment is None and running.segments:
+            self._finish(running, "stop")
         elif segment is None:
-            raise InvalidRequest("text", f"{row.text_length} characters", "nothing in it can be spoken")
-        elif row.prompt is None:
-            self._prompts.prepare(row, segment)
-            self._scheduler.add(row)
+            raise InvalidRequest("text", f"{running.text_length} characters", "nothing in it can be spoken")
+        elif running.prompt is None:
+            self._prompts.prepare(running, segment)
+            self._scheduler.add(running)
         else:
-            self._prompts.go_on(row, segment)
+            self._prompts.extend_live(running, segment)
 
-    def _finish(self, row: RunningRequest, reason: FinishReason) -> None:
-        self._forget(row)
-        timings = row.timings(self._clock_s())
-        characters = row.text_length if reason == "stop" else row.characters(self.spec.frame_s)
-        frames = row.audio_frames
+    def _finish(self, running: RunningRequest, reason: FinishReason) -> None:
+        self._forget(running)
+        timings = running.timings(self._clock_s())
+        characters = running.text_length if reason == "stop" else running.characters(self.spec.frame_s)
+        frames = running.audio_frames
         self._events.append(
-            Finished(request_id=row.request.id, reason=reason, frames=frames, characters=characters, timings=timings)
+            Finished(
+                request_id=running.request.id, reason=reason, frames=frames, characters=characters, timings=timings
+            )
         )
 
-    def _fail(self, row: RunningRequest, error: Exception) -> None:
-        self._abort(row)
-        self._forget(row)
-        self._events.append(Failed.of(row.request.id, error))
+    def _fail(self, running: RunningRequest, error: Exception) -> None:
+        self._abort(running)
+        self._forget(running)
+        self._events.append(Failed.of(running.request.id, error))
 
-    def _abort(self, row: RunningRequest) -> None:
-        """Empty the slot of a row that ends early: the device may not know that it does."""
-        if row.place is not None:
-            self._runner.reset([row.place.slot])
+    def _abort(self, running: RunningRequest) -> None:
+        """Reset the slot of a request that ends early, which the device may not know."""
+        if running.allocation is not None:
+            self._runner.reset([running.allocation.slot])
 
-    def _forget(self, row: RunningRequest) -> None:
-        voice = self._unvoiced.pop(row, None)
+    def _forget(self, running: RunningRequest) -> None:
+        voice = self._awaiting_voice.pop(running, None)
         if voice is None:
-            self._scheduler.release(row)
+            self._scheduler.release(running)
         else:
             self._voices.leave(voice)
-        del self._rows[row.request.id]
+        del self._running[running.request.id]
 
     def _abandon(self, cause: BaseException) -> None:
         """Fail every request that holds a slot: how far they are is not known after a tick was broken off."""
         error = EngineError(f"the engine's tick was broken off by {type(cause).__name__}: {cause}")
-        self._scheduler.pages.forget()
+        self._scheduler.pages.clear_cache()
         while self._in_flight:
-            self._in_flight.popleft().entry.give()
-        for row in list(self._scheduler.running):
-            self._fail(row, error)
+            self._in_flight.popleft().entry.release()
+        for running in list(self._scheduler.running):
+            self._fail(running, error)

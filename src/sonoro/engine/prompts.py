@@ -30,63 +30,65 @@ class Prompts:
         self._max_positions = min(config.max_positions, pages * config.page_positions)
         self._max_frames = min(config.max_frames, model.spec.max_frames)
 
-    def lay_out(self, row: RunningRequest) -> None:
-        """Give `row`, which is new, the segments of its text, or where they will come from.
+    def cut_segments(self, running: RunningRequest) -> None:
+        """Give `running`, which is new, the segments of its text, or where they will come from.
 
         Raises `InvalidRequest` for text that cannot be spoken, or not in so many frames.
         """
-        request = row.request
+        request = running.request
         if request.is_live:
-            row.live = self._feed(row)
-            row.segments = row.live.segments
-            row.live.append(request.text)
+            running.live = self._feed(running)
+            running.segments = running.live.segments
+            running.live.append(request.text)
             return
         pieces = self._split(request)(request.text)
         if not pieces:
             raise InvalidRequest("text", request.text, "nothing in it can be spoken")
         ends = segment_ends(request.text, pieces)
-        row.segments = [Segment(*made) for made in zip(pieces, [0, *ends], ends, strict=False)]
+        running.segments = [Segment(*made) for made in zip(pieces, [0, *ends], ends, strict=False)]
         most = len(pieces) * self._max_frames
         if request.max_frames is not None and request.max_frames > most:
             limit = f"at most {most} for this text ({self._max_frames} for each segment)"
             raise InvalidRequest("max_frames", request.max_frames, limit)
 
-    def prepare(self, row: RunningRequest, segment: Segment) -> None:
+    def prepare(self, running: RunningRequest, segment: Segment) -> None:
         """Make the prompt of the current segment. The model is told the segment's limit as `max_frames`, and may set a
         lower one."""
-        row.limit = self._most_frames(row, segment)
-        seed = (row.request.seed + row.attempt) % (MAX_SEED + 1)
-        limited = msgspec.structs.replace(row.request, max_frames=row.limit, seed=seed)
+        running.limit = self._most_frames(running, segment)
+        seed = (running.request.seed + running.attempt) % (MAX_SEED + 1)
+        limited = msgspec.structs.replace(running.request, max_frames=running.limit, seed=seed)
         if segment.ids is None:
             # The segment itself, and those after it, have no frames yet.
-            before = [Spoken(said.text, frames) for said, frames in zip(row.segments, row.before, strict=False)]
-            row.prompt = self._model.prepare(limited, segment.text, row.index, before, row.voice)
+            before = [Spoken(said.text, frames) for said, frames in zip(running.segments, running.before, strict=False)]
+            running.prompt = self._model.prepare(limited, segment.text, running.index, before, running.voice)
         else:
-            row.prompt = self._model.prepare_live(limited, segment.ids, row.index, row.voice)
-            row.taken_ids, row.pending_ids = len(segment.ids), row.prompt.text_ids
-        row.limit = row.prompt.controls.max_frames
-        if row.positions > self._max_positions:
-            limit = f"with its voice and instructions it needs {row.positions} positions; at most {self._max_positions}"
+            running.prompt = self._model.prepare_live(limited, segment.ids, running.index, running.voice)
+            running.taken_ids, running.pending_ids = len(segment.ids), running.prompt.text_ids
+        running.limit = running.prompt.controls.max_frames
+        if running.positions > self._max_positions:
+            limit = (
+                f"with its voice and instructions it needs {running.positions} positions; at most {self._max_positions}"
+            )
             raise InvalidRequest("text", segment.text, limit)
-        self._check_text_ids(segment, row.prompt.text_ids)
-        row.prefix = self._keys(row.prompt)
+        self._check_text_ids(segment, running.prompt.text_ids)
+        running.prefix = self._keys(running.prompt)
 
-    def go_on(self, row: RunningRequest, segment: Segment) -> None:
+    def extend_live(self, running: RunningRequest, segment: Segment) -> None:
         """Take the ids that have come for the current segment of a live request since its prompt was made."""
-        if row.late_ids and segment.is_whole and row.place is None:
+        if running.late_ids and segment.is_whole and running.allocation is None:
             # It waits for a slot: its prompt can still be that of the whole text.
-            self.prepare(row, segment)
-        elif row.late_ids:
-            self._check_text_ids(segment, row.pending_ids + len(row.late_ids))
+            self.prepare(running, segment)
+        elif running.late_ids:
+            self._check_text_ids(segment, running.pending_ids + len(running.late_ids))
             if segment.is_whole:
-                row.tighten(self._most_frames(row, segment))
+                running.tighten(self._most_frames(running, segment))
 
-    def _feed(self, row: RunningRequest) -> LiveFeed:
+    def _feed(self, running: RunningRequest) -> LiveFeed:
         return LiveFeed(
             # Whom it speaks as may be known only later.
-            lambda: self._model.live_text(row.request, row.voice),
-            self._split(row.request),
-            row.request.language or "auto",
+            lambda: self._model.live_text(running.request, running.voice),
+            self._split(running.request),
+            running.request.language or "auto",
             min(self._config.max_characters, int(self._config.live_max_s / SECONDS_PER_LETTER)),
             self._config.max_live_characters,
         )
@@ -100,12 +102,12 @@ class Prompts:
 
         return split
 
-    def _most_frames(self, row: RunningRequest, segment: Segment) -> int:
+    def _most_frames(self, running: RunningRequest, segment: Segment) -> int:
         """Frames that `segment` may have: as the request says, or else as its text allows, as far as that is known."""
-        if row.request.max_frames is not None:
-            most = row.request.max_frames - row.frames_before
+        if running.request.max_frames is not None:
+            most = running.request.max_frames - running.frames_before
         elif segment.is_whole:
-            most = frames_bound(segment.text, row.request.language or "auto", self._spec.frame_s)
+            most = frames_bound(segment.text, running.request.language or "auto", self._spec.frame_s)
         else:
             most = math.ceil(self._config.live_max_s / self._spec.frame_s)
         return min(most, self._max_frames)

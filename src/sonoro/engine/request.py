@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
     from sonoro.models.base import Prompt, Voice
 
-__all__ = ["Place", "RunningRequest"]
+__all__ = ["Allocation", "RunningRequest"]
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
-    """What a segment holds from its admission to its end. Results name the place they came from: one object, one stay,
-    so a slot that was given away meanwhile cannot be mistaken. The first `cached` positions are filled already."""
+class Allocation:
+    """Slot and pages of a segment from admission to release. Results carry the allocation they were made under, one
+    object per admission, so a reused slot is not mistaken. The first `cached` positions are filled already."""
 
     slot: int
     pages: list[int]
@@ -32,10 +32,10 @@ class Place:
 class RunningRequest:
     """A resolved request and how far it is.
 
-    Of the current segment: `limit` is the most frames it may have, `prefix` are the keys of the pages it may share,
-    the first of its prompt. What was launched: `steps` frames, and `columns` frames to be turned into audio, surplus
-    included. What has come back: `length` frames made, whether it `is_done` and will make no more, and `decoded`
-    frames of audio sent. The scheduler owns `place`, `steps` and `columns`; the engine writes the rest. `before` holds
+    Of the current segment: `limit` is the most frames it may have, `prefix` are the keys of the pages it may share, the
+    first of its prompt. What was launched: `steps` frames, and `columns` frames to be turned into audio, surplus
+    included. What has come back: `length` frames made, whether it `is_done` and will make no more, and `decoded` frames
+    of audio sent. The scheduler owns `allocation`, `steps` and `columns`; the engine writes the rest. `before` holds
     the frames [T, ...] of earlier segments, `made` those of this one as far as they came back (kept only if another
     segment follows). Of a live request `segments` grow, as `live` cuts them; `taken_ids` of the current one have been
     handed to the model, of which `pending_ids` are fed frame by frame. Where it may be spoken again, `attempt` counts
@@ -54,7 +54,7 @@ class RunningRequest:
     before: list[Tensor] = field(default_factory=list)
     made: list[npt.NDArray[Any]] = field(default_factory=list)
     frames_before: int = 0
-    place: Place | None = None
+    allocation: Allocation | None = None
     is_paused: bool = False
     taken_ids: int = 0
     pending_ids: int = 0
@@ -108,7 +108,7 @@ class RunningRequest:
         return self.steps > self.pending_ids + len(segment.ids) - self.taken_ids
 
     @property
-    def unheard(self) -> int:
+    def undecoded(self) -> int:
         """Frames presumed made that no chunk holds yet; negative after a padded one."""
         return self.presumed_length - self.columns
 
@@ -139,7 +139,7 @@ class RunningRequest:
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing of the request has been launched to be heard."""
+        """Whether no audio of the request has been launched."""
         return not self.frames_before and not self.columns
 
     @property
@@ -187,12 +187,12 @@ class RunningRequest:
         self.limit = min(self.limit, max(limit, self.steps + 1))
 
     def lead_s(self, now_s: float, frame_s: float) -> float:
-        """How long the listener can go on with the audio that was sent or is under way, at playback speed."""
+        """Playback lead: seconds of audio sent or under way that the listener has not heard yet."""
         under_way = min(self.columns, self.presumed_length) - self.decoded
         played_s = 0.0 if self.first_audio_at_s is None else self.plays_until_s - now_s
         return played_s + under_way * frame_s
 
-    def heard(self, frames: int, now_s: float, frame_s: float) -> None:
+    def count_sent(self, frames: int, now_s: float, frame_s: float) -> None:
         """Count a chunk of `frames` frames as sent now; a listener who had run out of audio waited for it."""
         self.chunks += 1
         self.decoded += frames
@@ -202,7 +202,7 @@ class RunningRequest:
 
     def next_segment(self, frames: Tensor) -> None:
         """Move on to the following segment; `frames` [T, ...] are those of the one that ended."""
-        assert self.place is None
+        assert self.allocation is None
         self.before.append(frames)
         self.frames_before += self.length
         self.index += 1
@@ -210,8 +210,8 @@ class RunningRequest:
         self._begin()
 
     def try_again(self) -> None:
-        """Forget what the segment has made, and go on to its next attempt."""
-        assert self.place is None
+        """Discard what the segment has made and begin its next attempt."""
+        assert self.allocation is None
         self.attempt += 1
         self._begin()
 

@@ -21,14 +21,14 @@ from torch import Tensor
 
 from sonoro.core.config import EngineConfig
 from sonoro.engine.decoding import Decoding
-from sonoro.engine.request import Place, RunningRequest
-from sonoro.engine.rows import allocate_rows
+from sonoro.engine.device_state import allocate_device_state
+from sonoro.engine.request import Allocation, RunningRequest
 from sonoro.engine.scheduler import Plan
 from sonoro.models.base import Pages, SpeechModel
 from sonoro.runtime.graphs import GraphPool, GraphSet
 from sonoro.runtime.ring import Entry, PinnedRing
 
-__all__ = ["Decoded", "Launched", "Runner", "Turn"]
+__all__ = ["BatchItem", "Decoded", "Launched", "Runner"]
 
 logger = logging.getLogger(__name__)
 
@@ -38,61 +38,65 @@ _IN_FLIGHT = 2
 _ALIGNMENT_BYTES = 64
 
 
-class Turn(NamedTuple):
-    """A row's part in a launch: the results are its own while it still holds that very place."""
+class BatchItem(NamedTuple):
+    """A request in the batch of one launch: the results are its own while it still has that allocation."""
 
-    row: RunningRequest
-    place: Place
+    running: RunningRequest
+    allocation: Allocation
 
     @property
     def is_current(self) -> bool:
-        return self.row.place is self.place
+        return self.running.allocation is self.allocation
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """What one codec launch made of `frames` frames for each of `turns`.
+    """What one codec launch made of `frames` frames for each of `items`.
 
     In pinned memory: `pcm` [B, frames * hop] int16 and, if anybody needs them, `made` [B, frames, ...] of what.
     """
 
-    turns: list[Turn]
+    items: list[BatchItem]
     frames: int
     pcm: npt.NDArray[np.int16]
     made: npt.NDArray[Any] | None
 
     def pcm_of(self, at: int, frames: int) -> bytes:
-        """The first `frames` frames of row `at` as PCM16 little-endian."""
+        """The first `frames` frames at batch index `at` as PCM16 little-endian."""
         samples = self.pcm.shape[1] // self.frames * frames
         return self.pcm[at, :samples].astype("<i2", copy=False).tobytes()
 
     def frames_of(self, at: int, frames: int) -> npt.NDArray[Any]:
-        """A copy of the first `frames` frames of row `at`, [frames, ...]."""
+        """A copy of the first `frames` frames at batch index `at`, [frames, ...]."""
         assert self.made is not None
         return self.made[at, :frames].copy()
 
 
 @dataclass
 class Launched:
-    """The results of one tick, valid once `entry` has arrived; `failed` holds the rows whose launch raised, and what.
+    """The results of one tick, valid once `entry` has arrived; `failed` maps requests whose launch raised to the error.
 
-    Of the rows `stepped`: `length` [B] frames made by then, and whether they are `done` [B] and will make no more.
+    Of the requests `stepped`: `length` [B] frames made by then, and whether they are `done` [B] and will make no more.
     """
 
     entry: Entry
     failed: dict[RunningRequest, Exception] = field(default_factory=dict)
-    stepped: list[Turn] = field(default_factory=list)
+    stepped: list[BatchItem] = field(default_factory=list)
     length: list[int] | npt.NDArray[np.int64] = field(default_factory=list)
     done: list[bool] | npt.NDArray[np.bool_] = field(default_factory=list)
     decoded: list[Decoded] = field(default_factory=list)
 
-    def turns(self, rows: Sequence[RunningRequest]) -> list[Turn]:
-        """The turns of those of `rows` that have not failed in this tick."""
-        return [Turn(row, row.place) for row in rows if row.place is not None and row not in self.failed]
+    def items(self, batch: Sequence[RunningRequest]) -> list[BatchItem]:
+        """The batch items of those of `batch` that have not failed in this tick."""
+        return [
+            BatchItem(running, running.allocation)
+            for running in batch
+            if running.allocation is not None and running not in self.failed
+        ]
 
 
 class Runner:
-    """A model's rows on the device and the graphs that advance them. Ready once constructed: sizes are captured here.
+    """A model's state on the device and the graphs that advance it. Ready once constructed: sizes are captured here.
 
     `config` is resolved here, its sizes being those that rows are padded to. Raises `ConfigError` naming the field if
     the model does not fit the device as the configuration asks.
@@ -101,9 +105,9 @@ class Runner:
     def __init__(self, model: SpeechModel, config: EngineConfig) -> None:
         self._model = model
         with torch.inference_mode():
-            self._rows = allocate_rows(model, config.resolve())
-        self._device = self._rows.device
-        self.pages, self.kept_pages = self._rows.pages, self._rows.kept_pages
+            self._state = allocate_device_state(model, config.resolve())
+        self._device = self._state.device
+        self.pages, self.cached_pages = self._state.pages, self._state.cached_pages
         self.config = _with_sizes(config, self._device)
         # Graphs cannot be captured on the default stream; what was loaded on it must be there before this one reads.
         # Whatever else the process does on the device has a lower priority.
@@ -112,12 +116,12 @@ class Runner:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
         pool = GraphPool()
         with torch.inference_mode(), torch.cuda.stream(self._stream):
-            self._decoding = Decoding(model.codec, self._rows.codec, self.config, pool, self._stream)
+            self._decoding = Decoding(model.codec, self._state.codec, self.config, pool, self._stream)
         with self.active():
             for size in self.config.frame_batches:
-                model.check_kernels(self._rows.state, size)
+                model.check_kernels(self._state.state, size)
             self._capture(self.config, pool)
-        self._most_rows = max(self.config.codec_batches, default=config.slots)
+        self._max_batch = max(self.config.codec_batches, default=config.slots)
         for line in self.report.splitlines():
             logger.info("event=allocated what=%r", line)
         self.ring = PinnedRing(_IN_FLIGHT, self._entry_bytes(self.config), *{self._device, self._decoding.device})
@@ -157,7 +161,7 @@ class Runner:
     def report(self) -> str:
         """In lines: what takes how much memory, and what each captured size took in seconds and MiB."""
         lines = [line for sets in self._kinds.values() for graphs in sets for line in graphs.report()]
-        return "\n".join([*self._rows.report, *lines])
+        return "\n".join([*self._state.report, *lines])
 
     @property
     def graph_memory_mib(self) -> float:
@@ -167,7 +171,7 @@ class Runner:
 
     @property
     def _kinds(self) -> dict[str, list[GraphSet]]:
-        kinds = {"place": [self._places], "prefill": [self._prefills], "frame": [self._frames]}
+        kinds = {"place": [self._admits], "prefill": [self._prefills], "frame": [self._frames]}
         return {**kinds, **self._decoding.sets}
 
     @contextmanager
@@ -177,29 +181,29 @@ class Runner:
             yield
 
     def warm_up(self) -> None:
-        """Run every size of every kind once on scratch rows, so that all it needs is compiled and loaded."""
+        """Run every size of every kind once on the scratch slot, so that all it needs is compiled and loaded."""
         with self.active():
-            for graphs in (self._places, self._prefills, self._frames):
+            for graphs in (self._admits, self._prefills, self._frames):
                 _run_every_size(graphs)
             with self._decoding.active():
                 for graphs in (graphs for sets in self._decoding.sets.values() for graphs in sets):
                     _run_every_size(graphs)
 
     def run(self, plan: Plan) -> Launched:
-        """Launch all of `plan` in order, and the copies of what comes of it. What raises fails its rows alone.
+        """Launch all of `plan` in order, and the copies of what comes of it. What raises fails its own requests alone.
 
         To be called while `active`.
         """
-        launched = Launched(self.ring.take())
+        launched = Launched(self.ring.acquire())
         try:
             self._prefill(plan.admit, launched)
             self._append(plan.frame, launched)
             self._step(plan.frame, launched)
-            for frames, rows in plan.codec.items():
-                for start in range(0, len(rows), self._most_rows):
-                    self._decode(rows[start : start + self._most_rows], frames, launched)
+            for frames, batch in plan.codec.items():
+                for start in range(0, len(batch), self._max_batch):
+                    self._decode(batch[start : start + self._max_batch], frames, launched)
         except BaseException:
-            launched.entry.give()
+            launched.entry.release()
             raise
         launched.entry.close()
         return launched
@@ -207,90 +211,93 @@ class Runner:
     def reset(self, slots: Sequence[int]) -> None:
         """Empty `slots` after all that was launched for them."""
         with self.active():
-            self._model.reset(self._rows.state, slots)
+            self._model.reset(self._state.state, slots)
 
     def join(self, chunks: Sequence[npt.NDArray[Any]]) -> Tensor:
         """The frames [T, ...] of a segment from those of its chunks, on the CPU."""
-        frames = self._rows.state.frames
+        frames = self._state.state.frames
         empty = torch.empty((0, *frames.shape[2:]), dtype=frames.dtype)
         return torch.cat([empty, *map(torch.from_numpy, chunks)])
 
-    def _prefill(self, rows: Sequence[RunningRequest], launched: Launched) -> None:
-        """Fill the slots of `rows`. When that fails for several together, the one at fault fails alone."""
-        if not rows:
+    def _prefill(self, batch: Sequence[RunningRequest], launched: Launched) -> None:
+        """Fill the slots of `batch`. When that fails for several together, the one at fault fails alone."""
+        if not batch:
             return
         try:
-            self._fill(launched.turns(rows))
+            self._fill(launched.items(batch))
         except Exception as error:
-            if len(rows) == 1:
-                launched.failed[rows[0]] = error
+            if len(batch) == 1:
+                launched.failed[batch[0]] = error
                 return
-            for row in rows:
-                self._prefill([row], launched)
+            for running in batch:
+                self._prefill([running], launched)
 
-    def _fill(self, turns: list[Turn]) -> None:
-        slots = _slots(turns)
-        prompts, pages = [row.prompt for row, _ in turns], [Pages(place.pages, place.cached) for _, place in turns]
-        tokens = self._model.stage(self._rows.state, prompts, slots, pages)
-        self._places.run(slots)
+    def _fill(self, items: list[BatchItem]) -> None:
+        slots = _slots(items)
+        prompts, pages = (
+            [running.prompt for running, _ in items],
+            [Pages(allocation.pages, allocation.cached) for _, allocation in items],
+        )
+        tokens = self._model.stage(self._state.state, prompts, slots, pages)
+        self._admits.run(slots)
         if tokens:
             self._prefills.run(range(tokens))
-        voices = [row.prompt.voice or row.voice for row, _ in turns if row.prompt is not None]
-        self._decoding.place(slots, voices)
+        voices = [running.prompt.voice or running.voice for running, _ in items if running.prompt is not None]
+        self._decoding.admit(slots, voices)
 
-    def _append(self, rows: Sequence[RunningRequest], launched: Launched) -> None:
-        """Hand on the text that has come late for those of `rows` that are live."""
-        turns = launched.turns([row for row in rows if row.late_ids])
-        if not turns:
+    def _append(self, batch: Sequence[RunningRequest], launched: Launched) -> None:
+        """Hand on the text that has come late for those of `batch` that are live."""
+        items = launched.items([running for running in batch if running.late_ids])
+        if not items:
             return
-        ids, starts = [row.late_ids for row, _ in turns], [row.pending_ids for row, _ in turns]
+        ids, starts = [running.late_ids for running, _ in items], [running.pending_ids for running, _ in items]
         try:
-            self._model.append(self._rows.state, _slots(turns), starts, ids)
+            self._model.append(self._state.state, _slots(items), starts, ids)
         except Exception as error:
-            launched.failed.update({row: error for row, _ in turns})
+            launched.failed.update({running: error for running, _ in items})
             return
-        for (row, _), handed in zip(turns, ids, strict=True):
-            row.taken_ids += len(handed)
-            row.pending_ids += len(handed)
+        for (running, _), handed in zip(items, ids, strict=True):
+            running.taken_ids += len(handed)
+            running.pending_ids += len(handed)
 
-    def _step(self, rows: Sequence[RunningRequest], launched: Launched) -> None:
-        """One frame for each of `rows`."""
-        turns = launched.turns(rows)
-        if not turns:
-            return
-        try:
-            length, done, *newest = self._frames.run(_slots(turns))
-            self._decoding.receive(_slots(turns), length, newest)
-        except Exception as error:
-            launched.failed.update({row: error for row, _ in turns})
-            return
-        launched.stepped = turns
-        launched.length = launched.entry.copy(length[: len(turns)])
-        launched.done = launched.entry.copy(done[: len(turns)])
-
-    def _decode(self, rows: Sequence[RunningRequest], frames: int, launched: Launched) -> None:
-        """The next `frames` frames of each of `rows` as audio."""
-        turns = launched.turns(rows)
-        if not turns:
+    def _step(self, batch: Sequence[RunningRequest], launched: Launched) -> None:
+        """One frame for each of `batch`."""
+        items = launched.items(batch)
+        if not items:
             return
         try:
-            pcm, made = self._decoding.decode(_slots(turns), frames)
+            length, done, *newest = self._frames.run(_slots(items))
+            self._decoding.receive(_slots(items), length, newest)
         except Exception as error:
-            launched.failed.update({row: error for row, _ in turns})
+            launched.failed.update({running: error for running, _ in items})
             return
-        is_kept = any(row.has_more_segments for row, _ in turns)
+        launched.stepped = items
+        launched.length = launched.entry.copy(length[: len(items)])
+        launched.done = launched.entry.copy(done[: len(items)])
+
+    def _decode(self, batch: Sequence[RunningRequest], frames: int, launched: Launched) -> None:
+        """The next `frames` frames of each of `batch` as audio."""
+        items = launched.items(batch)
+        if not items:
+            return
+        try:
+            pcm, made = self._decoding.decode(_slots(items), frames)
+        except Exception as error:
+            launched.failed.update({running: error for running, _ in items})
+            return
+        is_kept = any(running.has_more_segments for running, _ in items)
         copy = launched.entry.copy
         launched.decoded.append(
-            Decoded(turns, frames, copy(pcm[: len(turns)]), copy(made[: len(turns)]) if is_kept else None)
+            Decoded(items, frames, copy(pcm[: len(items)]), copy(made[: len(items)]) if is_kept else None)
         )
 
     def _capture(self, config: EngineConfig, pool: GraphPool) -> None:
         """Make the graph sets, with the sizes of `config`; all run on one stream, so they share `pool`."""
-        model, state, scratch, decoding = self._model, self._rows.state, self._rows.scratch, self._decoding
+        model, state, scratch, decoding = self._model, self._state.state, self._state.scratch, self._decoding
         device, is_eager = self._device, config.is_eager
 
-        def place(slots: Tensor) -> None:
-            model.place(state, slots)
+        def admit(slots: Tensor) -> None:
+            model.admit(state, slots)
             if not decoding.is_apart:
                 decoding.clear(slots)
 
@@ -305,11 +312,11 @@ class Runner:
         def graphs(name: str, function: Callable[[Tensor], Any], sizes: Sequence[int], scratch: int) -> GraphSet:
             return GraphSet(name, function, sizes, scratch, device, pool=pool, is_eager=is_eager)
 
-        self._places = graphs("place", place, config.frame_batches, scratch)
+        self._admits = graphs("place", admit, config.frame_batches, scratch)
         self._prefills = graphs("prefill", prefill, config.prefill_buckets, config.prefill_tokens)
         self._frames = graphs("frame", frame, config.frame_batches, scratch)
         decoding.capture()
-        for captured in (self._places, self._prefills, self._frames):
+        for captured in (self._admits, self._prefills, self._frames):
             captured.capture()
         if device.type == "cuda" and not is_eager:
             # Longer prompts run without a graph. What they need is loaded now: a live stream would wait 400 ms for it.
@@ -318,11 +325,11 @@ class Runner:
 
     def _entry_bytes(self, config: EngineConfig) -> int:
         """Room for a tick in which every slot is stepped and decodes the longest chunk."""
-        state, slots, frames = self._rows.state, config.slots, config.chunk_frames[-1]
+        state, slots, frames = self._state.state, config.slots, config.chunk_frames[-1]
         made_bytes = state.frames[0, 0].nbytes * frames
-        row_bytes = state.length.itemsize + state.done.itemsize + frames * self._model.codec.hop * 2 + made_bytes
-        launches = len(config.chunk_frames) + -(-slots // self._most_rows)
-        return slots * row_bytes + 2 * (launches + 1) * _ALIGNMENT_BYTES
+        request_bytes = state.length.itemsize + state.done.itemsize + frames * self._model.codec.hop * 2 + made_bytes
+        launches = len(config.chunk_frames) + -(-slots // self._max_batch)
+        return slots * request_bytes + 2 * (launches + 1) * _ALIGNMENT_BYTES
 
 
 def _with_sizes(config: EngineConfig, device: torch.device) -> EngineConfig:
@@ -343,5 +350,5 @@ def _run_every_size(graphs: GraphSet) -> None:
         graphs.run([graphs.scratch] * size)
 
 
-def _slots(turns: Sequence[Turn]) -> list[int]:
-    return [place.slot for _, place in turns]
+def _slots(items: Sequence[BatchItem]) -> list[int]:
+    return [allocation.slot for _, allocation in items]

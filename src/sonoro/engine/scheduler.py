@@ -1,7 +1,7 @@
-"""Whom to prefill, whom to step and whose frames to turn into audio. Pure Python: knows no model and no tensor.
+"""Which requests to prefill, to step and to decode in a tick. Pure Python, no torch.
 
-A plan is made while the results of the tick before are still unknown: every row that was stepped is presumed to have
-made a frame. A presumption that turns out wrong costs surplus columns, never audio.
+A plan is made while the results of the tick before are still unknown: every request that was stepped is presumed to
+have made a frame. A presumption that turns out wrong costs surplus columns, never audio.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from sonoro.core.config import EngineConfig
-from sonoro.engine.request import Place, RunningRequest
+from sonoro.engine.request import Allocation, RunningRequest
 from sonoro.runtime.slots import PagePool, SlotPool
 from sonoro.transport.messages import PrefixCounts
 
@@ -30,9 +30,9 @@ SAFETY = 2.0
 class Plan:
     """The work of one tick, in this order.
 
-    `admit` have just been given a place and are to be prefilled; `frame` are to make one frame each (the admitted ones
-    too); `codec` maps a chunk length to those that decode so many frames, shortest first. Chunk lengths count the frame
-    of this very tick as made, and the last chunk of a segment is padded: what was not made is cut when it comes back.
+    `admit` have just been given a slot and pages and are prefilled; `frame` make one frame each (the admitted too);
+    `codec` maps a chunk length to those that decode so many frames, shortest first. Chunk lengths count the frame of
+    this very tick as made, and the last chunk of a segment is padded: what was not made is cut when it comes back.
     """
 
     admit: list[RunningRequest]
@@ -55,16 +55,16 @@ class _Urgency(IntEnum):
 
 
 class _Chunk(NamedTuple):
-    """`frames` frames of `row` that could be decoded in this tick, and how long the listener can do without."""
+    """`frames` frames of `running` that could be decoded in this tick, and how long the listener can do without."""
 
     urgency: _Urgency
     lead_s: float
     frames: int
-    row: RunningRequest
+    running: RunningRequest
 
 
 class Scheduler:
-    """The waiting queue, the slots and the pages. A request holds its place from its admission to `release`.
+    """The waiting queue, the slots and the pages. A request keeps its slot and pages from admission to `release`.
 
     `config` is resolved, its `codec_batches` those that are padded to (none if any number runs alike); `pages` are
     those that all share, `frame_s` is what a frame lasts.
@@ -83,7 +83,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a plan would hold anything now, or did: a request that is paused, or waits for text, is no work."""
-        return self._admissible() is not None or any(self._is_work(row) for row in self.running)
+        return self._admissible() is not None or any(self._is_work(running) for running in self.running)
 
     def is_full(self, others: int = 0) -> bool:
         """Whether no further request may wait, if `others` wait elsewhere."""
@@ -98,82 +98,84 @@ class Scheduler:
     def free_slots(self) -> int:
         return self._slots.free
 
-    def park(self, row: RunningRequest) -> None:
-        """Count `row`, which has nothing to be prefilled yet, among the waiting until it is added."""
-        assert row.place is None
-        self._parked.add(row)
+    def park(self, running: RunningRequest) -> None:
+        """Count `running`, which has nothing to be prefilled yet, among the waiting until it is added."""
+        assert running.allocation is None
+        self._parked.add(running)
 
-    def add(self, row: RunningRequest) -> None:
-        """Queue `row`. One that has begun to speak goes before those that have not: its listener is listening."""
-        assert row.place is None
-        self._parked.discard(row)
-        (self._speaking if row.index else self._waiting).append(row)
+    def add(self, running: RunningRequest) -> None:
+        """Queue `running`. One that has begun to speak goes before those that have not: its listener is listening."""
+        assert running.allocation is None
+        self._parked.discard(running)
+        (self._speaking if running.index else self._waiting).append(running)
 
-    def release(self, row: RunningRequest) -> None:
-        """Forget `row`, waiting or running, and free its place: nothing launched for it may matter any more."""
-        if row.place is None:
-            self._parked.discard(row)
-            queue = self._speaking if row.index else self._waiting
-            if row in queue:
-                queue.remove(row)
+    def release(self, running: RunningRequest) -> None:
+        """Remove a request from the queue, or free its slot and pages: nothing launched for it may matter any more."""
+        if running.allocation is None:
+            self._parked.discard(running)
+            queue = self._speaking if running.index else self._waiting
+            if running in queue:
+                queue.remove(running)
             return
-        self.running.remove(row)
-        self._slots.give(row.place.slot)
-        self.pages.give(row.place.pages)
-        row.place = None
+        self.running.remove(running)
+        self._slots.release(running.allocation.slot)
+        self.pages.release(running.allocation.pages)
+        running.allocation = None
 
-    def share(self, admitted: Iterable[RunningRequest]) -> None:
-        """Let prompts to come share what those of `admitted` began with, now that they are launched."""
-        for row in admitted:
-            assert row.place is not None
-            assert row.prompt is not None
-            self.pages.keep(row.prefix, row.place.pages)
-            self.prefixes.rows_cached += row.place.cached
-            self.prefixes.rows_prefilled += row.prompt.positions - row.place.cached
-            if row.prefix:
-                self.prefixes.hits += row.place.cached > 0
-                self.prefixes.misses += row.place.cached == 0
+    def cache_prefixes(self, admitted: Iterable[RunningRequest]) -> None:
+        """Add the prefixes of `admitted`, which are launched now, to the prefix cache."""
+        for running in admitted:
+            assert running.allocation is not None
+            assert running.prompt is not None
+            self.pages.cache(running.prefix, running.allocation.pages)
+            self.prefixes.rows_cached += running.allocation.cached
+            self.prefixes.rows_prefilled += running.prompt.positions - running.allocation.cached
+            if running.prefix:
+                self.prefixes.hits += running.allocation.cached > 0
+                self.prefixes.misses += running.allocation.cached == 0
 
     def plan(self, now_s: float, tick_s: float) -> Plan:
         """What everyone does in this tick, which is taken as launched; `tick_s` is what a tick takes on average."""
         admit = self._admit()
-        active = [row for row in self.running if not row.is_paused]
-        frame = [row for row in active if not row.is_ending and not row.is_starving]
-        for row in frame:
-            row.steps += 1
+        active = [running for running in self.running if not running.is_paused]
+        frame = [running for running in active if not running.is_ending and not running.is_starving]
+        for running in frame:
+            running.steps += 1
         return Plan(admit, frame, self._plan_codec(active, now_s, tick_s))
 
-    def _is_work(self, row: RunningRequest) -> bool:
-        is_stuck = row.is_starving and row.unheard < self._config.chunk_frames[0]
-        return not (row.is_paused or is_stuck)
+    def _is_work(self, running: RunningRequest) -> bool:
+        is_stuck = running.is_starving and running.undecoded < self._config.chunk_frames[0]
+        return not (running.is_paused or is_stuck)
 
     def _admit(self) -> list[RunningRequest]:
-        """Give places to the longest waiting, as far as slots, pages and the prompt rows of a tick go."""
+        """Admit the longest waiting, as far as slots, pages and the prefill tokens of a tick go."""
         admit: list[RunningRequest] = []
         rows_left = self._config.prefill_tokens
-        while (row := self._admissible()) is not None:
-            assert row.prompt is not None
-            found = self.pages.find(row.prefix)
+        while (running := self._admissible()) is not None:
+            assert running.prompt is not None
+            found = self.pages.find(running.prefix)
             cached = len(found) * self._config.page_positions
-            rows_left -= row.prompt.positions - cached
+            rows_left -= running.prompt.positions - cached
             if rows_left < 0:
                 break
-            (self._speaking if row.index else self._waiting).remove(row)
-            row.place = Place(self._slots.take(), self.pages.take(self._pages_of(row), found), cached)
-            admit.append(row)
+            (self._speaking if running.index else self._waiting).remove(running)
+            running.allocation = Allocation(
+                self._slots.acquire(), self.pages.acquire(self._pages_of(running), found), cached
+            )
+            admit.append(running)
         self.running += admit
         return admit
 
     def _admissible(self) -> RunningRequest | None:
-        """Who is next, if there is a place for it. Nobody overtakes one that waits for pages, or it might for ever."""
-        row = _first_unpaused(self._speaking) or _first_unpaused(self._waiting)
-        if row is None or not self._slots.free:
+        """The next request if its slot and pages are free. None overtakes one that waits for pages: it might starve."""
+        running = _first_unpaused(self._speaking) or _first_unpaused(self._waiting)
+        if running is None or not self._slots.free:
             return None
-        return row if self.pages.has(self._pages_of(row), self.pages.find(row.prefix)) else None
+        return running if self.pages.can_acquire(self._pages_of(running), self.pages.find(running.prefix)) else None
 
-    def _pages_of(self, row: RunningRequest) -> int:
-        """Pages for all positions the segment of `row` may come to need: it can never run out of them."""
-        return -(-row.positions // self._config.page_positions)
+    def _pages_of(self, running: RunningRequest) -> int:
+        """Pages for all positions the segment of `running` may come to need: it can never run out of them."""
+        return -(-running.positions // self._config.page_positions)
 
     def _plan_codec(self, rows: list[RunningRequest], now_s: float, tick_s: float) -> dict[int, list[RunningRequest]]:
         """The chunks that go in this tick, within its frames: the most pressing first.
@@ -181,7 +183,7 @@ class Scheduler:
         A row that would run out of audio if it waited for another tick goes in any case.
         """
         due = sorted(
-            (chunk for row in rows if (chunk := self._due_chunk(row, now_s, tick_s)) is not None),
+            (chunk for running in rows if (chunk := self._due_chunk(running, now_s, tick_s)) is not None),
             key=lambda chunk: (chunk.urgency, chunk.lead_s),
         )
         left = self._config.codec_frames
@@ -192,8 +194,8 @@ class Scheduler:
                 left -= chunk.frames
         codec = {frames: self._batch(chunks) for frames, chunks in sorted(chosen.items())}
         for frames, batch in codec.items():
-            for row in batch:
-                row.columns += frames
+            for running in batch:
+                running.columns += frames
         return codec
 
     def _batch(self, chunks: list[_Chunk]) -> list[RunningRequest]:
@@ -202,37 +204,37 @@ class Scheduler:
         size = max((size for size in sizes if size <= count), default=count)
         filled = count // size * size if size in sizes[-1:] else size
         pressing = sum(chunk.urgency is not _Urgency.CAN_WAIT for chunk in chunks)
-        return [chunk.row for chunk in chunks[: max(pressing, filled)]]
+        return [chunk.running for chunk in chunks[: max(pressing, filled)]]
 
-    def _due_chunk(self, row: RunningRequest, now_s: float, tick_s: float) -> _Chunk | None:
-        by_rule = row.request.is_reproducible
-        lead_s = row.launched * self._frame_s if by_rule else row.lead_s(now_s, self._frame_s)
-        frames = self._due_frames(row, lead_s, tick_s)
+    def _due_chunk(self, running: RunningRequest, now_s: float, tick_s: float) -> _Chunk | None:
+        by_rule = running.request.is_reproducible
+        lead_s = running.launched * self._frame_s if by_rule else running.lead_s(now_s, self._frame_s)
+        frames = self._due_frames(running, lead_s, tick_s)
         if not frames:
             return None
-        if row.is_silent:
+        if running.is_silent:
             urgency = _Urgency.FIRST
         elif not by_rule and lead_s < _wait_s(1, tick_s):
             urgency = _Urgency.RUNS_OUT
         else:
-            urgency = _Urgency.HOLDS_SLOT if row.is_ending else _Urgency.CAN_WAIT
-        return _Chunk(urgency, lead_s, frames, row)
+            urgency = _Urgency.HOLDS_SLOT if running.is_ending else _Urgency.CAN_WAIT
+        return _Chunk(urgency, lead_s, frames, running)
 
-    def _due_frames(self, row: RunningRequest, lead_s: float, tick_s: float) -> int:
-        """The length of the chunk that `row` decodes in this tick; 0 while it is better to wait for a longer one."""
-        sizes, ready = self._config.chunk_frames, row.unheard
+    def _due_frames(self, running: RunningRequest, lead_s: float, tick_s: float) -> int:
+        """The chunk length that `running` decodes in this tick; 0 while waiting for a longer one is better."""
+        sizes, ready = self._config.chunk_frames, running.undecoded
         if ready <= 0:
             return 0
-        if row.is_silent:
-            return sizes[0] if ready >= sizes[0] or row.is_ending else 0
-        if row.is_ending:
+        if running.is_silent:
+            return sizes[0] if ready >= sizes[0] or running.is_ending else 0
+        if running.is_ending:
             return next((size for size in sizes if size >= ready), sizes[-1])
-        if row.is_starving:
+        if running.is_starving:
             # Until text comes no frame follows; a padded chunk would spoil what the codec remembers.
             return max((size for size in sizes if size <= ready), default=0)
-        if row.request.is_reproducible:
+        if running.request.is_reproducible:
             # Each chunk is at most as long as all before it: whoever plays it as it comes has that long to wait for it.
-            size = max((size for size in sizes if size <= row.launched), default=sizes[0])
+            size = max((size for size in sizes if size <= running.launched), default=sizes[0])
             return size if size <= ready else 0
         # Slower than playback, every listener runs out whatever is done: then few long chunks cost the least.
         is_too_slow = tick_s >= self._frame_s
@@ -246,4 +248,4 @@ def _wait_s(ticks: int, tick_s: float) -> float:
 
 
 def _first_unpaused(rows: Iterable[RunningRequest]) -> RunningRequest | None:
-    return next((row for row in rows if not row.is_paused), None)
+    return next((running for running in rows if not running.is_paused), None)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sonoro.core.types import ModelSpec, OptionValue, Reference, SamplingParams, SpeechRequest
-from sonoro.runtime.sampling import RowControls
+from sonoro.runtime.sampling import SamplingControls
 
 __all__ = [
     "Capacity",
@@ -84,11 +84,11 @@ class Controls:
         return cls(*drawn, ignore_eos=request.ignore_eos, options=request.options)
 
     @property
-    def row(self) -> RowControls:
+    def row(self) -> SamplingControls:
         """How the first decision of each frame is drawn; the sampling must be complete."""
         sampling = msgspec.structs.asdict(self.sampling)
         assert None not in sampling.values()
-        return RowControls(
+        return SamplingControls(
             **sampling,
             seed=self.seed,
             segment=self.segment,
@@ -313,13 +313,13 @@ class SpeechModel(Protocol):
         """Make rows `slots` free: done, and nothing of an earlier request can be read from them. No sync."""
 
     def stage(self, state: Any, prompts: Sequence[Any], slots: Sequence[int], pages: Sequence[Pages]) -> int:
-        """Lay out on the device what rows `slots` need to speak `prompts`, each on its `pages`; how many prompt rows.
+        """Copy to the device what `slots` need to speak `prompts`, each on its `pages`; returns the number of tokens.
 
-        Cached rows are not among them. Copies, without waiting for them; touches no row by slot; not capturable.
+        Cached tokens are not among them. Does not wait for the copies; touches no state by slot; not capturable.
         """
 
-    def place(self, state: Any, slots: Tensor) -> None:
-        """Reset rows `slots`, each given what was staged for it in order; they then wait for `prefill`. Capturable."""
+    def admit(self, state: Any, slots: Tensor) -> None:
+        """Admit: reset `slots`, each given what was staged for it in order, ready for `prefill`. Capturable."""
 
     def prefill(self, state: Any, tokens: Tensor) -> None:
         """Run the staged prompt rows `tokens` [T] int64, leaving their slots ready for the first frame. Capturable.

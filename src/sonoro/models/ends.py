@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sonoro.models.slots import SlotRows, append_frames
+from sonoro.models.slots import BackboneState, append_frames
 from sonoro.ops.causal import embed_sum
 from sonoro.ops.device import seeded
 from sonoro.ops.dispatch import Operation
@@ -42,7 +42,7 @@ _BLOCK = 512
 
 
 class EndRows(NamedTuple):
-    """The rows by slot that both ends read and write, under their names in `SlotRows`."""
+    """The rows by slot that both ends read and write, under their names in `BackboneState`."""
 
     done: Tensor
     length: Tensor
@@ -51,7 +51,7 @@ class EndRows(NamedTuple):
     frames: Tensor
 
     @classmethod
-    def of(cls, state: SlotRows) -> EndRows:
+    def of(cls, state: BackboneState) -> EndRows:
         return cls(state.done, state.length, state.position, state.pending, state.frames)
 
 

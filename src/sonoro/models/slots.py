@@ -1,9 +1,8 @@
-"""Rows by slot of a model that steps a backbone once a frame: what any such model keeps, and a depth stack within the
-frame besides; how prompts are staged for it, and how its backbone is filled. Knows no model.
+"""State by slot of a model that steps a backbone once a frame, with or without a depth stack; staging and prefill.
 
-The last row is scratch; a free slot is `done`, its pages are the scratch page. Prompts are staged in two copies: what
-their slots need, a row each, and their own rows as ids, packed back to back. `place_rows` and `fill_backbone` take it
-from there, and depend on nothing but the numbers of slots and of staged rows.
+The last slot is scratch; a free slot is `done`, its pages are the scratch page. Prompts are staged in two copies: what
+their slots need, a row each, and their tokens as ids, packed back to back. `admit_staged` and `fill_backbone` read only
+that, so they depend on nothing but the indices of slots and of staged tokens.
 """
 
 from __future__ import annotations
@@ -19,36 +18,36 @@ import torch
 from torch import Tensor
 
 from sonoro.models.base import Capacity, Pages, Prompt
-from sonoro.nn.kvcache import PackedTokens, PagedCache
+from sonoro.nn.kvcache import PackedTokens, PagedKVCache
 from sonoro.nn.transformer import DecoderConfig, DecoderStack, Rotary
 from sonoro.runtime.ring import overwrite, upload
-from sonoro.runtime.sampling import CLEARED, RowControls, SamplingRows, pack
+from sonoro.runtime.sampling import CLEARED, SamplingControls, SamplingState, pack
 
 __all__ = [
-    "DepthRows",
+    "BackboneState",
+    "DepthState",
     "Ids",
-    "SlotRows",
-    "StagedRows",
-    "allocate_depth_rows",
-    "allocate_rows",
+    "StagedPrompts",
+    "admit_staged",
+    "allocate_backbone",
+    "allocate_depth",
     "append_frames",
-    "clear_rows",
+    "clear_slots",
     "depth_passes",
     "fill_backbone",
-    "place_rows",
-    "stage_rows",
-    "staged_rows",
+    "stage_prompts",
+    "staged_tokens",
 ]
 
 Ids = npt.NDArray[np.int64]
 
 _LOOP_PAGE = 16
-_PLACES = 4
+_TOKEN_COLUMNS = 4
 
 
 @dataclass(frozen=True)
-class StagedRows:
-    """What is waiting for `place_rows` and `fill_backbone`: by prompt, not by slot.
+class StagedPrompts:
+    """What is waiting for `admit_staged` and `fill_backbone`: by prompt, not by slot.
 
     `slots` [N+1, W] int64, one for each staged prompt: position, page table, a row of each sampler, what the model
     added; the last is that of a slot which is free. `tokens` [M+1, 4 + V] int64, one for each prompt row, the last
@@ -61,8 +60,8 @@ class StagedRows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlotRows:
-    """Rows by slot, [N+1, ...] each, and tables shared by all. Mutated in place by the functions of this file and the
+class BackboneState:
+    """State by slot, [N+1, ...] each, and tables shared by all. Mutated in place by the functions of this file and the
     model's own.
 
     `pending` [H] is the backbone's next input, or all that is known of it, at `position`. Of `cache`, which may be that
@@ -75,30 +74,30 @@ class SlotRows:
     frames: Tensor
     pending: Tensor
     position: Tensor
-    staged: StagedRows
-    samplers: tuple[SamplingRows, ...]
-    cache: PagedCache
+    staged: StagedPrompts
+    samplers: tuple[SamplingState, ...]
+    cache: PagedKVCache
     rotary: Rotary
 
     @property
     def scratch(self) -> int:
-        """The number of the scratch row."""
+        """The index of the scratch slot."""
         return self.done.shape[0] - 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class DepthRows(SlotRows):
+class DepthState(BackboneState):
     """Those of a model whose frames are completed by a depth stack.
 
     `loop` holds its keys and values during one step, `loop_positions` [K, N+1 or more] its positions.
     """
 
-    loop: PagedCache
+    loop: PagedKVCache
     loop_rotary: Rotary
     loop_positions: Tensor
 
 
-def allocate_rows(
+def allocate_backbone(
     config: DecoderConfig,
     rotary: Rotary,
     capacity: Capacity,
@@ -107,7 +106,7 @@ def allocate_rows(
     ids: Sequence[int],
     added: Sequence[int] = (),
     samplers: int = 1,
-) -> SlotRows:
+) -> BackboneState:
     """Free rows for `capacity.slots` requests. `config` are the sizes of a backbone, its layers all that live on pages;
     `rotary` its tables of `capacity.max_positions`, in the dtype and on the device that it has.
 
@@ -118,23 +117,23 @@ def allocate_rows(
     table = torch.full((rows, capacity.pages_per_slot), capacity.pages, dtype=torch.int32, device=device)
     free = [0, *[capacity.pages] * table.shape[1], *CLEARED * samplers, *added]
     padding = [capacity.slots, 0, 0, capacity.slots, *ids]
-    return SlotRows(
+    return BackboneState(
         done=torch.ones(rows, dtype=torch.bool, device=device),
         length=zeros(rows, dtype=torch.int64),
         frames=zeros(rows, capacity.max_frames, *frame.shape, dtype=frame.dtype),
         pending=zeros(rows, config.width, dtype=dtype),
         position=zeros(rows, dtype=torch.int64),
-        staged=StagedRows(
+        staged=StagedPrompts(
             slots=torch.tensor(free, device=device).repeat(rows, 1),
             tokens=torch.tensor(padding, device=device).repeat(capacity.max_tokens + 1, 1),
         ),
-        samplers=tuple(SamplingRows(capacity.slots, device) for _ in range(samplers)),
-        cache=PagedCache.allocate(config, table, capacity.page_positions, capacity.pages, dtype),
+        samplers=tuple(SamplingState(capacity.slots, device) for _ in range(samplers)),
+        cache=PagedKVCache.allocate(config, table, capacity.page_positions, capacity.pages, dtype),
         rotary=rotary,
     )
 
 
-def allocate_depth_rows(
+def allocate_depth(
     backbone: DecoderStack,
     depth: DecoderStack,
     capacity: Capacity,
@@ -144,14 +143,14 @@ def allocate_depth_rows(
     added: Sequence[int] = (),
     samplers: int = 1,
     rotary: Callable[[DecoderStack, Tensor, torch.dtype], Rotary] = DecoderStack.rotary,
-) -> DepthRows:
-    """As `allocate_rows`, in the dtype and on the device of `backbone`, frames being `codebooks` codes.
+) -> DepthState:
+    """As `allocate_backbone`, in the dtype and on the device of `backbone`, frames being `codebooks` codes.
 
     `rotary` makes a stack's tables.
     """
     weight = backbone.norm.weight
     device, dtype, rows = weight.device, weight.dtype, capacity.slots + 1
-    common = allocate_rows(
+    common = allocate_backbone(
         backbone.config,
         rotary(backbone, torch.arange(capacity.max_positions, device=device), dtype),
         capacity,
@@ -162,42 +161,42 @@ def allocate_depth_rows(
     )
     numbers = torch.arange(rows, dtype=torch.int32, device=device)
     loop_page = max(_LOOP_PAGE, 1 << (codebooks - 1).bit_length())
-    return DepthRows(
+    return DepthState(
         **vars(common),
-        loop=PagedCache.allocate(depth.config, numbers[:, None], loop_page, rows - 1, dtype),
+        loop=PagedKVCache.allocate(depth.config, numbers[:, None], loop_page, rows - 1, dtype),
         loop_rotary=rotary(depth, torch.arange(codebooks, device=device), dtype),
         # An even width: every line starts at 16 bytes, as the kernels that read it were compiled for.
         loop_positions=torch.arange(codebooks, device=device)[:, None].repeat(1, rows + rows % 2),
     )
 
 
-def clear_rows(state: SlotRows, slots: Sequence[int], *more: tuple[Tensor, int]) -> None:
-    """Make rows `slots` free and empty, and fill those of each tensor of `more`. No sync; not capturable."""
+def clear_slots(state: BackboneState, slots: Sequence[int], *more: tuple[Tensor, int]) -> None:
+    """Make `slots` free and empty, and fill theirs of each tensor of `more`. No sync; not capturable."""
     index = upload(slots, torch.int64, state.done.device)
     state.done.index_fill_(0, index, True)
-    state.cache.table.index_fill_(0, index, state.cache.keys.shape[1] - 1)
+    state.cache.page_table.index_fill_(0, index, state.cache.keys.shape[1] - 1)
     for rows, value in (*((own, 0) for own in (state.length, state.frames, state.pending, state.position)), *more):
         rows.index_fill_(0, index, value)
     for sampler in state.samplers:
         sampler.clear(slots)
 
 
-def stage_rows(  # noqa: PLR0917 (all by row, in one order)
-    state: SlotRows,
+def stage_prompts(  # noqa: PLR0917 (all by row, in one order)
+    state: BackboneState,
     prompts: Sequence[Prompt],
     slots: Sequence[int],
     pages: Sequence[Pages],
     ids: Sequence[Ids],
-    added: Sequence[tuple[Sequence[RowControls], Sequence[int] | Ids]],
+    added: Sequence[tuple[Sequence[SamplingControls], Sequence[int] | Ids]],
 ) -> int:
-    """Lay out what rows `slots` need to speak `prompts`, each on its `pages`, for `place_rows`, and the prompts' rows
-    `ids` [P, V] but for those that are cached for `fill_backbone`; how many. No sync; not capturable.
+    """Stage what `slots` need to speak `prompts`, each on its `pages`, for `admit_staged`, and for `fill_backbone` the
+    prompts' tokens `ids` [P, V] that are not cached; returns how many. No sync; not capturable.
 
     `added` are for each the controls of its samplers, and what the model adds to its slot.
     """
     assert state.scratch not in slots
     lengths = [prompt.positions - cached for prompt, (_, cached) in zip(prompts, pages, strict=True)]
-    tokens, table = sum(lengths), state.cache.table.shape[1]
+    tokens, table = sum(lengths), state.cache.page_table.shape[1]
     assert tokens < state.staged.tokens.shape[0], f"{tokens} prompt rows"
     packed = np.empty((tokens, state.staged.tokens.shape[1]), np.int64)
     rows = np.full((len(slots), state.staged.slots.shape[1]), state.cache.keys.shape[1] - 1)
@@ -212,19 +211,19 @@ def stage_rows(  # noqa: PLR0917 (all by row, in one order)
         row[1 + table + len(packed_controls) :] = more
         own = packed[start : start + length]
         own[:, 0], own[:, 1], own[:, 2] = slot, np.arange(cached, prompt.positions), start
-        own[:, 3], own[-1, 3], own[:, _PLACES:] = state.scratch, slot, all_ids[cached:]
+        own[:, 3], own[-1, 3], own[:, _TOKEN_COLUMNS:] = state.scratch, slot, all_ids[cached:]
         start += length
     overwrite(state.staged.slots[: len(slots)], torch.from_numpy(rows))
     overwrite(state.staged.tokens[:tokens], torch.from_numpy(packed))
     return tokens
 
 
-def place_rows(state: SlotRows, slots: Tensor) -> Tensor:
-    """Empty rows `slots` [B] int64 and give each what was staged for it, in that order; what the model added, [B, A].
+def admit_staged(state: BackboneState, slots: Tensor) -> Tensor:
+    """Reset `slots` [B] int64 and give each what was staged for it in order; returns what the model added, [B, A].
 
     Capturable; no sync.
     """
-    is_scratch, table = slots == state.scratch, state.cache.table
+    is_scratch, table = slots == state.scratch, state.cache.page_table
     staged = torch.where(is_scratch[:, None], state.staged.slots[-1], state.staged.slots[: slots.shape[0]])
     ends = (1, 1 + table.shape[1], 1 + table.shape[1] + len(CLEARED) * len(state.samplers))
     position, pages, controls, added = staged.tensor_split(ends, dim=1)
@@ -238,31 +237,35 @@ def place_rows(state: SlotRows, slots: Tensor) -> Tensor:
     return added
 
 
-def staged_rows(state: SlotRows, tokens: Tensor) -> tuple[PackedTokens, Tensor, Tensor]:
+def staged_tokens(state: BackboneState, tokens: Tensor) -> tuple[PackedTokens, Tensor, Tensor]:
     """Where the staged rows `tokens` [T] int64, from the first on, belong; the slots [T] that each waits in (scratch
     for all but a prompt's last row); and their ids [T, V]. Capturable.
     """
     ids = state.staged.tokens[tokens]
-    slots, positions, starts, pending = ids[:, :_PLACES].unbind(1)
+    slots, positions, starts, pending = ids[:, :_TOKEN_COLUMNS].unbind(1)
     # A padding row is a sequence of its own.
     starts = torch.where(slots == state.scratch, torch.arange(tokens.shape[0], device=tokens.device), starts)
-    return PackedTokens(slots, positions, starts), pending, ids[:, _PLACES:]
+    return PackedTokens(slots, positions, starts), pending, ids[:, _TOKEN_COLUMNS:]
 
 
-def fill_backbone(state: SlotRows, tokens: Tensor, backbone: DecoderStack, embed: Callable[[Tensor], Tensor]) -> None:
+def fill_backbone(
+    state: BackboneState, tokens: Tensor, backbone: DecoderStack, embed: Callable[[Tensor], Tensor]
+) -> None:
     """Run the staged rows `tokens` [T] int64 from the first on, and leave each prompt's last one pending. Capturable.
 
     `embed` makes of their ids [T, V] what the backbone is given, [T, H]. The last row is run too, though the first step
     runs it again: what it leaves is overwritten by the same.
     """
-    packed, pending, ids = staged_rows(state, tokens)
+    packed, pending, ids = staged_tokens(state, tokens)
     rows = embed(ids)
     rotary = (state.rotary[0][packed.positions], state.rotary[1][packed.positions])
     backbone(rows[None], rotary, state.cache.fill(packed))
     state.pending[pending] = rows
 
 
-def depth_passes(state: DepthRows, depth: DecoderStack, rows: Tensor, fed: Sequence[Tensor | None]) -> Iterator[Tensor]:
+def depth_passes(
+    state: DepthState, depth: DecoderStack, rows: Tensor, fed: Sequence[Tensor | None]
+) -> Iterator[Tensor]:
     """What `depth` makes of each of its inputs after the first, [B, width] before its final norm, in turn.
 
     `fed` [B, width] are the inputs: the backbone's hidden row, then what each codebook is embedded as. Whoever asks for
@@ -279,8 +282,8 @@ def depth_passes(state: DepthRows, depth: DecoderStack, rows: Tensor, fed: Seque
         yield step(inputs, positions=positions)
 
 
-class _Rows(Protocol):
-    """Those of `SlotRows` that a frame is appended to."""
+class _FrameTensors(Protocol):
+    """Those of `BackboneState` that a frame is appended to."""
 
     @property
     def done(self) -> Tensor: ...
@@ -295,7 +298,7 @@ class _Rows(Protocol):
 
 
 def append_frames(  # noqa: PLR0917 (where the rows stand, and what they are given)
-    state: _Rows,
+    state: _FrameTensors,
     rows: Tensor,
     length: Tensor,
     position: Tensor,
@@ -325,7 +328,7 @@ def append_frames(  # noqa: PLR0917 (where the rows stand, and what they are giv
     return kept
 
 
-def _check_room(state: SlotRows, prompt: Prompt, pages: Sequence[int], cached: int) -> None:
+def _check_room(state: BackboneState, prompt: Prompt, pages: Sequence[int], cached: int) -> None:
     assert cached < prompt.positions, (cached, prompt.positions)
     assert not cached % state.cache.page_positions, (cached, state.cache.page_positions)
     limit = prompt.controls.max_frames

@@ -1,6 +1,6 @@
-"""Where a decoder stack's keys and values live between steps: pages that rows own by number. Knows no model.
+"""Paged KV cache of a decoder stack.
 
-A row's page table says where its positions are; positions past its live length may hold anything, NaN included: no
+A slot's page table says where its positions are; positions past its live length may hold anything, NaN included: no
 result depends on them.
 """
 
@@ -15,13 +15,13 @@ from torch import Tensor
 from sonoro.nn.transformer import Attend, DecoderConfig
 from sonoro.ops.varlen import varlen_attention
 
-__all__ = ["PackedTokens", "PagedCache"]
+__all__ = ["PackedTokens", "PagedKVCache"]
 
 
 class PackedTokens(NamedTuple):
-    """Prompt rows back to back: of each its slot, its position, and where its prompt begins in the pack; int64 [T].
+    """Prompt tokens packed back to back: slot, position and where the prompt begins in the packed sequence; int64 [T].
 
-    Of a prompt whose first row has another position than 0, those before it are on whole pages of its slot already.
+    Of a prompt whose first token has another position than 0, those before it are on whole pages of its slot already.
     """
 
     slots: Tensor
@@ -30,7 +30,7 @@ class PackedTokens(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PagedCache:
+class PagedKVCache:
     """Keys and values [layers, pages + 1, page positions, kv heads, D]; the pages of each row [rows, pages per row].
 
     The last page is scratch. Whoever holds it knows how many positions of a row are live; it keeps no length. Stacks
@@ -39,12 +39,12 @@ class PagedCache:
 
     keys: Tensor
     values: Tensor
-    table: Tensor
+    page_table: Tensor
 
     @classmethod
     def allocate(
         cls, config: DecoderConfig, table: Tensor, page_positions: int, pages: int, dtype: torch.dtype
-    ) -> PagedCache:
+    ) -> PagedKVCache:
         """A zeroed cache of `pages` pages and the scratch page for the rows of `table` [rows, pages per row] int32."""
         shape = (config.layers, pages + 1, page_positions, config.kv_heads, config.head_width)
         keys, values = (torch.zeros(shape, device=table.device, dtype=dtype) for _ in range(2))
@@ -54,9 +54,9 @@ class PagedCache:
     def page_positions(self) -> int:
         return self.keys.shape[2]
 
-    def part(self, layers: slice) -> PagedCache:
+    def part(self, layers: slice) -> PagedKVCache:
         """The cache of the stack that has these `layers` of it: the same memory."""
-        return PagedCache(self.keys[layers], self.values[layers], self.table)
+        return PagedKVCache(self.keys[layers], self.values[layers], self.page_table)
 
     def fill(self, rows: PackedTokens) -> Attend:
         """Keep the keys and values of packed prompts and attend within each of them. Capturable; no sync.
@@ -64,14 +64,14 @@ class PagedCache:
         For a stack that is given [1, T, width]. Pages that hold positions before a prompt's first row are only read.
         """
         page, place = rows.positions // self.page_positions, rows.positions % self.page_positions
-        pages = self.table[rows.slots, page].long()
+        pages = self.page_table[rows.slots, page].long()
         shared = rows.positions - torch.arange(len(rows.starts), device=rows.starts.device) + rows.starts
         slots = rows.slots.contiguous()
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             self.keys[layer][pages, place] = keys[0]
             self.values[layer][pages, place] = values[0]
-            earlier = shared, slots, self.keys[layer], self.values[layer], self.table
+            earlier = shared, slots, self.keys[layer], self.values[layer], self.page_table
             return varlen_attention(queries[0], keys[0], values[0], rows.starts, *earlier)[None]
 
         return attend

@@ -63,7 +63,7 @@ class Cache(Protocol):
         """The same."""
 
     @property
-    def table(self) -> Tensor:
+    def page_table(self) -> Tensor:
         """The pages of each row: [rows, pages per row] int32."""
 
 
@@ -258,7 +258,7 @@ class DecoderStack(nn.Module):
                 rotary,
                 cache.keys[index],
                 cache.values[index],
-                cache.table,
+                cache.page_table,
                 slots,
                 positions,
             )

@@ -281,5 +281,5 @@ class _Rows:
             prompts = [script.prompt(slot, script.frames) for slot in slots]
             owned = [Pages(range(slot * pages, (slot + 1) * pages)) for slot in slots]
             tokens = self._model.stage(self.state, prompts, slots, owned)
-            self._model.place(self.state, upload(slots, torch.int64, self._device))
+            self._model.admit(self.state, upload(slots, torch.int64, self._device))
             self._model.prefill(self.state, torch.arange(tokens, device=self._device))

@@ -133,7 +133,7 @@ class _Engine:
 
     times: Times
     config: EngineConfig
-    heard: Callable[[RunningRequest, int, float], None]
+    count_sent: Callable[[RunningRequest, int, float], None]
     ended: Callable[[RunningRequest, float], None]
     now_s: float = 0.0
     free_s: float = 0.0
@@ -179,8 +179,8 @@ class _Engine:
         for frames, rows in plan.codec.items():
             for row in rows:
                 if made := min(frames, row.length - row.decoded):
-                    self.heard(row, made, self.now_s)
-                    row.heard(made, self.now_s, self.times.frame_s)
+                    self.count_sent(row, made, self.now_s)
+                    row.count_sent(made, self.now_s, self.times.frame_s)
         for row in [row for row in self.scheduler.running if row.is_drained]:
             self.scheduler.release(row)
             self.held -= 1

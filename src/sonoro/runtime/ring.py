@@ -29,7 +29,7 @@ def overwrite(target: Tensor, values: Tensor) -> None:
 
 
 class Entry:
-    """Room for the results of one launch: `copy` some tensors, `close` it; later `wait`, read, and `give` it back."""
+    """Room for the results of one launch: `copy` some tensors, `close` it; later `wait`, read, `release` it."""
 
     def __init__(self, ring: PinnedRing, memory: Tensor) -> None:
         self._ring, self._memory = ring, memory
@@ -40,7 +40,7 @@ class Entry:
 
     def copy(self, tensor: Tensor) -> npt.NDArray[Any]:
         """Copy `tensor` here behind the work of its device's current stream; the array is valid from `wait` until
-        `give`.
+        `release`.
 
         On a CPU it is copied at once. The room left in the entry must suffice.
         """
@@ -73,7 +73,7 @@ class Entry:
         for _, event in self._events:
             event.synchronize()
 
-    def give(self) -> None:
+    def release(self) -> None:
         """Return the entry to its ring; its arrays must not be read any more. Waits if copies are under way."""
         if not self._is_closed:
             self.close()
@@ -101,7 +101,7 @@ class PinnedRing:
         """How many entries can be taken."""
         return len(self._free)
 
-    def take(self) -> Entry:
+    def acquire(self) -> Entry:
         """A free entry; there must be one."""
         assert self._free, f"all {self.depth} entries are taken"
         entry = self._free.pop(0)

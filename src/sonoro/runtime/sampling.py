@@ -1,6 +1,6 @@
-"""How each slot's ids are drawn: sampling parameters as rows of static tensors. Knows no model.
+"""Sampling parameters by slot, as a static tensor that captured graphs read.
 
-Nothing about them is known on the host: a step that was captured once must serve whatever the rows come to hold.
+The host knows none of them: a step that was captured once serves whatever parameters the slots come to have.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from sonoro.runtime.ring import upload
 
-__all__ = ["CLEARED", "RowControls", "SamplingRow", "SamplingRows", "pack"]
+__all__ = ["CLEARED", "BatchSampling", "SamplingControls", "SamplingState", "pack"]
 
 
 @dataclass(frozen=True)
-class RowControls:
+class SamplingControls:
     """One slot's parameters. Temperature 0 is greedy; `top_k` 0 and `top_p` 1 keep every id."""
 
     temperature: float
@@ -32,7 +32,7 @@ class RowControls:
     ignore_eos: bool = False
 
 
-class SamplingRow(NamedTuple):
+class BatchSampling(NamedTuple):
     """The parameters of a batch, read once per step. The first six are [B, 1], to broadcast over ids; the rest [B]."""
 
     temperature: Tensor
@@ -46,35 +46,35 @@ class SamplingRow(NamedTuple):
     max_frames: Tensor
 
 
-class SamplingRows:
-    """Parameters of `slots` slots and the scratch row, greedy and ended at once until they are set."""
+class SamplingState:
+    """Parameters of `slots` slots and the scratch slot, greedy and ended at once until they are set."""
 
     def __init__(self, slots: int, device: torch.device) -> None:
-        self._rows = torch.empty((slots + 1, len(CLEARED)), device=device, dtype=torch.int64)
+        self._packed = torch.empty((slots + 1, len(CLEARED)), device=device, dtype=torch.int64)
         self.clear(range(slots + 1))
 
-    def set(self, slots: Sequence[int], controls: Sequence[RowControls]) -> None:
+    def set(self, slots: Sequence[int], controls: Sequence[SamplingControls]) -> None:
         """Give `slots` these parameters, behind the work of the current stream. No sync; not capturable."""
-        device = self._rows.device
+        device = self._packed.device
         rows = upload([pack(row) for row in controls], torch.int64, device)
         self.put(upload(slots, torch.int64, device), rows)
 
     def put(self, slots: Tensor, packed: Tensor) -> None:
         """Give `slots` [B] int64 what `pack` made of parameters, [B, 8] int64. Capturable; no sync."""
-        self._rows.index_copy_(0, slots, packed)
+        self._packed.index_copy_(0, slots, packed)
 
     def clear(self, slots: Sequence[int]) -> None:
         """Forget the parameters of `slots`. No sync."""
         self.set(slots, [_FREE] * len(slots))
 
-    def read(self, slots: Tensor) -> SamplingRow:
+    def read(self, slots: Tensor) -> BatchSampling:
         """The parameters of `slots` [B] int64. Capturable; no sync."""
         # One gather, and views of it: each cast would be a kernel of its own.
-        rows = self._rows[slots]
+        rows = self._packed[slots]
         seed, segment, max_frames = rows[:, :3].unbind(1)
         temperature, top_p, repetition_penalty, _ = rows[:, 6:].view(torch.float32).split(1, dim=1)
         flags = rows[:, 4:6].view(torch.bool)  # of each number the lowest byte comes first
-        return SamplingRow(
+        return BatchSampling(
             temperature,
             top_p,
             repetition_penalty,
@@ -87,7 +87,7 @@ class SamplingRows:
         )
 
 
-def pack(row: RowControls) -> tuple[int, ...]:
+def pack(row: SamplingControls) -> tuple[int, ...]:
     """The parameters of one slot as eight int64: four integers, two flags, and float32 in pairs."""
     # A greedy row divides by nothing, and nothing that is filtered out could change its choice.
     is_greedy = row.temperature == 0
@@ -96,7 +96,7 @@ def pack(row: RowControls) -> tuple[int, ...]:
     return (row.seed, row.segment, row.max_frames, top_k, is_greedy, row.ignore_eos, *floats)
 
 
-_FREE = RowControls(temperature=0, top_k=0, top_p=1, seed=0, segment=0, max_frames=0)
+_FREE = SamplingControls(temperature=0, top_k=0, top_p=1, seed=0, segment=0, max_frames=0)
 
 CLEARED = pack(_FREE)
 """The parameters of a free slot, packed."""

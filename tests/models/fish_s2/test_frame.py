@@ -16,7 +16,7 @@ from sonoro.models.fish_s2.backbone import DualAR
 from sonoro.models.fish_s2.frame import frame
 from sonoro.models.fish_s2.prompt import FishPrompt
 from sonoro.models.fish_s2.state import allocate
-from sonoro.models.slots import DepthRows
+from sonoro.models.slots import DepthState
 from sonoro.ops.repetition_aware import nucleus_argmax
 from speaking import capacity
 from tiny_dual_ar import begin_rows, builder, cases, controls, random_prompt, tiny_dual_ar, voice_of
@@ -37,12 +37,12 @@ def lm() -> DualAR:
     return tiny_dual_ar(torch.float64)
 
 
-def run(lm: DualAR, state: DepthRows, slots: Sequence[int], frames: int) -> None:
+def run(lm: DualAR, state: DepthState, slots: Sequence[int], frames: int) -> None:
     for _ in range(frames):
         frame(lm, state, torch.tensor(slots))
 
 
-def codes_of(state: DepthRows, slot: int) -> Tensor:
+def codes_of(state: DepthState, slot: int) -> Tensor:
     return state.frames[slot, : state.length[slot]].clone()
 
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from reference_assets import Case
 from sonoro.models.qwen3_tts.config import TalkerConfig
-from sonoro.models.qwen3_tts.sampling import mask_first, row_controls, sample_code
+from sonoro.models.qwen3_tts.sampling import mask_first, sample_code, sampling_controls
 from sonoro.ops.sample import keep_top_k, keep_top_p
-from sonoro.runtime.sampling import RowControls, SamplingRow, SamplingRows
+from sonoro.runtime.sampling import BatchSampling, SamplingControls, SamplingState
 from tiny_talker import controls, tiny_config
 
 CONFIG: TalkerConfig = tiny_config().talker_config
@@ -18,19 +18,19 @@ CODES = CONFIG.vocab_size - 1024
 END = CONFIG.codec_eos_token_id
 
 
-def row(given: RowControls, count: int) -> SamplingRow:
-    rows = SamplingRows(1, torch.device("cpu"))
+def row(given: SamplingControls, count: int) -> BatchSampling:
+    rows = SamplingState(1, torch.device("cpu"))
     rows.set([0], [given])
     return rows.read(torch.zeros(count, dtype=torch.int64))
 
 
-def kept(scores: Tensor, parameters: SamplingRow) -> Tensor:
+def kept(scores: Tensor, parameters: BatchSampling) -> Tensor:
     """What `sample_code` draws from; that it draws from nothing else is tested below and with the kernel."""
     values = keep_top_k(scores.float() / parameters.temperature, parameters.top_k, scores.shape[1])
     return keep_top_p(values, parameters.top_p)
 
 
-def first(logits: Tensor, given: RowControls, history: Tensor | None = None, start: int = 0) -> Tensor:
+def first(logits: Tensor, given: SamplingControls, history: Tensor | None = None, start: int = 0) -> Tensor:
     """What consecutive decisions `logits` [T, V] are drawn from, the first of them after `start` frames."""
     count = len(logits)
     seen = torch.zeros(count, END + 1, dtype=torch.bool)
@@ -55,7 +55,7 @@ def test_distributions_match_the_official_ones(reference: Callable[[str], dict[s
     tensors = {key: torch.from_numpy(value) for key, value in case.tensors.items()}
     settings, codes = case.facts["settings"], tensors["codes"]
     rest = {f"subtalker_{key}": value for key, value in settings.items() if key != "repetition_penalty"}
-    given, given_rest = row_controls(controls(**settings, **rest))
+    given, given_rest = sampling_controls(controls(**settings, **rest))
     assert codes[:, 0].unique().numel() > 1
     found = first(tensors["logits"], given, codes[:, 0]).softmax(-1)
     # Float32 softmax of at most 65 terms.
@@ -67,7 +67,7 @@ def test_distributions_match_the_official_ones(reference: Callable[[str], dict[s
 
 
 def test_only_codes_and_end_of_speech_can_be_drawn() -> None:
-    given, _ = row_controls(controls(top_k=0))
+    given, _ = sampling_controls(controls(top_k=0))
     scores = first(torch.randn(3, CONFIG.vocab_size), given, start=2)
     allowed = scores.isfinite()
     assert allowed[:, :CODES].all()
@@ -76,13 +76,13 @@ def test_only_codes_and_end_of_speech_can_be_drawn() -> None:
 
 
 def test_end_of_speech_is_banned_for_the_first_two_decisions() -> None:
-    given, _ = row_controls(controls(top_k=0))
+    given, _ = sampling_controls(controls(top_k=0))
     scores = first(torch.randn(4, CONFIG.vocab_size), given)
     assert scores[:, END].isfinite().tolist() == [False, False, True, True]
 
 
 def test_end_of_speech_is_never_drawn_where_it_is_ignored() -> None:
-    given, _ = row_controls(controls(top_k=0, ignore_eos=True))
+    given, _ = sampling_controls(controls(top_k=0, ignore_eos=True))
     scores = first(torch.randn(4, CONFIG.vocab_size), given)
     assert not scores[:, END].isfinite().any()
     assert scores[:, :CODES].isfinite().all()
@@ -92,29 +92,29 @@ def test_top_k_counts_after_the_bans() -> None:
     logits = torch.zeros(1, CONFIG.vocab_size)
     logits[0, CODES : END + 1] = 9.0
     logits[0, 5] = 1.0
-    given, _ = row_controls(controls(top_k=1))
+    given, _ = sampling_controls(controls(top_k=1))
     assert first(logits, given)[0].isfinite().nonzero().flatten().tolist() == [5]
 
 
 def test_the_penalty_comes_before_the_temperature_and_once_per_id() -> None:
     logits = torch.zeros(1, CONFIG.vocab_size)
     logits[0, :4] = torch.tensor([3.0, -3.0, 3.0, -3.0])
-    given, _ = row_controls(controls(temperature=0.5, top_k=0, repetition_penalty=1.5))
+    given, _ = sampling_controls(controls(temperature=0.5, top_k=0, repetition_penalty=1.5))
     found = first(logits.repeat(3, 1), given, torch.tensor([0, 1, 1]), start=5)
     assert found[2, :4].tolist() == [4.0, -9.0, 6.0, -6.0]
 
 
 def test_the_other_codebooks_have_their_own_controls() -> None:
-    given, rest = row_controls(controls(temperature=0.7, subtalker_temperature=0.3, subtalker_top_k=4, seed=9))
+    given, rest = sampling_controls(controls(temperature=0.7, subtalker_temperature=0.3, subtalker_top_k=4, seed=9))
     assert (given.temperature, given.top_k, given.repetition_penalty) == (0.7, 50, 1.05)
     assert (rest.temperature, rest.top_k, rest.repetition_penalty, rest.seed) == (0.3, 4, 1.0, 9)
-    assert row_controls(controls(subtalker_dosample=False))[1].temperature == 0
-    assert row_controls(controls(temperature=0, subtalker_dosample=True))[1].temperature == 0.9
+    assert sampling_controls(controls(subtalker_dosample=False))[1].temperature == 0
+    assert sampling_controls(controls(temperature=0, subtalker_dosample=True))[1].temperature == 0.9
 
 
 def test_bfloat16_logits_are_widened_first() -> None:
     logits = torch.randn(3, CONFIG.vocab_size).bfloat16()
-    given, rest = row_controls(controls())
+    given, rest = sampling_controls(controls())
     assert torch.equal(first(logits, given), first(logits.float(), given))
     assert torch.equal(kept(logits, row(rest, 3)), kept(logits.float(), row(rest, 3)))
 
@@ -122,7 +122,7 @@ def test_bfloat16_logits_are_widened_first() -> None:
 def test_what_is_drawn_is_the_likeliest_of_what_is_kept_and_its_noise() -> None:
     generator = torch.Generator().manual_seed(0)
     logits, noise = torch.randn(2, 500, 64, generator=generator)
-    for given in row_controls(controls(top_k=7, top_p=0.7, subtalker_top_k=3)):
+    for given in sampling_controls(controls(top_k=7, top_p=0.7, subtalker_top_k=3)):
         parameters = row(given, 500)
         expected = (kept(logits, parameters) + noise).argmax(-1)
         assert torch.equal(sample_code(logits, noise, parameters), expected)

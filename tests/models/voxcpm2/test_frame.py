@@ -148,7 +148,7 @@ def test_speech_goes_on_where_both_are_as_likely() -> None:
 def test_both_language_models_share_the_pages_of_a_slot(lm: VoxLM) -> None:
     state = allocate(lm, CAPACITY)
     assert state.cache.keys.shape[0] == 5
-    assert state.base.table is state.residual.table is state.cache.table
+    assert state.base.page_table is state.residual.page_table is state.cache.page_table
     begin_rows(lm, state, [random_prompt(3, controls(max_frames=4))], torch.tensor([2]))
     for stack, layers in ((state.base, 3), (state.residual, 2)):
         assert stack.keys.shape[0] == layers

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from sonoro.models.ends import EndRows, begin, finish
 from sonoro.models.ends import check_kernels as check_ends
-from sonoro.models.slots import DepthRows, depth_passes
+from sonoro.models.slots import DepthState, depth_passes
 from sonoro.ops.linear import norm_linear
 from sonoro.ops.norm import rms_norm
 from sonoro.ops.repetition_aware import Resample, sample_repetition_aware
 from sonoro.ops.repetition_aware import check_kernels as check_draws
 from sonoro.ops.sample import gumbel_noise
-from sonoro.runtime.sampling import SamplingRow
+from sonoro.runtime.sampling import BatchSampling
 
 from .backbone import DualAR
 
@@ -26,7 +26,7 @@ _WINDOW = 10
 """How many codes before it codebook 0 avoids to repeat. The first frame's is never counted."""
 
 
-def frame(lm: DualAR, state: DepthRows, slots: Tensor, record: list[Tensor] | None = None) -> None:
+def frame(lm: DualAR, state: DepthState, slots: Tensor, record: list[Tensor] | None = None) -> None:
     """One frame for each of `slots` [B] int64, as `SpeechModel.frame` promises. Capturable; no sync.
 
     `record` is given the logits of this step in order of decision: [B, V] of the slow AR, then of each fast pass.
@@ -46,16 +46,16 @@ def frame(lm: DualAR, state: DepthRows, slots: Tensor, record: list[Tensor] | No
     finish(codes, start, row.max_frames, ends, lm.feedback)
 
 
-def check_kernels(lm: DualAR, state: DepthRows, rows: int) -> None:
+def check_kernels(lm: DualAR, state: DepthState, rows: int) -> None:
     """Run each fused kernel of a frame of `rows` rows once against its reference. Synchronises; `state` stays."""
-    lm.slow.check_kernels(rows, state.cache.table, state.cache.page_positions)
+    lm.slow.check_kernels(rows, state.cache.page_table, state.cache.page_positions)
     for turns in (1, 2):
-        lm.fast.check_kernels(rows, state.loop.table, state.loop.page_positions, turns)
+        lm.fast.check_kernels(rows, state.loop.page_table, state.loop.page_positions, turns)
     check_ends(rows, EndRows.of(state), lm.feedback)
     check_draws(rows, lm.codes + 1, lm.fast.embeddings.weight, _WINDOW)
 
 
-def parts(lm: DualAR, state: DepthRows) -> dict[str, Callable[[Tensor], object]]:
+def parts(lm: DualAR, state: DepthState) -> dict[str, Callable[[Tensor], object]]:
     """The pieces of a frame a profile times: `backbone`, `depth` without its draws, and `sample`, all draws of a frame.
 
     Each takes `slots` [B] int64, may be captured, and leaves the rows where they are.
@@ -79,7 +79,7 @@ def parts(lm: DualAR, state: DepthRows) -> dict[str, Callable[[Tensor], object]]
 
 
 def _draws(
-    lm: DualAR, state: DepthRows, rows: Tensor, length: Tensor, row: SamplingRow
+    lm: DualAR, state: DepthState, rows: Tensor, length: Tensor, row: BatchSampling
 ) -> tuple[Tensor, Callable[[int, Tensor], Tensor]]:
     """Codes [B, K] of a step, and what draws them, by codebook and its logits [B, V]: the fast AR's input rows [B, H].
 
@@ -99,19 +99,19 @@ def _draws(
     return codes, draw
 
 
-def _step_slow(lm: DualAR, state: DepthRows, rows: Tensor, inputs: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+def _step_slow(lm: DualAR, state: DepthState, rows: Tensor, inputs: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
     """Hidden rows [B, H] after the norm, which the fast AR begins with, and logits [B, V], of `inputs` [B, H]."""
     outputs, norm = lm.slow.step(inputs, state.rotary, state.cache, rows, position), lm.slow.norm
     return rms_norm(outputs, norm.weight, norm.eps), norm_linear(outputs, norm.weight, norm.eps, lm.head)
 
 
-def _depth_logits(lm: DualAR, state: DepthRows, rows: Tensor, fed: Sequence[Tensor]) -> Iterator[Tensor]:
+def _depth_logits(lm: DualAR, state: DepthState, rows: Tensor, fed: Sequence[Tensor]) -> Iterator[Tensor]:
     """Logits [B, V] of codebooks 1 to K - 1 in turn, of the inputs `fed` as `depth_passes` takes them."""
     norm = lm.fast.norm
     for outputs in depth_passes(state, lm.fast, rows, fed):
         yield norm_linear(outputs, norm.weight, norm.eps, lm.fast.output.weight)
 
 
-def _noise(lm: DualAR, row: SamplingRow, length: Tensor) -> Tensor:
+def _noise(lm: DualAR, row: BatchSampling, length: Tensor) -> Tensor:
     """Gumbel noise [B, K + 1, V] of a frame: a codebook each, the last for codebook 0 drawn again."""
     return gumbel_noise(row.seed, row.segment, length, lm.codebooks + 1, lm.codes + 1)

@@ -10,7 +10,7 @@ from sonoro.core.errors import InvalidRequest
 from sonoro.core.types import ModelSpec, SamplingParams, SpeechRequest
 from sonoro.models.base import Codec, Controls, Spoken, Voice, WholeSegments
 from sonoro.models.loading import Parts, make_family
-from sonoro.models.slots import DepthRows, clear_rows, place_rows
+from sonoro.models.slots import DepthState, admit_staged, clear_slots
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.nn.weights import fingerprint
 
@@ -39,7 +39,7 @@ class FishS2(WholeSegments):
         self.position_bytes = lm.slow.config.position_bytes(lm.head.dtype)
         self.encode_voice = bound(voice.encode_voice, codec=modules.codec, device=lm.device)
         self.save_voice, self.load_voice = voice.save_voice, bound(voice.load_voice, lm.codebooks, lm.codes)
-        self.reset, self.stage, self.place = clear_rows, stage, place_rows
+        self.reset, self.stage, self.admit = clear_slots, stage, admit_staged
         self.allocate, self.prefill = bound(allocate, lm), bound(prefill, lm)
         self.frame, self.parts = bound(frame.frame, lm), bound(frame.parts, lm)
 
@@ -61,7 +61,7 @@ class FishS2(WholeSegments):
         """Of the configuration, and of every tensor its name, shape, dtype and first numbers."""
         return fingerprint(repr(self._modules.lm.config), self._modules.lm, self._modules.codec)
 
-    def check_kernels(self, state: DepthRows, rows: int) -> None:
+    def check_kernels(self, state: DepthState, rows: int) -> None:
         """Run each fused kernel of a frame of `rows` rows once against its reference, and the codec's on a few rows."""
         frame.check_kernels(self._modules.lm, state, rows)
         self._modules.codec.check_kernels(min(rows, _CODEC_CHECK_ROWS), 1)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sonoro.core.errors import ConfigError
 from sonoro.models.base import Capacity, Pages
-from sonoro.models.slots import DepthRows, SlotRows, allocate_depth_rows, fill_backbone, stage_rows
+from sonoro.models.slots import BackboneState, DepthState, allocate_depth, fill_backbone, stage_prompts
 
 from .backbone import DualAR, rotary
 from .prompt import FishPrompt
@@ -16,21 +16,21 @@ from .prompt import FishPrompt
 __all__ = ["allocate", "prefill", "stage"]
 
 
-def allocate(lm: DualAR, capacity: Capacity) -> DepthRows:
+def allocate(lm: DualAR, capacity: Capacity) -> DepthState:
     """Free rows for `capacity.slots` requests. Raises `ConfigError` for more positions than the model has."""
     most = lm.config.text_config.max_seq_len
     if capacity.max_positions > most:
         raise ConfigError("max_positions", capacity.max_positions, f"at most {most} for this model")
     books = lm.codebooks
-    return allocate_depth_rows(lm.slow, lm.fast, capacity, codebooks=books, ids=[0] * (1 + books), rotary=rotary)
+    return allocate_depth(lm.slow, lm.fast, capacity, codebooks=books, ids=[0] * (1 + books), rotary=rotary)
 
 
-def stage(state: SlotRows, prompts: Sequence[FishPrompt], slots: Sequence[int], pages: Sequence[Pages]) -> int:
+def stage(state: BackboneState, prompts: Sequence[FishPrompt], slots: Sequence[int], pages: Sequence[Pages]) -> int:
     """Lay out what rows `slots` need to speak `prompts` on `pages`; how many prompt rows. No sync; not capturable."""
     added = [((prompt.controls.row,), ()) for prompt in prompts]
-    return stage_rows(state, prompts, slots, pages, [prompt.columns for prompt in prompts], added)
+    return stage_prompts(state, prompts, slots, pages, [prompt.columns for prompt in prompts], added)
 
 
-def prefill(lm: DualAR, state: SlotRows, tokens: Tensor) -> None:
+def prefill(lm: DualAR, state: BackboneState, tokens: Tensor) -> None:
     """Run the staged rows `tokens` [T] int64 and leave each prompt's last one pending. Capturable; no sync."""
     fill_backbone(state, tokens, lm.slow, lm.embed)

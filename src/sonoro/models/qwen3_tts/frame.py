@@ -16,7 +16,7 @@ from sonoro.models.slots import depth_passes
 from sonoro.ops.linear import norm_linear
 from sonoro.ops.norm import rms_norm
 from sonoro.ops.sample import gumbel_noise
-from sonoro.runtime.sampling import SamplingRow
+from sonoro.runtime.sampling import BatchSampling
 
 from . import sampling
 from .backbone import Talker
@@ -49,9 +49,9 @@ def frame(talker: Talker, state: FrameState, slots: Tensor, record: list[Tensor]
 
 def check_kernels(talker: Talker, state: FrameState, rows: int) -> None:
     """Run each fused kernel of a frame of `rows` rows once against its reference. Synchronises; `state` stays."""
-    talker.model.check_kernels(rows, state.cache.table, state.cache.page_positions)
+    talker.model.check_kernels(rows, state.cache.page_table, state.cache.page_positions)
     for turns in (1, 2):
-        talker.code_predictor.model.check_kernels(rows, state.loop.table, state.loop.page_positions, turns)
+        talker.code_predictor.model.check_kernels(rows, state.loop.page_table, state.loop.page_positions, turns)
     decidable, codes = state.is_end.shape[0], talker.config.code_predictor_config.vocab_size
     inputs = talker.code_predictor.inputs(0)
     sampling.check_kernels(rows, decidable, inputs[: talker.codes])
@@ -95,8 +95,8 @@ class _Draws(NamedTuple):
     """
 
     codes: Tensor
-    first_row: SamplingRow
-    rest_row: SamplingRow
+    first_row: BatchSampling
+    rest_row: BatchSampling
     noise: Tensor
     seen: Tensor
     length: Tensor

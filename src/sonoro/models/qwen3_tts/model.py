@@ -25,7 +25,7 @@ from . import frame, voice, weights
 from .config import RELEASED, Configs, GenerationConfig, ModelConfig, read_configs, released_configs
 from .live import LiveSegment
 from .prompt import ClonedVoice, PromptBuilder, TalkerPrompt, TextTokenizer
-from .state import FrameState, allocate, append, place, prefill, reset, stage
+from .state import FrameState, admit, allocate, append, prefill, reset, stage
 from .weights import Modules
 
 __all__ = ["FAMILY", "Qwen3TTS", "spec_of"]
@@ -123,9 +123,9 @@ class Qwen3TTS:
         """Lay out what rows `slots` need to speak `prompts` on `pages`; how many prompt rows were staged. No sync."""
         return stage(state, prompts, slots, pages)
 
-    def place(self, state: FrameState, slots: Tensor) -> None:
+    def admit(self, state: FrameState, slots: Tensor) -> None:
         """Empty rows `slots` and give each what was staged for it. Capturable; no sync."""
-        place(state, slots)
+        admit(state, slots)
 
     def prefill(self, state: FrameState, tokens: Tensor) -> None:
         """Run the staged prompt rows `tokens`, leaving their slots ready for the first frame. Capturable; no sync."""

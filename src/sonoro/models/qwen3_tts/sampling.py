@@ -11,17 +11,17 @@ from torch import Tensor
 from sonoro.models.base import Controls
 from sonoro.ops.device import seeded
 from sonoro.ops.sample import gumbel_noise, mask_logits, sample, sample_and_embed
-from sonoro.runtime.sampling import RowControls, SamplingRow
+from sonoro.runtime.sampling import BatchSampling, SamplingControls
 
 from .config import MIN_FRAMES
 
-__all__ = ["check_kernels", "mask_first", "row_controls", "sample_code", "sample_code_and_embed"]
+__all__ = ["check_kernels", "mask_first", "sample_code", "sample_code_and_embed", "sampling_controls"]
 
 
-def row_controls(controls: Controls) -> tuple[RowControls, RowControls]:
+def sampling_controls(controls: Controls) -> tuple[SamplingControls, SamplingControls]:
     """The parameters of codebook 0 and of the others, of complete `controls` (as `ModelSpec.resolve` leaves them)."""
     options = controls.options
-    rest = RowControls(
+    rest = SamplingControls(
         temperature=float(options["subtalker_temperature"]) if options["subtalker_dosample"] else 0.0,
         top_k=int(options["subtalker_top_k"]),
         top_p=float(options["subtalker_top_p"]),
@@ -33,7 +33,7 @@ def row_controls(controls: Controls) -> tuple[RowControls, RowControls]:
 
 
 def mask_first(
-    logits: Tensor, row: SamplingRow, seen: Tensor, length: Tensor, *, suppressed: Tensor, is_end: Tensor
+    logits: Tensor, row: BatchSampling, seen: Tensor, length: Tensor, *, suppressed: Tensor, is_end: Tensor
 ) -> Tensor:
     """What codebook 0 is drawn from, [B, V] float32, of `logits` [B, V], whose last column is end of speech.
 
@@ -44,7 +44,7 @@ def mask_first(
     return mask_logits(logits, seen, row.repetition_penalty, suppressed | (is_end & is_endless))
 
 
-def sample_code(scores: Tensor, noise: Tensor, row: SamplingRow, ids: Tensor | None = None) -> Tensor:
+def sample_code(scores: Tensor, noise: Tensor, row: BatchSampling, ids: Tensor | None = None) -> Tensor:
     """One id per row, [B] int64, of `scores` [B, V] with Gumbel `noise` [B, V]: temperature, top-k, top-p, argmax.
 
     They are written to `ids` [B] if it is given.
@@ -52,7 +52,7 @@ def sample_code(scores: Tensor, noise: Tensor, row: SamplingRow, ids: Tensor | N
     return sample(scores, noise, row.temperature, row.top_k, row.top_p, row.is_greedy, ids)
 
 
-def sample_code_and_embed(scores: Tensor, noise: Tensor, row: SamplingRow, table: Tensor, ids: Tensor) -> Tensor:
+def sample_code_and_embed(scores: Tensor, noise: Tensor, row: BatchSampling, table: Tensor, ids: Tensor) -> Tensor:
     """`sample_code` into `ids` [B]; the rows of `table` [T, W] at them, [B, W], its first for ids beyond it."""
     return sample_and_embed(scores, noise, row.temperature, row.top_k, row.top_p, row.is_greedy, table, ids)
 

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 from sonoro.models.base import Capacity, Pages
-from sonoro.models.slots import DepthRows, allocate_depth_rows, clear_rows, fill_backbone, place_rows, stage_rows
+from sonoro.models.slots import DepthState, admit_staged, allocate_depth, clear_slots, fill_backbone, stage_prompts
 from sonoro.runtime.ring import upload
-from sonoro.runtime.sampling import SamplingRows
+from sonoro.runtime.sampling import SamplingState
 
 from .backbone import Talker
 from .prompt import TalkerPrompt
 from .rows import StepRows
-from .sampling import row_controls
+from .sampling import sampling_controls
 
-__all__ = ["FrameState", "StagedVoices", "allocate", "append", "place", "prefill", "reset", "stage"]
+__all__ = ["FrameState", "StagedVoices", "admit", "allocate", "append", "prefill", "reset", "stage"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class StagedVoices:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FrameState(DepthRows):
+class FrameState(DepthState):
     """Rows by slot, [N+1, ...] each, and tables shared by all. Mutated in place by the functions of this folder.
 
     `pending` lacks the text that is due at its frame; `text_ids` are the ids fed from the second frame on, padded by
@@ -49,12 +49,12 @@ class FrameState(DepthRows):
     pad_id: int
 
     @property
-    def first(self) -> SamplingRows:
+    def first(self) -> SamplingState:
         """How codebook 0 is drawn."""
         return self.samplers[0]
 
     @property
-    def rest(self) -> SamplingRows:
+    def rest(self) -> SamplingState:
         """How the others are."""
         return self.samplers[1]
 
@@ -69,7 +69,7 @@ def allocate(talker: Talker, capacity: Capacity, pad_id: int) -> FrameState:
     device, rows, end = talker.device, capacity.slots + 1, talker.config.codec_eos_token_id
     codes, text = torch.arange(end + 1, device=device), [pad_id] * (capacity.max_text + 1)
     zeros = functools.partial(torch.zeros, device=device)
-    common = allocate_depth_rows(
+    common = allocate_depth(
         talker.model,
         talker.code_predictor.model,
         capacity,
@@ -91,11 +91,11 @@ def allocate(talker: Talker, capacity: Capacity, pad_id: int) -> FrameState:
 
 def reset(state: FrameState, slots: Sequence[int]) -> None:
     """Make rows `slots` free and empty. No sync; not capturable."""
-    clear_rows(state, slots, (state.seen, False), (state.text_ids, state.pad_id))
+    clear_slots(state, slots, (state.seen, False), (state.text_ids, state.pad_id))
 
 
 def stage(state: FrameState, prompts: Sequence[TalkerPrompt], slots: Sequence[int], pages: Sequence[Pages]) -> int:
-    """Lay out what rows `slots` need to speak `prompts`, each on its `pages`, for `place`, and the prompts' rows for
+    """Lay out what rows `slots` need to speak `prompts`, each on its `pages`, for `admit`, and the prompts' rows for
     `prefill`; how many rows those are. No sync; not capturable.
     """
     added, ids = [], []
@@ -103,7 +103,7 @@ def stage(state: FrameState, prompts: Sequence[TalkerPrompt], slots: Sequence[in
         text = np.full(state.text_ids.shape[1], state.pad_id)
         assert prompt.text_ids < len(text), (prompt.text_ids, len(text))
         text[: prompt.text_ids] = prompt.trail.numpy()
-        added.append((row_controls(prompt.controls), text))
+        added.append((sampling_controls(prompt.controls), text))
         rows = np.empty((prompt.positions, 2 + prompt.code_rows.shape[1]), np.int64)
         rows[:, 0], rows[:, 1], rows[:, 2:] = state.scratch, prompt.text_rows.numpy(), prompt.code_rows.numpy()
         if prompt.x_vector_row is not None:
@@ -111,12 +111,12 @@ def stage(state: FrameState, prompts: Sequence[TalkerPrompt], slots: Sequence[in
             rows[prompt.x_vector_row, 0] = number
             state.voices.x_vectors[number] = prompt.voice.data.x_vector.to(state.done.device)
         ids.append(rows)
-    return stage_rows(state, prompts, slots, pages, ids, added)
+    return stage_prompts(state, prompts, slots, pages, ids, added)
 
 
-def place(state: FrameState, slots: Tensor) -> None:
+def admit(state: FrameState, slots: Tensor) -> None:
     """Empty rows `slots` [B] int64 and give each what was staged for it, in that order. Capturable; no sync."""
-    state.text_ids.index_copy_(0, slots, place_rows(state, slots))
+    state.text_ids.index_copy_(0, slots, admit_staged(state, slots))
     state.seen.index_fill_(0, slots, False)
 
 

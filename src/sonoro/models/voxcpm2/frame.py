@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sonoro.models.slots import append_frames
 from sonoro.ops.norm import rms_norm
 from sonoro.ops.sample import normal_noise
-from sonoro.runtime.sampling import SamplingRow
+from sonoro.runtime.sampling import BatchSampling
 
 from .backbone import VoxLM
 from .flow import MOST_STEPS
@@ -51,7 +51,7 @@ def frame(lm: VoxLM, state: FrameState, slots: Tensor, record: list[Tensor] | No
 def check_kernels(lm: VoxLM, state: FrameState, rows: int) -> None:
     """Run each fused kernel of a frame of `rows` rows once against its reference. Synchronises; `state` stays."""
     for stack in (lm.base_lm, lm.residual_lm):
-        stack.check_kernels(rows, state.cache.table, state.cache.page_positions)
+        stack.check_kernels(rows, state.cache.page_table, state.cache.page_positions)
     lm.feat_encoder.encoder.check_bidirectional(rows)
     lm.feat_decoder.check_kernels(rows)
     index = torch.arange(rows, device=lm.weight.device)
@@ -96,7 +96,7 @@ def _step(lm: VoxLM, state: FrameState, rows: Tensor, position: Tensor) -> tuple
     return hidden, rms_norm(outputs, above.norm.weight, above.norm.eps)
 
 
-def _noise(row: SamplingRow, length: Tensor, patches: Tensor) -> Tensor:
+def _noise(row: BatchSampling, length: Tensor, patches: Tensor) -> Tensor:
     """What patch number `length` [B] of each row begins as: [B, P, D] in the shape and dtype of `patches`."""
     shape = patches.shape[1:]
     return normal_noise(row.seed, row.segment, length, shape.numel()).unflatten(1, shape).to(patches.dtype)

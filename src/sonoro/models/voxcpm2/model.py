@@ -19,7 +19,7 @@ from . import frame, voice, weights
 from .config import RELEASED, ModelConfig, lm_config, read
 from .flow import FEWEST_STEPS, MOST_STEPS
 from .prompt import PromptBuilder, VoxPrompt, stand_in
-from .state import FrameState, allocate, place, prefill, reset, stage
+from .state import FrameState, admit, allocate, prefill, reset, stage
 from .weights import VoxModules
 
 __all__ = ["FAMILY", "VoxCPM2", "spec_of"]
@@ -55,7 +55,7 @@ class VoxCPM2(WholeSegments):
         self._prompts = PromptBuilder(config, tokenizer)
         self.encode_voice = bound(voice.encode_voice, config, modules.codec, lm.weight.device)
         self.save_voice, self.load_voice = voice.save_voice, bound(voice.load_voice, config)
-        self.reset, self.stage, self.place = reset, stage, place
+        self.reset, self.stage, self.admit = reset, stage, admit
         self.allocate, self.prefill = bound(allocate, lm), bound(prefill, lm)
         self.frame, self.parts = bound(frame.frame, lm), bound(frame.parts, lm)
 

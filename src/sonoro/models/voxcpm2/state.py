@@ -11,19 +11,26 @@ from torch import Tensor
 
 from sonoro.core.errors import ConfigError
 from sonoro.models.base import Capacity, Controls, Pages
-from sonoro.models.slots import SlotRows, allocate_rows, clear_rows, place_rows, stage_rows, staged_rows
-from sonoro.nn.kvcache import PagedCache
+from sonoro.models.slots import (
+    BackboneState,
+    admit_staged,
+    allocate_backbone,
+    clear_slots,
+    stage_prompts,
+    staged_tokens,
+)
+from sonoro.nn.kvcache import PagedKVCache
 from sonoro.nn.transformer import Rotary
 
 from .backbone import VoxLM
 from .config import lm_config
 from .prompt import VoxPrompt
 
-__all__ = ["FrameState", "allocate", "place", "prefill", "reset", "stage"]
+__all__ = ["FrameState", "admit", "allocate", "prefill", "reset", "stage"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FrameState(SlotRows):
+class FrameState(BackboneState):
     """Rows by slot, [N+1, ...] each. Mutated in place by the functions of this folder.
 
     `patch` [P, D] is what the next one follows, zeros after text; `is_audio` says whether `pending` is a patch.
@@ -34,8 +41,8 @@ class FrameState(SlotRows):
     patch: Tensor
     is_audio: Tensor
     options: Tensor
-    base: PagedCache
-    residual: PagedCache
+    base: PagedKVCache
+    residual: PagedKVCache
     still: Rotary
 
     def read_options(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -52,7 +59,7 @@ def allocate(lm: VoxLM, capacity: Capacity) -> FrameState:
     layers = config.lm_config.num_hidden_layers
     tables = lm.base_lm.rotary(torch.arange(capacity.max_positions, device=weight.device), weight.dtype)
     patch = weight.new_zeros(config.patch_size, config.feat_dim)
-    common = allocate_rows(
+    common = allocate_backbone(
         lm_config(config, config.paged_layers),
         tables,
         capacity,
@@ -73,25 +80,25 @@ def allocate(lm: VoxLM, capacity: Capacity) -> FrameState:
 
 def reset(state: FrameState, slots: Sequence[int]) -> None:
     """Make rows `slots` free and empty. No sync; not capturable."""
-    clear_rows(state, slots, (state.patch, 0), (state.is_audio, False), (state.options, 0))
+    clear_slots(state, slots, (state.patch, 0), (state.is_audio, False), (state.options, 0))
 
 
 def stage(state: FrameState, prompts: Sequence[VoxPrompt], slots: Sequence[int], pages: Sequence[Pages]) -> int:
     """Lay out what rows `slots` need to speak `prompts` on `pages`; how many prompt rows. No sync; not capturable."""
     added = [((prompt.controls.row,), _pack(prompt.controls)) for prompt in prompts]
-    return stage_rows(state, prompts, slots, pages, [prompt.rows for prompt in prompts], added)
+    return stage_prompts(state, prompts, slots, pages, [prompt.rows for prompt in prompts], added)
 
 
-def place(state: FrameState, slots: Tensor) -> None:
+def admit(state: FrameState, slots: Tensor) -> None:
     """Empty rows `slots` [B] int64 and give each what was staged for it, in that order. Capturable; no sync."""
-    state.options.index_copy_(0, slots, place_rows(state, slots))
+    state.options.index_copy_(0, slots, admit_staged(state, slots))
     state.patch.index_fill_(0, slots, 0)
     state.is_audio.index_fill_(0, slots, False)
 
 
 def prefill(lm: VoxLM, state: FrameState, tokens: Tensor) -> None:
     """Run the staged rows `tokens` [T] int64 and leave each prompt's last one pending. Capturable; no sync."""
-    packed, pending, ids = staged_rows(state, tokens)
+    packed, pending, ids = staged_tokens(state, tokens)
     is_audio, numbers = ids[:, 1] > 0, ids[:, 2:].view(torch.float32)
     patches = numbers.unflatten(1, state.patch.shape[1:]).to(state.patch.dtype)
     embedded = lm.embed(ids[:, 0], patches, is_audio)

@@ -1,7 +1,4 @@
-"""Everything the device holds by slot, allocated once: how many pages fit beside it is decided here.
-
-Knows the protocols of `models.base` and no model.
-"""
+"""The device state of all slots, allocated once, and how many KV cache pages fit beside it."""
 
 from __future__ import annotations
 
@@ -16,19 +13,19 @@ from sonoro.core.errors import ConfigError
 from sonoro.models.base import Capacity, Codec, SlotState, SpeechModel
 from sonoro.runtime.memory import MemoryBudget, device_memory, plan_pages, report
 
-__all__ = ["CodecRows", "DeviceRows", "allocate_rows"]
+__all__ = ["CodecState", "DeviceState", "allocate_device_state"]
 
 _GRAPH_BYTES = 16 * 2**20
 """What a captured graph takes besides its share of the pool. A guess on the safe side."""
 
 
 @dataclass(frozen=True)
-class CodecRows:
-    """What the codec has by slot, on its device, the last row scratch; mutated in place by `Decoding` alone.
+class CodecState:
+    """The codec's state by slot, on its device, the last slot scratch; mutated in place by `Decoding` alone.
 
     `decoded` [N+1] int64 counts the columns of `frames` that were given to the codec, whose left context is `history`.
     `frames` are the model's own, unless the codec `is_apart`, on a device by itself: then they are a copy, and
-    `arrived` is where the newest lands, a length [N] and a frame [N, ...] for each row of a launch.
+    `arrived` receives the newest, a length [N] and a frame [N, ...] for each request of a launch.
     """
 
     history: Any
@@ -46,17 +43,16 @@ class CodecRows:
 
 
 @dataclass(frozen=True)
-class DeviceRows:
-    """Rows by slot, the last one scratch; mutated in place by the runner alone.
+class DeviceState:
+    """The model's and the codec's state by slot, the last slot scratch; mutated in place by the runner alone.
 
-    Of the `pages` at most `kept_pages` may be kept for prompts that begin alike. `report` says in lines what takes how
-    much memory.
+    Of the `pages` at most `cached_pages` may hold cached prefixes. `report` says in lines what takes how much memory.
     """
 
     state: SlotState
-    codec: CodecRows
+    codec: CodecState
     pages: int
-    kept_pages: int
+    cached_pages: int
     report: tuple[str, ...]
 
     @property
@@ -65,11 +61,11 @@ class DeviceRows:
 
     @property
     def scratch(self) -> int:
-        """The number of the scratch row."""
+        """The index of the scratch slot."""
         return self.state.done.shape[0] - 1
 
 
-def allocate_rows(model: SpeechModel, config: EngineConfig) -> DeviceRows:
+def allocate_device_state(model: SpeechModel, config: EngineConfig) -> DeviceState:
     """Allocate what resolved `config` asks of `model`, in inference mode; its codec moves where `codec_device` says.
 
     Raises `ConfigError` naming the field if not even the longest request fits into the memory, or there is no such
@@ -80,11 +76,11 @@ def allocate_rows(model: SpeechModel, config: EngineConfig) -> DeviceRows:
     pages = plan_pages(budget, page_bytes, config.slots, config.pages_per_slot, config.pages)
     state = model.allocate(_capacity(config, pages))
     kept = min(pages, config.prefix_cache_bytes // page_bytes)
-    return DeviceRows(
+    return DeviceState(
         state=state,
-        codec=_codec_rows(state, history, config.codec_device),
+        codec=_codec_state(state, history, config.codec_device),
         pages=pages,
-        kept_pages=kept,
+        cached_pages=kept,
         report=(
             *report(budget, page_bytes, pages),
             f"pages kept for prompts that begin alike: at most {kept}",
@@ -93,15 +89,15 @@ def allocate_rows(model: SpeechModel, config: EngineConfig) -> DeviceRows:
     )
 
 
-def _codec_rows(state: SlotState, history: Any, apart: str) -> CodecRows:
+def _codec_state(state: SlotState, history: Any, apart: str) -> CodecState:
     if not apart:
-        return CodecRows(history, torch.zeros_like(state.length), state.frames, None)
+        return CodecState(history, torch.zeros_like(state.length), state.frames, None)
     arrived = torch.zeros_like(state.length[1:], device=apart), torch.zeros_like(state.frames[1:, 0], device=apart)
     frames = torch.zeros_like(state.frames, device=apart)
-    return CodecRows(history, torch.zeros_like(state.length, device=apart), frames, arrived)
+    return CodecState(history, torch.zeros_like(state.length, device=apart), frames, arrived)
 
 
-def _place_codec(codec: Codec, wanted: str, device: torch.device) -> torch.device:
+def _move_codec(codec: Codec, wanted: str, device: torch.device) -> torch.device:
     """Where `codec` is from now on: where it was, with all else on `device`, unless another is `wanted`."""
     if not wanted:
         return device
@@ -121,10 +117,10 @@ def _measure(model: SpeechModel, config: EngineConfig, page_bytes: int) -> tuple
 
     No budget on a CPU.
     """
-    # With the fewest pages that can serve: what it takes besides them is what the rows take.
+    # With the fewest pages that can serve: what it takes besides them is what the slots take.
     least = model.allocate(_capacity(config, config.pages_per_slot))
     device = least.done.device
-    home = _place_codec(model.codec, config.codec_device, device)
+    home = _move_codec(model.codec, config.codec_device, device)
     memory = device_memory(device)
     if memory is None:
         return model.codec.allocate(config.slots), None, []
@@ -176,7 +172,7 @@ def _check_room(home: torch.device, budget: MemoryBudget, more_bytes: int) -> st
 
 
 def _peak_bytes(model: SpeechModel, config: EngineConfig, history: Any, frames: Tensor) -> int:
-    """What the largest launch of the codec takes while it runs, measured on the scratch row with some `frames`."""
+    """What the largest launch of the codec takes while it runs, measured on the scratch slot with some `frames`."""
     rows, device = config.codec_batches[-1], frames.device
     chunk = frames[:, : config.chunk_frames[-1]].repeat_interleave(rows, dim=0)
     slots = torch.full((rows,), config.slots, dtype=torch.int64, device=device)
