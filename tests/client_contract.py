@@ -160,7 +160,7 @@ async def an_uploaded_voice_is_known_at_once_and_everywhere(server: Server, spea
         answers = await asyncio.gather(*(server.speak(voice="anna") for _ in range(8)))
         return {answer.status_code for answer in answers} == {404}
 
-    await until(is_unknown, timeout_s=10)
+    await until(is_unknown)
     check_error(await server.speak(voice="anna"), 404, "voice")
 
 

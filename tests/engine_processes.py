@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fakes.sine import SineModel
+from guard import GUARD_S
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import AudioChunk, Event, Finished, SpeechRequest
 from sonoro.engine.engine import Engine
@@ -33,7 +34,7 @@ def launch_fleet(model: str = "sine", config: EngineConfig = CONFIG, count: int 
     return Fleet.launch(model, devices=devices, limits=Limits(**limits), config=config, factory=FACTORY)
 
 
-def run(coroutine: Coroutine[Any, Any, None], timeout_s: float = 60) -> None:
+def run(coroutine: Coroutine[Any, Any, None], timeout_s: float = 2 * GUARD_S) -> None:
     asyncio.run(asyncio.wait_for(coroutine, timeout_s))
 
 
@@ -54,7 +55,7 @@ def alone(request: SpeechRequest, config: EngineConfig = CONFIG, model: SpeechMo
     return b"".join(event.pcm for event in events if isinstance(event, AudioChunk))
 
 
-async def until(condition: Callable[[], Any], timeout_s: float = 10) -> None:
+async def until(condition: Callable[[], Any], timeout_s: float = GUARD_S) -> None:
     """Wait until `condition`, which may be a coroutine function, holds."""
     async with asyncio.timeout(timeout_s):
         while not (await held if asyncio.iscoroutine(held := condition()) else held):

@@ -11,6 +11,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from engine_processes import alone
+from guard import GUARD_S
 from server_processes import Server
 from sonoro.core.types import SpeechRequest
 
@@ -31,7 +32,7 @@ class Session:
 
     async def hear(self) -> dict[str, Any] | bytes:
         """The next event, or the next audio, of which there is none but between its events."""
-        message = await asyncio.wait_for(self.socket.recv(), 20)
+        message = await asyncio.wait_for(self.socket.recv(), GUARD_S)
         if isinstance(message, bytes):
             assert self.is_spoken_to
             return message

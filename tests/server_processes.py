@@ -15,6 +15,7 @@ import soundfile
 import uvicorn
 
 from engine_processes import CONFIG, launch_fleet
+from guard import GUARD_S
 from sonoro.core.config import EngineConfig
 from sonoro.server.app import create_app, listen, uvicorn_config
 from sonoro.server.config import ServerConfig
@@ -75,9 +76,9 @@ async def serving(
         task = asyncio.create_task(process.serve(sockets=[sock]))
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
         try:
-            async with httpx.AsyncClient(base_url=url, timeout=30, trust_env=False) as http:
+            async with httpx.AsyncClient(base_url=url, timeout=GUARD_S, trust_env=False) as http:
                 server = Server(http, url, engine, process, failures)
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(GUARD_S):
                     while waits and not await server.is_ready():
                         await asyncio.sleep(0.02)
                 yield server

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from guard import GUARD_S
+
 RATE = 8000
 BYTES_PER_S = 2 * RATE
 
@@ -119,11 +121,11 @@ def served(answer: Callable[[int], Answer] | Answer) -> Iterator[Server]:
 
     thread = threading.Thread(target=loop.run_until_complete, args=(live(),))
     thread.start()
-    assert is_up.wait(10)
+    assert is_up.wait(GUARD_S)
     try:
         yield server
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(10)
+        thread.join(GUARD_S)
         loop.close()
         assert not thread.is_alive()

@@ -21,6 +21,7 @@ import soundfile
 import torch
 
 from fakes.sine import SineModel
+from guard import GUARD_S
 from sonoro import TTS, Audio, EngineConfig
 from sonoro.api import speech_request
 from sonoro.core.audio import to_pcm16, write_audio
@@ -191,7 +192,7 @@ def test_a_stream_collected_inside_a_tick_is_cancelled() -> None:
     model.frame = frame
     done = threading.Thread(target=speaker.generate, args=(TEXTS[0],), daemon=True)
     done.start()
-    done.join(timeout=20)
+    done.join(timeout=GUARD_S)
     assert not done.is_alive()
     # Both slots are free again.
     assert [audio.finish_reason for audio in speaker.generate_batch(TEXTS[:2])] == ["stop", "stop"]
@@ -222,7 +223,7 @@ def test_threads_may_share_a_speaker() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=GUARD_S)
     for seed in range(8):
         np.testing.assert_array_equal(answers[seed], tts().generate(TEXTS[seed % 4], seed=seed).samples)
 

@@ -17,6 +17,7 @@ from client_contract import check_all
 from command_line import server
 from crowds import Crowd
 from engine_processes import engines, run, until
+from guard import GUARD_S
 from server_processes import Server
 from speakers import BUILTIN
 
@@ -31,9 +32,9 @@ async def serving(folder: Path) -> AsyncIterator[tuple[Server, subprocess.Popen[
         resolved = yaml.safe_load(printed.partition("listening")[0])
         assert (resolved["load"]["devices"], resolved["server"]["max_concurrency"]) == (["cpu", "cpu"], 2 * SLOTS)
         limits = httpx.Limits(max_connections=100)
-        async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits, trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=GUARD_S, limits=limits, trust_env=False) as http:
             server_over = Server(http, url, None, None, [])
-            await until(server_over.is_ready, timeout_s=60)
+            await until(server_over.is_ready)
             yield server_over, process
 
 
@@ -50,14 +51,14 @@ def test_clients_get_what_they_may_rely_on_without_ray(tmp_path: Path, monkeypat
 
     async def ask() -> None:
         async with serving(tmp_path) as (server, process):
-            await until(lambda: server.has("sonoro_engine_up", 2), timeout_s=60)
+            await until(lambda: server.has("sonoro_engine_up", 2))
             await check_all(server, BUILTIN)
             assert await replicas(server) == ["ready", "ready"]
             process.send_signal(signal.SIGTERM)
-            assert process.wait(20) == -signal.SIGTERM
+            assert process.wait(GUARD_S) == -signal.SIGTERM
             assert process.stderr.read() == ""
 
-    run(ask(), timeout_s=180)
+    run(ask())
 
 
 def test_an_engine_killed_under_load_loses_what_it_spoke_and_nobody_else_notices(tmp_path: Path) -> None:
@@ -65,21 +66,21 @@ def test_an_engine_killed_under_load_loses_what_it_spoke_and_nobody_else_notices
 
     async def kill() -> None:
         async with serving(tmp_path) as (server, process):
-            await until(lambda: server.has("sonoro_engine_up", 2), timeout_s=60)
+            await until(lambda: server.has("sonoro_engine_up", 2))
             clock = asyncio.get_running_loop().time
             async with Crowd(server, BUILTIN) as crowd:
-                await until(lambda: crowd.begun == 2 * SLOTS, timeout_s=30)
+                await until(lambda: crowd.begun == 2 * SLOTS)
                 os.kill(min(engines(process.pid)), signal.SIGKILL)
                 killed_s = clock()
                 await until(lambda: server.has("sonoro_engine_up", 1))
                 assert await server.is_ready()
                 assert await replicas(server) == ["ready", "starting"]
-                await until(lambda: server.has("sonoro_engine_up", 2), timeout_s=60)
-                await until(lambda: server.has("sonoro_engine_running", 2 * SLOTS), timeout_s=30)
+                await until(lambda: server.has("sonoro_engine_up", 2))
+                await until(lambda: server.has("sonoro_engine_running", 2 * SLOTS))
             crowd.check_lost(killed_s, most=SLOTS)
             assert crowd.sent_since(killed_s)
             assert await server.metric("sonoro_engine_restarts_total") == 1
             for state in ("running", "waiting"):
                 assert await server.has(f"sonoro_engine_{state}", 0)
 
-    run(kill(), timeout_s=180)
+    run(kill())

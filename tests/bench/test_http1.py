@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from guard import GUARD_S
 from sonoro.bench.http1 import Answer, Connections, HttpError
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -37,7 +38,7 @@ async def answering(*answers: Sequence[bytes], ends: bool = False) -> AsyncItera
         with contextlib.suppress(ConnectionError):
             await writer.wait_closed()
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(GUARD_S):
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         connections = Connections("127.0.0.1", server.sockets[0].getsockname()[1], is_tls=False)
         try:
@@ -154,7 +155,7 @@ def test_a_request_that_is_given_up_cuts_its_connection() -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await ask(connections)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD_S):
             await closed.wait()
         server.close()
 

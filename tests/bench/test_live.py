@@ -22,6 +22,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from guard import GUARD_S
 from sonoro.bench.client import Target
 from sonoro.bench.live import LiveBench, run
 from sonoro.core.errors import ConfigError, EngineError
@@ -104,7 +105,7 @@ def speaking(script: Script) -> Iterator[Target]:
         yield Target(f"http://127.0.0.1:{sock.getsockname()[1]}", model="spoken", timeout_s=2, api_key="secret")
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(GUARD_S)
         sock.close()
         assert not thread.is_alive()
 

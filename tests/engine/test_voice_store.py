@@ -20,6 +20,7 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
 from fakes.sine import SineModel
+from guard import GUARD_S
 from listening import config_of, reference, speak
 from sonoro.core.errors import ConfigError, EngineError, UnknownVoice, VoiceExists
 from sonoro.core.types import SpeechRequest, VoiceFacts
@@ -125,7 +126,7 @@ def test_of_two_who_register_at_once_one_is_refused(tmp_path: Path, monkeypatch:
 
     def wait(file: int) -> None:
         with contextlib.suppress(threading.BrokenBarrierError):
-            together.wait(timeout=10)
+            together.wait(timeout=GUARD_S)
             together.abort()  # the second time, of the folder, nobody is waited for
         fsync(file)
 

@@ -16,6 +16,7 @@ import torch
 
 from engine_processes import CONFIG, FACTORY, LONG, alone, nothing_left, run
 from fakes.sine import SineModel
+from guard import GUARD_S
 from sonoro.core.config import LOG_LEVEL_VARIABLE, EngineConfig
 from sonoro.core.errors import ConfigError
 from sonoro.core.types import AudioChunk, Failed, Finished, SpeechRequest
@@ -191,7 +192,7 @@ def test_a_signal_ends_the_process_cleanly(number: signal.Signals) -> None:
         with start(client, os.getpid()) as process:
             assert isinstance((await client.receive())[0], Ready)
             process.send_signal(number)
-            _, err = await asyncio.to_thread(process.communicate, timeout=20)
+            _, err = await asyncio.to_thread(process.communicate, timeout=GUARD_S)
         client.close()
         assert (process.returncode, err) == (0, b"")
 

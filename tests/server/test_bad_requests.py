@@ -1,14 +1,15 @@
-"""Requests that cannot be served: each is refused by name, within a second, and the server serves on."""
+"""Requests that cannot be served: each is refused by name, and the server serves on."""
 
 import asyncio
 import base64
 import dataclasses
-import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from engine_processes import alone, nothing_left, run
+from guard import GUARD_S
 from server_processes import SETTINGS, check_error, recording, serving, sound
 from sonoro.core.types import SpeechRequest
 
@@ -130,6 +131,12 @@ BAD_BODIES = [
 ]
 
 
+async def hidden(length: int) -> AsyncIterator[bytes]:
+    """A body of more than `length` bytes, which its head does not say."""
+    for _ in range(length // 65536 + 1):
+        yield b" " * 65536
+
+
 def test_what_is_wrong_is_refused_by_name_and_the_server_serves_on(tmp_path: Path) -> None:
     folder = tmp_path / "voices"
     folder.mkdir()
@@ -140,11 +147,9 @@ def test_what_is_wrong_is_refused_by_name_and_the_server_serves_on(tmp_path: Pat
     async def ask() -> None:
         async with serving(settings=settings) as server:
             for fields, status, parameter in BAD_FIELDS:
-                started_s = time.perf_counter()
                 answer = await server.speak(**{"text": "Some words.", **fields} if "input" not in fields else fields)
                 check_error(answer, status, parameter)
                 assert len(answer.content) < 1000
-                assert time.perf_counter() - started_s < 1
                 assert len(answer.headers["x-request-id"]) == 32
             for payload in BAD_BODIES:
                 answer = await server.http.post(SPEECH, content=payload)
@@ -154,6 +159,7 @@ def test_what_is_wrong_is_refused_by_name_and_the_server_serves_on(tmp_path: Pat
             check_error(await server.http.get(SPEECH), 405)
             check_error(await server.http.get("/v1/nothing"), 404)
             check_error(await server.http.post(SPEECH, content=b" " * (SETTINGS.max_body_bytes + 1)), 413)
+            check_error(await server.http.post(SPEECH, content=hidden(SETTINGS.max_body_bytes)), 413)
             exploded = await server.speak("An explosive one.")
             check_error(exploded, 500)
             assert (await server.speak()).content == alone(SpeechRequest(id="a", text="Some words.", voice="low"))
@@ -163,18 +169,15 @@ def test_what_is_wrong_is_refused_by_name_and_the_server_serves_on(tmp_path: Pat
     run(ask())
 
 
-def test_a_body_is_bounded_though_it_hides_its_length() -> None:
-    settings = dataclasses.replace(SETTINGS, max_body_bytes=2048, body_timeout_s=0.3)
-
-    async def trickle(parts: int, pause_s: float):
-        for _ in range(parts):
-            yield b" " * 1000
-            await asyncio.sleep(pause_s)
+def test_a_body_that_does_not_end_is_not_waited_for() -> None:
+    settings = dataclasses.replace(SETTINGS, body_timeout_s=1)
 
     async def ask() -> None:
         async with serving(settings=settings) as server:
-            check_error(await server.http.post(SPEECH, content=trickle(4, 0)), 413)
-            check_error(await server.http.post(SPEECH, content=trickle(2, 0.4)), 408)
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
+            writer.write(f"POST {SPEECH} HTTP/1.1\r\nHost: a\r\nContent-Length: 500\r\n\r\n ".encode())
+            assert (await reader.readline()).startswith(b"HTTP/1.1 408")
+            writer.close()
             assert (await server.speak()).status_code == 200
 
     run(ask())
@@ -195,7 +198,7 @@ def test_bodies_at_work_are_bounded_together() -> None:
 
             first = asyncio.create_task(server.http.post(SPEECH, content=held_back()))
             large = text % ("a" * 40_000)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(GUARD_S):
                 while (answer := await server.http.post(SPEECH, content=large)).status_code == 200:
                     await asyncio.sleep(0.02)
             check_error(answer, 429)

@@ -122,7 +122,7 @@ def test_a_client_that_leaves_ends_its_batch() -> None:
             body = {"items": [{"input": LONG, **long}] * 8}
             with pytest.raises(httpx.ReadTimeout):
                 await server.http.post(BATCH, json=body, timeout=0.5)
-            await until(server.is_idle, timeout_s=1)
+            await until(server.is_idle)
             assert await server.metric("sonoro_requests_in_flight") == 0
 
     run(leave())
@@ -135,7 +135,7 @@ def test_a_killed_engine_fails_the_items_that_were_under_way() -> None:
             assert answer.status_code == 200
             results = answer.json()["results"]
             assert results[1]["error"]["code"] == "engine_crashed"
-            await until(server.is_ready, timeout_s=20)
+            await until(server.is_ready)
             assert (await speak(server, [{"input": "Some words."}])).json()["succeeded"] == 1
 
     run(kill())

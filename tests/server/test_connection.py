@@ -7,19 +7,19 @@ import json
 import os
 import signal
 import socket
-import time
 from collections.abc import AsyncIterator
 
 import pytest
 
 from engine_processes import children, nothing_left, run, until
+from guard import GUARD_S
 from server_processes import SETTINGS, Server, serving
 from sonoro.server.app import SEND_BUFFER_BYTES, listen
 
 __all__ = ["nothing_left"]
 
 SPEECH = "/v1/audio/speech"
-IMPATIENT = dataclasses.replace(SETTINGS, head_timeout_s=0.4, keep_alive_timeout_s=1, body_timeout_s=0.4)
+IMPATIENT = dataclasses.replace(SETTINGS, head_timeout_s=1, keep_alive_timeout_s=1, body_timeout_s=1)
 
 
 @contextlib.asynccontextmanager
@@ -34,17 +34,16 @@ async def connection(server: Server) -> AsyncIterator[tuple[asyncio.StreamReader
             await writer.wait_closed()
 
 
-async def closed(reader: asyncio.StreamReader) -> tuple[bytes, float]:
-    """What was answered until the server closed the connection, and when that was."""
-    started_s = time.perf_counter()
+async def closed(reader: asyncio.StreamReader) -> bytes:
+    """What was answered until the server closed the connection."""
     heard = b""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(GUARD_S):
         try:
             while part := await reader.read(65536):
                 heard += part
         except ConnectionError:
             pass
-    return heard, time.perf_counter() - started_s
+    return heard
 
 
 def test_accepted_sockets_send_at_once_and_keep_little() -> None:
@@ -61,9 +60,12 @@ def test_accepted_sockets_send_at_once_and_keep_little() -> None:
 
 @pytest.mark.usefixtures("nothing_left")
 def test_connections_that_keep_the_server_waiting_are_let_go() -> None:
-    """The head of a first request and of a later one, an idle connection, and the rest of a body already refused."""
+    """The head of a first request and of a later one, an idle connection, and the rest of a body already refused: all
+    at once, each after as long as it was given, and not before."""
 
-    async def trickle(server: Server, first: bytes) -> float:
+    async def trickle(server: Server, first: bytes) -> None:
+        clock = asyncio.get_running_loop().time
+        started_s = clock()
         async with connection(server) as (reader, writer):
             writer.write(first)
 
@@ -73,29 +75,25 @@ def test_connections_that_keep_the_server_waiting_are_let_go() -> None:
                     writer.write(b"a")
 
             dripping = asyncio.create_task(drip())
-            _, waited_s = await closed(reader)
+            await closed(reader)
             dripping.cancel()
             await asyncio.gather(dripping, return_exceptions=True)
-            return waited_s
+            assert clock() - started_s >= 1, first
 
     async def wait() -> None:
         async with serving(settings=IMPATIENT) as server:
             health = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
             refused = f"POST {SPEECH} HTTP/1.1\r\nHost: a\r\nContent-Length: 999999999\r\n\r\n".encode()
-            for first, low_s, high_s in (
-                (b"", 0.3, 2),
-                (b"GET /hea", 0.3, 2),
-                (health + b"GET /hea", 0.3, 2),
-                (refused, 0.3, 2),
-            ):
-                assert low_s < await trickle(server, first) < high_s, first
-            async with connection(server) as (reader, _):
-                assert (await closed(reader))[0] == b""
-            async with connection(server) as (reader, writer):
-                writer.write(health)
-                heard, waited_s = await closed(reader)
-                assert heard.startswith(b"HTTP/1.1 200")
-                assert 0.9 < waited_s < 3
+
+            async def rest(first: bytes) -> bytes:
+                async with connection(server) as (reader, writer):
+                    writer.write(first)
+                    return await closed(reader)
+
+            dripping = [trickle(server, first) for first in (b"", b"GET /hea", health + b"GET /hea", refused)]
+            silent, answered, *_ = await asyncio.gather(rest(b""), rest(health), *dripping)
+            assert silent == b""
+            assert answered.startswith(b"HTTP/1.1 200")
             await until(lambda: len(server.process.server_state.connections) <= 1)
 
     run(wait())
@@ -105,10 +103,9 @@ def test_connections_that_keep_the_server_waiting_are_let_go() -> None:
 def test_an_answer_may_take_longer_than_a_head() -> None:
     async def speak() -> None:
         async with serving("slow", IMPATIENT) as server:
-            started_s = time.perf_counter()
-            answer = await server.speak("Some words.", max_new_tokens=200, ignore_eos=True)
-            assert time.perf_counter() - started_s > 2 * IMPATIENT.head_timeout_s
-            assert len(answer.content) == 200 * 160
+            # 400 frames of 5 ms.
+            answer = await server.speak("Some words.", max_new_tokens=400, ignore_eos=True)
+            assert len(answer.content) == 400 * 160
 
     run(speak())
 
@@ -128,16 +125,15 @@ def test_what_is_no_http_is_refused_as_everything_else_is(caplog: pytest.LogCapt
             ):
                 async with connection(server) as (reader, writer):
                     writer.write(payload)
-                    heard, waited_s = await closed(reader)
+                    heard = await closed(reader)
                 assert heard.startswith(b"HTTP/1.1 400"), payload[:40]
                 assert json.loads(heard.partition(b"\r\n\r\n")[2])["error"]["code"] == "http"
-                assert waited_s < 1
             # A body that ends before it should is the client's own end: there is nobody to answer.
             async with connection(server) as (_, writer):
                 writer.write(f'POST {SPEECH} HTTP/1.1\r\nHost: a\r\nContent-Length: 500\r\n\r\n{{"input": "a'.encode())
                 await writer.drain()
             assert (await server.speak()).status_code == 200
-            assert await server.is_idle()
+            await until(server.is_idle)
             await until(lambda: "code=body_too_slow" in caplog.text)
             assert "Traceback" not in caplog.text
 
@@ -159,7 +155,7 @@ def test_nonsense_after_an_answer_ends_the_connection_alone(caplog: pytest.LogCa
                     writer.write(first)
                     heard = await reader.read(12)
                     writer.write(later)
-                    heard += (await closed(reader))[0]
+                    heard += await closed(reader)
                 assert heard[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 413")
                 assert heard.count(b"HTTP/1.1") == 1
             assert (await server.speak()).status_code == 200
@@ -190,7 +186,7 @@ def test_where_a_body_ends_with_its_connection_one_that_was_cut_off_is_reset() -
             with pytest.raises(ConnectionResetError):
                 async for _ in parts:
                     pass
-            await until(server.is_ready, timeout_s=20)
+            await until(server.is_ready)
 
     run(cut())
 

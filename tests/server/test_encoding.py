@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from engine_processes import run
+from guard import GUARD_S
 from sonoro.server.encode import FORMATS, Encoder
 from sonoro.server.encoding import Encoding, encoder_threads
 
@@ -27,7 +28,7 @@ class SlowEncoder:
     def feed(self, pcm: bytes) -> bytes:
         with self._in_use:
             self.begun.set()
-            assert self.go.wait(10)
+            assert self.go.wait(GUARD_S)
             assert not self.closed
             return b"<" + pcm + b">"
 
@@ -73,7 +74,7 @@ def test_a_slow_encoder_delays_nobody_else(threads: ThreadPoolExecutor) -> None:
         slow_encoding, quick = Encoding(slow, threads), Encoding(Encoder("pcm", RATE), threads)
         other = Encoding(Encoder("flac", RATE), threads)
         waiting = asyncio.create_task(slow_encoding.feed(b"a"))
-        await asyncio.to_thread(slow.begun.wait, 10)
+        await asyncio.to_thread(slow.begun.wait, GUARD_S)
         assert await quick.feed(CHUNK) == CHUNK
         assert await other.feed(CHUNK)
         assert not waiting.done()
@@ -91,13 +92,13 @@ def test_an_encoder_is_freed_after_the_thread_that_works_with_it(threads: Thread
         slow = SlowEncoder()
         encoding = Encoding(slow, threads)
         waiting = asyncio.create_task(encoding.feed(b"a"))
-        await asyncio.to_thread(slow.begun.wait, 10)
+        await asyncio.to_thread(slow.begun.wait, GUARD_S)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         encoding.close()
         assert not slow.closed
         slow.go.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(GUARD_S):
             while not slow.closed:
                 await asyncio.sleep(0.01)
 

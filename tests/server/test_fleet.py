@@ -11,6 +11,7 @@ import pytest
 
 from client_contract import VOICES, check_all
 from engine_processes import CONFIG, LONG, alone, engines, nothing_left, run, until
+from guard import GUARD_S
 from live_sessions import session
 from server_processes import SETTINGS, check_error, serving, sound
 from sonoro.core.types import SpeechRequest
@@ -37,7 +38,7 @@ def test_clients_get_what_they_may_rely_on(count: int) -> None:
             ready = (await server.http.get("/ready")).json()
             assert ready["replicas"] == [{"device": "cpu", "status": "ready", "restarts": 0}] * count
 
-    run(ask(), timeout_s=120)
+    run(ask())
 
 
 async def hear(http: httpx.AsyncClient, seed: int) -> str:
@@ -65,7 +66,7 @@ def test_while_an_engine_is_away_its_places_are_too() -> None:
             assert {answer.status_code for answer in await asyncio.gather(*more)} == {200}
             await asyncio.gather(*asking, return_exceptions=True)
 
-    run(kill(), timeout_s=120)
+    run(kill())
 
 
 def test_an_engine_that_is_back_serves_those_who_wait_though_nobody_comes_or_goes() -> None:
@@ -83,7 +84,7 @@ def test_an_engine_that_is_back_serves_those_who_wait_though_nobody_comes_or_goe
             assert (await waiting).content == alone(SpeechRequest(id="a", text="Some words."))
             assert await server.has("sonoro_engine_up", 2)
 
-    run(kill(), timeout_s=120)
+    run(kill())
 
 
 def test_without_any_engine_nobody_waits_and_when_one_is_back_all_is_well() -> None:
@@ -94,14 +95,14 @@ def test_without_any_engine_nobody_waits_and_when_one_is_back_all_is_well() -> N
             await until(lambda: server.has("sonoro_queue_depth", 4))
             for process in engines():
                 os.kill(process, signal.SIGKILL)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(GUARD_S):
                 ends = await asyncio.gather(*asking)
             assert "whole" not in ends
             check_error(await server.http.get("/ready"), 503)
-            await until(server.is_ready, timeout_s=40)
+            await until(server.is_ready)
             assert (await server.speak()).content == alone(SpeechRequest(id="a", text="Some words."))
 
-    run(kill(), timeout_s=120)
+    run(kill())
 
 
 def test_two_servers_share_a_folder_of_voices(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -117,4 +118,4 @@ def test_two_servers_share_a_folder_of_voices(tmp_path_factory: pytest.TempPathF
             assert (await one.http.get(VOICES)).json()["uploaded_voices"] == []
             check_error(await one.speak(voice="anna"), 404, "voice")
 
-    run(ask(), timeout_s=120)
+    run(ask())

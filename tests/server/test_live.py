@@ -83,7 +83,7 @@ def test_the_built_in_voice_says_pieces_as_it_says_the_whole(chunk_frames: tuple
                 assert len(live) == len(given) == done["samples"] > 24000
                 assert np.abs(live - given).max() <= difference
 
-    run(speak(), timeout_s=120)
+    run(speak())
 
 
 def test_a_session_has_utterances_and_settings_of_its_own() -> None:
@@ -133,7 +133,7 @@ def test_a_cancelled_utterance_says_how_far_it_came_and_the_session_goes_on() ->
             assert whole(LONG).startswith(heard)
             # It is an estimate within a segment, of no more than was given and less than was to be said.
             assert 0 < cancelled["text_position"] < len(LONG)
-            await until(server.is_idle, timeout_s=1)
+            await until(server.is_idle)
             assert await server.metric('sonoro_requests_total{model="sine",reason="cancelled"}') == 1
             await client.say("response.cancel")
             assert await client.hear() == {

@@ -36,7 +36,7 @@ def test_a_session_in_which_nothing_is_said_is_closed_but_who_listens_is_not_idl
                     assert failed["error"]["code"] == "idle_session"
                     assert done == {"type": "session.done", "reason": "idle"}
                     assert code == 1001
-                await until(server.is_idle, timeout_s=1)
+                await until(server.is_idle)
             async with session(server) as client:
                 # 200 frames of 5 ms.
                 assert (await client.speak(LONG[:200]))[0] == whole(LONG[:200])
@@ -51,7 +51,7 @@ def test_a_client_that_leaves_frees_its_slot_within_a_second() -> None:
                 await client.say("input.text", text=LONG)
                 assert (await client.hear())["type"] == "audio.start"
                 client.socket.transport.abort()
-            await until(server.is_idle, timeout_s=1)
+            await until(server.is_idle)
             assert await server.metric('sonoro_requests_total{model="sine",reason="disconnected"}') == 1
             assert await server.metric("sonoro_requests_in_flight") == 0
 
@@ -68,7 +68,7 @@ def test_a_client_that_takes_nothing_is_given_up() -> None:
                 await client.say("input.text", text=LONG * 20)
                 await client.say("input.done")
                 given_up = 'sonoro_requests_total{model="sine",reason="slow_reader"}'
-                await until(lambda: server.metric(given_up), timeout_s=20)
+                await until(lambda: server.metric(given_up))
                 await until(server.is_idle)
                 client.socket.transport.abort()
             async with session(server) as client:
@@ -165,7 +165,7 @@ def test_a_killed_engine_fails_the_utterance_and_the_session_goes_on() -> None:
             await client.say("input.done")
             _, (refused,) = await client.speak(TEXT)
             assert refused["error"]["code"] == "not_ready"
-            await until(server.is_ready, timeout_s=20)
+            await until(server.is_ready)
             assert (await client.speak(TEXT))[0] == whole()
 
     run(kill())

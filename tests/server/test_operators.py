@@ -115,8 +115,8 @@ def test_metrics_count_what_prompts_share() -> None:
             assert await counts(server) == [44 + 12 + 12, 64, 2, 1, 0, 32 * 64]
             (worker,) = engines()
             os.kill(worker, signal.SIGKILL)
-            await until(lambda: server.has("sonoro_engine_restarts_total", 1), timeout_s=20)
-            await until(server.is_ready, timeout_s=20)
+            await until(lambda: server.has("sonoro_engine_restarts_total", 1))
+            await until(server.is_ready)
             assert (await server.speak(text + "one")).content == answers[0]
             assert await counts(server) == [44, 0, 0, 1, 0, 32 * 64]
 

@@ -31,7 +31,7 @@ FLAGS = (
     # A microphone that beeps, and nobody to ask whether it may be used.
     *("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"),
 )
-expect.set_options(timeout=20_000)
+expect.set_options(timeout=60_000)
 in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on the path (Debian: chromium)")
 
 
@@ -42,7 +42,7 @@ async def browsing(server: Server, **settings: object) -> AsyncIterator[Page]:
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         page = await browser.new_page(**settings)
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(60_000)
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
         page.on(

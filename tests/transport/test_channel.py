@@ -3,6 +3,7 @@
 import asyncio
 from pathlib import Path
 
+from guard import GUARD_S
 from sonoro.core.types import AudioChunk, SpeechRequest
 from sonoro.transport.channel import ClientLink, WorkerLink
 from sonoro.transport.messages import Cancel, Submit
@@ -32,7 +33,7 @@ def test_messages_arrive_in_order_both_ways() -> None:
             worker.close()
             client.close()
 
-    asyncio.run(asyncio.wait_for(talk(), 30))
+    asyncio.run(asyncio.wait_for(talk(), GUARD_S))
 
 
 def test_the_folder_is_private_and_gone_at_the_end() -> None:
@@ -57,4 +58,4 @@ def test_sending_to_nobody_neither_waits_nor_raises() -> None:
         worker.send([])
         worker.close()
 
-    asyncio.run(asyncio.wait_for(send(), 10))
+    asyncio.run(asyncio.wait_for(send(), GUARD_S))

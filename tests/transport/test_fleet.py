@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine_processes import CONFIG, LONG, alone, engines, gather, launch_fleet, nothing_left, run, until
+from guard import GUARD_S
 from listening import reference
 from sonoro.core.errors import (
     CheckpointNotFound,
@@ -167,7 +168,7 @@ def test_an_engine_that_is_killed_takes_its_own_requests_alone_and_comes_back() 
             await asyncio.sleep(0.2)
             lost = await kill_one(fleet)
             assert (fleet.is_ready, fleet.ready_share, fleet.closed_reason) == (True, 0.5, None)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(GUARD_S):
                 for task in (task for task, home in zip(heard, homes, strict=True) if home == lost):
                     with pytest.raises(EngineCrashed):
                         await task
@@ -234,7 +235,7 @@ def test_every_engine_knows_every_voice(place: str, tmp_path: Path) -> None:
             await fleet.delete_voice("BERT")
             for number in range(3):
                 await hear(fleet, request(str(number), "Some words.", voice="carl"))
-            await until(lambda: fleet.replicas[lost].voices == (facts, late), timeout_s=40)
+            await until(lambda: fleet.replicas[lost].voices == (facts, late))
             assert {(await gather(fleet.replicas[lost].stream(request("a", voice="anna"))))[0]} == spoken
             # Another voice of the same name is another voice.
             await fleet.delete_voice("carl")
@@ -258,7 +259,7 @@ def test_an_engine_that_dies_while_it_is_told_of_a_voice_is_not_waited_for() -> 
             os.kill(process, signal.SIGKILL)
             await adding
             assert not other.is_ready
-            await until(lambda: names(other) == ["anna"], timeout_s=40)
+            await until(lambda: names(other) == ["anna"])
 
     run(kill())
 

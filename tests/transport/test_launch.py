@@ -50,7 +50,7 @@ def test_an_engine_that_cannot_start_says_why(client: object, error: type, words
             assert refusal.value.field in ("device", "factory")
             assert refusal.value.limit.startswith("it must be")
 
-    run(start(), timeout_s=30)
+    run(start())
 
 
 def test_an_engine_that_is_not_ready_in_time_is_given_up() -> None:
@@ -59,7 +59,7 @@ def test_an_engine_that_is_not_ready_in_time_is_given_up() -> None:
             async with launch("lasting", ready_timeout_s=1.0):
                 pytest.fail("it started")
 
-    run(start(), timeout_s=20)
+    run(start())
 
 
 def test_a_start_that_is_cancelled_leaves_nothing() -> None:
@@ -70,7 +70,7 @@ def test_a_start_that_is_cancelled_leaves_nothing() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    run(start(), timeout_s=20)
+    run(start())
 
 
 def test_a_process_that_is_killed_fails_what_it_held_and_is_replaced() -> None:
@@ -113,7 +113,7 @@ def test_a_process_that_hangs_is_found_out_and_replaced() -> None:
             pcm, _ = await gather(client.stream(request("a")))
             assert pcm == alone(request("a"))
 
-    run(hang(), timeout_s=30)
+    run(hang())
 
 
 def test_a_successor_that_takes_too_long_fails_new_requests() -> None:

@@ -68,7 +68,7 @@ def test_a_process_that_is_killed_is_replaced_by_one_with_the_same_voices() -> N
             before, pcm = client.voices, await pcm_of(client, voice="carl")
             [pid] = engines()
             os.kill(pid, signal.SIGKILL)
-            await until(lambda: client.restarts == 1 and client.is_ready, timeout_s=40)
+            await until(lambda: client.restarts == 1 and client.is_ready)
             assert client.voices == before
             assert names(client) == ["anna", "carl"]
             assert await pcm_of(client, voice="carl") == pcm
@@ -87,7 +87,7 @@ def test_without_a_folder_voices_are_gone_with_the_process() -> None:
             await client.add_voice("anna", said("hm"))
             with pytest.raises(EngineCrashed):
                 await client.add_voice("bert", said("die"))
-            await until(lambda: client.restarts == 1 and client.is_ready, timeout_s=40)
+            await until(lambda: client.restarts == 1 and client.is_ready)
             assert client.voices == ()
 
     run(kill())
