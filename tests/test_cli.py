@@ -66,6 +66,17 @@ def test_say_writes_a_mono_wav_and_one_line(sonoro: Run, models: Path) -> None:
     assert found.groups() == ("out.wav", "0.48", "; cut at --max-frames")
 
 
+def test_the_codecs_dtype_is_heard_40_db_below_the_speech(sonoro: Run, models: Path) -> None:
+    heard = {}
+    for dtype in ("auto", "float32", "float16"):
+        code, _, err = sonoro("say", "Hello.", "--model", models / "custom_voice", *SHORT, "--codec-dtype", dtype)
+        assert (code, err) == (0, "")
+        heard[dtype] = spoken()
+    assert is_same(heard["auto"], heard["float32"])
+    apart = heard["float16"] - heard["float32"]
+    assert 0 < np.square(apart).mean() < 1e-4 * np.square(heard["float32"]).mean()
+
+
 @pytest.mark.parametrize(
     ("model", "arguments"),
     [
@@ -252,6 +263,7 @@ def test_version_and_help(sonoro: Run) -> None:
         (["Hi", "--config", "wrong.yaml"], ["slots", "0", "at least 1"]),
         (["Hi", "--device", "abacus"], ["device", "'abacus'"]),
         (["Hi", "--dtype", "int3"], ["dtype", "int3"]),
+        (["Hi", "--codec-dtype", "int8"], ["codec_dtype", "'int8'", "auto or float16 or bfloat16 or float32"]),
         (["Hi", "--load-format", "magic"], ["load_format", "'magic'"]),
         (["Hi", "--louder"], ["--louder"]),
     ],

@@ -43,6 +43,7 @@ EXAMPLES = ROOT / "examples"
         (["--codec-device", "gpu"], ["devices", "'gpu'", "must be cpu, or a GPU by number"]),
         (["--codec-device", "1,2"], ["codec_device", "cuda:1,cuda:2", "must be empty, cpu, or a GPU"]),
         (["--codec-device", "2", "--devices", "0,1"], ["codec_device", "cuda:2", "one engine can have it"]),
+        (["--codec-dtype", "int8"], ["codec_dtype", "'int8'", "auto or float16 or bfloat16 or float32"]),
         (["--max-concurrency", "-1"], ["max_concurrency", "-1", "at least 0"]),
         (["--max-queue-wait-ms", "1.5"], ["max_queue_wait_ms", "'1.5'", "whole number"]),
         (["--max-characters", "0"], ["max_characters", "0", "at least 1"]),

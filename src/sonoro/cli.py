@@ -6,6 +6,7 @@ Knows no model; torch is loaded only by the commands that need it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -22,7 +23,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from sonoro import cli_bench, cli_serve
 from sonoro.api import TTS, AudioPiece, listen, speech_request
-from sonoro.cli_common import Config, DataType, Device, LoadFormat, Model, number, show
+from sonoro.cli_common import CodecType, Config, DataType, Device, LoadFormat, Model, number, show
 from sonoro.core.audio import FORMATS, STDOUT, STREAMABLE_FORMATS, AudioWriter, output_format
 from sonoro.core.config import EngineConfig, log_level
 from sonoro.core.errors import EngineError, InvalidReference, InvalidRequest, OutputError, SonoroError
@@ -106,6 +107,7 @@ def say(
     option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, an option of the model (see info)")] = None,
     device: Device = "auto",
     dtype: DataType = None,
+    codec_dtype: CodecType = None,
     load_format: LoadFormat = "auto",
     config: Config = None,
 ) -> None:
@@ -136,6 +138,8 @@ def say(
     # The same request twice is the same file.
     request = msgspec.structs.replace(request, options=_options(option or []), is_reproducible=True)
     engine = EngineConfig.from_file(config) if config else EngineConfig(slots=1)
+    if codec_dtype is not None:
+        engine = dataclasses.replace(engine, codec_dtype=codec_dtype)
     loaded = _load(model, device, dtype, load_format)
     speaker = TTS(loaded, config=engine)
     _speak_into(speaker, request, out, chosen, is_streamed=stream)

@@ -9,13 +9,17 @@ from typing import Annotated
 import typer
 from typer.models import OptionInfo
 
+from sonoro.core.config import CODEC_DTYPES
 from sonoro.core.errors import ConfigError, InvalidRequest, OutputError
 
-__all__ = ["Config", "DataType", "Device", "LoadFormat", "Model", "number", "numbers", "show", "span"]
+__all__ = ["CodecType", "Config", "DataType", "Device", "LoadFormat", "Model", "number", "numbers", "show", "span"]
 
 Model = Annotated[str | None, typer.Option(help="checkpoint folder, hub id or known name; the built-in voice if none")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")]
 DataType = Annotated[str | None, typer.Option("--dtype", help="bfloat16 or float32; by device if none")]
+CodecType = Annotated[
+    str | None, typer.Option("--codec-dtype", help=f"{', '.join(CODEC_DTYPES)}; the configuration's, or auto, if none")
+]
 LoadFormat = Annotated[str, typer.Option(help="auto, or dummy for random weights")]
 Config = Annotated[Path | None, typer.Option(help="YAML file with the engine's configuration")]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 import yaml
 
-from sonoro.cli_common import DataType, Device, LoadFormat, number, show
+from sonoro.cli_common import CodecType, DataType, Device, LoadFormat, number, show
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError
 
@@ -41,6 +41,7 @@ def serve(
         str | None, typer.Option(help="a GPU of its own for the codec, by number; that of all else if none")
     ] = None,
     dtype: DataType = None,
+    codec_dtype: CodecType = None,
     load_format: LoadFormat = "auto",
     config: Config = None,
     slots: Annotated[int | None, number("slots", int, "requests that the engine runs at once")] = None,
@@ -112,9 +113,8 @@ def serve(
 
     engine, server = read_sections(config) if config else (EngineConfig(), ServerConfig())
     apart = None if codec_device is None else ",".join(device_list(codec_device))
-    engine = _over(
-        engine, {"slots": slots, "codec_device": apart, "voices_folder": voices_folder, "is_eager": eager or None}
-    )
+    wanted = {"slots": slots, "codec_device": apart, "codec_dtype": codec_dtype, "voices_folder": voices_folder}
+    engine = _over(engine, {**wanted, "is_eager": eager or None})
     renamed = {
         "api_keys": tuple(api_key or ()) or None,
         "model_aliases": tuple(model_alias or ()) or None,

@@ -40,6 +40,8 @@ from sonoro.core.errors import ConfigError
         ({"memory_fraction": float("nan")}, "memory_fraction", "at most 1"),
         ({"memory_fraction": "half"}, "memory_fraction", "number"),
         ({"prefill_tokens": 2046}, "prefill_tokens", "longest prompt"),
+        ({"codec_dtype": "int8"}, "codec_dtype", "auto or float16 or bfloat16 or float32"),
+        ({"codec_dtype": None}, "codec_dtype", "a string"),
         ({"chunk_frames": []}, "chunk_frames", "at least one"),
         ({"chunk_frames": 4}, "chunk_frames", "list of whole numbers"),
         ({"chunk_frames": [1, 2.5]}, "chunk_frames", "list of whole numbers"),

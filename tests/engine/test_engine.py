@@ -10,7 +10,7 @@ from fakes.sine import SineModel
 from listening import HOP, audio, config_of, drain, end, engine_of, reference, speak
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import EngineBusy, InvalidReference, InvalidRequest, UnknownLanguage, UnknownVoice
-from sonoro.core.types import Failed, SamplingParams, SpeechRequest
+from sonoro.core.types import AudioChunk, Failed, SamplingParams, SpeechRequest
 from sonoro.engine.engine import Engine
 from sonoro.engine.runner import Runner
 
@@ -269,6 +269,33 @@ def test_a_launch_that_fails_fails_its_requests_and_the_engine_lives_on(fault: s
         )
     for request in requests[2:]:
         np.testing.assert_array_equal(audio(events, request.id), speak(request)[0])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_silent_and_counted(value: float, caplog: pytest.LogCaptureFixture) -> None:
+    """In the samples of the request that it happened to alone; as its codec made the others, they are heard."""
+    model, requests = SineModel(), [SpeechRequest(id=name, text="Hello there.") for name in "ab"]
+    decode = model.codec.decode
+
+    def spoilt(frames, slots, history):
+        pcm = decode(frames, slots, history)
+        pcm[slots == 0, 3:6] = value
+        return pcm
+
+    model.codec.decode = spoilt
+    engine = Engine(model, config_of(slots=2))
+    for request in requests:
+        engine.submit(request)
+    events = drain(engine)
+    chunks = sum(isinstance(event, AudioChunk) and event.request_id == "a" for event in events)
+    expected, found = speak(requests[0])[0], audio(events, "a")
+    is_silent = (found == 0) & (expected != 0)
+    assert engine.broken_samples == 3 * chunks
+    assert 2 * chunks <= is_silent.sum() <= 3 * chunks
+    np.testing.assert_array_equal(found[~is_silent], expected[~is_silent])
+    np.testing.assert_array_equal(audio(events, "b"), speak(requests[1])[0])
+    assert caplog.text.count("event=samples_not_finite request=a") == (3 * chunks).bit_length() - 1
+    assert "request=b" not in caplog.text
 
 
 def test_a_tick_that_is_broken_off_fails_who_runs_and_keeps_who_waits() -> None:

@@ -11,7 +11,7 @@ import torch
 
 from sonoro.core.errors import InvalidRequest
 from sonoro.core.types import ModelSpec, OptionSpec, SamplingParams
-from sonoro.models.base import Controls, SavedVoice, Voice
+from sonoro.models.base import CodecChoice, Controls, SavedVoice, Voice
 
 
 class SineCodec:
@@ -19,6 +19,9 @@ class SineCodec:
 
     def move(self, device):
         assert device.type == "cpu"
+
+    def settle(self, wanted, batch, chunks):
+        return CodecChoice(wanted, torch.float64, "a sine is exact")
 
     def allocate(self, slots):
         return torch.zeros(slots + 1, dtype=torch.float64)

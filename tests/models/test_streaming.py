@@ -1,6 +1,7 @@
 """Streaming by slot, of every codec whose decoder is made of causal layers."""
 
 import dataclasses
+import functools
 
 import pytest
 import torch
@@ -9,7 +10,12 @@ import fish_codec
 import tiny_codec
 import vox_codec
 from capture import device_only
+from families import FAMILIES
+from half_codecs import draw, scaled, settled
+from sonoro.core.errors import ConfigError
+from sonoro.models import registry
 from sonoro.models.base import Voice
+from sonoro.models.codec_choice import HALF_LIMIT, snr_db
 from tiny_codec import CHUNKS, FRAMES, close, stream
 
 MAKERS = {"qwen3_tts": tiny_codec.make_codec, "fish_s2": fish_codec.make_codec, "voxcpm2": vox_codec.make_codec}
@@ -48,14 +54,6 @@ def make(name):
 @pytest.fixture(scope="module")
 def codec(make):
     return make()
-
-
-def draw(codec, rows, frames=FRAMES, seed=0):
-    generator, example = torch.Generator().manual_seed(seed), codec.decoder.example(1, 1)
-    if example.is_floating_point():
-        return torch.randn(rows, frames, *example.shape[2:], generator=generator, dtype=torch.float64)
-    books, size = codec.decoder.codes
-    return torch.randint(0, size, (rows, frames, books), generator=generator)
 
 
 @pytest.mark.parametrize("chunks", CHUNKS)
@@ -223,44 +221,136 @@ def test_a_fused_decode_has_fixed_shapes_and_asks_nothing_of_the_device(make):
         assert codec.decode(frames, slots, history).shape == (2, 3 * codec.hop)
 
 
-def test_a_fused_decoder_that_is_wrong_is_found_and_not_used(make, caplog):
-    codec = make()
-    codec.fused = codec.fuse(codec.decoder, torch.float64)
-    codec.check_kernels(3, 2)
-    assert codec.fused is not None
+@pytest.mark.parametrize(("wanted", "least_db"), [("float16", 40), ("bfloat16", 20), ("auto", torch.inf)])
+def test_what_serves_was_compared_with_float32(make, wanted, least_db, caplog):
+    """On a CPU by the references of the fused operations, where auto is the modules themselves."""
+    wide, codec = (make(dtype=torch.float32, snake_std=0.1) for _ in range(2))
+    frames, slots = draw(codec, 2), torch.tensor([2, 0])
+    choice = settled(codec, wanted)
+    assert choice.dtype == codec.decoder.weight.dtype == getattr(torch, {"auto": "float32"}.get(wanted, wanted))
     assert not caplog.records
-    render = codec.fused.render
-    codec.fused.render = lambda x, past: render(x.flip(-1), past)
-    with caplog.at_level("WARNING"):
-        codec.check_kernels(3, 2)
+    history = codec.allocate(3)
+    assert {columns.dtype for columns in history.columns.values()} == {choice.dtype}
+    expected = wide.decode(frames)
+    assert snr_db(codec.decode(frames), expected) >= least_db
+    assert snr_db(stream(codec, frames, slots, history, CHUNKS[5]), expected) >= min(least_db, 100)
+    if wanted != "auto":
+        assert choice.tried_db >= least_db
+        assert choice.peaks[0].value == max(peak.value for peak in choice.peaks)
+        assert f"codec in {wanted} ({wanted}): asked for; peak" in str(choice)
+
+
+BEYOND = {
+    **{name: functools.partial(make, TILED[name], torch.float32, 0.1) for name, make in MAKERS.items()},
+    **{f"tiny {name}": lambda tiny=tiny: tiny.load().model.codec for name, tiny in FAMILIES.items()},
+    "builtin": lambda: registry.load(device="cpu").model.codec,
+}
+
+
+@pytest.fixture(scope="module", params=BEYOND)
+def beyond(request):
+    """What makes a codec whose last stream is beyond float16 here and there; frames, and their audio in float32."""
+    wide = scaled(BEYOND[request.param]())
+    return lambda: scaled(BEYOND[request.param]()), draw(wide, 2), wide.decode(draw(wide, 2))
+
+
+@pytest.mark.parametrize("wanted", ["auto", "float16", "bfloat16"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_stream_beyond_float16_is_heard_as_in_float32(beyond, wanted, device):
+    """Whatever was asked for: no sample that is not finite, and unless bfloat16 was asked for, 40 dB."""
+    make, frames, expected = beyond
+    assert expected.abs().max() > 0.01
+    # What this is about: the modules in float16 overflow, and fused operations saturate.
+    assert not make().to(torch.float16).decode(frames).isfinite().all()
+    codec, frames = make(), frames.to(device)
+    choice = settled(codec, wanted, device)
+    assert choice.dtype != torch.float16
+    if choice.tried == "float16":
+        assert choice.tried_db < 40
+    streamed = stream(codec, frames, torch.tensor([2, 0], device=device), codec.allocate(3), [1, 4, 14])
+    for audio in (codec.decode(frames), streamed):
+        assert audio.isfinite().all()
+        assert snr_db(audio.cpu(), expected) >= (20 if wanted == "bfloat16" else 40)
+
+
+def test_auto_takes_float16_with_a_margin_alone(make, monkeypatch):
+    """The rule, as on a GPU: float16, bfloat16 where it is true enough, else float32; and why."""
+    monkeypatch.setattr(torch.Tensor, "is_cpu", False)
+    plain = make(dtype=torch.float32, snake_std=0.1)
+    choice = settled(plain, "auto")
+    assert (choice.dtype, choice.tried) == (torch.float16, "float16")
+    assert "float16 holds" in choice.reason
+    room = HALF_LIMIT / choice.peaks[0].value
+    near = scaled(make(dtype=torch.float32, snake_std=0.1), by=room)
+    choice = settled(near, "auto")
+    assert choice.peaks[0].value * 4 > HALF_LIMIT
+    assert choice.tried == "bfloat16"
+    assert choice.dtype == (torch.bfloat16 if choice.tried_db >= 40 else torch.float32)
+    beside = make(dtype=torch.float32, snake_std=0.1)
+    beside.model_dtype = torch.float32
+    assert beside.settle("auto", 3, [1]).dtype == torch.float32
+
+
+def test_a_settled_codec_stays_so(make):
+    codec = make(dtype=torch.float32, snake_std=0.1)
+    settled(codec, "float32")
+    first = settled(codec, "float16")
+    assert settled(codec, "float16") is first
+    with pytest.raises(ConfigError, match="codec_dtype: 'bfloat16' is not allowed; the codec is in float16: load"):
+        settled(codec, "bfloat16")
+
+
+def breaking(codec, render):
+    """`codec`, whose fused decoder renders by `render`, which is given its own."""
+    fuse = codec.fuse
+
+    def broken(decoder, dtype):
+        fused = fuse(decoder, dtype)
+        own = fused.render
+        fused.render = lambda x, past: render(own, x, past)
+        return fused
+
+    codec.fuse = broken
+    return codec
+
+
+def test_a_fused_decoder_that_is_wrong_is_found_and_not_used(make, caplog):
+    codec = breaking(make(dtype=torch.float32, snake_std=0.1), lambda own, x, past: own(x.flip(-1), past))
+    choice = settled(codec, "float16")
     assert codec.fused is None
-    assert "kernel=codec fallback=modules" in caplog.text
-    codec.check_kernels(3, 2)
+    assert codec.decoder.weight.dtype == choice.dtype == torch.float32
+    assert choice.tried_db < 40
+    assert "event=codec_dtype" in caplog.text
+    assert "less than 40 dB" in caplog.text
 
 
 def test_a_fused_decoder_that_fails_is_not_used(make, caplog):
-    codec = make()
-    codec.fused = codec.fuse(codec.decoder, torch.float64)
-
-    def fail(x, past):
+    def fail(own, x, past):
         raise RuntimeError("no such kernel")
 
-    codec.fused.render = fail
-    with caplog.at_level("WARNING"):
-        codec.check_kernels(3, 2)
+    codec = breaking(make(dtype=torch.float32, snake_std=0.1), fail)
+    assert settled(codec, "float16").dtype == torch.float32
     assert codec.fused is None
-    assert "kernel=codec fallback=modules status=failed error=RuntimeError('no such kernel')" in caplog.text
+    assert "failed: RuntimeError('no such kernel')" in caplog.text
+
+
+def test_one_sample_that_is_not_finite_is_enough(make):
+    def spoil(own, x, past):
+        audio = own(x, past)
+        audio[0, 0] = torch.nan
+        return audio
+
+    codec = breaking(make(dtype=torch.float32, snake_std=0.1), spoil)
+    assert settled(codec, "float16").dtype == torch.float32
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float16, 0.01), (torch.bfloat16, 0.08)])
-def test_a_gpu_streams_fused(name, make, dtype, tolerance):
+@pytest.mark.parametrize(("wanted", "tolerance"), [("float16", 0.01), ("bfloat16", 0.08), ("auto", 0.01)])
+def test_a_gpu_streams_fused(name, make, wanted, tolerance):
     codec = make(TILED[name], torch.float32, 0.1)
     frames, rows = draw(codec, 2), draw(codec, 5).cuda()
     expected = codec.decode(frames)
-    codec = make(TILED[name], dtype, 0.1).cuda()
-    codec.finalize()
-    codec.check_kernels(2, 3)
+    settled(codec, wanted, "cuda")
     assert codec.fused is not None
     frames, slots = frames.cuda(), torch.tensor([2, 0], device="cuda")
     whole = codec.decode(frames)
@@ -278,8 +368,8 @@ def test_a_gpu_streams_fused(name, make, dtype, tolerance):
 @pytest.mark.parametrize("is_tiled", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_a_captured_decode_is_the_eager_one(name, make, dtype, is_tiled):
-    codec = (make(TILED[name], dtype, 0.1) if is_tiled else make(dtype=dtype, snake_std=0.1)).cuda()
-    codec.finalize()
+    codec = make(TILED[name], torch.float32, 0.1) if is_tiled else make(dtype=torch.float32, snake_std=0.1)
+    settled(codec, str(dtype).removeprefix("torch."), "cuda")
     assert (codec.fused is None) == (dtype == torch.float32)
     history, slots = codec.allocate(3), torch.tensor([2, 0], device="cuda")
     frames = draw(codec, 2).cuda()
@@ -300,8 +390,8 @@ def test_a_captured_decode_is_the_eager_one(name, make, dtype, is_tiled):
 
 @pytest.mark.gpu
 def test_priming_does_not_wait_for_a_gpu(name, make):
-    codec = make(TILED[name], torch.float16, 0.1).cuda()
-    codec.finalize()
+    codec = make(TILED[name], torch.float32, 0.1)
+    settled(codec, "float16", "cuda")
     history, slots = codec.allocate(2), torch.tensor([1], device="cuda")
     first, second = (Voice(data=None, reference_frames=draw(codec, 1, 9, seed=seed)[0].cpu()) for seed in (5, 6))
     codec.prime(history, slots, first)

@@ -62,14 +62,27 @@ def check_kernels(device):
                 assert not is_streamed or torch.equal(our_rows, their_rows)
 
 
+def check_that_nothing_hides_what_is_no_number(device):
+    """Of NaN and infinities, in the samples that depend on them alone: they must be seen where audio is sent."""
+    x, weight, bias = (given.to(device) for given in (torch.zeros(1, 9, 16), torch.ones(7, 16), torch.zeros(1)))
+    for bound in ("clamp", "tanh"):
+        for value, seen in ((torch.nan, torch.nan), (torch.inf, 1.0), (-torch.inf, -1.0)):
+            x[0, 0, 0] = value
+            for function in (causal.last_conv_kernel, causal.last_conv_reference):
+                out = function(x, weight, bias, bound=bound).cpu()
+                torch.testing.assert_close(out, torch.tensor([[seen, 0.0, 0.0]]), equal_nan=True)
+
+
 @in_the_interpreter
 def test_interpreted():
     check_kernels("cpu")
+    check_that_nothing_hides_what_is_no_number("cpu")
 
 
 @pytest.mark.gpu
 def test_the_kernels_equal_the_references_on_a_gpu():
     check_kernels("cuda")
+    check_that_nothing_hides_what_is_no_number("cuda")
 
 
 def draw(*shape):

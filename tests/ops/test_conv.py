@@ -91,15 +91,28 @@ def check_kernel(device, dtypes):
                     )
 
 
+def check_what_is_beyond_float16(device):
+    """It saturates, and what is no number stays so."""
+    x, weight = torch.zeros(1, 3, 16, dtype=torch.float16), torch.eye(16, dtype=torch.float16)[None]
+    residual = torch.zeros(1, 3, 16)
+    residual[0, 0, :3] = torch.tensor([1e6, -1e6, torch.nan])
+    for function in (conv_kernel, conv_reference):
+        given = (tensor.to(device) for tensor in (x, weight))
+        for made in function(*given, residual=residual.to(device), plain=torch.float16):
+            assert str(made[0, 0, :4].tolist()) == "[65504.0, -65504.0, nan, 0.0]"
+
+
 @in_the_interpreter
 def test_interpreted():
     # The interpreter multiplies no bfloat16.
     check_kernel("cpu", [torch.float32, torch.float16])
+    check_what_is_beyond_float16("cpu")
 
 
 @pytest.mark.gpu
 def test_the_kernel_equals_the_reference_on_a_gpu():
     check_kernel("cuda", [torch.float32, torch.float16, torch.bfloat16])
+    check_what_is_beyond_float16("cuda")
 
 
 @pytest.mark.gpu

@@ -53,6 +53,9 @@ class Watched:
     def allocate(self, of: Any) -> Any:  # a model's takes a capacity, a codec's a count
         return self._model.codec.allocate(of) if isinstance(of, int) else self._model.allocate(of)
 
+    def settle(self, *how: Any) -> Any:
+        return self._model.codec.settle(*how)
+
     def decode(self, frames: torch.Tensor, slots: torch.Tensor, history: Any) -> torch.Tensor:
         if frames.shape[1] == self.failing_frames:
             raise RuntimeError("cannot decode")

@@ -99,6 +99,7 @@ FROM_ENGINE = [
         tick_ms={"p50": 1.0},
         frame_ms={"p50": 2.0},
         gpu_memory_mib=0.0,
+        broken_samples=7,
     ),
     Fatal(ErrorFacts.of(ConfigError("pages", 3, "it must be at least 4"))),
     VoiceReady(3, ANNA),

@@ -19,9 +19,10 @@ import yaml
 from sonoro.core.errors import ConfigError, suggestion
 from sonoro.core.text import MIN_BOUND_S, MIN_MAX_CHARACTERS
 
-__all__ = ["LOG_LEVEL_VARIABLE", "EngineConfig", "kernel_cache_folder", "log_level", "see_gpus"]
+__all__ = ["CODEC_DTYPES", "LOG_LEVEL_VARIABLE", "EngineConfig", "kernel_cache_folder", "log_level", "see_gpus"]
 
 LOG_LEVEL_VARIABLE = "SONORO_LOG_LEVEL"
+CODEC_DTYPES = ("auto", "float16", "bfloat16", "float32")
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,9 @@ class EngineConfig:
     is decoded, the first of them first; later ones as the listener's lead allows. `codec_frames`: frames decoded in
     one tick at most, 0 for four times the slots.
 
-    Where. `codec_device`: a device of its own for the codec, as "cuda:1"; empty for that of all else.
+    Where, and in what. `codec_device`: a device of its own for the codec, as "cuda:1"; empty for that of all else.
+    `codec_dtype`: what its decoder runs in, float16, bfloat16 or float32; auto is float32 on a CPU, elsewhere float16
+    if that holds what its layers make with a margin, else whichever of the others is true to it.
 
     What is captured at start, ascending; empty for powers of two. `frame_batches` up to `slots`, `prefill_buckets` up
     to 512 tokens, `codec_batches` up to 64 rows. `is_eager` captures nothing: the same kernels, launched one by one.
@@ -67,6 +70,7 @@ class EngineConfig:
     chunk_frames: tuple[int, ...] = (1, 2, 4, 12)
     codec_frames: int = 0
     codec_device: str = ""
+    codec_dtype: str = "auto"
     frame_batches: tuple[int, ...] = ()
     prefill_buckets: tuple[int, ...] = ()
     codec_batches: tuple[int, ...] = ()
@@ -100,6 +104,8 @@ class EngineConfig:
             self._check("codec_frames", self.slots, 10_000_000, "every slot makes a frame in a tick")
         if not re.fullmatch(r"(cpu|cuda:[0-9]{1,3})?", self.codec_device):
             raise ConfigError("codec_device", self.codec_device, 'it must be empty, cpu, or a GPU as "cuda:1"')
+        if self.codec_dtype not in CODEC_DTYPES:
+            raise ConfigError("codec_dtype", self.codec_dtype, "it must be " + " or ".join(CODEC_DTYPES))
         for name, largest in (("frame_batches", self.slots), ("prefill_buckets", self.prefill_tokens)):
             self._check_sizes(name, 1, largest)
         self._check_sizes("codec_batches", 1, 4096)

@@ -107,11 +107,12 @@ class Decoding:
         with self.active():
             self._receives.run(slots)
 
-    def decode(self, slots: Sequence[int], frames: int) -> tuple[Tensor, Tensor]:
-        """The PCM16 [B, frames * hop] of the next `frames` columns of `slots`, padded, and these. No sync."""
+    def decode(self, slots: Sequence[int], frames: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The PCM16 [B, frames * hop] of the next `frames` columns of `slots`, padded; these; and how many of the
+        samples [B] int64 were not finite, and are silent. No sync."""
         with self.active():
-            pcm, made = self._decodes[frames].run(slots)
-        return pcm, made
+            pcm, made, broken = self._decodes[frames].run(slots)
+        return pcm, made, broken
 
     def _admit(self, slots: Tensor) -> None:
         self.clear(slots)
@@ -123,20 +124,21 @@ class Decoding:
         length, newest = (arrived[: slots.shape[0]] for arrived in self._state.arrived)
         self._state.frames[slots, (length - 1).clamp(min=0)] = newest
 
-    def _decoder(self, frames: int) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-        """A function of slots that gives the PCM16 [B, frames * hop] of their next `frames` columns, and these."""
+    def _decoder(self, frames: int) -> Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]:
+        """A function of slots that gives what `decode` returns."""
         codec, rows = self._codec, self._state
         offsets = torch.arange(frames, device=self.device)
         last = rows.frames.shape[1] - 1
 
-        def decode(slots: Tensor) -> tuple[Tensor, Tensor]:
+        def decode(slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             first = rows.decoded[slots]
             columns = (first[:, None] + offsets).clamp(max=last)
             made = rows.frames[slots[:, None], columns]
             pcm = codec.decode(made, slots, rows.history)
             # The scratch slot may repeat: it is given the same number each time.
             rows.decoded.index_copy_(0, slots, first + frames)
-            return to_pcm16(pcm), made
+            is_finite = pcm.isfinite()
+            return to_pcm16(pcm.where(is_finite, 0.0)), made, frames * codec.hop - is_finite.sum(1)
 
         return decode
 

@@ -10,13 +10,16 @@ from torch import Tensor
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError
-from sonoro.models.base import Capacity, Codec, SlotState, SpeechModel
+from sonoro.models.base import Capacity, Codec, CodecChoice, SlotState, SpeechModel
 from sonoro.runtime.memory import MemoryBudget, device_memory, plan_pages, report
 
 __all__ = ["CodecState", "DeviceState", "allocate_device_state"]
 
 _GRAPH_BYTES = 16 * 2**20
 """What a captured graph takes besides its share of the pool. A guess on the safe side."""
+
+_CHECKED_BATCH, _CHECKED_FRAMES = 4, 16
+"""Streams, and frames a chunk, with which the codec is compared with float32."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,13 @@ def _move_codec(codec: Codec, wanted: str, device: torch.device) -> torch.device
     return apart
 
 
+def _settle(codec: Codec, config: EngineConfig) -> CodecChoice:
+    """What `codec` decodes in from now on, compared at sizes that will serve."""
+    batch = max((size for size in config.codec_batches if size <= _CHECKED_BATCH), default=config.codec_batches[0])
+    chunks = [config.chunk_frames[0], *(length for length in config.chunk_frames[1:] if length <= _CHECKED_FRAMES)]
+    return codec.settle(config.codec_dtype, batch, chunks)
+
+
 def _measure(model: SpeechModel, config: EngineConfig, page_bytes: int) -> tuple[Any, MemoryBudget | None, list[str]]:
     """The codec's history, what the card would hold without pages, and what to report of a card of the codec's own.
 
@@ -121,9 +131,10 @@ def _measure(model: SpeechModel, config: EngineConfig, page_bytes: int) -> tuple
     least = model.allocate(_capacity(config, config.pages_per_slot))
     device = least.done.device
     home = _move_codec(model.codec, config.codec_device, device)
+    chosen = str(_settle(model.codec, config))
     memory = device_memory(device)
     if memory is None:
-        return model.codec.allocate(config.slots), None, []
+        return model.codec.allocate(config.slots), None, [chosen]
     total_bytes, with_rows_bytes = memory
     frames, frames_bytes = least.frames[:1].to(home, copy=True), least.frames.nbytes
     del least
@@ -131,7 +142,7 @@ def _measure(model: SpeechModel, config: EngineConfig, page_bytes: int) -> tuple
     history, codec = _measure_codec(model, config, frames)
     rows_bytes = max(0, with_rows_bytes - loaded_bytes - (config.pages_per_slot + 1) * page_bytes)
     graphs_bytes = (2 * len(config.frame_batches) + len(config.prefill_buckets)) * _GRAPH_BYTES
-    in_use, elsewhere = {"weights and all else": loaded_bytes}, list[str]()
+    in_use, elsewhere = {"weights and all else": loaded_bytes}, [chosen]
     if home == device:
         in_use["codec histories"] = codec.in_use["codec histories"]
         graphs_bytes += codec.reserved["graphs"]

@@ -7,6 +7,7 @@ one thread at a time.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -27,6 +28,8 @@ from sonoro.runtime.slots import PagePool
 from sonoro.transport.messages import PrefixCounts
 
 __all__ = ["Engine"]
+
+logger = logging.getLogger(__name__)
 
 _TICK_WEIGHT = 0.2
 """How much the newest tick counts in the average of what a tick takes."""
@@ -59,6 +62,8 @@ class Engine:
         self._awaiting_voice: dict[RunningRequest, Future[Voice]] = {}
         self._events: list[Event] = []
         self._in_flight: deque[Launched] = deque()
+        self.broken_samples = 0
+        """Samples that were not finite, and were sent as silence."""
         self._ticks_late = self._runner.ticks_late if ticks_late is None else ticks_late
         # Until one has been measured, a tick is thought to keep up with playback, but not by much.
         self._tick_s, self._is_measured = self.spec.frame_s / 2, False
@@ -294,11 +299,21 @@ class Engine:
         assert made >= 0
         if not made:
             return
+        self._count_broken(running, int(decoded.broken[at]))
         running.held.append((decoded.pcm_of(at, made), made))
         if running.has_more_segments:
             running.made.append(decoded.frames_of(at, made))
         if running.request.attempts == 1:
             self._emit_held(running, now_s)
+
+    def _count_broken(self, running: RunningRequest, samples: int) -> None:
+        """Count `samples` that were not finite. It warns of the first, and then whenever there are twice as many."""
+        total = self.broken_samples + samples
+        if total.bit_length() > self.broken_samples.bit_length():
+            logger.warning(
+                "event=samples_not_finite request=%s samples=%d total=%d", running.request.id, samples, total
+            )
+        self.broken_samples = total
 
     def _emit_held(self, running: RunningRequest, now_s: float) -> None:
         """Send what is held back."""

@@ -53,12 +53,14 @@ class BatchItem(NamedTuple):
 class Decoded:
     """What one codec launch made of `frames` frames for each of `items`.
 
-    In pinned memory: `pcm` [B, frames * hop] int16 and, if anybody needs them, `made` [B, frames, ...] of what.
+    In pinned memory: `pcm` [B, frames * hop] int16; `broken` [B] int64, how many of its samples were not finite and are
+    silent; and, if anybody needs them, `made` [B, frames, ...] of what.
     """
 
     items: list[BatchItem]
     frames: int
     pcm: npt.NDArray[np.int16]
+    broken: npt.NDArray[np.int64]
     made: npt.NDArray[Any] | None
 
     def pcm_of(self, at: int, frames: int) -> bytes:
@@ -281,15 +283,13 @@ class Runner:
         if not items:
             return
         try:
-            pcm, made = self._decoding.decode(_slots(items), frames)
+            pcm, made, broken = self._decoding.decode(_slots(items), frames)
         except Exception as error:
             launched.failed.update({running: error for running, _ in items})
             return
         is_kept = any(running.has_more_segments for running, _ in items)
-        copy = launched.entry.copy
-        launched.decoded.append(
-            Decoded(items, frames, copy(pcm[: len(items)]), copy(made[: len(items)]) if is_kept else None)
-        )
+        heard, *counted = (launched.entry.copy(part[: len(items)]) for part in (pcm, broken, *[made] * is_kept))
+        launched.decoded.append(Decoded(items, frames, heard, counted[0], counted[1] if is_kept else None))
 
     def _capture(self, config: EngineConfig, pool: GraphPool) -> None:
         """Make the graph sets, with the sizes of `config`; all run on one stream, so they share `pool`."""
@@ -327,7 +327,9 @@ class Runner:
         """Room for a tick in which every slot is stepped and decodes the longest chunk."""
         state, slots, frames = self._state.state, config.slots, config.chunk_frames[-1]
         made_bytes = state.frames[0, 0].nbytes * frames
-        request_bytes = state.length.itemsize + state.done.itemsize + frames * self._model.codec.hop * 2 + made_bytes
+        request_bytes = (
+            2 * state.length.itemsize + state.done.itemsize + frames * self._model.codec.hop * 2 + made_bytes
+        )
         launches = len(config.chunk_frames) + -(-slots // self._max_batch)
         return slots * request_bytes + 2 * (launches + 1) * _ALIGNMENT_BYTES
 

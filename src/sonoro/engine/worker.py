@@ -303,6 +303,7 @@ class Worker:
             tick_ms=_percentiles_ms(self._tick_s),
             frame_ms=_percentiles_ms(self._frame_s),
             gpu_memory_mib=self._gpu_memory_mib(),
+            broken_samples=engine.broken_samples,
         )
 
     def _gpu_memory_mib(self) -> float:

@@ -18,11 +18,13 @@ import torch
 from torch import Tensor
 
 from sonoro.core.types import ModelSpec, OptionValue, Reference, SamplingParams, SpeechRequest
+from sonoro.models.codec_choice import CodecChoice
 from sonoro.runtime.sampling import SamplingControls
 
 __all__ = [
     "Capacity",
     "Codec",
+    "CodecChoice",
     "Controls",
     "Description",
     "Family",
@@ -206,6 +208,12 @@ class Codec(Protocol):
 
     def move(self, device: torch.device) -> None:
         """Live on `device` from now on, which need not be that of the model; audio to encode may lie on any."""
+
+    def settle(self, wanted: str, batch: int, chunks: Sequence[int]) -> CodecChoice:
+        """Choose what it decodes in, `wanted` being auto or a dtype: to be called before `allocate`. Synchronises.
+
+        Whatever serves has been compared with float32: `batch` streams, in `chunks` frames a call.
+        """
 
     def allocate(self, slots: int) -> Any:
         """A zeroed history for `slots` rows and the scratch row."""

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from sonoro.models.streaming import StreamingCodec, codec_dtype_for
+from sonoro.models.streaming import StreamingCodec
 from sonoro.nn import stored, torch_file, weights
 from sonoro.nn.weights import DummyRule, Fusion, Shape
 
@@ -41,8 +41,8 @@ class CodecFile(Generic[C, M]):
     from a module's name to the released one, each where it applies, in this order and after `fusions`, those of `_UNIT`
     last. Weights whose names without `.weight` match a key of `norms` are released with weight norm, in that one of
     `torch_file.NORM_SPELLINGS`; loaded are both, and plain ones. `unused` tensors (weight norm folded) may be stored
-    too; `arrange` makes the module's value of a name of what is stored. `is_wide` says which tensors stay in float32;
-    by `rules` random ones are drawn.
+    too; `arrange` makes the module's value of a name of what is stored. `is_wide` says which tensors always stay in
+    float32; by `rules` random ones are drawn.
     """
 
     make: Callable[[C], M]
@@ -56,28 +56,26 @@ class CodecFile(Generic[C, M]):
     arrange: Callable[[M, str, Tensor], Tensor] = lambda codec, name, value: value
 
     def load(self, file: Path, config: C, *, device: torch.device, dtype: torch.dtype) -> M:
-        """The codec of `file`, or of another format of it, ready to speak beside a model in `dtype`; its `skipped` are
-        the tensors that nothing reads. Raises `CheckpointError` naming tensors.
+        """The codec of `file`, or of another format of it, in float32, beside a model in `dtype`; its `skipped` are the
+        tensors that nothing reads. Raises `CheckpointError` naming tensors.
         """
-        codec, codec_dtype = weights.empty(self.make, config), codec_dtype_for(device, dtype)
+        codec = weights.empty(self.make, config)
         _, folded, codec.skipped = self._folded(file, torch.device("cpu"), config, codec)
 
         def read(name: str, shape: Shape) -> Tensor:
             value = torch.cat([folded[part].float() for part in self._released(name, shape)])
-            return self.arrange(codec, name, value).view(shape).to(device, self._dtype_of(name, codec_dtype))
+            return self.arrange(codec, name, value).view(shape).to(device)
 
         weights.fill(codec, read)
+        codec.model_dtype = dtype
         codec.finalize()
         return codec
 
     def init_dummy(self, config: C, seed: int, *, device: torch.device, dtype: torch.dtype) -> M:
-        """A codec of random weights, ready to speak beside a model in `dtype`: loud but not clipped."""
-        codec, codec_dtype = weights.empty(self.make, config), codec_dtype_for(device, dtype)
-
-        def dtype_of(name: str) -> torch.dtype:
-            return self._dtype_of(name, codec_dtype)
-
-        weights.init_dummy(codec, seed, rules=self.rules, dtype_of=dtype_of, device=device)
+        """A codec of random weights in float32, to speak beside a model in `dtype`: loud but not clipped."""
+        codec = weights.empty(self.make, config)
+        weights.init_dummy(codec, seed, rules=self.rules, dtype_of=lambda _: torch.float32, device=device)
+        codec.model_dtype = dtype
         codec.finalize()
         return codec
 
@@ -105,10 +103,9 @@ class CodecFile(Generic[C, M]):
     def weight_bytes(self, config: C, dtype: torch.dtype) -> int:
         """What the weights take in memory with the decoder in `dtype`; derived tables not counted."""
         tensors = weights.empty(self.make, config).state_dict().items()
-        return sum(tensor.numel() * self._dtype_of(name, dtype).itemsize for name, tensor in tensors)
-
-    def _dtype_of(self, name: str, dtype: torch.dtype) -> torch.dtype:
-        return torch.float32 if self.is_wide(name) else dtype
+        return sum(
+            tensor.numel() * (torch.float32 if self.is_wide(name) else dtype).itemsize for name, tensor in tensors
+        )
 
     def _released(self, name: str, shape: Shape) -> dict[str, Shape]:
         """The released names and shapes, folded, of what the module calls `name`; its rows are theirs in this order."""

@@ -4,27 +4,37 @@ can serve. Knows no model; a codec brings its decoder and encodes by itself.
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from sonoro.core.errors import ConfigError
 from sonoro.models.base import Voice
+from sonoro.models.codec_choice import (
+    HALF_LIMIT,
+    LEAST_DB,
+    SERVED_DB,
+    CodecChoice,
+    dtype_name,
+    has_room,
+    no_tf32,
+    peaks,
+    snr_db,
+)
 from sonoro.nn.history import WHOLE, Context, History, Layout
 from sonoro.nn.vocoder_fused import Past
 from sonoro.runtime.ring import overwrite
 
-__all__ = ["PRIMED", "Fused", "StreamingCodec", "codec_dtype_for", "example_codes"]
+__all__ = ["PRIMED", "Fused", "StreamingCodec", "example_codes"]
 
 logger = logging.getLogger(__name__)
 
-FUSED_TOLERANCE = 0.2
-"""How far the fused decoder may be from the modules in half precision, of the sound: seen are .01 to .05 with random
-weights, most of it the modules' rounding. What a wrong kernel makes is as loud as the sound.
-"""
+HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 PRIMED = "codec history"
 """Where a voice keeps what decoding its reference left: a `SavedRow`."""
@@ -46,6 +56,10 @@ class _Decoder(Protocol):
     @property
     def weight(self) -> Tensor:
         """One whose dtype and device are those that it runs in."""
+
+    @staticmethod
+    def is_wide(name: str) -> bool:
+        """Whether the tensor `name` stays in float32 whatever it runs in."""
 
     def example(self, rows: int, columns: int) -> Tensor:
         """Valid frames [rows, columns, ...] that vary, on the device of `weight`."""
@@ -75,10 +89,12 @@ class Fused(Protocol):
 
 
 class StreamingCodec(nn.Module):
-    """Frames to audio: `sonoro.models.base.Codec` but for `encode`. Call `finalize` once after loading.
+    """Frames to audio: `sonoro.models.base.Codec` but for `encode`. Its decoder is loaded in float32.
 
-    `fuse` makes a `Fused` of a finalized decoder, with residual streams in the dtype given; `fused` is the one that
-    serves, if one does. `skipped` names the stored tensors that nothing reads, as `LoadedModel` has them.
+    Call `finalize` once after loading, and `settle` before its first history is allocated. `fuse` makes a `Fused` of a
+    finalized decoder, with residual streams in the dtype given; `fused` is the one that serves, if one does.
+    `model_dtype` is that of the model it speaks beside; `skipped` names the stored tensors that nothing reads, as
+    `LoadedModel` has them.
     """
 
     decoder: Any
@@ -90,16 +106,14 @@ class StreamingCodec(nn.Module):
         self.decoder = decoder
         self.fused: Any = None
         self.fuse = fuse
+        self.model_dtype = torch.float32
+        self.choice: CodecChoice | None = None
+        """What `settle` last chose."""
 
     def finalize(self) -> None:
-        """Make what is derived from the loaded weights. Not capturable.
-
-        In half precision on a GPU decoding is fused from then on.
-        """
+        """Make what is derived from the weights. Not capturable."""
         self.decoder.finalize()
-        weight = self.decoder.weight
-        is_fused = not weight.is_cpu and weight.dtype in (torch.bfloat16, torch.float16)
-        self.fused = self.fuse(self.decoder, weight.dtype) if is_fused else None
+        self.fused = self.fuse(self.decoder, self.decoder.weight.dtype) if self.fused is not None else None
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -115,36 +129,73 @@ class StreamingCodec(nn.Module):
         with torch.cuda.device_of(heard):
             yield heard
 
+    @torch.inference_mode(False)
     @torch.no_grad()
-    def check_kernels(self, rows: int, columns: int) -> None:
-        """Stream `rows` rows, `columns` frames a call, fused and compare with the modules' whole decode. Synchronises.
+    def settle(self, wanted: str, batch: int, chunks: Sequence[int]) -> CodecChoice:
+        """Serve in the dtype `wanted`: auto, float16, bfloat16 or float32. Synchronises; not capturable.
 
-        If they disagree, or it fails, it warns, and from then on the modules serve.
+        In half precision decoding is fused. `batch` streams are then decoded in `chunks` frames a call and compared
+        with the modules in float32, which serve instead where they are too far apart or it fails. `auto` is float32 on
+        a CPU or beside a model in it; otherwise float16 if that holds the float32 peaks of every layer with a margin
+        of 4, else bfloat16 if that is 40 dB from float32, else float32. Without memory nothing is compared.
+
+        Raises `ConfigError` if the float32 weights that it takes were given up for an earlier choice.
         """
-        if self.fused is None:
-            return
-        frames = self.decoder.example(rows, 2 * columns)
-        history, slots = self.allocate(rows), torch.arange(rows, device=frames.device)
+        weight, given = self.decoder.weight, self.choice
+        if given is not None and weight.dtype in HALVES.values():
+            if wanted not in (given.wanted, dtype_name(given.dtype)):
+                raise ConfigError(
+                    "codec_dtype", wanted, f"the codec is in {dtype_name(given.dtype)}: load the model again"
+                )
+            return given
+        is_plain = wanted == "float32" or (wanted == "auto" and (weight.is_cpu or self.model_dtype.itemsize > 2))
+        if is_plain:
+            reason = "asked for" if wanted == "float32" else "on a CPU" if weight.is_cpu else "as the model"
+            choice = CodecChoice(wanted, weight.dtype, reason)
+        elif weight.is_meta:
+            choice = CodecChoice(wanted, HALVES.get(wanted, torch.float16), "without weights")
+            self._narrow(choice.dtype)
+        else:
+            with torch.cuda.device_of(weight), no_tf32():
+                choice = self._calibrated(wanted, batch, chunks)
+        is_fallback = not is_plain and choice.dtype not in HALVES.values()
+        logger.log(logging.WARNING if is_fallback else logging.INFO, "event=codec_dtype what=%r", str(choice))
+        self.choice = choice
+        return choice
+
+    def _calibrated(self, wanted: str, batch: int, chunks: Sequence[int]) -> CodecChoice:
+        """What to serve in, by a run in float32, and by one in the dtype which that suggests; it serves from now on."""
+        wide, frames, heard = self.decoder, self.decoder.example(batch, sum(chunks)), list[Tensor]()
+        found = peaks(wide, lambda: heard.append(self.decode(frames)))
+        dtype, reason = HALVES.get(wanted), "asked for"
+        limit_db = SERVED_DB if dtype is None else LEAST_DB[dtype]
+        if dtype is None:
+            dtype = torch.float16 if has_room(found) else torch.bfloat16
+            reason = f"float16 holds {HALF_LIMIT / max(found[0].value, 1e-30):.3g} times the largest value"
+        self._narrow(dtype)
+        tried = dtype_name(dtype)
+        ratio_db: float | None = None
         try:
-            with torch.cuda.device_of(frames):
-                chunks = [self.decode(chunk, slots, history) for chunk in frames.split(columns, dim=1)]
-                streamed = torch.cat(chunks, dim=1)
+            history, slots = self.allocate(batch), torch.arange(batch, device=frames.device)
+            parts = [self.decode(part, slots, history) for part in frames.split([*chunks], dim=1)]
+            ratio_db = snr_db(torch.cat(parts, dim=1), heard[0])
+            reason += "" if ratio_db >= limit_db else f", but less than {limit_db:g} dB"
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # as for a single operation: the modules can always serve
-            self.fused = None
-            logger.warning("kernel=codec fallback=modules status=failed error=%r", error)
-            return
-        fused, self.fused = self.fused, None
-        with torch.cuda.device_of(frames):
-            expected = self.decode(frames).to(streamed.dtype)
-        apart = streamed - expected
-        difference = 0.0 if apart.is_meta else float(apart.norm() / expected.norm())
-        if difference <= FUSED_TOLERANCE:
-            self.fused = fused
-        else:
-            message = "kernel=codec fallback=modules status=disagrees difference=%.3g limit=%.3g"
-            logger.warning(message, difference, FUSED_TOLERANCE)
+            reason += f", but it failed: {error!r}"
+        if ratio_db is None or ratio_db < limit_db:
+            self.decoder, self.fused, dtype = wide, None, wide.weight.dtype
+        return CodecChoice(wanted, dtype, reason, found, tried, ratio_db)
+
+    def _narrow(self, dtype: torch.dtype) -> None:
+        """Serve a copy of the decoder in `dtype`, fused."""
+        self.decoder = copy.deepcopy(self.decoder)
+        for name, parameter in self.decoder.named_parameters():
+            if not self.decoder.is_wide(name):
+                parameter.data = parameter.data.to(dtype)
+        self.decoder.finalize()
+        self.fused = self.fuse(self.decoder, dtype)
 
     def allocate(self, slots: int) -> History:
         """A zeroed history for `slots` rows and the scratch row, in the dtype and on the device of the weights."""
@@ -196,12 +247,3 @@ def example_codes(rows: int, columns: int, codes: tuple[int, int], device: torch
     """Frames [rows, columns, K] int64 that vary, `codes` being K and how many values each code has at least."""
     books, size = codes
     return (torch.arange(rows * columns * books, device=device) * 7919 % size).view(rows, columns, books)
-
-
-def codec_dtype_for(device: torch.device, dtype: torch.dtype) -> torch.dtype:
-    """What a codec's decoder runs in beside a backbone in `dtype`: float16 on a GPU, unless float32 is asked for.
-
-    Its fused operations round once a layer, and saturate. What that adds to the built-in voice on a GPU is 57 dB below
-    it in float16 and 41 dB in bfloat16, at the same speed.
-    """
-    return torch.float16 if device.type != "cpu" and dtype.itemsize == 2 else torch.float32

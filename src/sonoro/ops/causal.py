@@ -239,7 +239,9 @@ if triton is not None:
                 # Of the size, so that the exponential cannot overflow.
                 fading = tl.exp(-2.0 * tl.abs(total))
                 total = tl.where(total < 0, -1.0, 1.0) * (1.0 - fading) / (1.0 + fading)
-            tl.store(out + row, tl.minimum(tl.maximum(total, -1.0), 1.0), mask=inside)
+            # Not a number stays so, as in the reference: it must be seen.
+            total = tl.maximum(total, -1.0, propagate_nan=tl.PropagateNan.ALL)
+            tl.store(out + row, tl.minimum(total, 1.0, propagate_nan=tl.PropagateNan.ALL), mask=inside)
 
 
 def embed_sum_kernel(frames: Tensor, tables: Tensor, context: LeftContext = NO_CONTEXT) -> Tensor:

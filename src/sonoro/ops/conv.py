@@ -172,7 +172,9 @@ if triton is not None:
     @triton.jit
     def saturate_to(value, dtype: tl.constexpr):
         if dtype == tl.float16:
-            value = tl.minimum(tl.maximum(value, -65504.0), 65504.0)
+            # Not a number stays so, as in the reference: it must be seen.
+            value = tl.maximum(value, -65504.0, propagate_nan=tl.PropagateNan.ALL)
+            value = tl.minimum(value, 65504.0, propagate_nan=tl.PropagateNan.ALL)
         return value.to(dtype)
 
     @triton.jit

@@ -159,6 +159,12 @@ class _EngineCollector(Collector):
             yield _by_replica(name, help, [None if stats is None else getattr(stats, name) for stats in running])
         for name in ("tick", "frame"):
             yield _times(name, running)
+        yield _by_replica(
+            "broken_samples",
+            "samples that were not finite, and were sent as silence",
+            [None if stats is None else stats.broken_samples for stats in running],
+            CounterMetricFamily,
+        )
         yield from _shared_prompts([None if stats is None else stats.prefixes for stats in running])
         yield _launches(running)
 

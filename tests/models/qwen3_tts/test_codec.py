@@ -20,19 +20,6 @@ def codec():
     return make_codec()
 
 
-@pytest.mark.parametrize(
-    ("device", "dtype", "expected"),
-    [
-        ("cpu", torch.float32, torch.float32),
-        ("cpu", torch.bfloat16, torch.float32),
-        ("cuda", torch.float32, torch.float32),
-        ("cuda", torch.bfloat16, torch.float16),
-    ],
-)
-def test_half_precision_is_for_gpus_that_are_not_asked_for_more(device, dtype, expected):
-    assert weights.codec_dtype_for(torch.device(device), dtype) == expected
-
-
 def test_derived_tables_change_nothing():
     codec = fill(Qwen3Codec(SMALL)).double()
     frames = draw(2, 5)

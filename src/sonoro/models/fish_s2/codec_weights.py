@@ -13,6 +13,7 @@ from sonoro.nn.weights import DummyRule
 from sonoro.nn.window import WindowAttention, part_pairs
 
 from .codec import CodecConfig, FishCodec
+from .decoder import CodecDecoder
 
 __all__ = ["CODEC_FILE", "FILE", "PARTS", "check", "init_dummy", "load", "stored_shapes", "weight_bytes"]
 
@@ -43,8 +44,8 @@ def _arrange(codec: FishCodec, name: str, value: Tensor) -> Tensor:
 
 
 def _is_wide(name: str) -> bool:
-    # What makes codes stays in float32, as do the tables and rates from which others are derived.
-    return not name.startswith("decoder.") or name.startswith("decoder.quantizer.") or name.endswith(".alpha")
+    # What makes codes stays in float32.
+    return not name.startswith("decoder.") or CodecDecoder.is_wide(name.removeprefix("decoder."))
 
 
 # The gains keep residual sums from growing, so that the output is about a fifth of full scale at the released widths.

@@ -101,6 +101,11 @@ class CodecDecoder(nn.Module):
         self.layout = name_layers(self)
         self.codes = 1 + config.residual_codebooks, config.residual_codes
 
+    @staticmethod
+    def is_wide(name: str) -> bool:
+        """Whether the tensor `name` stays in float32 whatever it runs in: others are derived from it."""
+        return name.startswith("quantizer.") or name.endswith(".alpha")
+
     @property
     def weight(self) -> Tensor:
         """One whose dtype and device are those that it runs in."""

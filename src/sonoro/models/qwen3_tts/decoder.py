@@ -134,6 +134,11 @@ class CodecDecoder(nn.Module):
         self.reach_frames = reach_frames(ratios, rates)
         self.layout = name_layers(self)
 
+    @staticmethod
+    def is_wide(name: str) -> bool:
+        """Whether the tensor `name` stays in float32 whatever it runs in: others are derived from it."""
+        return name.startswith("quantizer.") or name.endswith((".alpha", ".beta"))
+
     @property
     def weight(self) -> Tensor:
         """One whose dtype and device are those that it runs in."""

@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from sonoro.models.streaming import codec_dtype_for
 from sonoro.nn import weights
 from sonoro.nn.stored import find
 from sonoro.nn.weights import DummyRule, Fusion, Shape
@@ -28,7 +27,6 @@ __all__ = [
     "MODEL_FILE",
     "Modules",
     "check",
-    "codec_dtype_for",
     "count_parts",
     "export_checkpoint",
     "init_dummy",
@@ -98,22 +96,22 @@ class Modules:
 def load(folder: Path, configs: Configs, *, device: torch.device, dtype: torch.dtype) -> Modules:
     """The modules of a checkpoint folder, ready to speak. Raises `CheckpointError` naming tensors and files."""
     modules = Modules.empty(configs)
-    codec_dtype = codec_dtype_for(device, dtype)
     skipped = weights.load(
         modules.main,
         find(folder / MODEL_FILE),
-        dtype_of=lambda name: _dtype_of(name, dtype, codec_dtype),
+        dtype_of=lambda name: _dtype_of(name, dtype, torch.float32),
         device=device,
         fusions=_main_fusions(configs.model),
     )
     modules.codec.skipped = weights.load(
         modules.codec,
         find(folder / CODEC_FILE),
-        dtype_of=lambda name: _dtype_of(name, dtype, codec_dtype),
+        dtype_of=lambda _: torch.float32,
         device=device,
         fusions=_codec_fusions(configs.codec),
         unused=unused_shapes(configs.codec),
     )
+    modules.codec.model_dtype = dtype
     modules.finalize()
     return replace(modules, skipped=(*skipped, *modules.codec.skipped))
 
@@ -121,11 +119,11 @@ def load(folder: Path, configs: Configs, *, device: torch.device, dtype: torch.d
 def init_dummy(configs: Configs, seed: int, *, device: torch.device, dtype: torch.dtype) -> Modules:
     """Modules of random weights at any size, ready to speak: sound that is loud but not clipped, codes that vary."""
     modules = Modules.empty(configs)
-    codec_dtype = codec_dtype_for(device, dtype)
     for module in (modules.main, modules.codec):
         weights.init_dummy(
-            module, seed, rules=_DUMMY_RULES, dtype_of=lambda name: _dtype_of(name, dtype, codec_dtype), device=device
+            module, seed, rules=_DUMMY_RULES, dtype_of=lambda name: _dtype_of(name, dtype, torch.float32), device=device
         )
+    modules.codec.model_dtype = dtype
     modules.finalize()
     return modules
 
@@ -199,9 +197,9 @@ def _named(**modules: nn.Module | None) -> nn.ModuleDict:
 def _dtype_of(name: str, dtype: torch.dtype, codec_dtype: torch.dtype) -> torch.dtype:
     if name.startswith("talker."):
         return dtype
-    # What makes codes and x-vectors stays in float32, as do the tables and exponents from which others are derived.
-    is_source = name.startswith("decoder.quantizer.") or name.endswith((".alpha", ".beta"))
-    return codec_dtype if name.startswith("decoder.") and not is_source else torch.float32
+    # What makes codes and x-vectors stays in float32.
+    is_narrow = name.startswith("decoder.") and not CodecDecoder.is_wide(name.removeprefix("decoder."))
+    return codec_dtype if is_narrow else torch.float32
 
 
 def _main_fusions(config: ModelConfig) -> tuple[Fusion, ...]:

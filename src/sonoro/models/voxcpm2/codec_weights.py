@@ -12,6 +12,7 @@ from sonoro.models.codec_file import CodecFile
 from sonoro.nn.weights import DummyRule, Shape
 
 from .codec import CodecConfig, VoxCodec
+from .decoder import CodecDecoder
 
 __all__ = ["CODEC_FILE", "FILE", "PARTS", "check", "init_dummy", "load", "stored_shapes", "weight_bytes"]
 
@@ -41,8 +42,7 @@ def _unused(config: CodecConfig) -> dict[str, Shape]:
 
 
 def _is_wide(name: str) -> bool:
-    # Conditions and rates are applied, or derived from, in float32.
-    return not name.startswith("decoder.") or name.endswith((".alpha", "_embed.weight"))
+    return not name.startswith("decoder.") or CodecDecoder.is_wide(name.removeprefix("decoder."))
 
 
 FILE = CodecFile(

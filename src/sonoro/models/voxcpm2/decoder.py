@@ -67,6 +67,11 @@ class CodecDecoder(nn.Module):
         self.reach_frames = -(-reach_frames((), rates) // patch[0])
         self.layout = name_layers(self)
 
+    @staticmethod
+    def is_wide(name: str) -> bool:
+        """Whether the tensor `name` stays in float32 whatever it runs in: conditions, and sources of rates."""
+        return name.endswith((".alpha", "_embed.weight"))
+
     @property
     def weight(self) -> Tensor:
         """One whose dtype and device are those that it runs in."""

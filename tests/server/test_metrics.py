@@ -1,0 +1,20 @@
+"""What the server counts, as Prometheus reads it."""
+
+from sonoro.server.metrics import EngineState, Metrics
+from sonoro.transport.messages import PrefixCounts, Stats
+
+
+def stats(broken_samples: int) -> Stats:
+    facts = {"running": 0, "waiting": 0, "paused": 0, "free_slots": 1, "free_pages": 1, "gpu_memory_mib": 0.0}
+    empty = {"launches": {}, "prefixes": PrefixCounts(), "tick_ms": {}, "frame_ms": {}}
+    return Stats(**facts, **empty, broken_samples=broken_samples)
+
+
+def test_samples_that_were_not_finite_are_counted_by_engine() -> None:
+    states = [EngineState(stats(7), 0, 1), EngineState(None, 1, 1), EngineState(stats(0), 0, 1)]
+    text = Metrics().exposition(states, queued=0).decode()
+    found = [line for line in text.splitlines() if line.startswith("sonoro_engine_broken_samples_total")]
+    assert found == [
+        'sonoro_engine_broken_samples_total{replica="0"} 7.0',
+        'sonoro_engine_broken_samples_total{replica="2"} 0.0',
+    ]
