@@ -30,6 +30,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rounding", type=int, default=0, metavar="STEPS", help="products round by their shape, so much (rounding.py)"
     )
+    parser.addoption(
+        "--kokoro", type=Path, metavar="DIR", help="the voice's teacher, as builtin_voice.kokoro.prepare leaves it"
+    )
 
 
 LONGEST = ("test_ray.py", "test_cli_fleet.py", "test_interpreter.py", "test_compile.py")

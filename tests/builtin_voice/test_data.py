@@ -12,7 +12,7 @@ import pytest
 from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
 
-from builtin_voice import flite, synthesize, templates, text, tokenizer, words
+from builtin_voice import flite, shards, synthesize, templates, text, tokenizer, words
 from sonoro.core.normalize import normalize_english
 
 VERBS = {
@@ -148,6 +148,6 @@ def test_corpus_and_shards_are_read_back(tmp_path: Path) -> None:
     lines = [{"shard": 3, "start": 0, "samples": 10, "text": "a.", "voice": "slt", **phones}]
     lines += [{"shard": 3, "start": 10, "samples": 20, "text": "b.", "voice": "rms", **phones}]
     (tmp_path / "shard-00003.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    shards, utterances = synthesize.load(tmp_path)
+    found, utterances = shards.load(tmp_path)
     second = utterances[1]
-    assert shards[second.shard][second.start : second.start + second.samples].tolist() == list(range(10, 30))
+    assert found[second.shard][second.start : second.start + second.samples].tolist() == list(range(10, 30))

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from builtin_voice import recipe, settings, tokenizer
 from builtin_voice.flite import PHONES
+from builtin_voice.shards import Utterance
 from builtin_voice.spectra import SpeechSpectra
-from builtin_voice.synthesize import Utterance
 from builtin_voice.training import Run, Unfinished
 from builtin_voice.voice_codec import CONTEXT_FRAMES, VoiceCodec
 from sonoro.models.qwen3_tts import weights

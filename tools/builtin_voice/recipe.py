@@ -28,8 +28,8 @@ from torch.nn.utils.rnn import pad_sequence
 from builtin_voice import settings
 from builtin_voice.codec_training import train_codec, train_encoder
 from builtin_voice.flite import PAUSE, PHONES
+from builtin_voice.shards import Utterance, load, written
 from builtin_voice.spectra import SpeechSpectra
-from builtin_voice.synthesize import Utterance, load, written
 from builtin_voice.talker_training import Layout, Utterances, train_talker
 from builtin_voice.tokenizer import read
 from builtin_voice.training import Log, Run, Unfinished, save
