@@ -137,7 +137,8 @@ def test_the_reach_covers_all_that_rendering_keeps(codec):
 
     reach = codec.decoder.reach_frames
     assert reach < 40
-    close(kept(reach), kept(40), 1e-12)
+    # Other lengths round otherwise: 5e-12 where each product is up to 8 steps of float64 off.
+    close(kept(reach), kept(40), 5e-11)
     assert (kept(reach // 2) - kept(40)).abs().max() > 1e-6
 
 

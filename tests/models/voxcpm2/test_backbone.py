@@ -93,7 +93,8 @@ def test_rows_of_a_batch_may_differ_in_steps_and_guidance(lm: VoxLM, reference_r
     for row in range(3):
         one = slice(row, row + 1)
         alone = lm.feat_decoder.sample(mu[one], given["cond"][one], given["noise"][one], cfg[one], steps[one])
-        torch.testing.assert_close(together[one], alone, atol=1e-5, rtol=0)
+        # 1e-4, as above: with products up to 8 steps off it is 1.6e-5.
+        torch.testing.assert_close(together[one], alone, atol=1e-4, rtol=0)
 
 
 def test_a_call_beyond_the_steps_of_a_row_goes_nowhere(lm: VoxLM) -> None:

@@ -103,7 +103,8 @@ def test_speech_ends_where_the_official_one_does(
         frame(lm, state, torch.tensor([1]), record)
     assert state.done[1]
     assert state.length[1] == facts["frames"]
-    torch.testing.assert_close(torch.cat(record[2::4]), stop, atol=2e-4, rtol=0)
+    # 5e-6 of logits that are some hundreds where the head always stops: 40 steps of float32.
+    torch.testing.assert_close(torch.cat(record[2::4]), stop, atol=2e-4, rtol=5e-6)
     if name != "random_2":
         assert facts["frames"] == facts["min_len"] + 2
 
