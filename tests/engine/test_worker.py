@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import torch
 
+from engine_peer import Peer
 from engine_processes import CONFIG, FACTORY, LONG, alone, nothing_left, run
 from fakes.sine import SineModel
 from guard import GUARD_S
@@ -23,7 +24,7 @@ from sonoro.core.types import AudioChunk, Failed, Finished, SpeechRequest
 from sonoro.engine.engine import Engine
 from sonoro.engine.worker import Worker, load, on_own_gpus, spare_threads
 from sonoro.models.base import LoadedModel
-from sonoro.transport.channel import ClientLink, WorkerLink
+from sonoro.transport.channel import WorkerLink
 from sonoro.transport.messages import (
     Cancel,
     Fatal,
@@ -44,9 +45,9 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
 @asynccontextmanager
-async def served() -> AsyncIterator[ClientLink]:
+async def served() -> AsyncIterator[Peer]:
     """The client's end of a link whose other end an engine in a thread of this process serves until `Shutdown`."""
-    client = ClientLink()
+    client = Peer()
 
     def serve() -> None:
         link = WorkerLink(client.endpoint)
@@ -70,7 +71,7 @@ async def served() -> AsyncIterator[ClientLink]:
         client.close()
 
 
-async def heard(client: ClientLink, is_last: Callable[[FromEngine], bool]) -> list[FromEngine]:
+async def heard(client: Peer, is_last: Callable[[FromEngine], bool]) -> list[FromEngine]:
     """All messages up to the one that `is_last`."""
     messages: list[FromEngine] = []
     while not (messages and is_last(messages[-1])):
@@ -78,7 +79,7 @@ async def heard(client: ClientLink, is_last: Callable[[FromEngine], bool]) -> li
     return messages
 
 
-async def stats_of(client: ClientLink) -> Stats:
+async def stats_of(client: Peer) -> Stats:
     client.send(StatsRequest())
     return (await heard(client, lambda message: isinstance(message, Stats)))[-1]
 
@@ -175,7 +176,7 @@ def test_durations_are_forgotten_when_that_is_asked() -> None:
     run(talk())
 
 
-def start(client: ClientLink, parent: int, **environment: str) -> subprocess.Popen[bytes]:
+def start(client: Peer, parent: int, **environment: str) -> subprocess.Popen[bytes]:
     """The process as `sonoro.transport.launch` starts it."""
     settings = msgspec.json.encode(WorkerSettings(factory=FACTORY, config=CONFIG)).decode()
     return subprocess.Popen(
@@ -186,12 +187,18 @@ def start(client: ClientLink, parent: int, **environment: str) -> subprocess.Pop
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_process_cleanly(number: signal.Signals) -> None:
+def test_a_signal_to_all_ends_no_engine_before_its_server_says_so(number: signal.Signals) -> None:
+    """systemd signals every process of a service, a terminal every one in the foreground."""
+
     async def end() -> None:
-        client = ClientLink()
+        client = Peer()
         with start(client, os.getpid()) as process:
             assert isinstance((await client.receive())[0], Ready)
             process.send_signal(number)
+            made = SpeechRequest(id="a", text=LONG)
+            client.send(Submit(made))
+            assert pcm_of(await heard(client, is_end)) == alone(made)
+            client.send(Shutdown())
             _, err = await asyncio.to_thread(process.communicate, timeout=GUARD_S)
         client.close()
         assert (process.returncode, err) == (0, b"")
@@ -201,7 +208,7 @@ def test_a_signal_ends_the_process_cleanly(number: signal.Signals) -> None:
 
 def test_a_process_whose_parent_is_gone_ends_and_removes_the_link() -> None:
     async def end() -> None:
-        client = ClientLink()
+        client = Peer()
         # Another than this process is named as its parent.
         with start(client, os.getppid()) as process:
             assert await asyncio.to_thread(process.wait, 20) == 1
@@ -213,7 +220,7 @@ def test_a_process_whose_parent_is_gone_ends_and_removes_the_link() -> None:
 
 def test_a_wrong_log_level_is_refused_like_any_other_setting() -> None:
     async def end() -> None:
-        client = ClientLink()
+        client = Peer()
         with start(client, os.getpid(), **{LOG_LEVEL_VARIABLE: "loud"}) as process:
             [fatal] = await client.receive()
             assert await asyncio.to_thread(process.wait, 20) == 2

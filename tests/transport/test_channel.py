@@ -3,15 +3,16 @@
 import asyncio
 from pathlib import Path
 
+from engine_peer import Peer
 from guard import GUARD_S
 from sonoro.core.types import AudioChunk, SpeechRequest
-from sonoro.transport.channel import ClientLink, WorkerLink
+from sonoro.transport.channel import WorkerLink
 from sonoro.transport.messages import Cancel, Submit
 
 
 def test_messages_arrive_in_order_both_ways() -> None:
     async def talk() -> None:
-        client = ClientLink()
+        client = Peer()
         worker = WorkerLink(client.endpoint)
         try:
             chunks = [AudioChunk(request_id="a", index=index, pcm=bytes(1000)) for index in range(3000)]
@@ -38,7 +39,7 @@ def test_messages_arrive_in_order_both_ways() -> None:
 
 def test_the_folder_is_private_and_gone_at_the_end() -> None:
     async def look() -> None:
-        link = ClientLink()
+        link = Peer()
         folder = Path(link.endpoint.removeprefix("ipc://")).parent
         assert folder.stat().st_mode & 0o077 == 0
         link.close()
@@ -49,7 +50,7 @@ def test_the_folder_is_private_and_gone_at_the_end() -> None:
 
 def test_sending_to_nobody_neither_waits_nor_raises() -> None:
     async def send() -> None:
-        client = ClientLink()
+        client = Peer()
         client.send(Cancel("a"))
         worker = WorkerLink(client.endpoint)
         worker.send([])

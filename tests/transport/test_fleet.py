@@ -20,7 +20,8 @@ from sonoro.core.errors import (
     UnknownVoice,
 )
 from sonoro.core.types import Finished, Reference, SpeechRequest
-from sonoro.transport.client import Answer, EngineClient
+from sonoro.transport.answer import Answer
+from sonoro.transport.client import EngineClient
 from sonoro.transport.fleet import Fleet, device_list
 
 __all__ = ["nothing_left"]

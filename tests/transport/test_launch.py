@@ -127,21 +127,56 @@ def test_a_successor_that_takes_too_long_fails_new_requests() -> None:
     run(wait())
 
 
-def test_crashes_in_a_row_close_the_engine() -> None:
+def test_more_crashes_than_may_be_in_a_time_close_the_engine() -> None:
     async def crash() -> None:
         async with launch("slow", max_restarts=1) as client:
+            # An answer in between forgives nothing.
             for name in "ab":
-                # An answer in between forgives what was.
                 await gather(client.stream(request(name, "Fine.")))
                 with pytest.raises(EngineCrashed, match="exit code 7: it was asked to die"):
                     await gather(client.stream(request(name, "die")))
-            with pytest.raises(EngineCrashed):
-                await gather(client.stream(request("c", "die")))
-            with pytest.raises(EngineClosed, match=r"2 times without an answer: .*asked to die"):
-                await gather(client.stream(request("e", "Fine.")))
-            assert (client.restarts, client.is_ready) == (2, False)
+            with pytest.raises(EngineClosed, match=r"2 times within 600 s: .*asked to die"):
+                await gather(client.stream(request("c", "Fine.")))
+            assert (client.restarts, client.is_ready) == (1, False)
 
     run(crash())
+
+
+def test_crashes_that_are_long_ago_are_forgiven() -> None:
+    async def crash() -> None:
+        async with launch("slow", max_restarts=1, restart_window_s=1e-3) as client:
+            for name in "abc":
+                with pytest.raises(EngineCrashed, match="exit code 7: it was asked to die"):
+                    await gather(client.stream(request(name, "die")))
+            await gather(client.stream(request("d", "Fine.")))
+            assert (client.restarts, client.closed_reason) == (3, None)
+
+    run(crash())
+
+
+def test_a_process_that_hangs_is_not_ready_and_is_again_once_it_answers() -> None:
+    async def hang() -> None:
+        async with launch(ask_s=0.1, hang_s=1.0) as client:
+            os.kill(the_child(), signal.SIGSTOP)
+            await until(lambda: not client.is_ready, timeout_s=60)
+            waiting = asyncio.create_task(gather(client.stream(request("a"))))
+            os.kill(the_child(), signal.SIGCONT)
+            assert (await waiting)[0] == alone(request("a"))
+            assert (client.is_ready, client.restarts) == (True, 0)
+
+    run(hang())
+
+
+def test_a_signal_to_all_cuts_no_stream() -> None:
+    async def signal_all() -> None:
+        async with launch("slow") as client:
+            await anext(stream := client.stream(request("a")))
+            os.kill(the_child(), signal.SIGTERM)
+            rest = [event async for event in stream]
+            assert rest[-1].reason == "stop"
+            assert client.restarts == 0
+
+    run(signal_all())
 
 
 def test_the_death_of_the_parent_ends_the_process(nothing_left: Path) -> None:
@@ -177,7 +212,7 @@ def test_while_an_engine_runs_nothing_of_its_link_is_on_the_disk(nothing_left: P
     run(look())
 
 
-@pytest.mark.parametrize("field", ["ready_timeout_s", "queue_s", "max_restarts"])
+@pytest.mark.parametrize("field", ["ready_timeout_s", "queue_s", "max_restarts", "restart_window_s", "hang_s"])
 def test_limits_that_are_none_are_refused(field: str) -> None:
     with pytest.raises(ConfigError, match="at least") as refusal:
         Limits(**{field: -1})

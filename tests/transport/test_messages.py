@@ -19,7 +19,9 @@ from sonoro.core.types import (
 )
 from sonoro.transport import messages
 from sonoro.transport.messages import (
+    Alive,
     AppendText,
+    AskAlive,
     Cancel,
     DeleteVoice,
     EncodeVoice,
@@ -76,6 +78,7 @@ TO_ENGINE = [
     Pause("a"),
     Resume("a"),
     StatsRequest(),
+    AskAlive(),
     EncodeVoice(3, "anna", REQUEST.references, "she agreed"),
     DeleteVoice(4, "anna"),
     RefreshVoices(6),
@@ -101,6 +104,7 @@ FROM_ENGINE = [
         gpu_memory_mib=0.0,
         broken_samples=7,
     ),
+    Alive(),
     Fatal(ErrorFacts.of(ConfigError("pages", 3, "it must be at least 4"))),
     VoiceReady(3, ANNA),
     VoiceDeleted(4, "anna"),

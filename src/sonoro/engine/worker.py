@@ -33,7 +33,9 @@ from sonoro.engine.engine import Engine
 from sonoro.models.base import LoadedModel
 from sonoro.transport.channel import WorkerLink, remove_endpoint
 from sonoro.transport.messages import (
+    Alive,
     AppendText,
+    AskAlive,
     Cancel,
     DeleteVoice,
     EncodeVoice,
@@ -77,10 +79,12 @@ _SWITCH_S = 0.0005
 
 
 def main() -> None:
-    """Load, say so, and serve until told to stop, or until the parent dies."""
+    """Load, say so, and serve until told to stop by message, or until the parent dies; signals are passed over."""
     endpoint, parent, started_at_s, settings = sys.argv[1:]
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: sys.exit(0))
+        # Whoever signals a whole group of processes has told the server too, which says when its last stream has ended.
+        # A handler of ours, as what is ignored would be so in the processes that this one starts.
+        signal.signal(number, lambda *_: None)
     threading.Thread(target=_die_with, args=(int(parent), endpoint), daemon=True).start()
     sys.setswitchinterval(_SWITCH_S)
     with contextlib.closing(WorkerLink(endpoint)) as link, _encoder() as executor:
@@ -252,6 +256,8 @@ class Worker:
                 if forgets:
                     self._tick_s.clear()
                     self._frame_s.clear()
+            case AskAlive():
+                self._link.send([Alive()])
             case EncodeVoice(number, name, references, consent):
                 self._register(number, name, lambda: self._engine.add_voice(name, references, consent))
             case DeleteVoice(number, name):

@@ -1,4 +1,4 @@
-"""The engine seen from the process that serves people: requests in, streams of audio out. Loads no torch.
+"""The server's side of an engine: requests in, streams of audio out, and a process that is kept running. No torch.
 
 Every accepted request ends: with its `Finished`, with the error that the engine gave, or with that of its process.
 """
@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sonoro.core.errors import EngineError, ErrorFacts, InvalidRequest, SonoroError
+from sonoro.core.errors import EngineClosed, EngineCrashed, EngineError, ErrorFacts, InvalidRequest, SonoroError
 from sonoro.core.types import (
     AudioChunk,
     Failed,
@@ -24,10 +25,12 @@ from sonoro.core.types import (
     VoiceFacts,
     check_text,
 )
-from sonoro.transport.inbox import Inbox
-from sonoro.transport.launch import Limits, Supervisor
+from sonoro.transport.answer import Answer
+from sonoro.transport.launch import EngineProcess, Limits, drop
 from sonoro.transport.messages import (
+    Alive,
     AppendText,
+    AskAlive,
     Cancel,
     DeleteVoice,
     EncodeVoice,
@@ -38,6 +41,7 @@ from sonoro.transport.messages import (
     Stats,
     StatsRequest,
     Submit,
+    ToEngine,
     VoiceDeleted,
     VoiceFailed,
     VoiceReady,
@@ -45,25 +49,35 @@ from sonoro.transport.messages import (
     WorkerSettings,
 )
 
-__all__ = ["Answer", "EngineClient"]
+__all__ = ["EngineClient"]
+
+logger = logging.getLogger(__name__)
 
 
 class EngineClient:
-    """An engine in a process of its own, started with `settings`; `async with EngineClient.launch(...) as client`.
+    """The server's side of an engine: a process started with `settings`, kept running, and the requests it holds.
 
-    Belongs to the event loop it was started in. A process that crashes fails the requests it held with `EngineCrashed`
-    and is replaced; later requests wait for the new one.
+    `async with EngineClient.launch(...) as client`. Belongs to the event loop it was started in. A process that crashes
+    or hangs fails the requests it held with `EngineCrashed` and is replaced; later requests wait for the new one. After
+    more than `max_restarts` crashes within `restart_window_s` there is none any more.
     """
 
     def __init__(self, settings: WorkerSettings, limits: Limits | None = None) -> None:
         self.settings, self._limits = settings, limits or Limits()
-        self._supervisor = Supervisor(settings, self._limits, self._take, self._lose)
-        self._inboxes: dict[str, Inbox] = {}
+        self._process: EngineProcess | None = None
+        self._ready: Ready | None = None
+        self._closed: EngineClosed | None = None
+        self._settled = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._crashed_at_s: deque[float] = deque()
+        self._heard_at_s, self._is_hung = 0.0, False
+        self._answers: dict[str, Answer] = {}
         self._asked: deque[asyncio.Future[Stats]] = deque()
         self._voices: dict[str, VoiceFacts] = {}
         self._numbers = itertools.count()
         self._registering: dict[int, asyncio.Future[VoiceFacts | None]] = {}
-        self._watching: asyncio.Task[None] | None = None
+        self.restarts = 0
+        """How often a replacement was started."""
 
     @classmethod
     def launch(cls, model: str | Path | None = None, *, limits: Limits | None = None, **settings: Any) -> Self:
@@ -71,21 +85,22 @@ class EngineClient:
         return cls(WorkerSettings(model=None if model is None else str(model), **settings), limits)
 
     async def start(self) -> None:
-        """Start the engine and wait until it is ready.
+        """Start the engine and wait until it is ready; the first process is not tried twice.
 
         Raises what was wrong with it (`ConfigError`, `CheckpointError`), or `EngineError` if it died or took too long.
         """
-        await self._supervisor.start()
-        self._watching = asyncio.create_task(self._watch())
+        self._accept(await EngineProcess.start(self.settings, self._limits.ready_timeout_s))
+        self._tasks = [asyncio.create_task(work()) for work in (self._keep_running, self._watch)]
 
     async def close(self) -> None:
         """End the engine; what is still running fails with `EngineClosed`."""
+        self._give_up(EngineClosed("the engine was closed"))
         try:
-            if self._watching is not None:
-                self._watching.cancel()
-                await asyncio.gather(self._watching, return_exceptions=True)
+            await drop(*self._tasks)
         finally:
-            await self._supervisor.close()
+            process, self._process = self._process, None
+            if process is not None:
+                await process.stop(self._limits.shutdown_timeout_s)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -99,8 +114,8 @@ class EngineClient:
     @property
     def ready(self) -> Ready:
         """What the newest engine said when it was ready."""
-        assert self._supervisor.ready is not None, "the engine has not been started"
-        return self._supervisor.ready
+        assert self._ready is not None, "the engine has not been started"
+        return self._ready
 
     @property
     def spec(self) -> ModelSpec:
@@ -109,13 +124,13 @@ class EngineClient:
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is an engine now; false while a crashed one is being replaced."""
-        return self._supervisor.is_ready
+        """Whether there is an engine that answers. One that has ended is none, though its last messages may come."""
+        return self._process is not None and self._process.is_running and not self._is_hung and self._closed is None
 
     @property
     def closed_reason(self) -> str | None:
         """Why there will be no engine any more; None as long as there may be one."""
-        return self._supervisor.closed_reason
+        return None if self._closed is None else str(self._closed)
 
     @property
     def voices(self) -> tuple[VoiceFacts, ...]:
@@ -123,18 +138,13 @@ class EngineClient:
         return tuple(self._voices[name] for name in sorted(self._voices))
 
     @property
-    def restarts(self) -> int:
-        """How often a replacement was started."""
-        return self._supervisor.restarts
-
-    @property
     def open_requests(self) -> int:
         """How many it has been given that have not ended: those that hold a slot and those that wait for one."""
-        return len(self._inboxes)
+        return len(self._answers)
 
     def holds(self, request_id: str) -> bool:
         """Whether the request of that id is one of them."""
-        return request_id in self._inboxes
+        return request_id in self._answers
 
     def has_registered(self, name: str | None) -> bool:
         """Whether a voice is registered under `name`."""
@@ -142,7 +152,17 @@ class EngineClient:
 
     async def until_ready(self) -> None:
         """Wait for an engine. Raises `EngineCrashed` if there is none in time, `EngineClosed` if there will be none."""
-        await self._supervisor.until_ready()
+        waits_s = self._limits.accept_timeout_s
+        try:
+            async with asyncio.timeout(waits_s):
+                # It may be lost again between the event and our turn.
+                while not self.is_ready and self._closed is None:
+                    self._settled.clear()
+                    await self._settled.wait()
+        except TimeoutError as error:
+            raise EngineCrashed(f"the engine has ended or hangs, and was not ready in {waits_s:g} s") from error
+        if self._closed is not None:
+            raise EngineClosed(str(self._closed))
 
     async def stream(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk | Finished, None]:
         """The answer to `request` as it is made: `AudioChunk`s, then `Finished`.
@@ -163,11 +183,17 @@ class EngineClient:
 
         It is to be closed in any case. Raises what `stream` does.
         """
-        await self._supervisor.until_ready()
-        while (previous := self._inboxes.get(request.id)) is not None and previous.is_abandoned:
+        await self.until_ready()
+        while (previous := self._answers.get(request.id)) is not None and previous.is_closed:
             await previous.until_ended()
-            await self._supervisor.until_ready()
-        return Answer(self._submit(request), self._leave)
+            await self.until_ready()
+        if previous is not None:
+            raise InvalidRequest("id", request.id, "a request of that id is still running")
+        self._send(Submit(request))
+        full_bytes = int(self._limits.queue_s * self.spec.sample_rate) * 2
+        answer = Answer(request.id, full_bytes, self._limits.slow_reader_timeout_s, self._send)
+        self._answers[request.id] = answer
+        return answer
 
     def append(self, request_id: str, text: str) -> None:
         """More text for a live request; one that has ended stays so.
@@ -175,28 +201,28 @@ class EngineClient:
         Raises `InvalidRequest` for what is not text, which harms nobody.
         """
         check_text(text)
-        if request_id in self._inboxes:
-            self._supervisor.send(AppendText(request_id, text))
+        if request_id in self._answers:
+            self._send(AppendText(request_id, text))
 
     def end_text(self, request_id: str) -> None:
         """Say that a live request has all of its text; one that has ended stays so."""
-        if request_id in self._inboxes:
-            self._supervisor.send(EndText(request_id))
+        if request_id in self._answers:
+            self._send(EndText(request_id))
 
     def cancel(self, request_id: str) -> None:
         """End a request with the reason `cancelled`, after the audio already made. One that has ended stays so."""
-        if request_id in self._inboxes:
-            self._supervisor.send(Cancel(request_id))
+        if request_id in self._answers:
+            self._send(Cancel(request_id))
 
     async def stats(self, *, forgets: bool = False) -> Stats:
         """How the engine is doing. Raises `EngineError` if it does not say so in time.
 
         With `forgets` it then forgets the durations so far: the next answer is about the time between.
         """
-        await self._supervisor.until_ready()
+        await self.until_ready()
         answer: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
         self._asked.append(answer)
-        self._supervisor.send(StatsRequest(forgets))
+        self._send(StatsRequest(forgets))
         try:
             return await asyncio.wait_for(answer, self._limits.answer_timeout_s)
         except TimeoutError as error:
@@ -223,46 +249,32 @@ class EngineClient:
     async def _register(
         self, message_of: Callable[[int], EncodeVoice | DeleteVoice | RefreshVoices]
     ) -> VoiceFacts | None:
-        await self._supervisor.until_ready()
+        await self.until_ready()
         number = next(self._numbers)
-        self._supervisor.send(message_of(number))
+        self._send(message_of(number))
         answer: asyncio.Future[VoiceFacts | None] = asyncio.get_running_loop().create_future()
         self._registering[number] = answer
         return await answer
 
-    def _submit(self, request: SpeechRequest) -> Inbox:
-        if request.id in self._inboxes:
-            raise InvalidRequest("id", request.id, "a request of that id is still running")
-        self._supervisor.send(Submit(request))
-        full_bytes = int(self._limits.queue_s * self.spec.sample_rate) * 2
-        inbox = Inbox(request.id, full_bytes, self._limits.slow_reader_timeout_s, self._supervisor.send)
-        self._inboxes[request.id] = inbox
-        return inbox
-
-    def _leave(self, inbox: Inbox) -> None:
-        """The reader is gone. The id stays taken until the engine has said so too, or its next user got the old end."""
-        inbox.abandon()
-        if self._inboxes.get(inbox.request_id) is inbox:
-            self._supervisor.send(Cancel(inbox.request_id))
+    def _send(self, message: ToEngine) -> None:
+        """Send `message` to the engine there is; whatever that one held is lost with it."""
+        if self._process is not None:
+            self._process.send(message)
 
     def _take(self, message: FromEngine) -> None:
-        if isinstance(message, Stats):
+        self._note_life()
+        if isinstance(message, AudioChunk):
+            self._answers[message.request_id].put(message)
+        elif isinstance(message, Finished | Failed):
+            event = message.error if isinstance(message, Failed) else message
+            self._answers.pop(message.request_id).end(event)
+        elif isinstance(message, Stats):
             answer = self._asked.popleft()
             if not answer.done():
                 answer.set_result(message)
-        elif isinstance(message, AudioChunk):
-            self._inboxes[message.request_id].put(message)
-        elif isinstance(message, Ready):
-            self._voices = {facts.name: facts for facts in message.voices}
-        elif isinstance(message, VoiceReady | VoiceDeleted | VoicesRefreshed | VoiceFailed):
+        elif not isinstance(message, Alive):
+            assert isinstance(message, VoiceReady | VoiceDeleted | VoicesRefreshed | VoiceFailed), message
             self._settle(message)
-        else:
-            assert isinstance(message, Finished | Failed), message
-            inbox = self._inboxes.pop(message.request_id)
-            if isinstance(message, Failed):
-                inbox.fail(message.error)
-            else:
-                inbox.put(message)
 
     def _settle(self, message: VoiceReady | VoiceDeleted | VoicesRefreshed | VoiceFailed) -> None:
         """Note what became of voices, and tell whoever asked for it, if they still wait."""
@@ -282,55 +294,81 @@ class EngineClient:
 
     def _lose(self, error: EngineError) -> None:
         """Fail everything that the engine held; each reader raises an exception of its own."""
-        inboxes, self._inboxes = self._inboxes, {}
+        answers, self._answers = self._answers, {}
         asked, self._asked = self._asked, deque()
         registering, self._registering = self._registering, {}
-        for inbox in inboxes.values():
-            inbox.fail(ErrorFacts.of(error).error)
-        answers: list[asyncio.Future[Any]] = [*asked, *registering.values()]
-        for answer in answers:
-            if not answer.done():
-                answer.set_exception(ErrorFacts.of(error).error)
+        for answer in answers.values():
+            answer.end(ErrorFacts.of(error).error)
+        futures: list[asyncio.Future[Any]] = [*asked, *registering.values()]
+        for future in futures:
+            if not future.done():
+                future.set_exception(ErrorFacts.of(error).error)
+
+    def _accept(self, process: EngineProcess) -> None:
+        self._process, self._ready = process, process.ready
+        self._voices = {facts.name: facts for facts in process.ready.voices}
+        self._note_life()
+        self._settled.set()
+
+    def _give_up(self, error: EngineClosed) -> None:
+        self._closed = self._closed or error
+        self._settled.set()
+        self._lose(error)
+
+    async def _keep_running(self) -> None:
+        """Serve the process there is, and replace it when it ends."""
+        try:
+            while self._process is not None:
+                error = await self._process.serve(self._take)
+                await self._replace(error)
+        except Exception as error:
+            logger.exception("event=supervision_failed")
+            self._give_up(EngineClosed(f"the engine cannot be supervised any more: {error!r}"))
+
+    async def _replace(self, error: SonoroError) -> None:
+        """Tell of the end of the present process and start another, as often as may be."""
+        ended, self._process = self._process, None
+        self._lose(EngineCrashed(str(error)))
+        if ended is not None:
+            await ended.stop(0)
+        while (crashes := self._count_crash(error)) <= self._limits.max_restarts:
+            # The first at once: most crashes are one request's fault. Later ones may wait for memory to come free.
+            await asyncio.sleep(0.5 * (crashes - 1))
+            self.restarts += 1
+            try:
+                self._accept(await EngineProcess.start(self.settings, self._limits.ready_timeout_s))
+                return
+            except SonoroError as failure:
+                error = failure
+        window_s = self._limits.restart_window_s
+        self._give_up(EngineClosed(f"the engine process ended {crashes} times within {window_s:g} s: {error}"))
+
+    def _count_crash(self, error: SonoroError) -> int:
+        """Crashes within `restart_window_s`, this one among them."""
+        now_s = asyncio.get_running_loop().time()
+        self._crashed_at_s.append(now_s)
+        while self._crashed_at_s[0] <= now_s - self._limits.restart_window_s:
+            self._crashed_at_s.popleft()
+        logger.error("event=engine_crashed crashes=%d reason=%r", len(self._crashed_at_s), str(error))
+        return len(self._crashed_at_s)
+
+    def _note_life(self) -> None:
+        self._heard_at_s = asyncio.get_running_loop().time()
+        if self._is_hung:
+            self._is_hung = False
+            self._settled.set()
 
     async def _watch(self) -> None:
-        """Ask now and then, so that a process that hangs is found out and replaced."""
+        """Ask now and then, so that a process that hangs is found out: given nothing more, and replaced in the end."""
         while True:
-            await asyncio.sleep(self._limits.answer_timeout_s)
-            if not self.is_ready:
+            if not self._is_hung:
+                self._send(AskAlive())
+            await asyncio.sleep(min(self._limits.ask_s, self._limits.answer_timeout_s / 2))
+            silent_s = asyncio.get_running_loop().time() - self._heard_at_s
+            if self._process is None:
                 continue
-            asked = self._supervisor.ready
-            try:
-                await self.stats()
-            except EngineError:
-                if self._supervisor.ready is asked:
-                    self._supervisor.kill()
-
-
-class Answer:
-    """The events of one request as they are made: `AudioChunk`s, then `Finished`. One reader takes them.
-
-    Raises what the request failed with. Closed before its end it cancels the request.
-    """
-
-    def __init__(self, inbox: Inbox, leave: Callable[[Inbox], None]) -> None:
-        self._inbox, self._leave = inbox, leave
-        self._is_over = False
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> AudioChunk | Finished:
-        if self._is_over:
-            raise StopAsyncIteration
-        try:
-            event = await self._inbox.take()
-        except SonoroError:
-            self._is_over = True
-            raise
-        self._is_over = isinstance(event, Finished)
-        return event
-
-    async def aclose(self) -> None:
-        """Nobody reads it any more; done at once."""
-        self._is_over = True
-        self._leave(self._inbox)
+            if silent_s > self._limits.hang_s and not self._is_hung:
+                self._is_hung = True
+                logger.warning("event=engine_hangs silent_s=%.1f", silent_s)
+            if silent_s > self._limits.answer_timeout_s:
+                self._process.kill()

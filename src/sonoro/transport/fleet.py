@@ -21,8 +21,9 @@ import msgspec
 
 from sonoro.core.errors import ConfigError, EngineCrashed, EngineError
 from sonoro.core.types import ModelSpec, Reference, SpeechRequest, VoiceFacts
-from sonoro.transport.client import Answer, EngineClient
-from sonoro.transport.launch import Limits
+from sonoro.transport.answer import Answer
+from sonoro.transport.client import EngineClient
+from sonoro.transport.launch import Limits, drop
 from sonoro.transport.messages import Ready, WorkerSettings
 
 __all__ = ["Fleet", "device_list"]
@@ -82,7 +83,7 @@ class Fleet:
         try:
             await asyncio.gather(*starting)
         except BaseException:
-            await _drop(*starting)
+            await drop(*starting)
             await self.close()
             raise
 
@@ -218,7 +219,7 @@ class Fleet:
                     return
             await asyncio.gather(*waiting)
         finally:
-            await _drop(*waiting)
+            await drop(*waiting)
 
     async def _change(self, act: Callable[[EngineClient], Awaitable[Result]]) -> Result:
         """What `act` makes of one engine; the others look at the voices then. Goes on if its caller leaves."""
@@ -306,9 +307,3 @@ async def _look(client: EngineClient) -> bool:
     except EngineError as error:
         logger.warning("event=voices_not_read reason=%r", str(error))
     return True
-
-
-async def _drop(*tasks: asyncio.Task[Any]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -15,7 +15,9 @@ from sonoro.core.types import AudioChunk, Failed, Finished, ModelSpec, Reference
 
 __all__ = [
     "DEFAULT_FACTORY",
+    "Alive",
     "AppendText",
+    "AskAlive",
     "Cancel",
     "DeleteVoice",
     "EncodeVoice",
@@ -108,6 +110,10 @@ class StatsRequest(msgspec.Struct, frozen=True, tag=True):
     forgets: bool = False
 
 
+class AskAlive(msgspec.Struct, frozen=True, tag=True):
+    """Answered by `Alive` as soon as the engine looks at its messages: between two ticks."""
+
+
 class EncodeVoice(msgspec.Struct, frozen=True, tag=True):
     """Register the voice of `references` as `name`. The `VoiceReady` or `VoiceFailed` of its number answers it."""
 
@@ -187,6 +193,10 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     broken_samples: int
 
 
+class Alive(msgspec.Struct, frozen=True, tag=True):
+    """The engine does not hang."""
+
+
 class VoiceReady(msgspec.Struct, frozen=True, tag=True):
     """The voice is registered: requests can name it from now on."""
 
@@ -234,13 +244,24 @@ ToEngine = (
     | Pause
     | Resume
     | StatsRequest
+    | AskAlive
     | EncodeVoice
     | DeleteVoice
     | RefreshVoices
     | Shutdown
 )
 FromEngine = (
-    Ready | AudioChunk | Finished | Failed | Stats | VoiceReady | VoiceDeleted | VoicesRefreshed | VoiceFailed | Fatal
+    Ready
+    | AudioChunk
+    | Finished
+    | Failed
+    | Stats
+    | Alive
+    | VoiceReady
+    | VoiceDeleted
+    | VoicesRefreshed
+    | VoiceFailed
+    | Fatal
 )
 
 _encoder = msgspec.msgpack.Encoder()
