@@ -92,6 +92,13 @@ def serve(
     shutdown_timeout_s: Annotated[
         float | None, number("shutdown_timeout_s", float, "what requests under way get at the end")
     ] = None,
+    max_restarts: Annotated[
+        int | None,
+        number("max_restarts", int, "replacements of an engine within restart_window_s; then the server ends"),
+    ] = None,
+    restart_window_s: Annotated[
+        float | None, number("restart_window_s", float, "the time in which crashes of an engine are counted")
+    ] = None,
     allow_reference_urls: Annotated[
         bool, typer.Option("--allow-reference-urls", help="fetch recordings from public hosts")
     ] = False,
@@ -124,7 +131,8 @@ def serve(
     }
     server = _over(server, {**given, **renamed}).resolve(engine.slots * len(named))
     settings: dict[str, Any] = {"dtype": dtype, "load_format": load_format}
-    limits = Limits(slow_reader_timeout_s=server.slow_reader_timeout_s)
+    shared = {name: getattr(server, name) for name in ("slow_reader_timeout_s", "max_restarts", "restart_window_s")}
+    limits = Limits(**shared)
     fleet = Fleet.launch(model, devices=named, limits=limits, config=engine, **settings)
     with listen(server) as sock:
         show(_resolved({"model": model, "devices": list(named), **settings}, engine, server).rstrip())

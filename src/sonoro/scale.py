@@ -106,8 +106,11 @@ class Replica:
 
     def __init__(self, settings: WorkerSettings, devices: tuple[str, ...], server: ServerConfig) -> None:
         # A single engine is not restarted behind Ray's back, which would go on sending requests here.
-        restarts = Limits.max_restarts if len(devices) > 1 else 0
-        limits = Limits(slow_reader_timeout_s=server.slow_reader_timeout_s, max_restarts=restarts)
+        limits = Limits(
+            slow_reader_timeout_s=server.slow_reader_timeout_s,
+            max_restarts=server.max_restarts if len(devices) > 1 else 0,
+            restart_window_s=server.restart_window_s,
+        )
         self._fleet, self._config = Fleet(settings, devices, limits), server
         self._watching: asyncio.Task[None] | None = None
 

@@ -12,7 +12,7 @@ import pytest
 
 from engine_processes import CONFIG, LONG, alone, engines, nothing_left, run, until
 from guard import GUARD_S
-from server_processes import SETTINGS, serving
+from server_processes import SETTINGS, check_error, serving
 from sonoro.core.types import SpeechRequest
 from sonoro.server.errors import TooManyRequests
 from sonoro.server.stream import Gate
@@ -177,9 +177,9 @@ def test_a_killed_engine_ends_what_it_held_and_is_replaced() -> None:
             await until(lambda: server.has("sonoro_queue_depth", 3))
             (worker,) = engines()
             os.kill(worker, signal.SIGKILL)
-            async with asyncio.timeout(GUARD_S):
-                audio, events = await asyncio.gather(*begun)
-                answers = await asyncio.gather(*waiting)
+            audio, events = await asyncio.gather(*begun)
+            # They were allowed to wait for longer than a restart takes.
+            answers = await asyncio.gather(*waiting)
             status, heard, failure = audio
             assert status == 200
             assert heard
@@ -188,7 +188,7 @@ def test_a_killed_engine_ends_what_it_held_and_is_replaced() -> None:
             assert events[2] is None
             assert b'"type": "error"' in events[1].rstrip().rpartition(b"\n")[2]
             assert b"engine_crashed" in events[1]
-            assert [answer[0] for answer in answers] == [503] * 3
+            assert [(answer[0], len(answer[1]), answer[2]) for answer in answers] == [(200, 400 * 160, None)] * 3
             assert (await server.http.get("/health")).status_code == 200
             await until(server.is_ready)
             assert (await server.speak()).status_code == 200
@@ -199,8 +199,8 @@ def test_a_killed_engine_ends_what_it_held_and_is_replaced() -> None:
 
 
 def test_an_engine_killed_under_load_leaves_nobody_without_an_answer() -> None:
-    """Every request, begun, waiting or just sent, ends; then all is as it was."""
-    settings = dataclasses.replace(SETTINGS, max_waiting=16)
+    """Every request, begun, waiting or just sent, is answered, those that waited whole; then all is as it was."""
+    settings = dataclasses.replace(SETTINGS, max_waiting=16, max_queue_wait_ms=100_000)
     formats = ("pcm", "mp3", "opus", "flac")
 
     async def kill() -> None:
@@ -222,12 +222,12 @@ def test_an_engine_killed_under_load_leaves_nobody_without_an_answer() -> None:
                 await until(lambda: server.metric("sonoro_queue_depth"))
                 (worker,) = engines()
                 os.kill(worker, signal.SIGKILL)
-                async with asyncio.timeout(GUARD_S):
-                    ends = await asyncio.gather(*asking)
-            assert (200, True) not in ends, "a body that was cut off must not look whole"
+                ends = await asyncio.gather(*asking)
             assert {status for status, _ in ends} <= {0, 200, 429, 503}
             assert (0, False) in ends
-            assert (503, False) in ends
+            # Those that only waited were not lost; of events the status says nothing.
+            assert ends.count((200, True)) <= settings.max_waiting
+            assert (200, True) in ends
             await until(server.is_ready)
             assert (await server.speak()).content == alone(SpeechRequest(id="a", text="Some words.", voice="low"))
             await until(server.is_idle)
@@ -238,17 +238,22 @@ def test_an_engine_killed_under_load_leaves_nobody_without_an_answer() -> None:
     run(kill())
 
 
-def test_while_an_engine_is_replaced_requests_are_told_to_come_back() -> None:
+@pytest.mark.parametrize("wait_ms", [0, 100_000])
+def test_while_an_engine_is_replaced_requests_wait_as_long_as_they_may(wait_ms: int) -> None:
     async def kill() -> None:
-        async with serving("slow") as server:
+        async with serving("slow", dataclasses.replace(SETTINGS, max_queue_wait_ms=wait_ms)) as server:
             answer = await server.speak("It must die.")
             assert answer.status_code == 503
             assert answer.json()["error"]["code"] == "engine_crashed"
-            for refused in (await server.http.get("/ready"), await server.speak()):
-                assert refused.status_code == 503
-                assert "retry-after" in refused.headers
-            await until(server.is_ready)
-            assert (await server.speak()).status_code == 200
+            assert (await server.http.get("/ready")).status_code == 503
+            answer = await server.speak()
+            if wait_ms:
+                assert answer.content == alone(SpeechRequest(id="a", text="Some words."))
+            else:
+                check_error(answer, 503)
+                assert answer.json()["error"]["code"] == "not_ready"
+                await until(server.is_ready)
+                assert (await server.speak()).status_code == 200
 
     run(kill())
 

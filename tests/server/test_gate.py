@@ -3,12 +3,85 @@
 import asyncio
 import contextlib
 import random
+from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from engine_processes import run
-from sonoro.server.errors import TooManyRequests
-from sonoro.server.stream import Gate
+from engine_processes import LONG, launch_fleet, nothing_left, run, until
+from sonoro.core.types import Finished, SpeechRequest
+from sonoro.server import stream
+from sonoro.server.encode import Encoder
+from sonoro.server.encoding import Encoding
+from sonoro.server.errors import NotReady, TooManyRequests
+from sonoro.server.metrics import Metrics, Observation
+from sonoro.server.stream import Gate, Speech, spoken
+from sonoro.transport.fleet import Fleet
+
+__all__ = ["nothing_left"]
+
+
+def speaking(fleet: Fleet, gate: Gate, name: str) -> AsyncGenerator[bytes | Finished, None]:
+    """The parts of an answer of 3 s, which engine and queue hold whole."""
+    request = SpeechRequest(id=name, text=LONG, ignore_eos=True, max_frames=300)
+    encoding = Encoding(Encoder("pcm", fleet.spec.sample_rate), ThreadPoolExecutor(1))
+    return spoken(Speech(name, request, encoding), fleet, gate, Observation(Metrics(), 8000, 0.0))
+
+
+@pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize("max_unread_bytes", [300 * 160 * 3, 0])
+def test_who_does_not_read_keeps_a_place_only_while_the_engine_works(
+    max_unread_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "MAX_UNREAD_BYTES", max_unread_bytes)
+
+    async def listen() -> None:
+        async with launch_fleet(count=1) as fleet:
+            gate = Gate(2, max_waiting=0, wait_s=60)
+            stalled = [speaking(fleet, gate, name) for name in "ab"]
+            for parts in stalled:
+                await anext(parts)
+            await until(lambda: fleet.replicas[0].open_requests == 0)
+            late = speaking(fleet, gate, "c")
+            if max_unread_bytes:
+                assert b"".join([part async for part in late if isinstance(part, bytes)])
+            else:
+                # What waits for readers takes as much memory as may be.
+                with pytest.raises(TooManyRequests):
+                    await anext(late)
+            for parts in stalled:
+                heard = [part async for part in parts]
+                assert isinstance(heard[-1], Finished)
+            assert gate.unread_bytes == 0
+            async with gate.place(), gate.place():
+                pass
+
+    run(listen())
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_who_leaves_gives_up_the_place_once_the_engine_knows() -> None:
+    async def leave() -> None:
+        async with launch_fleet("slow", count=1) as fleet:
+            gate = Gate(1, max_waiting=1, wait_s=60)
+            parts = speaking(fleet, gate, "a")
+            await anext(parts)
+            await parts.aclose()
+            assert fleet.replicas[0].open_requests == 1
+            async with gate.place():
+                assert fleet.replicas[0].open_requests == 0
+
+    run(leave())
+
+
+def test_without_an_engine_who_waits_is_told_that_there_is_none() -> None:
+    async def wait() -> None:
+        gate = Gate(4, max_waiting=9, wait_s=0.01, share=lambda: 0.0)
+        with pytest.raises(NotReady):
+            async with gate.place():
+                pass
+
+    run(wait())
 
 
 async def settle() -> None:

@@ -5,11 +5,16 @@ import dataclasses
 import json
 import os
 import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from engine_processes import CONFIG, engines, nothing_left, run, until
 from server_processes import SETTINGS, Server, check_error, serving
+from sonoro.core.errors import EngineClosed
 from sonoro.server.metrics import EngineState, Metrics, Observation
 from sonoro.server.service import Service
 
@@ -52,8 +57,34 @@ def test_an_engine_that_ended_for_good_is_told_of() -> None:
                 assert "ended for good" in answer.json()["error"]["message"]
             assert (await server.http.get("/health")).status_code == 200
             assert await server.metric("sonoro_engine_up") == 0
+            # Whoever runs the server is told, to end it.
+            await until(lambda: server.failures)
+            assert isinstance(server.failures[0], EngineClosed)
 
     run(ask())
+
+
+def test_a_server_whose_engines_are_spent_ends_with_an_error(nothing_left: Path) -> None:
+    """So a container or a service is started again: alive and never ready, it would stay as it is for ever."""
+    script = """
+from engine_processes import launch_fleet
+from server_processes import SETTINGS
+from sonoro.server.app import listen, serve
+with listen(SETTINGS) as sock:
+    print("listening", flush=True)
+    serve(launch_fleet(count=1, max_restarts=0), SETTINGS.resolve(4), sock)
+"""
+    environment = {**os.environ, "TMPDIR": str(nothing_left)}
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", script], env=environment, **piped) as process:
+        while not (found := engines(process.pid)):
+            assert process.poll() is None
+            time.sleep(0.05)
+        (engine,) = found
+        os.kill(engine, signal.SIGKILL)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert b"SIGKILL" in err
 
 
 @pytest.mark.usefixtures("nothing_left")

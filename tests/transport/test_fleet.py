@@ -193,7 +193,7 @@ def test_while_no_engine_runs_a_request_waits_for_the_first() -> None:
             for process in engines():
                 os.kill(process, signal.SIGKILL)
             await until(lambda: not fleet.is_ready)
-            assert fleet.ready_share == 1.0
+            assert fleet.ready_share == 0.0, "whoever waits for a place has none to wait for yet"
             pcm, _ = await hear(fleet, request("a"))
             assert pcm == alone(request("a"))
 
@@ -213,6 +213,7 @@ def test_an_engine_that_is_given_up_leaves_the_others() -> None:
             for process in engines():
                 os.kill(process, signal.SIGKILL)
             await until(lambda: fleet.closed_reason is not None)
+            assert fleet.ready_share == 1.0, "nobody waits for what will not come"
             for refused in (fleet.open(request("a")), fleet.delete_voice("anna")):
                 with pytest.raises(EngineClosed):
                     await refused

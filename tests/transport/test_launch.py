@@ -158,7 +158,7 @@ def test_a_process_that_hangs_is_not_ready_and_is_again_once_it_answers() -> Non
     async def hang() -> None:
         async with launch(ask_s=0.1, hang_s=1.0) as client:
             os.kill(the_child(), signal.SIGSTOP)
-            await until(lambda: not client.is_ready, timeout_s=60)
+            await until(lambda: not client.is_ready)
             waiting = asyncio.create_task(gather(client.stream(request("a"))))
             os.kill(the_child(), signal.SIGCONT)
             assert (await waiting)[0] == alone(request("a"))

@@ -38,7 +38,8 @@ SEND_BUFFER_BYTES = 65536
 def create_app(client: Fleet, config: ServerConfig, on_failure: Callable[[SonoroError], None] | None = None) -> FastAPI:
     """The application over `client`, which it starts and closes. `config` is resolved.
 
-    `on_failure` is told why an engine could not be started; requests are then refused until somebody ends the server.
+    `on_failure` is told why an engine could not be started, or why there is none any more: requests are refused from
+    then on, until somebody ends the server.
     """
     service = Service(client, config, on_failure)
     app = FastAPI(title="sonoro", version=version("sonoro"), lifespan=service.running, docs_url=None, redoc_url=None)
@@ -133,7 +134,7 @@ def uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
 def serve(client: Fleet, config: ServerConfig, sock: socket.socket) -> None:
     """Serve on `sock` until a signal ends it; what is under way then gets `shutdown_timeout_s`.
 
-    Raises what was wrong with an engine that could not be started.
+    Raises what was wrong with an engine that could not be started, and `EngineClosed` once none is left.
     """
     failures: list[SonoroError] = []
 

@@ -40,7 +40,8 @@ class ServerConfig:
     `max_concurrency`: requests spoken at once, 0 for the slots of all engines. Others wait for a place, `max_waiting`
     of them at most, each for `max_queue_wait_ms` at most. A client that takes nothing for `slow_reader_timeout_s` is
     given up, of `max_sessions` over WebSockets one in which it neither says nor awaits anything for
-    `session_idle_timeout_s` is closed; at the end requests under way get `shutdown_timeout_s`. `model_aliases` are
+    `session_idle_timeout_s` is closed; at the end requests under way get `shutdown_timeout_s`. An engine that crashes
+    is replaced, `max_restarts` times within `restart_window_s`; once none is left the server ends. `model_aliases` are
     further names of the model; `voice_aliases` give names to its voices: those of OpenAI that are not in it go round
     the voices in turn. `cors_origins` may call from a browser, "*" for all.
     """
@@ -63,6 +64,8 @@ class ServerConfig:
     slow_reader_timeout_s: float = 60.0
     session_idle_timeout_s: float = 60.0
     shutdown_timeout_s: float = 30.0
+    max_restarts: int = 3
+    restart_window_s: float = 600.0
     model_aliases: tuple[str, ...] = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
     voice_aliases: Mapping[str, str] = field(default_factory=dict)
     cors_origins: tuple[str, ...] = ()
@@ -83,6 +86,7 @@ class ServerConfig:
             ("max_sessions", 0, 100_000),
             ("max_queue_wait_ms", 0, 600_000),
             ("keep_alive_timeout_s", 1, 3600),
+            ("max_restarts", 0, 1_000_000),
         ):
             self._check_number(name, low, high, is_whole=True)
         for name in (
@@ -93,6 +97,7 @@ class ServerConfig:
             "shutdown_timeout_s",
         ):
             self._check_number(name, 0.01, 3600, is_whole=False)
+        self._check_number("restart_window_s", 0.01, 1e7, is_whole=False)
         for name in ("api_keys", "model_aliases", "cors_origins"):
             self._check_names(name)
         self._check_voices()

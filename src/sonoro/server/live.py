@@ -23,7 +23,7 @@ from sonoro.core.types import AudioChunk, Finished, SpeechRequest
 from sonoro.server.errors import IdleSession, NotReady, SlowReader, refusal
 from sonoro.server.schemas import SpeechBody, parse
 from sonoro.server.service import KEY_PROTOCOL, Service
-from sonoro.server.stream import NO_ENGINE, Speech, conclude
+from sonoro.server.stream import Speech, conclude
 from sonoro.server.websocket import ENDING
 
 __all__ = ["live_routes"]
@@ -295,19 +295,19 @@ class Utterance:
 
     async def _speak(self) -> str:
         client = self._service.client
-        async with self._service.gate.place():
-            # The engine may have ended while this one waited.
-            if not client.is_ready:
-                raise NotReady(NO_ENGINE)
-            async with contextlib.aclosing(await client.open(self._request)) as answer:
-                self._is_open = True
-                client.append(self._id, self._text)
-                if self.is_text_whole:
-                    client.end_text(self._id)
-                async for event in answer:
-                    if isinstance(event, Finished):
-                        return await self._finish(event)
-                    await self._send(event)
+        async with (
+            self._service.gate.place() as place,
+            contextlib.aclosing(await client.open(self._request)) as answer,
+        ):
+            place.follow(answer)
+            self._is_open = True
+            client.append(self._id, self._text)
+            if self.is_text_whole:
+                client.end_text(self._id)
+            async for event in answer:
+                if isinstance(event, Finished):
+                    return await self._finish(event)
+                await self._send(event)
         raise AssertionError("a stream ends with its `Finished`")
 
     async def _send(self, chunk: AudioChunk) -> None:

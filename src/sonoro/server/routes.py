@@ -11,7 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from sonoro.server.batch import RESULTS_SCHEMA, read_batch, speak_batch
 from sonoro.server.encode import CONTENT_TYPES
-from sonoro.server.errors import Answers, refusals
+from sonoro.server.errors import Answers, NotReady, refusals
 from sonoro.server.schemas import BatchBody, SpeechBody, parse, schema_of
 from sonoro.server.service import Service
 from sonoro.server.stream import SpeechResponse, while_there
@@ -93,6 +93,8 @@ def operator_routes(service: Service) -> APIRouter:
     @router.get("/ready", responses=refusals(503))
     async def ready() -> dict[str, Any]:
         """Whether a request would be spoken now, and which of the engines run."""
+        if (reason := service.unready) is not None:
+            raise NotReady(reason)
         return {"status": "ready", "model": service.spec().name, "replicas": service.replicas}
 
     metrics_answer: Answers = {200: {"description": "Prometheus' text format", "content": {"text/plain": {}}}}

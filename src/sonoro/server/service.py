@@ -18,7 +18,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.requests import HTTPConnection
 
-from sonoro.core.errors import EngineError, InvalidRequest, SonoroError, UnknownVoice
+from sonoro.core.errors import EngineClosed, EngineError, InvalidRequest, SonoroError, UnknownVoice
 from sonoro.core.types import ModelSpec, SpeechRequest, VoiceFacts
 from sonoro.server.config import ServerConfig
 from sonoro.server.encode import Encoder
@@ -55,7 +55,7 @@ STATS_TIMEOUT_S = 2.0
 class Service:
     """Engines that are started behind its back, and what the endpoints share.
 
-    `on_failure` is told what was wrong with an engine that could not be started.
+    `on_failure` is told what was wrong with an engine that could not be started, or why there is none any more.
     """
 
     def __init__(self, client: Fleet, config: ServerConfig, on_failure: Callable[[SonoroError], None] | None) -> None:
@@ -101,10 +101,7 @@ class Service:
         except Exception as error:
             failure = error if isinstance(error, SonoroError) else EngineError(repr(error))
             self._failure = str(failure)
-            if self._on_failure is not None:
-                self._on_failure(failure)
-            else:
-                logger.error("event=engine_not_started reason=%r", self._failure)
+            self._fail(failure)
             return
         self.metrics.model, self._is_started = self.client.spec.name, True
         self._watching = [asyncio.create_task(watch()) for watch in (self._watch_voices, self._watch_engines)]
@@ -118,17 +115,22 @@ class Service:
     @property
     def unready(self) -> str | None:
         """Why nothing can be spoken now; None if it can."""
+        return self._no_model or (None if self.client.is_ready else NO_ENGINE)
+
+    @property
+    def _no_model(self) -> str | None:
+        """Why there is nothing to wait for: no engine yet, or none any more."""
         if self._failure:
             return f"the engine could not be started: {self._failure}"
         if not self._is_started:
             return "the engine is being started"
         if self.client.closed_reason is not None:
             return f"the engine has ended for good: {self.client.closed_reason}"
-        return None if self.client.is_ready else NO_ENGINE
+        return None
 
     def spec(self) -> ModelSpec:
-        """What the model can do. Raises `NotReady`."""
-        if (reason := self.unready) is not None:
+        """What the model can do, known while its engine is being replaced too. Raises `NotReady`."""
+        if (reason := self._no_model) is not None:
             raise NotReady(reason)
         return self.client.spec
 
@@ -239,9 +241,16 @@ class Service:
             await self.client.refresh_voices()
 
     async def _watch_engines(self) -> None:
-        while True:
+        while self.client.closed_reason is None:
             await asyncio.sleep(ENGINES_S)
             self.gate.admit()
+        self._fail(EngineClosed(self.client.closed_reason))
+
+    def _fail(self, error: SonoroError) -> None:
+        """There is no engine and will be none: whoever runs this server is to end it."""
+        logger.error("event=no_engine reason=%r", str(error))
+        if self._on_failure is not None:
+            self._on_failure(error)
 
     def encoding(self, body: SpeechBody) -> Encoding:
         """What makes of the model's audio what `body` asks for. Raises what is wrong with that."""

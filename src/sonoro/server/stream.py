@@ -15,7 +15,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -26,12 +26,14 @@ from sonoro.server.connection import CUT
 from sonoro.server.encoding import Encoding
 from sonoro.server.errors import NotReady, Refusal, SlowReader, TooManyRequests, refusal
 from sonoro.server.metrics import Observation
+from sonoro.transport.answer import Answer
 from sonoro.transport.fleet import Fleet
 
 __all__ = [
     "DISCONNECTED",
     "NO_ENGINE",
     "Gate",
+    "Place",
     "Speech",
     "SpeechResponse",
     "conclude",
@@ -46,7 +48,10 @@ Result = TypeVar("Result")
 
 DISCONNECTED = "disconnected"
 
-NO_ENGINE = "the engine process ended, and another does not run yet"
+NO_ENGINE = "the engine process ended or hangs, and another does not run yet"
+
+MAX_UNREAD_BYTES = 256 * 2**20
+"""How much audio may wait for clients that read slowly, beside that of the requests that hold a place."""
 
 
 @dataclass(eq=False)
@@ -57,18 +62,54 @@ class _Waiting:
     since_s: float
 
 
+class Place:
+    """A place inside a gate. It is given back once the engine is done with the answer that it follows, though the
+    client may still have to read, or at the end of the block that it was given for if it follows none."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate, self._answer = gate, cast(Answer | None, None)
+        self._unread_bytes, self._is_held, self._is_over = 0, True, False
+
+    def follow(self, answer: Answer) -> None:
+        """The place is for the engine's work on `answer`."""
+        self._answer = answer
+        answer.on_end(self._end)
+
+    def _end(self) -> None:
+        """The engine is done. What its client has not read takes memory: beyond a bound it goes on taking a place."""
+        unread_bytes = 0 if self._is_over or self._answer is None else self._answer.unread_bytes
+        if self._gate.unread_bytes + unread_bytes <= MAX_UNREAD_BYTES:
+            self._unread_bytes = unread_bytes
+            self._gate.unread_bytes += unread_bytes
+            self._leave()
+
+    def _close(self) -> None:
+        self._is_over = True
+        self._gate.unread_bytes -= self._unread_bytes
+        if self._answer is None or self._answer.is_ended:
+            self._leave()
+
+    def _leave(self) -> None:
+        if self._is_held:
+            self._is_held = False
+            self._gate.leave()
+
+
 class Gate:
     """At most `places` requests inside at once, at most `max_waiting` before it, each for `wait_s` at most.
 
-    `share` tells how much of the places there is now, as while one engine of several is down; nobody inside is put out.
-    The first to come is the next to enter, until it has waited for half of `wait_s`. Then more come than can be served,
-    and the last to come is the next: who is served is served soon, instead of everybody just before being refused.
+    `share` tells how much of the places there is now, as while one engine of several is down, or none while there is no
+    engine; nobody inside is put out. The first to come is the next to enter, until it has waited for half of `wait_s`.
+    Then more come than can be served, and the last to come is the next: who is served is served soon, instead of
+    everybody just before being refused.
     """
 
     def __init__(self, places: int, max_waiting: int, wait_s: float, share: Callable[[], float] = lambda: 1.0) -> None:
         self._places, self._max_waiting, self._wait_s, self._share = places, max_waiting, wait_s, share
         self._inside = 0
         self._waiting: deque[_Waiting] = deque()
+        self.unread_bytes = 0
+        """Audio of answers that the engine is done with and whose clients have not read it."""
 
     @property
     def waiting(self) -> int:
@@ -81,13 +122,15 @@ class Gate:
         return asyncio.get_running_loop().time() - self._waiting[0].since_s if self._waiting else 0.0
 
     @contextlib.asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """A place until the block ends. Raises `TooManyRequests` when none comes free in time."""
+    async def place(self) -> AsyncIterator[Place]:
+        """A place for what is done in the block. Raises `TooManyRequests` when none comes free in time, `NotReady` if
+        there is no engine by then."""
         await self._enter()
+        place = Place(self)
         try:
-            yield
+            yield place
         finally:
-            self._leave()
+            place._close()
 
     async def _enter(self) -> None:
         self.admit()
@@ -107,18 +150,22 @@ class Gate:
                 self._waiting.remove(waiting)
             elif not waiting.place.cancelled():
                 # Its place came in the moment it gave up.
-                self._leave()
+                self.leave()
             if isinstance(error, TimeoutError):
+                if not self._share():
+                    raise NotReady(f"{NO_ENGINE}; it was waited for {self._wait_s:g} s") from error
                 raise TooManyRequests(f"no place came free in {self._wait_s:g} s; try again later") from error
             raise
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """A place is free again."""
         self._inside -= 1
         self.admit()
 
     @property
     def _has_room(self) -> bool:
-        return self._inside < max(1, round(self._places * self._share()))
+        share = self._share()
+        return share > 0 and self._inside < max(1, round(self._places * share))
 
     def admit(self) -> None:
         """Let in those for whom there is room; to be called when `share` may tell of more."""
@@ -168,27 +215,24 @@ class Speech:
 async def spoken(
     speech: Speech, client: Fleet, gate: Gate, observation: Observation
 ) -> AsyncGenerator[bytes | Finished, None]:
-    """The encoded audio of `speech` as it is made, then its end; a place inside the gate is held meanwhile.
+    """The encoded audio of `speech` as it is made, then its end. A place is held while the engine works.
 
     Raises `TooManyRequests`, `NotReady` and what `Fleet.open` and its answer raise.
     """
-    async with gate.place():
-        # The engine may have ended while this one waited.
-        if not client.is_ready:
-            raise NotReady(NO_ENGINE)
-        async with contextlib.aclosing(await client.open(speech.request)) as answer:
-            async for event in answer:
-                if isinstance(event, AudioChunk):
-                    observation.made(event.pcm)
-                    if audio := await speech.encoding.feed(event.pcm):
-                        yield audio
-                    continue
-                if event.reason in ("cancelled", "error"):
-                    raise EngineError(f"the speech was cut off: {event.reason}")
-                if audio := await speech.encoding.finish():
+    async with gate.place() as place, contextlib.aclosing(await client.open(speech.request)) as answer:
+        place.follow(answer)
+        async for event in answer:
+            if isinstance(event, AudioChunk):
+                observation.made(event.pcm)
+                if audio := await speech.encoding.feed(event.pcm):
                     yield audio
-                yield event
-                return
+                continue
+            if event.reason in ("cancelled", "error"):
+                raise EngineError(f"the speech was cut off: {event.reason}")
+            if audio := await speech.encoding.finish():
+                yield audio
+            yield event
+            return
 
 
 def conclude(speech: Speech, observation: Observation, reason: str, *, is_whole: bool) -> None:

@@ -121,8 +121,10 @@ class Fleet:
 
     @property
     def ready_share(self) -> float:
-        """How many of the engines there are now, of all; 1 if there is none, as nobody should wait for a place then."""
-        return sum(client.is_ready for client in self.replicas) / len(self.replicas) or 1.0
+        """How many of the engines there are now, of all; 1 if there will be none, as nobody should wait then."""
+        if self.closed_reason is not None:
+            return 1.0
+        return sum(client.is_ready for client in self.replicas) / len(self.replicas)
 
     @property
     def closed_reason(self) -> str | None:
