@@ -294,49 +294,6 @@ def live(
     run(bench)
 
 
-@app.command()
-def plan(
-    *,
-    model: Annotated[str, typer.Option(help="the model of the results files")],
-    results: Annotated[Path, typer.Option(help="folder of frame-, engine- and serve-MODEL.json")] = Path(
-        "benchmarks/results"
-    ),
-    gpus: Annotated[str, typer.Option(help="how many there are, one number after the other")] = "1",
-    rps: Annotated[str | None, typer.Option(help="requests a second on all of them together, by level")] = None,
-    slots: Annotated[int | None, number("slots", int, "of each GPU; the largest measured batch if none")] = None,
-    lengths: Annotated[Path | None, typer.Option(help="file of audio lengths, in seconds, one a line")] = None,
-    frames: Annotated[str, typer.Option(help="without it, frames of each request, drawn from this range")] = "30-90",
-    check: Annotated[bool, typer.Option("--check", help="predict the loads that were measured, beside them")] = False,
-    duration: Annotated[float, number("duration", float, "simulated seconds of a level that count")] = 20.0,
-    warm_up: Annotated[float, number("warm_up", float, "seconds before them that do not")] = 3.0,
-    seed: Seed = 0,
-    out: Out = None,
-    commit: Commit = None,
-) -> None:
-    """Predict first packets and throughput of many GPUs from the measured times of one. Needs no GPU."""
-    counts, rates, drawn = numbers("gpus", gpus), _floats("rps", rps) if rps else (), span("frames", frames)
-    _check_out(out)
-    from sonoro.profile.capacity import PlanBench, run
-
-    run(
-        PlanBench(
-            model=model,
-            results=results,
-            gpus=counts,
-            rps=rates,
-            slots=slots,
-            lengths=lengths,
-            frames=drawn,
-            checks=check,
-            duration_s=duration,
-            warm_up_s=warm_up,
-            seed=seed,
-            out=out,
-            commit=commit,
-        )
-    )
-
-
 @contextlib.contextmanager
 def _extra(name: str) -> Iterator[None]:
     """Imports that a bare install lacks. Raises `ConfigError` that says how to get them."""

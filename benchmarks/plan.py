@@ -1,17 +1,23 @@
-"""`sonoro bench plan`: what a number of GPUs would do with a load, from results that one GPU was measured with."""
+"""Predicts first packets and throughput of many GPUs from what one GPU was measured with. Needs no GPU.
+
+python benchmarks/plan.py --model qwen3-tts-1.7b-customvoice --gpus 1,8,1000 --rps 160,1280,160000
+python benchmarks/plan.py --model qwen3-tts-1.7b-customvoice --check
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from simulation import Load, Times, simulate
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError
-from sonoro.profile.plan import Load, Times, simulate
 from sonoro.profile.report import Report
 
 __all__ = ["PlanBench", "run"]
@@ -137,3 +143,38 @@ def _frames_of(path: Path, frame_s: float) -> tuple[int, ...]:
     if not seconds or not all(0 < length < math.inf for length in seconds):
         raise ConfigError("lengths", str(path), "it must hold seconds of audio, one number a line, each above 0")
     return tuple(max(1, round(length / frame_s)) for length in seconds)
+
+
+def arguments(argv: Sequence[str] | None = None) -> PlanBench:
+    """The bench that the command line asks for."""
+
+    def numbers(kind: type[int] | type[float]) -> Callable[[str], tuple[Any, ...]]:
+        return lambda text: tuple(kind(number) for number in text.split(","))
+
+    def span(text: str) -> tuple[int, int]:
+        first, _, last = text.partition("-")
+        return int(first), int(last or first)
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="the model of the results files")
+    results = Path(__file__).parent / "results"
+    parser.add_argument("--results", type=Path, default=results, help="folder of frame-, engine- and serve-MODEL.json")
+    parser.add_argument("--gpus", type=numbers(int), default=(1,), help="how many, one number after the other")
+    parser.add_argument("--rps", type=numbers(float), default=(), help="requests a second on all of them, by level")
+    parser.add_argument("--slots", type=int, help="of each GPU; the largest measured batch if not given")
+    parser.add_argument("--lengths", type=Path, help="file of audio lengths, in seconds, one a line")
+    parser.add_argument("--frames", type=span, default=(30, 90), help="without it, frames of a request: 30-90")
+    parser.add_argument("--check", dest="checks", action="store_true", help="predict the loads that were measured")
+    parser.add_argument("--duration", dest="duration_s", type=float, default=20.0, help="seconds of a level that count")
+    parser.add_argument("--warm-up", dest="warm_up_s", type=float, default=3.0, help="seconds before them")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="write the results here too")
+    parser.add_argument("--commit", help="what is run, where there is no checkout to ask")
+    return PlanBench(**vars(parser.parse_args(argv)))
+
+
+if __name__ == "__main__":
+    try:
+        run(arguments())
+    except ConfigError as error:
+        sys.exit(str(error))

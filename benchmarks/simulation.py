@@ -26,6 +26,9 @@ from sonoro.runtime.slots import PagePool
 
 __all__ = ["Load", "Outcome", "Times", "simulate"]
 
+_REQUEST = SimpleNamespace(is_reproducible=False)
+"""All that the scheduler asks of a request."""
+
 _TICK_WEIGHT = 0.2
 """Of the newest tick in the average that the engine plans by."""
 
@@ -153,7 +156,9 @@ class _Engine:
         prompt = SimpleNamespace(positions=_PROMPT_ROWS)
         # Half of what a request takes outside of ticks it takes on its way here.
         sent_s = at_s - self.times.overhead_ms / 2000
-        row = RunningRequest(cast(Any, None), [Segment("", 0, 0)], None, sent_s, prompt=cast(Any, prompt), limit=frames)
+        row = RunningRequest(
+            cast(Any, _REQUEST), [Segment("", 0, 0)], None, sent_s, prompt=cast(Any, prompt), limit=frames
+        )
         if not self.has_work:
             self.now_s = max(self.now_s, at_s)
         self.held += 1

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from plan import PlanBench, arguments, run
+from simulation import Load, Times, simulate
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError
-from sonoro.profile.capacity import PlanBench, run
-from sonoro.profile.plan import Load, Times, simulate
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 MODEL = "qwen3-tts-1.7b-customvoice"
@@ -136,3 +136,22 @@ def test_batches_that_could_not_be_measured_are_passed_over(times: Times) -> Non
         assert list(known.frame) == list(times.frame)[:-1] == sorted(known.frame)
         with pytest.raises(ConfigError, match="one request alone"):
             Times.of(frames | {"rows": backwards[:-1]}, measured("engine"))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--model", "x"], ["rps", "give rates to plan for, or check"]),
+        (["--model", "x", "--rps", "1", "--gpus", "0"], ["gpus", "(0,)", "at least 1"]),
+        (["--model", "x", "--rps", "1", "--results", "none"], ["results", "frame-x.json", "bench frame"]),
+    ],
+)
+def test_the_command_line_is_checked(given: list[str], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        run(arguments(given))
+    assert all(word in str(error.value) for word in words)
+
+
+def test_the_command_line_names_loads() -> None:
+    bench = arguments(["--model", MODEL, "--gpus", "1,8", "--rps", "1.5,20", "--frames", "30-90"])
+    assert (bench.gpus, bench.rps, bench.frames) == ((1, 8), (1.5, 20.0), (30, 90))
