@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from sonoro.core import audio
 from sonoro.core.audio import (
     FORMATS,
     AudioWriter,
@@ -153,6 +154,14 @@ def test_a_high_rate_is_kept_at_one_that_suffices(rate: int, channels: int) -> N
     whole = resample(samples.mean(axis=1, dtype=np.float32), rate, 48_000)
     # Second by second or at once it is one filter; its sums are float32.
     np.testing.assert_allclose(reference.samples, whole, atol=1e-6)
+
+
+def test_decoding_is_bounded_by_the_samples_of_all_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audio, "MAX_DECODED_SAMPLES", 80_000)
+    samples = np.full((10_001, 8), 0.1, np.float32)
+    assert read_reference(encoded(samples[:-1], 8000), use="reference").duration_s == 1.25
+    with pytest.raises(InvalidReference, match="8 channels at 8000 Hz.*million samples"):
+        read_reference(encoded(samples, 8000), use="reference")
 
 
 def test_a_sample_too_many_is_too_many_at_any_rate() -> None:

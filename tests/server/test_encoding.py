@@ -10,8 +10,7 @@ import pytest
 
 from engine_processes import run
 from guard import GUARD_S
-from sonoro.server.encode import FORMATS, Encoder
-from sonoro.server.encoding import Encoding, encoder_threads
+from sonoro.server.encode import FORMATS, Encoder, Encoding, encoder_threads
 
 RATE = 24000
 CHUNK = (8000 * np.sin(np.arange(1920) / 9)).astype("<i2").tobytes()

@@ -11,8 +11,7 @@ import pytest
 from engine_processes import LONG, launch_fleet, nothing_left, run, until
 from sonoro.core.types import Finished, SpeechRequest
 from sonoro.server import stream
-from sonoro.server.encode import Encoder
-from sonoro.server.encoding import Encoding
+from sonoro.server.encode import Encoder, Encoding
 from sonoro.server.errors import NotReady, TooManyRequests
 from sonoro.server.metrics import Metrics, Observation
 from sonoro.server.stream import Gate, Speech, spoken

@@ -5,6 +5,7 @@ import base64
 import contextlib
 import io
 import os
+import threading
 import time
 import tracemalloc
 from collections.abc import AsyncIterator, Callable
@@ -15,11 +16,16 @@ import numpy as np
 import pytest
 import soundfile
 
-from engine_processes import run
+from engine_processes import nothing_left, run, until
 from fakes.sine import SineModel
+from server_processes import recording, serving, sound
 from sonoro.core.errors import InvalidReference
+from sonoro.core.types import Reference
 from sonoro.server import references
-from sonoro.server.references import Recordings, is_public
+from sonoro.server.errors import TooManyRequests
+from sonoro.server.references import MAX_PENDING, Recordings, is_public
+
+__all__ = ["nothing_left"]
 from sonoro.server.schemas import SpeechBody, read_references
 
 
@@ -283,7 +289,7 @@ def test_a_crowd_that_names_files_holds_no_more_of_them_than_are_decoded(tmp_pat
 
             async def name_it() -> None:
                 # Not by pytest.raises, which keeps what the error's frames held.
-                with contextlib.suppress(InvalidReference):
+                with contextlib.suppress(InvalidReference, TooManyRequests):
                     await recordings.read("file:noise.wav", None, "reference")
 
             crowd = asyncio.gather(*(name_it() for _ in range(40)))
@@ -323,3 +329,64 @@ def test_a_model_that_cannot_clone_says_so_whatever_else_is_wrong(fields: dict[s
             assert refusal.value.field in fields
 
     run(body())
+
+
+class Stuck:
+    """A decoder that is at work until `go_on`, and counts what it is given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._may_go_on, self.begun = threading.Event(), 0
+        self._decode = references.read_reference
+        monkeypatch.setattr(references, "read_reference", self)
+
+    def __call__(self, *arguments: object, **options: object) -> Reference:
+        self.begun += 1
+        self._may_go_on.wait()
+        return self._decode(*arguments, **options)
+
+    def go_on(self) -> None:
+        self._may_go_on.set()
+
+
+def test_no_more_recordings_wait_than_may_and_those_of_nobody_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck = Stuck(monkeypatch)
+
+    async def ask() -> None:
+        with reading() as recordings:
+            crowd = [asyncio.create_task(recordings.decode(wav(), "Hello.", "prompt")) for _ in range(MAX_PENDING)]
+            await until(lambda: stuck.begun == 2)
+            with pytest.raises(TooManyRequests):
+                await recordings.decode(wav(), "Hello.", "prompt")
+            for task in crowd[:-1]:
+                task.cancel()
+            await until(lambda: recordings.pending == 3)
+            stuck.go_on()
+            assert (await crowd[-1]).text == "Hello."
+            # The two that had begun, and the one that somebody waits for.
+            assert stuck.begun == 3
+            await until(lambda: recordings.pending == 0)
+
+    run(ask())
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_what_a_client_that_left_has_sent_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck = Stuck(monkeypatch)
+    form = {"files": {"audio": ("a.wav", sound(), "audio/wav")}, "data": {"name": "anna", "ref_text": "A tone."}}
+    named = {"json": {"input": "Hello.", "ref_audio": recording(), "ref_text": "A tone."}}
+
+    async def ask() -> None:
+        async with serving() as server:
+            recordings = server.process.config.app.state.service.recordings
+            holding = [asyncio.create_task(server.http.post("/v1/audio/speech", **named)) for _ in range(2)]
+            await until(lambda: stuck.begun == 2)
+            for path, body in (("/v1/audio/speech", named), ("/v1/audio/voices", form)):
+                left = asyncio.create_task(server.http.post(path, **body))
+                await until(lambda: recordings.pending == 3)
+                left.cancel()
+                await until(lambda: recordings.pending == 2)
+            stuck.go_on()
+            assert [answer.status_code for answer in await asyncio.gather(*holding)] == [200, 200]
+            assert stuck.begun == 2
+
+    run(ask())

@@ -47,6 +47,9 @@ MAX_KEPT_HZ = 48_000
 """A reference of a higher rate is resampled as it is read: a small file could ask for 92 MB otherwise."""
 
 MAX_REFERENCE_CHANNELS = 8
+MAX_DECODED_SAMPLES = 24_000_000
+"""Of all channels together: 60 s of eight at 48 kHz, or of one at 384. A file of 250 KB could ask for 184 million."""
+
 MIN_REFERENCE_PEAK = 1e-3
 """60 dB below full scale: what a muted microphone leaves."""
 
@@ -106,7 +109,8 @@ def read_reference(
     """The recording in `source` (a file's bytes, or its path) mixed to mono, at its own rate, but 48 kHz at most.
 
     Raises `InvalidReference` if it is not audio, has a rate outside 4 to 384 kHz or more than 8 channels, is shorter
-    than 0.5 s or longer than 60 s, silent or not finite. Whatever a header says, at most 60 s of one channel are kept.
+    than 0.5 s or longer than 60 s, silent or not finite, or has more than 24 million samples in all channels. Whatever
+    a header says, no more are decoded, and at most 60 s of one channel are kept.
     """
     name = f"{len(source)} bytes" if isinstance(source, bytes) else str(source)
     try:
@@ -131,7 +135,8 @@ def _decode(source: bytes | str | Path) -> tuple[Samples, int]:
         # Mixed second by second: a buffer for all channels of a minute would be as large as the header asks for.
         kept_hz, nothing = min(rate, MAX_KEPT_HZ), np.zeros(0, np.float32)
         resampler = soxr.ResampleStream(rate, kept_hz, 1, quality="HQ") if kept_hz < rate else None
-        parts, read, most = [nothing], 0, int(MAX_REFERENCE_S * rate) + 1
+        decodable = MAX_DECODED_SAMPLES // file.channels
+        parts, read, most = [nothing], 0, min(int(MAX_REFERENCE_S * rate), decodable) + 1
         while read < most and len(block := file.read(min(most - read, rate), dtype="float32", always_2d=True)):
             mono = block.mean(axis=1, dtype=np.float32)
             parts.append(mono if resampler is None else resampler.resample_chunk(mono))
@@ -139,6 +144,11 @@ def _decode(source: bytes | str | Path) -> tuple[Samples, int]:
         if resampler is not None:
             parts.append(resampler.resample_chunk(nothing, last=True))
         _check_duration(read / rate)
+        if read > decodable:
+            limit = (
+                f"it must have at most {MAX_DECODED_SAMPLES / 1e6:g} million samples, those of all channels together"
+            )
+            raise InvalidReference("ref_audio", f"{file.channels} channels at {rate} Hz", limit)
         return np.concatenate(parts), kept_hz
 
 

@@ -26,7 +26,11 @@ __all__ = ["Decoding", "to_pcm16"]
 
 
 class Decoding:
-    """The codec's state by slot and its graphs, with the sizes of `config`. Call `capture` first.
+    """The codec's state by slot and its graphs, with the sizes of `config`, to be run while `active`.
+
+    `decodes` by frames give the PCM16 [B, frames * hop] of the next frames of slots, these, and how many of the samples
+    [B] int64 were not finite, and are silent. Apart from the model, `admits` reset slots, and `receives` store for
+    slots what was sent. Call `capture` first.
 
     `pool` is that of the graphs of all else, and `stream` theirs, which is the current one when this is made; the codec
     shares both unless it is apart.
@@ -46,12 +50,12 @@ class Decoding:
             return GraphSet(name, function, sizes, scratch, self.device, pool=pool, is_eager=is_eager)
 
         with self.active():
-            self._decodes = {
+            self.decodes = {
                 frames: graphs(f"codec {frames}", self._decoder(frames), config.codec_batches)
                 for frames in config.chunk_frames
             }
-            self._admits = graphs("codec place", self._admit, config.frame_batches)
-            self._receives = graphs("codec receive", self._receive, config.frame_batches)
+            self.admits = graphs("codec place", self._admit, config.frame_batches)
+            self.receives = graphs("codec receive", self._receive, config.frame_batches)
 
     @property
     def is_apart(self) -> bool:
@@ -61,8 +65,8 @@ class Decoding:
     @property
     def sets(self) -> dict[str, list[GraphSet]]:
         """All graphs that are used, by kind."""
-        moves = {"transfer": [self._admits, self._receives]} if self.is_apart else {}
-        return {"codec": [*self._decodes.values()], **moves}
+        moves = {"transfer": [self.admits, self.receives]} if self.is_apart else {}
+        return {"codec": [*self.decodes.values()], **moves}
 
     def active(self) -> AbstractContextManager[Any]:
         """Where its device and stream are the current ones."""
@@ -79,17 +83,11 @@ class Decoding:
         self._codec.reset(self._state.history, slots)
         self._state.decoded.index_fill_(0, slots, 0)
 
-    def admit(self, slots: Sequence[int], voices: Sequence[Voice | None]) -> None:
-        """Reset `slots`, each primed with its voice's reference if it has one. No sync.
-
-        Unless the codec is apart, they have been cleared where the model's own were placed.
-        """
-        with self.active():
-            if self.is_apart:
-                self._admits.run(slots)
-            for slot, voice in zip(slots, voices, strict=True):
-                if voice is not None and voice.reference_frames is not None:
-                    self._codec.prime(self._state.history, upload([slot], torch.int64, self.device), voice)
+    def prime(self, slots: Sequence[int], voices: Sequence[Voice | None]) -> None:
+        """Prime each of `slots`, which have been cleared, with its voice's reference if it has one. No sync."""
+        for slot, voice in zip(slots, voices, strict=True):
+            if voice is not None and voice.reference_frames is not None:
+                self._codec.prime(self._state.history, upload([slot], torch.int64, self.device), voice)
 
     def newest(self, frames: Tensor, slots: Tensor, length: Tensor) -> tuple[Tensor, ...]:
         """What to send after a step: of `slots` [B] int64, whose `length` [B] is known, the last of `frames`.
@@ -98,21 +96,11 @@ class Decoding:
         """
         return (frames[slots, (length - 1).clamp(min=0)],) if self.is_apart else ()
 
-    def receive(self, slots: Sequence[int], length: Tensor, newest: Sequence[Tensor]) -> None:
-        """Have the `newest` frames of `slots`, padded, for the launches to come. No sync."""
-        if self._state.arrived is None:
-            return
-        for here, there in zip(self._state.arrived, (length, *newest), strict=True):
+    def send(self, length: Tensor, newest: Tensor) -> None:
+        """Copy the `newest` frames of a step, padded, to the codec's device, for `receives` to store. No sync."""
+        assert self._state.arrived is not None
+        for here, there in zip(self._state.arrived, (length, newest), strict=True):
             here[: there.shape[0]].copy_(there, non_blocking=True)
-        with self.active():
-            self._receives.run(slots)
-
-    def decode(self, slots: Sequence[int], frames: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The PCM16 [B, frames * hop] of the next `frames` columns of `slots`, padded; these; and how many of the
-        samples [B] int64 were not finite, and are silent. No sync."""
-        with self.active():
-            pcm, made, broken = self._decodes[frames].run(slots)
-        return pcm, made, broken
 
     def _admit(self, slots: Tensor) -> None:
         self.clear(slots)
@@ -125,7 +113,7 @@ class Decoding:
         self._state.frames[slots, (length - 1).clamp(min=0)] = newest
 
     def _decoder(self, frames: int) -> Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]:
-        """A function of slots that gives what `decode` returns."""
+        """A function of slots that gives what `decodes` do."""
         codec, rows = self._codec, self._state
         offsets = torch.arange(frames, device=self.device)
         last = rows.frames.shape[1] - 1

@@ -219,7 +219,7 @@ class Engine:
                 self._queue_with_voice()
                 plan = self._scheduler.plan(started_s, self._tick_s)
                 if not plan.is_empty:
-                    self._run(plan)
+                    self._note_launch(plan, self._runner.run(plan))
                 if len(self._in_flight) > (0 if plan.is_empty else self._ticks_late):
                     self._collect(self._in_flight.popleft())
                     is_collected = True
@@ -258,9 +258,8 @@ class Engine:
             finally:
                 self._voices.leave(voice)
 
-    def _run(self, plan: Plan) -> None:
-        """Launch `plan`; requests whose launch raised fail here."""
-        launched = self._runner.run(plan)
+    def _note_launch(self, plan: Plan, launched: Launched) -> None:
+        """`plan` was launched; requests whose launch raised fail here."""
         self._in_flight.append(launched)
         for running, error in launched.failed.items():
             self._fail(running, error)

@@ -225,27 +225,25 @@ class Runner:
         """Fill the slots of `batch`. When that fails for several together, the one at fault fails alone."""
         if not batch:
             return
+        items = launched.items(batch)
+        slots, prompts = _slots(items), [running.prompt for running, _ in items]
+        voices = [running.prompt.voice or running.voice for running, _ in items if running.prompt is not None]
         try:
-            self._fill(launched.items(batch))
+            pages = [Pages(allocation.pages, allocation.cached) for _, allocation in items]
+            tokens = self._model.stage(self._state.state, prompts, slots, pages)
+            self._admits.run(slots)
+            if tokens:
+                self._prefills.run(range(tokens))
+            with self._decoding.active():
+                if self._decoding.is_apart:
+                    self._decoding.admits.run(slots)
+                self._decoding.prime(slots, voices)
         except Exception as error:
             if len(batch) == 1:
                 launched.failed[batch[0]] = error
                 return
             for running in batch:
                 self._prefill([running], launched)
-
-    def _fill(self, items: list[BatchItem]) -> None:
-        slots = _slots(items)
-        prompts, pages = (
-            [running.prompt for running, _ in items],
-            [Pages(allocation.pages, allocation.cached) for _, allocation in items],
-        )
-        tokens = self._model.stage(self._state.state, prompts, slots, pages)
-        self._admits.run(slots)
-        if tokens:
-            self._prefills.run(range(tokens))
-        voices = [running.prompt.voice or running.voice for running, _ in items if running.prompt is not None]
-        self._decoding.admit(slots, voices)
 
     def _append(self, batch: Sequence[RunningRequest], launched: Launched) -> None:
         """Hand on the text that has come late for those of `batch` that are live."""
@@ -269,7 +267,10 @@ class Runner:
             return
         try:
             length, done, *newest = self._frames.run(_slots(items))
-            self._decoding.receive(_slots(items), length, newest)
+            if self._decoding.is_apart:
+                self._decoding.send(length, *newest)
+                with self._decoding.active():
+                    self._decoding.receives.run(_slots(items))
         except Exception as error:
             launched.failed.update({running: error for running, _ in items})
             return
@@ -283,7 +284,8 @@ class Runner:
         if not items:
             return
         try:
-            pcm, made, broken = self._decoding.decode(_slots(items), frames)
+            with self._decoding.active():
+                pcm, made, broken = self._decoding.decodes[frames].run(_slots(items))
         except Exception as error:
             launched.failed.update({running: error for running, _ in items})
             return

@@ -201,26 +201,26 @@ class Worker:
             waiting += self._link.receive(0.0 if waiting or self._engine.has_work else self._idle_s)
             self._obey_some(waiting)
             self._answer_registered()
-            if self._engine.has_work:
-                self._tick()
-            else:
+            if not self._engine.has_work:
                 self._ticked_at_s = None
+                continue
+            started_at_s = time.perf_counter()
+            events = self._engine.tick()
+            self._note_tick(started_at_s)
+            if events:
+                self._send(events)
 
     @property
     def _idle_s(self) -> float:
         """How long nothing can happen unless a message comes: what is encoded comes without one."""
         return _ENCODING_S if self._engine.is_encoding or self._registering else _IDLE_S
 
-    def _tick(self) -> None:
-        started_at_s = time.perf_counter()
-        events = self._engine.tick()
+    def _note_tick(self, started_at_s: float) -> None:
         ended_at_s = time.perf_counter()
         self._tick_s.append(ended_at_s - started_at_s)
         if self._ticked_at_s is not None:
             self._frame_s.append(ended_at_s - self._ticked_at_s)
         self._ticked_at_s = ended_at_s
-        if events:
-            self._send(events)
 
     def _obey_some(self, waiting: deque[ToEngine]) -> None:
         """Obey messages for a short time: whoever is listening already must not wait for a burst of new requests."""

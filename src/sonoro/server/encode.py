@@ -12,14 +12,18 @@ speed 1 still serve. Knows no request, no HTTP and no engine. What leaves of 1, 
 | wav | audio/wav | 3884, 7724, 19244 | nothing; its header says "until the end" |
 | pcm | audio/pcm | 3840, 7680, 19200 | nothing |
 
-A tempo holds back 40 to 80 ms of input besides, up to 200 ms above speed 2; another rate 10 to 60 ms.
+A tempo holds back 40 to 80 ms of input besides, up to 200 ms above speed 2; another rate 10 to 60 ms. Whatever
+takes long is done by threads (`Encoding`), so that no other answer waits for it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import math
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from fractions import Fraction
 from typing import NamedTuple, Self
 
@@ -29,13 +33,24 @@ import soxr
 
 from sonoro.core.audio import encoder_rate, from_pcm16, to_pcm16, wav_header
 from sonoro.core.errors import InvalidRequest
+from sonoro.core.machine import usable_cores
 
 try:
     import av.filter
 except ImportError:  # an extra: WAV and PCM serve without it
     av = None  # type: ignore[assignment]
 
-__all__ = ["CONTENT_TYPES", "FORMATS", "MAX_RATE", "MAX_SPEED", "MIN_RATE", "MIN_SPEED", "Encoder"]
+__all__ = [
+    "CONTENT_TYPES",
+    "FORMATS",
+    "MAX_RATE",
+    "MAX_SPEED",
+    "MIN_RATE",
+    "MIN_SPEED",
+    "Encoder",
+    "Encoding",
+    "encoder_threads",
+]
 
 Samples = npt.NDArray[np.float32]
 
@@ -88,7 +103,9 @@ class Encoder:
         _check(format, speed, out_rate)
         self._format, self._in_rate, self._speed = _FORMATS[format], sample_rate, speed
         self.content_type = self._format.content_type
-        self.rate = encoder_rate(self._format.rates, out_rate or sample_rate)
+        self.rate = out_rate or sample_rate
+        if self._format.codec:
+            self.rate = encoder_rate(self._format.rates, self.rate)
         self._header = wav_header(self.rate) if format == "wav" else b""
         self._half, self._is_begun, self._is_open = b"", False, True
 
@@ -103,6 +120,8 @@ class Encoder:
         pcm = self._half + pcm
         whole = len(pcm) // 2 * 2
         self._half = pcm[whole:]
+        if self.is_quick:
+            return self._with_header(pcm[:whole])
         return self._encode(from_pcm16(pcm[:whole]))
 
     def finish(self) -> bytes:
@@ -110,6 +129,8 @@ class Encoder:
         assert self._is_open, "the encoder is closed"
         assert not self._half, "the audio ends within a sample"
         with self:
+            if self.is_quick:
+                return self._with_header(b"")
             last = self._encode(np.zeros(0, np.float32), is_last=True)
             return last + self._coded.finish() if self._coded else last
 
@@ -148,6 +169,9 @@ class Encoder:
         pcm = to_pcm16(samples)
         if self._coded:
             return self._coded.write(pcm)
+        return self._with_header(pcm)
+
+    def _with_header(self, pcm: bytes) -> bytes:
         header, self._header = self._header, b""
         return header + pcm
 
@@ -264,3 +288,50 @@ def _frame(samples: npt.NDArray[np.generic], kind: str, sample_rate: int, at: in
     frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(samples)[None], format=kind, layout="mono")
     frame.sample_rate, frame.time_base, frame.pts = sample_rate, Fraction(1, sample_rate), at
     return frame
+
+
+def encoder_threads() -> ThreadPoolExecutor:
+    """Threads for the encoders of a whole server: as many as can run at once, two to eight."""
+    return ThreadPoolExecutor(max(2, min(8, usable_cores())), thread_name_prefix="encoder")
+
+
+class Encoding:
+    """What `encoder` makes of the audio fed, in its order. Belongs to one task at a time.
+
+    An encoder that is quick works at once: handing a chunk over would cost more than the work.
+    """
+
+    def __init__(self, encoder: Encoder, threads: ThreadPoolExecutor) -> None:
+        self._encoder, self._threads = encoder, threads
+        self._work: Future[bytes] | None = None
+
+    @property
+    def content_type(self) -> str:
+        return self._encoder.content_type
+
+    @property
+    def rate(self) -> int:
+        """Of the audio that leaves, in Hz."""
+        return self._encoder.rate
+
+    async def feed(self, pcm: bytes) -> bytes:
+        """Encode more PCM16; what is ready."""
+        return await self._do(self._encoder.feed, pcm)
+
+    async def finish(self) -> bytes:
+        """Encode what is held back; the last bytes."""
+        return await self._do(self._encoder.finish)
+
+    def close(self) -> None:
+        """Free the encoder, as soon as no thread works with it. Does not wait."""
+        if self._work is None:
+            self._encoder.close()
+        else:
+            self._work.add_done_callback(lambda _: self._encoder.close())
+
+    async def _do(self, work: Callable[..., bytes], *arguments: bytes) -> bytes:
+        if self._encoder.is_quick:
+            return work(*arguments)
+        # Kept, because work that has begun goes on when its task is cancelled.
+        self._work = self._threads.submit(work, *arguments)
+        return await asyncio.wrap_future(self._work)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 import ipaddress
 import os
 import socket
@@ -25,6 +26,7 @@ import httpcore2
 from sonoro.core.audio import read_reference
 from sonoro.core.errors import InvalidReference
 from sonoro.core.types import Reference
+from sonoro.server.errors import TooManyRequests
 
 __all__ = ["Recordings", "is_public"]
 
@@ -32,6 +34,8 @@ Result = TypeVar("Result")
 
 FETCH_TIMEOUT_S = 10.0
 MAX_FETCHES = 8
+MAX_PENDING = 32
+"""Recordings that wait for a thread or have one, for some .2 s at most: nobody waits for more than a few seconds."""
 
 _NO_HOSTS = tuple(
     map(
@@ -98,12 +102,15 @@ class Recordings:
         self._tls = httpcore2.default_ssl_context() if allows_urls else None
         # A minute of sound takes megabytes while it is decoded, whoever asks.
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="recording")
+        self.pending = 0
+        """Recordings that wait for a thread or have one."""
         self._fetches = asyncio.Semaphore(MAX_FETCHES)
 
     async def read(
         self, url: str, text: str | None, use: Literal["reference", "prompt"], field: str = "ref_audio"
     ) -> Reference:
-        """The recording at `url`, decoded. Raises `InvalidReference`, naming `field` if the recording is wrong."""
+        """The recording at `url`, decoded. Raises `InvalidReference`, naming `field` if the recording is wrong, or
+        `TooManyRequests` while too many are being decoded."""
         scheme = url.partition(":")[0].lower()
         try:
             if scheme in ("http", "https") and self._allows_urls:
@@ -116,7 +123,7 @@ class Recordings:
             raise InvalidReference(field, error.value, error.limit) from error
 
     async def decode(self, data: bytes, text: str | None, use: Literal["reference", "prompt"]) -> Reference:
-        """`data`, an audio file, decoded. Raises `InvalidReference`."""
+        """`data`, an audio file, decoded. Raises `InvalidReference`, or `TooManyRequests` as `read` does."""
         return await self._aside(lambda: self._decode(data, text, use))
 
     def close(self) -> None:
@@ -124,7 +131,17 @@ class Recordings:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _aside(self, work: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, _without_frames, work)
+        """What `work` gives in a thread; not begun if its caller leaves before. Raises `TooManyRequests`."""
+        if self.pending >= MAX_PENDING:
+            raise TooManyRequests(f"{self.pending} recordings are being decoded already; try again later")
+        loop, future = asyncio.get_running_loop(), self._threads.submit(_without_frames, work)
+        self.pending += 1
+        # Counted until a thread is done with it, whoever waits: what has begun goes on when its caller leaves.
+        future.add_done_callback(lambda _: _call_in(loop, self._forget_one))
+        return await asyncio.wrap_future(future)
+
+    def _forget_one(self) -> None:
+        self.pending -= 1
 
     def _decode(self, data: bytes, text: str | None, use: Literal["reference", "prompt"]) -> Reference:
         if len(data) > self._max_bytes:
@@ -178,6 +195,12 @@ def _without_frames(work: Callable[[], Result]) -> Result:
             if raised is not None:
                 traceback.clear_frames(raised.__traceback__)
         raise
+
+
+def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    """Call `call` in `loop`, from any thread; a loop that has ended needs it no more."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(call)
 
 
 def _too_large(value: str, max_bytes: int) -> InvalidReference:

@@ -14,7 +14,7 @@ from sonoro.server.encode import CONTENT_TYPES
 from sonoro.server.errors import Answers, NotReady, refusals
 from sonoro.server.schemas import BatchBody, SpeechBody, parse, schema_of
 from sonoro.server.service import Service
-from sonoro.server.stream import SpeechResponse, while_there
+from sonoro.server.stream import CLIENT_GONE, SpeechResponse, while_there
 
 __all__ = ["operator_routes", "speech_routes"]
 
@@ -48,7 +48,10 @@ def speech_routes(service: Service) -> APIRouter:
         arrived_s = time.perf_counter()
         async with service.uploads.body(request, config.max_body_bytes) as payload:
             body = parse(SpeechBody, payload)
-            speech = await service.speech(body, request.state.request_id)
+            # Whoever leaves meanwhile has recordings decoded for nobody.
+            speech = await while_there(request.receive, service.speech(body, request.state.request_id))
+        if speech is None:
+            return Response(status_code=CLIENT_GONE)
         observation = service.observe(body.speed, arrived_s)
         return SpeechResponse(speech, service.client, service.gate, observation, config.slow_reader_timeout_s)
 

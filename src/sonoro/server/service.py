@@ -21,14 +21,13 @@ from starlette.requests import HTTPConnection
 from sonoro.core.errors import EngineClosed, EngineError, InvalidRequest, SonoroError, UnknownVoice
 from sonoro.core.types import ModelSpec, SpeechRequest, VoiceFacts
 from sonoro.server.config import ServerConfig
-from sonoro.server.encode import Encoder
-from sonoro.server.encoding import Encoding, encoder_threads
+from sonoro.server.connection import Uploads
+from sonoro.server.encode import Encoder, Encoding, encoder_threads
 from sonoro.server.errors import ForeignOrigin, NotReady, Refusal, TooManyRequests, Unauthorized, UnknownModel
 from sonoro.server.metrics import EngineState, Metrics, Observation
 from sonoro.server.references import Recordings
 from sonoro.server.schemas import SpeechBody, read_references, speech_request
 from sonoro.server.stream import NO_ENGINE, Gate, Speech
-from sonoro.server.uploads import Uploads
 from sonoro.transport.client import EngineClient
 from sonoro.transport.fleet import Fleet
 

@@ -23,13 +23,14 @@ from starlette.types import Receive, Scope, Send
 from sonoro.core.errors import EngineError, SonoroError
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest
 from sonoro.server.connection import CUT
-from sonoro.server.encoding import Encoding
+from sonoro.server.encode import Encoding
 from sonoro.server.errors import NotReady, Refusal, SlowReader, TooManyRequests, refusal
 from sonoro.server.metrics import Observation
 from sonoro.transport.answer import Answer
 from sonoro.transport.fleet import Fleet
 
 __all__ = [
+    "CLIENT_GONE",
     "DISCONNECTED",
     "NO_ENGINE",
     "Gate",
@@ -47,6 +48,9 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 DISCONNECTED = "disconnected"
+
+CLIENT_GONE = 499
+"""The status of an answer that nobody is there to see, as others log it."""
 
 NO_ENGINE = "the engine process ended or hangs, and another does not run yet"
 

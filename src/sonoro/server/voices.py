@@ -17,6 +17,7 @@ from sonoro.core.errors import InvalidReference, InvalidRequest
 from sonoro.core.types import VoiceFacts, voice_name
 from sonoro.server.errors import Answers, refusals
 from sonoro.server.service import Service
+from sonoro.server.stream import CLIENT_GONE, while_there
 
 __all__ = ["voice_routes"]
 
@@ -92,7 +93,9 @@ def voice_routes(service: Service) -> APIRouter:
             consent = _text(form, "consent", MAX_CONSENT)
             text = _text(form, "ref_text", config.max_characters)
             with _about_audio():
-                reference = await service.recordings.decode(await _audio(form), text, use)
+                decoding = service.recordings.decode(await _audio(form), text, use)
+                if (reference := await while_there(request.receive, decoding)) is None:
+                    return Response(status_code=CLIENT_GONE)
                 facts = await client.add_voice(name, (reference,), consent)
         return JSONResponse(_shown(facts), 201)
 
