@@ -160,7 +160,7 @@ def test_decoding_is_bounded_by_the_samples_of_all_channels(monkeypatch: pytest.
     monkeypatch.setattr(audio, "MAX_DECODED_SAMPLES", 80_000)
     samples = np.full((10_001, 8), 0.1, np.float32)
     assert read_reference(encoded(samples[:-1], 8000), use="reference").duration_s == 1.25
-    with pytest.raises(InvalidReference, match="8 channels at 8000 Hz.*million samples"):
+    with pytest.raises(InvalidReference, match=r"8 channels at 8000 Hz.*million samples"):
         read_reference(encoded(samples, 8000), use="reference")
 
 

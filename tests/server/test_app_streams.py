@@ -173,7 +173,7 @@ def test_a_killed_engine_ends_what_it_held_and_is_replaced() -> None:
 
             begun = [asyncio.create_task(hear(stream_format=kind)) for kind in ("audio", "sse")]
             await until(lambda: server.has('sonoro_first_packet_seconds_count{model="sine"}', 2))
-            waiting = [asyncio.create_task(hear()) for _ in range(3)]
+            waiting = [asyncio.create_task(hear(max_new_tokens=400)) for _ in range(3)]
             await until(lambda: server.has("sonoro_queue_depth", 3))
             (worker,) = engines()
             os.kill(worker, signal.SIGKILL)
@@ -210,7 +210,7 @@ def test_an_engine_killed_under_load_leaves_nobody_without_an_answer() -> None:
                 """The status, and whether the body had an end."""
                 kind = {"response_format": formats[number % 4], "stream_format": "sse" if number % 5 == 4 else "audio"}
                 try:
-                    answer = await many.post(SPEECH, json={**FOREVER, **kind, "seed": number})
+                    answer = await many.post(SPEECH, json={**LASTING, **kind, "seed": number})
                 except httpx.RemoteProtocolError:
                     return 0, False
                 return answer.status_code, answer.headers["content-type"].startswith("audio/")
