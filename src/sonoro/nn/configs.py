@@ -6,26 +6,33 @@ import dataclasses
 import json
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound
 
-__all__ = ["build", "read_config", "read_released"]
+__all__ = ["build", "read_config", "read_json", "read_released"]
 
 T = TypeVar("T")
 
 
 def read_config(kind: type[T], path: Path) -> T:
     """The file at `path` as the dataclass `kind`. Raises `CheckpointError` naming the file and key."""
+    return build(kind, read_json(path), str(path))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in the file at `path`. Raises `CheckpointError` naming the file."""
     if not path.is_file():
         raise CheckpointNotFound(f"{path} does not exist")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} is not a readable JSON file: {error}") from error
-    return build(kind, values, str(path))
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path} holds no JSON object")
+    return values
 
 
 def read_released(kind: type[T], source: Path | str, package: str) -> T:
@@ -39,13 +46,30 @@ def read_released(kind: type[T], source: Path | str, package: str) -> T:
 
 
 def build(kind: type[T], values: dict[str, Any], where: str) -> T:
-    """`values` as the dataclass `kind`. Raises `CheckpointError` naming the key that is missing or of a wrong type."""
+    """`values` as the dataclass `kind`; null is as if the key were absent, where it has a default that is no list.
+
+    Unknown keys are passed over. Raises `CheckpointError` naming the key that is missing or of a wrong type.
+    """
     try:
-        config = msgspec.convert(values, kind)
+        config = msgspec.convert(_without_nulls(values, kind), kind)
     except msgspec.ValidationError as error:
         raise CheckpointError(f"{where}: {error}") from error
     _check_numbers(config, where)
     return config
+
+
+def _without_nulls(values: Any, kind: Any) -> Any:
+    if not dataclasses.is_dataclass(kind) or not isinstance(values, dict):
+        return values
+    kinds, kept = get_type_hints(kind), dict(values)
+    for field in dataclasses.fields(kind):
+        is_optional = (field.default, field.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
+        if field.name in kept and kept[field.name] is None and is_optional and not isinstance(field.default, tuple):
+            del kept[field.name]
+        elif field.name in kept:
+            for inner in (kinds[field.name], *get_args(kinds[field.name])):
+                kept[field.name] = _without_nulls(kept[field.name], inner)
+    return kept
 
 
 def _check_numbers(config: Any, where: str) -> None:

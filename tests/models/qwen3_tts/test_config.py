@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -47,8 +48,8 @@ def edit(folder: Path, name: str, change: Callable[[dict[str, Any]], object]) ->
     [
         (
             "config.json",
-            lambda c: c.pop("tts_pad_token_id"),
-            r"config\.json: .*missing required field `tts_pad_token_id`",
+            lambda c: c.pop("tts_model_type"),
+            r"config\.json: .*missing required field `tts_model_type`",
         ),
         (
             "config.json",
@@ -58,7 +59,6 @@ def edit(folder: Path, name: str, change: Callable[[dict[str, Any]], object]) ->
         ("config.json", lambda c: c.update(tts_model_type="base"), "lacks speaker_encoder_config"),
         ("config.json", lambda c: c.update(tts_model_type="opera"), "tts_model_type is 'opera'; known: custom_voice"),
         ("config.json", lambda c: c["talker_config"].update(spk_id={}), "spk_id is empty"),
-        ("config.json", lambda c: c["talker_config"]["spk_is_dialect"].pop("ryan"), "spk_is_dialect of 'ryan' is None"),
         (
             "config.json",
             lambda c: c["talker_config"]["spk_is_dialect"].update(ryan="elvish"),
@@ -92,13 +92,13 @@ def edit(folder: Path, name: str, change: Callable[[dict[str, Any]], object]) ->
         ),
         (
             "generation_config.json",
-            lambda c: c.update(top_k=None),
-            r"generation_config\.json: Expected `int`, got `null`",
+            lambda c: c.update(top_k="many"),
+            r"generation_config\.json: Expected `int`, got `str`",
         ),
         (
             "speech_tokenizer/config.json",
-            lambda c: c["decoder_config"].pop("sliding_window"),
-            r"speech_tokenizer.config\.json: .*`sliding_window` - at `\$\.decoder_config`",
+            lambda c: c["decoder_config"].pop("head_dim"),
+            r"speech_tokenizer.config\.json: .*`head_dim` - at `\$\.decoder_config`",
         ),
     ],
 )
@@ -120,10 +120,59 @@ def test_a_file_that_is_absent_or_no_json_is_named(tmp_path: Path) -> None:
         read_configs(tmp_path)
 
 
+@pytest.mark.parametrize("absent", [None, -1, "left out"])
+def test_what_generation_leaves_open_is_the_default(tmp_path: Path, absent: object) -> None:
+    write_checkpoint(tmp_path)
+    names = [field.name for field in dataclasses.fields(GenerationConfig)]
+    given = {} if absent == "left out" else dict.fromkeys(names, absent)
+    (tmp_path / "generation_config.json").write_text(json.dumps(given | {"eos_token_id": 7}))
+    expected = GenerationConfig()
+    if absent == -1:
+        expected = dataclasses.replace(expected, top_k=0, subtalker_top_k=0)
+    assert read_configs(tmp_path).generation == expected
+
+
+@pytest.mark.parametrize("is_null", [False, True])
+@pytest.mark.parametrize(
+    ("file", "section", "values"),
+    [
+        ("config.json", "", {"assistant_token_id": 77091, "im_start_token_id": 151644, "tts_eos_token_id": 151673}),
+        ("config.json", "talker_config", {"spk_is_dialect": {}, "rms_norm_eps": 1e-6}),
+        ("speech_tokenizer/config.json", "", {"output_sample_rate": 24000, "encoder_valid_num_quantizers": 16}),
+        ("speech_tokenizer/config.json", "decoder_config", {"num_semantic_quantizers": 1, "sliding_window": 72}),
+    ],
+)
+def test_an_absent_key_has_the_official_default(
+    tmp_path: Path, file: str, section: str, values: dict[str, Any], is_null: bool
+) -> None:
+    def absent(keys: dict[str, Any]) -> None:
+        inner = keys[section] if section else keys
+        for key in values:
+            inner.pop(key)
+            if is_null:
+                inner[key] = None
+
+    write_checkpoint(tmp_path)
+    edit(tmp_path, file, absent)
+    edit(tmp_path, "speech_tokenizer/config.json", lambda c: c.pop("encoder_config", None))
+    configs = read_configs(tmp_path)
+    found = configs.model if file == "config.json" else configs.codec
+    found = getattr(found, section) if section else found
+    assert {key: getattr(found, key) for key in values} == values
+
+
+def test_a_voice_design_checkpoint_needs_no_speakers(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, variant="voice_design")
+    edit(
+        tmp_path, "config.json", lambda c: (c["talker_config"].pop("spk_id"), c["talker_config"].pop("spk_is_dialect"))
+    )
+    assert read_configs(tmp_path).model.talker_config.spk_id == {}
+
+
 def test_keys_that_nothing_uses_are_ignored(tmp_path: Path) -> None:
     write_checkpoint(tmp_path)
     before = read_configs(tmp_path)
-    edit(tmp_path, "config.json", lambda c: c.update(pad_token_id=2148))
+    edit(tmp_path, "config.json", lambda c: (c.update(pad_token_id=2148), c["talker_config"].update(new={"a": [None]})))
     assert read_configs(tmp_path) == before
 
 

@@ -1,4 +1,5 @@
-"""config.json as frozen dataclasses under the released field names; keys that nothing here uses are ignored."""
+"""config.json as frozen dataclasses under the released field names, with the official defaults; keys that nothing here
+uses are ignored."""
 
 from __future__ import annotations
 
@@ -28,13 +29,13 @@ class StackConfig:
     n_local_heads: int
     head_dim: int
     intermediate_size: int
-    rope_base: float
-    norm_eps: float
-    max_seq_len: int
-    attention_qk_norm: bool
-    tie_word_embeddings: bool
-    attention_qkv_bias: bool
-    attention_o_bias: bool
+    rope_base: float = 10000.0
+    norm_eps: float = 1e-5
+    max_seq_len: int = 2048
+    attention_qk_norm: bool = False
+    tie_word_embeddings: bool = True
+    attention_qkv_bias: bool = False
+    attention_o_bias: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,7 @@ class AudioDecoderConfig(StackConfig):
     """The fast AR."""
 
     num_codebooks: int
+    tie_word_embeddings: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

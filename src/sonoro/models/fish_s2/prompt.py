@@ -24,8 +24,9 @@ MOST_TURNS = 5
 MOST_BYTES = 200
 """Turns that are spoken together, and their UTF-8 bytes unless it is a single one (the official server's defaults)."""
 
-MOST_ROWS = 1024
-"""Prompt rows beyond which the earliest turns are left out: half of what the engine gives a slot by default."""
+FRAMES_KEPT_FREE = 2048
+"""Positions that a prompt leaves to the frames (the official code's number), or half of a model that has few; beyond that
+the earliest turns are left out."""
 
 _SPEAKER = re.compile(r"<\|speaker:\d+\|>")
 _ALLOWED = ("<|phoneme_start|>", "<|phoneme_end|>")
@@ -90,10 +91,12 @@ class ConversationBuilder:
             for question, (_, frames) in zip(said, earlier, strict=True)
         ]
         system = np.concatenate(self._plain if voice is None else self._introduced(voice.data))
-        while turns and len(system) + len(asked) + sum(map(len, turns)) > MOST_ROWS:
+        most = self.config.text_config.max_seq_len
+        room = most - max(min(FRAMES_KEPT_FREE, most // 2), controls.max_frames)
+        while turns and len(system) + len(asked) + sum(map(len, turns)) > room:
             del turns[0]
         columns = np.concatenate([system, *turns, asked])
-        needed, most = len(columns) + controls.max_frames, self.config.text_config.max_seq_len
+        needed = len(columns) + controls.max_frames
         if needed > most:
             raise InvalidRequest("text", text, f"its prompt and frames take {needed} positions, the model has {most}")
         return FishPrompt(controls, columns, columns[: -len(asked)])

@@ -1,19 +1,19 @@
 """The checkpoint's own configuration files as frozen dataclasses; keys that no part of the model uses are ignored.
 
-Field names are those of the released config.json files. Nothing here has a default that a released checkpoint sets: the
-official code's defaults differ from the released values nearly everywhere.
+Field names are those of the released config.json files. Defaults are those of the official classes: what saves a
+checkpoint with them leaves out what equals its default. Without one is what they have no default for.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from sonoro.core.errors import CheckpointError
-from sonoro.nn.configs import build, read_config
+from sonoro.nn.configs import build, read_config, read_json
 
 __all__ = [
     "MIN_FRAMES",
@@ -43,57 +43,57 @@ MIN_FRAMES = 2
 """The end-of-speech id is banned for the first two decisions (fixed in the official code)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PredictorConfig:
     """The code predictor: one small transformer run 15 times within a frame."""
 
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    vocab_size: int
-    num_code_groups: int
-    rms_norm_eps: float
-    rope_theta: float
+    hidden_size: int = 1024
+    intermediate_size: int = 3072
+    num_hidden_layers: int = 5
+    num_attention_heads: int = 16
+    num_key_value_heads: int = 8
+    head_dim: int = 128
+    vocab_size: int = 2048
+    num_code_groups: int = 32
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TalkerConfig:
     """The talker: the transformer stepped once per frame."""
 
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
+    hidden_size: int = 1024
+    intermediate_size: int = 2048
+    num_hidden_layers: int = 20
+    num_attention_heads: int = 16
+    num_key_value_heads: int = 2
     head_dim: int
-    vocab_size: int
+    vocab_size: int = 3072
     text_vocab_size: int
-    text_hidden_size: int
-    num_code_groups: int
-    max_position_embeddings: int
-    rms_norm_eps: float
-    rope_theta: float
-    codec_pad_id: int
-    codec_bos_id: int
-    codec_eos_token_id: int
-    codec_think_id: int
-    codec_nothink_id: int
-    codec_think_bos_id: int
-    codec_think_eos_id: int
-    codec_language_id: dict[str, int]
-    spk_id: dict[str, int]
-    spk_is_dialect: dict[str, bool | str]
-    code_predictor_config: PredictorConfig
+    text_hidden_size: int = 2048
+    num_code_groups: int = 32
+    max_position_embeddings: int = 32768
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    codec_pad_id: int = 4196
+    codec_bos_id: int = 4197
+    codec_eos_token_id: int = 4198
+    codec_think_id: int = 4202
+    codec_nothink_id: int = 4203
+    codec_think_bos_id: int = 4204
+    codec_think_eos_id: int = 4205
+    codec_language_id: dict[str, int] = field(default_factory=dict)
+    spk_id: dict[str, int] = field(default_factory=dict)
+    spk_is_dialect: dict[str, bool | str | None] = field(default_factory=dict)
+    code_predictor_config: PredictorConfig = PredictorConfig()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SpeakerEncoderConfig:
     """The x-vector network; everything but `enc_dim` is the official code's default unless the file says otherwise."""
 
-    enc_dim: int
+    enc_dim: int = 1024
     sample_rate: int = 24000
     mel_dim: int = 128
     enc_channels: tuple[int, ...] = (512, 512, 512, 512, 1536)
@@ -104,18 +104,18 @@ class SpeakerEncoderConfig:
     enc_se_channels: int = 128
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """config.json. `speaker_encoder_config` is present only in the Base variant."""
 
-    tts_model_size: str
+    tts_model_size: str = ""
     tts_model_type: str
-    im_start_token_id: int
-    im_end_token_id: int
-    assistant_token_id: int
-    tts_pad_token_id: int
-    tts_bos_token_id: int
-    tts_eos_token_id: int
+    im_start_token_id: int = 151644
+    im_end_token_id: int = 151645
+    assistant_token_id: int = 77091
+    tts_pad_token_id: int = 151671
+    tts_bos_token_id: int = 151672
+    tts_eos_token_id: int = 151673
     talker_config: TalkerConfig
     speaker_encoder_config: SpeakerEncoderConfig | None = None
     text_normalizer: str | None = None
@@ -140,65 +140,65 @@ class GenerationConfig:
     max_new_tokens: int = 2048
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CodecDecoderConfig:
     """speech_tokenizer/config.json, `decoder_config`."""
 
-    latent_dim: int
+    latent_dim: int = 1024
     codebook_dim: int
-    codebook_size: int
-    num_quantizers: int
-    num_semantic_quantizers: int
-    decoder_dim: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
+    codebook_size: int = 2048
+    num_quantizers: int = 16
+    num_semantic_quantizers: int = 1
+    decoder_dim: int = 1536
+    hidden_size: int = 1024
+    intermediate_size: int = 3072
+    num_hidden_layers: int = 8
+    num_attention_heads: int = 16
+    num_key_value_heads: int = 16
     head_dim: int
-    rope_theta: float
-    rms_norm_eps: float
-    sliding_window: int
-    upsample_rates: tuple[int, ...]
-    upsampling_ratios: tuple[int, ...]
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-5
+    sliding_window: int = 72
+    upsample_rates: tuple[int, ...] = (8, 5, 4, 3)
+    upsampling_ratios: tuple[int, ...] = (2, 2)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CodecEncoderConfig:
     """speech_tokenizer/config.json, `encoder_config`."""
 
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
+    hidden_size: int = 512
+    intermediate_size: int = 2048
+    num_hidden_layers: int = 8
+    num_attention_heads: int = 8
+    num_key_value_heads: int = 8
     head_dim: int
-    num_filters: int
-    upsampling_ratios: tuple[int, ...]
-    kernel_size: int
-    last_kernel_size: int
-    residual_kernel_size: int
-    compress: int
-    dilation_growth_rate: int
-    num_residual_layers: int
-    codebook_size: int
-    codebook_dim: int
-    num_quantizers: int
-    num_semantic_quantizers: int
-    norm_eps: float
-    rope_theta: float
-    sampling_rate: int
+    num_filters: int = 64
+    upsampling_ratios: tuple[int, ...] = (8, 6, 5, 4)
+    kernel_size: int = 7
+    last_kernel_size: int = 3
+    residual_kernel_size: int = 3
+    compress: int = 2
+    dilation_growth_rate: int = 2
+    num_residual_layers: int = 1
+    codebook_size: int = 2048
+    codebook_dim: int = 256
+    num_quantizers: int = 32
+    num_semantic_quantizers: int = 1
+    norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    sampling_rate: int = 24000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CodecConfig:
     """speech_tokenizer/config.json. A codec without `encoder_config` can speak but not clone."""
 
-    encoder_valid_num_quantizers: int
-    input_sample_rate: int
-    output_sample_rate: int
-    encode_downsample_rate: int
-    decode_upsample_rate: int
+    encoder_valid_num_quantizers: int = 16
+    input_sample_rate: int = 24000
+    output_sample_rate: int = 24000
+    encode_downsample_rate: int = 1920
+    decode_upsample_rate: int = 1920
     decoder_config: CodecDecoderConfig
     encoder_config: CodecEncoderConfig | None = None
 
@@ -226,11 +226,18 @@ def read_configs(folder: Path) -> Configs:
     generation = folder / "generation_config.json"
     configs = Configs(
         read_config(ModelConfig, folder / "config.json"),
-        read_config(GenerationConfig, generation) if generation.exists() else GenerationConfig(),
+        _read_generation(generation) if generation.exists() else GenerationConfig(),
         read_config(CodecConfig, folder / "speech_tokenizer" / "config.json"),
     )
     _check(configs)
     return configs
+
+
+def _read_generation(path: Path) -> GenerationConfig:
+    """The file at `path`, in which null and -1 leave a value to the default, but for -1 likeliest, which are all."""
+    values = {key: value for key, value in read_json(path).items() if value is not None}
+    given = {key: 0 if value == -1 and key.endswith("top_k") else value for key, value in values.items()}
+    return build(GenerationConfig, {key: value for key, value in given.items() if value != -1}, str(path))
 
 
 def released_configs(name: str) -> Configs:
@@ -279,9 +286,9 @@ def _check(configs: Configs) -> None:
         equal.append(("num_code_groups", groups, "speech_tokenizer encoder_valid_num_quantizers", encoded))
     if x_vector is not None:
         equal.append(("hidden_size", talker.hidden_size, "speaker_encoder_config.enc_dim", x_vector.enc_dim))
-    for field, value, other_field, other in equal:
+    for key, value, other_field, other in equal:
         if value != other:
-            raise CheckpointError(f"config.json: {field} is {value}, but {other_field} is {other}")
+            raise CheckpointError(f"config.json: {key} is {value}, but {other_field} is {other}")
     if not codes <= talker.codec_eos_token_id < talker.vocab_size:
         limit = f"it must be at least {codes} and below vocab_size {talker.vocab_size}"
         raise CheckpointError(f"config.json: codec_eos_token_id is {talker.codec_eos_token_id}; {limit}")
@@ -293,6 +300,6 @@ def _check(configs: Configs) -> None:
         raise CheckpointError("config.json lacks speaker_encoder_config, which tts_model_type 'base' needs")
     for speaker in talker.spk_id:
         dialect = talker.spk_is_dialect.get(speaker)
-        if dialect is None or dialect is True or (dialect and dialect not in talker.codec_language_id):
+        if dialect is True or (dialect and dialect not in talker.codec_language_id):
             limit = "it must be false or a key of codec_language_id"
             raise CheckpointError(f"config.json: spk_is_dialect of {speaker!r} is {dialect!r}; {limit}")

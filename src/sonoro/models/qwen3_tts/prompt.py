@@ -259,7 +259,7 @@ class PromptBuilder:
         talker = self.config.talker_config
         chosen = None if language == "auto" else talker.codec_language_id[language]
         if language in ("auto", "chinese") and speaker is not None:
-            dialect = talker.spk_is_dialect[speaker]
+            dialect = talker.spk_is_dialect.get(speaker)
             chosen = talker.codec_language_id[dialect] if isinstance(dialect, str) else chosen
         if chosen is None:
             return [talker.codec_nothink_id, talker.codec_think_bos_id, talker.codec_think_eos_id]

@@ -1,4 +1,5 @@
-"""config.json as frozen dataclasses under the released field names; keys that nothing here uses are ignored."""
+"""config.json as frozen dataclasses under the released field names, with the official defaults; keys that nothing here
+uses are ignored."""
 
 from __future__ import annotations
 
@@ -49,10 +50,10 @@ class LMConfig:
 class LocalConfig:
     """LocEnc or LocDiT; heads of keys and values, epsilon and angles are the base LM's."""
 
-    hidden_dim: int
-    ffn_dim: int
-    num_heads: int
-    num_layers: int
+    hidden_dim: int = 1024
+    ffn_dim: int = 4096
+    num_heads: int = 16
+    num_layers: int = 4
     kv_channels: int
 
 
@@ -63,8 +64,8 @@ class ModelConfig:
     lm_config: LMConfig
     encoder_config: LocalConfig
     dit_config: LocalConfig
-    patch_size: int
-    feat_dim: int
+    patch_size: int = 4
+    feat_dim: int = 64
     residual_lm_num_layers: int = 8
     residual_lm_no_rope: bool = False
     scalar_quantization_latent_dim: int = 512
