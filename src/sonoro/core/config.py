@@ -31,7 +31,8 @@ class EngineConfig:
 
     What it holds. `slots`: requests that run at once; `max_waiting`: requests that may wait for one. `max_positions`:
     backbone positions of a slot, prompt and frames together; `max_frames`: frames of one segment; `max_text`: pending
-    text ids of a slot. `max_characters`: letters of one segment (as `sonoro.core.text.spoken_length` counts).
+    text ids of a slot. `bounds_by_text`: a segment without a limit of its own may have about as many frames as its text
+    takes, not all of `max_frames`. `max_characters`: letters of one segment (as `core.text.spoken_length` counts).
     `max_live_characters`: characters of a live request; `live_max_s`: audio a segment of it has room for, which bounds
     its letters as well. `max_voices`: encoded references kept; `max_registered_voices`: voices registered by name, kept
     in `voices_folder`, which may be the URL of one in a bucket (in memory alone if it is empty). `page_positions`:
@@ -56,6 +57,7 @@ class EngineConfig:
     max_positions: int = 2048
     max_frames: int = 1024
     max_text: int = 1024
+    bounds_by_text: bool = True
     max_characters: int = 300
     max_live_characters: int = 100_000
     live_max_s: float = 60.0

@@ -31,6 +31,7 @@ __all__ = [
     "segment_ends",
     "split_text",
     "spoken_length",
+    "with_lead",
 ]
 
 LETTERS_PER_S = 15.0
@@ -102,6 +103,14 @@ def split_text(text: str, language: str, max_characters: int) -> list[str]:
             for part in (_packed(split(piece), max_characters) if _is_long(piece, max_characters) else [piece])
         ]
     return [segment for piece in _packed(pieces, max_characters) if is_speakable(segment := piece.strip())]
+
+
+def with_lead(text: str, segments: list[str]) -> list[str]:
+    """`segments` that `text` was split into, the first one with the white space that `text` begins with."""
+    spoken = text.lstrip()
+    if not segments or not spoken.startswith(segments[0]):
+        return segments
+    return [text[: len(text) - len(spoken)] + segments[0], *segments[1:]]
 
 
 def join_text(segments: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ import msgspec
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidRequest
-from sonoro.core.text import SECONDS_PER_LETTER, frames_bound, segment_ends, split_text
+from sonoro.core.text import SECONDS_PER_LETTER, frames_bound, segment_ends, split_text, with_lead
 from sonoro.core.types import MAX_SEED, SpeechRequest
 from sonoro.engine.live import LiveFeed, Segment
 from sonoro.engine.request import RunningRequest
@@ -53,25 +53,34 @@ class Prompts:
 
     def prepare(self, running: RunningRequest, segment: Segment) -> None:
         """Make the prompt of the current segment. The model is told the segment's limit as `max_frames`, and may set a
-        lower one."""
-        running.limit = self._most_frames(running, segment)
+        lower one. Earlier segments for which a slot has no room are left out, those first that were spoken first."""
+        frames = self._most_frames(running, segment)
         seed = (running.request.seed + running.attempt) % (MAX_SEED + 1)
-        limited = msgspec.structs.replace(running.request, max_frames=running.limit, seed=seed)
+        limited = msgspec.structs.replace(running.request, max_frames=frames, seed=seed)
         if segment.ids is None:
-            # The segment itself, and those after it, have no frames yet.
-            before = [Spoken(said.text, frames) for said, frames in zip(running.segments, running.before, strict=False)]
-            running.prompt = self._model.prepare(limited, segment.text, running.index, before, running.voice)
+            prompt = self._after_what_fits(running, limited, segment.text)
         else:
-            running.prompt = self._model.prepare_live(limited, segment.ids, running.index, running.voice)
-            running.taken_ids, running.pending_ids = len(segment.ids), running.prompt.text_ids
-        running.limit = running.prompt.controls.max_frames
+            prompt = self._model.prepare_live(limited, segment.ids, running.index, running.voice)
+            running.taken_ids, running.pending_ids = len(segment.ids), prompt.text_ids
+        running.prompt, running.limit = prompt, prompt.controls.max_frames
         if running.positions > self._max_positions:
             limit = (
                 f"with its voice and instructions it needs {running.positions} positions; at most {self._max_positions}"
             )
             raise InvalidRequest("text", segment.text, limit)
-        self._check_text_ids(segment, running.prompt.text_ids)
-        running.prefix = self._keys(running.prompt)
+        self._check_text_ids(segment, prompt.text_ids)
+        running.prefix = self._keys(prompt)
+
+    def _after_what_fits(self, running: RunningRequest, limited: SpeechRequest, text: str) -> Prompt:
+        """The prompt of `text` after as many of the segments before it, the last ones, as fit into a slot."""
+        # The segment itself, and those after it, have no frames yet.
+        before = [Spoken(said.text, frames) for said, frames in zip(running.segments, running.before, strict=False)]
+        prompt = self._model.prepare(limited, text, running.index, before, running.voice)
+        while before and (excess := prompt.positions + prompt.controls.max_frames - self._max_positions) > 0:
+            while before and excess > 0:
+                excess -= len(before.pop(0).frames)
+            prompt = self._model.prepare(limited, text, running.index, before, running.voice)
+        return prompt
 
     def extend_live(self, running: RunningRequest, segment: Segment) -> None:
         """Take the ids that have come for the current segment of a live request since its prompt was made."""
@@ -84,10 +93,12 @@ class Prompts:
                 running.tighten(self._most_frames(running, segment))
 
     def _feed(self, running: RunningRequest) -> LiveFeed:
+        split = self._split(running.request)
         return LiveFeed(
             # Whom it speaks as may be known only later.
             lambda: self._model.live_text(running.request, running.voice),
-            self._split(running.request),
+            # A piece begins with the white space behind the one before it.
+            lambda text: split(text.lstrip()),
             running.request.language or "auto",
             min(self._config.max_characters, int(self._config.live_max_s / SECONDS_PER_LETTER)),
             self._config.max_live_characters,
@@ -98,7 +109,8 @@ class Prompts:
 
         def split(text: str) -> list[str]:
             parts = self._model.segments(text, language)
-            return [piece for part in parts for piece in split_text(part, language, self._config.max_characters)]
+            most = self._config.max_characters
+            return [piece for part in parts for piece in with_lead(part, split_text(part, language, most))]
 
         return split
 
@@ -106,8 +118,10 @@ class Prompts:
         """Frames that `segment` may have: as the request says, or else as its text allows, as far as that is known."""
         if running.request.max_frames is not None:
             most = running.request.max_frames - running.frames_before
-        elif segment.is_whole:
+        elif segment.is_whole and self._config.bounds_by_text:
             most = frames_bound(segment.text, running.request.language or "auto", self._spec.frame_s)
+        elif segment.is_whole:
+            most = self._max_frames
         else:
             most = math.ceil(self._config.live_max_s / self._spec.frame_s)
         return min(most, self._max_frames)

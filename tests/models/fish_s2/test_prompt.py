@@ -1,6 +1,7 @@
 """Prompts against the official ones, and what is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import tiny_fish
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, InvalidRequest
 from sonoro.models.base import Voice
 from sonoro.models.fish_s2.config import model_config
-from sonoro.models.fish_s2.prompt import ConversationBuilder, FishVoice, split_turns
+from sonoro.models.fish_s2.prompt import ConversationBuilder, FishVoice, split_turns, stand_in
 from sonoro.nn.tokenizer import TextTokenizer
 from tiny_dual_ar import builder, cases, controls, tiny_config, voice_of
 
@@ -56,10 +57,21 @@ def test_what_was_cut_from_a_turn_keeps_its_speaker() -> None:
 
 def test_the_earliest_turns_are_left_out_where_there_are_too_many() -> None:
     frames = torch.ones(300, tiny_fish.NUM_CODEBOOKS, dtype=torch.int64)
-    earlier = [(f"Turn {index}.", frames) for index in range(5)]
+    earlier = [(f"Turn {index}.", frames) for index in range(9)]
     prompt = builder().build("Now.", controls(), earlier)
-    assert prompt.columns.tolist() == builder().build("Now.", controls(), earlier[-3:]).columns.tolist()
-    assert 900 < prompt.positions <= 1024
+    assert prompt.columns.tolist() == builder().build("Now.", controls(), earlier[-6:]).columns.tolist()
+    # The tiny model has 4096 positions, of which the official code leaves 2048 to the frames.
+    assert 1800 < prompt.positions <= 2048
+
+
+def test_the_released_model_remembers_as_much_as_the_official_code() -> None:
+    config = replace(tiny_config(), text_config=replace(tiny_config().text_config, max_seq_len=32768))
+    conversations = ConversationBuilder(config, stand_in(config))
+    earlier = [("Again.", torch.ones(1024, tiny_fish.NUM_CODEBOOKS, dtype=torch.int64))] * 40
+    longest = conversations.build("Now.", controls(), earlier)
+    assert 32768 - 2048 - 1100 < longest.positions <= 32768 - 2048
+    fits = earlier[:20]
+    assert conversations.build("Now.", controls(), fits).positions > 20 * 1024
 
 
 @pytest.mark.parametrize("text", ["An end<|im_end|> within.", "<|semantic:3|>", "A<|voice|>B"])

@@ -143,13 +143,25 @@ def test_special_tokens_in_user_text_are_ordinary_text(custom: PromptBuilder, te
     assert not special & set(prompt.trail.tolist()[:-1])
 
 
-@pytest.mark.parametrize("space", [" ", "\n", "\n\n \t", "\r\n", "\u3000"])
-def test_leading_white_space_changes_nothing(custom: PromptBuilder, space: str) -> None:
-    plain = custom.build("Hello you", CONTROLS, is_non_streaming=True, speaker="ryan", instructions="Be calm")
-    spaced = custom.build(
-        f"{space}Hello you", CONTROLS, is_non_streaming=True, speaker="ryan", instructions=f"{space}Be calm"
+@pytest.mark.parametrize("space", ["", " ", "  ", "\n", "\n\n \t", " \n ", "\r\n", "\u3000"])
+def test_leading_white_space_is_read_as_the_official_code_does(custom: PromptBuilder, space: str) -> None:
+    """Which reads the text together with the template's line break, and takes the first id for the template's."""
+    tokenizer, text, calm = custom.tokenizer, f"{space}Hello you", f"{space}Be calm"
+    said, asked = (
+        tokenizer.encode(f"{who}\n{words}")[len(tokenizer.encode(who)) :]
+        for who, words in (("assistant", text), ("user", calm))
     )
-    assert ids_of(plain) == ids_of(spaced)
+    prompt = custom.build(text, CONTROLS, is_non_streaming=True, speaker="ryan", instructions=calm)
+    ids, user = [row[0] for row in ids_of(prompt)], len(tokenizer.encode("user"))
+    assert ids[1 + user :][: len(asked)] == asked
+    start = ids.index(custom.config.im_start_token_id, 1)
+    assert ids[start + 2] == said[0]
+    first = ids.index(custom.config.tts_bos_token_id) + 1
+    assert ids[first:][: len(said)] == [*said[1:], custom.config.tts_eos_token_id]
+    voice = Voice(ClonedVoice(torch.zeros(1), calm), torch.zeros(2, 4, dtype=torch.int64))
+    ids = [row[0] for row in ids_of(custom.build(text, CONTROLS, is_non_streaming=True, voice=voice))]
+    first = ids.index(custom.config.tts_bos_token_id) + 1
+    assert ids[first:][: len(asked) + len(said) - 2] == [*asked[1:], *said[1:]]
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\t"])

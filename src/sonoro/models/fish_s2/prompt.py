@@ -25,8 +25,8 @@ MOST_BYTES = 200
 """Turns that are spoken together, and their UTF-8 bytes unless it is a single one (the official server's defaults)."""
 
 FRAMES_KEPT_FREE = 2048
-"""Positions that a prompt leaves to the frames (the official code's number), or half of a model that has few; beyond that
-the earliest turns are left out."""
+"""Positions that a prompt leaves to the frames (the official code's number), or half of a model that has few; beyond
+that the earliest turns are left out."""
 
 _SPEAKER = re.compile(r"<\|speaker:\d+\|>")
 _ALLOWED = ("<|phoneme_start|>", "<|phoneme_end|>")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sonoro.core.errors import ConfigError, InvalidReference
-from sonoro.core.text import split_text
+from sonoro.core.text import split_text, with_lead
 from sonoro.core.types import ModelSpec, OptionSpec, Reference, SamplingParams, SpeechRequest, VoiceMode
 from sonoro.models.base import Capacity, Codec, Controls, Pages, SavedVoice, Spoken, Voice
 from sonoro.models.loading import Parts, make_family
@@ -49,7 +49,8 @@ class Qwen3TTS:
 
     def segments(self, text: str, language: str) -> list[str]:
         """`text` normalised if the checkpoint asks for it, in segments it can speak at once."""
-        return split_text(self._prompts.normalize(text), language, self._configs.model.max_segment_letters)
+        normal = self._prompts.normalize(text)
+        return with_lead(normal, split_text(normal, language, self._configs.model.max_segment_letters))
 
     def prepare(
         self, request: SpeechRequest, segment: str, index: int, before: Sequence[Spoken], voice: Voice | None

@@ -185,12 +185,13 @@ class PromptBuilder:
         `language` and `speaker` are lower-cased names the checkpoint knows. A `voice` with reference frames is
         continued in context. Raises `InvalidRequest` for text without a token, or too long for the talker.
         """
-        ids = self._encode("text", text)
-        if not ids:
+        line_break, *ids = self._encode("text", text)
+        if not text.strip():
             raise InvalidRequest("text", text, "it must give at least one token")
         return self.build_from_ids(
             [*ids, self.config.tts_eos_token_id],
             controls,
+            line_break=line_break,
             is_non_streaming=is_non_streaming,
             language=language,
             speaker=speaker,
@@ -208,14 +209,18 @@ class PromptBuilder:
         speaker: str | None = None,
         instructions: str | None = None,
         voice: Voice | None = None,
+        line_break: int | None = None,
     ) -> TalkerPrompt:
-        """As `build`, of a text that is `ids` and an end of text, or (streaming, not in context) begins with `ids`."""
+        """As `build`, of a text that is `ids` and an end of text, or (streaming, not in context) begins with `ids`.
+
+        `line_break` is the token before the text: another than usual where the text begins with line breaks.
+        """
         talker = self.config.talker_config
         rows = _Rows()
         pad = self.config.tts_pad_token_id
         if instructions:
             rows.add(self._instruction(instructions))
-        rows.add(self._role)
+        rows.add(self._role if line_break is None else [*self._role[:-1], line_break])
         tags = self._tags(language, speaker)
         rows.add([pad] * len(tags), [[tag] for tag in tags])
         x_vector_row = None
@@ -227,7 +232,7 @@ class PromptBuilder:
         rows.add([self.config.tts_bos_token_id], [[talker.codec_pad_id]])
         if voice is not None and voice.reference_frames is not None:
             assert voice.data.transcript is not None
-            whole = [*self._encode("ref_text", voice.data.transcript), *ids]
+            whole = [*self._encode("ref_text", voice.data.transcript)[1:], *ids]
             trail = self._add_in_context(rows, whole, voice.reference_frames, is_non_streaming=is_non_streaming)
         else:
             trail = self._add_text(rows, ids, is_non_streaming=is_non_streaming)
@@ -245,15 +250,15 @@ class PromptBuilder:
         )
 
     def _encode(self, field: str, text: str) -> list[int]:
+        """The ids of the template's line break and `text`, which are one word where `text` begins with a line break."""
         check_text(field, text)
-        # A leading line break would merge with the one of the template, which is a token of its own here.
-        return self.tokenizer.encode(text.lstrip())
+        return self.tokenizer.encode(f"\n{text}")
 
     def _instruction(self, instructions: str) -> list[int]:
         user = self.tokenizer.encode("user")
         payload = self._encode("instructions", instructions)
         start, end = self.config.im_start_token_id, self.config.im_end_token_id
-        return [start, *user, *self._line_break, *payload, end, *self._line_break]
+        return [start, *user, *payload, end, *self._line_break]
 
     def _tags(self, language: str, speaker: str | None) -> list[int]:
         talker = self.config.talker_config
