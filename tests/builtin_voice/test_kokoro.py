@@ -14,7 +14,7 @@ from torch import Tensor
 
 from builtin_voice import shards
 from builtin_voice.kokoro import convert, prepare, synthesize
-from builtin_voice.kokoro.layers import HarmonicSource, PackedLSTM, ShortFourier
+from builtin_voice.kokoro.layers import HarmonicSource, PackedLSTM, ShortFourier, mask_of, styled_snake
 from builtin_voice.kokoro.model import Kokoro, Sizes
 from builtin_voice.kokoro.teacher import LEADING_S, TRAILING_S, Teacher, batches, edges
 from builtin_voice.spectra import Bands
@@ -56,6 +56,18 @@ def test_batch_says_what_each_says_alone(teacher: Teacher) -> None:
         assert (log_spectrum(ours) - log_spectrum(sound)).abs().mean() < 0.02
         # To the last sample: the inverse transform ends where the utterance does.
         assert torch.allclose(ours[-50:], sound[-50:], atol=1e-3 * float(sound.abs().max()))
+
+
+def test_norm_and_snake_in_few_passes_are_norm_and_snake() -> None:
+    torch.manual_seed(0)
+    x, mask = 3 + 2 * torch.randn(2, 4, 50), mask_of(torch.tensor([50, 31]), 50)
+    gamma, beta, alpha = torch.randn(2, 4, 1), torch.randn(2, 4, 1), torch.randn(1, 4, 1)
+    given = styled_snake(x, mask, (gamma, beta), alpha)
+    for row, length in enumerate((50, 31)):
+        normed = torch.nn.functional.instance_norm(x[row : row + 1, :, :length])[0]
+        y = (1 + gamma[row]) * normed + beta[row]
+        assert torch.allclose(given[row, :, :length], y + torch.sin(alpha[0] * y).square() / alpha[0], atol=1e-4)
+        assert given[row, :, length:].abs().sum() == 0
 
 
 @torch.inference_mode()

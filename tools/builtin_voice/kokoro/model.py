@@ -19,7 +19,9 @@ from builtin_voice.kokoro.layers import (
     SnakeBlock,
     StyledBlock,
     StyledLayerNorm,
+    StyledSnake,
     mask_of,
+    styled_snake,
 )
 
 
@@ -156,7 +158,7 @@ class Predictor(nn.Module):
 class Generator(nn.Module):
     """ISTFTNet with a harmonic source: [B, C, 2 T] and a pitch [B, 2 T] to sounds [B, T * frame]."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: Sizes, snake: StyledSnake) -> None:
         super().__init__()
         self.sizes = sizes
         width = sizes.decoder_width // 2
@@ -175,10 +177,11 @@ class Generator(nn.Module):
             ]
         )
         self.noise_res = nn.ModuleList(
-            SnakeBlock(width >> layer + 1, kernel, sizes.style) for layer, kernel in enumerate(sizes.noise_kernels)
+            SnakeBlock(width >> layer + 1, kernel, sizes.style, snake)
+            for layer, kernel in enumerate(sizes.noise_kernels)
         )
         self.resblocks = nn.ModuleList(
-            SnakeBlock(width >> layer + 1, kernel, sizes.style)
+            SnakeBlock(width >> layer + 1, kernel, sizes.style, snake)
             for layer in range(len(sizes.upsampling))
             for kernel in sizes.kernels
         )
@@ -211,7 +214,7 @@ class Generator(nn.Module):
 class Decoder(nn.Module):
     """Phonemes in time with their pitch and loudness to sound."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: Sizes, snake: StyledSnake) -> None:
         super().__init__()
         width, style = sizes.decoder_width, sizes.style
         with_all = width + sizes.asr_width + 2
@@ -224,7 +227,7 @@ class Decoder(nn.Module):
                 StyledBlock(with_all, width // 2, style, doubles=True),
             ]
         )
-        self.generator = Generator(sizes)
+        self.generator = Generator(sizes, snake)
 
     def forward(
         self,
@@ -249,14 +252,14 @@ class Decoder(nn.Module):
 class Kokoro(nn.Module):
     """The whole speaker. Lengths are int64 on the CPU, in phonemes or frames."""
 
-    def __init__(self, sizes: Sizes | None = None) -> None:
+    def __init__(self, sizes: Sizes | None = None, snake: StyledSnake = styled_snake) -> None:
         super().__init__()
         self.sizes = sizes = sizes or Sizes()
         self.bert = Bert(sizes)
         self.bert_encoder = nn.Linear(sizes.bert_width, sizes.width)
         self.predictor = Predictor(sizes)
         self.text_encoder = TextEncoder(sizes)
-        self.decoder = Decoder(sizes)
+        self.decoder = Decoder(sizes, snake)
 
     def durations(self, ids: Tensor, style: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Frames [B, T] int64 of phonemes `ids` [B, T], zero beyond `lengths`, and what `sound` needs beside them

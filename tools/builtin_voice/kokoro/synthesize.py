@@ -92,11 +92,12 @@ def main() -> None:
     parser.add_argument("--voices", default=",".join(ACCENTS))
     parser.add_argument("--all-voices", action="store_true", help="every voice reads every row")
     parser.add_argument("--limit", type=int, help="speak this many rows at most")
+    parser.add_argument("--compile", action="store_true", help="faster after a minute of compiling")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     rows = read_phonemes(options.phonemes, options.voices.split(","), options.limit, is_all=options.all_voices)
-    teacher = Teacher.load(options.weights, options.device)
+    teacher = Teacher.load(options.weights, options.device, is_compiled=options.compile)
     synthesize(rows, teacher, options.output)
 
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from builtin_voice.kokoro.convert import read
-from builtin_voice.kokoro.model import Kokoro, mask_of
+from builtin_voice.kokoro.layers import mask_of, styled_snake
+from builtin_voice.kokoro.model import Kokoro
 
 ACCENTS = {"af_heart": "us", "am_michael": "us", "bf_emma": "gb", "bm_george": "gb"}
 """Of each voice: whose phonemes it reads."""
@@ -77,10 +78,11 @@ class Teacher:
         self._styles = {name: torch.from_numpy(style).to(device) for name, style in styles.items()}
 
     @classmethod
-    def load(cls, path: Path, device: torch.device | str = "cuda") -> Teacher:
-        """From the file that `kokoro.prepare` wrote."""
+    def load(cls, path: Path, device: torch.device | str = "cuda", *, is_compiled: bool = False) -> Teacher:
+        """From the file that `kokoro.prepare` wrote. `is_compiled`: norms and snakes, the most of what passes through a
+        GPU's memory, become two kernels of Inductor's, which take their time to compile."""
         weights, styles, vocabulary = read(path)
-        model = Kokoro()
+        model = Kokoro(snake=torch.compile(styled_snake, dynamic=True) if is_compiled else styled_snake)
         model.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
         return cls(model, styles, vocabulary, torch.device(device))
 
