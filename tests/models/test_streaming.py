@@ -39,6 +39,20 @@ TILED = {
     "voxcpm2": vox_codec.TILED,
 }
 """Small sizes that the kernels take."""
+HALVES = (torch.float16, torch.bfloat16)
+LEAST_DB = {
+    ("qwen3_tts", False): dict(zip(HALVES, (38, 20), strict=True)),
+    ("qwen3_tts", True): dict(zip(HALVES, (46, 28), strict=True)),
+    ("fish_s2", False): dict(zip(HALVES, (43, 25), strict=True)),
+    ("fish_s2", True): dict(zip(HALVES, (45, 27), strict=True)),
+    ("voxcpm2", False): dict(zip(HALVES, (58, 41), strict=True)),
+    ("voxcpm2", True): dict(zip(HALVES, (57, 40), strict=True)),
+}
+"""By family and whether it is `TILED`: how far below the sound, in float32, half precision may leave its noise.
+
+One to two dB less than the modules in half precision gave at least, of six draws on a CPU; the fused operations round
+less often and gave 1 to 3 dB more than those. What is off by 1% of the sound is 40 dB below it.
+"""
 
 
 @pytest.fixture(scope="module", params=MAKERS)
@@ -160,7 +174,7 @@ def test_float32_streams_within_rounding(make):
     close(stream(codec, frames, torch.tensor([1, 0]), history, [1, 2, 3, 5, 8]), whole, 1e-4)
 
 
-def test_bfloat16_gives_float32_samples(make):
+def test_bfloat16_gives_float32_samples(name, make):
     codec = make(dtype=torch.bfloat16, snake_std=0.1)
     frames = draw(codec, 1, 4)
     history = codec.allocate(1)
@@ -168,8 +182,7 @@ def test_bfloat16_gives_float32_samples(make):
     audio = codec.decode(frames, torch.tensor([0]), history)
     assert audio.dtype == torch.float32
     expected = make(dtype=torch.float32, snake_std=0.1).decode(frames)
-    # 8 bits of mantissa through some thirty layers: noise 20 dB below the sound (26 dB seen), no less.
-    assert (audio - expected).norm() < 0.1 * expected.norm()
+    assert snr_db(audio, expected) >= LEAST_DB[name, False][torch.bfloat16]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -201,17 +214,17 @@ def test_fused_operations_decode_as_the_modules(make, codec, chunks):
         close(columns[slots], expected.columns[key][slots])
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_fused_rounding_is_finer_than_that_of_the_modules(make, dtype):
-    codec, expected = make(dtype=dtype, snake_std=0.1), make(dtype=torch.float32, snake_std=0.1)
+@pytest.mark.parametrize("is_tiled", [False, True])
+@pytest.mark.parametrize("dtype", HALVES)
+def test_fused_rounding_is_finer_than_that_of_the_modules(name, make, dtype, is_tiled):
+    given = {"snake_std": 0.1} | ({"config": TILED[name]} if is_tiled else {})
+    codec, wide = make(dtype=dtype, **given), make(dtype=torch.float32, **given)
     frames = draw(codec, 2)
-    expected = expected.decode(frames)
-    modules_error = (codec.decode(frames) - expected).norm()
+    expected, least_db = wide.decode(frames), LEAST_DB[name, is_tiled][dtype]
+    modules_db = snr_db(codec.decode(frames), expected)
     codec.fused = codec.fuse(codec.decoder, dtype)
-    error = (codec.decode(frames) - expected).norm()
     # The modules round after every operation, the fused ones once a layer.
-    assert error < modules_error
-    assert error < (0.01 if dtype == torch.float16 else 0.08) * expected.norm()
+    assert snr_db(codec.decode(frames), expected) > modules_db >= least_db
 
 
 def test_a_fused_decode_has_fixed_shapes_and_asks_nothing_of_the_device(make):
@@ -315,8 +328,13 @@ def breaking(codec, render):
     return codec
 
 
-def test_a_fused_decoder_that_is_wrong_is_found_and_not_used(make, caplog):
-    codec = breaking(make(dtype=torch.float32, snake_std=0.1), lambda own, x, past: own(x.flip(-1), past))
+@pytest.mark.parametrize(
+    "render",
+    [lambda own, x, past: own(x.flip(-1), past), lambda own, x, past: 1.02 * own(x, past)],
+    ids=["plainly", "by 2%"],
+)
+def test_a_fused_decoder_that_is_wrong_is_found_and_not_used(make, caplog, render):
+    codec = breaking(make(dtype=torch.float32, snake_std=0.1), render)
     choice = settled(codec, "float16")
     assert codec.fused is None
     assert codec.decoder.weight.dtype == choice.dtype == torch.float32
@@ -346,8 +364,10 @@ def test_one_sample_that_is_not_finite_is_enough(make):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("wanted", "tolerance"), [("float16", 0.01), ("bfloat16", 0.08), ("auto", 0.01)])
-def test_a_gpu_streams_fused(name, make, wanted, tolerance):
+@pytest.mark.parametrize(
+    ("wanted", "dtype"), [("float16", torch.float16), ("bfloat16", torch.bfloat16), ("auto", torch.float16)]
+)
+def test_a_gpu_streams_fused(name, make, wanted, dtype):
     codec = make(TILED[name], torch.float32, 0.1)
     frames, rows = draw(codec, 2), draw(codec, 5).cuda()
     expected = codec.decode(frames)
@@ -355,14 +375,13 @@ def test_a_gpu_streams_fused(name, make, wanted, tolerance):
     assert codec.fused is not None
     frames, slots = frames.cuda(), torch.tensor([2, 0], device="cuda")
     whole = codec.decode(frames)
-    assert (whole.cpu() - expected).norm() < tolerance * expected.norm()
+    assert snr_db(whole.cpu(), expected) >= LEAST_DB[name, True][dtype]
     for chunks in CHUNKS:
         history = codec.allocate(3)
         streamed = stream(codec, frames, slots, history, chunks)
         # A product of other rows may be summed in another order; 40 dB is what a listener must be given.
-        assert (streamed - whole).norm() < 0.01 * whole.norm()
-    alone = codec.decode(rows[3:4])
-    assert (codec.decode(rows)[3:4] - alone).norm() < 0.01 * alone.norm()
+        assert snr_db(streamed, whole) >= 40
+    assert snr_db(codec.decode(rows)[3:4], codec.decode(rows[3:4])) >= 40
 
 
 @pytest.mark.gpu
