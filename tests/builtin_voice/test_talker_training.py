@@ -18,6 +18,8 @@ from builtin_voice.settings import Noise, TalkerTraining
 from builtin_voice.talker_training import (
     IGNORED,
     NO_NOISE,
+    WIDTHS,
+    Batch,
     Forwards,
     Layout,
     Plan,
@@ -68,9 +70,6 @@ class Shipped(NamedTuple):
     def size(self) -> int:
         return self.configs.model.talker_config.code_predictor_config.vocab_size
 
-    def language_id(self, language: str) -> int | None:
-        return None if language == "auto" else self.configs.model.talker_config.codec_language_id[language]
-
 
 @pytest.fixture(scope="module")
 def shipped() -> Shipped:
@@ -104,6 +103,12 @@ def utterances(shipped: Shipped, codes: list[Tensor]) -> Utterances:
     )
 
 
+def each(is_streaming: bool, language: str) -> dict[str, Tensor]:
+    """That layout and language for all of TEXTS."""
+    number = ["auto", "english"].index(language)
+    return {"is_streaming": torch.full((3,), is_streaming), "language": torch.full((3,), number)}
+
+
 def random_codes(shipped: Shipped, *frames: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     books = shipped.talker.codebooks
@@ -119,12 +124,7 @@ def test_rows_are_those_the_engine_feeds(
     language: str,
 ) -> None:
     codes = random_codes(shipped, *frames)
-    rows = assemble(
-        utterances(shipped, codes),
-        shipped.layout,
-        is_streaming=is_streaming,
-        language_id=shipped.language_id(language),
-    )
+    rows = assemble(utterances(shipped, codes), shipped.layout, **each(is_streaming, language))
     for row, prompt in enumerate(prompts(shipped, is_streaming=is_streaming, language=language)):
         start, count = prompt.positions, frames[row]
         # The row that carries frame t has text id t of the trail beside it, and the pad id once that has ended.
@@ -175,7 +175,7 @@ def test_training_forward_gives_the_engines_logits_and_loss(
     codes = [made for made, _, _ in spoken]
     assert all(len(made) >= 2 for made in codes)
     batch = utterances(shipped, codes)
-    rows = assemble(batch, shipped.layout, is_streaming=is_streaming, language_id=shipped.language_id(language))
+    rows = assemble(batch, shipped.layout, **each(is_streaming, language))
     assert torch.is_grad_enabled(), "training takes the path without derived tables"
     output = shipped.talker.talker_forward(shipped.talker.embed_rows(rows.text_rows, rows.code_rows))
     for row, (made, first, rest) in enumerate(spoken):
@@ -198,7 +198,7 @@ def test_training_forward_gives_the_engines_logits_and_loss(
     torch.testing.assert_close(rest_loss.double(), expected, atol=1e-5, rtol=0)
 
 
-def heard(rows: Rows, codes: Tensor, noise: Noise, size: int) -> tuple[Tensor, Tensor, Tensor]:
+def heard(rows: Rows, codes: Tensor, noise: Noise, size: int, kept: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Code rows the talker is given under `noise`, codes the predictor is given, and codes it is asked for."""
     seen: list[Tensor] = []
 
@@ -212,7 +212,7 @@ def heard(rows: Rows, codes: Tensor, noise: Noise, size: int) -> tuple[Tensor, T
         seen.extend((given, frames))
         return torch.zeros(())
 
-    losses(Forwards(first, rest), rows, codes, noise, size)
+    losses(Forwards(first, rest), rows, codes, noise, size, kept)
     code_rows, given, frames = seen
     return code_rows, given, frames
 
@@ -221,7 +221,7 @@ def heard(rows: Rows, codes: Tensor, noise: Noise, size: int) -> tuple[Tensor, T
 def test_noise_spoils_the_frames_fed_back_and_nothing_else(shipped: Shipped, is_streaming: bool) -> None:
     codes = random_codes(shipped, 7, 30, 18)
     batch = utterances(shipped, codes)
-    rows = assemble(batch, shipped.layout, is_streaming=is_streaming, language_id=None)
+    rows = assemble(batch, shipped.layout, **each(is_streaming, "auto"))
     torch.manual_seed(0)
     column = torch.arange(rows.frame.shape[1])
     fed_back = torch.stack(
@@ -232,23 +232,48 @@ def test_noise_spoils_the_frames_fed_back_and_nothing_else(shipped: Shipped, is_
     )
     true_frames = torch.cat(codes)
 
-    blank, given, asked = heard(rows, batch.codes, Noise(codes=0.0, frames=1.0, dropout=0.0, kept=1.0), shipped.size)
+    blank, given, asked = heard(rows, batch.codes, Noise(codes=0.0, frames=1.0, dropout=0.0), shipped.size)
     assert (blank[fed_back] == -1).all()
     assert torch.equal(blank[~fed_back], rows.code_rows[~fed_back])
     assert torch.equal(given, true_frames)
     assert torch.equal(asked, true_frames)
 
-    wrong, given, asked = heard(rows, batch.codes, Noise(codes=1.0, frames=0.0, dropout=0.0, kept=1.0), shipped.size)
+    wrong, given, asked = heard(rows, batch.codes, Noise(codes=1.0, frames=0.0, dropout=0.0), shipped.size)
     assert torch.equal(wrong[~fed_back], rows.code_rows[~fed_back])
     assert torch.equal(asked, true_frames)
     for drawn, true in ((wrong[fed_back], rows.code_rows[fed_back]), (given, true_frames)):
         assert ((drawn >= 0) & (drawn < shipped.size)).all()
         assert (drawn != true).float().mean() > 0.9
 
-    clean, given, asked = heard(rows, batch.codes, Noise(codes=0.0, frames=0.0, dropout=0.0, kept=0.5), shipped.size)
+    clean, given, asked = heard(rows, batch.codes, NO_NOISE, shipped.size, kept=20)
     assert torch.equal(clean, rows.code_rows)
     assert torch.equal(given, asked)
-    assert 0 < len(asked) < len(true_frames)
+    assert len(asked.unique(dim=0)) == 20
+    assert all((true_frames == row).all(-1).any() for row in asked)
+
+
+def test_frames_beyond_those_there_are_have_no_target(shipped: Shipped) -> None:
+    codes = random_codes(shipped, 7, 30, 18)
+    batch = utterances(shipped, codes)
+    rows = assemble(batch, shipped.layout, **each(False, "english"))
+    _, _, asked = heard(rows, batch.codes, NO_NOISE, shipped.size, kept=60)
+    is_asked = asked[:, 0] != IGNORED
+    assert (is_asked.sum(), len(asked)) == (55, 60)
+    assert (asked[~is_asked] == IGNORED).all()
+
+
+def test_layouts_and_languages_of_a_batch_are_mixed(shipped: Shipped) -> None:
+    """Each utterance as in a batch of its kind alone, whatever the width."""
+    batch = utterances(shipped, random_codes(shipped, 7, 30, 18))
+    kinds = [(True, "auto"), (False, "english"), (False, "auto")]
+    streaming, language = torch.tensor([True, False, False]), torch.tensor([0, 1, 0])
+    mixed = assemble(batch, shipped.layout, is_streaming=streaming, language=language, width=88)
+    for row, kind in enumerate(kinds):
+        alone = assemble(batch, shipped.layout, **each(*kind))
+        needed = int((alone.targets[row] != IGNORED).nonzero().max()) + 1
+        for wide, narrow in zip(vars(mixed).values(), vars(alone).values(), strict=True):
+            assert torch.equal(wide[row, :needed], narrow[row, :needed])
+        assert (mixed.targets[row, needed:] == IGNORED).all()
 
 
 def test_corrupt_draws_a_share_and_leaves_what_is_nothing() -> None:
@@ -264,39 +289,37 @@ def test_corrupt_draws_a_share_and_leaves_what_is_nothing() -> None:
     assert abs(len(drawn) / 5000 - 0.25) < 0.03
 
 
-def test_batches_hold_every_utterance_once_and_keep_to_the_budget() -> None:
+def test_batches_hold_every_utterance_and_each_width_has_one_size() -> None:
     generator = torch.Generator().manual_seed(3)
-    lengths = torch.randint(10, 120, (700,), generator=generator)
-    lengths[5] = 2000
+    lengths = torch.randint(10, 200, (700,), generator=generator)
+    lengths[5], lengths[7] = WIDTHS[-1] + 1, WIDTHS[-1]
     found = batches(lengths, 1000, torch.Generator().manual_seed(1))
-    assert sorted(torch.cat(found).tolist()) == list(range(700))
-    for picks in found:
-        assert len(picks) == 1 or len(picks) * int(lengths[picks].max()) <= 1000 + 6 * len(picks)
-    assert sum(len(picks) for picks in found) / len(found) > 10
-    again = batches(lengths, 1000, torch.Generator().manual_seed(1))
-    assert all(torch.equal(left, right) for left, right in zip(found, again, strict=True))
-    other = batches(lengths, 1000, torch.Generator().manual_seed(2))
-    assert [picks.tolist() for picks in other] != [picks.tolist() for picks in found]
+    assert set(torch.cat([picks for picks, _ in found]).tolist()) == set(range(700)) - {5}
+    for picks, width in found:
+        assert len(picks) == max(1, 1000 // width)
+        assert (lengths[picks] <= width).all()
+        assert (lengths[picks] > max((other for other in WIDTHS if other < width), default=0)).all()
+    filled = sum(len(picks) for picks, _ in found) - 699
+    assert filled < sum(max(1, 1000 // width) for width in {width for _, width in found})
+    assert is_same(found, batches(lengths, 1000, torch.Generator().manual_seed(1)))
+    assert not is_same(found, batches(lengths, 1000, torch.Generator().manual_seed(2)))
 
 
-def test_no_batch_of_one_is_left_over_where_two_fit() -> None:
-    generator, budget = torch.Generator().manual_seed(1), 300
-    for count in range(8, 16):
-        found = batches(torch.full((count,), 100), budget, generator)
-        assert sorted(torch.cat(found).tolist()) == list(range(count))
-        assert {len(picks) for picks in found} <= {2, 3}
+def is_same(found: list[Batch], other: list[Batch]) -> bool:
+    return [(picks.tolist(), width) for picks, width in found] == [(picks.tolist(), width) for picks, width in other]
 
 
 def test_a_plan_gives_every_step_its_batch_wherever_it_begins() -> None:
     lengths = torch.randint(10, 120, (300,), generator=torch.Generator().manual_seed(3))
     training = TalkerTraining(positions=1000, seed=7)
-    plan = Plan(lengths, training)
+    plan, count = Plan(lengths, training), len(batches(lengths, 1000, torch.Generator()))
     steps = [plan.batch(step) for step in range(100)]
-    count = next(end for end in range(100) if sum(map(len, steps[:end])) == 300)
-    assert sorted(torch.cat(steps[:count]).tolist()) == list(range(300)), "all of them once, before any again"
-    assert not all(torch.equal(left, right) for left, right in zip(steps, steps[count:], strict=False))
+    assert 10 < count < 50
+    first = torch.cat([picks for picks, _ in steps[:count]])
+    assert set(first.tolist()) == set(range(300)), "all of them, before the next round"
+    assert not is_same(steps[:count], steps[count : 2 * count])
     later = Plan(lengths, training)
-    assert all(torch.equal(later.batch(step), steps[step]) for step in range(61, 100))
+    assert is_same([later.batch(step) for step in range(61, 100)], steps[61:])
 
 
 def test_training_learns_and_averages(shipped: Shipped, tmp_path: Path) -> None:
@@ -310,7 +333,7 @@ def test_training_learns_and_averages(shipped: Shipped, tmp_path: Path) -> None:
     batch = utterances(shipped, random_codes(shipped, 7, 30, 18))
     figures: list[dict[str, float]] = []
     training = TalkerTraining(
-        steps=60, decay_steps=None, positions=400, learning_rate=3e-3, warmup_steps=5, noise=NO_NOISE
+        steps=60, positions=400, learning_rate=3e-3, warmup_steps=5, noise=NO_NOISE
     )
     small_layout = Layout(replace(shipped.configs.model, talker_config=config), shipped.layout.newline_id)
     run = Run(float("inf"), figures.append, tmp_path / "state.pt")
@@ -318,7 +341,7 @@ def test_training_learns_and_averages(shipped: Shipped, tmp_path: Path) -> None:
     assert figures[-1]["step"] == 59
     assert figures[-1]["first"] < 0.5 * figures[0]["first"]
     assert figures[-1]["held_out_first"] < figures[0]["held_out_first"]
-    rows = assemble(batch, small_layout, is_streaming=False, language_id=None)
+    rows = assemble(batch, small_layout, **each(False, "auto"))
     with torch.no_grad():
         first, _ = losses(Forwards.of(trained, is_compiled=False), rows, batch.codes, NO_NOISE, predictor.vocab_size)
     assert first.item() == pytest.approx(figures[-1]["held_out_first"], rel=1e-5)

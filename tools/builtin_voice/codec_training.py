@@ -2,8 +2,8 @@
 
 The encoder learns to code spectra such that these and the phones can be told from the codes, by the half of the decoder
 that is not yet sound: an encoder that is heard through an unlearned vocoder has nothing to say for long. Then the
-decoder learns to speak from codes that stay as they are, by the spectra of what it says at several resolutions and, in
-the later part, a critic.
+decoder learns to speak from codes that stay as they are, by the spectra of what it says at several resolutions and, but
+for the beginning, a critic. What is kept of it is an average of its weights.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from builtin_voice.critic import Critic, critic_loss, maker_losses
+from builtin_voice.phones import UNHEARD
 from builtin_voice.settings import CodecTraining, EncoderTraining
 from builtin_voice.spectra import SpectralLoss
-from builtin_voice.training import Captured, Run, adam, descend, set_rate, steps_of
+from builtin_voice.training import Average, Captured, Run, adam, descend, set_rate, steps_of
 from builtin_voice.voice_codec import CONTEXT_FRAMES, VoiceCodec
 from sonoro.models.qwen3_tts.config import CodecConfig
 
@@ -33,8 +34,8 @@ def train_encoder(
     device: torch.device,
     run: Run,
 ) -> VoiceCodec:
-    """A codec whose codes are learned, on `crops(batch)`: audio [B, S] float32 with its context, and the phones [B, N]
-    int64 in the columns between. Raises `Unfinished` when the time is up."""
+    """A codec whose codes are learned, on `crops(batch)`: audio [B, S] float32 with its context, and the classes of
+    phones [B, N] int64 in the columns between. Raises `Unfinished` when the time is up."""
     torch.manual_seed(training.seed)
     codec = VoiceCodec(config).to(device).train()
     optimizer = adam(codec, (0.8, 0.99), 1e-3)
@@ -43,7 +44,8 @@ def train_encoder(
         told = codec.told(audio)
         missed = (told.sketch - told.wanted).abs().mean()
         mistaken, first = (
-            F.cross_entropy(scores.flatten(0, 1), phones.flatten()) for scores in (told.phones, told.first)
+            F.cross_entropy(scores.flatten(0, 1), phones.flatten(), ignore_index=UNHEARD)
+            for scores in (told.phones, told.first)
         )
         loss = missed + training.phone_weight * mistaken + training.first_weight * first
         loss = loss + training.commitment_weight * told.commitment
@@ -112,21 +114,30 @@ class Lesson:
 
 
 def train_codec(
-    codec: VoiceCodec, crops: Callable[[int], Tensor], training: CodecTraining, sample_rate: int, run: Run
+    codec: VoiceCodec,
+    crops: Callable[[int], Tensor],
+    training: CodecTraining,
+    sample_rate: int,
+    run: Run,
+    critic: Critic | None = None,
 ) -> VoiceCodec:
-    """Train the decoder of `codec`, whose codes stay, on `crops(batch)` [B, S] float32 with their context; raises
-    `Unfinished` when the time is up."""
+    """Train the decoder of `codec`, whose codes stay, on `crops(batch)` [B, S] float32 with their context; returns the
+    average of its weights. A `critic` that has learned goes on. Raises `Unfinished` when the time is up."""
     torch.manual_seed(training.seed)
     codec.eval()
-    critic = Critic().to(next(codec.parameters()).device)
-    lesson = Lesson(codec, critic, training, sample_rate)
+    critic = (critic or Critic()).to(next(codec.parameters()).device)
+    lesson, average = Lesson(codec, critic, training, sample_rate), Average(codec, training.average_decay)
     alone, with_critic = Captured(lesson.alone), Captured(lesson.with_critic)
     optimizers = {"optimizer": lesson.optimizer, "judging": lesson.judging}
-    for step in steps_of(training, run, {"codec": codec, "critic": critic} | optimizers):
+    parts = {"codec": codec, "critic": critic, "average": average} | optimizers
+    for step in steps_of(
+        training, run, parts, lambda: {"codec": average.state_dict(), "critic": lesson.critic.state_dict()}
+    ):
         for optimizer in optimizers.values():
             set_rate(optimizer, step.rate)
-        learn = with_critic if step.number >= training.critic_from * training.steps else alone
+        learn = with_critic if step.progress >= training.critic_from else alone
         figures = learn(crops(training.batch))
+        average.follow(step.number)
         if step.number % _LOGGED_EVERY == 0 or step.is_last:
             run.log({"step": step.number} | {name: value.item() for name, value in figures.items()})
-    return codec
+    return average.module

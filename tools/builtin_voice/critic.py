@@ -1,11 +1,15 @@
-"""The adversary of the codec's training: a critic that looks at spectra of several resolutions for what is not speech.
+"""The adversary of the codec's training: a critic that looks for what is not speech, in spectra of several resolutions
+and in waves folded at several periods.
 
 Least squares: real sounds are to score 1, made ones 0, and the codec wants its own to score 1. Matching the critic's
-inner columns is the steadier half of what the codec learns from it.
+inner columns is the steadier half of what the codec learns from it. After the multi-period discriminator of HiFi-GAN
+(Kong et al., 2020) and the multi-scale STFT discriminator of EnCodec (Defossez et al., 2022), both made narrower.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -19,38 +23,28 @@ _SLOPE = 0.1
 
 
 class Verdict(NamedTuple):
-    """Of one resolution: `scores` [B, 1, T, F] and the columns of every layer before it."""
+    """Of one resolution or period: `scores` [B, 1, ...] and the columns of every layer before it."""
 
     scores: Tensor
     inner: list[Tensor]
 
 
+def _layer(inputs: int, outputs: int, kernel: tuple[int, int], stride: tuple[int, int]) -> nn.Module:
+    return weight_norm(nn.Conv2d(inputs, outputs, kernel, stride, (kernel[0] // 2, kernel[1] // 2)))
+
+
 class _Judge(nn.Module):
-    """Convolutions over the complex spectrum of one window length, narrowing frequency three times."""
+    """Convolutions over an image [B, C, H, W] that a subclass makes of sounds."""
 
-    def __init__(self, window: int, channels: int) -> None:
+    def __init__(self, layers: Iterable[nn.Module], score: nn.Module) -> None:
         super().__init__()
-        self.window = window
-        self.register_buffer("hann", torch.hann_window(window))
+        self.layers, self.score = nn.ModuleList(layers), score
 
-        def layer(width: int, kernel: tuple[int, int], stride: tuple[int, int], out: int = channels) -> nn.Module:
-            padding = (kernel[0] // 2, kernel[1] // 2)
-            return weight_norm(nn.Conv2d(width, out, kernel, stride, padding))
-
-        self.layers = nn.ModuleList(
-            [
-                layer(2, (3, 9), (1, 1)),
-                *(layer(channels, (3, 9), (1, 2)) for _ in range(3)),
-                layer(channels, (3, 3), (1, 1)),
-            ]
-        )
-        self.score = layer(channels, (3, 3), (1, 1), out=1)
+    def image(self, audio: Tensor) -> Tensor:
+        raise NotImplementedError
 
     def forward(self, audio: Tensor) -> Verdict:
-        bins = torch.stft(
-            audio.float(), self.window, self.window // 4, window=self.hann, normalized=True, return_complex=True
-        )
-        x = torch.stack((bins.real, bins.imag), dim=1).mT.contiguous(memory_format=torch.channels_last)
+        x = self.image(audio).contiguous(memory_format=torch.channels_last)
         inner = []
         for layer in self.layers:
             x = F.leaky_relu(layer(x), _SLOPE)
@@ -58,12 +52,50 @@ class _Judge(nn.Module):
         return Verdict(self.score(x), inner)
 
 
-class Critic(nn.Module):
-    """A verdict on sounds [B, S] for each of `windows`."""
+class _SpectrumJudge(_Judge):
+    """Looks at the complex spectrum of one window length: [B, 2, T, F], narrowing frequency four times."""
 
-    def __init__(self, windows: tuple[int, ...] = (512, 1280), channels: int = 24) -> None:
+    def __init__(self, window: int, channels: int) -> None:
+        narrowing = (_layer(2 if first else channels, channels, (3, 9), (1, 2)) for first in (True, *[False] * 3))
+        last = _layer(channels, channels, (3, 3), (1, 1))
+        super().__init__([*narrowing, last], _layer(channels, 1, (3, 3), (1, 1)))
+        self.window = window
+        self.register_buffer("hann", torch.hann_window(window))
+
+    def image(self, audio: Tensor) -> Tensor:
+        bins = torch.stft(
+            audio.float(), self.window, self.window // 4, window=self.hann, normalized=True, return_complex=True
+        )
+        return torch.stack((bins.real, bins.imag), dim=1).mT
+
+
+class _PeriodJudge(_Judge):
+    """Looks at samples `period` apart side by side: [B, 1, S / period, period]."""
+
+    def __init__(self, period: int, channels: int) -> None:
+        widths = [1, channels, 3 * channels, 8 * channels, 16 * channels]
+        narrowing = [_layer(*pair, (5, 1), (3, 1)) for pair in itertools.pairwise(widths)]
+        last = _layer(widths[-1], widths[-1], (5, 1), (1, 1))
+        super().__init__([*narrowing, last], _layer(widths[-1], 1, (3, 1), (1, 1)))
+        self.period = period
+
+    def image(self, audio: Tensor) -> Tensor:
+        whole = audio.shape[-1] // self.period * self.period
+        return audio[:, :whole].unflatten(1, (-1, self.period))[:, None]
+
+
+class Critic(nn.Module):
+    """A verdict on sounds [B, S] for each of `windows` and each of `periods`."""
+
+    def __init__(
+        self,
+        windows: tuple[int, ...] = (512, 1024, 2048),
+        periods: tuple[int, ...] = (2, 3, 5, 7, 11),
+        channels: int = 32,
+    ) -> None:
         super().__init__()
-        self.judges = nn.ModuleList(_Judge(window, channels) for window in windows)
+        spectral = (_SpectrumJudge(window, channels) for window in windows)
+        self.judges = nn.ModuleList([*spectral, *(_PeriodJudge(period, channels) for period in periods)])
         self.to(memory_format=torch.channels_last)
 
     def forward(self, audio: Tensor) -> list[Verdict]:
@@ -71,7 +103,7 @@ class Critic(nn.Module):
 
 
 def critic_loss(real: list[Verdict], made: list[Verdict]) -> Tensor:
-    """How far the critic is from telling real from made, averaged over resolutions."""
+    """How far the critic is from telling real from made, averaged over its judges."""
     terms = [
         (true.scores.float() - 1).square().mean() + false.scores.float().square().mean()
         for true, false in zip(real, made, strict=True)

@@ -15,22 +15,19 @@ from typing import NamedTuple
 import numpy as np
 import soxr
 
+from builtin_voice.phones import PAUSE
+
 SAMPLE_RATE = 24000
 LEADING_SILENCE_S = 0.06
 TRAILING_SILENCE_S = 0.16
 # Brings each voice's mean active level over the first 100 Harvard sentences to 0.08 of full scale; no peak clips there.
 GAINS = {"slt": 0.41, "rms": 0.81, "awb": 0.69, "kal16": 1.75}
 VOICES = tuple(GAINS)
-PAUSE = "pau"
-PHONES = (
-    PAUSE, "aa", "ae", "ah", "ao", "aw", "ax", "ay", "b", "ch", "d", "dh", "eh", "er", "ey", "f", "g", "hh", "ih", "iy",
-    "jh", "k", "l", "m", "n", "ng", "ow", "oy", "p", "r", "s", "sh", "t", "th", "uh", "uw", "v", "w", "y", "z", "zh",
-)  # fmt: skip
 _WINDOW = SAMPLE_RATE // 200
 
 
 class Phone(NamedTuple):
-    """One of `PHONES`, and the sample that it ends before."""
+    """One of `phones.FLITE`, and the sample that it ends before."""
 
     name: str
     end: int

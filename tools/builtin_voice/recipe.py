@@ -1,6 +1,6 @@
 """The learning half of the built-in voice, in stages that each leave one result in the work folder.
 
-encoder     learns the codes, beside the synthesis if that still runs: encoder.pt
+encoder     learns the codes: encoder.pt
 codec       learns to speak from them: codec.pt
 encode      the whole corpus as codes: codes.pt
 talker      trains talker and code predictor: talker.pt
@@ -11,7 +11,6 @@ checkpoint  both as a folder in the released layout
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 import time
@@ -23,16 +22,16 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from builtin_voice import settings
 from builtin_voice.codec_training import train_codec, train_encoder
-from builtin_voice.flite import PAUSE, PHONES
-from builtin_voice.shards import Utterance, load, written
+from builtin_voice.critic import Critic
+from builtin_voice.phones import PAUSE, UNHEARD, class_of
 from builtin_voice.spectra import SpeechSpectra
+from builtin_voice.synthesize import Utterance, load, written
 from builtin_voice.talker_training import Layout, Utterances, train_talker
-from builtin_voice.tokenizer import read
-from builtin_voice.training import Log, Run, Unfinished, save
+from builtin_voice.tokenizer import parts_of, read, take_apart
+from builtin_voice.training import Log, Run, save
 from builtin_voice.voice_codec import CONTEXT_FRAMES, VoiceCodec
 from sonoro.models.qwen3_tts.backbone import Talker
 from sonoro.models.qwen3_tts.config import CodecConfig, ModelConfig
@@ -40,25 +39,14 @@ from sonoro.models.qwen3_tts.prompt import TextTokenizer
 from sonoro.models.qwen3_tts.weights import export_checkpoint
 from sonoro.nn.configs import build
 
-LONGEST_FRAMES = 170
+LONGEST_FRAMES = 400
 ENCODED_SAMPLES = 24_000 * 600
 """Samples of one encoding batch, silence before and padding not counted."""
 
 
-def wait_for_shards(folder: Path, hours: float, deadline_s: float, is_whole: Callable[[], bool]) -> None:
-    """Until the first shards of `folder`, none missing between them, are `hours` long, or the corpus `is_whole`.
-
-    Raises `Unfinished` if the deadline passes first."""
-    while True:
-        # Asked before looking: a shard may come in between.
-        were_all, shards = is_whole(), written(folder)
-        first = itertools.takewhile(shards.__contains__, itertools.count())
-        total = sum(row.samples for shard in first for row in shards[shard])
-        if were_all or total >= hours * 3600 * settings.SAMPLE_RATE:
-            return
-        if time.monotonic() > deadline_s:
-            raise Unfinished(f"{total / 3600 / settings.SAMPLE_RATE:.1f} of {hours:g} hours for the codec")
-        time.sleep(2)
+def hours_in(folder: Path) -> float:
+    """Of audio in the shards of `folder` that are whole."""
+    return sum(row.samples for rows in written(folder).values() for row in rows) / 3600 / settings.SAMPLE_RATE
 
 
 def audio_of(folder: Path, device: torch.device, hours: float | None = None) -> tuple[Tensor, list[Utterance]]:
@@ -78,9 +66,8 @@ def audio_of(folder: Path, device: torch.device, hours: float | None = None) -> 
 
 
 def phones_of(utterances: list[Utterance], device: torch.device) -> Tensor:
-    """Which of `PHONES` is heard in every sample of `utterances`, end to end: [S] uint8."""
-    numbers = {name: number for number, name in enumerate(PHONES)}
-    named = np.array([numbers[name] for row in utterances for name in row.phones], dtype=np.uint8)
+    """Which class of phones is heard in every sample of `utterances`, end to end: [S] uint8."""
+    named = np.array([class_of(name) for row in utterances for name in row.phones], dtype=np.uint8)
     lengths = np.concatenate([np.diff(row.ends, prepend=0) for row in utterances])
     return torch.from_numpy(np.repeat(named, lengths)).to(device)
 
@@ -115,7 +102,7 @@ def sound_at(audio: Tensor, at: Tensor, is_there: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def encode_corpus(codec: VoiceCodec, audio: Tensor, utterances: list[Utterance], shift: int = 0) -> list[Tensor]:
-    """Codes [T, K] uint8 of every utterance after `shift` samples of silence, T = ceil(samples / hop), in order."""
+    """Codes [T, K] int16 of every utterance after `shift` samples of silence, T = ceil(samples / hop), in order."""
     order = sorted(range(len(utterances)), key=lambda row: utterances[row].samples)
     codes: list[Tensor] = [torch.empty(0)] * len(utterances)
     start = 0
@@ -127,13 +114,13 @@ def encode_corpus(codec: VoiceCodec, audio: Tensor, utterances: list[Utterance],
             stop += 1
         stop = max(stop, start + 1)
         rows = [utterances[index] for index in order[start:stop]]
-        padded = -(-(longest + shift) // settings.HOP) * settings.HOP
-        batch = torch.zeros(len(rows), padded, device=audio.device)
-        for index, row in enumerate(rows):
-            batch[index, shift : shift + row.samples] = audio[row.start : row.start + row.samples].float() / 32768
-        made = codec.codes(batch).to(torch.uint8).cpu()
-        for index, row in enumerate(rows):
-            codes[order[start + index]] = made[index, : -(-(row.samples + shift) // settings.HOP)].clone()
+        starts, samples = (torch.tensor([getattr(row, name) for row in rows]) for name in ("start", "samples"))
+        within = torch.arange(-(-(longest + shift) // settings.HOP) * settings.HOP, device=audio.device) - shift
+        is_there = (within >= 0) & (within < samples.to(audio.device)[:, None])
+        at = starts.to(audio.device)[:, None] + within
+        made = codec.codes(sound_at(audio, at.clamp(0, len(audio) - 1), is_there)).to(torch.int16).cpu()
+        for index, frames in enumerate((-(-(samples + shift) // settings.HOP)).tolist()):
+            codes[order[start + index]] = made[index, :frames].clone()
         start = stop
     return codes
 
@@ -171,7 +158,7 @@ def labelled_crops(audio: Tensor, utterances: list[Utterance], frames: int) -> C
 
     def draw(batch: int) -> tuple[Tensor, Tensor]:
         at, is_there = places(batch)
-        heard = torch.where(is_there[:, middles], phones[at[:, middles]], PHONES.index(PAUSE))
+        heard = torch.where(is_there[:, middles], phones[at[:, middles]], class_of(PAUSE))
         return sound_at(audio, at, is_there), heard.long()
 
     return draw
@@ -187,26 +174,31 @@ def kernels_tried() -> Iterator[None]:
         torch.backends.cudnn.benchmark = False
 
 
-def run_encoder(work: Path, device: torch.device, deadline_s: float, is_whole: Callable[[], bool]) -> None:
-    """`is_whole` tells whether all of the corpus has been read aloud; it may raise why that will never be."""
+def run_encoder(work: Path, device: torch.device, run: Run) -> None:
     training = settings.EncoderTraining()
-    wait_for_shards(work / "audio", settings.CODEC_HOURS, deadline_s, is_whole)
     crops = labelled_crops(*audio_of(work / "audio", device, settings.CODEC_HOURS), training.crop_frames)
-    run = Run(deadline_s, logger(work / "encoder.jsonl"), work / "encoder-state.pt")
     with kernels_tried():
         codec = train_encoder(new_codec_config(), crops, training, device, run)
     save(codec.state_dict(), work / "encoder.pt")
     run.state.unlink(missing_ok=True)
 
 
-def run_codec(work: Path, device: torch.device, deadline_s: float) -> None:
+def run_codec(work: Path, device: torch.device, run: Run) -> None:
+    """From the weights in codec-start.pt, a snapshot of an earlier run, if there is one."""
     training = settings.CodecTraining()
-    audio, utterances = audio_of(work / "audio", device, settings.CODEC_HOURS)
+    audio, utterances = audio_of(work / "audio", device, settings.DECODER_HOURS)
     places = random_places(utterances, training.crop_frames * settings.HOP, CONTEXT_FRAMES * settings.HOP, device)
-    run = Run(deadline_s, logger(work / "codec.jsonl"), work / "codec-state.pt")
-    codec = load_codec(work / "encoder.pt", device)
+    codec, critic = load_codec(work / "encoder.pt", device), Critic()
+    if (start := work / "codec-start.pt").exists():
+        learned = torch.load(start, map_location=device, weights_only=True)
+        # The codes stay those of the encoder, to the last bit.
+        decoder = {name: value for name, value in learned["codec"].items() if name.startswith("decoder.")}
+        codec.load_state_dict(decoder, strict=False)
+        critic.load_state_dict(learned["critic"])
     with kernels_tried():
-        codec = train_codec(codec, lambda batch: sound_at(audio, *places(batch)), training, settings.SAMPLE_RATE, run)
+        codec = train_codec(
+            codec, lambda batch: sound_at(audio, *places(batch)), training, settings.SAMPLE_RATE, run, critic
+        )
     save(codec.state_dict(), work / "codec.pt")
     run.state.unlink(missing_ok=True)
 
@@ -218,66 +210,78 @@ def load_codec(path: Path, device: torch.device) -> VoiceCodec:
 
 
 def run_encode(work: Path, device: torch.device) -> None:
-    shifts = settings.TalkerTraining().shifts
+    training = settings.TalkerTraining()
     audio, utterances = audio_of(work / "audio", device)
     codec = load_codec(work / "encoder.pt", device)
     codes = [
-        row for part in range(shifts) for row in encode_corpus(codec, audio, utterances, part * settings.HOP // shifts)
+        row
+        for part in range(training.shifts)
+        for row in encode_corpus(codec, audio, utterances, part * settings.HOP // training.shifts)
     ]
-    tokenizer = TextTokenizer.from_folder(work / "tokenizer")
-    texts = [torch.tensor(tokenizer.encode(row.text), dtype=torch.int16) for row in utterances]
-    save_codes(work / "codes.pt", texts, codes, [row.voice for row in utterances])
-    print(json.dumps({"utterances": len(codes), "frames": sum(len(row) for row in codes)}), flush=True)
-
-
-def save_codes(path: Path, texts: list[Tensor], codes: list[Tensor], voices: list[str]) -> None:
-    """Each list end to end, with its lengths: half a million small tensors take a minute to read."""
-    lengths = {"text_lengths": [len(row) for row in texts], "code_lengths": [len(row) for row in codes]}
-    save({"texts": torch.cat(texts), "codes": torch.cat(codes), "voices": voices} | lengths, path)
+    encode, parts = TextTokenizer.from_folder(work / "tokenizer").encode, parts_of(work / "tokenizer")
+    texts = [encode(row.text) for row in utterances]
+    lengths, rng = np.array([len(row) for row in texts]), np.random.default_rng(training.seed)
+    whole = np.concatenate(texts)
+    spelled = [(whole, lengths)]
+    spelled += [take_apart(whole, lengths, parts, training.apart, rng) for _ in range(1, training.shifts)]
+    stored = {
+        "texts": torch.from_numpy(np.concatenate([ids for ids, _ in spelled]).astype(np.int16)),
+        "text_lengths": torch.from_numpy(np.concatenate([lengths for _, lengths in spelled])),
+        "codes": torch.cat(codes),
+        "code_lengths": torch.tensor([len(row) for row in codes]),
+        "voices": [row.voice for row in utterances],
+    }
+    # Each end to end: half a million small tensors take a minute to read.
+    save(stored, work / "codes.pt")
+    print(json.dumps({"utterances": len(codes), "frames": len(stored["codes"])}), flush=True)
 
 
 def utterances_on(
-    device: torch.device, work: Path, config: ModelConfig, held_out: int
+    device: torch.device, work: Path, layout: Layout, held_out: int
 ) -> tuple[Utterances, Utterances]:
     """The encoded corpus on `device`, utterances over `LONGEST_FRAMES` left out, in two parts: what to train on, in
     every encoding, and the last `held_out` texts, in the first encoding alone."""
     stored = torch.load(work / "codes.pt", weights_only=True)
-    stored["texts"] = stored["texts"].split(stored["text_lengths"])
-    stored["codes"] = stored["codes"].split(stored["code_lengths"])
-    count = len(stored["texts"])
-    fitting = [row for row, codes in enumerate(stored["codes"]) if len(codes) <= LONGEST_FRAMES]
-    first_held_out = count - held_out
-    return (
-        _gather(stored, [row for row in fitting if row % count < first_held_out], device, config),
-        _gather(stored, [row for row in fitting if first_held_out <= row < count], device, config),
-    )
+    count = len(stored["voices"])
+    row = torch.arange(len(stored["code_lengths"]))
+    fits, first_held_out = stored["code_lengths"] <= LONGEST_FRAMES, count - held_out
+    parts = (fits & (row % count < first_held_out), fits & (first_held_out <= row) & (row < count))
+    ids = layout.config.talker_config.spk_id
+    speakers = {taught_by: ids[name] for name, taught_by in settings.voices().items()}
+    speaker = torch.tensor([speakers[voice] for voice in stored["voices"]])
+
+    def gather(rows: Tensor) -> Utterances:
+        text, text_lengths = _padded(stored["texts"], stored["text_lengths"], rows, device)
+        codes, frame_lengths = _padded(stored["codes"], stored["code_lengths"], rows, device)
+        return Utterances(text, text_lengths, codes, frame_lengths, speaker[rows % count].to(device))
+
+    training, judged = (gather(part.nonzero()[:, 0]) for part in parts)
+    return training, judged
 
 
-def _gather(stored: dict, rows: list[int], device: torch.device, config: ModelConfig) -> Utterances:
-    names = {teacher: name for name, teacher in settings.voices().items()}
-    count = len(stored["texts"])
-    texts, codes = [stored["texts"][row % count] for row in rows], [stored["codes"][row] for row in rows]
-    speakers = [config.talker_config.spk_id[names[stored["voices"][row % count]]] for row in rows]
-    return Utterances(
-        text=pad_sequence(texts, batch_first=True).to(device),
-        text_lengths=torch.tensor([len(row) for row in texts], device=device),
-        codes=pad_sequence(codes, batch_first=True).to(device),
-        frame_lengths=torch.tensor([len(row) for row in codes], device=device),
-        speaker=torch.tensor(speakers, device=device),
-    )
+def _padded(values: Tensor, lengths: Tensor, rows: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The `rows` of what lies end to end in `values` [S, ...], on `device` and padded with zeros, and their lengths."""
+    starts = (lengths.cumsum(0) - lengths)[rows].to(device)
+    lengths = lengths[rows].to(device)
+    column = torch.arange(int(lengths.max()), device=device)
+    is_there = column < lengths[:, None]
+    found = values.to(device)[(starts[:, None] + column).masked_fill(~is_there, 0)]
+    return found.masked_fill(~is_there.view(*is_there.shape, *[1] * (values.ndim - 1)), 0), lengths
 
 
-def run_talker(work: Path, device: torch.device, deadline_s: float) -> None:
+def run_talker(work: Path, device: torch.device, run: Run) -> None:
+    """From the weights in talker-start.pt, a snapshot of an earlier run, if there is one."""
     training = settings.TalkerTraining()
     _, config = model_config(work / "tokenizer")
-    data, held_out = utterances_on(device, work, config, training.held_out)
+    layout = Layout(config, TextTokenizer.from_folder(work / "tokenizer").encode("\n")[0], device)
+    data, held_out = utterances_on(device, work, layout, training.held_out)
     torch.manual_seed(training.seed)
     talker = Talker(config.talker_config).to(device)
     for name, parameter in talker.named_parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.02 if "embedding" in name else parameter.shape[-1] ** -0.5 * 0.7)
-    layout = Layout(config, TextTokenizer.from_folder(work / "tokenizer").encode("\n")[0])
-    run = Run(deadline_s, logger(work / "talker.jsonl"), work / "talker-state.pt")
+    if (start := work / "talker-start.pt").exists():
+        talker.load_state_dict(torch.load(start, map_location=device, weights_only=True)["talker"])
     held_out = held_out.take(torch.arange(held_out.text.shape[0], device=device))
     trained = train_talker(talker, data, held_out, layout, training=training, run=run)
     save(trained.state_dict(), work / "talker.pt")

@@ -1,6 +1,6 @@
 """Sizes of the built-in voice, in the released configuration files' own terms, and the numbers its training uses.
 
-The two weight files are stored in 16 bits: 14 MiB is the limit of one file, 20 MiB of all.
+Weights are stored in 8 and 16 bits: 15 MiB is the limit of one file, 32 MiB of all.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ __all__ = [
     "CODEBOOKS",
     "CODEBOOK_SIZE",
     "CODEC_HOURS",
+    "DECODER_HOURS",
     "CodecTraining",
     "EncoderTraining",
     "Noise",
@@ -24,20 +25,27 @@ __all__ = [
     "voices",
 ]
 
-CODEBOOKS = 8
-CODEBOOK_SIZE = 256
+CODEBOOKS = 12
+CODEBOOK_SIZE = 512
 CONTROL_IDS = 1024
 SAMPLE_RATE = 24_000
 HOP = 1920
 
 
-def voices() -> dict[str, str]:
-    """Our names for the voices, and the Flite voice each was taught by."""
-    return {"rowan": "rms", "clara": "slt", "angus": "awb", "quill": "kal16"}
+TEACHERS = {
+    "kokoro": {"nora": "af_heart", "miles": "am_michael", "edith": "bf_emma", "hugh": "bm_george"},
+    "flite": {"rowan": "rms", "clara": "slt", "angus": "awb", "quill": "kal16"},
+}
 
 
-CODEC_HOURS = 10.0
-"""Of audio, from the corpus' beginning: enough for a codec of a few voices."""
+def voices(teacher: str = "kokoro") -> dict[str, str]:
+    """Our names for the voices, and the voice of `teacher` that each is taught by."""
+    return TEACHERS[teacher]
+
+
+CODEC_HOURS = 20.0
+"""Of audio, from the corpus' beginning: enough for the codes of a few voices."""
+DECODER_HOURS = 60.0
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,7 @@ class EncoderTraining(Course):
     steps: int = 16_000
     batch: int = 64
     crop_frames: int = 24
-    learning_rate: float = 3e-3
+    learning_rate: float = 2e-3
     warmup_steps: int = 500
     phone_weight: float = 0.1
     first_weight: float = 0.05
@@ -60,51 +68,52 @@ class EncoderTraining(Course):
 @dataclass(frozen=True)
 class CodecTraining(Course):
     """Of the decoder. `crop_frames` are as many as its attention reaches back. From the share `critic_from` of the
-    steps on a critic listens to `judged` rows of each batch."""
+    course on a critic listens to `judged` crops of each batch. The result is an average of the weights."""
 
-    steps: int = 20_000
+    steps: int = 25_000
     batch: int = 32
     crop_frames: int = 16
-    learning_rate: float = 6e-4
+    learning_rate: float = 5e-4
     warmup_steps: int = 500
     spectral_weight: float = 15.0
-    critic_from: float = 0.7
-    judged: int = 8
+    critic_from: float = 0.1
+    judged: int = 16
     matching_weight: float = 2.0
+    average_decay: float = 0.999
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class Noise:
     """What makes the past unsure in training: shares of `codes` drawn anew and of whole `frames` left blank among those
-    fed back, and `dropout` of the inputs of talker and predictor. `kept` is no noise: the share of frames that the
-    predictor is trained on, to save time."""
+    fed back, and `dropout` of the inputs of talker and predictor."""
 
     codes: float = 0.1
     frames: float = 0.15
     dropout: float = 0.1
-    kept: float = 0.5
 
 
 @dataclass(frozen=True)
 class TalkerTraining(Course):
-    """Ends when the rate is at a quarter of its peak: an average of the weights does what smaller rates would.
-
-    `positions` is the budget of rows (prompt and frames) of one batch; utterances of like length go together.
+    """`positions` is the budget of rows (prompt and frames) of one batch; utterances of like length go together. The
+    predictor is trained on as many frames of it as are the share `kept` of that (at most half), to save time.
 
     `shifts`: the corpus is encoded that many times, with as many parts of a frame of silence before it, so that where
-    frames begin is nothing to learn by heart. `rest_weight` weighs the mean over the other codebooks against the first.
+    frames begin is nothing to learn by heart. In every encoding but the first, a share `apart` of the text tokens is
+    taken apart into the two that were merged, and so on, so that words that are rare as a whole can be spelled.
+    `rest_weight` weighs the mean over the other codebooks against the first.
     """
 
-    steps: int = 11_000
-    decay_steps: int | None = 16_000
+    steps: int = 25_000
     positions: int = 40_000
-    learning_rate: float = 2e-3
+    learning_rate: float = 1.5e-3
     warmup_steps: int = 1000
     weight_decay: float = 0.1
     average_decay: float = 0.999
     rest_weight: float = 3.0
+    kept: float = 0.2
     shifts: int = 3
+    apart: float = 0.1
     held_out: int = 512
     noise: Noise = Noise()
     seed: int = 0
@@ -125,19 +134,20 @@ def codec_config() -> dict[str, Any]:
 
 
 def _decoder_config() -> dict[str, Any]:
-    """As the first voice had it. With convolutions 256 wide a step takes four fifths of the time, and teaches less."""
+    """Most of what it computes is done at the highest rates, by convolutions as wide as `decoder_dim` says; what comes
+    before is wide for what it costs."""
     return {
-        "latent_dim": 160,
-        "codebook_dim": 128,
+        "latent_dim": 320,
+        "codebook_dim": 192,
         "codebook_size": CODEBOOK_SIZE,
         "num_quantizers": CODEBOOKS,
         "num_semantic_quantizers": 1,
-        "decoder_dim": 384,
-        "hidden_size": 128,
-        "intermediate_size": 256,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
+        "decoder_dim": 512,
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
         "head_dim": 64,
         "rope_theta": 10000,
         "rms_norm_eps": 1e-5,
@@ -156,8 +166,8 @@ def model_config(text_vocabulary: int, special_ids: dict[str, int]) -> dict[str,
         "tts_model_size": "0b6",
         "tts_model_type": "custom_voice",
         "text_normalizer": "english",
-        # Texts longer than those of the corpus are dragged out; the engine reads them as segments.
-        "max_segment_letters": 110,
+        # The engine reads longer texts than those of the corpus in segments.
+        "max_segment_letters": 200,
         "im_start_token_id": special_ids["<|im_start|>"],
         "im_end_token_id": special_ids["<|im_end|>"],
         "assistant_token_id": special_ids["assistant"],
@@ -171,15 +181,15 @@ def model_config(text_vocabulary: int, special_ids: dict[str, int]) -> dict[str,
 def _talker_config(text_vocabulary: int) -> dict[str, Any]:
     control = {name: CODEBOOK_SIZE + 100 + offset for name, offset in _CONTROL_OFFSETS.items()}
     return {
-        "hidden_size": 256,
-        "intermediate_size": 512,
-        "num_hidden_layers": 5,
-        "num_attention_heads": 4,
+        "hidden_size": 384,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 6,
         "num_key_value_heads": 2,
         "head_dim": 64,
         "vocab_size": CODEBOOK_SIZE + CONTROL_IDS,
         "text_vocab_size": text_vocabulary,
-        "text_hidden_size": 192,
+        "text_hidden_size": 256,
         "num_code_groups": CODEBOOKS,
         "max_position_embeddings": 4096,
         "rms_norm_eps": 1e-6,
@@ -202,11 +212,11 @@ def _talker_config(text_vocabulary: int) -> dict[str, Any]:
 
 def _predictor_config() -> dict[str, Any]:
     return {
-        "hidden_size": 192,
-        "intermediate_size": 384,
+        "hidden_size": 256,
+        "intermediate_size": 768,
         "num_hidden_layers": 3,
-        "num_attention_heads": 3,
-        "num_key_value_heads": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
         "head_dim": 64,
         "vocab_size": CODEBOOK_SIZE,
         "num_code_groups": CODEBOOKS,

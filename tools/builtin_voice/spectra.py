@@ -55,7 +55,7 @@ class SpeechSpectra(nn.Module):
     the pitch. Values are about -1 to 3."""
 
     column = 480
-    _SHORT_BANDS, _LONG_BANDS, _TOP_HZ = 64, 128, 8000.0
+    _SHORT_BANDS, _LONG_BANDS, _TOP_HZ = 80, 160, 12_000.0
     width = 2 * _SHORT_BANDS + _LONG_BANDS
 
     def __init__(self, sample_rate: int) -> None:

@@ -1,28 +1,33 @@
 """Trains the built-in voice's talker and code predictor on (text ids, codes) pairs, through the engine's own modules.
 
 A row is what the engine feeds: a text id and K codec ids whose embeddings are summed. Prompt rows and frame rows are
-one table of ids, laid out here on the device for a batch of like lengths; the two text layouts and the languages
-take turns. In training, noise spoils the frames that are fed back.
+one table of ids, laid out here on the device for a batch of like lengths; each utterance of it has one of the two text
+layouts and of the languages. In training, noise spoils the frames that are fed back.
+
+Batches have one of a few widths and a size of its own for each, so that a step of each is recorded once as a CUDA graph.
 """
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from builtin_voice.settings import Noise, TalkerTraining
-from builtin_voice.training import Run, adam, descend, set_rate, steps_of
+from builtin_voice.training import Average, Captured, Run, adam, descend, set_rate, steps_of
 from sonoro.models.qwen3_tts.backbone import Talker
 from sonoro.models.qwen3_tts.config import ModelConfig
 
 __all__ = [
     "IGNORED",
+    "WIDTHS",
+    "Batch",
     "Forwards",
     "Layout",
     "Plan",
@@ -39,7 +44,12 @@ __all__ = [
 IGNORED = -100
 """The target of a row that decides nothing."""
 
-NO_NOISE = Noise(codes=0.0, frames=0.0, dropout=0.0, kept=1.0)
+NO_NOISE = Noise(codes=0.0, frames=0.0, dropout=0.0)
+
+WIDTHS = (*range(40, 200, 16), *range(208, 336, 32), 336, 400, 480)
+"""How many rows an utterance of a batch may have; multiples of 8, which compiled kernels are made for."""
+
+_LOGGED_EVERY = 500
 
 
 @dataclass(frozen=True)
@@ -56,14 +66,14 @@ class Utterances:
     frame_lengths: Tensor
     speaker: Tensor
 
-    def take(self, rows: Tensor) -> Utterances:
-        """The utterances `rows` [B] int64, cut to the longest of them; their ids as int64."""
+    def take(self, rows: Tensor, width: int | None = None) -> Utterances:
+        """The utterances `rows` [B] int64, cut to `width` or to the longest of them; their ids as int64."""
         text_lengths, frame_lengths = self.text_lengths[rows], self.frame_lengths[rows]
         text, codes = self.text[rows], self.codes[rows]
         return Utterances(
-            text[:, : int(text_lengths.max())].long(),
+            text[:, : width or int(text_lengths.max())].long(),
             text_lengths,
-            codes[:, : int(frame_lengths.max())].long(),
+            codes[:, : width or int(frame_lengths.max())].long(),
             frame_lengths,
             self.speaker[rows],
         )
@@ -71,17 +81,38 @@ class Utterances:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a prompt is laid out by: the ids of `config`, and that of a line break."""
+    """What a prompt is laid out by: the ids of `config`, and that of a line break; tables are on `device`."""
 
     config: ModelConfig
     newline_id: int
+    device: torch.device = torch.device("cpu")
+
+    @property
+    def languages(self) -> list[int | None]:
+        """The ids of all languages, by number; None, the first, is `auto`."""
+        return [None, *self.config.talker_config.codec_language_id.values()]
 
     def tags(self, language_id: int | None) -> list[int]:
-        """The control ids of a language; None is `auto`."""
+        """The control ids of a language."""
         talker = self.config.talker_config
         if language_id is None:
             return [talker.codec_nothink_id, talker.codec_think_bos_id, talker.codec_think_eos_id]
         return [talker.codec_think_id, talker.codec_think_bos_id, language_id, talker.codec_think_eos_id]
+
+    @cached_property
+    def openings(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What every prompt begins with, by the number of its language: text ids and codes of codebook 0 [N, longest],
+        aligned on the right (-1: nothing, as is the speaker's), and how many rows they are, [N]."""
+        config, talker = self.config, self.config.talker_config
+        pad = config.tts_pad_token_id
+        head = [config.im_start_token_id, config.assistant_token_id, self.newline_id]
+        tags = [self.tags(language_id) for language_id in self.languages]
+        text = [[*head, *[pad] * (len(row) + 1), config.tts_bos_token_id] for row in tags]
+        codes = [[*[-1] * len(head), *row, -1, talker.codec_pad_id] for row in tags]
+        lengths = [len(row) for row in text]
+        longest = max(lengths)
+        text, codes = ([[-1] * (longest - len(row)) + row for row in rows] for rows in (text, codes))
+        return tuple(torch.tensor(values, device=self.device) for values in (text, codes, lengths))  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)
@@ -95,87 +126,88 @@ class Rows:
     frame: Tensor
 
 
-def assemble(batch: Utterances, layout: Layout, *, is_streaming: bool, language_id: int | None) -> Rows:
-    """The rows of a batch as the engine would prepare and feed them; those after an utterance's last are padding."""
+def assemble(
+    batch: Utterances, layout: Layout, *, is_streaming: Tensor, language: Tensor, width: int | None = None
+) -> Rows:
+    """The rows of a batch as the engine would prepare and feed them; those after an utterance's last are padding.
+
+    By utterance, `is_streaming` [B] bool says which text layout it has, and `language` [B] int64 the number of its
+    language. P is `width`, or what the longest of them needs. Capturable with a `width`."""
     config, talker = layout.config, layout.config.talker_config
-    count, books = batch.codes.shape[0], batch.codes.shape[2]
-    device = batch.text.device
-    tags = layout.tags(language_id)
-    head = [config.im_start_token_id, config.assistant_token_id, layout.newline_id]
-    prefix = len(head) + len(tags) + 2
-    lengths = batch.text_lengths[:, None]
-    body = 1 if is_streaming else batch.text_lengths[:, None] + 2
-    total = int((prefix + body + batch.frame_lengths[:, None]).max())
-    column = torch.arange(total, device=device)[None].expand(count, -1) - prefix
+    books, device = batch.codes.shape[2], batch.text.device
+    opening_text, opening_codes, openings = layout.openings
+    is_streaming, prefix = is_streaming[:, None], openings[language][:, None]
+    lengths, frames = batch.text_lengths[:, None], batch.frame_lengths[:, None]
+    body = torch.where(is_streaming, 1, lengths + 2)
+    total = width or int((prefix + body + frames).max())
+    column = torch.arange(total, device=device)[None] - prefix
     frame = column - body  # the frame whose codes this row carries; the row decides frame + 1
-    word = frame + 1 if is_streaming else column
-    text_body = torch.where(
+    is_opening = column < 0
+    opening = (column + opening_text.shape[1]).clamp(0, opening_text.shape[1] - 1)
+
+    word = torch.where(is_streaming, frame + 1, column)
+    text_rows = torch.where(
         word < lengths,
         batch.text.gather(1, word.clamp(0, batch.text.shape[1] - 1)),
         torch.where(word == lengths, config.tts_eos_token_id, config.tts_pad_token_id),
     )
-    text_prefix = torch.tensor(
-        [*head, *[config.tts_pad_token_id] * (len(tags) + 1), config.tts_bos_token_id], device=device
-    )
-    text_rows = text_body.clone()
-    text_rows[:, :prefix] = text_prefix
+    text_rows = torch.where(is_opening, opening_text[language].gather(1, opening), text_rows)
 
-    code_rows = torch.full((count, total, books), -1, dtype=torch.long, device=device)
-    code_rows[:, len(head) : len(head) + len(tags), 0] = torch.tensor(tags, device=device)
-    code_rows[:, prefix - 2, 0] = batch.speaker
-    code_rows[:, prefix - 1, 0] = talker.codec_pad_id
-    inside = column >= 0
-    code_rows[:, :, 0] = torch.where(inside & (frame < -1), talker.codec_pad_id, code_rows[:, :, 0])
-    code_rows[:, :, 0] = torch.where(inside & (frame == -1), talker.codec_bos_id, code_rows[:, :, 0])
-    gathered = batch.codes.gather(1, frame.clamp(0, batch.codes.shape[1] - 1)[..., None].expand(-1, -1, books))
-    code_rows = torch.where((inside & (frame >= 0))[..., None], gathered, code_rows)
+    first = torch.where(frame == -1, talker.codec_bos_id, talker.codec_pad_id)
+    first = torch.where(is_opening, opening_codes[language].gather(1, opening), first)
+    first = torch.where(column == -2, batch.speaker[:, None], first)
+    prompt = torch.cat((first[..., None], torch.full_like(first, -1)[..., None].expand(-1, -1, books - 1)), dim=-1)
+    fed_back = batch.codes.gather(1, frame.clamp(0, batch.codes.shape[1] - 1)[..., None].expand(-1, -1, books))
+    code_rows = torch.where((~is_opening & (frame >= 0))[..., None], fed_back, prompt)
 
     decided = frame + 1
-    frames = batch.frame_lengths[:, None]
-    is_frame = inside & (decided >= 0) & (decided < frames)
+    is_frame = ~is_opening & (decided >= 0) & (decided < frames)
     next_codes = batch.codes[..., 0].gather(1, decided.clamp(0, batch.codes.shape[1] - 1))
     targets = torch.where(is_frame, next_codes, IGNORED)
-    targets = torch.where(inside & (decided == frames), talker.codec_eos_token_id, targets)
+    targets = torch.where(~is_opening & (decided == frames), talker.codec_eos_token_id, targets)
     return Rows(text_rows, code_rows, targets, torch.where(is_frame, decided, -1))
 
 
-def batches(lengths: Tensor, positions: int, generator: torch.Generator) -> list[Tensor]:
-    """Indices of all utterances in batches of like `lengths` [N], shuffled.
+class Batch(NamedTuple):
+    """The utterances `picks` [B] int64, none of which has more than `width` rows."""
 
-    A batch is one utterance, or has at most `positions` rows when padded to its last; none of it is 6 rows longer. The
-    longest of all is not left over alone where two of it fit: a batch of one would be compiled anew."""
-    jitter = torch.rand(lengths.shape, generator=generator) * 6
-    order = torch.argsort(lengths + jitter)
-    found: list[Tensor] = []
-    start = 0
-    sizes = lengths[order].tolist()
-    while start < len(sizes):
-        stop = start + 1
-        while stop < len(sizes) and (stop - start + 1) * sizes[stop] <= positions:
-            stop += 1
-        found.append(order[start:stop])
-        start = stop
-    if len(found) > 1 and len(found[-1]) == 1 and len(found[-2]) > 2 and 2 * sizes[-1] <= positions:
-        found[-2:] = [found[-2][:-1], order[-2:]]
+    picks: Tensor
+    width: int
+
+
+def batches(lengths: Tensor, positions: int, generator: torch.Generator) -> list[Batch]:
+    """All utterances of `lengths` [N] rows up to the last of `WIDTHS`, shuffled, in batches of like lengths.
+
+    All batches of a width have one size, of at most `positions` rows but never none; the last is filled up with others
+    of that width."""
+    found: list[Batch] = []
+    for below, width in itertools.pairwise((0, *WIDTHS)):
+        fitting = ((lengths > below) & (lengths <= width)).nonzero()[:, 0]
+        if not len(fitting):
+            continue
+        size = max(1, positions // width)
+        shuffled = fitting[torch.randperm(len(fitting), generator=generator)]
+        more = torch.randint(len(fitting), (-len(fitting) % size,), generator=generator)
+        found += [Batch(picks, width) for picks in torch.cat((shuffled, fitting[more])).split(size)]
     return [found[index] for index in torch.randperm(len(found), generator=generator).tolist()]
 
 
 class Plan:
-    """Which utterances each step takes: all of them once, in batches, then again in other batches."""
+    """Which utterances each step takes: all of them, in batches, then again in other batches."""
 
     def __init__(self, lengths: Tensor, training: TalkerTraining) -> None:
         self._lengths, self._positions = lengths, training.positions
         self._epochs = itertools.count(training.seed)
         self._first, self._batches = 0, self._next_epoch()
 
-    def batch(self, step: int) -> Tensor:
+    def batch(self, step: int) -> Batch:
         """The utterances of step `step`, which is not before the last one asked for."""
         while step - self._first >= len(self._batches):
             self._first += len(self._batches)
             self._batches = self._next_epoch()
         return self._batches[step - self._first]
 
-    def _next_epoch(self) -> list[Tensor]:
+    def _next_epoch(self) -> list[Batch]:
         return batches(self._lengths, self._positions, torch.Generator().manual_seed(next(self._epochs)))
 
 
@@ -196,10 +228,10 @@ class Forwards:
 
         def rest(hidden: Tensor, given: Tensor, frames: Tensor, dropout: float) -> Tensor:
             logits = talker.predictor_logits(F.dropout(hidden, dropout), given)
-            return F.cross_entropy(logits.flatten(0, 1).float(), frames[:, 1:].flatten())
+            return F.cross_entropy(logits.flatten(0, 1).float(), frames[:, 1:].flatten(), ignore_index=IGNORED)
 
         if is_compiled:
-            return cls(torch.compile(first, dynamic=True), torch.compile(rest, dynamic=True))
+            return cls(torch.compile(first, dynamic=True), torch.compile(rest, dynamic=False))
         return cls(first, rest)
 
 
@@ -209,8 +241,11 @@ def corrupt(codes: Tensor, share: float, size: int) -> Tensor:
     return torch.where((torch.rand_like(codes, dtype=torch.float32) < share) & (codes >= 0), drawn, codes)
 
 
-def losses(forwards: Forwards, rows: Rows, codes: Tensor, noise: Noise, size: int) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy of codebook 0 (end included) and of the other codebooks, over a share of the frames.
+def losses(
+    forwards: Forwards, rows: Rows, codes: Tensor, noise: Noise, size: int, kept: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Mean cross-entropy of codebook 0 (end included) and of the other codebooks: of all frames, or of about `kept` of
+    them, which is capturable.
 
     `noise` makes the past unsure, as it is when the model hears itself: of the frames fed back some are blank and some
     codes wrong, as are codes given to the predictor within a frame. Targets and prompt rows stay.
@@ -220,24 +255,54 @@ def losses(forwards: Forwards, rows: Rows, codes: Tensor, noise: Noise, size: in
     blank = carries & (torch.rand_like(carries, dtype=torch.float32) < noise.frames)
     code_rows = code_rows.masked_fill(blank[..., None], -1)
     hidden, first = forwards.first(rows.text_rows, code_rows, rows.targets, noise.dropout)
-    chosen = (rows.frame >= 0).nonzero()
-    keep = torch.rand(chosen.shape[0], device=chosen.device) < noise.kept
-    at_row, at_column = chosen[keep].unbind(-1)
-    frames = codes[at_row, rows.frame[at_row, at_column]]
-    return first, forwards.rest(hidden[at_row, at_column], corrupt(frames, noise.codes, size), frames, noise.dropout)
+    decided = rows.frame.flatten()
+    if kept is None:
+        chosen = (decided >= 0).nonzero()[:, 0]
+    else:
+        # Those that decide nothing come last, and have no target.
+        chosen = torch.where(decided >= 0, torch.rand_like(decided, dtype=torch.float32), -1.0).topk(kept).indices
+    at_row, of_frame = chosen // rows.frame.shape[1], decided[chosen]
+    frames = codes[at_row, of_frame.clamp_min(0)]
+    given, wanted = corrupt(frames, noise.codes, size), frames.masked_fill((of_frame < 0)[:, None], IGNORED)
+    return first, forwards.rest(hidden.flatten(0, 1)[chosen], given, wanted, noise.dropout)
 
 
-@torch.no_grad()
-def follow(average: Talker, talker: Talker, step: int, decay: float) -> None:
-    """Move the weights of `average` towards those of `talker`: by 1 - `decay`, and faster in the first steps."""
-    weight = 1 - min(decay, (step + 1) / (step + 10))
-    torch._foreach_lerp_(list(average.parameters()), list(talker.parameters()), weight)
+class Lesson:
+    """One step of the talker's training, on the utterances `picks` [B] of `data`: what is captured for each width."""
+
+    def __init__(self, talker: Talker, data: Utterances, layout: Layout, training: TalkerTraining) -> None:
+        self.talker, self._data, self._layout, self._training = talker, data, layout, training
+        self.optimizer = adam(talker, (0.9, 0.98), training.weight_decay)
+        self._device = data.text.device
+        self._forwards = Forwards.of(talker, is_compiled=self._device.type == "cuda")
+        self._size = talker.config.code_predictor_config.vocab_size
+        self._pool = torch.cuda.graph_pool_handle() if self._device.type == "cuda" else None
+        self._captured: dict[int, Captured] = {}
+
+    def __call__(self, batch: Batch) -> dict[str, Tensor]:
+        """Figures of the step, valid until the next one."""
+        width = batch.width
+        if width not in self._captured:
+            self._captured[width] = Captured(lambda picks: self._learn(picks, width), 2, self._pool)
+        return self._captured[width](batch.picks.to(self._device, non_blocking=True))
+
+    def _learn(self, picks: Tensor, width: int) -> dict[str, Tensor]:
+        utterances = self._data.take(picks, width)
+        number = torch.randint(2 * len(self._layout.languages), picks.shape, device=self._device)
+        rows = assemble(utterances, self._layout, is_streaming=number % 2 == 0, language=number // 2, width=width)
+        # The same for every width, or it would be compiled for each.
+        kept = max(1, round(self._training.kept * self._training.positions))
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"):
+            first, rest = losses(self._forwards, rows, utterances.codes, self._training.noise, self._size, kept)
+        norm = descend(self.talker, self.optimizer, first + self._training.rest_weight * rest)
+        return {"first": first.detach(), "rest": rest.detach(), "gradient": norm}
 
 
 @torch.no_grad()
 def judge(average: Talker, held_out: Utterances, layout: Layout) -> dict[str, float]:
     """Both losses on `held_out`, without noise."""
-    rows = assemble(held_out, layout, is_streaming=False, language_id=None)
+    zeros = torch.zeros_like(held_out.text_lengths)
+    rows = assemble(held_out, layout, is_streaming=zeros > 0, language=zeros)
     size = layout.config.talker_config.code_predictor_config.vocab_size
     first, rest = losses(Forwards.of(average, is_compiled=False), rows, held_out.codes, NO_NOISE, size)
     return {"held_out_first": first.item(), "held_out_rest": rest.item()}
@@ -249,25 +314,16 @@ def train_talker(
     """Train on `data`; returns the exponential average of the weights. Raises `Unfinished` when the time is up."""
     device = data.text.device
     talker.train()
-    forwards = Forwards.of(talker, is_compiled=device.type == "cuda")
-    average = copy.deepcopy(talker).eval()
-    optimizer = adam(talker, (0.9, 0.98), training.weight_decay)
-    size = talker.config.code_predictor_config.vocab_size
-    languages = [None, *talker.config.codec_language_id.values()]
-    plan = Plan((data.text_lengths + data.frame_lengths).cpu(), training)
-    parts = {"talker": talker, "average": average, "optimizer": optimizer}
-    for step in steps_of(training, run, parts):
-        batch = data.take(plan.batch(step.number).to(device))
-        language_id = languages[step.number // 2 % len(languages)]
-        rows = assemble(batch, layout, is_streaming=step.number % 2 == 0, language_id=language_id)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            first, rest = losses(forwards, rows, batch.codes, training.noise, size)
-        set_rate(optimizer, step.rate)
-        norm = descend(talker, optimizer, first + training.rest_weight * rest)
-        follow(average, talker, step.number, training.average_decay)
-        if step.number % 500 == 0 or step.is_last:
+    lesson, average = Lesson(talker, data, layout, training), Average(talker, training.average_decay)
+    longest_opening = int(layout.openings[2].max())
+    plan = Plan((data.text_lengths + data.frame_lengths).cpu() + longest_opening + 2, training)
+    parts = {"talker": talker, "average": average, "optimizer": lesson.optimizer}
+    for step in steps_of(training, run, parts, lambda: {"talker": average.state_dict()}):
+        set_rate(lesson.optimizer, step.rate)
+        figures = lesson(plan.batch(step.number))
+        average.follow(step.number)
+        if step.number % _LOGGED_EVERY == 0 or step.is_last:
+            shown = {name: value.item() for name, value in figures.items()}
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                found = judge(average, held_out, layout)
-            figures = {"first": first.item(), "rest": rest.item(), "gradient": norm.item()}
-            run.log({"step": step.number} | figures | found)
-    return average
+                run.log({"step": step.number} | shown | judge(average.module, held_out, layout))
+    return average.module

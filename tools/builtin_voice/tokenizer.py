@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from builtin_voice.shards import load
@@ -87,6 +88,33 @@ def read(folder: Path) -> Tokenizer:
     return tokenizer
 
 
+def parts_of(folder: Path) -> np.ndarray:
+    """The two ids that each id of the folder's vocabulary was merged from, [V, 2]; -1 for what is no merge."""
+    vocabulary = json.loads((folder / "vocab.json").read_text("utf-8"))
+    parts = np.full((len(vocabulary) + len(SPECIALS), 2), -1, dtype=np.int64)
+    for line in (folder / "merges.txt").read_text("utf-8").splitlines()[1:]:
+        left, right = line.split(" ")
+        parts[vocabulary[left + right]] = vocabulary[left], vocabulary[right]
+    return parts
+
+
+def take_apart(
+    ids: np.ndarray, lengths: np.ndarray, parts: np.ndarray, share: float, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Texts `ids` [S], end to end, of `lengths` [N], with a `share` of their merged tokens in the two `parts_of` them;
+    half of those again in two, and so on."""
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    is_open = np.full(len(ids), True)
+    while True:
+        chosen = is_open & (parts[ids, 0] >= 0) & (rng.random(len(ids)) < share)
+        if not chosen.any():
+            return ids, np.bincount(owner, minlength=len(lengths))
+        first = np.flatnonzero(np.repeat(chosen, 1 + chosen))[::2]
+        left, right = parts[ids[chosen]].T
+        owner, ids, is_open = (np.repeat(row, 1 + chosen) for row in (owner, ids, chosen))
+        ids[first], ids[first + 1], share = left, right, 0.5
+
+
 def rate(tokenizer: Tokenizer, texts: list[str], seconds: list[float]) -> dict[str, float]:
     """Tokens per spoken second over all texts, and the mean and 95th percentile over texts."""
     counts = [len(encoding.ids) for encoding in tokenizer.encode_batch(texts)]
@@ -103,7 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("corpus", type=Path)
     parser.add_argument("output", type=Path)
-    parser.add_argument("--merges", type=int, default=1500)
+    parser.add_argument("--merges", type=int, default=2500)
     parser.add_argument("--audio", type=Path, help="synthesised folder; prints the tokens per spoken second over it")
     options = parser.parse_args()
     write(options.output, *train((row["text"] for row in read_corpus(options.corpus)), options.merges))

@@ -1,15 +1,17 @@
 """What all training loops share: their steps and rates, going on where a run that was out of time stopped, one descent.
 
-Knows no model and no data. Draws of a step hang on the seed and the step alone, so an interrupted run goes on as if
-it had not been.
+Knows no model and no data. Random numbers of a step depend on the seed and the step alone, so an interrupted run of a
+fixed number of steps goes on as if it had not been. A run may also be fitted into its time.
 """
 
 from __future__ import annotations
 
+import copy
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -17,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 __all__ = [
+    "Average",
     "Captured",
     "Course",
     "Log",
@@ -26,11 +29,14 @@ __all__ = [
     "adam",
     "cosine_schedule",
     "descend",
+    "halved",
     "save",
     "steps_of",
 ]
 
 Log = Callable[[dict[str, float]], None]
+
+SNAPSHOT_S = 60.0
 
 
 class Stateful(Protocol):
@@ -44,11 +50,17 @@ class Stateful(Protocol):
 @dataclass(frozen=True)
 class Run:
     """`deadline_s`, on the clock of `time.monotonic`, is when a stage must stop; what it then needs to go on is kept in
-    `state`, to be removed once the result is in its place. Figures go to `log`."""
+    `state`, to be removed once the result is in its place. Figures go to `log`.
+
+    A run that `is_fitted` takes as many steps as there is time for: its rate falls with the time, and at the deadline
+    it is done. Every `SNAPSHOT_S` it writes what it has learned, floats in 16 bits, to `snapshot`.
+    """
 
     deadline_s: float
     log: Log
     state: Path
+    is_fitted: bool = False
+    snapshot: Path | None = None
 
 
 class Unfinished(Exception):
@@ -56,18 +68,19 @@ class Unfinished(Exception):
 
 
 class Step(NamedTuple):
-    """`rate` is the learning rate of step `number`, counted from 0."""
+    """`rate` is the learning rate of step `number`, counted from 0; `progress` the share of the course before it. Of a
+    fitted run nobody knows which step is the last."""
 
     number: int
     rate: float
+    progress: float
     is_last: bool
 
 
-def cosine_schedule(step: int, steps: int, warmup: int) -> float:
-    """Linear warm-up, then half a cosine down to 2% of the peak."""
+def cosine_schedule(step: int, warmup: int, progress: float) -> float:
+    """Linear warm-up, then half a cosine of `progress` down to 2% of the peak."""
     if step < warmup:
         return (step + 1) / warmup
-    progress = (step - warmup) / max(1, steps - warmup)
     return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
@@ -83,25 +96,57 @@ class Course:
     decay_steps: int | None = None
 
 
-def steps_of(course: Course, run: Run, parts: Mapping[str, Stateful]) -> Iterator[Step]:
+def steps_of(
+    course: Course, run: Run, parts: Mapping[str, Stateful], learned: Callable[[], Mapping[str, Any]] = dict
+) -> Iterator[Step]:
     """The steps that are missing, after `parts` have been put where an earlier run left them.
 
-    Seeds torch's own generators for each. Raises `Unfinished`, with the state kept, once the deadline has passed.
+    Seeds torch's own generators for each; `learned` is what a snapshot holds. Raises `Unfinished`, with the state kept,
+    once the deadline of a run that is not fitted has passed.
     """
-    first = 0
+    first, spent_s = 0, 0.0
     if run.state.exists():
         # Where they were: optimizers keep the rate's tensor as it is loaded, and a graph reads one of its own device.
         kept = torch.load(run.state, weights_only=True)
-        first = kept.pop("step")
+        first, spent_s = kept.pop("step"), kept.pop("spent_s")
         for name, part in parts.items():
             part.load_state_dict(kept[name])
-    for number in range(first, course.steps):
-        if time.monotonic() > run.deadline_s:
-            save({name: part.state_dict() for name, part in parts.items()} | {"step": number}, run.state)
+    began_s = time.monotonic()
+    snapped_s = began_s
+    for number in itertools.count(first):
+        now_s = time.monotonic()
+        if run.is_fitted:
+            progress = (spent_s + now_s - began_s) / max(1e-9, spent_s + run.deadline_s - began_s)
+            is_over = progress >= 1
+        else:
+            progress = (number - course.warmup_steps) / max(
+                1, (course.decay_steps or course.steps) - course.warmup_steps
+            )
+            is_over = number >= course.steps
+        if is_over:
+            return
+        if now_s > run.deadline_s:
+            state = {name: part.state_dict() for name, part in parts.items()}
+            save(state | {"step": number, "spent_s": spent_s + now_s - began_s}, run.state)
             raise Unfinished(f"{number} of {course.steps} steps")
+        if run.snapshot and now_s > snapped_s + SNAPSHOT_S:
+            save(halved(learned()), run.snapshot)
+            snapped_s = now_s
         torch.manual_seed(course.seed * 10_000_000 + number)
-        rate = course.learning_rate * cosine_schedule(number, course.decay_steps or course.steps, course.warmup_steps)
-        yield Step(number, rate, number == course.steps - 1)
+        rate = course.learning_rate * cosine_schedule(number, course.warmup_steps, progress)
+        yield Step(number, rate, max(0.0, progress), not run.is_fitted and number == course.steps - 1)
+
+
+def halved(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values`, nested or not, with every tensor of floats on the CPU in float16."""
+    return {
+        name: halved(value)
+        if isinstance(value, Mapping)
+        else value.to("cpu", torch.float16)
+        if isinstance(value, Tensor) and value.is_floating_point()
+        else value
+        for name, value in values.items()
+    }
 
 
 def save(values: Mapping[str, Any], path: Path) -> None:
@@ -109,6 +154,28 @@ def save(values: Mapping[str, Any], path: Path) -> None:
     partial = path.with_suffix(".partial")
     torch.save(values, partial)
     partial.rename(path)
+
+
+class Average:
+    """An exponential average of the weights of `module`, in `module`'s own shape; its buffers are those of the start.
+
+    Early steps count for more, so that it forgets where the weights began."""
+
+    def __init__(self, module: nn.Module, decay: float) -> None:
+        self.module = copy.deepcopy(module).eval().requires_grad_(False)
+        self._followed, self._decay = module, decay
+
+    @torch.no_grad()
+    def follow(self, step: int) -> None:
+        """Move towards the weights as they are after step `step`."""
+        weight = 1 - min(self._decay, (step + 1) / (step + 10))
+        torch._foreach_lerp_(list(self.module.parameters()), list(self._followed.parameters()), weight)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.module.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> object:
+        return self.module.load_state_dict(state_dict)
 
 
 def adam(module: nn.Module, betas: tuple[float, float], weight_decay: float) -> torch.optim.AdamW:
@@ -138,30 +205,32 @@ def descend(module: nn.Module, optimizer: torch.optim.AdamW, loss: Tensor) -> Te
     return norm
 
 
+@dataclass
 class Captured:
     """`step`, tensors to figures, as a CUDA graph: small steps are bound by their launches otherwise.
 
     The first calls on a GPU run as they are, the next is recorded; on a CPU all run as they are. Figures are valid
-    until the next call.
+    until the next call. Recordings that take turns may share a `pool` (`torch.cuda.graph_pool_handle`).
     """
 
-    _WARM_UP_CALLS = 8
-
-    def __init__(self, step: Callable[..., dict[str, Tensor]]) -> None:
-        self._step, self._calls = step, 0
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._given, self._figures = list[Tensor](), dict[str, Tensor]()
+    step: Callable[..., dict[str, Tensor]]
+    warm_up_calls: int = 8
+    pool: Any = None
+    _graph: torch.cuda.CUDAGraph | None = None
+    _given: list[Tensor] = field(default_factory=list)
+    _figures: dict[str, Tensor] = field(default_factory=dict)
 
     def __call__(self, *given: Tensor) -> dict[str, Tensor]:
         if given[0].device.type != "cuda":
-            return self._step(*given)
-        if self._calls < self._WARM_UP_CALLS:
+            return self.step(*given)
+        if self.warm_up_calls:
+            self.warm_up_calls -= 1
             return self._beside(*given)
         if self._graph is None:
             # Recording runs nothing: what is recorded is then replayed for this very call.
             self._given, self._graph = [tensor.clone() for tensor in given], torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
-                self._figures = self._step(*self._given)
+            with torch.cuda.graph(self._graph, pool=self.pool):
+                self._figures = self.step(*self._given)
         for kept, tensor in zip(self._given, given, strict=True):
             kept.copy_(tensor)
         self._graph.replay()
@@ -169,10 +238,9 @@ class Captured:
 
     def _beside(self, *given: Tensor) -> dict[str, Tensor]:
         """One call on another stream, as what is to be recorded must have run."""
-        self._calls += 1
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            figures = self._step(*given)
+            figures = self.step(*given)
         torch.cuda.current_stream().wait_stream(stream)
         return figures

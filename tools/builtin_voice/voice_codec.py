@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from builtin_voice.flite import PHONES
+from builtin_voice import phones
 from builtin_voice.quantizer import ResidualQuantizer
 from builtin_voice.spectra import SpeechSpectra
 from sonoro.models.qwen3_tts.codec import CodecDecoder
@@ -23,7 +23,7 @@ __all__ = ["CONTEXT_FRAMES", "VoiceCodec"]
 
 CONTEXT_FRAMES = 4
 """A code depends on no more than so many frames to either side of its own."""
-_WIDTH = 256
+_WIDTH = 512
 
 
 class _Unit(nn.Module):
@@ -46,8 +46,7 @@ class _Encoder(nn.Module):
         super().__init__()
         self.layers = nn.Sequential(
             nn.Conv1d(width_in, _WIDTH, 1),
-            _Unit(_WIDTH),
-            _Unit(_WIDTH),
+            *(_Unit(_WIDTH) for _ in range(4)),
             nn.Conv1d(_WIDTH, _WIDTH, ratio, ratio),
             _Unit(_WIDTH),
             _Unit(_WIDTH),
@@ -85,8 +84,8 @@ class VoiceCodec(nn.Module):
             _WIDTH, decoder.codebook_dim // 2, decoder.codebook_dim, decoder.num_quantizers, decoder.codebook_size
         )
         self.sketch = nn.Linear(decoder.latent_dim, self.spectra.width)
-        self.phones = nn.Linear(decoder.latent_dim, len(PHONES))
-        self.first_phones = nn.Linear(decoder.codebook_dim // 2, self._ratio * len(PHONES))
+        self.phones = nn.Linear(decoder.latent_dim, phones.COUNT)
+        self.first_phones = nn.Linear(decoder.codebook_dim // 2, self._ratio * phones.COUNT)
         self._margin = CONTEXT_FRAMES * self.decoder.hop
         _open_branches(self)
 
