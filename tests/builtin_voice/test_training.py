@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from builtin_voice.training import Captured, Course, Run, Unfinished, adam, descend, set_rate, steps_of
+from builtin_voice.training import Average, Captured, Course, Run, Unfinished, adam, descend, set_rate, steps_of
 
 
 def test_a_gradient_that_is_not_finite_moves_nothing() -> None:
@@ -37,6 +37,42 @@ def test_a_course_that_ends_before_its_rate_does_is_the_beginning_of_the_whole_o
 
     assert rates(30, 50) == rates(50, None)[:30]
     assert rates(30, None)[-1] < 0.1 < rates(30, 50)[-1]
+
+
+def test_a_fitted_run_takes_the_steps_there_is_time_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of 2 s in 100 s: the rate falls with the time, and what was learned is kept every minute."""
+    now, module = [50.0], nn.Linear(1, 1)
+    monkeypatch.setattr("builtin_voice.training.time.monotonic", lambda: now[0])
+    course = Course(steps=9999, learning_rate=1.0, warmup_steps=4, seed=0)
+    run = Run(150.0, lambda record: None, tmp_path / "state.pt", is_fitted=True, snapshot=tmp_path / "snapshot.pt")
+    steps, kept = [], []
+    for step in steps_of(course, run, {"module": module}, lambda: {"module": module.state_dict()}):
+        steps.append(step)
+        now[0] += 2
+        kept.append((tmp_path / "snapshot.pt").exists())
+        module.weight.data.fill_(step.number)
+    assert [step.number for step in steps] == list(range(50))
+    assert [step.progress for step in steps] == pytest.approx([number / 50 for number in range(50)])
+    assert steps[0].rate == pytest.approx(0.25)
+    assert steps[25].rate == pytest.approx(0.51)
+    assert steps[-1].rate < 0.03
+    assert kept == [False] * 31 + [True] * 19
+    learned = torch.load(tmp_path / "snapshot.pt", weights_only=True)["module"]["weight"]
+    assert learned.dtype == torch.float16
+    assert learned.item() == 30
+
+
+def test_an_average_follows_the_weights_and_forgets_where_they_began() -> None:
+    module = nn.Linear(1, 1, bias=False)
+    module.weight.data.fill_(100.0)
+    average = Average(module, 0.9)
+    for step in range(200):
+        module.weight.data.fill_(1.0 if step < 100 else 2.0)
+        average.follow(step)
+        if step == 99:
+            assert average.module.weight.item() == pytest.approx(1.0, abs=0.01)
+    assert average.module.weight.item() == pytest.approx(2.0, abs=0.01)
+    assert not average.module.weight.requires_grad
 
 
 @pytest.mark.gpu

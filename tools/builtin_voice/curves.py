@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -63,3 +64,7 @@ def draw(work: Path, output: Path) -> None:
         panel.legend(fontsize="small")
     figure.savefig(output, dpi=110)
     pyplot.close(figure)
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

@@ -28,7 +28,7 @@ from builtin_voice.codec_training import train_codec, train_encoder
 from builtin_voice.critic import Critic
 from builtin_voice.phones import PAUSE, UNHEARD, class_of
 from builtin_voice.spectra import SpeechSpectra
-from builtin_voice.synthesize import Utterance, load, written
+from builtin_voice.shards import Utterance, load
 from builtin_voice.talker_training import Layout, Utterances, train_talker
 from builtin_voice.tokenizer import parts_of, read, take_apart
 from builtin_voice.training import Log, Run, save
@@ -46,7 +46,8 @@ ENCODED_SAMPLES = 24_000 * 600
 
 def hours_in(folder: Path) -> float:
     """Of audio in the shards of `folder` that are whole."""
-    return sum(row.samples for rows in written(folder).values() for row in rows) / 3600 / settings.SAMPLE_RATE
+    samples = sum(index.with_suffix(".npy").stat().st_size // 2 for index in folder.glob("shard-*.jsonl"))
+    return samples / 3600 / settings.SAMPLE_RATE
 
 
 def audio_of(folder: Path, device: torch.device, hours: float | None = None) -> tuple[Tensor, list[Utterance]]:
@@ -221,7 +222,7 @@ def run_encode(work: Path, device: torch.device) -> None:
     encode, parts = TextTokenizer.from_folder(work / "tokenizer").encode, parts_of(work / "tokenizer")
     texts = [encode(row.text) for row in utterances]
     lengths, rng = np.array([len(row) for row in texts]), np.random.default_rng(training.seed)
-    whole = np.concatenate(texts)
+    whole = np.array([token for row in texts for token in row])
     spelled = [(whole, lengths)]
     spelled += [take_apart(whole, lengths, parts, training.apart, rng) for _ in range(1, training.shifts)]
     stored = {

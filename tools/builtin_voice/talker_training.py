@@ -260,7 +260,7 @@ def losses(
         chosen = (decided >= 0).nonzero()[:, 0]
     else:
         # Those that decide nothing come last, and have no target.
-        chosen = torch.where(decided >= 0, torch.rand_like(decided, dtype=torch.float32), -1.0).topk(kept).indices
+        chosen = torch.where(decided >= 0, torch.rand_like(decided, dtype=torch.float32), -1.0).topk(kept, sorted=False).indices
     at_row, of_frame = chosen // rows.frame.shape[1], decided[chosen]
     frames = codes[at_row, of_frame.clamp_min(0)]
     given, wanted = corrupt(frames, noise.codes, size), frames.masked_fill((of_frame < 0)[:, None], IGNORED)

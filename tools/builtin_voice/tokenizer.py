@@ -7,7 +7,9 @@ token), then the added special tokens. The text it sees is lower-case already.
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
+import lzma
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,13 +17,19 @@ import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from builtin_voice.shards import load
-from builtin_voice.synthesize import read_corpus
 
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 ROLE = "assistant"
 SPECIALS = ("<|im_start|>", "<|im_end|>", "<tts_pad>", "<tts_text_bos>", "<tts_text_eod>")
+
+
+def read_texts(path: Path) -> list[str]:
+    """The texts of a corpus, in lines of JSON that are compressed by gzip or xz."""
+    opener = lzma.open if path.suffix == ".xz" else gzip.open
+    with opener(path, "rt", encoding="utf-8") as file:
+        return [json.loads(line)["text"] for line in file]
 
 
 def _pipeline(model: models.BPE) -> Tokenizer:
@@ -134,7 +142,7 @@ def main() -> None:
     parser.add_argument("--merges", type=int, default=2500)
     parser.add_argument("--audio", type=Path, help="synthesised folder; prints the tokens per spoken second over it")
     options = parser.parse_args()
-    write(options.output, *train((row["text"] for row in read_corpus(options.corpus)), options.merges))
+    write(options.output, *train(read_texts(options.corpus), options.merges))
     tokenizer = read(options.output)
     report: dict[str, float] = {"vocabulary": tokenizer.get_vocab_size(with_added_tokens=True)}
     if options.audio:

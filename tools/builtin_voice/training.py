@@ -77,11 +77,11 @@ class Step(NamedTuple):
     is_last: bool
 
 
-def cosine_schedule(step: int, warmup: int, progress: float) -> float:
-    """Linear warm-up, then half a cosine of `progress` down to 2% of the peak."""
+def cosine_schedule(step: int, warmup: int, falling: float) -> float:
+    """Linear warm-up, then half a cosine down to 2% of the peak, of which the share `falling` is over."""
     if step < warmup:
         return (step + 1) / warmup
-    return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, falling)))
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Course:
 
 
 def steps_of(
-    course: Course, run: Run, parts: Mapping[str, Stateful], learned: Callable[[], Mapping[str, Any]] = dict
+    course: Course, run: Run, parts: Mapping[str, Stateful], learned: Callable[[], Mapping[str, Any]] | None = None
 ) -> Iterator[Step]:
     """The steps that are missing, after `parts` have been put where an earlier run left them.
 
@@ -116,12 +116,11 @@ def steps_of(
     for number in itertools.count(first):
         now_s = time.monotonic()
         if run.is_fitted:
-            progress = (spent_s + now_s - began_s) / max(1e-9, spent_s + run.deadline_s - began_s)
+            progress = falling = (spent_s + now_s - began_s) / max(1e-9, spent_s + run.deadline_s - began_s)
             is_over = progress >= 1
         else:
-            progress = (number - course.warmup_steps) / max(
-                1, (course.decay_steps or course.steps) - course.warmup_steps
-            )
+            decay_steps = (course.decay_steps or course.steps) - course.warmup_steps
+            progress, falling = number / course.steps, (number - course.warmup_steps) / max(1, decay_steps)
             is_over = number >= course.steps
         if is_over:
             return
@@ -129,12 +128,12 @@ def steps_of(
             state = {name: part.state_dict() for name, part in parts.items()}
             save(state | {"step": number, "spent_s": spent_s + now_s - began_s}, run.state)
             raise Unfinished(f"{number} of {course.steps} steps")
-        if run.snapshot and now_s > snapped_s + SNAPSHOT_S:
+        if learned and run.snapshot and now_s > snapped_s + SNAPSHOT_S:
             save(halved(learned()), run.snapshot)
             snapped_s = now_s
         torch.manual_seed(course.seed * 10_000_000 + number)
-        rate = course.learning_rate * cosine_schedule(number, course.warmup_steps, progress)
-        yield Step(number, rate, max(0.0, progress), not run.is_fitted and number == course.steps - 1)
+        rate = course.learning_rate * cosine_schedule(number, course.warmup_steps, falling)
+        yield Step(number, rate, progress, not run.is_fitted and number == course.steps - 1)
 
 
 def halved(values: Mapping[str, Any]) -> dict[str, Any]:
