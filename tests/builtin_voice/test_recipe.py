@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from builtin_voice import recipe, settings, tokenizer
-from builtin_voice.flite import PHONES
+from builtin_voice.phones import UNHEARD, class_of
 from builtin_voice.shards import Utterance
 from builtin_voice.spectra import SpeechSpectra
-from builtin_voice.training import Run, Unfinished
+from builtin_voice.talker_training import Layout
+from builtin_voice.training import Run
 from builtin_voice.voice_codec import CONTEXT_FRAMES, VoiceCodec
 from sonoro.models.qwen3_tts import weights
 from sonoro.models.qwen3_tts.backbone import Talker
@@ -32,47 +33,29 @@ def end_to_end(*lengths: int) -> list[Utterance]:
     starts = np.cumsum([0, *lengths]).tolist()
     return [
         Utterance(
-            0, start, length, f"row {index}.", "rms" if index % 2 else "slt", ["ax", "pau"], [length // 2, length]
+            0, start, length, f"row {index}.", "am_michael" if index % 2 else "af_heart", ["ə", ""], [length // 2, length]
         )
         for index, (start, length) in enumerate(zip(starts, lengths, strict=False))
     ]
 
 
-def test_training_waits_for_the_first_shards_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shard 1 comes last: until then what is there does not count, however long it is."""
-    found: list[int] = []
-
-    def write(shard: int) -> None:
-        row = Utterance(shard, 0, 3600 * settings.SAMPLE_RATE, "row.", "rms", [], [])
-        (tmp_path / f"shard-{shard:05d}.jsonl").write_text(json.dumps(asdict(row)) + "\n", encoding="ascii")
-        found.append(shard)
-
-    coming = iter((0, 2, 3, 1))
-    monkeypatch.setattr(recipe.time, "sleep", lambda seconds: write(next(coming)))
-    recipe.wait_for_shards(tmp_path, 2.5, float("inf"), lambda: False)
-    assert found == [0, 2, 3, 1]
-    recipe.wait_for_shards(tmp_path, 1000, float("inf"), lambda: True)
-
-
-def test_waiting_for_shards_ends_with_the_time_and_with_whoever_writes_them(tmp_path: Path) -> None:
-    with pytest.raises(Unfinished, match=r"0\.0 of 2\.5 hours"):
-        recipe.wait_for_shards(tmp_path, 2.5, float("-inf"), lambda: False)
-
-    def fail() -> bool:
-        raise SystemExit("synthesis failed")
-
-    with pytest.raises(SystemExit, match="synthesis failed"):
-        recipe.wait_for_shards(tmp_path, 2.5, float("inf"), fail)
+def test_hours_are_those_of_whole_shards(tmp_path: Path) -> None:
+    for shard, is_whole in enumerate((True, False, True)):
+        np.save(tmp_path / f"shard-{shard:05d}.npy", np.zeros(24_000 * 36, dtype=np.int16))
+        if is_whole:
+            (tmp_path / f"shard-{shard:05d}.jsonl").touch()
+    assert recipe.hours_in(tmp_path) == pytest.approx(0.02, rel=1e-3)
 
 
 @pytest.mark.parametrize("stage", ["encoder", "codec"])
 def test_a_codec_is_whole_before_what_it_could_go_on_from_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_codec: VoiceCodec, stage: str
 ) -> None:
-    def train(*arguments: object) -> VoiceCodec:
-        run = arguments[-1]
-        assert isinstance(run, Run)
-        run.state.touch()
+    result, state = tmp_path / f"{stage}.pt", tmp_path / f"{stage}-state.pt"
+    run = Run(float("inf"), lambda record: None, state)
+
+    def train(*_: object) -> VoiceCodec:
+        state.touch()
         return tiny_codec
 
     def break_off(values: object, path: Path) -> None:
@@ -82,13 +65,11 @@ def test_a_codec_is_whole_before_what_it_could_go_on_from_is_gone(
     monkeypatch.setattr(recipe, f"train_{stage}", train)
     monkeypatch.setattr(recipe, "load_codec", lambda path, device: tiny_codec)
     monkeypatch.setattr(recipe, "audio_of", lambda *_: (torch.zeros(9, dtype=torch.int16), end_to_end(9)))
-    result, state = tmp_path / f"{stage}.pt", tmp_path / f"{stage}-state.pt"
-
     def make() -> None:
         if stage == "encoder":
-            recipe.run_encoder(tmp_path, torch.device("cpu"), float("inf"), lambda: True)
+            recipe.run_encoder(tmp_path, torch.device("cpu"), run)
         else:
-            recipe.run_codec(tmp_path, torch.device("cpu"), float("inf"))
+            recipe.run_codec(tmp_path, torch.device("cpu"), run)
 
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", break_off)
@@ -136,9 +117,9 @@ def test_what_is_around_a_crop_is_of_its_utterance_or_silence() -> None:
         reach = torch.arange(int(inside[0]) - 40, int(inside[0]) + 140)
         is_inside = (reach > owner.start) & (reach <= owner.start + owner.samples)
         assert torch.equal(crop, torch.where(is_inside, reach, 0))
-        # The first half of each is `ax`, the other a pause.
+        # The first half of each is a vowel, the other a pause.
         is_first = reach - owner.start <= owner.samples // 2
-        expected = torch.where(is_first, PHONES.index("ax"), PHONES.index("pau"))
+        expected = torch.where(is_first, class_of("ə"), class_of("pau"))
         assert torch.equal(heard.long(), torch.where(is_inside, expected, 255))
         before.add(bool(crop[0]))
         after.add(bool(crop[-1]))
@@ -146,7 +127,7 @@ def test_what_is_around_a_crop_is_of_its_utterance_or_silence() -> None:
 
 
 def test_labels_are_of_the_columns_between_the_context() -> None:
-    """The first half of a long utterance is `ax`, the other a pause, as is what is around it."""
+    """The first half of a long utterance is a vowel, the other a pause, as is what is around it."""
     (row,) = end_to_end(40 * HOP)
     audio = torch.arange(40 * HOP).div(4).short()
     torch.manual_seed(0)
@@ -155,8 +136,14 @@ def test_labels_are_of_the_columns_between_the_context() -> None:
     assert phones.shape == (50, 3 * HOP // SpeechSpectra.column)
     middles = CONTEXT_FRAMES * HOP + SpeechSpectra.column * torch.arange(phones.shape[1]) + SpeechSpectra.column // 2
     is_first = sounds[:, middles] * 32768 < 20 * HOP // 4
-    assert torch.equal(phones, torch.where(is_first, PHONES.index("ax"), PHONES.index("pau")))
+    assert torch.equal(phones, torch.where(is_first, class_of("ə"), class_of("pau")))
     assert phones.unique().numel() == 2
+
+
+def test_phones_have_a_class_and_marks_have_none() -> None:
+    assert class_of("pau") == class_of("") == class_of(".") == 0
+    assert class_of("b") == class_of("b") != class_of("ʧ") != class_of("ch")
+    assert [class_of(mark) for mark in ("ˈ", "ˌ", "ː", " ", ",")] == [UNHEARD] * 5
 
 
 @pytest.mark.parametrize("shift", [0, 480, 1440])
@@ -173,7 +160,7 @@ def test_encoding_the_corpus_is_encoding_each_utterance_after_the_silence(
         frames = -(-(row.samples + shift) // HOP)
         moved = torch.zeros(1, frames * HOP)
         moved[0, shift : shift + row.samples] = audio[row.start : row.start + row.samples].float() / 32768
-        assert codes.dtype == torch.uint8
+        assert codes.dtype == torch.int16
         assert torch.equal(codes.long(), tiny_codec.codes(moved)[0])
     assert torch.cat(found).unique().numel() > 10
 
@@ -183,20 +170,48 @@ def test_held_out_texts_are_trained_on_in_no_encoding(tmp_path: Path) -> None:
     vocabulary, merges = tokenizer.train(["a small text of the assistant."], merges=4)
     tokenizer.write(tmp_path / "tokenizer", vocabulary, merges)
     _, config = recipe.model_config(tmp_path / "tokenizer")
-    texts = [torch.tensor([index] * (index + 1), dtype=torch.int16) for index in range(6)]
+    lengths = [*range(1, 7), *range(2, 8)]
     frames = [recipe.LONGEST_FRAMES + 1, *range(2, 13)]
-    codes = [torch.full((count, settings.CODEBOOKS), row, dtype=torch.uint8) for row, count in enumerate(frames)]
-    voices = ["rms", "slt", "slt", "rms", "rms", "slt"]
-    recipe.save_codes(tmp_path / "codes.pt", texts, codes, voices)
-    data, held_out = recipe.utterances_on(torch.device("cpu"), tmp_path, config, held_out=2)
-    assert data.text[:, 0].tolist() == [1, 2, 3, 0, 1, 2, 3]
-    assert data.codes[:, 0, 0].tolist() == [1, 2, 3, 6, 7, 8, 9]
-    assert data.frame_lengths.tolist() == [frames[row] for row in (1, 2, 3, 6, 7, 8, 9)]
-    assert held_out.text[:, 0].tolist() == [4, 5]
-    assert held_out.codes[:, 0, 0].tolist() == [4, 5]
+    stored = {
+        "texts": torch.cat([torch.full((count,), row, dtype=torch.int16) for row, count in enumerate(lengths)]),
+        "text_lengths": torch.tensor(lengths),
+        "codes": torch.cat([torch.full((count, 12), row, dtype=torch.int16) for row, count in enumerate(frames)]),
+        "code_lengths": torch.tensor(frames),
+        "voices": ["am_michael", "af_heart", "af_heart", "am_michael", "am_michael", "af_heart"],
+    }
+    torch.save(stored, tmp_path / "codes.pt")
+    data, held_out = recipe.utterances_on(torch.device("cpu"), tmp_path, Layout(config, 0), held_out=2)
+    trained = [1, 2, 3, 6, 7, 8, 9]
+    assert data.text[:, 0].tolist() == data.codes[:, 0, 0].tolist() == trained
+    assert data.frame_lengths.tolist() == [frames[row] for row in trained]
+    assert data.text_lengths.tolist() == [lengths[row] for row in trained]
+    for row, (text, codes) in zip(trained, zip(data.text, data.codes, strict=True), strict=True):
+        assert text.tolist() == [row] * lengths[row] + [0] * (len(text) - lengths[row])
+        assert codes[:, 5].tolist() == [row] * frames[row] + [0] * (len(codes) - frames[row])
+    assert held_out.text[:, 0].tolist() == held_out.codes[:, 0, 0].tolist() == [4, 5]
     assert held_out.text_lengths.tolist() == [5, 6]
-    rowan, clara = (config.talker_config.spk_id[name] for name in ("rowan", "clara"))
-    assert held_out.speaker.tolist() == [rowan, clara]
+    miles, nora = (config.talker_config.spk_id[name] for name in ("miles", "nora"))
+    assert held_out.speaker.tolist() == [miles, nora]
+
+
+def test_tokens_are_taken_apart_into_what_they_were_merged_from(tmp_path: Path) -> None:
+    texts = ["a small text of the assistant.", "the small assistant", "text"]
+    vocabulary, merges = tokenizer.train(texts * 3, merges=40)
+    tokenizer.write(tmp_path, vocabulary, merges)
+    made, parts, rng = tokenizer.read(tmp_path), tokenizer.parts_of(tmp_path), np.random.default_rng(0)
+    rows = [made.encode(text).ids for text in texts]
+    ids, lengths = np.concatenate(rows), np.array([len(row) for row in rows])
+    same, counts = tokenizer.take_apart(ids, lengths, parts, 0.0, rng)
+    assert same.tolist() == ids.tolist()
+    assert counts.tolist() == lengths.tolist()
+    apart, counts = tokenizer.take_apart(ids, lengths, parts, 0.5, rng)
+    assert (counts >= lengths).all()
+    assert len(apart) == counts.sum() > len(ids)
+    pieces = np.split(apart, counts.cumsum()[:-1])
+    tokens = [map(made.id_to_token, row.tolist()) for row in pieces]
+    assert ["".join(row).replace("\u0120", " ") for row in tokens] == texts
+    everything, _ = tokenizer.take_apart(ids, lengths, parts, 1.0, np.random.default_rng(0))
+    assert len(everything) > len(ids) + 10
 
 
 def test_a_written_checkpoint_decodes_to_the_sound_of_training(

@@ -62,7 +62,7 @@ def train_encoder(
         set_rate(optimizer, step.rate)
         codec.quantizer.is_seeded = step.number > 0
         figures = captured(*crops(training.batch))
-        if step.number % _LOGGED_EVERY == 0 or step.is_last:
+        if step.is_logged(_LOGGED_EVERY):
             figures = figures | {"books_used": codec.quantizer.used(training.batch * training.crop_frames)}
             run.log({"step": step.number} | {name: value.item() for name, value in figures.items()})
     return codec.eval()
@@ -138,6 +138,6 @@ def train_codec(
         learn = with_critic if step.progress >= training.critic_from else alone
         figures = learn(crops(training.batch))
         average.follow(step.number)
-        if step.number % _LOGGED_EVERY == 0 or step.is_last:
+        if step.is_logged(_LOGGED_EVERY):
             run.log({"step": step.number} | {name: value.item() for name, value in figures.items()})
     return average.module

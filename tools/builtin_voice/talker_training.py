@@ -322,7 +322,7 @@ def train_talker(
         set_rate(lesson.optimizer, step.rate)
         figures = lesson(plan.batch(step.number))
         average.follow(step.number)
-        if step.number % _LOGGED_EVERY == 0 or step.is_last:
+        if step.is_logged(_LOGGED_EVERY):
             shown = {name: value.item() for name, value in figures.items()}
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 run.log({"step": step.number} | shown | judge(average.module, held_out, layout))

@@ -76,6 +76,10 @@ class Step(NamedTuple):
     progress: float
     is_last: bool
 
+    def is_logged(self, every: int) -> bool:
+        """The first and the last, one in `every`, and before the first of these five times as many."""
+        return self.is_last or self.number % (every if self.number > every else every // 5) == 0
+
 
 def cosine_schedule(step: int, warmup: int, falling: float) -> float:
     """Linear warm-up, then half a cosine down to 2% of the peak, of which the share `falling` is over."""

@@ -1,0 +1,91 @@
+"""Results of the recipe made small, to be kept outside of the tree or carried from one machine to another.
+
+`python -m builtin_voice.pack WORK OUTPUT encoder.pt codes.pt` writes each as OUTPUT/NAME.xx in pieces of 15 MiB, of
+weights in 16 bits and of codes their first encoding, in as many bits as they need. With `--unpack` it makes WORK's files
+of OUTPUT's pieces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from builtin_voice import settings
+from builtin_voice.training import halved, save
+
+PIECE_BYTES = 15 * 2**20
+
+
+def packed_codes(stored: dict[str, Any]) -> dict[str, Any]:
+    """Of what `encode` stored: the first encoding, its codes as bits."""
+    count = len(stored["voices"])
+    tokens, frames = (int(stored[name][:count].sum()) for name in ("text_lengths", "code_lengths"))
+    width = (settings.CODEBOOK_SIZE - 1).bit_length()
+    # 16 bits, the highest first, of which the last `width` count.
+    high_first = stored["codes"][:frames].numpy().astype(">u2").view(np.uint8)
+    bits = np.unpackbits(high_first.reshape(-1, 2), axis=1)[:, 16 - width :]
+    return stored | {
+        "texts": stored["texts"][:tokens],
+        "text_lengths": stored["text_lengths"][:count],
+        "code_lengths": stored["code_lengths"][:count],
+        "codes": torch.from_numpy(np.packbits(bits)),
+    }
+
+
+def unpacked_codes(stored: dict[str, Any]) -> dict[str, Any]:
+    """What `packed_codes` was given, less all encodings but the first."""
+    frames, width = int(stored["code_lengths"].sum()), (settings.CODEBOOK_SIZE - 1).bit_length()
+    bits = np.unpackbits(stored["codes"].numpy(), count=frames * settings.CODEBOOKS * width).reshape(-1, width)
+    codes = np.packbits(np.pad(bits, ((0, 0), (16 - width, 0))), axis=1).view(">u2").astype(np.int16)
+    return stored | {"codes": torch.from_numpy(codes.reshape(frames, settings.CODEBOOKS))}
+
+
+def pack(path: Path, folder: Path) -> None:
+    values = torch.load(path, map_location="cpu", weights_only=True)
+    buffer = io.BytesIO()
+    torch.save(packed_codes(values) if "codes" in values else halved(values), buffer)
+    data = buffer.getbuffer()
+    for piece in range(-(-len(data) // PIECE_BYTES)):
+        (folder / f"{path.name}.{piece:02d}").write_bytes(data[piece * PIECE_BYTES : (piece + 1) * PIECE_BYTES])
+
+
+def unpack(path: Path, folder: Path) -> None:
+    pieces = sorted(folder.glob(f"{path.name}.[0-9][0-9]"))
+    data = b"".join(piece.read_bytes() for piece in pieces)
+    values = torch.load(io.BytesIO(data), weights_only=True)
+    save(unpacked_codes(values) if "codes" in values else _widened(values), path)
+
+
+def _widened(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _widened(value)
+        if isinstance(value, dict)
+        else value.float()
+        if isinstance(value, Tensor) and value.is_floating_point()
+        else value
+        for name, value in values.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("work", type=Path)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("names", nargs="+", help="files of WORK; what is not there is passed over")
+    parser.add_argument("--unpack", action="store_true")
+    options = parser.parse_args()
+    for name in options.names:
+        if options.unpack:
+            unpack(options.work / name, options.output)
+        elif (options.work / name).exists():
+            pack(options.work / name, options.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""A minute's rehearsal of what only GPUs do: every training at full size, compiled and recorded, on noise in place of
+speech, and the teacher on the last GPU. Says nothing about quality; prints how long steps took.
+
+`python -m builtin_voice.rehearse WORK --prepared PREPARED --seconds 75`
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from builtin_voice import recipe, settings, shards, tokenizer
+from builtin_voice.__main__ import RESULTS, gpus_there, python, start
+
+_TEXT = "the quick brown fox jumps over the lazy dog, and the assistant reads about it."
+
+
+def lay_out(work: Path, *, utterances: int = 40, encoded: int = 4000) -> None:
+    """Shards of noise, a tokenizer, and codes at random of `encoded` texts of all lengths."""
+    rng, voices = np.random.default_rng(0), list(settings.voices().values())
+    (work / "audio").mkdir(parents=True, exist_ok=True)
+    rows, audio, begin = [], [], 0
+    for number in range(utterances):
+        samples = int(rng.integers(24_000, 240_000))
+        ends = np.linspace(0, samples, 20).astype(int).tolist()[1:]
+        phones = list("ðəkwɪkbɹaʊnfɑksʤʌmp"[: len(ends)])
+        rows.append(shards.Utterance(0, begin, samples, _TEXT, voices[number % len(voices)], phones, ends))
+        audio.append((rng.standard_normal(samples) * 3000).astype(np.int16))
+        begin += samples
+    shards.write(work / "audio", rows, audio)
+    tokenizer.write(work / "tokenizer", *tokenizer.train([_TEXT] * 4, 40))
+    frames, words = rng.integers(3, 380, encoded), rng.integers(1, 90, encoded)
+    stored = {
+        "texts": torch.from_numpy(rng.integers(0, 256, words.sum()).astype(np.int16)),
+        "text_lengths": torch.from_numpy(words),
+        "codes": torch.from_numpy(
+            rng.integers(0, settings.CODEBOOK_SIZE, (frames.sum(), settings.CODEBOOKS)).astype(np.int16)
+        ),
+        "code_lengths": torch.from_numpy(frames),
+        "voices": [voices[number % len(voices)] for number in range(encoded)],
+    }
+    torch.save(stored, work / "codes.pt")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("work", type=Path)
+    parser.add_argument("--prepared", type=Path, required=True)
+    parser.add_argument("--phonemes", type=Path, help="what the teacher reads; left out, it does not")
+    parser.add_argument("--seconds", type=float, default=75.0)
+    options = parser.parse_args()
+    work, gpus, began_s = options.work, gpus_there(), time.monotonic()
+    lay_out(work)
+
+    children: dict[str, subprocess.Popen[bytes]] = {}
+
+    def learn(name: str, gpu: str, seconds: float) -> None:
+        options_of = ["--prepared", options.prepared, "--stage", name, "--fit", "--until", began_s + seconds]
+        children[name] = start(python("__main__", work, *options_of), gpu)
+
+    learn("talker", gpus[-1], options.seconds)
+    learn("encoder", gpus[0], options.seconds / 3)
+    children["encoder"].wait()
+    learn("codec", gpus[0], options.seconds)
+    if options.phonemes:
+        corpus = [options.phonemes, options.prepared / "kokoro.npz", work / "spoken", "--limit", 2048]
+        children["teacher"] = start(python("kokoro.synthesize", *corpus), gpus[-1])
+    codes = {name: child.wait() for name, child in children.items()}
+    recipe.run_checkpoint(work)
+    report: dict[str, object] = {"exit_codes": codes}
+    for name in sorted(set(RESULTS) & set(codes)):
+        records = [json.loads(line) for line in (work / f"{name}.jsonl").read_text("ascii").splitlines()]
+        first, last = records[max(0, len(records) - 2)], records[-1]
+        step_s = (last["seconds"] - first["seconds"]) / max(1, last["step"] - first["step"])
+        report[name] = last | {"ms_a_step": round(1000 * step_s, 1)}
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()
