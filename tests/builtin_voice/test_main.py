@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,10 +14,8 @@ import torch
 
 from builtin_voice import __main__ as command
 from builtin_voice import curves, recipe
-from builtin_voice.training import Unfinished
+from builtin_voice.training import Run, Unfinished
 
-CPU = torch.device("cpu")
-STAGES = ["corpus", "tokenizer", "encoder", "codec", "encode", "talker", "checkpoint", "curves", "evaluate"]
 
 
 def test_a_stage_runs_once_and_tells_how_long_it_took(tmp_path: Path) -> None:
@@ -53,138 +51,171 @@ def test_no_stage_begins_after_the_deadline_and_an_interrupted_one_is_not_done(t
     assert not record["is_done"]
 
 
-@pytest.fixture
-def done(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """What the stages were asked for: each makes its result, and nothing is learned."""
-    asked: list[str] = []
-
-    def fake(name: str, result: str) -> None:
-        def make(work: Path, *_: object) -> None:
-            asked.append(name)
-            (work / result).touch()
-
-        monkeypatch.setattr(recipe, f"run_{name}", make)
-
-    results = {"encoder": "encoder.pt", "codec": "codec.pt", "encode": "codes.pt", "talker": "talker.pt"}
-    for name, result in {**results, "checkpoint": "checkpoint"}.items():
-        fake(name, result)
-
-    def python(module: str, *arguments: object) -> list[str]:
-        asked.append(module)
-        at = {"text": 0, "tokenizer": 1, "evaluate": -1}
-        made = arguments[at[module]] if module in at else tmp_path / "spoken"
-        return [sys.executable, "-c", f"open({str(made)!r}, 'w')"]
-
-    monkeypatch.setattr(command, "python", python)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(curves, "write", lambda work: (work / "training.json").touch())
-    return asked
-
-
-def test_all_stages_follow_one_another_and_none_runs_twice(tmp_path: Path, done: list[str]) -> None:
-    for _ in range(2):
-        command.run(tmp_path, tmp_path, CPU, float("inf"), 1)
-    learned = [name for name in done if name not in ("text", "tokenizer")]
-    assert learned == ["synthesize", "encoder", "codec", "encode", "talker", "checkpoint", "evaluate"]
-    assert (tmp_path / "speech.json").exists()
-    assert (tmp_path / "spoken").exists()
-    stages = [json.loads(line)["stage"] for line in (tmp_path / "stages.jsonl").read_text("ascii").splitlines()]
-    assert stages == STAGES
-
-
-SECOND_GPU = """
-import os, time
-for _ in range(6000):
-    if os.path.exists({awaited!r}):
+RESULT_OF = {**command.RESULTS, "text": "corpus.txt", "phonemize": "phonemes.jsonl.xz", "tokenizer": "tokenizer"}
+FAKE = """
+import json, os, signal, sys, time
+from pathlib import Path
+name, work, script = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
+with (work / "asked").open("a") as file:
+    file.write(json.dumps([name, os.environ.get("CUDA_VISIBLE_DEVICES", ""), *sys.argv[4:]]) + "\\n")
+if name == "kokoro.synthesize":
+    claim = work / "audio" / f"shard-{os.getpid()}.claim"
+    claim.write_text(str(os.getpid()))
+code, awaited, result = script.get(name, [0, None, None])
+for _ in range(3000):
+    if awaited is None or (work / awaited).exists():
         break
     time.sleep(0.01)
-open({codec!r}, "w").write(os.environ["CUDA_VISIBLE_DEVICES"])
-raise SystemExit({code})
+if result and code == 0:
+    (work / result).touch()
+sys.exit(code)
 """
 
 
+class Fakes:
+    """Processes that make their results and learn nothing; `script` says how one ends, what it awaits and makes."""
+
+    def __init__(self, work: Path) -> None:
+        self._work = work
+        self.script: dict[str, tuple[int, str | None, str | None]] = {
+            name: (0, None, result) for name, result in RESULT_OF.items()
+        }
+
+    def python(self, module: str, *arguments: object) -> list[str]:
+        words = list(map(str, arguments))
+        name = words[words.index("--stage") + 1] if "--stage" in words else module
+        script = dict(self.script)
+        if name in ("text", "phonemize", "tokenizer"):  # they are told where to write
+            script[name] = (script[name][0], None, RESULT_OF[name] + ".partial")
+        return [sys.executable, "-c", FAKE, name, str(self._work), json.dumps(script), *words]
+
+    @property
+    def asked(self) -> list[list[str]]:
+        return [json.loads(line) for line in (self._work / "asked").read_text().splitlines()]
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, *_ in self.asked]
+
+    def gpu_of(self, name: str) -> set[str]:
+        return {gpu for other, gpu, *_ in self.asked if other == name}
+
+
 @pytest.fixture
-def second_gpu(
-    tmp_path: Path, done: list[str], monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str, int], list[tuple[object, ...]]]:
-    """Gives this machine two GPUs, of which the second's process waits for the file `awaited` and ends with `code`;
-    returns what that process is told."""
-
-    def give(awaited: str, code: int) -> list[tuple[object, ...]]:
-        paths = {"awaited": str(tmp_path / awaited), "codec": str(tmp_path / "codec.pt")}
-        fake, told = command.python, list[tuple[object, ...]]()
-
-        def python(module: str, *arguments: object) -> list[str]:
-            if module != "__main__":
-                return fake(module, *arguments)
-            told.append(arguments)
-            return [sys.executable, "-c", SECOND_GPU.format(**paths, code=code)]
-
-        monkeypatch.setattr(command, "python", python)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
-        return told
-
-    return give
+def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Fakes:
+    made = Fakes(tmp_path)
+    monkeypatch.setattr(command, "python", made.python)
+    monkeypatch.setattr(command, "gpus_there", lambda: [""])
+    monkeypatch.setattr(recipe, "run_checkpoint", lambda work: (work / "checkpoint").touch())
+    return made
 
 
-def test_a_second_gpu_trains_the_decoder_beside_the_talker(
-    tmp_path: Path, done: list[str], second_gpu: Callable[[str, int], list[tuple[object, ...]]]
-) -> None:
-    told = second_gpu("talker.pt", 0)
+def run(work: Path, times: command.Times | None = None, teacher: str = "kokoro") -> None:
+    command.run(work, work, teacher, times or command.Times(), 1)
+
+
+def test_all_stages_follow_one_another_and_none_runs_twice(tmp_path: Path, fakes: Fakes) -> None:
     for _ in range(2):
-        command.run(tmp_path, tmp_path, CPU, 1e9, 1)
-    assert told == [(tmp_path, "--prepared", tmp_path, "--decoder-until", 1e9)]
-    assert (tmp_path / "codec.pt").read_text() == "7"
-    assert "codec" not in done
-    assert (tmp_path / "speech.json").exists()
+        run(tmp_path)
+    learned = ["encoder", "codec", "encode", "talker"]
+    assert fakes.names == ["text", "phonemize", "tokenizer", "kokoro.synthesize", *learned]
+    assert (tmp_path / "checkpoint").exists()
+
+
+def test_flite_reads_as_well(tmp_path: Path, fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RESULT_OF, "text", "corpus.jsonl.gz")
+    run(tmp_path, teacher="flite")
+    assert fakes.names == ["text", "tokenizer", "synthesize", "encoder", "codec", "encode", "talker"]
+
+
+@pytest.fixture
+def two_gpus(fakes: Fakes, monkeypatch: pytest.MonkeyPatch) -> Fakes:
+    """Two readers that go on until they are stopped; there are hours enough once both have begun."""
+    monkeypatch.setattr(command, "gpus_there", lambda: ["5", "7"])
+    monkeypatch.setattr(recipe, "hours_in", lambda folder: 500.0 * len(list(folder.glob("*.claim"))) - 900)
+    fakes.script["kokoro.synthesize"] = (0, "never", None)
+    return fakes
+
+
+def test_two_gpus_share_the_work(tmp_path: Path, two_gpus: Fakes) -> None:
+    """One has the codec, the other the talker; neither waits for the other, and no reader is left over."""
+    two_gpus.script["codec"] = (0, "talker.pt", "codec.pt")
+    times = command.Times(time.monotonic() + 1000, time.monotonic() + 1, encoder_s=100.0)
+    run(tmp_path, times)
+    assert two_gpus.gpu_of("kokoro.synthesize") == {"5", "7"}
+    assert two_gpus.gpu_of("encoder") == two_gpus.gpu_of("codec") == {"5"}
+    assert two_gpus.gpu_of("encode") == two_gpus.gpu_of("talker") == {"7"}
+    untils = {name: float(words[words.index("--until") + 1]) for name, *words in two_gpus.asked if "--until" in words}
+    assert untils["encoder"] < time.monotonic() + 100
+    assert untils["codec"] == untils["talker"] == times.deadline_s - command.WRITING_S
+    assert all("--fit" in words for name, *words in two_gpus.asked if name in command.RESULTS)
+    assert not list((tmp_path / "audio").glob("*.claim"))
+
+
+def test_one_gpu_has_the_codec_before_the_talker(
+    tmp_path: Path, two_gpus: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "gpus_there", lambda: ["5"])
+    two_gpus.script["kokoro.synthesize"] = (0, None, None)
+    run(tmp_path, command.Times(time.monotonic() + 1000, encoder_s=100.0))
+    assert two_gpus.names[-4:] == ["encoder", "codec", "encode", "talker"]
 
 
 @pytest.mark.parametrize(("code", "error"), [(3, SystemExit), (command.EXIT_UNFINISHED, Unfinished)])
-@pytest.mark.parametrize("awaited", ["encoder.pt", "talker.pt"])
-def test_a_second_gpu_that_fails_or_runs_out_of_time_is_not_passed_over(
-    tmp_path: Path,
-    second_gpu: Callable[[str, int], list[tuple[object, ...]]],
-    awaited: str,
-    code: int,
-    error: type[BaseException],
+@pytest.mark.parametrize("stage", list(command.RESULTS))
+def test_a_stage_that_fails_or_runs_out_of_time_is_not_passed_over(
+    tmp_path: Path, two_gpus: Fakes, stage: str, code: int, error: type[BaseException]
 ) -> None:
-    second_gpu(awaited, code)
-    with pytest.raises(error, match="codec"):
-        command.run(tmp_path, tmp_path, CPU, float("inf"), 1)
+    two_gpus.script[stage] = (code, None, None)
+    with pytest.raises(error, match=stage):
+        run(tmp_path, command.Times(speech_until_s=time.monotonic() + 1))
     assert not (tmp_path / "checkpoint").exists()
 
 
-@pytest.mark.parametrize(("code", "error"), [(3, SystemExit), (0, Unfinished), (command.EXIT_UNFINISHED, Unfinished)])
-def test_what_failed_on_a_second_gpu_is_said_though_the_time_is_up(
-    tmp_path: Path,
-    second_gpu: Callable[[str, int], list[tuple[object, ...]]],
-    monkeypatch: pytest.MonkeyPatch,
-    code: int,
-    error: type[BaseException],
+@pytest.mark.parametrize(("code", "error"), [(3, SystemExit), (0, Unfinished)])
+def test_what_failed_on_one_gpu_is_said_though_the_time_is_up(
+    tmp_path: Path, two_gpus: Fakes, code: int, error: type[BaseException]
 ) -> None:
-    def late(work: Path, *_: object) -> None:
-        (work / "late").touch()
-        raise Unfinished("3 of 9 steps")
-
-    second_gpu("late", code)
-    monkeypatch.setattr(recipe, "run_talker", late)
-    with pytest.raises(error, match="codec" if code else "3 of 9"):
-        command.run(tmp_path, tmp_path, CPU, float("inf"), 1)
-    assert (tmp_path / "codec.pt").exists()
+    two_gpus.script["codec"] = (code, "late", "codec.pt")
+    two_gpus.script["talker"] = (command.EXIT_UNFINISHED, None, None)
+    threading.Timer(1.0, (tmp_path / "late").touch).start()
+    with pytest.raises(error, match="codec" if code else "talker"):
+        run(tmp_path, command.Times(speech_until_s=time.monotonic() + 1))
+    assert (tmp_path / "codec.pt").exists() == (code == 0)
 
 
-def test_the_second_gpus_process_trains_the_decoder_and_no_more(
-    tmp_path: Path, done: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arguments = [str(tmp_path), "--prepared", str(tmp_path), "--decoder-until", str(time.monotonic() + 1000)]
+def test_a_failed_reader_is_not_waited_for(tmp_path: Path, fakes: Fakes) -> None:
+    fakes.script["kokoro.synthesize"] = (3, None, None)
+    with pytest.raises(SystemExit, match="synthesis failed with exit code 3"):
+        run(tmp_path)
+
+
+def test_claims_of_an_earlier_run_are_not_kept(tmp_path: Path, fakes: Fakes) -> None:
+    (tmp_path / "audio").mkdir()
+    (tmp_path / "audio" / "shard-00003.claim").write_text("1")
+    with command.Readers(tmp_path, fakes.python("kokoro.synthesize"), [""]) as readers:
+        readers.wait(float("inf"))
+        assert not (tmp_path / "audio" / "shard-00003.claim").exists()
+
+
+def test_a_process_of_a_stage_learns_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = []
+
+    def learn(work: Path, device: torch.device, run: Run) -> None:
+        runs.append(run)
+        (work / "codec.pt").touch()
+
+    monkeypatch.setattr(recipe, "run_codec", learn)
+    arguments = [str(tmp_path), "--prepared", str(tmp_path), "--stage", "codec", "--until", "1e12", "--fit"]
     monkeypatch.setattr(sys, "argv", ["builtin_voice", *arguments])
     command.main()
-    assert done == ["codec"]
+    (run,) = runs
+    assert (run.deadline_s, run.is_fitted, run.snapshot) == (1e12, True, tmp_path / "codec-snapshot.pt")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["codec.pt", "stages.jsonl"]
 
 
 def test_out_of_time_is_an_exit_code_of_its_own(
-    tmp_path: Path, done: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, fakes: Fakes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["builtin_voice", str(tmp_path), "--prepared", str(tmp_path), "--seconds", "-1"])
     with pytest.raises(SystemExit) as end:
@@ -198,7 +229,7 @@ def test_an_evaluation_ends_with_the_time(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(command, "python", lambda module, *arguments: sleeping)
     began = time.monotonic()
     with pytest.raises(Unfinished, match="evaluation"):
-        command.judge(tmp_path, torch.device("cpu"), 1, began + 0.2)
+        command.judge(tmp_path, 1, began + 0.2)
     assert time.monotonic() - began < 30, "nothing was waited for"
     assert not (tmp_path / "speech.json").exists()
 
@@ -227,7 +258,7 @@ def test_a_stage_that_fails_is_not_passed_over(tmp_path: Path, monkeypatch: pyte
     failing = [sys.executable, "-c", "raise SystemExit(3)"]
     monkeypatch.setattr(command, "python", lambda module, *arguments: failing)
     with pytest.raises(SystemExit, match="evaluation failed with exit code 3"):
-        command.judge(tmp_path, torch.device("cpu"), 1, float("inf"))
+        command.judge(tmp_path, 1, float("inf"))
 
 
 def test_a_command_that_ends_half_way_leaves_no_result(tmp_path: Path) -> None:
@@ -239,24 +270,6 @@ def test_a_command_that_ends_half_way_leaves_no_result(tmp_path: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError):
         stages.command("first", "result", failing)
     assert not (tmp_path / "result").exists()
-
-
-def test_an_encoder_does_not_wait_for_a_synthesis_that_failed(
-    tmp_path: Path, done: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def wait(work: Path, device: torch.device, deadline_s: float, is_whole: Callable[[], bool]) -> None:
-        while not is_whole():
-            time.sleep(0.01)
-
-    monkeypatch.setattr(recipe, "run_encoder", wait)
-    fake = command.python
-
-    def python(module: str, *arguments: object) -> list[str]:
-        return [sys.executable, "-c", "raise SystemExit(3)"] if module == "synthesize" else fake(module, *arguments)
-
-    monkeypatch.setattr(command, "python", python)
-    with pytest.raises(SystemExit, match="synthesis failed with exit code 3"):
-        command.run(tmp_path, tmp_path, CPU, float("inf"), 1)
 
 
 def test_curves_take_the_last_record_of_a_step(tmp_path: Path) -> None:
@@ -279,4 +292,4 @@ def test_curves_take_the_last_record_of_a_step(tmp_path: Path) -> None:
         {"stage": "codec", "step": 200, "spectral": 1.0, "critic": 0.5},
     ]
     assert results["stages"] == [stage]
-    assert results["settings"]["talker"]["decay_steps"] == 16_000
+    assert results["settings"]["talker"]["positions"] == 40_000

@@ -237,9 +237,8 @@ def run(work: Path, prepared: Path, teacher: str, times: Times, processes: int) 
             readers.stop(first)
             until_s = min(trained_until_s, time.monotonic() + (times.encoder_s or float("inf")))
             wait_for("encoder", learn("encoder", first, until_s))
-        share = 1.0 if first != last else 0.5
-        codec_until_s = time.monotonic() + share * (trained_until_s - time.monotonic())
-        decoder = learn("codec", first, codec_until_s if times.is_fitted else trained_until_s)
+        is_halved = times.is_fitted and first == last
+        decoder = learn("codec", first, (time.monotonic() + trained_until_s) / 2 if is_halved else trained_until_s)
         if first == last:
             wait_for("codec", decoder)
         if not (work / RESULTS["encode"]).exists():
