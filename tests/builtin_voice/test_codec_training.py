@@ -164,7 +164,9 @@ def test_a_code_hangs_on_its_frame_and_little_around_it(tiny_codec: VoiceCodec, 
 
 TRAININGS = {
     "encoder": EncoderTraining(steps=6, batch=1, crop_frames=2, learning_rate=6e-3, warmup_steps=5),
-    "codec": CodecTraining(steps=6, batch=1, crop_frames=2, learning_rate=2e-3, warmup_steps=5, critic_from=0.5, average_decay=0.0),
+    "codec": CodecTraining(
+        steps=6, batch=1, crop_frames=2, learning_rate=2e-3, warmup_steps=5, critic_from=0.5, average_decay=0.0
+    ),
 }
 
 
@@ -181,7 +183,7 @@ def trained(
         return train_encoder(config, lambda batch: (crops(batch), phones), training, torch.device(device), run)
     torch.manual_seed(3)
     codec, critic = VoiceCodec(config).to(device), Critic(windows=(512,), periods=(2,), channels=2)
-    return train_codec(codec, crops, training, settings.SAMPLE_RATE, run, critic)
+    return train_codec(codec, crops, training, settings.SAMPLE_RATE, run, critic=critic)
 
 
 @pytest.mark.parametrize("stage", FIGURES)

@@ -17,7 +17,6 @@ from builtin_voice import curves, recipe
 from builtin_voice.training import Run, Unfinished
 
 
-
 def test_a_stage_runs_once_and_tells_how_long_it_took(tmp_path: Path) -> None:
     stages, calls = command.Stages(tmp_path, float("inf")), []
 

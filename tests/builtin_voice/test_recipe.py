@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,13 @@ def end_to_end(*lengths: int) -> list[Utterance]:
     starts = np.cumsum([0, *lengths]).tolist()
     return [
         Utterance(
-            0, start, length, f"row {index}.", "am_michael" if index % 2 else "af_heart", ["ə", ""], [length // 2, length]
+            0,
+            start,
+            length,
+            f"row {index}.",
+            "am_michael" if index % 2 else "af_heart",
+            ["ə", ""],
+            [length // 2, length],
         )
         for index, (start, length) in enumerate(zip(starts, lengths, strict=False))
     ]
@@ -54,7 +59,7 @@ def test_a_codec_is_whole_before_what_it_could_go_on_from_is_gone(
     result, state = tmp_path / f"{stage}.pt", tmp_path / f"{stage}-state.pt"
     run = Run(float("inf"), lambda record: None, state)
 
-    def train(*_: object) -> VoiceCodec:
+    def train(*_: object, **__: object) -> VoiceCodec:
         state.touch()
         return tiny_codec
 
@@ -65,6 +70,7 @@ def test_a_codec_is_whole_before_what_it_could_go_on_from_is_gone(
     monkeypatch.setattr(recipe, f"train_{stage}", train)
     monkeypatch.setattr(recipe, "load_codec", lambda path, device: tiny_codec)
     monkeypatch.setattr(recipe, "audio_of", lambda *_: (torch.zeros(9, dtype=torch.int16), end_to_end(9)))
+
     def make() -> None:
         if stage == "encoder":
             recipe.run_encoder(tmp_path, torch.device("cpu"), run)

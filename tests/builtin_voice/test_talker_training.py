@@ -212,7 +212,7 @@ def heard(rows: Rows, codes: Tensor, noise: Noise, size: int, kept: int | None =
         seen.extend((given, frames))
         return torch.zeros(())
 
-    losses(Forwards(first, rest), rows, codes, noise, size, kept)
+    losses(Forwards(first, rest), rows, codes, noise, size, kept=kept)
     code_rows, given, frames = seen
     return code_rows, given, frames
 
@@ -332,9 +332,7 @@ def test_training_learns_and_averages(shipped: Shipped, tmp_path: Path) -> None:
     talker = Talker(config)
     batch = utterances(shipped, random_codes(shipped, 7, 30, 18))
     figures: list[dict[str, float]] = []
-    training = TalkerTraining(
-        steps=60, positions=400, learning_rate=3e-3, warmup_steps=5, noise=NO_NOISE
-    )
+    training = TalkerTraining(steps=60, positions=400, learning_rate=3e-3, warmup_steps=5, noise=NO_NOISE)
     small_layout = Layout(replace(shipped.configs.model, talker_config=config), shipped.layout.newline_id)
     run = Run(float("inf"), figures.append, tmp_path / "state.pt")
     trained = train_talker(talker, batch, batch, small_layout, training=training, run=run)

@@ -1,9 +1,9 @@
 """The built-in voice from nothing, with one command: `python -m builtin_voice WORK --prepared PREPARED --seconds 580`.
 
 Every stage leaves its result in WORK and is passed over once that is there. When the time is up the command ends with
-exit code 75, and goes on where it stopped when it is run again; with `--fit` the trainings take as many steps as there is
-time for instead. Stages that learn are processes of their own. With two GPUs one learns the codes and then to speak from
-them, while the other goes on reading the corpus aloud, encodes it and trains the talker.
+exit code 75, and goes on where it stopped when it is run again; with `--fit` the trainings take as many steps as there
+is time for instead. Stages that learn are processes of their own. With two GPUs one learns the codes and then to speak
+from them, while the other goes on reading the corpus aloud, encodes it and trains the talker.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ class Readers:
 
     def are_done(self) -> bool:
         """Whether all has been read. Ends this program if one of them failed."""
-        return all([has_ended("synthesis", child) for child in self._running.values()])
+        running = [child for child in self._running.values() if not has_ended("synthesis", child)]
+        return not running
 
     def wait(self, deadline_s: float, hours: float = float("inf")) -> None:
         """Until all has been read, there are so many `hours` of audio, or the deadline has passed."""

@@ -119,6 +119,7 @@ def train_codec(
     training: CodecTraining,
     sample_rate: int,
     run: Run,
+    *,
     critic: Critic | None = None,
 ) -> VoiceCodec:
     """Train the decoder of `codec`, whose codes stay, on `crops(batch)` [B, S] float32 with their context; returns the
@@ -130,9 +131,13 @@ def train_codec(
     alone, with_critic = Captured(lesson.alone), Captured(lesson.with_critic)
     optimizers = {"optimizer": lesson.optimizer, "judging": lesson.judging}
     parts = {"codec": codec, "critic": critic, "average": average} | optimizers
-    for step in steps_of(
-        training, run, parts, lambda: {"codec": average.state_dict(), "critic": lesson.critic.state_dict()}
-    ):
+
+    def learned() -> dict[str, dict[str, Tensor]]:
+        speaking = ("decoder.", "quantizer.project_out.")  # the codes stay, to the last bit
+        weights = {name: value for name, value in average.state_dict().items() if name.startswith(speaking)}
+        return {"codec": weights, "critic": lesson.critic.state_dict()}
+
+    for step in steps_of(training, run, parts, learned):
         for optimizer in optimizers.values():
             set_rate(optimizer, step.rate)
         learn = with_critic if step.progress >= training.critic_from else alone

@@ -252,7 +252,7 @@ def judge_model(options: argparse.Namespace, ears: Ears) -> dict[str, Any]:
 def load(options: argparse.Namespace, checkpoint: str) -> Subject:
     """The model with those of its voices that were asked for. Raises `ValueError` for a voice nobody taught."""
     speech = TTS(model=options.model, device=options.device, dtype=options.dtype, config=EngineConfig(slots=BATCH))
-    teachers = settings.voices()
+    teachers = settings.taught_by()
     wanted = options.voices or speech.voices
     unknown = [voice for voice in wanted if voice not in teachers or voice not in speech.voices]
     if unknown:
@@ -289,7 +289,9 @@ def _options() -> argparse.Namespace:
     subject.add_argument("--model", help="what to judge: builtin, or a checkpoint folder")
     subject.add_argument("--teacher", action="store_true", help=f"judge Flite itself, into {TEACHER.name}")
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS)
-    parser.add_argument("--voices", nargs="+", choices=sorted(settings.voices()), help="all of the model's if left out")
+    parser.add_argument(
+        "--voices", nargs="+", choices=sorted(settings.taught_by()), help="all of the model's if left out"
+    )
     parser.add_argument("--sentences", type=int, default=CLOSED_SET, help="the first so many of a hundred")
     parser.add_argument("--texts", type=int, default=len(mixed_texts()), help="the first so many mixed texts")
     parser.add_argument("--seed", type=int, default=0, help="of the first text; the others count on from there")

@@ -1,8 +1,8 @@
 """Results of the recipe made small, to be kept outside of the tree or carried from one machine to another.
 
 `python -m builtin_voice.pack WORK OUTPUT encoder.pt codes.pt` writes each as OUTPUT/NAME.xx in pieces of 15 MiB, of
-weights in 16 bits and of codes their first encoding, in as many bits as they need. With `--unpack` it makes WORK's files
-of OUTPUT's pieces.
+weights in 16 bits, less those that are drawn or are in encoder.pt as well, and of codes their first encoding, in as
+many bits as they need. With `--unpack` it makes WORK's files of OUTPUT's pieces, encoder.pt before codec.pt.
 """
 
 from __future__ import annotations
@@ -17,9 +17,18 @@ import torch
 from torch import Tensor
 
 from builtin_voice import settings
+from builtin_voice.recipe import new_codec_config
 from builtin_voice.training import halved, save
+from builtin_voice.voice_codec import VoiceCodec
 
 PIECE_BYTES = 15 * 2**20
+_CODING = ("encoder.", "quantizer.books", "quantizer.sums", "quantizer.usage", "sketch", "phones", "first_phones")
+LEFT_OUT = {
+    "encoder.pt": ("decoder.decoder.",),
+    "codec.pt": (*_CODING, "decoder.quantizer."),
+    "codec-snapshot.pt": ("critic",),
+}
+"""The beginnings of names, by file."""
 
 
 def packed_codes(stored: dict[str, Any]) -> dict[str, Any]:
@@ -48,6 +57,7 @@ def unpacked_codes(stored: dict[str, Any]) -> dict[str, Any]:
 
 def pack(path: Path, folder: Path) -> None:
     values = torch.load(path, map_location="cpu", weights_only=True)
+    values = {name: value for name, value in values.items() if not name.startswith(LEFT_OUT.get(path.name, ("\n",)))}
     buffer = io.BytesIO()
     torch.save(packed_codes(values) if "codes" in values else halved(values), buffer)
     data = buffer.getbuffer()
@@ -59,7 +69,12 @@ def unpack(path: Path, folder: Path) -> None:
     pieces = sorted(folder.glob(f"{path.name}.[0-9][0-9]"))
     data = b"".join(piece.read_bytes() for piece in pieces)
     values = torch.load(io.BytesIO(data), weights_only=True)
-    save(unpacked_codes(values) if "codes" in values else _widened(values), path)
+    base: dict[str, Any] = {}
+    if path.name == "encoder.pt":
+        base = VoiceCodec(new_codec_config()).state_dict()
+    elif path.name == "codec.pt":
+        base = torch.load(path.with_name("encoder.pt"), weights_only=True)
+    save(unpacked_codes(values) if "codes" in values else base | _widened(values), path)
 
 
 def _widened(values: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ FLITE = (
     PAUSE, "aa", "ae", "ah", "ao", "aw", "ax", "ay", "b", "ch", "d", "dh", "eh", "er", "ey", "f", "g", "hh", "ih", "iy",
     "jh", "k", "l", "m", "n", "ng", "ow", "oy", "p", "r", "s", "sh", "t", "th", "uh", "uw", "v", "w", "y", "z", "zh",
 )  # fmt: skip
-_KOKORO = "AIOQWYabdfhijklmnpstuvwzæðŋɐɑɒɔəɚɛɜɡɪɹɾʃʊʌʒʔʤʧθᵊᵻ"
+_KOKORO = "AIOQTWYabdfhijklmnpstuvwzæðŋɐɑɒɔəɚɛɜɡɪɹɾʃʊʌʒʔʤʧθᵊᵻ"
 _PAUSES = ("", *".!?…")
 UNHEARD = 255
 """Of symbols that take time and name no sound of their own: stress marks, blanks, commas."""

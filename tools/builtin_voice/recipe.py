@@ -26,9 +26,9 @@ from torch import Tensor
 from builtin_voice import settings
 from builtin_voice.codec_training import train_codec, train_encoder
 from builtin_voice.critic import Critic
-from builtin_voice.phones import PAUSE, UNHEARD, class_of
-from builtin_voice.spectra import SpeechSpectra
+from builtin_voice.phones import PAUSE, class_of
 from builtin_voice.shards import Utterance, load
+from builtin_voice.spectra import SpeechSpectra
 from builtin_voice.talker_training import Layout, Utterances, train_talker
 from builtin_voice.tokenizer import parts_of, read, take_apart
 from builtin_voice.training import Log, Run, save
@@ -192,13 +192,11 @@ def run_codec(work: Path, device: torch.device, run: Run) -> None:
     codec, critic = load_codec(work / "encoder.pt", device), Critic()
     if (start := work / "codec-start.pt").exists():
         learned = torch.load(start, map_location=device, weights_only=True)
-        # The codes stay those of the encoder, to the last bit.
-        decoder = {name: value for name, value in learned["codec"].items() if name.startswith("decoder.")}
-        codec.load_state_dict(decoder, strict=False)
+        codec.load_state_dict(learned["codec"], strict=False)
         critic.load_state_dict(learned["critic"])
     with kernels_tried():
         codec = train_codec(
-            codec, lambda batch: sound_at(audio, *places(batch)), training, settings.SAMPLE_RATE, run, critic
+            codec, lambda batch: sound_at(audio, *places(batch)), training, settings.SAMPLE_RATE, run, critic=critic
         )
     save(codec.state_dict(), work / "codec.pt")
     run.state.unlink(missing_ok=True)
@@ -220,7 +218,8 @@ def run_encode(work: Path, device: torch.device) -> None:
         for row in encode_corpus(codec, audio, utterances, part * settings.HOP // training.shifts)
     ]
     encode, parts = TextTokenizer.from_folder(work / "tokenizer").encode, parts_of(work / "tokenizer")
-    texts = [encode(row.text) for row in utterances]
+    # As `ModelConfig.text_normalizer` has it: the teacher's texts are normalised, but for their capitals.
+    texts = [encode(row.text.lower()) for row in utterances]
     lengths, rng = np.array([len(row) for row in texts]), np.random.default_rng(training.seed)
     whole = np.array([token for row in texts for token in row])
     spelled = [(whole, lengths)]
@@ -237,9 +236,7 @@ def run_encode(work: Path, device: torch.device) -> None:
     print(json.dumps({"utterances": len(codes), "frames": len(stored["codes"])}), flush=True)
 
 
-def utterances_on(
-    device: torch.device, work: Path, layout: Layout, held_out: int
-) -> tuple[Utterances, Utterances]:
+def utterances_on(device: torch.device, work: Path, layout: Layout, held_out: int) -> tuple[Utterances, Utterances]:
     """The encoded corpus on `device`, utterances over `LONGEST_FRAMES` left out, in two parts: what to train on, in
     every encoding, and the last `held_out` texts, in the first encoding alone."""
     stored = torch.load(work / "codes.pt", weights_only=True)

@@ -22,7 +22,7 @@ _TEXT = "the quick brown fox jumps over the lazy dog, and the assistant reads ab
 
 
 def lay_out(work: Path, *, utterances: int = 40, encoded: int = 4000) -> None:
-    """Shards of noise, a tokenizer, and codes at random of `encoded` texts of all lengths."""
+    """Shards of noise, a tokenizer if there is none, and codes at random of `encoded` texts of all lengths."""
     rng, voices = np.random.default_rng(0), list(settings.voices().values())
     (work / "audio").mkdir(parents=True, exist_ok=True)
     rows, audio, begin = [], [], 0
@@ -34,7 +34,8 @@ def lay_out(work: Path, *, utterances: int = 40, encoded: int = 4000) -> None:
         audio.append((rng.standard_normal(samples) * 3000).astype(np.int16))
         begin += samples
     shards.write(work / "audio", rows, audio)
-    tokenizer.write(work / "tokenizer", *tokenizer.train([_TEXT] * 4, 40))
+    if not (work / "tokenizer").exists():
+        tokenizer.write(work / "tokenizer", *tokenizer.train([_TEXT] * 4, 40))
     frames, words = rng.integers(3, 380, encoded), rng.integers(1, 90, encoded)
     stored = {
         "texts": torch.from_numpy(rng.integers(0, 256, words.sum()).astype(np.int16)),

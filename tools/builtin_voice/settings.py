@@ -22,6 +22,7 @@ __all__ = [
     "codec_config",
     "generation_config",
     "model_config",
+    "taught_by",
     "voices",
 ]
 
@@ -36,6 +37,11 @@ TEACHERS = {
     "kokoro": {"nora": "af_heart", "miles": "am_michael", "edith": "bf_emma", "hugh": "bm_george"},
     "flite": {"rowan": "rms", "clara": "slt", "angus": "awb", "quill": "kal16"},
 }
+
+
+def taught_by() -> dict[str, str]:
+    """Who taught each voice, whatever its teacher was."""
+    return {name: voice for taught in TEACHERS.values() for name, voice in taught.items()}
 
 
 def voices(teacher: str = "kokoro") -> dict[str, str]:

@@ -4,7 +4,8 @@ A row is what the engine feeds: a text id and K codec ids whose embeddings are s
 one table of ids, laid out here on the device for a batch of like lengths; each utterance of it has one of the two text
 layouts and of the languages. In training, noise spoils the frames that are fed back.
 
-Batches have one of a few widths and a size of its own for each, so that a step of each is recorded once as a CUDA graph.
+Batches have one of a few widths and a size of its own for each, so that a step of each is recorded once as a CUDA
+graph.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ WIDTHS = (*range(40, 200, 16), *range(208, 336, 32), 336, 400, 480)
 """How many rows an utterance of a batch may have; multiples of 8, which compiled kernels are made for."""
 
 _LOGGED_EVERY = 500
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Layout:
 
     config: ModelConfig
     newline_id: int
-    device: torch.device = torch.device("cpu")
+    device: torch.device = _CPU
 
     @property
     def languages(self) -> list[int | None]:
@@ -242,7 +244,7 @@ def corrupt(codes: Tensor, share: float, size: int) -> Tensor:
 
 
 def losses(
-    forwards: Forwards, rows: Rows, codes: Tensor, noise: Noise, size: int, kept: int | None = None
+    forwards: Forwards, rows: Rows, codes: Tensor, noise: Noise, size: int, *, kept: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """Mean cross-entropy of codebook 0 (end included) and of the other codebooks: of all frames, or of about `kept` of
     them, which is capturable.
@@ -260,7 +262,11 @@ def losses(
         chosen = (decided >= 0).nonzero()[:, 0]
     else:
         # Those that decide nothing come last, and have no target.
-        chosen = torch.where(decided >= 0, torch.rand_like(decided, dtype=torch.float32), -1.0).topk(kept, sorted=False).indices
+        chosen = (
+            torch.where(decided >= 0, torch.rand_like(decided, dtype=torch.float32), -1.0)
+            .topk(kept, sorted=False)
+            .indices
+        )
     at_row, of_frame = chosen // rows.frame.shape[1], decided[chosen]
     frames = codes[at_row, of_frame.clamp_min(0)]
     given, wanted = corrupt(frames, noise.codes, size), frames.masked_fill((of_frame < 0)[:, None], IGNORED)
@@ -293,7 +299,7 @@ class Lesson:
         # The same for every width, or it would be compiled for each.
         kept = max(1, round(self._training.kept * self._training.positions))
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"):
-            first, rest = losses(self._forwards, rows, utterances.codes, self._training.noise, self._size, kept)
+            first, rest = losses(self._forwards, rows, utterances.codes, self._training.noise, self._size, kept=kept)
         norm = descend(self.talker, self.optimizer, first + self._training.rest_weight * rest)
         return {"first": first.detach(), "rest": rest.detach(), "gradient": norm}
 

@@ -26,10 +26,10 @@ SPECIALS = ("<|im_start|>", "<|im_end|>", "<tts_pad>", "<tts_text_bos>", "<tts_t
 
 
 def read_texts(path: Path) -> list[str]:
-    """The texts of a corpus, in lines of JSON that are compressed by gzip or xz."""
+    """The texts of a corpus, lines of JSON compressed by gzip or xz, in the lower case that the voice reads."""
     opener = lzma.open if path.suffix == ".xz" else gzip.open
     with opener(path, "rt", encoding="utf-8") as file:
-        return [json.loads(line)["text"] for line in file]
+        return [json.loads(line)["text"].lower() for line in file]
 
 
 def _pipeline(model: models.BPE) -> Tokenizer:
