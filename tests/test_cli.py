@@ -159,8 +159,41 @@ def test_a_configuration_file_is_used(sonoro: Run, models: Path) -> None:
     Path("engine.yaml").write_text("max_frames: 4\nchunk_frames: [1, 2, 4]\nslots: 2\n")
     text = "A text without end"
     code, out, _ = sonoro("say", text, "--model", models / "custom_voice", "--config", "engine.yaml")
+    first = spoken()
+    assert code == 1, "what ran away is not all of the text"
+    name, duration_s, how = SUMMARY.match(out.rstrip("\n")).groups()
+    assert (name, duration_s) == ("out.wav", "0.32")
+    assert "did not end by themselves" in how
+    assert len(spoken()) == 4 * 1920
+    again = sonoro("say", text, "--model", models / "custom_voice", "--config", "engine.yaml", "--attempts", "3")
+    assert again[0] == 1
+    assert not is_same(spoken(), first), "the last attempt has another seed"
+
+
+def test_speed_makes_the_file_shorter(sonoro: Run, models: Path) -> None:
+    sonoro("say", "Hello there.", "--model", models / "custom_voice", *SHORT, "--speed", "1.5")
+    assert len(spoken()) == pytest.approx(6 * 1920 / 1.5, rel=0.03)
+
+
+def test_progress_is_lines_where_it_is_asked_for_and_no_terminal_is(sonoro: Run, models: Path) -> None:
+    common = ["say", "Hello there. " * 9, "--model", models / "custom_voice", "--config", "engine.yaml"]
+    Path("engine.yaml").write_text("max_frames: 4\nslots: 1\n")
+    assert sonoro(*common)[2] == ""
+    assert sonoro(*common, "--no-progress")[2] == ""
+    err = sonoro("say", "Hi.", "--progress")[2]
+    assert re.fullmatch(r"(\d+% of the text, \d+\.\d s of audio, \d+\.\d times as fast as it plays\n)+", err), err
+    assert "100% of the text" in err
+
+
+def test_what_the_voice_cannot_read_is_said_in_one_line(sonoro: Run) -> None:
+    code, _, err = sonoro("say", "Tokyo is 東京. ☃!", "--max-frames", "4")
+    assert (code, err) == (0, "warning: 3 characters cannot be spoken and will be left out: 東京☃\n")
+    code, _, err = sonoro("say", "Das ist nicht gut, und ich weiß es.", "--max-frames", "4")
     assert code == 0
-    assert SUMMARY.match(out.rstrip("\n")).groups() == ("out.wav", "0.32", "; cut: it did not end by itself")
+    assert re.fullmatch(r"warning: this looks like German; [^\n]+\n", err)
+    Path("out.wav").unlink()
+    assert_refused(*sonoro("say", "Привет, как дела? 5."), ["text", "Cyrillic", "English"])
+    assert not Path("out.wav").exists()
 
 
 def test_info_shows_what_a_model_is(sonoro: Run, models: Path) -> None:
@@ -234,6 +267,9 @@ def test_version_and_help(sonoro: Run) -> None:
         (["Hi", "--top-k", "2.5"], ["top_k", "'2.5'", "whole number"]),
         (["Hi", "--max-frames", "1e3"], ["max_frames", "'1e3'", "whole number"]),
         (["Hi", "--seed", "-1"], ["seed", "-1", "at least 0"]),
+        (["Hi", "--speed", "5"], ["speed", "5", "0.25 to 4"]),
+        (["Hi", "--speed", "fast"], ["speed", "'fast'", "number"]),
+        (["Hi", "--attempts", "0"], ["attempts", "0", "at least 1"]),
         (["Hi", "--temperature", "warm"], ["temperature", "'warm'", "number"]),
         (["Hi", "--seed", str(2**63)], ["seed", str(2**63), f"at most {2**63 - 1}"]),
         (["Hi", "--voice", ""], ["voice", "''", "serena, ryan, eric, dylan"]),
@@ -315,9 +351,9 @@ def spoil(folder: Path, how: str) -> list[str]:
     if how == "not json":
         (folder / "config.json").write_text("{")
         return ["config.json"]
-    if how == "key missing":
+    if how == "key wrong":
         values = json.loads((folder / "config.json").read_text())
-        del values["talker_config"]["hidden_size"]
+        values["talker_config"]["hidden_size"] = "wide"
         (folder / "config.json").write_text(json.dumps(values))
         return ["config.json", "hidden_size"]
     tensors = load_file(weights)
@@ -333,7 +369,7 @@ def spoil(folder: Path, how: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "how", ["gone", "truncated", "not json", "key missing", "tensor missing", "tensor misshapen", "tensor extra"]
+    "how", ["gone", "truncated", "not json", "key wrong", "tensor missing", "tensor misshapen", "tensor extra"]
 )
 @pytest.mark.parametrize("command", ["say", "info", "voices"])
 def test_bad_models_are_refused_in_one_line(sonoro: Run, tmp_path: Path, how: str, command: str) -> None:

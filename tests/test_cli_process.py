@@ -7,10 +7,13 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 
 from tiny_checkpoint import write_checkpoint
 
@@ -41,15 +44,49 @@ def start(models: Path, *arguments: str, **streams: object) -> subprocess.Popen[
     )
 
 
-def test_an_interrupt_ends_cleanly_and_removes_the_partial_file(models: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out.wav"
-    with start(models, "-o", str(out), "--stream", stderr=subprocess.PIPE) as process:
+@pytest.mark.parametrize("format", ["wav", "flac", "mp3", "opus", "pcm"])
+@pytest.mark.parametrize(
+    ("number", "word"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")], ids=["SIGINT", "SIGTERM"]
+)
+def test_what_was_spoken_before_a_signal_is_a_file_that_plays(
+    models: Path, tmp_path: Path, number: signal.Signals, word: str, format: str
+) -> None:
+    out = tmp_path / f"out.{format}"
+    with start(models, "-o", str(out), stderr=subprocess.PIPE) as process:
         while not (out.exists() and out.stat().st_size > 10_000):
-            assert process.poll() is None
-        process.send_signal(signal.SIGINT)
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.01)
+        process.send_signal(number)
         _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (130, b"error: interrupted\n")
-    assert not out.exists()
+    told = re.fullmatch(rf"error: {word}; {re.escape(str(out))} holds the first (\d+\.\d\d) s\n", err.decode())
+    assert told, err
+    assert process.returncode == 128 + number
+    if format == "pcm":
+        duration_s = out.stat().st_size / 2 / 24000
+    else:
+        samples, rate = soundfile.read(out)
+        assert np.abs(samples).max() > 0
+        duration_s = len(samples) / rate
+    # A chunk may have been written and not yet counted.
+    assert -0.1 < duration_s - float(told[1]) < 1.1
+    if format == "wav":
+        assert int.from_bytes(out.read_bytes()[40:44], "little") == out.stat().st_size - 44
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_anything_was_spoken_leaves_what_was_there(
+    models: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    out = tmp_path / "out.wav"
+    out.write_bytes(b"before")
+    # Held back until it has ended, nothing comes for a while.
+    arguments = ("-o", str(out), "--attempts", "2", "--progress", "--option", "subtalker_top_k=1")
+    with start(models, *arguments, stderr=subprocess.PIPE) as process:
+        time.sleep(0.5)
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    assert process.returncode in (128 + number, -number)
+    assert out.read_bytes() == b"before"
 
 
 def test_a_reader_that_leaves_ends_the_command(models: Path) -> None:
@@ -82,7 +119,7 @@ def test_a_terminal_gets_a_progress_bar(models: Path, tmp_path: Path) -> None:
     main_end, terminal = pty.openpty()
     with start(models, "-o", str(tmp_path / "a.wav"), stdout=subprocess.DEVNULL, stderr=terminal) as process:
         shown = ""
-        while not re.search(r"[1-9]\d* frames, \d+\.\d s of audio", shown):
+        while not re.search(r"\d+% of the text, [1-9]\d*\.\d s of audio, \d+\.\d times as fast", shown):
             assert process.poll() is None, shown
             if select.select([main_end], [], [], 0.1)[0]:
                 shown += os.read(main_end, 4096).decode(errors="replace")

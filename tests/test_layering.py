@@ -32,7 +32,7 @@ ALLOWED = {
 CORE_THIRD_PARTY = {"numpy", "msgspec", "yaml", "soundfile", "soxr", "sentencex", "num2words"}
 WITHOUT_TORCH = {"core", "transport", "server", "scale", "bench"}
 MODEL_NAMES = re.compile(r"qwen|fish|voxcpm|talker", re.IGNORECASE)
-FACES = {"api", "api_audio", "cli", "cli_bench", "cli_common", "cli_serve", "__init__", "__main__"}
+FACES = {"api", "api_audio", "cli", "cli_bench", "cli_common", "cli_say", "cli_serve", "__init__", "__main__"}
 
 
 def modules() -> Iterator[tuple[str, Path]]:

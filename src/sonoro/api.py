@@ -7,6 +7,7 @@ import contextlib
 import gc
 import inspect
 import itertools
+import logging
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from sonoro.core.errors import (
     SonoroError,
     suggestion,
 )
+from sonoro.core.readable import remarks
 from sonoro.core.types import (
     Event,
     Failed,
@@ -47,6 +49,8 @@ __all__ = ["TTS", "Audio", "AudioPiece", "listen", "speech_request"]
 Method = TypeVar("Method", bound=Callable[..., Any])
 Taken = TypeVar("Taken")
 Given = TypeVar("Given")
+
+logger = logging.getLogger(__name__)
 
 _request_numbers = itertools.count()
 
@@ -208,6 +212,14 @@ class TTS:
     def sample_rate(self) -> int:
         return self.spec.sample_rate
 
+    def remarks(self, text: str) -> tuple[str, ...]:
+        """What to know of `text` before it is spoken: characters that will be left out, another language.
+
+        Texts given to `generate` and the others are remarked upon in the log; a `SpeechRequest` is not. Raises
+        `InvalidRequest` for a text of which most is in a script that the voice cannot read.
+        """
+        return remarks(text) if self.spec.text_normalizer is not None else ()
+
     def close(self) -> None:
         """Free the model and its memory. Whatever is being spoken, or asked for later, raises `EngineClosed`."""
         with self._lock:
@@ -308,6 +320,8 @@ class TTS:
         for name, value in request.options.items():
             if name not in known and (nearest := suggestion(name, [*_KEYWORDS, *known])):
                 raise InvalidRequest(f"options.{name}", value, nearest)
+        for remark in self.remarks(text):
+            logger.warning("%s", remark)
         return _Asked(request, speed)
 
     def _items(self, items: Sequence[Item], *request: Any, **fields: Any) -> Iterator[_Asked]:

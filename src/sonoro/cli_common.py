@@ -12,7 +12,20 @@ from typer.models import OptionInfo
 from sonoro.core.config import CODEC_DTYPES
 from sonoro.core.errors import ConfigError, InvalidRequest, OutputError
 
-__all__ = ["CodecType", "Config", "DataType", "Device", "LoadFormat", "Model", "number", "numbers", "show", "span"]
+__all__ = [
+    "FAILURE",
+    "CodecType",
+    "Config",
+    "DataType",
+    "Device",
+    "LoadFormat",
+    "Model",
+    "Stopped",
+    "number",
+    "numbers",
+    "show",
+    "span",
+]
 
 Model = Annotated[str | None, typer.Option(help="checkpoint folder, hub id or known name; the built-in voice if none")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")]
@@ -22,6 +35,17 @@ CodecType = Annotated[
 ]
 LoadFormat = Annotated[str, typer.Option(help="auto, or dummy for random weights")]
 Config = Annotated[Path | None, typer.Option(help="YAML file with the engine's configuration")]
+
+
+FAILURE = 1
+
+
+class Stopped(Exception):
+    """A command was stopped by a signal; `code` is the exit code that says so to a shell."""
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.code = 128 + number
 
 
 def number(field: str, kind: type[int] | type[float], help: str) -> OptionInfo:

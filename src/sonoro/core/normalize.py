@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from num2words import num2words
 
-__all__ = ["NormalizedText", "normalize_english"]
+__all__ = ["NormalizedText", "fold", "normalize_english"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +289,7 @@ _TIDY: list[Rule] = [
 ]
 
 
-def _fold(text: str) -> str:
+def fold(text: str) -> str:
     """ASCII where a letter has one: quotes and dashes unified, accents and invisible characters gone."""
     # Small digits are no part of the number before them.
     text = re.sub(rf"(?<=\d)([{_SUPERSCRIPTS}]+)|(?<=\b[A-Za-z])([{_SUPERSCRIPTS}]+)", _power, text)
@@ -302,7 +302,7 @@ def normalize_english(text: str, *, lowercase: bool = False) -> NormalizedText:
     """Write `text` out as it is spoken; what has no spoken form is dropped and reported, never guessed.
 
     Idempotent on its own output. The text of the result is empty where nothing speakable is left."""
-    spoken = _fold(text)
+    spoken = fold(text)
     for pattern, replacement in _RULES:
         spoken = pattern.sub(replacement, spoken)
     dropped = "".join(dict.fromkeys(re.findall(r"[^A-Za-z.,?!'\s]", spoken)))

@@ -236,7 +236,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What a loaded model can do, for every layer that must not know which model it is.
 
     `hop` is samples per frame. `max_frames` bounds one segment. `sampling` is complete: no field of it is None. A
-    speaker embedding has `speaker_embedding_size` numbers; 0 if the model takes none.
+    speaker embedding has `speaker_embedding_size` numbers; 0 if the model takes none. With a `text_normalizer` it
+    reads what that writes: "english" letters alone.
     """
 
     name: str
@@ -249,6 +250,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingParams
     options: tuple[OptionSpec, ...] = ()
     accepts_instructions: bool = False
+    text_normalizer: Literal["english"] | None = None
     speaker_embedding_size: int = 0
 
     @property

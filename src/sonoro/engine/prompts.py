@@ -13,6 +13,7 @@ import msgspec
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidRequest
+from sonoro.core.readable import check_readable
 from sonoro.core.text import SECONDS_PER_LETTER, frames_bound, segment_ends, split_text, with_lead
 from sonoro.core.types import MAX_SEED, SpeechRequest
 from sonoro.engine.live import LiveFeed, Segment
@@ -41,6 +42,8 @@ class Prompts:
             running.segments = running.live.segments
             running.live.append(request.text)
             return
+        if self._spec.text_normalizer is not None:
+            check_readable(request.text)
         pieces = self._split(request)(request.text)
         if not pieces:
             raise InvalidRequest("text", request.text, "nothing in it can be spoken")

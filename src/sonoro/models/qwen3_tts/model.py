@@ -181,6 +181,7 @@ def spec_of(name: str, configs: Configs) -> ModelSpec:
         options=_options(model, generation),
         # The smaller CustomVoice was not trained on instructions; the official wrapper drops them without a word.
         accepts_instructions=model.tts_model_type == "voice_design" or (is_named and model.tts_model_size != "0b6"),
+        text_normalizer="english" if model.text_normalizer == "english" else None,
         speaker_embedding_size=_embedding_size(model),
     )
 

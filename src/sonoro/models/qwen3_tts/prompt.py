@@ -161,10 +161,11 @@ class PromptBuilder:
         return normalize_english(text, lowercase=True)
 
     def normalize(self, text: str) -> str:
-        """`text` as the checkpoint wants it read. What cannot be spoken, all of it maybe, goes with a warning."""
+        """`text` as the checkpoint wants it read. What cannot be spoken, all of it maybe, goes: whoever speaks for a
+        person asks `core.readable` for remarks first."""
         normalized = self.spell_out(text)
         if normalized.dropped:
-            logger.warning("event=characters_dropped count=%d", len(normalized.dropped))
+            logger.info("event=characters_dropped count=%d", len(normalized.dropped))
             # By default no log holds what somebody wrote: of a text in another script these are most of it.
             logger.debug("event=characters_dropped characters=%r", normalized.dropped)
         return normalized.text

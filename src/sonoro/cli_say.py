@@ -1,0 +1,262 @@
+"""`sonoro say`: a text into a file, written while it is spoken. Knows no model; loads torch when it begins."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from sonoro.api import TTS, AudioPiece, listen, speech_request
+from sonoro.cli_common import FAILURE, CodecType, Config, DataType, Device, LoadFormat, Model, Stopped, number, show
+from sonoro.core.audio import FORMATS, STDOUT, STREAMABLE_FORMATS, AudioWriter, output_format
+from sonoro.core.config import EngineConfig
+from sonoro.core.errors import InvalidReference, InvalidRequest, OutputError
+from sonoro.core.types import Finished, OptionValue, SpeechRequest
+
+if TYPE_CHECKING:
+    from sonoro.models.base import LoadedModel
+
+__all__ = ["say"]
+
+_LINE_S = 2.0
+"""How often progress is a line where it cannot be a bar."""
+
+
+class _Terminated(BaseException):
+    """SIGTERM came."""
+
+
+def say(
+    text: Annotated[str | None, typer.Argument(help="what to speak; - reads stdin", show_default=False)] = None,
+    *,
+    file: Annotated[Path | None, typer.Option(help="speak the text in this file")] = None,
+    out: Annotated[str, typer.Option("--out", "-o", help="file to write; - is stdout")] = "out.wav",
+    format: Annotated[str | None, typer.Option(help=f"{', '.join(FORMATS)}; by the suffix of --out if none")] = None,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="refuse formats whose bytes cannot leave with each chunk (not wav or pcm)")
+    ] = False,
+    progress: Annotated[
+        bool | None, typer.Option("--progress/--no-progress", help="how far it is, on stderr; if that is a terminal")
+    ] = None,
+    model: Model = None,
+    voice: Annotated[str | None, typer.Option(help="a voice of the model; `sonoro voices` lists them")] = None,
+    language: Annotated[str | None, typer.Option(help="a language of the model, or auto")] = None,
+    instructions: Annotated[str | None, typer.Option(help="how to speak, or who speaks, in words")] = None,
+    ref_audio: Annotated[Path | None, typer.Option(help="recording of the voice to clone")] = None,
+    ref_text: Annotated[str | None, typer.Option(help="transcript of --ref-audio")] = None,
+    x_vector_only: Annotated[bool, typer.Option("--x-vector-only", help="clone the timbre alone")] = False,
+    speed: Annotated[float, number("speed", float, "how fast it is played, 0.25 to 4, at the same pitch")] = 1.0,
+    seed: Annotated[int, number("seed", int, "the same seed draws the same speech")] = 0,
+    attempts: Annotated[
+        int, number("attempts", int, "how often a part that runs away is spoken, with seeds one after the other")
+    ] = 1,
+    temperature: Annotated[
+        float | None, number("temperature", float, "0 is greedy; the model's default if none")
+    ] = None,
+    top_k: Annotated[int | None, number("top_k", int, "draw from the k likeliest; 0 keeps all")] = None,
+    top_p: Annotated[float | None, number("top_p", float, "draw from the likeliest that hold this probability")] = None,
+    repetition_penalty: Annotated[
+        float | None, number("repetition_penalty", float, "above 1 avoids repetition")
+    ] = None,
+    max_frames: Annotated[int | None, number("max_frames", int, "most frames; bounded by the text if none")] = None,
+    option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, an option of the model (see info)")] = None,
+    device: Device = "auto",
+    dtype: DataType = None,
+    codec_dtype: CodecType = None,
+    load_format: LoadFormat = "auto",
+    config: Config = None,
+) -> int:
+    """Speak TEXT into a file.
+
+    The file grows while it is spoken, and can be played as far as it came if that is interrupted. The exit code is 1 if
+    a part of the text did not end by itself.
+    """
+    chosen = output_format(out, format)
+    if stream and chosen not in STREAMABLE_FORMATS:
+        raise OutputError(f"--stream: {chosen} cannot be written chunk by chunk; use {' or '.join(STREAMABLE_FORMATS)}")
+    try:
+        request = speech_request(
+            _read_text(text, file),
+            voice,
+            language=language,
+            instructions=instructions,
+            ref_audio=ref_audio,
+            ref_text=ref_text,
+            x_vector_only=x_vector_only,
+            seed=seed,
+            attempts=attempts,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            repetition_penalty=repetition_penalty,
+            max_frames=max_frames,
+        )
+    except InvalidReference as error:
+        from sonoro.models import registry
+
+        # What is wrong with a recording is of no interest where none can be used.
+        registry.describe(model, device=device, dtype=dtype).spec.check_cloning(error.field)
+        raise
+    # The same request twice is the same file.
+    request = msgspec.structs.replace(request, options=_options(option or []), is_reproducible=True)
+    engine = EngineConfig.from_file(config) if config else EngineConfig(slots=1)
+    if codec_dtype is not None:
+        engine = dataclasses.replace(engine, codec_dtype=codec_dtype)
+    with _until_terminated():
+        speaker = TTS(_load(model, device, dtype, load_format), config=engine)
+        for remark in speaker.remarks(request.text):
+            print(f"warning: {remark}", file=sys.stderr)
+        return _speak_into(speaker, request, speed, out, chosen, is_shown=progress)
+
+
+def _load(model: str | None, device: str, dtype: str | None, load_format: str) -> LoadedModel:
+    """The model, with one CPU thread for it if it is small."""
+    from sonoro.engine.worker import spare_threads
+    from sonoro.models import registry
+
+    loaded = registry.load(model, device=device, dtype=dtype, load_format=load_format)
+    spare_threads(loaded)
+    return loaded
+
+
+def _read_text(text: str | None, file: Path | None) -> str:
+    if (text is None) == (file is None):
+        raise InvalidRequest("text", text, "give either a text (- reads stdin) or --file")
+    try:
+        if file is not None:
+            return file.read_text(encoding="utf-8")
+        if text != "-":
+            return str(text)
+        if sys.stdin is None:
+            raise InvalidRequest("text", text, "stdin is closed")
+        return sys.stdin.buffer.read().decode("utf-8")
+    except OSError as error:
+        raise InvalidRequest("file", str(file), f"it must be a readable file ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("text", str(file or "stdin"), f"it must be UTF-8 ({error.reason})") from error
+
+
+def _options(pairs: list[str]) -> dict[str, OptionValue]:
+    """NAME=VALUE as numbers, truth values or strings; the model checks them."""
+    options: dict[str, OptionValue] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not name or not equals:
+            raise InvalidRequest("option", pair, "it must be NAME=VALUE")
+        try:
+            parsed = json.loads(value)
+        except ValueError:
+            parsed = value
+        options[name] = parsed if isinstance(parsed, (bool, int, float)) else value
+    return options
+
+
+@contextlib.contextmanager
+def _until_terminated() -> Iterator[None]:
+    """Raise `Stopped` when SIGTERM comes, as an interrupt is raised, so that what was begun is completed."""
+
+    def raise_it(number: int, frame: FrameType | None) -> None:
+        raise _Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, raise_it)
+    try:
+        yield
+    except _Terminated as end:
+        raise Stopped("terminated", signal.SIGTERM) from end
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _speak_into(
+    speaker: TTS, request: SpeechRequest, speed: float, out: str, format: str, *, is_shown: bool | None
+) -> int:
+    """Speak and write; the exit code."""
+    writers: list[AudioWriter] = []
+    audio_s = 0.0
+    try:
+        with contextlib.ExitStack() as stack:
+
+            def writer() -> AudioWriter:
+                # What is there stays until there is something to put in its place.
+                if not writers:
+                    writers.append(stack.enter_context(AudioWriter(out, speaker.sample_rate, format)))
+                return writers[0]
+
+            def take(piece: AudioPiece) -> None:
+                nonlocal audio_s
+                writer().write(piece.samples)
+                audio_s += piece.duration_s
+                tell(audio_s, piece.characters)
+
+            # The progress ends first: its last line must not cut into an error's.
+            tell = stack.enter_context(_progress(len(request.text), is_shown=is_shown))
+            finished = listen(speaker.stream(request, speed=speed), take)
+            writer()
+    except (KeyboardInterrupt, _Terminated) as end:
+        number, how = (
+            (signal.SIGINT, "interrupted") if isinstance(end, KeyboardInterrupt) else (signal.SIGTERM, "terminated")
+        )
+        kept = f"; {out} holds the first {audio_s:.2f} s" if audio_s and out != STDOUT else ""
+        raise Stopped(how + kept, number) from end
+    summary = _summary(out, audio_s, finished)
+    if out == STDOUT:
+        print(summary, file=sys.stderr)
+    else:
+        show(summary)
+    return FAILURE if finished.reason == "runaway" else 0
+
+
+def _summary(out: str, audio_s: float, finished: Finished) -> str:
+    rtf = finished.timings.total_s / audio_s if audio_s else float("inf")
+    ran_away = f"; cut after {finished.characters} characters, which did not end by themselves: try --attempts 3"
+    how = {"stop": "", "length": "; cut at --max-frames", "runaway": ran_away}
+    name = "stdout" if out == STDOUT else out
+    first_ms = finished.timings.first_audio_s * 1000
+    return f"{name}: {audio_s:.2f} s of audio, RTF {rtf:.3f}, first packet {first_ms:.0f} ms{how[finished.reason]}"
+
+
+@contextlib.contextmanager
+def _progress(characters: int, *, is_shown: bool | None) -> Iterator[Callable[[float, int], None]]:
+    """How far it is, on stderr: a bar on a terminal, else a line now and then, the latter only if it is asked for.
+
+    Yields what is to be told the audio so far, in seconds, and the characters of `characters` that are spoken by then.
+    """
+    console, began_s = Console(stderr=True), time.monotonic()
+    if is_shown is False or (is_shown is None and not console.is_terminal):
+        yield lambda audio_s, spoken: None
+        return
+
+    def figures(audio_s: float) -> str:
+        return f"{audio_s:.1f} s of audio, {audio_s / (time.monotonic() - began_s):.1f} times as fast as it plays"
+
+    if not console.is_terminal:
+        due_s = began_s + _LINE_S
+
+        def line(audio_s: float, spoken: int) -> None:
+            nonlocal due_s
+            if time.monotonic() >= due_s or spoken == characters:
+                due_s = time.monotonic() + _LINE_S
+                print(f"{100 * spoken // characters}% of the text, {figures(audio_s)}", file=sys.stderr)
+
+        yield line
+        return
+    columns = (BarColumn(), TextColumn("{task.percentage:.0f}% of the text, {task.description}"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("0.0 s of audio", total=characters)
+        yield lambda audio_s, spoken: bar.update(task, description=figures(audio_s), completed=spoken)
