@@ -52,6 +52,9 @@ def serve(
         str | None, typer.Option(help="a folder, or a bucket as s3://..., for uploaded voices; in memory if none")
     ] = None,
     api_key: Annotated[list[str] | None, typer.Option(help="a key that clients must send; may be repeated")] = None,
+    admin_key: Annotated[
+        list[str] | None, typer.Option(help="a key that may use and delete everybody's voices; may be repeated")
+    ] = None,
     model_alias: Annotated[
         list[str] | None, typer.Option(help="a further name of the model, in place of OpenAI's; may be repeated")
     ] = None,
@@ -124,6 +127,7 @@ def serve(
     engine = _over(engine, {**wanted, "is_eager": eager or None})
     renamed = {
         "api_keys": tuple(api_key or ()) or None,
+        "admin_keys": tuple(admin_key or ()) or None,
         "model_aliases": tuple(model_alias or ()) or None,
         "voice_aliases": _pairs(voice_alias) if voice_alias else None,
         "cors_origins": tuple(cors_origin or ()) or None,

@@ -277,11 +277,39 @@ def test_a_timbre_alone_can_be_registered() -> None:
     np.testing.assert_array_equal(named, speak(clone("a", use="reference"))[0])
 
 
-@pytest.mark.parametrize("name", ["", "-a", "a b", "../a", "a/b", "a.b", ".a", "ä", "a" * 65, "a\n", "a\0", None])
+@pytest.mark.parametrize("name", ["", "-a", "a b", "../a", "a/b", ".a", "ä", "a" * 65, "a\n", "a\0", None])
 def test_a_name_that_could_be_no_file_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest, match=r"1 to 64 letters \(a to z\), digits") as refusal:
         Engine(SineModel(), config_of()).add_voice(name, said("hm"))
     assert refusal.value.field == "name"
+
+
+@pytest.mark.parametrize("name", ["a.b", "a.", "a.0123456789abcdeg", "a.0123456789abcdef0", "a.0123456789abcdef.b"])
+def test_what_is_no_owner_is_refused(name: str) -> None:
+    with pytest.raises(InvalidRequest, match="16 digits of an owner"):
+        Engine(SineModel(), config_of()).add_voice(name, said("hm"))
+
+
+def test_an_upload_is_encoded_once_and_kept_for_who_speaks_first(model: SineModel, later: Later) -> None:
+    engine = Engine(model, config_of(), ticks_late=1, executor=later)
+    added = engine.add_voice("anna", said("hm"))
+    later.run()
+    assert added.result(0).name == "anna"
+    engine.submit(SpeechRequest(id="a", text=TEXT, voice="anna"))
+    engine.submit(SpeechRequest(id="b", text=TEXT, references=said("hm")))
+    assert later.jobs == [], "nothing is encoded again, nor read"
+    events = drain(engine)
+    np.testing.assert_array_equal(audio(events, "a"), audio(events, "b"))
+    assert model.encoded == 1
+
+
+def test_an_upload_goes_on_when_nobody_else_wants_its_voice(engine: Engine, later: Later) -> None:
+    engine.submit(SpeechRequest(id="a", text=TEXT, references=said("hm")))
+    added = engine.add_voice("anna", said("hm"))
+    engine.cancel("a")
+    later.run()
+    assert added.result(0).name == "anna"
+    drain(engine)
 
 
 def test_a_name_is_taken_from_the_moment_it_is_asked_for(engine: Engine, later: Later) -> None:
@@ -342,7 +370,7 @@ def test_what_is_spoken_with_a_voice_outlives_it(engine: Engine, later: Later) -
     assert [end(events, name).reason for name in "ab"] == ["stop", "stop"]
     with pytest.raises(UnknownVoice, match="known voices: low, high"):
         engine.submit(SpeechRequest(id="c", text=TEXT, voice="anna"))
-    with pytest.raises(UnknownVoice, match="registered voices: none"):
+    with pytest.raises(UnknownVoice, match="no voice of that name is registered"):
         engine.delete_voice("anna")
 
 

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from engine_processes import CONFIG, engines, nothing_left, run, until
 from server_processes import SETTINGS, Server, check_error, recording, serving, sound
-from sonoro.server import service
+from sonoro.server import service, voices
 
 __all__ = ["nothing_left"]
 
@@ -137,6 +138,24 @@ def test_forms_that_are_broken_are_refused() -> None:
     run(ask())
 
 
+def test_a_form_is_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, threads = voices._read_form, list[threading.Thread]()
+
+    def noted(*arguments: object) -> object:
+        threads.append(threading.current_thread())
+        return read(*arguments)
+
+    monkeypatch.setattr(voices, "_read_form", noted)
+
+    async def ask() -> None:
+        async with serving() as server:
+            assert (await upload(server)).status_code == 201
+        assert threads
+        assert threading.current_thread() not in threads
+
+    run(ask())
+
+
 def test_voices_outlive_an_engine_and_a_server(tmp_path: Path) -> None:
     config = dataclasses.replace(CONFIG, voices_folder=str(tmp_path))
 
@@ -208,5 +227,89 @@ def test_an_embedding_is_a_voice_too() -> None:
             for embedding in ([1], [1, 2, 3], [1, "2"], [], "ab", [1, 1e30], [0.0] * 20_000):
                 check_error(await server.speak(speaker_embedding=embedding), 400, "speaker_embedding")
             check_error(await server.speak(speaker_embedding=[1, 2], voice="low"), 400, "voice")
+
+    run(ask())
+
+
+KEYS = dataclasses.replace(SETTINGS, api_keys=("one", "two"), admin_keys=("all",), voice_aliases={"sam": "high"})
+
+
+def test_no_voice_is_called_as_one_of_the_model_may_be() -> None:
+    async def ask() -> None:
+        async with serving(settings=KEYS) as server:
+            for key in ("one", "all"):
+                server.http.headers["authorization"] = f"Bearer {key}"
+                for name in ("low", "High", "sam", "alloy", "Nova"):
+                    check_error(await upload(server, name=name), 400, "name")
+
+    run(ask())
+
+
+def test_what_was_called_so_before_does_not_stand_for_it(tmp_path: Path) -> None:
+    config = dataclasses.replace(CONFIG, voices_folder=str(tmp_path))
+
+    async def ask() -> None:
+        async with serving(config=config) as server:
+            assert (await upload(server, name="sam")).status_code == 201
+            uploaded = (await server.speak(voice="sam")).content
+        async with serving(
+            config=config, settings=dataclasses.replace(SETTINGS, voice_aliases={"sam": "high"})
+        ) as server:
+            assert (await server.speak(voice="sam")).content == (await server.speak(voice="high")).content != uploaded
+            assert (await listed(server))["voices"] == ["low", "high"]
+            assert (await server.http.delete(f"{VOICES}/sam")).status_code == 200
+
+    run(ask())
+
+
+def test_a_voice_is_known_to_the_key_that_made_it_and_to_an_admins(tmp_path: Path) -> None:
+    config = dataclasses.replace(CONFIG, voices_folder=str(tmp_path))
+
+    async def ask() -> None:
+        async with serving(config=config, settings=KEYS) as server:
+
+            def be(key: str) -> None:
+                server.http.headers["authorization"] = f"Bearer {key}"
+
+            async def uploaded() -> list[str]:
+                return [voice["name"] for voice in (await listed(server))["uploaded_voices"]]
+
+            be("one")
+            assert (await upload(server)).json()["name"] == "anna"
+            its = (await server.speak(voice="Anna")).content
+            (file,) = tmp_path.iterdir()
+            be("two")
+            # Not even that there is one is told.
+            assert (await uploaded(), (await listed(server))["voices"]) == ([], ["low", "high"])
+            for voice in ("anna", file.stem):
+                refused = await server.speak(voice=voice)
+                check_error(refused, 404, "voice")
+                assert refused.json()["error"]["message"].endswith("known voices: low, high")
+                check_error(await server.http.delete(f"{VOICES}/{voice}"), 404, "name")
+            # The name is free, and stands for another voice.
+            assert (await upload(server, sound(2.0))).status_code == 201
+            check_error(await upload(server), 409, "name")
+            assert (await server.http.delete(f"{VOICES}/anna")).status_code == 200
+            be("one")
+            assert (await uploaded(), (await server.speak(voice="anna")).content == its) == (["anna"], True)
+            be("all")
+            (seen,) = (await listed(server))["uploaded_voices"]
+            assert (seen["name"], seen["id"], f"anna.{seen['owner']}") == ("anna", file.stem, file.stem)
+            assert (await server.speak(voice=file.stem)).content == its
+            check_error(await server.speak(voice="anna"), 404, "voice")
+            # What an admin registers is everybody's, and nobody else's to delete.
+            assert (await upload(server, name="bert")).json()["owner"] is None
+            be("two")
+            assert (await uploaded(), (await server.speak(voice="bert")).status_code) == (["bert"], 200)
+            check_error(await upload(server, name="bert"), 409, "name")
+            check_error(await server.http.delete(f"{VOICES}/bert"), 404, "name")
+            be("all")
+            assert (await upload(server)).status_code == 201
+            be("one")
+            assert (await server.speak(voice="anna")).content == its, "nobody else's takes its place"
+            be("all")
+            for voice in (file.stem, "bert", "anna"):
+                assert (await server.http.delete(f"{VOICES}/{voice}")).status_code == 200
+            assert list(tmp_path.iterdir()) == []
 
     run(ask())

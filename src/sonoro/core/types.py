@@ -45,6 +45,7 @@ __all__ = [
     "VoiceMode",
     "check_text",
     "listed",
+    "voice_id",
     "voice_name",
 ]
 
@@ -63,6 +64,7 @@ MAX_EMBEDDING = 1e4
 """Bounds the numbers of a speaker embedding, which are around 10 at most: beyond it half precision overflows."""
 
 _VOICE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+_OWNER = re.compile(r"[0-9a-f]{16}")
 _SHOWN_VOICES = 20
 
 
@@ -131,11 +133,21 @@ def voice_name(name: str) -> str:
     return name.lower()
 
 
+def voice_id(text: str) -> str:
+    """`text` in lower case, if it is the id of a voice: a name, and after a dot whose it is if it is somebody's."""
+    name, dot, owner = text.partition(".") if isinstance(text, str) else (text, "", "")
+    name, owner = voice_name(name), owner.lower()
+    if dot and not _OWNER.fullmatch(owner):
+        raise InvalidRequest("name", text, "after a dot it must have the 16 digits of an owner")
+    return name + dot + owner
+
+
 class VoiceFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a registered voice.
 
-    `use` is that of its references: `prompt` is spoken in context, `reference` by its timbre alone. `duration_s` is
-    that of the recording, `consent` what its owner was asked for, `created_at_s` a Unix time.
+    `name` is its id: what people call it, and after a dot whose it is, if it is not everybody's. `use` is that of its
+    references: `prompt` is spoken in context, `reference` by its timbre alone. `duration_s` is that of the recording,
+    `consent` what its owner was asked for, `created_at_s` a Unix time.
     """
 
     name: str
@@ -144,6 +156,16 @@ class VoiceFacts(msgspec.Struct, frozen=True, kw_only=True):
     created_at_s: float
     transcript: str | None = None
     consent: str | None = None
+
+    @property
+    def called(self) -> str:
+        """What its owner calls it."""
+        return self.name.partition(".")[0]
+
+    @property
+    def owner(self) -> str:
+        """Whose it is; empty if it is everybody's."""
+        return self.name.partition(".")[2]
 
 
 class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -295,14 +317,17 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             return request.voice.lower()
         if "named" not in self.voice_modes:
             if request.voice is not None:
-                known = f"known voices: {listed(registered)}" if registered else f"{self.name} has no named voices"
+                everybodys = _everybodys(registered)
+                known = f"known voices: {listed(everybodys)}" if everybodys else f"{self.name} has no named voices"
                 raise UnknownVoice("voice", request.voice, known)
             if "cloned" in self.voice_modes:
                 raise InvalidReference("ref_audio", None, f"{self.name} speaks only as a reference recording; give one")
             return None
         name = self.voices[0] if request.voice is None else request.voice.lower()
         if name not in self.voices:
-            raise UnknownVoice("voice", request.voice, f"known voices: {listed((*self.voices, *registered))}")
+            raise UnknownVoice(
+                "voice", request.voice, f"known voices: {listed((*self.voices, *_everybodys(registered)))}"
+            )
         return name
 
     def _check_embedding(self, request: SpeechRequest, embedding: tuple[float, ...]) -> None:
@@ -411,6 +436,11 @@ def check_text(text: object) -> None:
         raise InvalidRequest("text", text, "it must be a string")
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         raise InvalidRequest("text", text, "it must be valid Unicode, without surrogates")
+
+
+def _everybodys(voices: Collection[str]) -> list[str]:
+    """Those of `voices` that are nobody's own: who asks for one is told of no other's."""
+    return [voice for voice in voices if "." not in voice]
 
 
 def listed(names: Collection[str]) -> str:

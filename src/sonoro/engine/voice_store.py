@@ -12,7 +12,7 @@ import msgspec
 import safetensors.torch
 
 from sonoro.core.errors import ConfigError, EngineError, VoiceExists
-from sonoro.core.types import VoiceFacts, voice_name
+from sonoro.core.types import VoiceFacts, voice_id
 from sonoro.engine.voice_files import Bucket, Files, Folder
 from sonoro.models.base import SavedVoice
 
@@ -109,7 +109,7 @@ class FileStore:
             made_by = metadata.get("model")
             raise EngineError(f"it was made by {made_by!r}, whose weights or dtype are not those of {self._model!r}")
         facts = msgspec.json.decode(metadata.get("facts", ""), type=VoiceFacts)
-        if voice_name(facts.name) != name:
+        if voice_id(facts.name) != name:
             raise EngineError(f"it holds the voice {facts.name!r}, not {name!r}")
         return facts, SavedVoice(tensors, msgspec.json.decode(metadata.get("voice", ""), type=dict[str, str]))
 

@@ -22,7 +22,7 @@ import torch
 from sonoro.core.audio import MAX_REFERENCE_S
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidReference, InvalidRequest, UnknownVoice, VoiceExists
-from sonoro.core.types import Reference, SpeechRequest, VoiceFacts, listed, voice_name
+from sonoro.core.types import Reference, SpeechRequest, VoiceFacts, voice_id
 from sonoro.engine.voice_store import OutOfReach, store_at
 from sonoro.models.base import SpeechModel, Voice
 
@@ -73,7 +73,8 @@ class Voices:
             stream.wait_stream(torch.cuda.current_stream(stream.device))
         self._kept: OrderedDict[str, Future[Voice]] = OrderedDict()
         self._waiting: Counter[Future[Voice]] = Counter()
-        self._adding: set[str] = set()
+        self._adding: dict[str, Future[Voice]] = {}
+        self._contents: dict[str, str] = {}
         self.registered: dict[str, VoiceFacts] = {}
         self._store = store_at(config.voices_folder, model.spec.name, model.fingerprint)
         self._stamps: dict[str, Hashable] = {}
@@ -104,7 +105,7 @@ class Voices:
     def leave(self, voice: Future[Voice]) -> None:
         """One who waited for `voice` has it, or does not want it any more; what nobody wants is not begun."""
         self._waiting[voice] -= 1
-        if self._waiting[voice]:
+        if self._waiting[voice] or any(voice is added for added in list(self._adding.values())):
             return
         del self._waiting[voice]
         if voice.cancel() or _has_failed(voice):
@@ -118,7 +119,7 @@ class Voices:
         Raises `InvalidRequest` or `VoiceExists` for the name, `InvalidReference` for a recording that the model cannot
         use or that lacks its transcript; the rest comes with the future.
         """
-        name = voice_name(name)
+        name = voice_id(name)
         self._model.spec.check_cloning("ref_audio")
         for reference in references:
             reference.check()
@@ -131,14 +132,16 @@ class Voices:
             raise InvalidRequest(
                 "name", name, f"{most} voices (max_registered_voices) are registered; delete one first"
             )
-        self._adding.add(name)
-        return self._submit(partial(self._register, name, references, consent))
+        content = content_hash(references)
+        # Kept for the first who speaks as it, under its name or with the recording itself.
+        self._adding[name] = voice = self._get(content, partial(self._encode, references))
+        return self._submit(partial(self._register, name, references, consent, voice, content))
 
     def delete(self, name: str) -> Future[None]:
         """Forget a registered voice; what has been given its voice goes on. Raises `UnknownVoice`."""
         facts = self.registered.pop(name.lower(), None)
         if facts is None:
-            raise UnknownVoice("name", name, f"registered voices: {listed(sorted(self.registered)) or 'none'}")
+            raise UnknownVoice("name", name, "no voice of that name is registered")
         self._kept.pop(self._key(facts.name), None)
         return self._submit(partial(self._remove, facts))
 
@@ -162,8 +165,9 @@ class Voices:
         logger.info("event=voices_warmed_up seconds=%.2f", time.perf_counter() - started_s)
 
     def _key(self, name: str) -> str:
-        """What a registered voice is kept under: no content's hash, and another once another voice has the name."""
-        return f"name {name} {self._stamps.get(name)}"
+        """What a registered voice is kept under: its content's hash if this engine has encoded it, else what changes
+        once another voice has the name."""
+        return self._contents.get(name) or f"name {name} {self._stamps.get(name)}"
 
     def _submit(self, make: Callable[[], Made]) -> Future[Made]:
         return self._executor.submit(self._run, make)
@@ -179,8 +183,10 @@ class Voices:
             return made
 
     def _get(self, key: str, make: Callable[[], Voice]) -> Future[Voice]:
-        kept = self._kept.get(key)
-        if kept is None or _has_failed(kept):
+        for failed in [kept for kept, voice in self._kept.items() if _has_failed(voice)]:
+            # Nor what its traceback holds.
+            del self._kept[failed]
+        if key not in self._kept:
             self._kept[key] = self._submit(make)
             if len(self._kept) > self._config.max_voices:
                 self._kept.popitem(last=False)
@@ -219,9 +225,17 @@ class Voices:
                     tensor.record_stream(self._readers[tensor.device])
         return voice
 
-    def _register(self, name: str, references: tuple[Reference, ...], consent: str | None) -> VoiceFacts:
+    def _register(
+        self,
+        name: str,
+        references: tuple[Reference, ...],
+        consent: str | None,
+        encoded: Future[Voice],
+        content: str,
+    ) -> VoiceFacts:
         try:
-            voice = self._encode(references)
+            # Encoded before: one thing is done after the other.
+            voice = encoded.result(timeout=0)
             facts = VoiceFacts(
                 name=name,
                 use="prompt" if any(reference.use == "prompt" for reference in references) else "reference",
@@ -231,10 +245,11 @@ class Voices:
                 consent=consent,
             )
             self._stamps[name] = self._store.write(facts, self._model.save_voice(voice))
+            self._contents[name] = content
             self.registered[name] = facts
             return facts
         finally:
-            self._adding.discard(name)
+            self._adding.pop(name, None)
 
     def _remove(self, facts: VoiceFacts) -> None:
         try:
@@ -242,6 +257,7 @@ class Voices:
             # Which somebody who looked in the meantime has registered again.
             self.registered.pop(facts.name, None)
             self._stamps.pop(facts.name, None)
+            self._contents.pop(facts.name, None)
         except Exception:
             self.registered[facts.name] = facts
             raise
@@ -253,10 +269,12 @@ class Voices:
             self.registered.pop(name, None)
             # The next of that name may have the same: clocks of buckets count seconds.
             self._stamps.pop(name, None)
+            self._contents.pop(name, None)
         for name, stamp in stamps.items():
             if self._stamps.get(name) == stamp:
                 continue
             self._stamps[name] = stamp
+            self._contents.pop(name, None)
             try:
                 self.registered[name] = self._read(name)
             except Exception as error:  # whatever lies in a folder, the engine runs

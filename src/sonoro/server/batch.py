@@ -16,7 +16,7 @@ from sonoro.core.errors import InvalidRequest, SonoroError
 from sonoro.core.types import Finished
 from sonoro.server.errors import refusal
 from sonoro.server.schemas import BatchBody, SpeechBody, parse
-from sonoro.server.service import Service
+from sonoro.server.service import Caller, Service
 from sonoro.server.stream import DISCONNECTED, Speech, conclude, spoken
 
 __all__ = ["RESULTS_SCHEMA", "read_batch", "speak_batch"]
@@ -59,13 +59,14 @@ def read_batch(payload: bytes, max_characters: int) -> list[dict[str, Any]]:
     return items
 
 
-async def speak_batch(service: Service, items: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    """What each of `items` came to, in their order. `name` is the id of the whole."""
+async def speak_batch(service: Service, items: list[dict[str, Any]], name: str, caller: Caller) -> dict[str, Any]:
+    """What each of `items` came to, in their order. `name` is the id of the whole, which `caller` asks for."""
     # Half of the places at most: somebody with one text does not wait for a whole batch.
     turns = asyncio.Semaphore(max(1, min(MAX_AT_ONCE, service.config.max_concurrency // 2)))
     async with asyncio.TaskGroup() as group:
         tasks = [
-            group.create_task(_attempt(service, item, f"{name}-{index}", turns)) for index, item in enumerate(items)
+            group.create_task(_attempt(service, item, f"{name}-{index}", caller, turns))
+            for index, item in enumerate(items)
         ]
     results = [{"index": index, **task.result()} for index, task in enumerate(tasks)]
     succeeded = sum(result["status"] == "success" for result in results)
@@ -73,14 +74,16 @@ async def speak_batch(service: Service, items: list[dict[str, Any]], name: str) 
     return {"id": name, "results": results, **counts}
 
 
-async def _attempt(service: Service, item: dict[str, Any], name: str, turns: asyncio.Semaphore) -> dict[str, Any]:
+async def _attempt(
+    service: Service, item: dict[str, Any], name: str, caller: Caller, turns: asyncio.Semaphore
+) -> dict[str, Any]:
     try:
         async with turns:
             arrived_s = time.perf_counter()
             body = parse(SpeechBody, item)
             if body.stream_format == "sse":
                 raise InvalidRequest("stream_format", "sse", "it must be audio: a batch is answered whole")
-            return await _speak(service, body, await service.speech(body, name), arrived_s)
+            return await _speak(service, body, await service.speech(body, name, caller), arrived_s)
     except SonoroError as error:
         service.note_refusal(refused := refusal(error), name)
         return {"status": "error", **refused.body}

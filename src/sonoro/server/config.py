@@ -27,11 +27,16 @@ OPENAI_VOICES = (
 """Names that clients of that API send; each stands for one of the model's voices in turn."""
 
 
+_SECRET = ("api_keys", "admin_keys")
+
+
 @dataclass(frozen=True)
 class ServerConfig:
     """Who is served, and how much of what. Raises `ConfigError` naming field, value and limit.
 
-    `port` 0 takes any that is free. `api_keys`: one of them must come with each request under /v1; none asks for none.
+    `port` 0 takes any that is free. `api_keys` and `admin_keys`: one of them must come with each request under /v1; if
+    there are none, none is asked for. An uploaded voice belongs to the key that made it and no other knows of it;
+    one that an admin key made is everybody's, and those keys may use and delete all.
     `max_body_bytes` and `max_characters` of the text bound one request, and its body must arrive in `body_timeout_s`;
     `max_upload_bytes` bounds one recording, `max_total_body_bytes` all bodies at once, `max_batch_characters` the texts
     of a batch. A head must arrive in `head_timeout_s`; a connection may idle for `keep_alive_timeout_s`.
@@ -49,6 +54,7 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = field(default=(), repr=False)
+    admin_keys: tuple[str, ...] = field(default=(), repr=False)
     max_body_bytes: int = 16 * 2**20
     max_total_body_bytes: int = 256 * 2**20
     max_upload_bytes: int = 10 * 2**20
@@ -98,7 +104,7 @@ class ServerConfig:
         ):
             self._check_number(name, 0.01, 3600, is_whole=False)
         self._check_number("restart_window_s", 0.01, 1e7, is_whole=False)
-        for name in ("api_keys", "model_aliases", "cors_origins"):
+        for name in (*_SECRET, "model_aliases", "cors_origins"):
             self._check_names(name)
         self._check_voices()
         self._check_references()
@@ -111,13 +117,14 @@ class ServerConfig:
     def shown(self) -> dict[str, Any]:
         """Every field, the keys counted only."""
         values = {name.name: getattr(self, name.name) for name in dataclasses.fields(self)}
-        return {**values, "api_keys": f"{len(self.api_keys)} set", "voice_aliases": dict(self.voice_aliases)}
+        counts = {name: f"{len(values[name])} set" for name in _SECRET}
+        return {**values, **counts, "voice_aliases": dict(self.voice_aliases)}
 
     @property
     def public(self) -> dict[str, Any]:
         """What of `shown` clients may know."""
         values = {**self.shown, "reference_folder": "set" if self.reference_folder else ""}
-        return {name: value for name, value in values.items() if name not in ("host", "port", "api_keys")}
+        return {name: value for name, value in values.items() if name not in ("host", "port", *_SECRET)}
 
     def aliases(self, spec: ModelSpec) -> dict[str, str]:
         """The names, lower case, that stand for a voice of `spec`. Raises `ConfigError` for one that it lacks."""
@@ -157,7 +164,7 @@ class ServerConfig:
     def _check_names(self, name: str) -> None:
         values = getattr(self, name)
         if not isinstance(values, tuple) or not all(isinstance(value, str) and value for value in values):
-            shown = "..." if name == "api_keys" else values
+            shown = "..." if name in _SECRET else values
             raise ConfigError(name, shown, "it must be a list of strings that are not empty")
 
     def _check_references(self) -> None:

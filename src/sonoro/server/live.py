@@ -185,13 +185,14 @@ class Session:
             if name in fields:
                 raise InvalidRequest(name, fields[name], "it has no place in a session; leave it out")
         body, request = self._chosen = await self._choose(fields)
-        facts = {"voice": request.voice, "language": request.language, "format": body.response_format}
+        voice = request.voice and request.voice.partition(".")[0]  # not whose it is
+        facts = {"voice": voice, "language": request.language, "format": body.response_format}
         await self.tell("session.configured", **facts)
 
     async def _choose(self, fields: dict[str, Any]) -> tuple[SpeechBody, SpeechRequest]:
         """How `fields` ask to be spoken to: the body of a request whose text is missing, and what it means."""
         body = parse(SpeechBody, {"response_format": "pcm", **fields, "input": ""})
-        speech = await self._service.speech(body, self._id, is_live=True)
+        speech = await self._service.speech(body, self._id, self._socket.state.caller, is_live=True)
         speech.encoding.close()
         return body, speech.request
 

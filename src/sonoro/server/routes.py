@@ -49,7 +49,9 @@ def speech_routes(service: Service) -> APIRouter:
         async with service.uploads.body(request, config.max_body_bytes) as payload:
             body = parse(SpeechBody, payload)
             # Whoever leaves meanwhile has recordings decoded for nobody.
-            speech = await while_there(request.receive, service.speech(body, request.state.request_id))
+            speech = await while_there(
+                request.receive, service.speech(body, request.state.request_id, request.state.caller)
+            )
         if speech is None:
             return Response(status_code=CLIENT_GONE)
         observation = service.observe(body.speed, arrived_s)
@@ -61,7 +63,7 @@ def speech_routes(service: Service) -> APIRouter:
         async with service.uploads.body(request, config.max_body_bytes) as payload:
             items = read_batch(payload, config.max_batch_characters)
             service.spec()
-            speaking = speak_batch(service, items, request.state.request_id)
+            speaking = speak_batch(service, items, request.state.request_id, request.state.caller)
             results = await while_there(request.receive, speaking)
         return Response(msgspec.json.encode(results), media_type="application/json")
 

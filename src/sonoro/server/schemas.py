@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
@@ -195,24 +196,25 @@ def speech_request(
     aliases: Mapping[str, str],
     *,
     references: tuple[Reference, ...] = (),
-    registered: Collection[str] = (),
+    registered: Mapping[str, str] = MappingProxyType({}),
     is_live: bool = False,
 ) -> SpeechRequest:
     """What `body` asks of the model of `spec`; `aliases` are further names of its voices, in lower case, and
-    `registered` voices are named beside them.
+    `registered` are the ids of the voices that may be named beside them, by name.
 
     Raises `InvalidRequest` (or a subclass) for what a request cannot be or this model cannot do.
     """
     embedding = None if body.speaker_embedding is None else tuple(body.speaker_embedding)
     has_own_voice = bool(references) or embedding is not None
     voice = _named_voice(body)
-    if voice is not None and voice.lower() not in registered:
+    uploaded = None if voice is None else registered.get(voice.lower())
+    if voice is not None and uploaded is None:
         voice = _model_voice(voice, spec, aliases, has_own_voice=has_own_voice)
-    _check_task(body, spec, is_cloned=has_own_voice or (voice or "").lower() in registered)
+    _check_task(body, spec, is_cloned=has_own_voice or uploaded is not None)
     request = SpeechRequest(
         id=request_id,
         text=body.input,
-        voice=voice,
+        voice=uploaded or voice,
         language=body.language,
         instructions=body.instructions or None,
         references=references,
@@ -230,7 +232,8 @@ def speech_request(
         attempts=1 if body.attempts is None else body.attempts,
         options=_options(body, request_id, spec),
     )
-    return spec.resolve(request, registered)
+    # Of an unknown voice it tells what there is by name; who is given one is given it by its id.
+    return spec.resolve(request, (uploaded,) if uploaded else registered)
 
 
 def _check_task(body: SpeechBody, spec: ModelSpec, *, is_cloned: bool) -> None:

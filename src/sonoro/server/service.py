@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import hashlib
 import hmac
 import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI
@@ -20,7 +22,7 @@ from starlette.requests import HTTPConnection
 
 from sonoro.core.errors import EngineClosed, EngineError, InvalidRequest, SonoroError, UnknownVoice
 from sonoro.core.types import ModelSpec, SpeechRequest, VoiceFacts
-from sonoro.server.config import ServerConfig
+from sonoro.server.config import OPENAI_VOICES, ServerConfig
 from sonoro.server.connection import Uploads
 from sonoro.server.encode import Encoder, Encoding, encoder_threads
 from sonoro.server.errors import ForeignOrigin, NotReady, Refusal, TooManyRequests, Unauthorized, UnknownModel
@@ -31,7 +33,7 @@ from sonoro.server.stream import NO_ENGINE, Gate, Speech
 from sonoro.transport.client import EngineClient
 from sonoro.transport.fleet import Fleet
 
-__all__ = ["KEY_PROTOCOL", "Service"]
+__all__ = ["KEY_PROTOCOL", "Caller", "Service"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +51,31 @@ ENGINES_S = 0.2
 
 STATS_TIMEOUT_S = 2.0
 """How long /metrics waits for an engine before it counts as down."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who asks: whose voices are theirs by `owner`, which is empty for everybody's, and whether they see all."""
+
+    owner: str
+    is_admin: bool = False
+
+    def sees(self, facts: VoiceFacts) -> bool:
+        """Whether they may know of a voice, and speak as it."""
+        return self.is_admin or facts.owner in ("", self.owner)
+
+    def may_delete(self, facts: VoiceFacts) -> bool:
+        """Whether it is theirs to delete."""
+        return self.is_admin or facts.owner == self.owner
+
+
+NOBODY = Caller("")
+"""Who asks a server that has no keys."""
+
+
+def _owner(key: str) -> str:
+    """Whose a voice is: what a key leaves in its id, and from which nobody learns the key."""
+    return hashlib.sha256(b"sonoro voices " + key.encode()).hexdigest()[:16]
 
 
 class Service:
@@ -70,7 +97,8 @@ class Service:
         self.created_s = int(time.time())
         self.aliases: dict[str, str] = {}
         self._encoders, self._sessions = encoder_threads(), 0
-        self._keys = [key.encode() for key in config.api_keys]
+        self._callers = {key.encode(): Caller(_owner(key)) for key in config.api_keys}
+        self._callers |= {key.encode(): Caller("", is_admin=True) for key in config.admin_keys}
         self._on_failure, self._failure, self._is_started = on_failure, "", False
         self.is_ending = False
         self._starting: asyncio.Task[None] | None = None
@@ -135,20 +163,23 @@ class Service:
 
     async def authorise(self, connection: HTTPConnection) -> None:
         """Raises `ForeignOrigin`, or `Unauthorized` unless the connection comes with one of the keys, if there are any.
+        Whose it is becomes the `caller` in its state.
 
         A browser cannot give a WebSocket headers: there one of the protocols offered may hold the key.
         """
         self._check_origin(connection)
-        if not self._keys:
+        connection.state.caller = NOBODY
+        if not self._callers:
             return
         scheme, _, given = connection.headers.get("authorization", "").partition(" ")
         for protocol in connection.scope.get("subprotocols", ()):
             if protocol.startswith(KEY_PROTOCOL):
                 scheme, given = "bearer", protocol.removeprefix(KEY_PROTOCOL)
         # Each is compared, in full: how long it takes must not tell how much of a key was right.
-        matches = [hmac.compare_digest(given.strip().encode("latin-1"), key) for key in self._keys]
-        if scheme.lower() != "bearer" or not any(matches):
+        matches = [key for key in self._callers if hmac.compare_digest(given.strip().encode("latin-1"), key)]
+        if scheme.lower() != "bearer" or not matches:
             raise Unauthorized("give one of the API keys of this server, as Authorization: Bearer KEY")
+        connection.state.caller = self._callers[matches[0]]
 
     def _check_origin(self, connection: HTTPConnection) -> None:
         """Raises `ForeignOrigin`: any page can make a browser open a WebSocket or post a form, whatever CORS says."""
@@ -198,7 +229,7 @@ class Service:
             for engine in self.client.replicas
         ]
 
-    async def speech(self, body: SpeechBody, name: str, *, is_live: bool = False) -> Speech:
+    async def speech(self, body: SpeechBody, name: str, caller: Caller, *, is_live: bool = False) -> Speech:
         """What `body` asks for, of a request that its client knows as `name`. Raises what is wrong with it.
 
         The text of a live request is still to come.
@@ -212,7 +243,7 @@ class Service:
         own_name = f"{name}.{uuid.uuid4().hex[:8]}"
 
         def asked_for(voices: Iterable[VoiceFacts]) -> SpeechRequest:
-            registered = {facts.name for facts in voices}
+            registered = self.names_of(caller, voices)
             return speech_request(
                 body, own_name, spec, self.aliases, references=references, registered=registered, is_live=is_live
             )
@@ -233,6 +264,19 @@ class Service:
         except TimeoutError as error:
             raise NotReady(f"the folder of voices was not read in {VOICES_TIMEOUT_S:g} s; try again later") from error
         return self.client.voices
+
+    def names_of(self, caller: Caller, voices: Iterable[VoiceFacts]) -> dict[str, str]:
+        """The ids of those of `voices` that `caller` may use, by what they may be called: their ids, and by name their
+        own and everybody's. A name that stands for a voice of the model is none of theirs."""
+        seen = [facts for facts in voices if caller.sees(facts) and facts.called not in self.taken_names()]
+        # Their own last: it is theirs though everybody's came to have its name.
+        named = sorted(seen, key=lambda facts: facts.owner == caller.owner)
+        names = {facts.called: facts.name for facts in named if facts.owner in ("", caller.owner)}
+        return names | {facts.name: facts.name for facts in seen if facts.owner}
+
+    def taken_names(self) -> set[str]:
+        """What stands for voices of the model, in lower case: no uploaded voice may be called so."""
+        return {*self.client.spec.voices, *self.aliases, *OPENAI_VOICES}
 
     async def _watch_voices(self) -> None:
         while True:
