@@ -32,7 +32,9 @@ ALLOWED = {
 CORE_THIRD_PARTY = {"numpy", "msgspec", "yaml", "soundfile", "soxr", "sentencex", "num2words"}
 WITHOUT_TORCH = {"core", "transport", "server", "scale", "bench"}
 MODEL_NAMES = re.compile(r"qwen|fish|voxcpm|talker", re.IGNORECASE)
-FACES = {"api", "api_audio", "cli", "cli_bench", "cli_common", "cli_say", "cli_serve", "__init__", "__main__"}
+FACES = {
+    "api", "api_audio", "cli", "cli_bench", "cli_common", "cli_say", "cli_serve", "cli_verify", "__init__", "__main__",
+}  # fmt: skip
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -168,6 +170,7 @@ def test_function_level_imports_live_only_in_the_faces() -> None:
         "sonoro.cli",
         "sonoro.cli_bench",
         "sonoro.cli_serve",
+        "sonoro.cli_verify",
         "sonoro.server.app",
         "sonoro.transport.client",
     ],

@@ -1,4 +1,5 @@
-"""The command line: `sonoro say | serve | info | voices | bench`. Bad input is one line on stderr and exit code 2.
+"""The command line: `sonoro say | serve | info | voices | verify | bench`. Bad input is one line on stderr and exit
+code 2.
 
 Knows no model; torch is loaded only by the commands that need it.
 """
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import msgspec
 import typer
 
-from sonoro import cli_bench, cli_say, cli_serve
-from sonoro.cli_common import FAILURE, DataType, Device, Stopped, show
+from sonoro import cli_bench, cli_say, cli_serve, cli_verify
+from sonoro.cli_common import FAILURE, DataType, Device, NamedModel, Stopped, show
 from sonoro.core.config import log_level
 from sonoro.core.errors import EngineError, OutputError, SonoroError
 from sonoro.core.types import OptionSpec
@@ -39,8 +40,7 @@ app = typer.Typer(
 app.add_typer(cli_bench.app, name="bench")
 app.command()(cli_say.say)
 app.command()(cli_serve.serve)
-
-NamedModel = Annotated[str | None, typer.Argument(help="checkpoint folder, hub id or known name", show_default=False)]
+app.command()(cli_verify.verify)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

@@ -20,6 +20,7 @@ __all__ = [
     "Device",
     "LoadFormat",
     "Model",
+    "NamedModel",
     "Stopped",
     "number",
     "numbers",
@@ -28,6 +29,10 @@ __all__ = [
 ]
 
 Model = Annotated[str | None, typer.Option(help="checkpoint folder, hub id or known name; the built-in voice if none")]
+NamedModel = Annotated[
+    str | None,
+    typer.Argument(help="checkpoint folder, hub id or known name; the built-in voice if none", show_default=False),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")]
 DataType = Annotated[str | None, typer.Option("--dtype", help="bfloat16 or float32; by device if none")]
 CodecType = Annotated[

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 import yaml
 
-from sonoro.cli_common import CodecType, DataType, Device, LoadFormat, number, show
+from sonoro.cli_common import CodecType, DataType, Device, LoadFormat, NamedModel, number, show
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError
 
@@ -21,10 +21,6 @@ __all__ = ["serve"]
 
 Settings = TypeVar("Settings", EngineConfig, "ServerConfig")
 
-NamedModel = Annotated[
-    str | None,
-    typer.Argument(help="checkpoint folder, hub id or known name; the built-in voice if none", show_default=False),
-]
 Config = Annotated[Path | None, typer.Option(help="YAML file with the sections engine and server")]
 
 

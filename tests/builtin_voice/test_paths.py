@@ -98,6 +98,7 @@ def test_half_precision_streams_what_float32_decodes_whole(chunks: tuple[int, ..
         frames = state.frames[:1, : int(state.length[0])]
         whole = speaker.codec.decode(frames)[0].numpy()
         codec = registry.load(None, device="cuda").model.codec
+        assert codec.settle("auto", 1, [1, 2, 4]).dtype == torch.float16
         history, slots = codec.allocate(1), torch.zeros(1, dtype=torch.int64, device="cuda")
         lengths = itertools.accumulate(itertools.cycle(chunks))
         edges = [0, *itertools.takewhile(lambda edge: edge < frames.shape[1], lengths), frames.shape[1]]

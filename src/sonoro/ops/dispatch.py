@@ -33,6 +33,9 @@ class Operation:
     has_kernels: ClassVar[bool] = True
     """Whether any kernel may serve: see `references_alone`."""
 
+    known: ClassVar[list[Operation]] = []
+    """All operations there are, in the order they were made."""
+
     def __init__(
         self,
         name: str,
@@ -42,6 +45,11 @@ class Operation:
     ) -> None:
         self.name, self.kernel, self.reference, self.is_supported = name, kernel, reference, is_supported
         self.is_broken = triton is None
+        self.failure = ""
+        """Why the reference serves in place of a kernel that there is."""
+        self.difference: float | None = None
+        """The largest that `check` has found, in units of the largest value."""
+        Operation.known.append(self)
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """The operation on `x` and what follows it. Capturable once it has run at these shapes."""
@@ -75,11 +83,12 @@ class Operation:
             return
         expected = (*_tensors(self.reference(*theirs)), *_tensors(theirs))
         worst = max(_difference(ours, theirs) for ours, theirs in zip(results, expected, strict=True))
+        self.difference = worst if self.difference is None else max(self.difference, worst)
         if not worst <= tolerance:
             self._fall_back(f"status=disagrees difference={worst:.3g} limit={tolerance:.3g}")
 
     def _fall_back(self, reason: str) -> None:
-        self.is_broken = True
+        self.is_broken, self.failure = True, reason
         logger.warning("kernel=%s fallback=reference %s", self.name, reason)
 
 

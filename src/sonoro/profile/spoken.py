@@ -1,0 +1,107 @@
+"""Frames and audio of a model with no engine around it, from graphs or launched one by one, to be compared.
+
+Knows the protocols of `models.base` and no model.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sonoro.core.types import SpeechRequest
+from sonoro.models.base import Capacity, LoadedModel, Pages, Prompt
+from sonoro.runtime.graphs import GraphPool, GraphSet
+from sonoro.runtime.ring import upload
+
+__all__ = ["CHUNK_FRAMES", "SLOTS", "Spoken", "allocate", "speak"]
+
+SLOTS, CHUNK_FRAMES = 4, 4
+"""Requests of a launch, padded, and frames decoded by one: as an engine of that many slots has them."""
+
+_POSITIONS, _PAGE_POSITIONS, _TOKENS, _BUCKET = 2048, 32, 2048, 128
+
+
+class Spoken(NamedTuple):
+    """What requests became, on the CPU: frames [B, T, ...], audio [B, S] and every decision [B, V] of the first frame,
+    which are known of eager launches alone.
+
+    `positions` of each prompt. `captured` counts the graphs it was made with; `uncaptured` says why others were not.
+    """
+
+    frames: Tensor
+    audio: Tensor
+    decisions: list[Tensor]
+    positions: list[int]
+    captured: int
+    uncaptured: tuple[str, ...]
+
+
+def allocate(loaded: LoadedModel, frames: int, text_ids: int = 1) -> Any:
+    """The rows of `SLOTS` requests that speak so many frames, with page tables as wide as an engine has them."""
+    sizes = {"page_positions": _PAGE_POSITIONS, "pages": SLOTS * _POSITIONS // _PAGE_POSITIONS, "max_tokens": _TOKENS}
+    return loaded.model.allocate(Capacity(SLOTS, _POSITIONS, frames, text_ids, **sizes))
+
+
+def speak(loaded: LoadedModel, requests: Sequence[SpeechRequest], frames: int, *, is_eager: bool = True) -> Spoken:
+    """`frames` frames of each of up to `SLOTS` requests, spoken together. Synchronises.
+
+    To be called in inference mode, on a stream that may be captured. `is_eager` runs the prompts and a first frame
+    besides, whose decisions it records.
+    """
+    model, slots, width = loaded.model, list(range(len(requests))), _POSITIONS // _PAGE_POSITIONS
+    prompts = _prompts(loaded, requests)
+    state = allocate(loaded, frames, max(1, *(prompt.text_ids for prompt in prompts)))
+    history = model.codec.allocate(SLOTS)
+    chunk = torch.zeros_like(state.frames[:, :CHUNK_FRAMES])
+    pages = [Pages(range(slot * width, (slot + 1) * width)) for slot in slots]
+
+    def decode(rows: Tensor) -> Tensor:
+        return model.codec.decode(chunk[rows], rows, history)
+
+    made = functools.partial(GraphSet, device=loaded.device, pool=GraphPool(), is_eager=is_eager)
+    admit, prefill, frame, codec = sets = (
+        made("admit", functools.partial(model.admit, state), (SLOTS,), SLOTS),
+        made("prefill", functools.partial(model.prefill, state), (_BUCKET,), _TOKENS),
+        made("frame", functools.partial(model.frame, state), (SLOTS,), SLOTS),
+        made("codec", decode, (SLOTS,), SLOTS),
+    )
+    for graphs in sets:
+        graphs.capture()
+    model.codec.reset(history, torch.arange(SLOTS + 1, device=loaded.device))
+
+    def begin() -> None:
+        tokens = model.stage(state, prompts, slots, pages)
+        admit.run(slots)
+        prefill.run(range(tokens))
+
+    decisions: list[Tensor] = []
+    if is_eager:
+        begin()
+        model.frame(state, upload(slots, torch.int64, loaded.device), decisions)
+    begin()
+    for _ in range(frames):
+        frame.run(slots)
+    heard = []
+    for start in range(0, frames, CHUNK_FRAMES):
+        chunk.copy_(state.frames[:, start : start + CHUNK_FRAMES])
+        heard.append(codec.run(slots)[: len(slots)].cpu())
+    captured = [size for graphs in sets for size in graphs.captured]
+    return Spoken(
+        state.frames[: len(slots), :frames].cpu(),
+        torch.cat(heard, dim=1),
+        [decision.float().cpu() for decision in decisions],
+        [prompt.positions for prompt in prompts],
+        sum(not size.error for size in captured),
+        tuple(size.error for size in captured if size.error),
+    )
+
+
+def _prompts(loaded: LoadedModel, requests: Sequence[SpeechRequest]) -> list[Prompt]:
+    model = loaded.model
+    wanted = [model.spec.resolve(request) for request in requests]
+    voices = [model.encode_voice(one.references) if one.references else None for one in wanted]
+    return [model.prepare(one, one.text, 0, [], voice) for one, voice in zip(wanted, voices, strict=True)]
