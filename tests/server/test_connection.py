@@ -142,6 +142,34 @@ def test_what_is_no_http_is_refused_as_everything_else_is(caplog: pytest.LogCapt
 
 
 @pytest.mark.usefixtures("nothing_left")
+@pytest.mark.parametrize(
+    ("version", "headers"),
+    [
+        ("1.1", ["Content-Length: 5", "Transfer-Encoding: chunked"]),
+        ("1.1", ["Transfer-Encoding: chunked", "Content-Length: 0"]),
+        ("1.1", ["transfer-encoding: chunked", "content-length: 42"]),
+        ("1.0", ["Transfer-Encoding: chunked", "Connection: keep-alive"]),
+    ],
+)
+def test_a_body_whose_end_is_said_twice_closes_the_connection(version: str, headers: list[str]) -> None:
+    """Whatever came behind it, which a proxy may have taken for its body, is no request of anybody's."""
+
+    async def smuggle() -> None:
+        async with serving(waits=False) as server:
+            for path in (SPEECH, "/health", "/v1/nothing"):
+                async with connection(server) as (reader, writer):
+                    head = [f"POST {path} HTTP/{version}", "Host: localhost", *headers]
+                    hidden = "0\r\n\r\nGET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+                    writer.write("\r\n".join([*head, "", hidden]).encode())
+                    heard = await closed(reader)
+                assert heard.startswith(b"HTTP/1.1 400"), heard
+                assert heard.count(b"HTTP/1.1 ") == 1
+                assert b"connection: close" in heard.lower()
+
+    run(smuggle())
+
+
+@pytest.mark.usefixtures("nothing_left")
 def test_nonsense_after_an_answer_ends_the_connection_alone(caplog: pytest.LogCaptureFixture) -> None:
     """The rest of a body that was refused, sent at once or later."""
     settings = dataclasses.replace(SETTINGS, max_body_bytes=2048)

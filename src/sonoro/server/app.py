@@ -15,13 +15,15 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Match
 
 from sonoro.core.errors import ConfigError, SonoroError
 from sonoro.server.config import ServerConfig
-from sonoro.server.connection import Identified, connection
+from sonoro.server.connection import HeadAsGet, Identified, connection
 from sonoro.server.errors import plain_refusal, refusal
 from sonoro.server.live import live_routes
 from sonoro.server.playground import playground_routes
+from sonoro.server.reference import reference_routes
 from sonoro.server.routes import operator_routes, speech_routes
 from sonoro.server.service import Service
 from sonoro.server.stream import error_response
@@ -47,10 +49,11 @@ def create_app(client: Fleet, config: ServerConfig, on_failure: Callable[[Sonoro
         app.add_middleware(
             CORSMiddleware,
             allow_origins=config.cors_origins,
-            allow_methods=["GET", "POST", "DELETE"],
+            allow_methods=["GET", "HEAD", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["X-Sample-Rate", "X-Request-Id", "Retry-After"],
         )
+    app.add_middleware(HeadAsGet)
     app.add_middleware(Identified)
     app.state.service = service
 
@@ -69,6 +72,7 @@ def create_app(client: Fleet, config: ServerConfig, on_failure: Callable[[Sonoro
     app.include_router(voice_routes(service))
     app.include_router(operator_routes(service))
     app.include_router(playground_routes())
+    app.include_router(reference_routes(app))
     return app
 
 
@@ -76,7 +80,21 @@ async def _tell_of_http(request: Request, error: Exception) -> Response:
     """A path or method that is not there."""
     assert isinstance(error, HTTPException), error
     refused = plain_refusal(error.status_code, f"{request.method} {request.url.path}: {error.detail}", "http")
-    return error_response(dataclasses.replace(refused, headers={**refused.headers, **(error.headers or {})}))
+    headers = {**refused.headers, **(error.headers or {})}
+    if error.status_code == 405:
+        headers["Allow"] = ", ".join(_methods(request))
+    return error_response(dataclasses.replace(refused, headers=headers))
+
+
+def _methods(request: Request) -> list[str]:
+    """What may be asked of the path of `request`. The router names those of the first route of that path alone."""
+    at = {name: request.scope[name] for name in ("type", "path", "root_path", "headers")}
+    methods = [
+        method
+        for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
+        if any(route.matches({**at, "method": method})[0] is Match.FULL for route in request.app.routes)
+    ]
+    return sorted({*methods, "HEAD"}) if "GET" in methods else methods
 
 
 async def _tell_of_defect(request: Request, error: Exception) -> Response:

@@ -1,7 +1,7 @@
 """One connection of a client, under uvicorn: who opens it and then says nothing, or never ends, is let go.
 
 Knows HTTP as bytes, not what is asked. `Identified` gives each request the id that its log lines and its answer carry,
-`Uploads` receives bodies within limits of size, time and memory.
+`HeadAsGet` answers HEAD wherever GET is answered, `Uploads` receives bodies within limits of size, time and memory.
 """
 
 from __future__ import annotations
@@ -24,12 +24,29 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from sonoro.server.errors import BodyTooLarge, BodyTooSlow, TooManyRequests, plain_refusal
 
-__all__ = ["CUT", "Connection", "Identified", "Uploads", "connection"]
+__all__ = ["CUT", "Connection", "HeadAsGet", "Identified", "Uploads", "connection"]
 
 CUT = "cut"
 """The name, in the state of a request's scope, of what resets its connection."""
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+
+
+class _OneFraming(h11.Connection):
+    """Refuses a request that says twice, or in a version that cannot say it, where its body ends.
+
+    A proxy in front may have read it the other way, and what it took for a body would be the next request here
+    (RFC 9112, 6.1). The refusal closes the connection.
+    """
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            names = {name for name, _ in event.headers}
+            is_old = event.http_version < b"1.1"
+            if b"transfer-encoding" in names and (is_old or b"content-length" in names):
+                raise h11.RemoteProtocolError("Transfer-Encoding with Content-Length, or in HTTP/1.0")
+        return event
 
 
 class Connection(H11Protocol):
@@ -43,6 +60,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.conn = _OneFraming(h11.SERVER)
         self.app_state = {**self.app_state, CUT: self.cut}
         self._watch()
 
@@ -118,6 +136,23 @@ class Identified:
             await send(message)
 
         await self._app(scope, receive, send_named)
+
+
+class HeadAsGet:
+    """An application that answers HEAD as it would GET, without the body (RFC 9110, 9.3.2)."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_head(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        await self._app({**scope, "method": "GET"}, receive, send_head)
 
 
 class Uploads:

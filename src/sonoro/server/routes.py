@@ -9,6 +9,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from sonoro.core.types import ModelSpec
 from sonoro.server.batch import RESULTS_SCHEMA, read_batch, speak_batch
 from sonoro.server.encode import CONTENT_TYPES
 from sonoro.server.errors import Answers, NotReady, refusals
@@ -67,10 +68,7 @@ def speech_routes(service: Service) -> APIRouter:
             results = await while_there(request.receive, speaking)
         return Response(msgspec.json.encode(results), media_type="application/json")
 
-    @router.get("/models", responses=refusals(401, 403, 503))
-    async def models() -> dict[str, Any]:
-        """The loaded model, under each of its names, and how it is served."""
-        spec = service.spec()
+    def shown(spec: ModelSpec) -> list[dict[str, Any]]:
         facts = {"object": "model", "created": service.created_s, "owned_by": "sonoro", "root": spec.name}
         able = {
             "sample_rate": spec.sample_rate,
@@ -80,8 +78,19 @@ def speech_routes(service: Service) -> APIRouter:
             "options": {option.name: option.limit for option in spec.options},
             "max_characters": config.max_characters,
         }
-        data = [{"id": name, **facts, **able} for name in service.names(spec)]
-        return {"object": "list", "data": data, "configuration": service.configuration}
+        return [{"id": name, **facts, **able} for name in service.names(spec)]
+
+    @router.get("/models", responses=refusals(401, 403, 503))
+    async def models() -> dict[str, Any]:
+        """The loaded model, under each of its names, and how it is served."""
+        return {"object": "list", "data": shown(service.spec()), "configuration": service.configuration}
+
+    @router.get("/models/{name:path}", responses=refusals(401, 403, 404, 503))
+    async def model(name: str) -> dict[str, Any]:
+        """The loaded model, under one of its names."""
+        spec = service.spec()
+        service.check_model(name, spec)
+        return next(entry for entry in shown(spec) if entry["id"] == name)
 
     return router
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from sonoro.core.audio import MAX_REFERENCE_S
 from sonoro.core.errors import InvalidReference, InvalidRequest
@@ -43,6 +43,11 @@ Body = TypeVar("Body", bound=BaseModel)
 def _span(minimum: float, maximum: float) -> dict[str, JsonValue]:
     """What the schema says of a number that is checked elsewhere, with a message of ours."""
     return {"minimum": minimum, "maximum": maximum}
+
+
+def _or_null(*words: str) -> dict[str, JsonValue]:
+    """What the schema says of one of `words`, or null for the default."""
+    return {"type": ["string", "null"], "enum": [*words, None]}
 
 
 _TASKS: dict[str, VoiceMode] = {"CustomVoice": "named", "VoiceDesign": "described", "Base": "cloned"}
@@ -76,9 +81,15 @@ class SpeechBody(BaseModel):
     voice: str | VoiceId | None = Field(None, description="a voice of the model, or an alias", examples=["alloy"])
     speaker: str | None = Field(None, description="the same as voice")
     instructions: str | None = Field(None, description="how to speak, or who speaks, in words")
-    response_format: str = Field("mp3", description="pcm is 16 bits, mono", json_schema_extra={"enum": [*FORMATS]})
-    speed: float = Field(1.0, description="without a change of pitch", json_schema_extra=_span(MIN_SPEED, MAX_SPEED))
-    stream_format: Literal["audio", "sse"] = Field("audio", description="the audio itself, or events that hold it")
+    response_format: str = Field("mp3", description="pcm is 16 bits, mono", json_schema_extra=_or_null(*FORMATS))
+    speed: float = Field(
+        1.0,
+        description="without a change of pitch",
+        json_schema_extra={"type": ["number", "null"], **_span(MIN_SPEED, MAX_SPEED)},
+    )
+    stream_format: Literal["audio", "sse"] = Field(
+        "audio", description="the audio itself, or events that hold it", json_schema_extra=_or_null("audio", "sse")
+    )
     sample_rate: int | None = Field(
         None,
         description="of the audio, in Hz; the model's own if left out",
@@ -126,6 +137,14 @@ class SpeechBody(BaseModel):
     initial_codec_chunk_frames: int | None = Field(
         None, ge=1, description="passed over: the first packet is as short as the server was configured to make it"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, fields: Any) -> Any:
+        """Many clients send null for what they leave to the server."""
+        return (
+            {name: value for name, value in fields.items() if value is not None} if isinstance(fields, dict) else fields
+        )
 
 
 class BatchBody(BaseModel):

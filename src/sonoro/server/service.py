@@ -235,7 +235,7 @@ class Service:
         The text of a live request is still to come.
         """
         spec, most = self.spec(), self.config.max_characters
-        self._check_model(body.model, spec)
+        self.check_model(body.model, spec)
         if len(body.input) > most:
             raise InvalidRequest("input", f"{len(body.input)} characters", f"it must have at most {most}")
         references = await read_references(body, self.recordings, spec)
@@ -331,7 +331,8 @@ class Service:
         """A request that arrived at `arrived_s` is under way."""
         return Observation(self.metrics, self.client.spec.sample_rate, arrived_s, speed)
 
-    def _check_model(self, name: str | None, spec: ModelSpec) -> None:
+    def check_model(self, name: str | None, spec: ModelSpec) -> None:
+        """Raises `UnknownModel` unless the model of `spec` goes by `name`, or none is given."""
         known = self.names(spec)
         if name is not None and name not in known:
             raise UnknownModel("model", name, "known models: " + ", ".join(known))

@@ -33,11 +33,11 @@ def playground_routes() -> APIRouter:
     names = [entry.name for entry in files(__name__).iterdir()]
     assets = {name: _Asset(name) for name in names if name.rpartition(".")[2] in _KINDS}
 
-    @router.api_route("/", methods=["GET", "HEAD"])
+    @router.get("/")
     async def page(request: Request) -> Response:
         return assets["index.html"].answer(request)
 
-    @router.api_route("/playground/{name}", methods=["GET", "HEAD"])
+    @router.get("/playground/{name}")
     async def asset(request: Request, name: str) -> Response:
         if name not in assets:
             raise HTTPException(404, "Not Found")
