@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+import english_texts
 from sonoro.core.normalize import normalize_english
 
 SPOKEN = {
@@ -53,7 +54,7 @@ SPOKEN = {
 }
 
 
-@pytest.mark.parametrize(("text", "spoken"), SPOKEN.items())
+@pytest.mark.parametrize(("text", "spoken"), [*SPOKEN.items(), *english_texts.SPOKEN.items()])
 def test_is_written_out_as_spoken(text: str, spoken: str) -> None:
     result = normalize_english(text)
     assert result.text == spoken
@@ -99,7 +100,48 @@ def test_numbers_too_long_for_words_are_read_digit_by_digit() -> None:
         assert set(normalize_english(text).text.split()) >= {"one"}
 
 
-@pytest.mark.parametrize("run", ["(", ",", " ,", "1", "1,", "1,111,", "\n ", " \n", "1.", "- ", "²", "1/1 "])
+@pytest.mark.parametrize(
+    "run",
+    [
+        *(
+            "(",
+            ",",
+            " ,",
+            "1",
+            "1,",
+            "1,111,",
+            "\n ",
+            " \n",
+            "1.",
+            "- ",
+            "²",
+            "1/1 ",
+            "1-",
+            "1  - ",
+            "+1",
+            "1*1",
+            "=1 - ",
+        ),
+        *(
+            "a@",
+            "a.",
+            "*a",
+            "_a",
+            "[",
+            "|",
+            "http://",
+            "#a",
+            "$1-",
+            "1:",
+            "II ",
+            "Part I, ",
+            "Mon-",
+            "St ",
+            "'1",
+            "1 May ",
+        ),
+    ],
+)
 def test_any_run_takes_time_in_proportion_to_its_length(run: str) -> None:
     """Measured: .1 to .7 s of a processor; by rules that try each place of a run against its end, 4 s and more."""
     began_s = time.process_time()

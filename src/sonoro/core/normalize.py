@@ -1,4 +1,4 @@
-"""English text as it is spoken: numbers, money, times, abbreviations and symbols written out in plain letters.
+"""English text as it is spoken: numbers, money, times, addresses, abbreviations and symbols written out in letters.
 
 For voices that read letters only. Rules are plain ones (a bare number from 1100 to 2099 reads as a year); it knows
 no voice, no tokenizer and no sentence splitting.
@@ -8,10 +8,35 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from num2words import num2words
+
+from sonoro.core.english import (
+    ABBREVIATIONS,
+    BEFORE_NUMBER,
+    CAPITAL_WORDS,
+    COMPASS,
+    DAYS,
+    DOMAINS,
+    DOTTED_BEFORE_NUMBER,
+    FILES,
+    INITIALISMS,
+    MAGNITUDES,
+    MARKS,
+    MONEY,
+    MONTHS,
+    PERIODS,
+    SHORT_MONTHS,
+    SHORT_WORDS,
+    SPELLED_LABELS,
+    STATES,
+    STREETS,
+    UNITS,
+    UNSURE_STATES,
+)
+from sonoro.core.roman import ROMAN_RULES, Rule
 
 __all__ = ["NormalizedText", "fold", "normalize_english"]
 
@@ -25,13 +50,12 @@ class NormalizedText:
     dropped: str
 
 
-Rule = tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
-
 _FOLDED = str.maketrans(
     {
         **dict.fromkeys("‘’‚‛`´ʼ′", "'"),
         **dict.fromkeys('“”„‟«»‹›″"', " "),
-        **dict.fromkeys("‐‑−", "-"),
+        **dict.fromkeys("‐‑", "-"),
+        **{"−": " minus ", "→": " to ", "⇒": " to ", "·": " ", "¿": " ", "¡": " ", "∞": " infinity "},
         **dict.fromkeys("—―", " -- "),
         "–": "--",
         **{"ß": "ss", "æ": "ae", "Æ": "Ae", "œ": "oe", "Œ": "Oe", "ø": "o", "Ø": "O", "ł": "l", "Ł": "L", "ı": "i"},
@@ -43,64 +67,8 @@ _FOLDED = str.maketrans(
     }
 )
 _SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹"
-_ABBREVIATIONS = {
-    **{"Mr": "Mister", "Mrs": "Missus", "Ms": "Miz", "Prof": "Professor", "Jr": "Junior", "Sr": "Senior"},
-    **{"Capt": "Captain", "Gen": "General", "Sgt": "Sergeant", "Lt": "Lieutenant", "Col": "Colonel", "Rev": "Reverend"},
-    **{"Gov": "Governor", "Sen": "Senator", "Mt": "Mount", "Ave": "Avenue", "Rd": "Road", "Blvd": "Boulevard"},
-    **{"Inc": "Incorporated", "Ltd": "Limited", "Corp": "Corporation", "Dept": "Department", "approx": "approximately"},
-    **{"vs": "versus", "etc": "et cetera", "Jan": "January", "Feb": "February", "Aug": "August", "Sept": "September"},
-    **{"Oct": "October", "Nov": "November", "Dec": "December"},
-}
-_MONTHS = (
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-)
-_UNITS = {
-    **{"km": ("kilometer", "kilometers"), "cm": ("centimeter", "centimeters"), "mm": ("millimeter", "millimeters")},
-    **{"m": ("meter", "meters"), "kg": ("kilogram", "kilograms"), "g": ("gram", "grams"), "ft": ("foot", "feet")},
-    **{"lb": ("pound", "pounds"), "lbs": ("pound", "pounds"), "oz": ("ounce", "ounces")},
-    **{"GB": ("gigabyte", "gigabytes"), "MB": ("megabyte", "megabytes"), "kB": ("kilobyte", "kilobytes")},
-    **{"Hz": ("hertz", "hertz"), "kHz": ("kilohertz", "kilohertz"), "ms": ("millisecond", "milliseconds")},
-    **{"km/h": ("kilometer per hour", "kilometers per hour"), "mph": ("mile per hour", "miles per hour")},
-    **{"μm": ("micrometer", "micrometers"), "μg": ("microgram", "micrograms"), "μs": ("microsecond", "microseconds")},
-    **{"°C": ("degree Celsius", "degrees Celsius"), "°F": ("degree Fahrenheit", "degrees Fahrenheit")},
-    **{"°": ("degree", "degrees"), "¢": ("cent", "cents"), "%": ("percent", "percent")},
-}
-_MONEY = {
-    **{"$": ("dollar", "dollars", "cent", "cents"), "£": ("pound", "pounds", "penny", "pence")},
-    **{"€": ("euro", "euros", "cent", "cents"), "¥": ("yen", "yen", "sen", "sen")},
-    "₹": ("rupee", "rupees", "paisa", "paise"),
-}
-_MAGNITUDES = {"k": "thousand", "m": "million", "bn": "billion"}
-_INITIALISMS = (
-    "USA",
-    "US",
-    "UK",
-    "EU",
-    "UN",
-    "AI",
-    "ID",
-    "IQ",
-    "UFO",
-    "CEO",
-    "CIA",
-    "FBI",
-    "USB",
-    "API",
-    "FAQ",
-    "URL",
-    "OK",
-)
+Table = list[tuple[str, str | Callable[[re.Match[str]], str]]]
+
 _NUMBER = r"(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
 _LARGEST_SPELLED_DIGITS = 15
 
@@ -108,6 +76,81 @@ _LARGEST_SPELLED_DIGITS = 15
 def _spell_letters(letters: str) -> str:
     # A lone "a" reads as the article, so the letter is written as it sounds.
     return " ".join("ay" if letter in "aA" else letter for letter in letters if letter.isalpha())
+
+
+def _label(label: str) -> str:
+    """A part of an address: spelled if it is no word."""
+    letters = label.rstrip("0123456789")
+    is_spelled = letters.lower() in SPELLED_LABELS or (
+        1 < len(letters) <= 5 and not set(letters.lower()) & set("aeiouy")
+    )
+    return f"{_spell_letters(letters.upper())} {label[len(letters) :]}" if is_spelled else label
+
+
+def _address(match: re.Match[str]) -> str:
+    """A URL, a domain or an e-mail address, its marks by their names."""
+    whole = re.sub(r"^(?:https?://)?(?:www\.)?", "", match[0])
+    address = whole.rstrip(".,;:!?)]}'*/")
+    parts = re.findall(r"[A-Za-z]+\d*|\d+|[^A-Za-z\d]", address)
+    spoken = " ".join(MARKS.get(part, _label(part)) for part in parts)
+    return f" {spoken} {whole[len(address) :].lstrip('/')}"
+
+
+def _heading(match: re.Match[str]) -> str:
+    return match[1] if match[1].endswith((".", "?", "!", ":")) else match[1] + "."
+
+
+def _digit_groups(match: re.Match[str]) -> str:
+    groups = ", ".join(_spell_digits(group) for group in re.findall(r"\d+", match[0]))
+    return f" {'plus ' * match[0].startswith('+')}{groups} "
+
+
+def _state(match: re.Match[str]) -> str:
+    return match[0] if match[1] in UNSURE_STATES else STATES[match[1]]
+
+
+def _postcode(match: re.Match[str]) -> str:
+    return " ".join(_spell_digits(sign) if sign.isdigit() else _spell_letters(sign) for sign in match[0])
+
+
+def _before_number(match: re.Match[str]) -> str:
+    word = (BEFORE_NUMBER | DOTTED_BEFORE_NUMBER)[match[1].lower()]
+    return (word.capitalize() if match[1][0].isupper() else word) + " "
+
+
+def _expression(match: re.Match[str]) -> str:
+    """Numbers with signs between them: here a hyphen is no range."""
+    signs = {"-": " minus ", "*": " times ", "/": " divided by ", "+": " plus "}
+    return re.sub(r"\s?([-+*/])\s?", lambda sign: signs[sign[1]], match[0])
+
+
+def _month_day(match: re.Match[str]) -> str:
+    return f"{match[1]} {num2words(int(match[2]), to='ordinal')}"
+
+
+def _day_month(match: re.Match[str]) -> str:
+    return f"the {num2words(int(match[1]), to='ordinal')} of {match[2]}"
+
+
+def _slashed_date(match: re.Match[str]) -> str:
+    """Month first, as in the United States, unless that cannot be."""
+    month, day, year = int(match[1]), int(match[2]), match[3]
+    if month > 12:
+        month, day = day, month
+    if not (1 <= month <= 12 and 1 <= day <= 31):
+        return match[0]
+    spoken = f"{MONTHS[month - 1]} {num2words(day, to='ordinal')}"
+    return f"{spoken}, {_year(year) if len(year) == 4 else _cardinal(year)}"
+
+
+def _feet(match: re.Match[str]) -> str:
+    feet, inches = match[1], match[2]
+    return f"{feet} {'foot' if feet == '1' else 'feet'} {inches} {'inch' if inches == '1' else 'inches'}"
+
+
+def _capitals(match: re.Match[str]) -> str:
+    """Two or three capitals by themselves: spelled, unless they are a word."""
+    return match[0] if match[1] in CAPITAL_WORDS else _initialism(match)
 
 
 def _initialism(match: re.Match[str]) -> str:
@@ -138,10 +181,10 @@ def _year(number: str) -> str:
 
 
 def _money(match: re.Match[str]) -> str:
-    one, many, small, smalls = _MONEY[match["sign"]]
+    one, many, small, smalls = MONEY[match["sign"]]
     amount, magnitude = match["amount"], match["magnitude"]
     if magnitude:
-        return f" {_cardinal(amount)} {_MAGNITUDES.get(magnitude.lower(), magnitude)} {many} "
+        return f" {_cardinal(amount)} {MAGNITUDES.get(magnitude.lower(), magnitude)} {many} "
     whole, _, decimals = amount.partition(".")
     if len(decimals) != 2:
         return f" {_cardinal(amount)} {one if amount == '1' else many} "
@@ -176,7 +219,7 @@ def _greek(match: re.Match[str]) -> str:
 
 def _iso_date(match: re.Match[str]) -> str:
     day = num2words(int(match["day"]), to="ordinal")
-    return f"{_MONTHS[int(match['month']) - 1]} {day}, {_year(match['year'])}"
+    return f"{MONTHS[int(match['month']) - 1]} {day}, {_year(match['year'])}"
 
 
 def _decade(match: re.Match[str]) -> str:
@@ -186,7 +229,7 @@ def _decade(match: re.Match[str]) -> str:
 
 
 def _unit(match: re.Match[str]) -> str:
-    one, many = _UNITS[match["unit"]]
+    one, many = UNITS[match["unit"]]
     return f"{match['amount']} {one if match['amount'] == '1' else many}"
 
 
@@ -213,73 +256,195 @@ def _ending(match: re.Match[str]) -> str:
     return next(mark for mark in "?!." if mark in marks) + " "
 
 
+def _any(names: Iterable[str]) -> str:
+    """A pattern that matches one of `names`, the longest that does."""
+    return "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+
+
+def _compiled(table: Table) -> list[Rule]:
+    return [(re.compile(pattern), replacement) for pattern, replacement in table]
+
+
 def _rules() -> list[Rule]:
     """The substitutions in the order in which they must run: specific before general, numbers before punctuation.
 
     Each runs in time proportional to the text, whatever that is: a run of one kind of character is entered at its
     beginning alone, or taken whole.
     """
-    shorts = "|".join(sorted(_ABBREVIATIONS, key=len, reverse=True))
-    units = "|".join(re.escape(unit) for unit in sorted(_UNITS, key=len, reverse=True))
-    half = r"(?P<half>[aApP]\.?\s?[mM]\b\.?)"
-    clock = rf"\b(?P<hour>[01]?\d|2[0-3]):(?P<minute>[0-5]\d)(?::(?P<second>[0-5]\d))?(?!\d)(?:\s?{half})?"
-    table: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
-        (r"https?://|www\.(?=\w)", ""),
-        (r"(?m)^\s*+([-*•]\s+)?", lambda match: "" if match[1] else match[0]),
-        (r"(?:[.,;:]|(?<![.,;: \t]))[ \t]*+\n\s*\n\s*", ". "),
-        (r"\be\.g\.,?", "for example,"),
-        (r"\bi\.e\.,?", "that is,"),
-        (
-            rf"\b({shorts})\.(?=\s+[A-Z]|\s*$)",
-            lambda match: _ABBREVIATIONS[match[1]] + ("" if match[1] != "etc" else "."),
-        ),
-        (rf"\b({shorts})\.", lambda match: _ABBREVIATIONS[match[1]]),
-        (r"\b(Mr|Mrs|Ms|Prof)(?= [A-Z])", lambda match: _ABBREVIATIONS[match[1]]),
-        (r"\b(Jan|Feb|Aug|Sept|Oct|Nov|Dec)(?= \d)", lambda match: _ABBREVIATIONS[match[1]]),
-        (r"\bPh\.?D\b\.?", "P H D"),
-        (r"\bDr\.?(?= [A-Z])", "Doctor"),
-        (r"\bDr\.", "Drive"),
-        (r"\bSt\.(?= [A-Z])", "Saint"),
-        (r"\bSt\.", "Street"),
-        (r"\bNo\. ?(?=\d)|#(?=\d)", "number "),
-        (clock, _time),
-        (rf"\b(?P<hour>1[0-2]|[1-9])(?P<minute>)(?P<second>)\s?{half}", _time),
-        (r"\b(?:[A-Za-z]\.){2,}", lambda match: _spell_letters(match[0]) + " "),
-        (rf"(?<![\d.,])({_NUMBER})\s?([£€¥₹])(?!\d)", r"\2\1"),
-        (
-            rf"(?P<sign>[$£€¥₹])\s?(?P<amount>{_NUMBER})(?:\s?(?P<magnitude>thousand|million|billion|trillion|[kKmM]|bn)\b)?",
-            _money,
-        ),
-        (r"\b(?P<year>1[1-9]\d\d|20\d\d)-(?P<month>0[1-9]|1[0-2])-(?P<day>0[1-9]|[12]\d|3[01])\b", _iso_date),
-        (r"\b(?:\d{3}-)?\d{3}-\d{4}\b", lambda match: ", ".join(map(_spell_digits, match[0].split("-")))),
-        (rf"(?P<amount>(?<![\d.]){_NUMBER})\s?(?P<unit>{units})(?![A-Za-z])", _unit),
-        (r"(?<=\d)\s?--?\s?(?=\d)", " to "),
-        (r"(?<![\w.-])-(?=\d)", " minus "),
-        (r"(?<=\d) (?=\d{1,2}[/⁄]\d{1,2}(?![\d/]))", " and "),
-        (r"(?<![\d/])(\d{1,3})[/⁄](\d{1,3})(?![\d/])", _fraction),
-        (r"~\s?(?=\d)", "about "),
-        (r"(?<=\w)\^(?=\w)", " to the power of "),
-        (r"'?\b((?:1[1-9]|20)?\d0)'?s\b", _decade),
-        (r"\b(\d[\d,]*+)((?:st|nd|rd|th)\b)?", _ordinal),
-        (r"(?<!\d)\d++(?:\.\d+){2,}", lambda match: " point ".join(_cardinal(part) for part in match[0].split("."))),
-        (r"(?<=[A-Za-z])(?=\d)", " "),
-        (_NUMBER, _number),
-        (rf"\b({'|'.join(_INITIALISMS)}|[B-DF-HJ-NP-TV-XZ]{{2,5}})(s?)\b", _initialism),
-        (r"(?<=\w)@(?=\w)|@", " at "),
-        (r"&", " and "),
-        (r"\+", " plus "),
-        (r"=", " equals "),
-        (r"%", " percent "),
-        (r"\.{2,}(?=\s*[a-z])", ","),
-        (r"(?<=[A-Za-z])\.(?=[a-z])", " dot "),
-        (r"--+|\s-\s|[;:()\[\]{}]", " , "),
-        (r"[-_/]", " "),
-        (r"[Ͱ-Ͽ]", _greek),
-        (r"(?<![A-Za-z])'|'(?![A-Za-z])", " "),
+    return [
+        *_compiled(_MARKUP),
+        *ROMAN_RULES,
+        *_compiled(_ADDRESSES + _PLACES + _SHORT + _DATES + _AMOUNTS + _SIGNS),
     ]
-    return [(re.compile(pattern), replacement) for pattern, replacement in table]
 
 
+_HALF = r"(?P<half>[aApP]\.?\s?[mM]\b\.?)"
+_CLOCK = rf"\b(?P<hour>[01]?\d|2[0-3]):(?P<minute>[0-5]\d)(?::(?P<second>[0-5]\d))?(?!\d)(?:\s?{_HALF})?"
+_MONTH = _any(MONTHS)
+_SHORT_MONTH = _any(SHORT_MONTHS)
+_DAY = _any(DAYS)
+_STATE = _any(STATES)
+_TERM = r"\d[\d.,]*+"
+
+_MARKUP: Table = [
+    (r"'''\w*", " "),
+    (r"!?\[([^\]\[]*+)\]\(([^()\s]*+)[^()]*+\)", r"\1"),
+    (r"(?<![\w*_~])(\*{1,3}|_{1,3}|~~)(?=\S)([^*_~\n]++)(?<=\S)\1(?!\w)", r"\2"),
+    (r"(?m)^[ \t]*+#{1,6}[ \t]++([^\n]*+)$", _heading),
+    (r"(?m)^[ \t]*+>[ \t]", ""),
+    (r"(?m)^[ \t]*+\|[-:| \t]*+(?:\n|\Z)", ""),
+    (r"\|", ", "),
+    (r"(?m)^\s*+([-*•]\s+)?", lambda match: "" if match[1] else match[0]),
+    (r"•", ", "),
+    (r"(?:[.,;:]|(?<![.,;: \t]))[ \t]*+\n\s*\n\s*", ". "),
+]
+_ADDRESSES: Table = [
+    (r"(?<![\w.+-])[\w.+-]++@(?:[\w-]++\.)+[A-Za-z]{2,}", _address),
+    (r"(?:\bhttps?://|\bwww\.(?=\w))[^\s<>]++", _address),
+    (rf"(?<![\w.@-])(?:[A-Za-z0-9-]++\.)+(?:{DOMAINS})\b(?:/[^\s<>]*+)?", _address),
+    (rf"(?<=\w)\.({FILES})\b", lambda match: f" dot {_label(match[1])} "),
+    (r"\b([A-G])#(?!\w)", r"\1 sharp"),
+    (r"(?<!\w)\.(?=NET\b)", "dot "),
+    (r"#(?=[A-Za-z])", " hashtag "),
+    (r"\b([A-Z]{1,3})&([A-Z]{1,3})\b", lambda match: f"{_spell_letters(match[1])} and {_spell_letters(match[2])}"),
+]
+_PLACES: Table = [
+    (r"\b1-8\d\d-(?=[A-Z]{3})", _digit_groups),
+    (r"(?<![\w.])\+\d(?:[ .()-]{0,2}\d){6,14}(?!\d)", _digit_groups),
+    (r"(?<![\w.,$£€¥-])(?:1[ .-])?(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4}(?![\d-])", _digit_groups),
+    (r"\b\d{3}-\d{2}-\d{4}\b|\b\d{4}([ -])\d{4}\1\d{4}\1\d{4}\b", _digit_groups),
+    (rf"\b({_STATE}),? \d{{5}}(?:-\d{{4}})?\b", lambda match: STATES[match[1]] + _digit_groups(match)),
+    (r"\b(?i:zip(?: code)?):? \d{5}(?:-\d{4})?\b", lambda match: "zip code" + _digit_groups(match)),
+    (rf"(?<=[a-z], )({_STATE})(?=[.,;)]|\s*$)", _state),
+    (r"\b[A-Z]{1,2}\d[A-Z\d]? \d[A-Z]{2}\b", _postcode),
+    (
+        rf"(?<=\d )([NSEW])\.? (?=(?:[A-Z][a-z]+ ){{1,3}}(?:{_any(STREETS)}|{_any(STREETS.values())}|Dr|Drive|Way)\b)",
+        lambda match: COMPASS[match[1]] + " ",
+    ),
+    (
+        rf"(?<=[a-z] )({_any(STREETS)})\b(?!\.)(?<!St)|(?<=[a-z] )(St)\b(?!\.| (?!Apt|Suite|Ste|Unit)[A-Z][a-z])",
+        lambda match: STREETS[match[1] or match[2]],
+    ),
+]
+_SHORT: Table = [
+    (r"\be\.g\.,?", "for example,"),
+    (r"\bi\.e\.,?", "that is,"),
+    (r"\ba\.k\.a\b\.?", "also known as"),
+    (r"(?<![A-Za-z])(?i:vs)(?![A-Za-z])\.?", "versus"),
+    (
+        rf"(?<![A-Za-z/])(?i:{_any(word for word in SHORT_WORDS if word.islower())})(?![A-Za-z/])",
+        lambda match: SHORT_WORDS[match[0].lower()],
+    ),
+    (rf"(?<![\w/])(?:{_any(SHORT_WORDS)})(?![\w/])", lambda match: SHORT_WORDS[match[0]]),
+    (r"(?<!\w)w/\s?(?=\w)", "with "),
+    (rf"\b((?i:{_any(BEFORE_NUMBER)}))\b\.?\s?(?=#?\d)", _before_number),
+    (
+        rf"\b((?i:{_any(DOTTED_BEFORE_NUMBER)}))\.\s?(?=\d)|\bv(?=\d)",
+        lambda match: _before_number(match) if match[1] else "version ",
+    ),
+    (
+        rf"\b({_any(ABBREVIATIONS)})\.(?=\s+[A-Z]|\s*$)",
+        lambda match: ABBREVIATIONS[match[1]] + ("" if match[1] != "etc" else "."),
+    ),
+    (rf"\b({_any(ABBREVIATIONS)})\.", lambda match: ABBREVIATIONS[match[1]]),
+    (r"\b(Mr|Mrs|Ms|Prof)(?= [A-Z])", lambda match: ABBREVIATIONS[match[1]]),
+    (r"\bPh\.?D\b\.?", "P H D"),
+    (r"\bDr\.?(?= [A-Z])", "Doctor"),
+    (r"\bDr\.", "Drive"),
+    (r"\bSt\.(?= [A-Z])", "Saint"),
+    (r"\bSt\.", "Street"),
+    (r"\bNo\. ?(?=\d)|#(?=\d)", "number "),
+]
+_DATES: Table = [
+    (
+        rf"\b({_SHORT_MONTH})\b\.?(?= \d)|(?<=\d )({_SHORT_MONTH})\b\.?",
+        lambda match: SHORT_MONTHS[match[1] or match[2]],
+    ),
+    (
+        rf"\b({_DAY})\b\.?(?=,? (?:{_MONTH}|\d)|\s?--?\s?(?:{_DAY})\b)|(?<=-)({_DAY})\b\.?",
+        lambda match: DAYS[match[1] or match[2]],
+    ),
+    (rf"(?<=day)\s?--?\s?(?={_any(set(DAYS.values()))})", " to "),
+    (rf"(?<![\d.:,])(0?[1-9]|[12]\d|3[01]) ({_MONTH})\b", _day_month),
+    (rf"\b({_MONTH}) (0?[1-9]|[12]\d|3[01])(?:st|nd|rd|th)?\b(?![:%]|[.,]\d)", _month_day),
+    (r"(?<![\d/])(\d{1,2})/(\d{1,2})/((?:19|20)?\d\d)(?![\d/])", _slashed_date),
+    (
+        r"(?<![\d.])(0?[1-9]|[12]\d|3[01])\.(0?[1-9]|1[0-2])\.((?:19|20)\d\d)(?!\.?\d)",
+        lambda match: f"the {num2words(int(match[1]), to='ordinal')} of {MONTHS[int(match[2]) - 1]}, {_year(match[3])}",
+    ),
+    (r"\b(?P<year>1[1-9]\d\d|20\d\d)([-/])(?P<month>0[1-9]|1[0-2])\2(?P<day>0[1-9]|[12]\d|3[01])\b", _iso_date),
+    (
+        r"(?i)(?<=\d)(\s?[ap]\.?m\b\.?)?\s?--?\s?(?=\d{1,2}(?::\d\d)?\s?[ap]\.?m\b)",
+        lambda match: f"{match[1] or ''} to ",
+    ),
+    (r"(?<=:\d\d)\s?--?\s?(?=\d{1,2}:\d\d)", " to "),
+    (_CLOCK, _time),
+    (rf"\b(?P<hour>1[0-2]|[1-9])(?P<minute>)(?P<second>)\s?{_HALF}", _time),
+    (r"\b(?:[A-Za-z]\.){2,}", lambda match: _spell_letters(match[0]) + " "),
+]
+_AMOUNTS: Table = [
+    (
+        rf"(?<![\d.,+*/-])(?<![-+*/]\s){_TERM}(?:\s?[-+*/]\s?{_TERM})++(?=\s?=)|(?<==)\s?{_TERM}(?:\s[-+*/]\s{_TERM})++",
+        _expression,
+    ),
+    (
+        rf"(?<![\d.,])([$£€¥₹]?{_TERM}\s?[A-Za-z%]{{0,5}})/({_any(PERIODS)})\b",
+        lambda match: f"{match[1]} per {PERIODS[match[2]]}",
+    ),
+    (rf"(?<![\d.,])({_NUMBER})\s?([£€¥₹])(?!\d)", r"\2\1"),
+    (r"(?<=[\d%°])\s?--?\s?(?=[$£€¥₹]\d)|(?<=[%°])\s?--?\s?(?=\d)", " to "),
+    (r"([$£€¥₹])(\d[\d,]*+(?:\.\d++)?)\s?--?\s?(?=\d)", r"\1\2 to \1"),
+    (r"(?<![\w.)-])-(?=[$£€¥₹]\d)", " minus "),
+    (
+        rf"(?P<sign>[$£€¥₹])\s?(?P<amount>{_NUMBER})(?:\s?(?P<magnitude>thousand|million|billion|trillion|[kKmMBT]|bn)\b)?",
+        _money,
+    ),
+    (r"\b\d{3}-\d{4}\b", _digit_groups),
+    (
+        r"(?<=\d)(\s?)(in|ft|yd|lbs?|oz|mi|hrs?|mins?|secs?|yrs?|gal|tsp|tbsp)\.(?=\s+[a-z\d(]|[,;])",
+        lambda match: " inches" if match[2] == "in" else f"{match[1]}{match[2]}",
+    ),
+    (r"(?<=\d)\s?x\s?(?=\d)", " by "),
+    (r"(?<=\d)\s?\*\s?(?=\d)", " times "),
+    (r"(?<=\d)\s/\s(?=\d)", " divided by "),
+    (r"(?<![\d:])(\d{1,4}):(\d{1,4})(?![\d:])", r"\1 to \2"),
+    (r"(?<=\d)°\s([CF])\b", r"°\1"),
+    (r"(?<=\d)[kK]\b", " thousand"),
+    (r"(?<=\d)M\b", " million"),
+    # A capital before a name is the name's: in 2005 W. Smith.
+    (rf"(?P<amount>(?<![\d.]){_NUMBER})\s?(?P<unit>{_any(UNITS)})(?![A-Za-z])(?!(?<= [A-Z])\.? [A-Z])", _unit),
+    (r"(?<=\d)\s?--?\s?(?=\d)", " to "),
+    (r"(?<![\w.-])-(?=\d)", " minus "),
+    (r"(?<=\d) (?=\d{1,2}[/⁄]\d{1,2}(?![\d/]))", " and "),
+    (r"(?<![\d/])(\d{1,3})[/⁄](\d{1,3})(?![\d/])", _fraction),
+    (r"~\s?(?=\d)", "about "),
+    (r"(?<=\w)\^(?=\w)", " to the power of "),
+    (r"'?\b((?:1[1-9]|20)?\d0)'?s\b", _decade),
+    (r"\b(\d[\d,]*+)((?:st|nd|rd|th)\b)?", _ordinal),
+    (r"(?<!\d)\d++(?:\.\d+){2,}", lambda match: " point ".join(_cardinal(part) for part in match[0].split("."))),
+    (r"(?<=[A-Za-z])(?=\d)", " "),
+    (_NUMBER, _number),
+]
+_SIGNS: Table = [
+    (rf"\b({'|'.join(INITIALISMS)}|[B-DF-HJ-NP-TV-XZ]{{2,5}})(s?)\b", _initialism),
+    (r"(?<![A-Z] )(?<![A-Z]\. )\b([A-Z]{2,3})(s?)\b(?! [A-Z]{2})", _capitals),
+    (r"(?<=\w)@(?=\w)|@", " at "),
+    (r"&", " and "),
+    (r"\+", " plus "),
+    (r"<=", " is at most "),
+    (r">=", " is at least "),
+    (r"[-=]+>", " to "),
+    (r"(?<=[\w ])<(?=[\w ])", " is less than "),
+    (r"(?<=[\w ])>(?=[\w ])", " is greater than "),
+    (r"=", " equals "),
+    (r"%", " percent "),
+    (r"\.{2,}(?=\s*[a-z])", ","),
+    (r"(?<=[A-Za-z])\.(?=[a-z])", " dot "),
+    (r"--+|\s-\s|[;:()\[\]{}]", " , "),
+    (r"[-_/]", " "),
+    (r"[Ͱ-Ͽ]", _greek),
+    (r"(?<![A-Za-z])'|'(?![A-Za-z])", " "),
+]
 _RULES = _rules()
 _TIDY: list[Rule] = [
     (re.compile(r"\s+"), " "),
@@ -291,6 +456,7 @@ _TIDY: list[Rule] = [
 
 def fold(text: str) -> str:
     """ASCII where a letter has one: quotes and dashes unified, accents and invisible characters gone."""
+    text = re.sub(r"(?<![\d.])(\d{1,2})\s?['′’]\s?(\d{1,2})\s?(?:[\"″”]|'')", _feet, text)
     # Small digits are no part of the number before them.
     text = re.sub(rf"(?<=\d)([{_SUPERSCRIPTS}]+)|(?<=\b[A-Za-z])([{_SUPERSCRIPTS}]+)", _power, text)
     text = re.sub(rf"(?<=\w)(?=[{_SUPERSCRIPTS}])|(?<=\d)(?=[¼-¾⅐-⅞])", " ", text)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from tokenizers import models
 
+import english_texts
 from listening import audio, drain, end
 from sonoro.core.config import EngineConfig
 from sonoro.core.normalize import normalize_english
@@ -100,6 +101,16 @@ café Zoë naïve ﬁne ② ☃ 你好 über o'clock hundred thousand dollars me
 """
 
 
+JOINED = (
+    "a zip code 10001 here",
+    "about 1,200 sq ft of it",
+    "as part ii of it, and chapter xi too",
+    "the Main St is long, the Main St Apt 5 is not",
+    "in World War II and the XIX century so it was",
+)
+"""Rules that read words together: live text must not be given up between them."""
+
+
 def random_english(count: int, seed: int) -> Iterator[str]:
     draw, known = random.Random(seed), ENGLISH.split()
     for _ in range(count):
@@ -116,7 +127,7 @@ def english() -> PromptBuilder:
 
 def test_a_text_to_be_spelled_out_gives_the_tokens_of_the_whole(english: PromptBuilder) -> None:
     draw = random.Random(2)
-    for text in (*TEXTS, *random_english(1500, 3)):
+    for text in (*TEXTS, *english_texts.SPOKEN, *JOINED, *random_english(1500, 3)):
         spoken = normalize_english(text, lowercase=True).text
         whole = [*english.tokenizer.encode(spoken), english.config.tts_eos_token_id] if spoken else []
         for pieces in splits(text, draw):

@@ -14,8 +14,9 @@ from .prompt import PromptBuilder, TextTokenizer
 
 __all__ = ["LiveSegment", "LiveTokens"]
 
-# A space between two words that no rule of the English normaliser reads together: each side is spelled out alone.
-_JOINT = re.compile(r"(?<!\S)[A-Za-z][a-z]+ (?=[a-z])")
+# A space between two words that no rule of the English normaliser reads together: each side is spelled out alone. Not
+# after a ZIP or square that is to be counted, nor before what is, or may become, a Roman numeral.
+_JOINT = re.compile(r"(?<!\S)(?!(?:[Zz]ip|sq) )[A-Za-z][a-z]+ (?=[a-z])(?![ivx]+(?![a-z]))")
 
 
 # Marks, and what this version of Unicode does not know.

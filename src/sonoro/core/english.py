@@ -1,0 +1,182 @@
+"""What English writes short, and how it is said: the tables behind `sonoro.core.normalize`. Holds no rule."""
+
+from __future__ import annotations
+
+__all__ = [
+    "ABBREVIATIONS",
+    "BEFORE_NUMBER",
+    "CAPITAL_WORDS",
+    "COMPASS",
+    "DAYS",
+    "DOMAINS",
+    "DOTTED_BEFORE_NUMBER",
+    "FILES",
+    "INITIALISMS",
+    "MAGNITUDES",
+    "MARKS",
+    "MONEY",
+    "MONTHS",
+    "PERIODS",
+    "SHORT_MONTHS",
+    "SHORT_WORDS",
+    "SPELLED_LABELS",
+    "STATES",
+    "STREETS",
+    "UNITS",
+    "UNSURE_STATES",
+]
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+ABBREVIATIONS = {
+    **{"Mr": "Mister", "Mrs": "Missus", "Ms": "Miz", "Prof": "Professor", "Jr": "Junior", "Sr": "Senior"},
+    **{"Capt": "Captain", "Gen": "General", "Sgt": "Sergeant", "Lt": "Lieutenant", "Col": "Colonel", "Rev": "Reverend"},
+    **{"Gov": "Governor", "Sen": "Senator", "Mt": "Mount", "Ave": "Avenue", "Rd": "Road", "Blvd": "Boulevard"},
+    **{"Inc": "Incorporated", "Ltd": "Limited", "Corp": "Corporation", "Dept": "Department", "approx": "approximately"},
+    **{"Apt": "Apartment", "Bldg": "Building", "Hwy": "Highway", "Pkwy": "Parkway", "Ln": "Lane", "Ct": "Court"},
+    **{"Sq": "Square", "Ste": "Suite", "Esq": "Esquire", "Hon": "Honorable", "Assn": "Association", "Bros": "Brothers"},
+    **{"Co": "Company", "Univ": "University", "Govt": "Government", "govt": "government", "misc": "miscellaneous"},
+    **{"Tel": "Telephone", "tel": "telephone", "Messrs": "Messieurs", "etc": "et cetera"},
+    **{"Jan": "January", "Feb": "February", "Aug": "August", "Sept": "September", "Oct": "October"},
+    **{"Nov": "November", "Dec": "December"},
+}
+"""Said in full where a dot follows."""
+
+BEFORE_NUMBER = {
+    **{"apt": "apartment", "ste": "suite", "rm": "room", "bldg": "building", "hwy": "highway", "rte": "route"},
+    **{"fig": "figure", "figs": "figures", "vol": "volume", "vols": "volumes", "ch": "chapter", "eq": "equation"},
+    **{"ext": "extension", "nos": "numbers", "ep": "episode"},
+}
+"""Said in full before a number, with a dot or without."""
+
+DOTTED_BEFORE_NUMBER = {
+    **{"p": "page", "pp": "pages", "v": "version", "ver": "version", "ca": "about", "art": "article", "fl": "floor"},
+    **{"sec": "section", "para": "paragraph"},
+}
+"""Said in full before a number where a dot is between them."""
+
+SHORT_WORDS = {
+    **{"mins": "minutes", "secs": "seconds", "hrs": "hours", "yrs": "years", "wks": "weeks"},
+    **{"w/o": "without", "c/o": "care of", "b/c": "because", "n/a": "not applicable", "N/A": "not applicable"},
+    **{"24/7": "twenty four seven", "9/11": "nine eleven", "50/50": "fifty fifty", "Ctrl": "Control"},
+    **{"NE": "northeast", "NW": "northwest", "SE": "southeast", "SW": "southwest", "aka": "also known as"},
+    **{"4K": "four K", "8K": "eight K", "401k": "four oh one K", "401(k)": "four oh one K"},
+}
+"""Said in full wherever they stand by themselves, small letters in any case."""
+
+STREETS = {
+    **{"Ave": "Avenue", "Blvd": "Boulevard", "Rd": "Road", "Ln": "Lane", "Hwy": "Highway", "Pkwy": "Parkway"},
+    "St": "Street",
+}
+COMPASS = {"N": "North", "E": "East", "S": "South", "W": "West"}
+DAYS = {
+    **{"Mon": "Monday", "Tue": "Tuesday", "Tues": "Tuesday", "Wed": "Wednesday", "Thu": "Thursday", "Thur": "Thursday"},
+    **{"Thurs": "Thursday", "Fri": "Friday", "Sat": "Saturday", "Sun": "Sunday"},
+}
+SHORT_MONTHS = {
+    **{"Jan": "January", "Feb": "February", "Mar": "March", "Apr": "April", "Jun": "June", "Jul": "July"},
+    **{"Aug": "August", "Sep": "September", "Sept": "September", "Oct": "October", "Nov": "November"},
+    "Dec": "December",
+}
+MONTHS = (
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
+)
+STATES = dict(
+    pair.replace("_", " ").split(":")
+    for pair in _words(
+        "AL:Alabama AK:Alaska AZ:Arizona AR:Arkansas CA:California CO:Colorado CT:Connecticut DE:Delaware FL:Florida "
+        "GA:Georgia HI:Hawaii ID:Idaho IL:Illinois IN:Indiana IA:Iowa KS:Kansas KY:Kentucky LA:Louisiana ME:Maine "
+        "MD:Maryland MA:Massachusetts MI:Michigan MN:Minnesota MS:Mississippi MO:Missouri MT:Montana NE:Nebraska "
+        "NV:Nevada NH:New_Hampshire NJ:New_Jersey NM:New_Mexico NY:New_York NC:North_Carolina ND:North_Dakota OH:Ohio "
+        "OK:Oklahoma OR:Oregon PA:Pennsylvania RI:Rhode_Island SC:South_Carolina SD:South_Dakota TN:Tennessee TX:Texas "
+        "UT:Utah VT:Vermont VA:Virginia WA:Washington WV:West_Virginia WI:Wisconsin WY:Wyoming DC:D_C"
+    )
+)
+UNSURE_STATES = frozenset(_words("HI ID IN LA MA ME OH OK OR PA"))
+"""Those that are words as well: states only before a ZIP code."""
+
+UNITS = {
+    **{"km": ("kilometer", "kilometers"), "cm": ("centimeter", "centimeters"), "mm": ("millimeter", "millimeters")},
+    **{"m": ("meter", "meters"), "kg": ("kilogram", "kilograms"), "g": ("gram", "grams"), "ft": ("foot", "feet")},
+    **{"mg": ("milligram", "milligrams"), "lb": ("pound", "pounds"), "lbs": ("pound", "pounds")},
+    **{"oz": ("ounce", "ounces"), "yd": ("yard", "yards"), "mi": ("mile", "miles"), "gal": ("gallon", "gallons")},
+    **{"ml": ("milliliter", "milliliters"), "mL": ("milliliter", "milliliters"), "L": ("liter", "liters")},
+    **{"tsp": ("teaspoon", "teaspoons"), "tbsp": ("tablespoon", "tablespoons"), "ha": ("hectare", "hectares")},
+    **{"sq ft": ("square foot", "square feet"), "sq. ft.": ("square foot", "square feet")},
+    **{"sq m": ("square meter", "square meters"), "sq km": ("square kilometer", "square kilometers")},
+    **{"sq mi": ("square mile", "square miles"), "pcs": ("piece", "pieces")},
+    **{"ms": ("millisecond", "milliseconds"), "sec": ("second", "seconds"), "secs": ("second", "seconds")},
+    **{"min": ("minute", "minutes"), "mins": ("minute", "minutes"), "hr": ("hour", "hours"), "hrs": ("hour", "hours")},
+    **{"h": ("hour", "hours"), "wk": ("week", "weeks"), "wks": ("week", "weeks"), "yr": ("year", "years")},
+    **{"yrs": ("year", "years"), "mph": ("mile per hour", "miles per hour")},
+    **{"GB": ("gigabyte", "gigabytes"), "MB": ("megabyte", "megabytes"), "kB": ("kilobyte", "kilobytes")},
+    **{"KB": ("kilobyte", "kilobytes"), "TB": ("terabyte", "terabytes"), "px": ("pixel", "pixels")},
+    **{"Mbps": ("megabit per second", "megabits per second"), "Gbps": ("gigabit per second", "gigabits per second")},
+    **{"kbps": ("kilobit per second", "kilobits per second"), "fps": ("frame per second", "frames per second")},
+    **{"Hz": ("hertz", "hertz"), "kHz": ("kilohertz", "kilohertz"), "MHz": ("megahertz", "megahertz")},
+    **{
+        "GHz": ("gigahertz", "gigahertz"),
+        "dB": ("decibel", "decibels"),
+        "bpm": ("beat per minute", "beats per minute"),
+    },
+    **{"W": ("watt", "watts"), "kW": ("kilowatt", "kilowatts"), "MW": ("megawatt", "megawatts")},
+    **{"kWh": ("kilowatt hour", "kilowatt hours"), "V": ("volt", "volts"), "mV": ("millivolt", "millivolts")},
+    **{"mA": ("milliampere", "milliamperes"), "mAh": ("milliampere hour", "milliampere hours")},
+    **{"kcal": ("kilocalorie", "kilocalories"), "kPa": ("kilopascal", "kilopascals")},
+    **{"psi": ("pound per square inch", "pounds per square inch"), "x": ("time", "times")},
+    **{"rpm": ("revolution per minute", "revolutions per minute")},
+    **{"μm": ("micrometer", "micrometers"), "μg": ("microgram", "micrograms"), "μs": ("microsecond", "microseconds")},
+    **{"°C": ("degree Celsius", "degrees Celsius"), "°F": ("degree Fahrenheit", "degrees Fahrenheit")},
+    **{"°": ("degree", "degrees"), "¢": ("cent", "cents"), "%": ("percent", "percent")},
+    **{"USD": ("US dollar", "US dollars"), "EUR": ("euro", "euros"), "GBP": ("pound", "pounds")},
+}
+PERIODS = {
+    **{"mo": "month", "hr": "hour", "h": "hour", "wk": "week", "yr": "year", "min": "minute", "s": "second"},
+    **{
+        "sec": "second",
+        "lb": "pound",
+        "kg": "kilogram",
+        "gal": "gallon",
+        "L": "liter",
+        "mi": "mile",
+        "km": "kilometer",
+    },
+    **{word: word for word in _words("month hour day week year minute second pound person night mile liter gallon")},
+}
+"""What stands behind the slash of an amount: $5/mo, 100 km/h."""
+
+MONEY = {
+    **{"$": ("dollar", "dollars", "cent", "cents"), "£": ("pound", "pounds", "penny", "pence")},
+    **{"€": ("euro", "euros", "cent", "cents"), "¥": ("yen", "yen", "sen", "sen")},
+    "₹": ("rupee", "rupees", "paisa", "paise"),
+}
+MAGNITUDES = {"k": "thousand", "m": "million", "b": "billion", "bn": "billion", "t": "trillion"}
+INITIALISMS = _words("USA US UK EU UN AI ID IQ UFO CEO CIA FBI USB API FAQ URL OK ASAP RSVP ISBN UCLA HTTP HTTPS")
+MARKS = {
+    **{".": "dot", "/": "slash", "-": "dash", "_": "underscore", "?": "question mark", "=": "equals", "&": "and"},
+    **{"#": "hash", "%": "percent", "+": "plus", ":": "colon", "~": "tilde", "@": "at"},
+}
+"""The marks of an address by their names."""
+
+DOMAINS = "com|org|net|edu|gov|io|ai|dev|app|info|biz|co|uk|de|fr|eu|tv|ca|jp|au|ch|nl"
+SPELLED_LABELS = frozenset(_words("ai io uk eu us tv api url faq id ui ux usa au ca de exe"))
+FILES = (
+    "pdf|html?|css|jsx?|tsx?|py|jpe?g|png|gif|svg|mp[34]|wav|txt|csv|md|php|sql|xml|json|ya?ml|zip|exe|docx?|xlsx?|"
+    "pptx?"
+)
+CAPITAL_WORDS = frozenset(
+    _words(
+        "ACT ADD AGE AGO AHA AIR ALL AM AN AND ANY ARE ARM ART AS ASK AT BAD BE BED BIG BOX BOY BUT BUY BY CAN "
+        "CAR CAT COP DAD DAY DID DO DOG EAR EAT EGG END EYE FAN FAR FEW FIX FOR FUN GET GIF GO GOD GOT GUY HA HAD "
+        "HAS HAT HE HER HEY HIM HIS HIT HO HOT HOW IF IN IS IT ITS JOB JOY KEY KID LAN LAW LEG LET LIE LOT LOW "
+        "MAN MAP MAY ME MEN MIX MOM MY NET NEW NO NOR NOT NOW OF OFF OH OIL OLD ON ONE OR OUR OUT OW OWN PAN PAY "
+        "PEN PET PIN PUT RAM RAN RAW RED ROM RUN SAD SAT SAW SAY SEA SEE SET SHE SIM SIN SIR SIT SIX SO SON SUN "
+        "TAX TEA TEN THE TIP TO TOO TOP TOY TRY TWO UH UM UP USE WAN WAR WAS WAY WE WET WHO WHY WIN WOW YES YET "
+        "YOU ZIP"
+    )
+)
+"""Words of two or three letters that are read as words in capitals too."""
