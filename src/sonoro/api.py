@@ -71,7 +71,7 @@ def speech_request(
     repetition_penalty: float | None = None,
     max_frames: int | None = None,
     ignore_eos: bool = False,
-    attempts: int = 1,
+    attempts: int | None = None,
     **options: OptionValue,
 ) -> SpeechRequest:
     """A request to speak `text`; None stands for the model's default, and for seed 0. Raises `InvalidRequest`.
@@ -90,7 +90,8 @@ def speech_request(
     repetition_penalty: above 1 avoids repetition.
     max_frames: the most frames of audio; by default the text's length bounds them.
     ignore_eos: go on to `max_frames` whatever the model says; for measuring.
-    attempts: how often a segment that runs away is spoken, at most, each time with the next seed.
+    attempts: how often a segment that runs away is spoken, at most, each time with the next seed; if none, once, or
+        as often as the model asks for (`TTS.spec.attempts`) where the audio is returned whole.
     options: the model's own options, as `TTS.spec.options` lists them.
     """
     return SpeechRequest(
@@ -193,9 +194,10 @@ class TTS:
         self.config = _engine_config(config)
         if model is None or isinstance(model, (str, Path)):
             model = registry.load(model, device=device, dtype=dtype, load_format=load_format)
-        self.spec: ModelSpec = model.model.spec
+        engine = Engine(model.model, self.config)
+        self.spec: ModelSpec = engine.spec
         """What the model can do."""
-        self._engine: Engine | None = Engine(model.model, self.config)
+        self._engine: Engine | None = engine
         self._inboxes: dict[str, deque[Event]] = {}
         self._left: deque[tuple[str, deque[Event]]] = deque()
         self._lock = threading.Lock()
@@ -283,7 +285,7 @@ class TTS:
         A task that is cancelled cancels its request.
         """
         asked = self._asked(*request, **fields)
-        pieces = self._streamed(asked._replace(request=_by_rule(asked.request)))
+        pieces = self._streamed(asked._replace(request=_whole(asked.request, self.spec)))
         heard: list[AudioPiece] = []
         try:
             while isinstance(piece := await _aside(_next, pieces), AudioPiece):
@@ -333,7 +335,7 @@ class TTS:
 
     def _speak(self, asked: Sequence[_Asked]) -> list[Audio]:
         audio = []
-        requests = [_by_rule(request) for request, _ in asked]
+        requests = [_whole(request, self.spec) for request, _ in asked]
         with self._running(requests):
             for number, (request, (_, speed)) in enumerate(zip(requests, asked, strict=True)):
                 with _noting(number if len(requests) > 1 else None):
@@ -447,8 +449,10 @@ class TTS:
 _KEYWORDS = tuple(inspect.signature(TTS.generate).parameters)[1:-1]
 
 
-def _by_rule(request: SpeechRequest) -> SpeechRequest:
-    return msgspec.structs.replace(request, is_reproducible=True)
+def _whole(request: SpeechRequest, spec: ModelSpec) -> SpeechRequest:
+    """`request`, whose audio is returned whole: cut by rule, and spoken again as often as the model asks for."""
+    attempts = request.attempts or (1 if request.is_live else spec.attempts)
+    return msgspec.structs.replace(request, is_reproducible=True, attempts=attempts)
 
 
 def _closed() -> EngineClosed:

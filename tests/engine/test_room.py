@@ -44,6 +44,17 @@ def test_earlier_segments_are_left_out_once_a_slot_has_no_room_for_them() -> Non
     assert heard[4:] == [made for index in range(4, 7) for made in (SENTENCES[:index], SENTENCES[index - 3 : index])]
 
 
+def test_a_long_text_can_be_one_segment() -> None:
+    text = " ".join(SENTENCES * 8)
+    for most, segments in ((300, 7), (100_000, 1)):
+        model = Remembering()
+        sizes = {"max_frames": 2000, "max_text": 2000, "max_positions": 9000, "prefill_tokens": 9000}
+        engine = Engine(model, config_of(max_characters=most, **sizes))
+        engine.submit(SpeechRequest(id="a", text=text, max_frames=2000))
+        drain(engine)
+        assert len(model.heard) == segments
+
+
 def test_the_white_space_before_a_text_reaches_the_model() -> None:
     class Hearing(SineModel):
         def prepare(self, request, segment, index, before, voice):

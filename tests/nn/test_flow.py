@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sonoro.nn.flow import schedule, sinusoids
+from sonoro.nn.flow import calls, schedule, sinusoids
 
 
 def test_the_schedule_of_ten_steps_is_the_documented_one() -> None:
@@ -20,6 +20,16 @@ def test_sines_are_of_rounded_rates() -> None:
     exact, rounded = sinusoids(torch.tensor([0.5]), 1024), sinusoids(torch.tensor([0.5], dtype=torch.bfloat16), 1024)
     likeness = torch.cosine_similarity(exact, rounded.float())
     assert 0.86 < float(likeness) < 0.99
+
+
+@pytest.mark.parametrize(("steps", "still"), [(1, 1), (2, 1), (48, 1), (49, 2), (73, 2), (74, 3), (100, 4)])
+def test_the_first_steps_of_many_go_nowhere(steps: int, still: int) -> None:
+    """As in the official solver, which was run at 1 to 100 steps; times are those of an even count behind them."""
+    times, sizes = schedule(steps, torch.float64)
+    assert calls(steps) == len(times) == len(sizes) == steps - still
+    even = [1 - index / steps for index in range(still, steps)]
+    expected = [one + math.cos(math.pi / 2 * one) - 1 + one for one in even]
+    torch.testing.assert_close(times, torch.tensor(expected, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("steps", [2, 3, 7, 10, 25, 48])

@@ -10,7 +10,7 @@ import logging
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -43,6 +43,8 @@ class EngineConfig:
     How it divides the work. `prefill_tokens`: prompt rows run in one tick. `chunk_frames`: the lengths at which audio
     is decoded, the first of them first; later ones as the listener's lead allows. `codec_frames`: frames decoded in
     one tick at most, 0 for four times the slots.
+
+    `model_settings`: settings of the model itself by name; docs/differences.md lists them.
 
     Where, and in what. `codec_device`: a device of its own for the codec, as "cuda:1"; empty for that of all else.
     `codec_dtype`: what its decoder runs in, float16, bfloat16 or float32; auto is float32 on a CPU, elsewhere float16
@@ -77,10 +79,11 @@ class EngineConfig:
     prefill_buckets: tuple[int, ...] = ()
     codec_batches: tuple[int, ...] = ()
     is_eager: bool = False
+    model_settings: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            self._check_type(field.name, str(field.type))
+        for one in dataclasses.fields(self):
+            self._check_type(one.name, str(one.type))
         self._check("slots", 1, 4096)
         self._check("max_waiting", 0, 10_000_000)
         self._check("max_frames", 1, 1_000_000)
@@ -176,6 +179,9 @@ class EngineConfig:
             is_right, limit = _is_whole(value), whole
         elif kind == "str":
             is_right, limit = isinstance(value, str) and "\0" not in value, "it must be a string"
+        elif kind.startswith("Mapping"):
+            is_right = isinstance(value, Mapping) and all(isinstance(one, str) for one in value)
+            limit = "it must hold settings by name"
         else:
             is_right = isinstance(value, tuple) and all(map(_is_whole, value))
             limit = "it must be a list of whole numbers"

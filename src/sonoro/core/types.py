@@ -176,7 +176,7 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     request in the same company gives the same bytes.
     Of a live request `text` is a first piece, which may be empty: the rest follows while it is spoken.
     A segment that runs away is spoken again with the next seed, up to `attempts` times in all: where there may be more
-    than one, the audio of each segment is held back until it has ended.
+    than one, the audio of each segment is held back until it has ended. None is once.
     """
 
     id: str
@@ -192,7 +192,7 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     is_live: bool = False
     is_reproducible: bool = False
-    attempts: int = 1
+    attempts: int | None = None
     options: dict[str, OptionValue] = {}
 
     def __post_init__(self) -> None:
@@ -208,7 +208,7 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
         _check_number("seed", self.seed, 0, MAX_SEED)
         _check_number("max_frames", self.max_frames, 1, 1_000_000)
         _check_number("attempts", self.attempts, 1, MAX_ATTEMPTS)
-        if self.is_live and self.attempts > 1:
+        if self.is_live and (self.attempts or 1) > 1:
             raise InvalidRequest(
                 "attempts", self.attempts, "live text is spoken as it comes: it must be 1, or left out"
             )
@@ -259,7 +259,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     `hop` is samples per frame. `max_frames` bounds one segment. `sampling` is complete: no field of it is None. A
     speaker embedding has `speaker_embedding_size` numbers; 0 if the model takes none. With a `text_normalizer` it
-    reads what that writes: "english" letters alone.
+    reads what that writes: "english" letters alone. `attempts`: how often a segment that runs away is spoken, at most,
+    where audio is returned whole and the request does not say.
     """
 
     name: str
@@ -274,6 +275,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     accepts_instructions: bool = False
     text_normalizer: Literal["english"] | None = None
     speaker_embedding_size: int = 0
+    attempts: int = 1
 
     @property
     def frame_s(self) -> float:
@@ -292,6 +294,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             sampling=request.sampling.over(self.sampling),
             instructions=self._instructions(request.instructions),
             max_frames=self._max_frames(request.max_frames),
+            attempts=request.attempts or 1,
             options=self._options(request.options, is_live=request.is_live),
         )
 

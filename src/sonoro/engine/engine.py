@@ -24,6 +24,7 @@ from sonoro.engine.runner import Decoded, Launched, Runner
 from sonoro.engine.scheduler import Plan, Scheduler
 from sonoro.engine.voices import Inline, Voices
 from sonoro.models.base import SpeechModel, Voice
+from sonoro.models.settings import configure
 from sonoro.runtime.slots import PagePool
 from sonoro.transport.messages import PrefixCounts
 
@@ -51,6 +52,7 @@ class Engine:
         ticks_late: int | None = None,
         executor: Executor | None = None,
     ) -> None:
+        configure(model, config.model_settings)
         self.config, self.spec = config, model.spec
         self._model, self._clock_s = model, clock_s
         self._runner = Runner(model, config)

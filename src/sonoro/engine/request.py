@@ -160,8 +160,12 @@ class RunningRequest:
     @property
     def may_try_again(self) -> bool:
         """Whether the segment, which is drained, ran away and is to be spoken again."""
+        assert self.prompt is not None
+        assert self.request.attempts is not None
         is_left = self.attempt + 1 < self.request.attempts and not self.request.ignore_eos
-        return is_left and self.finish_reason == "runaway"
+        doubtful = self.prompt.controls.doubtful_frames
+        is_doubtful = doubtful is not None and self.length >= doubtful and self.finish_reason != "length"
+        return is_left and (is_doubtful or self.finish_reason == "runaway")
 
     def timings(self, now_s: float) -> Timings:
         """Those of a request that ends at `now_s`."""

@@ -68,7 +68,8 @@ class Capacity:
 class Controls:
     """The per-row controls of one segment: how it is drawn and when it must end.
 
-    Draws are addressed by (seed, segment, frame, codebook), so they do not depend on the batch.
+    Draws are addressed by (seed, segment, frame, codebook), so they do not depend on the batch. A segment that ends by
+    itself after `doubtful_frames` or more is taken for one that ran away, where it may be spoken again.
     """
 
     sampling: SamplingParams
@@ -77,6 +78,7 @@ class Controls:
     max_frames: int
     ignore_eos: bool = False
     options: dict[str, OptionValue] = field(default_factory=dict)
+    doubtful_frames: int | None = None
 
     @classmethod
     def of(cls, request: SpeechRequest, segment: int) -> Controls:
@@ -400,8 +402,9 @@ class Family:
     """A model folder's entry in the registry. A source is a checkpoint folder, or one of `configurations`.
 
     `model_type` is that of its config.json, or its `architecture` where there is none. `configurations` maps the
-    released ones, which need no folder, to hub ids; `hub_files` are patterns of what to download. `from_folder` and
-    `from_random` (random weights) take (source, name, device, dtype), `describe` (source, name, dtype).
+    released ones, which need no folder, to hub ids; `hub_files` are patterns of what to download, `hub_settings` what
+    is set of a model that is loaded by such an id (`models.settings`). `from_folder` and `from_random` (random weights)
+    take (source, name, device, dtype), `describe` (source, name, dtype).
     """
 
     model_type: str
@@ -410,3 +413,4 @@ class Family:
     from_folder: Callable[[Path, str, torch.device, torch.dtype], LoadedModel]
     from_random: Callable[[Path | str, str, torch.device, torch.dtype], LoadedModel]
     describe: Callable[[Path | str, str, torch.dtype], Description]
+    hub_settings: Mapping[str, OptionValue] = field(default_factory=dict)

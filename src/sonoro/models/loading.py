@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from sonoro.core.types import ModelSpec
+from sonoro.core.types import ModelSpec, OptionValue
 from sonoro.models.base import Description, Family, LoadedModel
 from sonoro.nn import stored
 from sonoro.nn.weights import Shape
@@ -63,6 +63,7 @@ class Parts:
     spec: Callable[[str, Any], ModelSpec]
     sizes: Callable[[Any], dict[str, str | int | float]]
     position_bytes: Callable[[Any, torch.dtype], int]
+    hub_settings: Mapping[str, OptionValue] = field(default_factory=dict)
 
 
 def make_family(model_type: str, configurations: Mapping[str, str], hub_files: Sequence[str], parts: Parts) -> Family:
@@ -103,4 +104,4 @@ def make_family(model_type: str, configurations: Mapping[str, str], hub_files: S
             },
         )
 
-    return Family(model_type, configurations, hub_files, from_folder, from_random, describe)
+    return Family(model_type, configurations, hub_files, from_folder, from_random, describe, parts.hub_settings)

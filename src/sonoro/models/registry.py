@@ -20,6 +20,7 @@ from sonoro.core.errors import CheckpointError, CheckpointNotFound, ConfigError
 from sonoro.models.base import Description, Family, LoadedModel
 from sonoro.models.fish_s2 import model as fish_s2
 from sonoro.models.qwen3_tts import model as qwen3_tts
+from sonoro.models.settings import configure
 from sonoro.models.voxcpm2 import model as voxcpm2
 
 __all__ = ["BUILTIN", "describe", "load", "names"]
@@ -42,6 +43,7 @@ class _Source(NamedTuple):
     family: Family
     place: Path | str
     name: str
+    is_hub: bool = False
 
 
 def names() -> tuple[str, ...]:
@@ -70,7 +72,10 @@ def load(
     if load_format == "dummy":
         return source.family.from_random(source.place, source.name, torch_device, torch_dtype)
     if isinstance(source.place, Path):
-        return source.family.from_folder(source.place, source.name, torch_device, torch_dtype)
+        loaded = source.family.from_folder(source.place, source.name, torch_device, torch_dtype)
+        if source.is_hub:
+            configure(loaded.model, source.family.hub_settings)
+        return loaded
     hub_id = source.family.configurations[source.place]
     raise CheckpointNotFound(f"{source.name} is a configuration without weights: name {hub_id}, or ask for dummy ones")
 
@@ -143,7 +148,7 @@ def _from_hub(hub_id: str, *, is_dummy: bool) -> _Source:
         folder = Path(snapshot_download(hub_id, allow_patterns=files))
         if not is_dummy and not any(folder.glob("*.safetensors")):
             folder = Path(snapshot_download(hub_id, allow_patterns=[*files, *_OTHER_FORMATS]))
-        return source._replace(place=folder)
+        return source._replace(place=folder, is_hub=True)
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointNotFound(

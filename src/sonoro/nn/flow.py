@@ -8,14 +8,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["TimeMLP", "schedule", "sinusoids"]
+__all__ = ["TimeMLP", "calls", "schedule", "sinusoids"]
+
+
+def calls(steps: int) -> int:
+    """How often a solver of so many `steps` calls the network: the first goes nowhere, of 49 and more one in 25."""
+    return steps - max(1, int((steps + 1) * 0.04))
 
 
 def schedule(steps: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """When a solver of so many `steps` calls the network, and how far it goes from there: [steps - 1] each, `dtype`.
+    """When a solver of so many `steps` calls the network, and how far it goes from there: [calls] each, `dtype`.
 
-    On the CPU, every operation rounded to `dtype`, as the official code has it: the first step goes nowhere, the times
-    are counted down by sizes that were themselves rounded.
+    On the CPU, every operation rounded to `dtype`, as the official code has it: times are counted down by sizes that
+    were themselves rounded.
     """
     index = torch.arange(steps + 1, dtype=dtype)
     size = torch.tensor(-1 / steps, dtype=dtype)
@@ -25,7 +30,8 @@ def schedule(steps: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     for end in ends[2:]:
         sizes.append(times[-1] - end)
         times.append(times[-1] - sizes[-1])
-    return torch.stack(times[:-1]), torch.stack(sizes)
+    still = steps - 1 - calls(steps)
+    return torch.tensor(times[still:-1], dtype=dtype), torch.tensor(sizes[still:], dtype=dtype)
 
 
 def sinusoids(times: Tensor, width: int) -> Tensor:

@@ -102,6 +102,10 @@ def test_the_released_model_says_what_it_can_do() -> None:
     assert spec.accepts_instructions
     defaults = {option.name: option.default for option in spec.options}
     assert defaults == {"cfg_value": 2.0, "solver_steps": 10, "min_len": 2}
+    bounds = {option.name: (option.minimum, option.maximum) for option in spec.options}
+    assert bounds["cfg_value"] == (0.1, 10)
+    assert bounds["solver_steps"] == (1, 10)
+    assert spec.attempts == 3
 
 
 def test_what_it_cannot_do_is_refused(model: SpeechModel) -> None:
@@ -109,7 +113,7 @@ def test_what_it_cannot_do_is_refused(model: SpeechModel) -> None:
         request(model, "a", voice="nobody")
     with pytest.raises(UnknownLanguage):
         request(model, "a", language="english")
-    for name, value in (("cfg_value", 0.5), ("cfg_value", float("nan")), ("solver_steps", 1), ("solver_steps", 11)):
+    for name, value in (("cfg_value", 0.05), ("cfg_value", 10.5), ("cfg_value", float("nan")), ("solver_steps", 0)):
         with pytest.raises(InvalidRequest, match=rf"{name}: .*it must be a"):
             request(model, "a", options={name: value})
     cooler = request(model, "a", sampling=SamplingParams(temperature=0.5))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sonoro.core.errors import InvalidRequest
-from sonoro.core.types import ModelSpec, SamplingParams, SpeechRequest
+from sonoro.core.types import ModelSpec, OptionValue, SamplingParams, SpeechRequest
 from sonoro.models.base import Codec, Controls, Spoken, Voice, WholeSegments
 from sonoro.models.loading import Parts, make_family
+from sonoro.models.settings import CONTROL_TOKENS
 from sonoro.models.slots import DepthState, admit_staged, clear_slots
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.nn.weights import fingerprint
@@ -41,6 +42,12 @@ class FishS2(WholeSegments):
         self.reset, self.stage, self.admit = clear_slots, stage, admit_staged
         self.allocate, self.prefill = bound(allocate, lm), bound(prefill, lm)
         self.frame, self.parts = bound(frame.frame, lm), bound(frame.parts, lm)
+
+    settings = (CONTROL_TOKENS,)
+
+    def configure(self, values: Mapping[str, OptionValue]) -> None:
+        """Take `values` of `settings`."""
+        self._conversations.read_control_tokens(is_on=bool(values[CONTROL_TOKENS.name]))
 
     def segments(self, text: str, language: str) -> list[str]:
         """`text` as a whole, or the turns of its speakers, a few at a time."""

@@ -72,11 +72,16 @@ class ConversationBuilder:
         if tokenizer.size > (most := config.text_config.vocab_size):
             raise CheckpointError(f"tokenizer.json holds id {tokenizer.size - 1}; text_config.vocab_size is {most}")
         self._controls = {index: token for token, index in special.items() if token not in _ALLOWED}
+        self._refused = self._controls
         system, self._end = self._template("<|im_start|>system\n"), self._template("<|im_end|>\n")
         self._plain = [system, self._template("convert the provided text to speech"), self._end]
         refer = "convert the provided text to speech reference to the following:\n\nText:\n"
         self._cloned = [system, self._template(refer), self._template("\n\nSpeech:\n")]
         self._user, self._assistant = map(self._template, ("<|im_start|>user\n", "<|im_start|>assistant\n<|voice|>"))
+
+    def read_control_tokens(self, *, is_on: bool) -> None:
+        """Take control tokens in a text for themselves, or refuse them."""
+        self._refused = {} if is_on else self._controls
 
     def build(
         self, text: str, controls: Controls, earlier: Sequence[Spoken] = (), voice: Voice | None = None
@@ -117,8 +122,8 @@ class ConversationBuilder:
     def _text(self, field: str, text: str) -> Ids:
         check_text(field, text)
         columns = self._template(text)
-        if found := self._controls.keys() & set(columns[:, 0].tolist()):
-            raise InvalidRequest(field, text, f"it must not hold the control token {self._controls[min(found)]}")
+        if found := self._refused.keys() & set(columns[:, 0].tolist()):
+            raise InvalidRequest(field, text, f"it must not hold the control token {self._refused[min(found)]}")
         return columns
 
     def _template(self, text: str) -> Ids:

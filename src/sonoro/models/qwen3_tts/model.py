@@ -6,7 +6,7 @@ The variants (CustomVoice, VoiceDesign, Base) differ in their configuration alon
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,17 @@ from torch import Tensor
 
 from sonoro.core.errors import ConfigError, InvalidReference
 from sonoro.core.text import split_text, with_lead
-from sonoro.core.types import ModelSpec, OptionSpec, Reference, SamplingParams, SpeechRequest, VoiceMode
+from sonoro.core.types import ModelSpec, OptionSpec, OptionValue, Reference, SamplingParams, SpeechRequest, VoiceMode
 from sonoro.models.base import Capacity, Codec, Controls, Pages, SavedVoice, Spoken, Voice
 from sonoro.models.loading import Parts, make_family
+from sonoro.models.settings import CONTROL_TOKENS
 from sonoro.nn.weights import fingerprint
 from sonoro.runtime.ring import upload
 
 from . import frame, voice, weights
 from .config import RELEASED, Configs, GenerationConfig, ModelConfig, read_configs, released_configs
 from .live import LiveSegment
-from .prompt import ClonedVoice, PromptBuilder, TalkerPrompt, TextTokenizer
+from .prompt import SPLITS, ClonedVoice, PromptBuilder, TalkerPrompt, TextTokenizer
 from .state import FrameState, admit, allocate, append, prefill, reset, stage
 from .weights import Modules
 
@@ -37,6 +38,12 @@ _VOICE_MODES: dict[str, tuple[VoiceMode, ...]] = {
 }
 
 
+_SPLIT = OptionSpec(
+    name="tokenizer_split", type="str", default="qwen2", choices=tuple(SPLITS),
+    help="how a text is split into words; of a local folder, by default, as the official package 0.1.1 would",
+)  # fmt: skip
+
+
 class Qwen3TTS:
     """Talker, code predictor and codec behind the protocol `SpeechModel`. Holds no state of a request."""
 
@@ -46,6 +53,16 @@ class Qwen3TTS:
         self._configs = configs
         self._modules = modules
         self._prompts = PromptBuilder(configs.model, tokenizer)
+
+    settings = (CONTROL_TOKENS, _SPLIT)
+
+    def configure(self, values: Mapping[str, OptionValue]) -> None:
+        """Take `values` of `settings`."""
+        tokenizer = self._prompts.tokenizer
+        if _SPLIT.name in values:
+            tokenizer.split_by(str(values[_SPLIT.name]))
+        if CONTROL_TOKENS.name in values:
+            tokenizer.read_control_tokens(is_on=bool(values[CONTROL_TOKENS.name]))
 
     def segments(self, text: str, language: str) -> list[str]:
         """`text` normalised if the checkpoint asks for it, in segments it can speak at once."""
@@ -280,5 +297,7 @@ FAMILY = make_family(
         spec=spec_of,
         sizes=_sizes,
         position_bytes=_position_bytes,
+        # Which transformers does not look at, where a model is named by its id.
+        hub_settings={_SPLIT.name: "qwen2"},
     ),
 )

@@ -7,33 +7,43 @@ gathered on the device at prefill.
 from __future__ import annotations
 
 import logging
+import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 from torch import Tensor
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, InvalidRequest
 from sonoro.core.normalize import NormalizedText, normalize_english
 from sonoro.core.text import check_text
 from sonoro.models.base import Controls, Voice
+from sonoro.nn.configs import read_json
 
 from .config import ModelConfig
 
-__all__ = ["ClonedVoice", "PromptBuilder", "TalkerPrompt", "TextTokenizer"]
+__all__ = ["SPLITS", "ClonedVoice", "PromptBuilder", "TalkerPrompt", "TextTokenizer"]
 
 logger = logging.getLogger(__name__)
 
 NOTHING = -1
 
-# The pre-tokenizer of the Qwen2 tokenizers: what a merge may not cross.
-_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+"
-)
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+SPLITS = {
+    "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+",
+    "mistral": rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+}
+"""What a merge may not cross: as these tokenizers were made, and as transformers 4.57.3, which the official package
+asks for, splits them instead where it takes a local folder for one of Mistral's (it passes `fix_mistral_regex`)."""
+
+_MISTRAL_FROM = 100_000
+"""Tokens that a vocabulary holds more of, for that to happen."""
 
 
 @dataclass(frozen=True)
@@ -75,15 +85,39 @@ class TalkerPrompt:
 class TextTokenizer:
     """Byte-level BPE over ordinary text. Special tokens written in a text are text to it, never their ids."""
 
-    def __init__(self, vocabulary: models.BPE) -> None:
-        self._tokenizer = Tokenizer(vocabulary)
-        self._tokenizer.normalizer = normalizers.NFC()
-        self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+    def __init__(self, vocabulary: models.BPE, split: str = "qwen2", config: Path | None = None) -> None:
+        self._vocabulary, self._config = vocabulary, config
+        self.reads_control_tokens = False
+        self.split_by(split)
+
+    def split_by(self, split: str) -> None:
+        """Split texts as `SPLITS` has it under that name."""
+        self.split, self._tokenizer, self._reading = split, self._made(split), self._made(split)
+        if self.reads_control_tokens:
+            self.read_control_tokens()
+
+    def read_control_tokens(self, *, is_on: bool = True) -> None:
+        """Have `read` take control tokens for themselves: those that tokenizer_config.json adds to the vocabulary.
+
+        Raises `CheckpointError` if there are none, or if they do not follow the vocabulary.
+        """
+        self.reads_control_tokens, self._reading = is_on, self._made(self.split)
+        for token, index in _control_tokens(self._config) if is_on else ():
+            # The library gives each the next number.
+            self._reading.add_special_tokens([AddedToken(token, normalized=False, special=True)])
+            if self._reading.token_to_id(token) != index:
+                raise CheckpointError(f"{self._config}: {token} is {index}; the vocabulary leaves other numbers")
+
+    def _made(self, split: str) -> Tokenizer:
+        tokenizer = Tokenizer(self._vocabulary)
+        tokenizer.normalizer = normalizers.NFC()
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
-                pre_tokenizers.Split(Regex(_SPLIT), behavior="isolated"),
+                pre_tokenizers.Split(Regex(SPLITS[split]), behavior="isolated"),
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         )
+        return tokenizer
 
     @classmethod
     def from_folder(cls, folder: Path) -> TextTokenizer:
@@ -93,9 +127,12 @@ class TextTokenizer:
             if not file.is_file():
                 raise CheckpointNotFound(f"{file} does not exist; a checkpoint folder holds vocab.json and merges.txt")
         try:
-            tokenizer = cls(models.BPE.from_file(str(vocabulary), str(merges)))
+            made = models.BPE.from_file(str(vocabulary), str(merges))
         except Exception as error:  # the library raises plain Exception
             raise CheckpointError(f"{vocabulary} and {merges} are no byte-level BPE: {error}") from error
+        tokenizer = cls(made, config=folder / "tokenizer_config.json")
+        if _is_taken_for_mistral(folder, tokenizer.size):
+            tokenizer.split_by("mistral")
         # A symbol outside the vocabulary would be dropped from the text without a word.
         if unknown := sorted(set(pre_tokenizers.ByteLevel.alphabet()) - tokenizer._tokenizer.get_vocab().keys()):
             raise CheckpointError(f"{vocabulary} lacks {len(unknown)} of the 256 byte symbols, such as {unknown[0]!r}")
@@ -115,6 +152,10 @@ class TextTokenizer:
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
+    def read(self, text: str) -> list[int]:
+        """The ids of `text`, in which control tokens that it spells stand for themselves if they are to be read."""
+        return self._reading.encode(text, add_special_tokens=False).ids
+
     def encode_settled(self, text: str) -> tuple[list[int], str]:
         """The ids of `text` as far as whatever may follow it cannot change them, and the text that is left.
 
@@ -127,10 +168,38 @@ class TextTokenizer:
         # space at the end of all text is cut off, so until it is not at the end it belongs to no word.
         spoken = len(text.rstrip())
         known = [end for end in words.values() if end < spoken or end == spoken < len(text)]
+        if self.split == "mistral":
+            # Where letters change their case, one that comes later may draw the word on.
+            known = [end for end in known if not _is_letter(text[end])]
         left = max(known, default=0)
         return [one for one, word in zip(encoding.ids, encoding.word_ids, strict=True) if words[word] <= left], text[
             left:
         ]
+
+
+def _is_letter(character: str) -> bool:
+    return unicodedata.category(character)[0] in "LM"
+
+
+def _control_tokens(file: Path | None) -> list[tuple[str, int]]:
+    """The tokens that the tokenizer_config.json `file` adds to the vocabulary, by number."""
+    try:
+        added = read_json(file).get("added_tokens_decoder") if file is not None and file.is_file() else None
+        found = [(str(token["content"]), int(index)) for index, token in (added or {}).items()]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{file}: added_tokens_decoder is not tokens by number: {error!r}") from error
+    if not found:
+        raise CheckpointError(f"{file or 'a stand-in'}: control tokens cannot be read, as it names none")
+    return sorted(found, key=lambda token: token[1])
+
+
+def _is_taken_for_mistral(folder: Path, size: int) -> bool:
+    """Whether transformers 4.57.3 would take the tokenizer of the local `folder` for one of Mistral's."""
+    file = folder / "config.json"
+    if size <= _MISTRAL_FROM or not file.is_file():
+        return False
+    found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", str(read_json(file).get("transformers_version") or ""))
+    return found is None or (4, 57, 2) < tuple(int(part or 0) for part in found.groups()) < (5, 0, 0)
 
 
 class PromptBuilder:
@@ -253,7 +322,7 @@ class PromptBuilder:
     def _encode(self, field: str, text: str) -> list[int]:
         """The ids of the template's line break and `text`, which are one word where `text` begins with a line break."""
         check_text(field, text)
-        return self.tokenizer.encode(f"\n{text}")
+        return self.tokenizer.read(f"\n{text}")
 
     def _instruction(self, instructions: str) -> list[int]:
         user = self.tokenizer.encode("user")

@@ -10,26 +10,26 @@ import torch
 from torch import Tensor, nn
 
 from sonoro.nn.bidirectional import BidirectionalStack
-from sonoro.nn.flow import TimeMLP, schedule, sinusoids
+from sonoro.nn.flow import TimeMLP, calls, schedule, sinusoids
 from sonoro.nn.transformer import random_like
 from sonoro.ops.flow import PatchProjections, advance
 from sonoro.ops.linear import norm_linear
 
 from .config import ModelConfig, local_config
 
-__all__ = ["FEWEST_STEPS", "MOST_STEPS", "Flow"]
+__all__ = ["FEWEST_STEPS", "MOST_STEPS", "OFFICIAL_STEPS", "Flow"]
 
-FEWEST_STEPS, MOST_STEPS = 2, 10
-"""Solver steps of a patch. The first changes nothing, so a single one would return the noise."""
+FEWEST_STEPS, MOST_STEPS, OFFICIAL_STEPS = 1, 10, 100
+"""Solver steps of a patch, and those that the official package takes at most. The first changes nothing, so a single
+one returns the noise."""
 
-_CALLS = MOST_STEPS - 1
 _CLOCK = 2
 """Where the network is told the time: behind what the language models say, before both patches."""
 
 
 class Flow(nn.Module):
-    """The sampler. `times` [MOST_STEPS + 1, calls, width] are the embedded times of each count of steps, and `sizes`
-    [MOST_STEPS + 1, calls] how far each call goes: nowhere beyond those of the count.
+    """The sampler, of at most `most_steps`. `times` [most_steps + 1, calls, width] are the embedded times of each count
+    of steps, and `sizes` [most_steps + 1, calls] how far each call goes: nowhere beyond those of the count.
     """
 
     times: Tensor
@@ -38,20 +38,30 @@ class Flow(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.estimator = _LocalDiT(config)
+        self.most_steps = MOST_STEPS
         for name in ("times", "sizes"):
             self.register_buffer(name, None, persistent=False)
 
     def finalize(self) -> None:
-        """Make the tables, which depend on nothing but the weights."""
+        """Make what is derived from the weights. Not capturable."""
+        self.estimator.decoder.finalize()
+        self.make_tables()
+
+    def make_tables(self) -> None:
+        """Make the tables of up to `most_steps`, which depend on nothing but the weights."""
         dit = self.estimator
-        dit.decoder.finalize()
         weight = dit.in_proj.weight
-        self.times = weight.new_zeros(MOST_STEPS + 1, _CALLS, weight.shape[0])
-        self.sizes = weight.new_zeros(MOST_STEPS + 1, _CALLS)
-        for steps in range(FEWEST_STEPS, MOST_STEPS + 1):
-            times, sizes = schedule(steps, weight.dtype)
-            self.times[steps, : steps - 1] = dit.embed_times(times)
-            self.sizes[steps, : steps - 1] = sizes
+        counts = [schedule(steps, weight.dtype) for steps in range(FEWEST_STEPS + 1, self.most_steps + 1)]
+        self.times = weight.new_zeros(self.most_steps + 1, self.calls, weight.shape[0])
+        self.sizes = weight.new_zeros(self.most_steps + 1, self.calls)
+        for steps, (times, sizes) in enumerate(counts, FEWEST_STEPS + 1):
+            self.times[steps, : len(times)] = dit.embed_times(times)
+            self.sizes[steps, : len(sizes)] = sizes
+
+    @property
+    def calls(self) -> int:
+        """How often a frame calls the network."""
+        return max(calls(steps) for steps in range(FEWEST_STEPS, self.most_steps + 1))
 
     def sample(self, mu: Tensor, cond: Tensor, noise: Tensor, cfg: Tensor, steps: Tensor) -> Tensor:
         """Patches [B, P, D] from `noise`, that follow the patches `cond` (both [B, P, D]) as `mu` [B, 2, width] asks.
@@ -62,9 +72,9 @@ class Flow(nn.Module):
         dit, times, sizes = self.estimator, self.times[steps], self.sizes[steps]
         ends, tokens = dit.ends, dit.fixed_tokens(mu, cond)
         x = advance(noise, None, sizes[:, 0], cfg, times[:, 0], ends, tokens, _CLOCK)
-        for call in range(_CALLS):
+        for call in range(self.calls):
             # After the last call nobody asks what time it is.
-            then = times[:, min(call + 1, _CALLS - 1)]
+            then = times[:, min(call + 1, self.calls - 1)]
             x = advance(x, dit.velocities(tokens), sizes[:, call], cfg, then, ends, tokens, _CLOCK)
         return x
 

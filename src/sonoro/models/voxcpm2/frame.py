@@ -17,7 +17,6 @@ from sonoro.ops.sample import normal_noise
 from sonoro.runtime.sampling import BatchSampling
 
 from .backbone import VoxLM
-from .flow import MOST_STEPS
 from .state import FrameState
 
 __all__ = ["check_kernels", "floor_bytes", "frame", "parts"]
@@ -62,7 +61,7 @@ def check_kernels(lm: VoxLM, state: FrameState, rows: int) -> None:
 def floor_bytes(lm: VoxLM) -> int:
     """Bytes of weights that one frame must read: all but the embeddings of text once, those of the flow once a call."""
     dit = lm.feat_decoder.estimator
-    again = (MOST_STEPS - 2) * _bytes(dit.decoder, dit.in_proj, dit.out_proj)
+    again = (lm.feat_decoder.calls - 1) * _bytes(dit.decoder, dit.in_proj, dit.out_proj)
     return _bytes(lm) + again - _bytes(lm.base_lm.embed_tokens, dit.time_mlp, dit.delta_time_mlp)
 
 

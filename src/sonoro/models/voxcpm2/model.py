@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+import msgspec
 import torch
 
 from sonoro.core.errors import InvalidRequest
-from sonoro.core.types import ModelSpec, OptionSpec, SamplingParams, SpeechRequest
-from sonoro.models.base import Codec, Controls, Spoken, Voice, WholeSegments
+from sonoro.core.types import ModelSpec, OptionSpec, OptionValue, Reference, SamplingParams, SpeechRequest
+from sonoro.models.base import Codec, Controls, SavedVoice, Spoken, Voice, WholeSegments
 from sonoro.models.loading import Parts, make_family
+from sonoro.models.settings import CONTROL_TOKENS
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.nn.weights import fingerprint
 
 from . import frame, voice, weights
 from .config import RELEASED, ModelConfig, lm_config, read
-from .flow import FEWEST_STEPS, MOST_STEPS
+from .flow import FEWEST_STEPS, MOST_STEPS, OFFICIAL_STEPS
 from .prompt import PromptBuilder, VoxPrompt, stand_in
 from .state import FrameState, admit, allocate, prefill, reset, stage
 from .weights import VoxModules
@@ -28,15 +30,28 @@ _MAX_FRAMES = 4096
 _SAMPLING = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, repetition_penalty=1.0)
 """There is nothing to sample: noise alone is drawn."""
 
+_ATTEMPTS = 3
+_STEPS = OptionSpec(
+    name="solver_steps", type="int", default=10, minimum=FEWEST_STEPS, maximum=MOST_STEPS,
+    help="steps from noise to sound; fewer save no time, and 1 is noise; most_solver_steps allows more",
+)  # fmt: skip
+_MOST_STEPS = OptionSpec(
+    name="most_solver_steps", type="int", default=MOST_STEPS, minimum=MOST_STEPS, maximum=OFFICIAL_STEPS,
+    help="the most that a request may ask for; every frame takes as long as so many",
+)  # fmt: skip
+_PRIMING = OptionSpec(
+    name="codec_priming", type="str", default="whole", choices=("whole", "last", "none"),
+    help="what of a continued recording the codec hears first: the official package takes the last 3 patches of it, "
+    "or none where it streams",
+)  # fmt: skip
+_PATCHES = {"whole": None, "last": 3, "none": 0}
+
 _OPTIONS = (
     OptionSpec(
-        name="cfg_value", type="float", default=2.0, minimum=1.0, maximum=10.0,
+        name="cfg_value", type="float", default=2.0, minimum=0.1, maximum=10.0,
         help="how closely the prompt is followed: 1 is no guidance, 1 to 3 are useful",
     ),
-    OptionSpec(
-        name="solver_steps", type="int", default=10, minimum=FEWEST_STEPS, maximum=MOST_STEPS,
-        help="steps from noise to sound; fewer save no time",
-    ),
+    _STEPS,
     OptionSpec(
         name="min_len", type="int", default=2, minimum=0, maximum=_MAX_FRAMES,
         help="frame, counted from 0, that speech goes on after at least",
@@ -52,11 +67,36 @@ class VoxCPM2(WholeSegments):
         self.codec: Codec = modules.codec
         self._modules, lm, bound = modules, modules.lm, functools.partial
         self._prompts = PromptBuilder(config, tokenizer)
-        self.encode_voice = bound(voice.encode_voice, config, modules.codec, lm.weight.device)
-        self.save_voice, self.load_voice = voice.save_voice, bound(voice.load_voice, config)
+        self._config, self._priming = config, _PRIMING.default
+        self.save_voice = voice.save_voice
         self.reset, self.stage, self.admit = reset, stage, admit
         self.allocate, self.prefill = bound(allocate, lm), bound(prefill, lm)
         self.frame, self.parts = bound(frame.frame, lm), bound(frame.parts, lm)
+
+    settings = (CONTROL_TOKENS, _MOST_STEPS, _PRIMING)
+
+    def configure(self, values: Mapping[str, OptionValue]) -> None:
+        """Take `values` of `settings`."""
+        if CONTROL_TOKENS.name in values:
+            self._prompts.read_control_tokens(is_on=bool(values[CONTROL_TOKENS.name]))
+        if _MOST_STEPS.name in values:
+            flow, most = self._modules.lm.feat_decoder, int(values[_MOST_STEPS.name])
+            flow.most_steps = most
+            with torch.no_grad():
+                flow.make_tables()
+            steps = msgspec.structs.replace(_STEPS, maximum=most)
+            options = tuple(steps if one.name == steps.name else one for one in self.spec.options)
+            self.spec = msgspec.structs.replace(self.spec, options=options)
+        self._priming = values.get(_PRIMING.name, self._priming)
+
+    def encode_voice(self, references: Sequence[Reference]) -> Voice:
+        """The voice of recordings. Raises `InvalidReference`."""
+        codec, device = self._modules.codec, self._modules.lm.weight.device
+        return voice.encode_voice(self._config, codec, device, references, _PATCHES[str(self._priming)])
+
+    def load_voice(self, saved: SavedVoice) -> Voice:
+        """The voice that was saved. Raises `TensorMismatch` for what is no voice of this model."""
+        return voice.load_voice(self._config, saved, _PATCHES[str(self._priming)])
 
     def segments(self, text: str, language: str) -> list[str]:
         """`text` as a whole, each run of white space a space, as the official front end has it."""
@@ -74,7 +114,9 @@ class VoxCPM2(WholeSegments):
     @functools.cached_property
     def fingerprint(self) -> str:
         """Of the configuration, and of every tensor its name, shape, dtype and first numbers."""
-        return fingerprint(repr(self._modules.lm.config), self._modules.lm, self._modules.codec)
+        # What a saved voice primed the codec with is saved with it.
+        primed = "" if self._priming == _PRIMING.default else f" {self._priming}"
+        return fingerprint(repr(self._modules.lm.config) + primed, self._modules.lm, self._modules.codec)
 
     def check_kernels(self, state: FrameState, rows: int) -> None:
         """Run each fused kernel of a frame of `rows` rows once against its reference."""
@@ -100,6 +142,7 @@ def spec_of(name: str, config: ModelConfig) -> ModelSpec:
         sampling=_SAMPLING,
         options=_OPTIONS,
         accepts_instructions=True,
+        attempts=_ATTEMPTS,
     )
 
 

@@ -27,7 +27,7 @@ _AUDIO_START, _REFERENCE_START, _REFERENCE_END = 101, 103, 104
 _FIRST_PLAIN_ID = 107
 
 _PATCHES_PER_ID, _MORE_PATCHES = 6, 10
-"""The official limit of a text: six patches for each of its ids, and ten."""
+"""The official limit of a text: six patches for each of its ids, and ten; from those six on it speaks again."""
 
 MOST_SPOKEN = 188
 """Patches of a prompt beyond which earlier segments are left out: 30 s, the longest clips of its training."""
@@ -76,8 +76,13 @@ class PromptBuilder:
         if tokenizer.size > (most := config.lm_config.vocab_size):
             raise CheckpointError(f"tokenizer.json holds id {tokenizer.size - 1}; lm_config.vocab_size is {most}")
         self._special = {index: token for token, index in tokenizer.special.items()}
+        self._refused = self._special
         self._characters = tokenizer.chinese_characters()
         self._width = 2 + config.patch_size * config.feat_dim // 2
+
+    def read_control_tokens(self, *, is_on: bool) -> None:
+        """Take control tokens in a text for themselves, or refuse them."""
+        self._refused = {} if is_on else self._special
 
     def build(
         self,
@@ -115,8 +120,9 @@ class PromptBuilder:
         heard = [made for made in (data.prompt, *(one.frames for one in kept)) if len(made)]
         rows += map(self._heard, heard)
         if not controls.ignore_eos:
-            bound = _PATCHES_PER_ID * len(self._ids("text", texts[-1])) + _MORE_PATCHES
-            controls = dataclasses.replace(controls, max_frames=min(bound, controls.max_frames))
+            doubtful = _PATCHES_PER_ID * len(self._ids("text", texts[-1]))
+            bound = min(doubtful + _MORE_PATCHES, controls.max_frames)
+            controls = dataclasses.replace(controls, max_frames=bound, doubtful_frames=doubtful)
         last = [made for made in (data.prompt, *(one.frames for one in earlier)) if len(made)][-_PRIMING:]
         prompt = VoxPrompt(controls, np.concatenate(rows), Voice(None, torch.cat(last)) if earlier else None, prefix)
         needed, most = prompt.positions + controls.max_frames, self._config.max_length
@@ -128,8 +134,8 @@ class PromptBuilder:
         """The ids of `text`, which is Chinese by single characters: without it the model mispronounces."""
         check_text(field, text)
         ids = [part for index in self._tokenizer.encode(text) for part in self._characters.get(index, (index,))]
-        if found := self._special.keys() & set(ids):
-            raise InvalidRequest(field, text, f"it must not hold the control token {self._special[min(found)]}")
+        if found := self._refused.keys() & set(ids):
+            raise InvalidRequest(field, text, f"it must not hold the control token {self._refused[min(found)]}")
         return ids
 
     def _rows(self, ids: Sequence[int]) -> Ids:

@@ -24,11 +24,18 @@ _NAMES = ("prompt", "reference")
 
 
 @torch.no_grad()
-def encode_voice(config: ModelConfig, codec: VoxCodec, device: torch.device, references: Sequence[Reference]) -> Voice:
+def encode_voice(
+    config: ModelConfig,
+    codec: VoxCodec,
+    device: torch.device,
+    references: Sequence[Reference],
+    priming: int | None = None,
+) -> Voice:
     """The voice of `references`: one to continue (`prompt`), one to sound like (`reference`), or both.
 
     Audio is filled up to whole patches by silence: before what is continued, after what is not. Raises
-    `InvalidReference` for two of a kind, or one shorter than 0.5 s or longer than 60 s.
+    `InvalidReference` for two of a kind, or one shorter than 0.5 s or longer than 60 s. `priming`: with how many of its
+    last patches what is continued primes the codec; None is all.
     """
     made: dict[str, Tensor] = {}
     for reference in references:
@@ -39,7 +46,7 @@ def encode_voice(config: ModelConfig, codec: VoxCodec, device: torch.device, ref
         is_continued = reference.use == "prompt"
         made[reference.use] = codec.encode(samples.to(device), "before" if is_continued else "after").cpu()
     transcript = next((reference.text or "" for reference in references if reference.use == "prompt"), "")
-    return _voice(config, made, transcript)
+    return _voice(config, made, transcript, priming)
 
 
 def save_voice(voice: Voice) -> SavedVoice:
@@ -48,8 +55,11 @@ def save_voice(voice: Voice) -> SavedVoice:
     return SavedVoice(tensors, {"transcript": voice.data.transcript})
 
 
-def load_voice(config: ModelConfig, saved: SavedVoice) -> Voice:
-    """The voice that was saved. Raises `TensorMismatch` for what is no voice of a model of `config`."""
+def load_voice(config: ModelConfig, saved: SavedVoice, priming: int | None = None) -> Voice:
+    """The voice that was saved, priming as `encode_voice` has it.
+
+    Raises `TensorMismatch` for what is no voice of a model of `config`.
+    """
     shape = (config.patch_size, config.feat_dim)
     for name, patches in saved.tensors.items():
         is_patches = patches.dtype == torch.float32 and patches.shape[1:] == shape and len(patches) > 0
@@ -57,11 +67,14 @@ def load_voice(config: ModelConfig, saved: SavedVoice) -> Voice:
             raise TensorMismatch(f"a voice of this model is finite patches [N, {shape[0]}, {shape[1]}] float32: {name}")
     if not saved.tensors or not isinstance(saved.facts.get("transcript"), str):
         raise TensorMismatch("a voice of this model has prompt or reference patches, and a transcript")
-    return _voice(config, {name: patches.cpu() for name, patches in saved.tensors.items()}, saved.facts["transcript"])
+    return _voice(
+        config, {name: patches.cpu() for name, patches in saved.tensors.items()}, saved.facts["transcript"], priming
+    )
 
 
-def _voice(config: ModelConfig, made: dict[str, Tensor], transcript: str) -> Voice:
+def _voice(config: ModelConfig, made: dict[str, Tensor], transcript: str, priming: int | None) -> Voice:
     """What is continued primes the codec, so that audio goes on where the recording ends."""
     nothing = torch.zeros(0, config.patch_size, config.feat_dim)
     prompt, reference = (made.get(name, nothing) for name in _NAMES)
-    return Voice(VoxVoice(transcript, prompt, reference), prompt if len(prompt) else None)
+    primes = prompt if priming is None else prompt[len(prompt) - min(priming, len(prompt)) :]
+    return Voice(VoxVoice(transcript, prompt, reference), primes if len(primes) else None)

@@ -1,0 +1,46 @@
+"""What an operator sets of a model, for all of its requests: declared by the model, checked here. Knows no model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+from sonoro.core.errors import ConfigError, InvalidRequest, suggestion
+from sonoro.core.types import OptionSpec, OptionValue
+
+__all__ = ["CONTROL_TOKENS", "Configurable", "configure"]
+
+CONTROL_TOKENS = OptionSpec(
+    name="reads_control_tokens",
+    type="bool",
+    default=False,
+    help="take control tokens that a text spells for themselves, as the official package does",
+)
+"""A setting that every family has."""
+
+
+@runtime_checkable
+class Configurable(Protocol):
+    """A `SpeechModel` that has settings."""
+
+    settings: tuple[OptionSpec, ...]
+
+    def configure(self, values: Mapping[str, OptionValue]) -> None:
+        """Take `values`, which are among `settings` and within their bounds; others stay. Before any `allocate`."""
+
+
+def configure(model: object, values: Mapping[str, OptionValue]) -> None:
+    """Set `values` of `model`. Raises `ConfigError` naming a setting that it lacks, or that is out of bounds."""
+    known = {one.name: one for one in model.settings} if isinstance(model, Configurable) else {}
+    checked = {}
+    for name, value in values.items():
+        if name not in known:
+            nearest = suggestion(name, known)
+            limit = f"{nearest}{' ' * bool(nearest)}settings of this model: {', '.join(sorted(known)) or 'none'}"
+            raise ConfigError(f"model_settings.{name}", value, limit)
+        try:
+            checked[name] = known[name].check(value)
+        except InvalidRequest as error:
+            raise ConfigError(f"model_settings.{name}", value, f"it must be {known[name].limit}") from error
+    if isinstance(model, Configurable) and checked:
+        model.configure(checked)
