@@ -21,7 +21,7 @@ from sonoro.server.app import create_app, listen, uvicorn_config
 from sonoro.server.config import ServerConfig
 from sonoro.transport.fleet import Fleet
 
-SETTINGS = ServerConfig(port=0, max_queue_wait_ms=20_000, shutdown_timeout_s=5)
+SETTINGS = ServerConfig(port=0, max_queue_wait_ms=60_000, shutdown_timeout_s=30)
 
 
 @dataclasses.dataclass

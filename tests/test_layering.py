@@ -73,11 +73,12 @@ def test_every_layer_imports_only_downwards() -> None:
         if layer in FACES:
             continue
         assert layer in ALLOWED, f"{name} belongs to no layer of the table"
-        for dotted, line in imports(path):
+        found = list(imports(path))
+        for dotted, line in found:
             if not dotted.startswith("sonoro."):
                 continue
             # `from sonoro.models import base` yields sonoro.models, then sonoro.models.base: judge the longer.
-            is_prefix = any(other.startswith(dotted + ".") for other, at in imports(path) if at == line)
+            is_prefix = any(other.startswith(dotted + ".") for other, at in found if at == line)
             if not is_prefix and not is_allowed(layer, dotted):
                 wrong.append(f"{name}:{line} imports {dotted}")
     assert not wrong, "\n".join(wrong)
