@@ -58,6 +58,10 @@ def serve(
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="an origin that browsers may call from; may be repeated; * for all")
     ] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(help="a name that clients may ask by, beside --host; may be repeated; * for any"),
+    ] = None,
     max_concurrency: Annotated[
         int | None, number("max_concurrency", int, "requests spoken at once; as many as the engines have slots if none")
     ] = None,
@@ -127,6 +131,7 @@ def serve(
         "model_aliases": tuple(model_alias or ()) or None,
         "voice_aliases": _pairs(voice_alias) if voice_alias else None,
         "cors_origins": tuple(cors_origin or ()) or None,
+        "allowed_hosts": tuple(allowed_host or ()) or None,
         "allow_reference_urls": allow_reference_urls or None,
     }
     server = _over(server, {**given, **renamed}).resolve(engine.slots * len(named))

@@ -77,7 +77,8 @@ def app(args: dict[str, Any]) -> serve.Application:
         factory=wanted.factory,
     )
     slots = config.slots * len(devices)
-    server = ServerConfig.from_mapping(wanted.server).resolve(slots)
+    # It listens where Ray does, behind Ray's proxy.
+    server = ServerConfig.from_mapping({"allowed_hosts": ["*"], **wanted.server}).resolve(slots)
     # Beyond these a request waits, at the gate or in an engine, and still counts as one that a replica holds.
     at_once = min(slots, server.max_concurrency)
     deployment = serve.deployment(

@@ -137,25 +137,32 @@ def test_browsers_of_the_named_origins_may_call() -> None:
 
 
 def test_no_page_of_another_site_makes_a_browser_post() -> None:
-    """A form or a text needs no permission of CORS to be sent, only to be read."""
-    settings = dataclasses.replace(SETTINGS, cors_origins=("https://here.example",))
+    """A form or a text needs no permission of CORS to be sent, only to be read. What a browser says of the site makes
+    no difference: an old one says nothing."""
+    hosts = ("speech.example",)
+    settings = dataclasses.replace(SETTINGS, cors_origins=("https://here.example",), allowed_hosts=hosts)
 
     async def ask() -> None:
         async with serving(settings=settings) as server:
-            for origin, site, status in (
-                ("https://there.example", "cross-site", 403),
-                ("null", "cross-site", 403),
-                ("https://here.example", "cross-site", 200),
-                ("https://behind.a.proxy", "same-origin", 200),
+            for origin, status in (
+                ("https://there.example", 403),
+                ("null", 403),
+                ("http://[", 403),
+                ("http://127.0.0.1:1", 403),
+                ("http://localhost", 403),
+                ("https://here.example", 200),
+                ("https://speech.example", 200),
+                (server.url, 200),
             ):
-                headers = {"origin": origin, "sec-fetch-site": site, "content-type": "text/plain"}
-                text = b'{"input": "Some words.", "response_format": "pcm"}'
-                answer = await server.http.post("/v1/audio/speech", content=text, headers=headers)
-                assert answer.status_code == status, origin
-                form = {"data": {"name": "x", "x_vector_only_mode": "true"}, "files": {"audio": b"none"}}
-                del headers["content-type"]
-                answer = await server.http.post("/v1/audio/voices", headers=headers, **form)
-                assert (answer.status_code == 403) == (status == 403)
+                for site in ({"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-origin"}, {}):
+                    headers = {"origin": origin, "content-type": "text/plain", **site}
+                    text = b'{"input": "Some words.", "response_format": "pcm"}'
+                    answer = await server.http.post("/v1/audio/speech", content=text, headers=headers)
+                    assert answer.status_code == status, origin
+                    form = {"data": {"name": "x", "x_vector_only_mode": "true"}, "files": {"audio": b"none"}}
+                    del headers["content-type"]
+                    answer = await server.http.post("/v1/audio/voices", headers=headers, **form)
+                    assert (answer.status_code == 403) == (status == 403)
 
     run(ask())
 

@@ -142,7 +142,7 @@ def test_a_client_that_takes_nothing_is_given_up() -> None:
                 reader, writer = await asyncio.open_connection(sock=sock, limit=1024)
                 fields = f'"seed": {seed}, "sample_rate": 48000, "response_format": "pcm"'
                 text = f'{{"input": "{LONG}", "max_new_tokens": 2000, "ignore_eos": true, {fields}}}'.encode()
-                head = f"POST {SPEECH} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(text)}\r\n\r\n"
+                head = f"POST {SPEECH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(text)}\r\n\r\n"
                 writer.write(head.encode() + text)
                 streams.append((reader, writer))
             given_up = 'sonoro_requests_total{model="sine",reason="slow_reader"}'

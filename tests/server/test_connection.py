@@ -82,8 +82,8 @@ def test_connections_that_keep_the_server_waiting_are_let_go() -> None:
 
     async def wait() -> None:
         async with serving(settings=IMPATIENT) as server:
-            health = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
-            refused = f"POST {SPEECH} HTTP/1.1\r\nHost: a\r\nContent-Length: 999999999\r\n\r\n".encode()
+            health = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            refused = f"POST {SPEECH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999999\r\n\r\n".encode()
 
             async def rest(first: bytes) -> bytes:
                 async with connection(server) as (reader, writer):
@@ -118,10 +118,10 @@ def test_what_is_no_http_is_refused_as_everything_else_is(caplog: pytest.LogCapt
                 b"HELO there\r\n\r\n",
                 b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
                 b"GET /health HTTP/1.1\r\n\r\n",
-                b"GET /health HTTP/1.1\r\nHost: a\r\nbad header\r\n\r\n",
-                f"POST {SPEECH} HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\n".encode(),
-                f"POST {SPEECH} HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n".encode(),
-                b"GET /health HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 20_000,
+                b"GET /health HTTP/1.1\r\nHost: localhost\r\nbad header\r\n\r\n",
+                f"POST {SPEECH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n".encode(),
+                f"POST {SPEECH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: x\r\n\r\n".encode(),
+                b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 20_000,
             ):
                 async with connection(server) as (reader, writer):
                     writer.write(payload)
@@ -130,7 +130,9 @@ def test_what_is_no_http_is_refused_as_everything_else_is(caplog: pytest.LogCapt
                 assert json.loads(heard.partition(b"\r\n\r\n")[2])["error"]["code"] == "http"
             # A body that ends before it should is the client's own end: there is nobody to answer.
             async with connection(server) as (_, writer):
-                writer.write(f'POST {SPEECH} HTTP/1.1\r\nHost: a\r\nContent-Length: 500\r\n\r\n{{"input": "a'.encode())
+                writer.write(
+                    f'POST {SPEECH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n{{"input": "a'.encode()
+                )
                 await writer.drain()
             assert (await server.speak()).status_code == 200
             await until(server.is_idle)
@@ -173,7 +175,7 @@ def test_a_body_whose_end_is_said_twice_closes_the_connection(version: str, head
 def test_nonsense_after_an_answer_ends_the_connection_alone(caplog: pytest.LogCaptureFixture) -> None:
     """The rest of a body that was refused, sent at once or later."""
     settings = dataclasses.replace(SETTINGS, max_body_bytes=2048)
-    head = f"POST {SPEECH} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    head = f"POST {SPEECH} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
     refused, nonsense = head + b"1000\r\n" + b" " * 0x1000 + b"\r\n", b"no length\r\n"
 
     async def ask() -> None:

@@ -18,6 +18,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Match
 
 from sonoro.core.errors import ConfigError, SonoroError
+from sonoro.server.access import Admission
 from sonoro.server.config import ServerConfig
 from sonoro.server.connection import HeadAsGet, Identified, connection
 from sonoro.server.errors import plain_refusal, refusal
@@ -54,6 +55,7 @@ def create_app(client: Fleet, config: ServerConfig, on_failure: Callable[[Sonoro
             expose_headers=["X-Sample-Rate", "X-Request-Id", "Retry-After"],
         )
     app.add_middleware(HeadAsGet)
+    app.add_middleware(Admission, config=config)
     app.add_middleware(Identified)
     app.state.service = service
 

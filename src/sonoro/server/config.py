@@ -48,7 +48,8 @@ class ServerConfig:
     `session_idle_timeout_s` is closed; at the end requests under way get `shutdown_timeout_s`. An engine that crashes
     is replaced, `max_restarts` times within `restart_window_s`; once none is left the server ends. `model_aliases` are
     further names of the model; `voice_aliases` give names to its voices: those of OpenAI that are not in it go round
-    the voices in turn. `cors_origins` may call from a browser, "*" for all.
+    the voices in turn. `cors_origins` may call from a browser, "*" for all. `allowed_hosts` are names by which clients
+    may ask beside what the server is bound to, "*" for any; bound to all addresses, with none given, it is any.
     """
 
     host: str = "127.0.0.1"
@@ -75,6 +76,7 @@ class ServerConfig:
     model_aliases: tuple[str, ...] = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
     voice_aliases: Mapping[str, str] = field(default_factory=dict)
     cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     allow_reference_urls: bool = False
     reference_folder: str = ""
 
@@ -104,8 +106,11 @@ class ServerConfig:
         ):
             self._check_number(name, 0.01, 3600, is_whole=False)
         self._check_number("restart_window_s", 0.01, 1e7, is_whole=False)
-        for name in (*_SECRET, "model_aliases", "cors_origins"):
+        for name in (*_SECRET, "model_aliases", "cors_origins", "allowed_hosts"):
             self._check_names(name)
+        for host in self.allowed_hosts:
+            if "/" in host or (":" in host and host.count(":") < 2):
+                raise ConfigError("allowed_hosts", host, "it must be a name or an address, without scheme and port")
         self._check_voices()
         self._check_references()
 

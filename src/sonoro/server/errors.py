@@ -7,6 +7,7 @@
     SonoroError
     └── Refused                   turned away before its fields were looked at
         ├── Unauthorized          no API key, or a wrong one
+        ├── ForeignHost           a name that this server does not go by
         ├── ForeignOrigin         a page of another origin in a browser
         ├── BodyTooLarge
         ├── BodyTooSlow
@@ -38,6 +39,7 @@ __all__ = [
     "Answers",
     "BodyTooLarge",
     "BodyTooSlow",
+    "ForeignHost",
     "ForeignOrigin",
     "IdleSession",
     "NotReady",
@@ -75,6 +77,12 @@ class Unauthorized(Refused):
     """No API key, or a wrong one."""
 
     code = "invalid_api_key"
+
+
+class ForeignHost(Refused):
+    """A name that this server does not go by."""
+
+    code = "foreign_host"
 
 
 class ForeignOrigin(Refused):
@@ -119,6 +127,7 @@ _STATUSES: dict[type[SonoroError], int] = {
     UnknownModel: 404,
     VoiceExists: 409,
     Unauthorized: 401,
+    ForeignHost: 403,
     ForeignOrigin: 403,
     IdleSession: 408,
     BodyTooSlow: 408,

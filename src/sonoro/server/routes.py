@@ -99,19 +99,20 @@ def operator_routes(service: Service) -> APIRouter:
     """What operators ask, without a key."""
     router = APIRouter()
 
-    @router.get("/health")
+    @router.get("/health", responses=refusals(403))
     async def health() -> dict[str, str]:
         """Whether the server is alive, whatever its engine does."""
         return {"status": "alive"}
 
-    @router.get("/ready", responses=refusals(503))
+    @router.get("/ready", responses=refusals(403, 503))
     async def ready() -> dict[str, Any]:
         """Whether a request would be spoken now, and which of the engines run."""
         if (reason := service.unready) is not None:
             raise NotReady(reason)
         return {"status": "ready", "model": service.spec().name, "replicas": service.replicas}
 
-    metrics_answer: Answers = {200: {"description": "Prometheus' text format", "content": {"text/plain": {}}}}
+    exposed = {"description": "Prometheus' text format", "content": {"text/plain": {}}}
+    metrics_answer: Answers = {200: exposed, **refusals(403)}
 
     @router.get("/metrics", response_class=Response, responses=metrics_answer)
     async def metrics() -> Response:

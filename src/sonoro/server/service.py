@@ -25,7 +25,7 @@ from sonoro.core.types import ModelSpec, SpeechRequest, VoiceFacts
 from sonoro.server.config import OPENAI_VOICES, ServerConfig
 from sonoro.server.connection import Uploads
 from sonoro.server.encode import Encoder, Encoding, encoder_threads
-from sonoro.server.errors import ForeignOrigin, NotReady, Refusal, TooManyRequests, Unauthorized, UnknownModel
+from sonoro.server.errors import NotReady, Refusal, TooManyRequests, Unauthorized, UnknownModel
 from sonoro.server.metrics import EngineState, Metrics, Observation
 from sonoro.server.references import Recordings
 from sonoro.server.schemas import SpeechBody, read_references, speech_request
@@ -162,12 +162,11 @@ class Service:
         return self.client.spec
 
     async def authorise(self, connection: HTTPConnection) -> None:
-        """Raises `ForeignOrigin`, or `Unauthorized` unless the connection comes with one of the keys, if there are any.
+        """Raises `Unauthorized` unless the connection comes with one of the keys, if there are any.
         Whose it is becomes the `caller` in its state.
 
         A browser cannot give a WebSocket headers: there one of the protocols offered may hold the key.
         """
-        self._check_origin(connection)
         connection.state.caller = NOBODY
         if not self._callers:
             return
@@ -180,19 +179,6 @@ class Service:
         if scheme.lower() != "bearer" or not matches:
             raise Unauthorized("give one of the API keys of this server, as Authorization: Bearer KEY")
         connection.state.caller = self._callers[matches[0]]
-
-    def _check_origin(self, connection: HTTPConnection) -> None:
-        """Raises `ForeignOrigin`: any page can make a browser open a WebSocket or post a form, whatever CORS says."""
-        origin, allowed = connection.headers.get("origin"), self.config.cors_origins
-        if origin is None or origin in allowed or "*" in allowed:
-            return
-        if connection.scope["type"] == "websocket":
-            is_foreign = origin.partition("://")[2] != connection.headers.get("host")
-        else:
-            # What the browser says of it: a proxy before the playground may have changed the host.
-            is_foreign = connection.headers.get("sec-fetch-site") == "cross-site"
-        if is_foreign:
-            raise ForeignOrigin("pages of this origin may not call; cors_origins says which may")
 
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:
