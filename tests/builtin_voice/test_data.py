@@ -12,7 +12,7 @@ import pytest
 from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
 
-from builtin_voice import flite, shards, synthesize, templates, text, tokenizer, words
+from builtin_voice import flite, judged, shards, synthesize, templates, tokenizer, words
 from sonoro.core.normalize import normalize_english
 
 VERBS = {
@@ -83,17 +83,8 @@ def test_every_template_writes_plain_sentences(lexicon: words.Lexicon) -> None:
             assert normalize_english(written).dropped == "", written
 
 
-def test_corpus_is_the_same_for_a_seed_and_keeps_harvard_out(lexicon: words.Lexicon) -> None:
-    rows = text.write_corpus(lexicon, 400, seed=2)
-    assert rows == text.write_corpus(lexicon, 400, seed=2)
-    assert rows != text.write_corpus(lexicon, 400, seed=3)
-    assert len({row["text"] for row in rows}) == 400
-    assert [row["voice"] for row in rows[:4]] == list(flite.VOICES)
-    assert not any("canoe" in row["text"] for row in rows)
-
-
 def test_harvard_sentences_are_whole() -> None:
-    sentences = text.read_harvard()
+    sentences = judged.read_harvard()
     assert len(sentences) == len(set(sentences)) == 720
     assert sentences[0] == "The birch canoe slid on the smooth planks."
     assert sentences[99] == "The bill was paid every third week."

@@ -2,17 +2,22 @@
 
 One word to 400 characters, numbers, sums, dates, abbreviations, marks. Words come from the Harvard sentences that the
 evaluation does not use otherwise, none of which is ever trained on; the list is the same everywhere.
+`python -m builtin_voice.mixed FILE` writes the pieces of every text that a voice is judged by, a piece a line.
 """
 
 from __future__ import annotations
 
 import random
+import re
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
-from builtin_voice.text import read_harvard
+from builtin_voice.judged import JUDGED_HARVARD, read_carriers, read_everyday, read_harvard
 
 TEXTS = 1000
 LONGEST = 400
+PIECE = 250
 SEED = 5
 SHORT_RATIO = 0.75
 """Shorter than this share of the teacher's reading, something was left out."""
@@ -68,7 +73,7 @@ class _Writer:
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
-        self._sentences = read_harvard()[100:]
+        self._sentences = read_harvard()[JUDGED_HARVARD:]
         self._vocabulary = _words(self._sentences)
         self._kinds: dict[Callable[[], str], int] = {
             self._word: 12,
@@ -134,9 +139,29 @@ def mixed_texts() -> list[str]:
     return list(texts)
 
 
+def judged_texts() -> list[str]:
+    """Every text that is judged, each once, in the order in which they are read."""
+    carried = [carrier.sentence for carrier in read_carriers()]
+    return list(dict.fromkeys([*read_harvard()[:JUDGED_HARVARD], *read_everyday(), *carried, *mixed_texts()]))
+
+
+def pieces_of(text: str) -> list[str]:
+    """`text` as its teacher reads it: sentences together up to `PIECE` letters, marks of emphasis left out."""
+    pieces = [""]
+    for sentence in re.split(r"(?<=[.!?]) +", text.replace("*", "")):
+        if pieces[-1] and len(pieces[-1]) + len(sentence) > PIECE:
+            pieces.append("")
+        pieces[-1] = f"{pieces[-1]} {sentence}".strip()
+    return pieces
+
+
 def is_short(duration_s: float, teacher_s: float) -> bool:
     return duration_s < SHORT_RATIO * teacher_s - SLACK_S
 
 
 def is_runaway(duration_s: float, teacher_s: float) -> bool:
     return duration_s > RUNAWAY_RATIO * teacher_s + SLACK_S
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text("".join(f"{piece}\n" for text in judged_texts() for piece in pieces_of(text)), "utf-8")

@@ -41,7 +41,7 @@ class Writer:
 
     def number_sentence(self) -> str:
         """A sentence with a number, a date, a time or a sum of money in figures."""
-        rng, noun = self._rng, self._noun()
+        rng, noun = self._rng, self.noun()
         many, moved = self._words.plural(noun), self._words.past(self._words.intransitive.draw(rng))
         number = rng.choice(
             (
@@ -57,15 +57,15 @@ class Writer:
         date = f"{rng.choice(PHRASES['months'])} {day}{_suffix(day)}"
         return rng.choice(
             (
-                f"There are {number:,} {many} {self._place()}.",
+                f"There are {number:,} {many} {self.place()}.",
                 f"{number:,} {many} {moved}{self._rest()}.",
-                f"{_capital(self._clause())}, and {number:,} {many} {moved}.",
+                f"{_capital(self.clause())}, and {number:,} {many} {moved}.",
                 f"It cost {rng.choice('$£€')}{number:,}.{rng.randint(0, 99):02d} in {year}{self._rest()}.",
                 f"From {rng.randint(0, 9999)} to {number:,} {many}{self._rest()}.",
                 f"The {noun} costs ${rng.randint(1, 300)}.{rng.randint(0, 99):02d}.",
-                f"{self._somebody()} paid {rng.choice('$£€')}{number:,} for {self._thing()}.",
-                f"In {year}, {self._clause()}.",
-                f"On {rng.choice(PHRASES['days'])}, {date}, {self._clause()}.",
+                f"{self._somebody()} paid {rng.choice('$£€')}{number:,} for {self.thing()}.",
+                f"In {year}, {self.clause()}.",
+                f"On {rng.choice(PHRASES['days'])}, {date}, {self.clause()}.",
                 f"It was {date}, {year}.",
                 f"The {noun} starts at {hour}:{minute:02d} {rng.choice(('a.m.', 'p.m.'))}",
                 f"Is it {hour}:{minute:02d} already?",
@@ -75,10 +75,10 @@ class Writer:
                 f"The answer is {rng.randint(0, 99)}.{rng.randint(0, 999)}.",
                 f"Turn to page {rng.randint(1, 600)}, please.",
                 f"Call {rng.randint(200, 999)}-{rng.randint(0, 9999):04d}.",
-                f"{_capital(self._thing())} weighs {rng.randint(1, 90)} kg.",
+                f"{_capital(self.thing())} weighs {rng.randint(1, 90)} kg.",
                 f"It was {rng.randint(-30, 45)}°C{self._rest()}.",
                 f"{self._somebody()} went {rng.randint(2, 999)} km at {rng.randint(2, 300)} km/h{self._rest()}.",
-                f"In the {rng.randint(11, 20)}{rng.randint(2, 9)}0s, {self._clause()}.",
+                f"In the {rng.randint(11, 20)}{rng.randint(2, 9)}0s, {self.clause()}.",
                 f"{rng.randint(1, 99)}/{rng.choice((2, 3, 4, 5, 8, 10, 100))} of the {many} {moved}{self._rest()}.",
                 f"They want {rng.choice('$£€')}{rng.randint(1, 900)} million, {number:,} emails & {many}, etc.",
                 f"The {self._letters()} and the {self._letters()} {self._words.past('ask')} about {number:,} {many}.",
@@ -92,7 +92,8 @@ class Writer:
         """An abbreviation that is read letter by letter."""
         return "".join(f"{letter}." for letter in self._rng.choices(string.ascii_uppercase, k=self._rng.randint(2, 4)))
 
-    def _noun(self) -> str:
+    def noun(self) -> str:
+        """A noun, of any kind."""
         kinds, weights = (
             ("any", "artifact", "person", "place", "object", "animal", "food", "body"),
             (40, 20, 12, 8, 6, 5, 5, 4),
@@ -102,20 +103,20 @@ class Writer:
     def _adjective(self) -> str:
         return self._words.adjectives.draw(self._rng)
 
-    def _thing(self) -> str:
+    def thing(self) -> str:
         """A noun phrase in the third person singular."""
-        noun = self._noun()
+        noun = self.noun()
         phrase = f"{self._adjective()} {noun}" if self._rng.random() < 0.4 else noun
         determiner = self._rng.choice(PHRASES["determiners"])
         phrase = with_article(phrase) if determiner == "a" else f"{determiner} {phrase}"
         return (
-            f"{phrase} of {self._rng.choice(PHRASES['determiners'][:4])} {self._noun()}"
+            f"{phrase} of {self._rng.choice(PHRASES['determiners'][:4])} {self.noun()}"
             if self._rng.random() < 0.1
             else phrase
         )
 
     def _things(self) -> str:
-        noun = self._words.plural(self._noun())
+        noun = self._words.plural(self.noun())
         phrase = f"{self._adjective()} {noun}" if self._rng.random() < 0.4 else noun
         return f"{self._rng.choice(PHRASES['plural_determiners'])} {phrase}".strip()
 
@@ -134,7 +135,7 @@ class Writer:
         """A subject and the form of "be" that goes with it."""
         kind = self._rng.random()
         if kind < 0.35:
-            return self._thing(), "is"
+            return self.thing(), "is"
         if kind < 0.55:
             return self._things(), "are"
         if kind < 0.65:
@@ -142,18 +143,20 @@ class Writer:
         pronoun = self._rng.choice(PHRASES["subjects"])
         return pronoun, {"I": "am", "he": "is", "she": "is", "it": "is"}.get(pronoun, "are")
 
-    def _object(self) -> str:
-        kinds = (self._thing, self._things, self._somebody, lambda: self._rng.choice(PHRASES["objects"]))
+    def object(self) -> str:
+        """What a verb may be followed by."""
+        kinds = (self.thing, self._things, self._somebody, lambda: self._rng.choice(PHRASES["objects"]))
         return self._rng.choices(kinds, (50, 25, 5, 20))[0]()
 
-    def _place(self) -> str:
-        what = self._thing() if self._rng.random() < 0.7 else self._things()
+    def place(self) -> str:
+        """A preposition and what it goes with."""
+        what = self.thing() if self._rng.random() < 0.7 else self._things()
         return f"{self._rng.choice(PHRASES['prepositions'])} {what}"
 
     def _rest(self) -> str:
         """Nothing, an adverb, a time or a place, with its leading space."""
         rest = self._rng.choices(
-            ("", self._words.adverbs.draw(self._rng), self._rng.choice(PHRASES["times"]), self._place()),
+            ("", self._words.adverbs.draw(self._rng), self._rng.choice(PHRASES["times"]), self.place()),
             (35, 12, 13, 40),
         )[0]
         return f" {rest}" if rest else ""
@@ -161,10 +164,11 @@ class Writer:
     def _predicate(self) -> tuple[str, str]:
         """A verb in its plain form and what follows it."""
         if self._rng.random() < 0.65:
-            return self._words.transitive.draw(self._rng), f" {self._object()}{self._rest()}"
+            return self._words.transitive.draw(self._rng), f" {self.object()}{self._rest()}"
         return self._words.intransitive.draw(self._rng), self._rest()
 
-    def _clause(self) -> str:
+    def clause(self) -> str:
+        """A subject with its verb and what follows, without capital and mark."""
         words, (subject, be), (verb, rest) = self._words, self._subject(), self._predicate()
         was = "was" if be in ("is", "am") else "were"
         plain = be in ("are", "am")
@@ -184,13 +188,13 @@ class Writer:
         return f"{subject} {'do not' if plain else 'does not'} {verb}{rest}"
 
     def _statement(self) -> str:
-        return f"{self._clause()}{self._rng.choices('.!', (95, 5))[0]}"
+        return f"{self.clause()}{self._rng.choices('.!', (95, 5))[0]}"
 
     def _linked(self) -> str:
         link = self._rng.choice(PHRASES["links"])
         if self._rng.random() < 0.4 and link not in ("and", "but", "so", "or"):
-            return f"{link} {self._clause()}, {self._clause()}."
-        return f"{self._clause()}{self._rng.choice((',', ''))} {link} {self._clause()}."
+            return f"{link} {self.clause()}, {self.clause()}."
+        return f"{self.clause()}{self._rng.choice((',', ''))} {link} {self.clause()}."
 
     def _order(self) -> str:
         verb, rest = self._predicate()
@@ -211,7 +215,7 @@ class Writer:
                 f"{asks}{self._rng.choice(('can', 'will', 'should', 'could', 'would'))} {subject} {verb}{rest}?",
                 f"who {self._words.past(verb)}{rest}?",
                 f"{self._rng.choice(('where', 'what', 'who', 'how', 'why'))} {be} {subject}?",
-                f"{self._rng.choice(('which', 'what', 'whose'))} {self._noun()} {self._words.past(verb)}{rest}?",
+                f"{self._rng.choice(('which', 'what', 'whose'))} {self.noun()} {self._words.past(verb)}{rest}?",
                 f"how {self._adjective()} {be} {subject}?",
             )
         )
@@ -226,36 +230,36 @@ class Writer:
                 f"{self._adjective()} and {self._adjective()}",
                 f"{degree} {self._adjective()}",
                 f"{self._adjective()}{self._rest()}",
-                f"more {self._adjective()} than {self._object()}",
+                f"more {self._adjective()} than {self.object()}",
             )
         )
-        start = f"there {self._rng.choice(('is', 'was'))} {with_article(self._noun())} {self._place()}"
+        start = f"there {self._rng.choice(('is', 'was'))} {with_article(self.noun())} {self.place()}"
         return f"{start if self._rng.random() < 0.2 else f'{subject} {verb} {rest}'}."
 
     def _list(self) -> str:
         items = [
-            self._words.plural(self._noun()) if self._rng.random() < 0.5 else self._noun()
+            self._words.plural(self.noun()) if self._rng.random() < 0.5 else self.noun()
             for _ in range(self._rng.randint(2, 4))
         ]
-        return f"{', '.join(items)}, {self._rng.choice(('and', 'or'))} {self._noun()}."
+        return f"{', '.join(items)}, {self._rng.choice(('and', 'or'))} {self.noun()}."
 
     def _speech(self) -> str:
         did = self._words.past(self._words.intransitive.draw(self._rng))
         said = self._rng.choice(("said", "asked", "replied", "thought", "wrote", "knew"))
         return self._rng.choice(
             (
-                f"{self._clause()}, {self._somebody()} {said}.",
-                f"{self._somebody()}, {self._clause()}.",
+                f"{self.clause()}, {self._somebody()} {said}.",
+                f"{self._somebody()}, {self.clause()}.",
                 f"my name is {self._somebody()}.",
                 f"hello, {self._somebody()}.",
-                f"{self._somebody()} {said} that {self._clause()}.",
-                f"{self._somebody()}'s {self._noun()} {did}{self._rest()}.",
+                f"{self._somebody()} {said} that {self.clause()}.",
+                f"{self._somebody()}'s {self.noun()} {did}{self._rest()}.",
             )
         )
 
     def _reply(self) -> str:
         reply = self._rng.choice(PHRASES["replies"])
-        return reply if self._rng.random() < 0.3 else f"{reply} {_capital(self._clause())}."
+        return reply if self._rng.random() < 0.3 else f"{reply} {_capital(self.clause())}."
 
 
 def _suffix(day: int) -> str:

@@ -1,7 +1,8 @@
-"""What the voice is taught to read: a corpus of English, written out as it is spoken, from free word lists alone.
+"""What the voice is taught to read: a corpus of English as people write it, from free packages and templates alone.
 
-Dictionary examples and definitions bring natural phrases, templates bring every kind of sentence, single words and word
-runs bring the rare words. No sentence shares five words in a row with a Harvard sentence, so those can judge the voice.
+Speeches, novels, small talk, dictionary examples and definitions bring natural sentences; templates bring
+conversation, requests, numbers, names, foreign words, and hold every frequent word in several sentences; words and
+short phrases stand alone. No text shares five words in a row with one that judges the voice.
 """
 
 from __future__ import annotations
@@ -11,28 +12,99 @@ import gzip
 import json
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
+from builtin_voice import prose
 from builtin_voice.flite import VOICES
+from builtin_voice.mixed import judged_texts
+from builtin_voice.slots import Demand, Slots, frequent_by_kind
 from builtin_voice.templates import Writer
 from builtin_voice.words import Lexicon, read_lexicon
 from sonoro.core.normalize import normalize_english
 
-HARVARD = Path(__file__).with_name("harvard.txt")
-MAX_WORDS = 28
-_MAX_CHARACTERS = 180
+TEXTS = 98_000
+FREQUENT_WORDS = 20_000
+TEXTS_A_WORD = 14
+"""In so many texts every frequent word stands, at least."""
+_ALONE = 3500
+"""So many of the most frequent words stand alone as well."""
+_LONGEST = 300
 _SHARED_WORDS = 5
 _QUESTION = re.compile(
     r"(?:what|why|who|whose|where|when|how|which|is|are|am|was|were|do|does|did|can|could|will|would|have you)\b"
 )
-# How many of each hundred rows each kind of text gives; what runs out (dictionary examples) is made up by templates.
-SHARES = {"examples": 24, "definitions": 6, "sentences": 37, "numbers": 11, "runs": 20, "words": 2}
+PROSE_SHARES = {"speeches": 6.0, "old speeches": 0.7, "novels": 7.0, "chats": 2.6, "examples": 19.0, "definitions": 2.7}
+"""How many of each hundred texts each source of sentences gives."""
+TEMPLATE_SHARES = {
+    "conversation": 14.5,
+    "assistant": 6.0,
+    "numbers": 8.0,
+    "names": 4.0,
+    "foreign": 1.5,
+    "carriers": 8.0,
+    "replies": 5.0,
+    "instructions": 2.5,
+    "facts": 5.0,
+    "rare": 1.8,
+    "clauses": 3.0,
+}
+LONG_SHARE = 12.0
+"""Of texts of several sentences, from prose and templates alike, up to `_LONGEST` characters."""
 
 
-def read_harvard() -> list[str]:
-    """The 720 Harvard sentences (IEEE, 1969) in order; the first 100 are the evaluation set."""
-    return HARVARD.read_text("ascii").splitlines()
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What the corpus is made of. Paragraphs are lists of sentences; `frequent` are words, the most frequent first;
+    `people` are first and last names, `names` all proper names, `others` what the lexicon lacks: contractions and
+    British spellings."""
+
+    lexicon: Lexicon
+    paragraphs: dict[str, list[list[str]]]
+    frequent: list[str]
+    people: tuple[list[str], list[str]]
+    names: list[str]
+    others: list[str]
+
+
+def read_sources(share: Path, frequent: list[str]) -> Sources:
+    """The sources in the folder that `prepare.sh` makes."""
+    folder = share / "prose"
+    lexicon = read_lexicon(share)
+    paragraphs = {
+        "speeches": prose.read_speeches(folder / "speeches"),
+        "old speeches": prose.read_speeches(folder / "speeches", modern=False),
+        "novels": prose.read_austen(folder / "austen.rdb") + prose.read_novel(folder / "novel"),
+        "chats": prose.read_chats(folder / "chats"),
+        "examples": [[sentence] for sentence in _examples(lexicon)],
+        "definitions": [[sentence] for sentence in _definitions(lexicon)],
+    }
+    scowl = share / "dict" / "scowl"
+    names = [
+        line
+        for level in ("upper.10", "upper.35", "upper.40", "upper.50", "proper-names.50", "proper-names.60")
+        for line in (scowl / f"english-{level}").read_text("latin-1").splitlines()
+        if re.fullmatch(r"[A-Z][a-z]{2,}", line)
+    ]
+    people = tuple(
+        _census(share / "names", files) for files in (("dist.female.first", "dist.male.first"), ("dist.all.last",))
+    )
+    others = [
+        line
+        for level in ("english-contractions.*[0-6]?", "british-words.*[0-5]?", "english-words.*[0-5]?")
+        for path in sorted(scowl.glob(level))
+        for line in path.read_text("latin-1").splitlines()
+    ]
+    return Sources(lexicon, paragraphs, frequent, (people[0], people[1]), names, others)
+
+
+def _census(folder: Path, files: Iterable[str]) -> list[str]:
+    """The names of the U.S. census that are borne by more than one in 10,000."""
+    rows = (line.split() for name in files for line in (folder / name).read_text("ascii").splitlines())
+    names = (name.capitalize() for name, share, *_ in rows if float(share) > 0.01)
+    return [re.sub(r"^Mc(\w)", lambda match: "Mc" + match[1].upper(), name) for name in names]
 
 
 def _as_sentence(phrase: str) -> str:
@@ -41,110 +113,172 @@ def _as_sentence(phrase: str) -> str:
     return phrase[:1].upper() + phrase[1:] + ("" if phrase.endswith(("?", "!")) else mark)
 
 
-def _examples(lexicon: Lexicon, rng: random.Random) -> Iterator[str]:
-    """Dictionary examples, each once; short ones mostly two together."""
-    usable = [e for e in lexicon.examples if re.fullmatch(r"[A-Za-z ,.'?!-]+", e) and ".." not in e and len(e) > 3]
-    rng.shuffle(usable)
-    waiting = iter(usable)
-    for first in waiting:
-        second = next(waiting, None) if len(first) < 35 and rng.random() < 0.75 else None
-        if second is None:
-            yield _as_sentence(first)
-        elif rng.random() < 0.6:
-            yield f"{_as_sentence(first)} {_as_sentence(second)}"
-        else:
-            yield f"{_as_sentence(first)[:-1]}, {rng.choice(('and', 'but', 'or', 'then', 'so'))} {second}."
-
-
-def _definitions(lexicon: Lexicon, rng: random.Random) -> Iterator[str]:
-    usable = [(word, text) for word, text in lexicon.definitions if re.fullmatch(r"[A-Za-z ,'-]{8,}", text)]
-    rng.shuffle(usable)
-    for word, text in usable:
-        yield rng.choice((f"The word {word} means {text}.", f"{word.capitalize()} is {text}.", _as_sentence(text)))
-
-
-def _runs(lexicon: Lexicon, rng: random.Random) -> Iterator[str]:
-    while True:
-        of = [lexicon.everyday if rng.random() < 0.85 else lexicon.words for _ in range(rng.randint(2, 12))]
-        words = [rng.choice(choice) for choice in of]
-        yield rng.choice((" ", ", ")).join(words).capitalize() + "."
-
-
-def _words(lexicon: Lexicon, rng: random.Random) -> Iterator[str]:
-    draws = (
-        lexicon.nouns["any"].draw,
-        lexicon.adjectives.draw,
-        lexicon.transitive.draw,
-        lambda r: r.choice(lexicon.words),
+def _examples(lexicon: Lexicon) -> list[str]:
+    usable = (
+        e for e in lexicon.examples if re.fullmatch(r"[A-Za-z0-9 ,.'?!:;$%-]+", e) and ".." not in e and len(e) > 3
     )
-    while True:
-        yield rng.choice(draws)(rng).capitalize() + rng.choice((".", ".", ".", "?", "!"))
+    return [_as_sentence(example) for example in dict.fromkeys(usable)]
 
 
-def _sentences(writer: Writer, rng: random.Random) -> Iterator[str]:
-    """Short ones mostly two together: the engine speaks up to 110 letters at once."""
-    while True:
-        first = writer.sentence()
-        yield f"{first} {writer.sentence()}" if len(first) < 50 and rng.random() < 0.6 else first
+def _definitions(lexicon: Lexicon) -> Iterator[str]:
+    shapes = cycle(("The word {} means {}.", "{}: {}.", "{} is {}.", "What is {}? It's {}."))
+    for word, text in lexicon.definitions:
+        if re.fullmatch(r"[A-Za-z ,'-]{8,}", text):
+            sentence = next(shapes).format(word, text)
+            yield sentence[:1].upper() + sentence[1:]
 
 
-def _numbers(writer: Writer, rng: random.Random) -> Iterator[str]:
-    """Some go on after their numbers: a number is not where speech ends."""
-    while True:
-        first = writer.number_sentence()
-        again = rng.choice((writer.number_sentence, writer.sentence))
-        yield f"{first} {again()}" if len(first) < 45 and rng.random() < 0.5 else first
-
-
-def _runs_of(text: str) -> Iterator[str]:
-    words = re.findall(r"[a-z']+", text)
+def runs_of(text: str) -> Iterator[str]:
+    """Every five words in a row, as they are spoken, of a text; of a shorter one all there are."""
+    words = re.findall(r"[a-z']+", normalize_english(text, lowercase=True).text)
     width = min(_SHARED_WORDS, len(words))
-    return (" ".join(words[i : i + width]) for i in range(len(words) - width + 1))
+    return (" ".join(words[at : at + width]) for at in range(len(words) - width + 1))
 
 
-def write_corpus(lexicon: Lexicon, count: int, seed: int) -> list[dict[str, str]]:
-    """`count` different rows {text, voice}, the same for the same seed; voices in equal shares, all kinds mixed."""
+def judged_runs() -> frozenset[str]:
+    """The runs of every text that a voice is judged by."""
+    return frozenset(run for text in judged_texts() for run in runs_of(text))
+
+
+class Corpus:
+    """Texts as they are found good: all different, readable, none of them like a judged one."""
+
+    def __init__(self, demand: Demand) -> None:
+        self.texts: dict[str, str] = {}
+        self._demand, self._judged = demand, judged_runs()
+
+    def add(self, text: str, kind: str) -> bool:
+        """Whether `text` was taken; its words are counted then."""
+        text = re.sub(r"\s+", " ", text).strip()
+        if not text or len(text) > _LONGEST or text in self.texts:
+            return False
+        normalized = normalize_english(text)
+        if not normalized.text or normalized.dropped or not self._judged.isdisjoint(runs_of(text)):
+            return False
+        self.texts[text] = kind
+        self._demand.count(text)
+        return True
+
+    def fill(self, kind: str, count: int, texts: Iterator[str]) -> None:
+        """Take up to `count` of `texts`, fewer where they run out or most are refused."""
+        tries = 0
+        for text in texts:
+            if count <= 0 or tries > 40 * count + 1000:
+                return
+            taken = self.add(text, kind)
+            count, tries = count - taken, 0 if taken else tries + 1
+
+
+def write_corpus(sources: Sources, count: int, seed: int) -> dict[str, str]:
+    """About `count` different texts with their kinds, the same for the same seed, shuffled: any beginning of them is a
+    fair sample."""
     rng = random.Random(seed)
-    writer = Writer(lexicon, rng)
-    sources = {
-        "examples": _examples(lexicon, rng),
-        "definitions": _definitions(lexicon, rng),
-        "sentences": _sentences(writer, rng),
-        "numbers": _numbers(writer, rng),
-        "runs": _runs(lexicon, rng),
-        "words": _words(lexicon, rng),
-    }
-    kept_out = {
-        run for sentence in read_harvard() for run in _runs_of(normalize_english(sentence, lowercase=True).text)
-    }
-    seen: set[str] = set()
-    rows: list[dict[str, str]] = []
-    while len(rows) < count:
-        kind = rng.choices(list(SHARES), list(SHARES.values()))[0]
-        written = next(sources[kind], None) or writer.sentence()
-        normalized = normalize_english(written, lowercase=True)
-        text = normalized.text
-        fits = len(text.split()) <= MAX_WORDS and len(text) <= _MAX_CHARACTERS
-        if text and fits and not normalized.dropped and text not in seen and kept_out.isdisjoint(_runs_of(text)):
-            seen.add(text)
-            rows.append({"text": text, "voice": VOICES[len(rows) % len(VOICES)]})
-    return rows
+    kinds = frequent_by_kind(sources.frequent, sources.lexicon, sources.names, sources.others)
+    demand = Demand(kinds, TEXTS_A_WORD)
+    slots, writer = Slots(sources.lexicon, demand, sources.people, rng), Writer(sources.lexicon, rng)
+    corpus = Corpus(demand)
+    sentences = {name: _sampled(paragraphs, rng) for name, paragraphs in sources.paragraphs.items()}
+
+    def templated() -> str:
+        section = rng.choices(list(TEMPLATE_SHARES), list(TEMPLATE_SHARES.values()))[0]
+        return writer.sentence() if section == "clauses" else slots.text(section)
+
+    def several() -> Iterator[str]:
+        while True:
+            yield _joined(sources.paragraphs, templated, rng)
+
+    everyday = [word for word in sources.frequent if word in sources.lexicon.known][:_ALONE]
+    corpus.fill("alone", _ALONE, (_alone(word, rng) for word in everyday))
+    for name, share in PROSE_SHARES.items():
+        corpus.fill(name, round(count * share / 100), sentences[name])
+    corpus.fill("several", round(count * LONG_SHARE / 100), several())
+    for section, share in TEMPLATE_SHARES.items():
+        write = writer.sentence if section == "clauses" else lambda section=section: slots.text(section)
+        corpus.fill(section, round(count * share / 100), (_as_typed(write(), rng) for _ in iter(int, 1)))
+    # What chance has left out.
+    while left := demand.kinds_left():
+        before = len(corpus.texts)
+        corpus.fill("wanted", 500, (_wanted(demand, left, rng) for _ in range(5000)))
+        if len(corpus.texts) == before:
+            break
+    texts = list(corpus.texts.items())
+    rng.shuffle(texts)
+    return dict(texts)
+
+
+def _sampled(paragraphs: list[list[str]], rng: random.Random) -> Iterator[str]:
+    """The sentences of up to 160 characters, each once."""
+    usable = list(dict.fromkeys(s for paragraph in paragraphs for s in paragraph if len(s) <= 160))
+    rng.shuffle(usable)
+    return iter(usable)
+
+
+def _joined(paragraphs: dict[str, list[list[str]]], templated: object, rng: random.Random) -> str:
+    """Sentences in a row, up to a length: of one paragraph, of a dictionary, or from templates."""
+    length = rng.randint(110, _LONGEST)
+    kind = rng.choices(("speeches", "novels", "chats", "examples", "templates"), (22, 18, 4, 20, 36))[0]
+    if kind == "templates":
+        found = [templated() for _ in range(8)]
+    elif kind == "examples":
+        found = [rng.choice(paragraphs[kind])[0] for _ in range(8)]
+    else:
+        paragraph = rng.choice(paragraphs[kind]) or [""]
+        found = paragraph[rng.randrange(len(paragraph)) :]
+    text = ""
+    for line in found:
+        sentence = line if not line or line[-1] in '.?!"”' else f"{line}."
+        if len(text) + len(sentence) > length and text:
+            break
+        text = f"{text} {sentence[:1].upper()}{sentence[1:]}"
+    return text if len(text) > 90 else ""
+
+
+def _alone(word: str, rng: random.Random) -> str:
+    return rng.choice((word, word.capitalize())) + rng.choice((".", ".", ".", "?", "!", "", ""))
+
+
+def _wanted(demand: Demand, kinds: list[str], rng: random.Random) -> str:
+    words = [word for word in (demand.draw(rng.choice(kinds), rng) for _ in range(rng.randint(1, 6))) if word]
+    shape = rng.choice(("{}.", "{}", "{}?", "I said {}.", "{}, please.", "Not {}!", "The words are {}."))
+    return shape.format(rng.choice((" ", ", ", ", ", " and ", " or ")).join(words)) if words else ""
+
+
+def _as_typed(text: str, rng: random.Random) -> str:
+    """Some people type no last mark, no capitals, or other quotes."""
+    drawn = rng.random()
+    if drawn < 0.05:
+        return text.rstrip(".")
+    if drawn < 0.065:
+        return text.lower()
+    if drawn < 0.07:
+        return text.upper()
+    if drawn < 0.12:
+        return re.sub(r'"([^"]*)"', r"“\1”", text).replace("'", "’")
+    return text
+
+
+def write(texts: list[str], output: Path) -> None:
+    """A text a line as it is; in a .jsonl.gz, whose name may go on, rows {text, voice} as Flite is to read them."""
+    if ".jsonl.gz" not in output.name:
+        output.write_text("".join(f"{text}\n" for text in texts), "utf-8")
+        return
+    spoken = dict.fromkeys(normalize_english(text, lowercase=True).text for text in texts)
+    rows = [{"text": text, "voice": VOICES[at % len(VOICES)]} for at, text in enumerate(spoken)]
+    output.write_bytes(gzip.compress("".join(json.dumps(row) + "\n" for row in rows).encode("ascii"), mtime=0))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("output", type=Path, help="corpus.jsonl.gz to write")
-    parser.add_argument(
-        "--share", type=Path, default=Path("/usr/share"), help="folder of wordnet/, dict/american-english, dict/scowl/"
-    )
-    parser.add_argument("--count", type=int, default=100_000)
+    parser.add_argument("output", type=Path, help="corpus.txt to write, or corpus.jsonl.gz for Flite")
+    parser.add_argument("--share", type=Path, required=True, help="share/ of the folder that prepare.sh makes")
+    parser.add_argument("--count", type=int, default=TEXTS)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    lexicon = read_lexicon(options.share)
-    rows = write_corpus(lexicon, options.count, options.seed)
-    data = "".join(json.dumps(row) + "\n" for row in rows).encode("ascii")
-    options.output.write_bytes(gzip.compress(data, mtime=0))
-    print(f"rows={len(rows)} characters_mean={sum(len(row['text']) for row in rows) / len(rows):.1f}")
+    frequent = (options.share / "frequent.txt").read_text("utf-8").splitlines()[:FREQUENT_WORDS]
+    texts = write_corpus(read_sources(options.share, frequent), options.count, options.seed)
+    write(list(texts), options.output)
+    kinds = {kind: list(texts.values()).count(kind) for kind in dict.fromkeys(texts.values())}
+    print(f"texts={len(texts)} characters={sum(map(len, texts))} kinds={kinds}")
 
 
 if __name__ == "__main__":

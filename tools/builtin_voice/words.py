@@ -16,6 +16,8 @@ from pathlib import Path
 CONCRETE = {"05": "animal", "06": "artifact", "08": "body", "13": "food", "15": "place", "17": "object", "18": "person"}
 _POS_OF_DIGIT = {"1": "noun", "2": "verb", "3": "adj", "4": "adv", "5": "adj"}
 _INTRANSITIVE, _TRANSITIVE = {"01", "02", "22"}, {"08", "09", "11"}
+_INSULT = re.compile(r"\b(?:slurs?|offensive (?:term|name|word|terms)|disparaging)\b")
+"""What WordNet's gloss of a word's first sense says where nobody wants to be called that."""
 _UNSTRESSED = ("el", "al", "ol", "il", "am", "ip")  # traveled rather than travelled; both are in the list
 _VOWEL_SOUND = re.compile(
     r"(?!uni(?![mn])|use|usu|uti|eu|one\b|once|ewe|ura)(?:[aeiou]|hour|honest|honor|heir|herb)", re.IGNORECASE
@@ -149,6 +151,11 @@ def _levels(folder: Path) -> dict[str, float]:
     return found
 
 
+def _of(word: str, lemmas: set[str]) -> bool:
+    """Whether `word` is one of `lemmas` or its plural."""
+    return word.lower() in lemmas or word.lower().removesuffix("s") in lemmas
+
+
 def read_lexicon(share: Path) -> Lexicon:
     """The lexicon of a folder that holds wordnet/ (index.*, data.*, *.exc, cntlist.rev), dict/american-english, one
     word a line, and dict/scowl/."""
@@ -160,7 +167,7 @@ def read_lexicon(share: Path) -> Lexicon:
     nouns: dict[str, Choice] = {name: Choice() for name in ("any", *CONCRETE.values())}
     verbs = {"transitive": Choice(), "intransitive": Choice()}
     other = {"adj": Choice(), "adv": Choice()}
-    definitions, examples = [], []
+    definitions, examples, insults = [], [], set[str]()
     irregular: dict[str, str] = {}
     for line in (wordnet / "noun.exc").read_text("ascii").splitlines():
         form, lemma = line.split()[:2]
@@ -178,7 +185,10 @@ def read_lexicon(share: Path) -> Lexicon:
             if line.startswith("  ") or lemma not in known or lemma == "be":
                 continue
             count, added = counts[lemma, pos], levels.get(lemma, 0.0)
-            file_number, _, data, _ = synsets[parts[-int(parts[2])]]
+            file_number, _, data, gloss = synsets[parts[-int(parts[2])]]
+            if _INSULT.search(gloss):
+                insults.add(lemma)
+                continue
             if pos == "noun":
                 nouns["any"].add(lemma, count, added)
                 if file_number in CONCRETE:
@@ -190,6 +200,7 @@ def read_lexicon(share: Path) -> Lexicon:
                         verbs[name].add(lemma, count, added)
             else:
                 other[pos].add(lemma, count, added)
+    plain = [word for word in plain if not _of(word, insults)]
     return Lexicon(
         nouns=nouns,
         transitive=verbs["transitive"],
@@ -202,5 +213,5 @@ def read_lexicon(share: Path) -> Lexicon:
         definitions=definitions,
         examples=examples,
         irregular=irregular,
-        known=known,
+        known=frozenset(plain),
     )
