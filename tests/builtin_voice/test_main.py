@@ -228,7 +228,7 @@ def test_an_evaluation_ends_with_the_time(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(command, "python", lambda module, *arguments: sleeping)
     began = time.monotonic()
     with pytest.raises(Unfinished, match="evaluation"):
-        command.judge(tmp_path, 1, began + 0.2)
+        command.judge(tmp_path, tmp_path, 1, began + 0.2)
     assert time.monotonic() - began < 30, "nothing was waited for"
     assert not (tmp_path / "speech.json").exists()
 
@@ -257,7 +257,7 @@ def test_a_stage_that_fails_is_not_passed_over(tmp_path: Path, monkeypatch: pyte
     failing = [sys.executable, "-c", "raise SystemExit(3)"]
     monkeypatch.setattr(command, "python", lambda module, *arguments: failing)
     with pytest.raises(SystemExit, match="evaluation failed with exit code 3"):
-        command.judge(tmp_path, 1, float("inf"))
+        command.judge(tmp_path, tmp_path, 1, float("inf"))
 
 
 def test_a_command_that_ends_half_way_leaves_no_result(tmp_path: Path) -> None:

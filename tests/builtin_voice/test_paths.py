@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from builtin_voice.text import read_harvard
+from builtin_voice.judged import read_harvard
 from sonoro import TTS
 from sonoro.api import Audio
 from sonoro.core.config import EngineConfig

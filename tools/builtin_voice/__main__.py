@@ -153,12 +153,13 @@ def gpus_there() -> list[str]:
     return os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")[:count] or [""]
 
 
-def judge(work: Path, processes: int, deadline_s: float) -> None:
+def judge(work: Path, judges: Path, processes: int, deadline_s: float) -> None:
     """The checkpoint's figures as speech.json, but for its speed on a CPU. An interrupted one goes on."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     unfinished = work / "speech.partial.json"
     command = python(
-        "evaluate", "--model", work / "checkpoint", "--sections", "sentences", "mixed", "paths",
+        "evaluate", "--model", work / "checkpoint", "--judges", judges,
+        "--sections", "sentences", "words", "mixed", "paths",
         "--device", device, "--dtype", "float32", "--processes", processes,
         "--journal", work / "readings.jsonl", "--output", unfinished,
     )  # fmt: skip
@@ -320,7 +321,7 @@ def main() -> None:
         if not options.no_evaluation:
             stages = Stages(options.work, times.deadline_s)
             stages.run("curves", "training.json", partial(subprocess.run, python("curves", options.work), check=True))
-            evaluate = partial(judge, options.work, options.processes, times.deadline_s)
+            evaluate = partial(judge, options.work, options.prepared / "judges", options.processes, times.deadline_s)
             stages.run("evaluate", "speech.json", evaluate)
     except Unfinished as left:
         print(f"out of time: {left}; run again to go on", flush=True)

@@ -31,7 +31,7 @@ class Job:
     voice: str
     seed: int
     text: str
-    is_sentence: bool
+    is_scored: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,16 @@ class Spoken:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What `listen` made of a reading. For a sentence of the closed set `words` and `choice`, for any other text
-    `missing`, the last words that were not heard, and whether it `is_cut`: nothing was to be heard in their place."""
+    """What the judges made of a reading: the words heard, how many are `missing` at its end and how many `extra` ones
+    are there, both as far as two of them agree; of one that is scored, the opinions `p808` and `ovrl` (1 to 5) and the
+    share of energy among the `highs`."""
 
-    words: str | None = None
-    choice: int | None = None
-    missing: int | None = None
-    is_cut: bool | None = None
+    words: str
+    missing: int = 0
+    extra: int = 0
+    p808: float | None = None
+    ovrl: float | None = None
+    highs: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ class Reading:
 
 
 Listen = Callable[[Spoken, str, bool], Heard]
-"""Hears a reading of a text, which is a sentence of the closed set or is not; sent to other processes by name."""
+"""Hears a reading of a text, and scores its sound if told to; sent to other processes by name."""
 Reader = Callable[[list[Job]], Iterable[Spoken]]
 """Speaks jobs, all on one path, and yields them in their order."""
 
@@ -112,7 +115,7 @@ class Ears:
         with Progress(*columns) as progress:
             bar = progress.add_task(name, total=len(jobs), completed=len(jobs) - len(missing))
             for job, spoken in zip(missing, reader(missing), strict=True):
-                heard = self._pool.submit(self._listen, spoken, job.text, job.is_sentence)
+                heard = self._pool.submit(self._listen, spoken, job.text, job.is_scored)
                 self._waiting.append((job, spoken, heard))
                 for _ in self._taken(_WAITING_PER_PROCESS * self._processes):
                     progress.advance(bar)

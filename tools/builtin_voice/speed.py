@@ -1,7 +1,8 @@
 """How fast a voice is on two cores of a CPU: a process that loads it, warms up and then reads sentences one by one.
 
-The last line of stdout is JSON, for each voice `rtf_cpu`, wall time over audio time of all sentences together,
-`ttfp_cpu_ms`, the median time from the request to the first packet, and the `threads` it was done with.
+The last line of stdout is JSON: for each voice among `rows` the `rtf`, wall time over audio time of all sentences
+together, and `first_packet_ms`, the median time from the request to the first packet; `memory_mb`, the most that the
+process ever held, and the `threads` it was done with.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import time
 
 import torch
 
-from builtin_voice.text import read_harvard
+from builtin_voice.judged import read_harvard
 from sonoro import TTS
 
 CORES = 2
@@ -34,9 +36,8 @@ def measure(speech: TTS, voice: str, sentences: list[str]) -> dict[str, str | fl
         wall_s += time.perf_counter() - began_s
     return {
         "voice": voice,
-        "rtf_cpu": round(wall_s / audio_s, 3),
-        "ttfp_cpu_ms": round(1000 * statistics.median(first_s), 1),
-        "threads": torch.get_num_threads(),
+        "rtf": round(wall_s / audio_s, 3),
+        "first_packet_ms": round(1000 * statistics.median(first_s), 1),
     }
 
 
@@ -49,7 +50,10 @@ def main() -> None:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
     speech = TTS(model=options.model, device="cpu")
     voices = options.voices.split(",") if options.voices else speech.voices
-    print(json.dumps([measure(speech, voice, read_harvard()[:SENTENCES]) for voice in voices]))
+    rows = [measure(speech, voice, read_harvard()[:SENTENCES]) for voice in voices]
+    # Kilobytes on Linux.
+    memory_mb = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    print(json.dumps({"rows": rows, "memory_mb": memory_mb, "threads": torch.get_num_threads()}))
 
 
 if __name__ == "__main__":

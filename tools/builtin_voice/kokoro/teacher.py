@@ -27,6 +27,8 @@ MAX_PHONEMES = 510
 LEADING_S, TRAILING_S = 0.1, 0.2
 LEAD_S = 0.045
 """By so much the sound comes before its frame."""
+SILENT_S = 0.5
+"""At both edges of what the model says, by the frames of its phonemes: the mean of 8 readings, .09 the deviation."""
 PHONEMES_A_BATCH, FRAMES_A_BATCH = 16_000, 4_000
 _WINDOW_S = 0.005
 _FADE_S = 0.01
@@ -121,6 +123,16 @@ class Teacher:
             for place, (samples, ends) in zip(group, cut, strict=True):
                 spoken[place] = Spoken(samples, ["", *symbols[place], ""], ends)
         return [spoken[place] for place in range(len(symbols))]
+
+    @torch.inference_mode()
+    def foretell_s(self, phonemes: Sequence[str], voices: Sequence[str]) -> list[float]:
+        """How long `synthesize` would make each, to about .1 s: the sound is not made, so its edges are not known."""
+        symbols = [self.symbols(line) for line in phonemes]
+        ids = [torch.tensor([0, *(self.vocabulary[s] for s in line), 0], device=self.device) for line in symbols]
+        styles = [self._styles[voice][len(line) - 1] for line, voice in zip(symbols, voices, strict=True)]
+        sizes, (frames, _) = self.model.sizes, self._durations(ids, styles)
+        frame_s = sizes.frame / sizes.sample_rate
+        return [max(int(line[1:-1].sum()) * frame_s - SILENT_S, 0.0) + LEADING_S + TRAILING_S for line in frames]
 
     def _durations(self, ids: list[Tensor], styles: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Frames [T] int64 of each line, and what its sound needs [T, C]."""
