@@ -1,4 +1,5 @@
-# Two commands set up everything: `make say TEXT="..."` and `make test`. Both are idempotent.
+# Two commands set up everything: `make say TEXT="..."` and `make test`. Both are idempotent. `make cpu` before them takes
+# PyTorch without CUDA.
 # PYTHON must be 3.11 or newer. The virtual environment is .venv.
 
 PYTHON ?= python3
@@ -8,11 +9,20 @@ BIN := .venv/bin
 REFERENCE := .venv-reference
 FISH_SPEECH := $(REFERENCE)/fish-speech
 
-.PHONY: say test check format parity slow gpu clean
+PIP := $(BIN)/pip --disable-pip-version-check
+TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
+
+.PHONY: say cpu test check format parity slow gpu clean
 .DELETE_ON_ERROR:
 
 say: .venv/.installed
 	@$(BIN)/sonoro say "$(TEXT)" -o $(OUT)
+
+# PyTorch from its own index, for a machine without an NVIDIA GPU. Wheels of 2.13.0 for Linux on x86-64: .2 GB in place of
+# 2.7, which is torch (.5) with the libraries of CUDA that it needs, as PyPI lists them.
+cpu: | .venv/bin/python
+	@echo "Installing PyTorch $(TORCH) without CUDA into .venv: about 200 MB"
+	@$(PIP) install --no-deps --index-url https://download.pytorch.org/whl/cpu torch==$(TORCH)
 
 # In two processes, each of which takes over tests of the other when it has none left.
 test: .venv/.installed-test
@@ -58,14 +68,19 @@ $(FISH_SPEECH): | $(REFERENCE)/.installed
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=")'
-	$(PYTHON) -m venv .venv
+	@echo "Making .venv with $(PYTHON)"
+	@$(PYTHON) -m venv .venv
 
 .venv/.installed: pyproject.toml constraints.txt | .venv/bin/python
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@echo "Installing sonoro and what it needs into .venv, once; what pip fetches, it shows"
+	@$(PIP) show --quiet torch 2>/dev/null || [ "$$(uname)" != Linux ] || \
+	  echo "PyTorch comes with CUDA, 2.7 GB in all; without an NVIDIA GPU stop here, and let \"make cpu\" fetch .2 GB instead"
+	@$(PIP) install -c constraints.txt -e .
 	@touch $@
 
 .venv/.installed-test: pyproject.toml constraints.txt .venv/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[test]"
+	@echo "Installing what the tests need into .venv, once"
+	@$(PIP) install -c constraints.txt -e ".[test]"
 	@touch $@
 
 clean:

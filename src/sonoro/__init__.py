@@ -1,11 +1,10 @@
 """Text in, streamed speech out. `TTS().generate("Hello.").save("out.wav")` is all it takes to begin."""
 
-from importlib.metadata import version
-
 from sonoro.api import TTS, Audio, AudioPiece
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import SonoroError
+from sonoro.core.version import VERSION
 
 __all__ = ["TTS", "Audio", "AudioPiece", "EngineConfig", "SonoroError", "__version__"]
 
-__version__ = version("sonoro")
+__version__ = VERSION

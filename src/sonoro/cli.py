@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import msgspec
@@ -22,6 +21,7 @@ from sonoro.cli_common import FAILURE, DataType, Device, NamedModel, Stopped, sh
 from sonoro.core.config import log_level
 from sonoro.core.errors import EngineError, OutputError, SonoroError
 from sonoro.core.types import OptionSpec
+from sonoro.core.version import VERSION
 
 if TYPE_CHECKING:
     from sonoro.models.base import Description
@@ -68,7 +68,7 @@ def sonoro(
 ) -> None:
     """Text in, streamed speech out."""
     if show_version:
-        show(f"sonoro {version('sonoro')}")
+        show(f"sonoro {VERSION}")
         raise typer.Exit
     if context.invoked_subcommand is None:
         show(context.get_help())

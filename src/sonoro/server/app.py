@@ -9,7 +9,6 @@ import dataclasses
 import math
 import socket
 from collections.abc import Callable
-from importlib.metadata import version
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
@@ -18,6 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Match
 
 from sonoro.core.errors import ConfigError, SonoroError
+from sonoro.core.version import VERSION
 from sonoro.server.access import Admission
 from sonoro.server.config import ServerConfig
 from sonoro.server.connection import HeadAsGet, Identified, connection
@@ -45,7 +45,7 @@ def create_app(client: Fleet, config: ServerConfig, on_failure: Callable[[Sonoro
     then on, until somebody ends the server.
     """
     service = Service(client, config, on_failure)
-    app = FastAPI(title="sonoro", version=version("sonoro"), lifespan=service.running, docs_url=None, redoc_url=None)
+    app = FastAPI(title="sonoro", version=VERSION, lifespan=service.running, docs_url=None, redoc_url=None)
     if config.cors_origins:
         app.add_middleware(
             CORSMiddleware,
