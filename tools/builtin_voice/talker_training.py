@@ -45,6 +45,9 @@ __all__ = [
 IGNORED = -100
 """The target of a row that decides nothing."""
 
+_MOST_JUDGED = 8192
+"""Frames whose other codebooks are judged at once."""
+
 NO_NOISE = Noise(codes=0.0, frames=0.0, dropout=0.0)
 
 WIDTHS = (*range(40, 200, 16), *range(208, 336, 32), 336, 400, 480)
@@ -246,8 +249,8 @@ def corrupt(codes: Tensor, share: float, size: int) -> Tensor:
 def losses(
     forwards: Forwards, rows: Rows, codes: Tensor, noise: Noise, size: int, *, kept: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy of codebook 0 (end included) and of the other codebooks: of all frames, or of about `kept` of
-    them, which is capturable.
+    """Mean cross-entropy of codebook 0 (end included) and of the other codebooks: of the first 8,192 frames, or of about
+    `kept` of all, which is capturable.
 
     `noise` makes the past unsure, as it is when the model hears itself: of the frames fed back some are blank and some
     codes wrong, as are codes given to the predictor within a frame. Targets and prompt rows stay.
@@ -259,7 +262,8 @@ def losses(
     hidden, first = forwards.first(rows.text_rows, code_rows, rows.targets, noise.dropout)
     decided = rows.frame.flatten()
     if kept is None:
-        chosen = (decided >= 0).nonzero()[:, 0]
+        # A GPU's attention takes no more sequences at once.
+        chosen = (decided >= 0).nonzero()[:_MOST_JUDGED, 0]
     else:
         # Those that decide nothing come last, and have no target.
         chosen = (
