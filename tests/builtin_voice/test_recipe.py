@@ -228,6 +228,7 @@ def test_a_written_checkpoint_decodes_to_the_sound_of_training(
     chords: Chords,
 ) -> None:
     monkeypatch.setattr(settings, "codec_config", lambda: codec_values)
+    monkeypatch.setattr(settings, "is_in_8_bits", lambda name, value: name.startswith("talker.") and value.ndim > 1)
     with torch.no_grad():
         for tensor in (*tiny_codec.parameters(), tiny_codec.quantizer.books):
             tensor.copy_(tensor.half())  # what the file can hold
@@ -249,7 +250,8 @@ def test_a_written_checkpoint_decodes_to_the_sound_of_training(
     assert codes.unique().numel() > 10
     # Float32: folded tables sum in another order.
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    assert len(list(folder.glob("model-*.safetensors"))) == 2
     wanted = talker.state_dict()
-    assert all(
-        torch.equal(tensor, wanted[name].bfloat16().float()) for name, tensor in loaded.talker.state_dict().items()
-    )
+    for name, tensor in loaded.talker.state_dict().items():
+        step = wanted[name].abs().amax(-1, keepdim=True) / 127 if tensor.ndim > 1 else 2e-3
+        assert ((tensor - wanted[name]).abs() <= 0.501 * step).all(), name

@@ -107,6 +107,14 @@ def test_resolve_takes_names_in_any_case() -> None:
     assert (resolved.voice, resolved.language) == ("bob", "english")
 
 
+def test_an_alias_is_the_voice_it_stands_for() -> None:
+    named = spec(voice_aliases={"robert": "bob"})
+    assert named.resolve(request(voice="Robert")).voice == "bob"
+    assert named.resolve(request(voice="Robert"), {"robert"}).voice == "robert", "a registered voice comes first"
+    with pytest.raises(UnknownVoice, match="ann, bob"):
+        named.resolve(request(voice="rob"))
+
+
 def test_a_registered_voice_is_known_in_any_case_beside_the_model_s_own() -> None:
     for modes in ({}, {"voice_modes": ("cloned",), "voices": ()}):
         assert spec(**modes).resolve(request(voice="Eve"), {"eve"}).voice == "eve"

@@ -13,10 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, OutputError, TensorMismatch
+from sonoro.nn.stored import find
 from sonoro.nn.transformer import DecoderConfig, DecoderStack
 from sonoro.nn.weights import (
     DummyRule,
     Fusion,
+    check,
     empty,
     export,
     init_dummy,
@@ -129,6 +131,45 @@ def test_export_writes_what_load_reads(tmp_path: Path, dtype: torch.dtype) -> No
     back = load_file(tmp_path / "new" / "model.safetensors")
     assert back.keys() == values.keys()
     assert all(torch.equal(back[name], values[name]) and back[name].dtype == dtype for name in values)
+
+
+def test_export_stores_in_8_bits_what_it_is_told_to(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    stack, file = Stack(), tmp_path / "model.safetensors"
+    export(
+        stack, file, dtype=torch.float16, fusions=FUSIONS, is_in_8_bits=lambda name, value: value.ndim > 1
+    )  # fmt: skip
+    stored = load_file(file)
+    assert stored["stack.0.q_proj.weight"].dtype == torch.int8
+    assert stored["stack.0.q_proj.weight_scale"].shape == (4,)
+    assert stored["stack.0.norm.weight"].dtype == torch.float16
+    loaded = empty_stack()
+    load(loaded, [file], dtype_of=lambda name: torch.float32, device=CPU, fusions=FUSIONS)
+    assert check(empty_stack(), [file], fusions=FUSIONS) == stored_shapes(empty_stack(), FUSIONS)
+    for name, value in stack.state_dict().items():
+        step = value.abs().amax(-1, keepdim=True) / 127 if value.ndim > 1 else 1e-3
+        assert ((loaded.state_dict()[name] - value).abs() <= 0.501 * step).all()
+
+
+def test_export_writes_shards_with_an_index(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    stack, file = Stack(), tmp_path / "model.safetensors"
+    export(stack, file, dtype=torch.float32, fusions=FUSIONS, shard_bytes=100)
+    files = find(file)
+    assert len(files) > 2
+    assert not file.exists()
+    assert all(sum(tensor.nbytes for tensor in load_file(part).values()) <= 100 for part in files)
+    loaded = empty_stack()
+    load(loaded, files, dtype_of=lambda name: torch.float32, device=CPU, fusions=FUSIONS)
+    assert all(torch.equal(value, loaded.state_dict()[name]) for name, value in stack.state_dict().items())
+
+
+@pytest.mark.parametrize("scale", [torch.ones(7), torch.ones(8, 1), torch.ones(8, dtype=torch.int32), None])
+def test_integers_without_a_scale_by_row_are_refused(tmp_path: Path, scale: Tensor | None) -> None:
+    module, values = nn.Linear(3, 8, bias=False), {"weight": torch.ones(8, 3, dtype=torch.int8)}
+    file = written(tmp_path, values if scale is None else values | {"weight_scale": scale})
+    with pytest.raises(TensorMismatch, match=r"'weight' is stored as I8"):
+        load(module, [file], dtype_of=lambda name: torch.float32, device=CPU)
 
 
 def test_export_refuses_a_place_it_cannot_write(tmp_path: Path) -> None:

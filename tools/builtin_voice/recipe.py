@@ -298,7 +298,7 @@ def run_checkpoint(work: Path) -> None:
 
 
 def write_checkpoint(folder: Path, values: dict, talker: Talker, codec: VoiceCodec, tokenizer: Path) -> None:
-    """The released layout: configuration, tokenizer, both weight files in 16 bits."""
+    """The released layout: configuration, tokenizer, the weights in 8 and 16 bits."""
     (folder / "speech_tokenizer").mkdir(parents=True, exist_ok=True)
     for name, content in (
         ("config.json", values),
@@ -308,4 +308,12 @@ def write_checkpoint(folder: Path, values: dict, talker: Talker, codec: VoiceCod
         (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     for name in ("vocab.json", "merges.txt", "tokenizer_config.json"):
         shutil.copy(tokenizer / name, folder / name)
-    export_checkpoint(folder, talker, codec.released_decoder(), dtype=torch.bfloat16, codec_dtype=torch.float16)
+    export_checkpoint(
+        folder,
+        talker,
+        codec.released_decoder(),
+        dtype=torch.float16,
+        codec_dtype=torch.float16,
+        is_in_8_bits=settings.is_in_8_bits,
+        shard_bytes=settings.SHARD_BYTES,
+    )

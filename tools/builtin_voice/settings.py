@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from builtin_voice.training import Course
 
 __all__ = [
@@ -47,6 +49,16 @@ def taught_by() -> dict[str, str]:
 def voices(teacher: str = "kokoro") -> dict[str, str]:
     """Our names for the voices, and the voice of `teacher` that each is taught by."""
     return TEACHERS[teacher]
+
+
+ALIASES = {
+    **{"clara": "nora", "rowan": "miles", "quill": "miles", "angus": "hugh"},  # voices of an earlier checkpoint
+    **dict.fromkeys(("alloy", "coral", "marin", "nova"), "nora"),
+    **dict.fromkeys(("sage", "shimmer"), "edith"),
+    **dict.fromkeys(("ash", "echo", "onyx", "verse"), "miles"),
+    **dict.fromkeys(("ballad", "cedar", "fable"), "hugh"),
+}
+"""Further names: of old voices, and those that clients of OpenAI's API send, by the sex they are heard as there."""
 
 
 CODEC_HOURS = 20.0
@@ -171,6 +183,7 @@ def model_config(text_vocabulary: int, special_ids: dict[str, int]) -> dict[str,
         "tokenizer_type": "qwen3_tts_tokenizer_12hz",
         "tts_model_size": "0b6",
         "tts_model_type": "custom_voice",
+        "voice_aliases": ALIASES,
         "text_normalizer": "english",
         # The engine reads longer texts than those of the corpus in segments.
         "max_segment_letters": 200,
@@ -240,6 +253,16 @@ _CONTROL_OFFSETS = {
     "codec_think_bos_id": 8,
     "codec_think_eos_id": 9,
 }
+
+
+def is_in_8_bits(name: str, value: Tensor) -> bool:
+    """Whether a checkpoint has the tensor of that name in 8 bits: all matrices, but for those of the decoder that are
+    small and near to the sound."""
+    return value.ndim > 1 and not name.startswith(_IN_16_BITS)
+
+
+_IN_16_BITS = tuple(f"decoder.decoder.{layer}." for layer in (3, 4, 5, 6))
+SHARD_BYTES = 14 * 2**20
 
 
 def generation_config() -> dict[str, Any]:

@@ -249,8 +249,8 @@ def corrupt(codes: Tensor, share: float, size: int) -> Tensor:
 def losses(
     forwards: Forwards, rows: Rows, codes: Tensor, noise: Noise, size: int, *, kept: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy of codebook 0 (end included) and of the other codebooks: of the first 8,192 frames, or of about
-    `kept` of all, which is capturable.
+    """Mean cross-entropy of codebook 0 (end included) and of the other codebooks: of the first 8,192 frames, or of
+    about `kept` of all, which is capturable.
 
     `noise` makes the past unsure, as it is when the model hears itself: of the frames fed back some are blank and some
     codes wrong, as are codes given to the predictor within a frame. Targets and prompt rows stay.

@@ -260,7 +260,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     `hop` is samples per frame. `max_frames` bounds one segment. `sampling` is complete: no field of it is None. A
     speaker embedding has `speaker_embedding_size` numbers; 0 if the model takes none. With a `text_normalizer` it
     reads what that writes: "english" letters alone. `attempts`: how often a segment that runs away is spoken, at most,
-    where audio is returned whole and the request does not say.
+    where audio is returned whole and the request does not say. `voice_aliases` are further names, in lower case, of
+    some of the `voices`.
     """
 
     name: str
@@ -276,6 +277,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     text_normalizer: Literal["english"] | None = None
     speaker_embedding_size: int = 0
     attempts: int = 1
+    voice_aliases: dict[str, str] = {}
 
     @property
     def frame_s(self) -> float:
@@ -327,6 +329,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidReference("ref_audio", None, f"{self.name} speaks only as a reference recording; give one")
             return None
         name = self.voices[0] if request.voice is None else request.voice.lower()
+        name = self.voice_aliases.get(name, name)
         if name not in self.voices:
             raise UnknownVoice(
                 "voice", request.voice, f"known voices: {listed((*self.voices, *_everybodys(registered)))}"

@@ -1,6 +1,7 @@
 """A checkpoint's files as tensors by name, in every format they come in; and which of them a module needs.
 
-A format is safetensors, or what `torch.save` wrote, of which tensors alone are read. Knows no model and no module.
+A format is safetensors, or what `torch.save` wrote, of which tensors alone are read. A tensor of 8-bit integers that
+has a scale by row beside it, under its name and `_scale`, is the floats that both make. Knows no model and no module.
 """
 
 from __future__ import annotations
@@ -20,13 +21,27 @@ from torch import Tensor
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, TensorMismatch
 from sonoro.nn import torch_file
 
-__all__ = ["Entry", "Shape", "check_tied", "entries_of", "find", "headers", "opened", "sort_out", "summary", "warn"]
+__all__ = [
+    "SCALE",
+    "Entry",
+    "Shape",
+    "check_tied",
+    "entries_of",
+    "find",
+    "headers",
+    "opened",
+    "sort_out",
+    "summary",
+    "warn",
+]
 
 logger = logging.getLogger(__name__)
 
 Shape = tuple[int, ...]
 
 _FLOATS = ("F64", "F32", "F16", "BF16", *map(str, (torch.float64, torch.float32, torch.float16, torch.bfloat16)))
+SCALE = "_scale"
+_EIGHT_BITS = ("I8", str(torch.int8))
 _INTEGERS = re.compile(r"(torch\.)?(U|I|u?int|BOOL|bool)\d*")
 _LISTED = 5
 """Names listed per kind of mismatch; the rest are counted."""
@@ -82,6 +97,14 @@ def headers(files: Iterable[Path]) -> dict[str, Entry]:
     Raises `CheckpointNotFound` for a missing file, `CheckpointError` for a damaged one, `TensorMismatch` for a tensor
     that is in two.
     """
+    found = _entries(files)
+    scaled = _scaled(found)
+    scales = {name + SCALE for name in scaled}
+    whole = {name: found[name]._replace(dtype=found[name + SCALE].dtype) for name in scaled}
+    return {name: whole.get(name, entry) for name, entry in found.items() if name not in scales}
+
+
+def _entries(files: Iterable[Path]) -> dict[str, Entry]:
     found: dict[str, Entry] = {}
     for file in files:
         header = _header(file) if file.suffix == ".safetensors" else entries_of(_read(file, "meta"), file)
@@ -89,6 +112,17 @@ def headers(files: Iterable[Path]) -> dict[str, Entry]:
             raise TensorMismatch(f"tensor {twice[0]!r} is in {found[twice[0]].file} and again in {file}")
         found |= header
     return found
+
+
+def _scaled(found: Mapping[str, Entry]) -> set[str]:
+    """The names of tensors of 8-bit integers that have a scale for each of their rows."""
+    return {
+        name
+        for name, entry in found.items()
+        if entry.dtype in _EIGHT_BITS
+        and (scale := found.get(name + SCALE)) is not None
+        and (scale.dtype in _FLOATS and scale.shape == entry.shape[:1] != ())
+    }
 
 
 def entries_of(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Entry]:
@@ -99,7 +133,8 @@ def entries_of(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Entry]:
 @contextmanager
 def opened(files: Sequence[Path]) -> Iterator[Callable[[str], Tensor]]:
     """Within, the tensors of `files` by name on the CPU, mapped into memory. Raises as `headers` does."""
-    found = {name: entry.file for name, entry in headers(files).items()}
+    found = _entries(files)
+    scaled = _scaled(found)
     with ExitStack() as stack:
         handles = {
             file: stack.enter_context(safe_open(file, framework="pt")).get_tensor
@@ -107,8 +142,16 @@ def opened(files: Sequence[Path]) -> Iterator[Callable[[str], Tensor]]:
             else _read(file, "cpu").__getitem__
             for file in files
         }
+
+        def get(name: str) -> Tensor:
+            tensor = handles[found[name].file](name)
+            if name not in scaled:
+                return tensor
+            scale = handles[found[name + SCALE].file](name + SCALE)
+            return tensor.float() * scale.float().view(-1, *[1] * (tensor.ndim - 1))
+
         try:
-            yield lambda name: handles[found[name]](name)
+            yield get
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{', '.join(map(str, files))}: cannot be read: {error}") from error
 

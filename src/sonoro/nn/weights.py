@@ -7,6 +7,7 @@ Modules are built on the meta device and filled here, so every tensor is allocat
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import re
 import zlib
@@ -185,24 +186,66 @@ def _spelled(shapes: Mapping[str, Shape], spell: Callable[[str], str]) -> dict[s
     return {spell(name): shape for name, shape in shapes.items()}
 
 
-def export(module: nn.Module, file: Path, *, dtype: torch.dtype, fusions: Sequence[Fusion] = ()) -> None:
+def export(
+    module: nn.Module,
+    file: Path,
+    *,
+    dtype: torch.dtype,
+    fusions: Sequence[Fusion] = (),
+    is_in_8_bits: Callable[[str, Tensor], bool] = lambda name, value: False,
+    shard_bytes: int | None = None,
+) -> None:
     """Write `module`'s tensors to `file` in `dtype`, fusions undone: `load` reads it back.
 
-    Raises `OutputError` for a place that cannot be written, or a value that `dtype` cannot hold.
+    Those of which `is_in_8_bits` says so, by their stored name, are integers with a scale by row. Beyond `shard_bytes`
+    of tensors there are several files with an index, named as released ones are. Raises `OutputError` for a place that
+    cannot be written, or a value that `dtype` cannot hold.
     """
     tensors: dict[str, Tensor] = {}
     for name, tensor in module.state_dict().items():
         parts = _stored(name, tuple(tensor.shape), fusions)
         pieces = tensor.split([shape[0] for shape in parts.values()]) if len(parts) > 1 else (tensor,)
         for part, piece in zip(parts, pieces, strict=True):
-            tensors[part] = piece.detach().to("cpu", dtype, copy=True).contiguous()
-            if not tensors[part].isfinite().all():
+            value = piece.detach().to("cpu", copy=True).contiguous()
+            if is_in_8_bits(part, value):
+                tensors[part], tensors[part + stored.SCALE] = _in_8_bits(value)
+            else:
+                tensors[part] = value.to(dtype)
+            if not all(tensors.get(key, value).isfinite().all() for key in (part, part + stored.SCALE)):
                 raise OutputError(f"{file}: tensor {part!r} has a value that {dtype} cannot hold")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, file, metadata={"format": "pt"})
+        _save(tensors, file, shard_bytes)
     except (OSError, SafetensorError) as error:
         raise OutputError(f"{file} cannot be written: {error}") from error
+
+
+def _in_8_bits(value: Tensor) -> tuple[Tensor, Tensor]:
+    """`value` [rows, ...] as int8 from -127 to 127, and the float32 scale of each row."""
+    rows = value.float().flatten(1)
+    scale = (rows.abs().amax(1) / 127).clamp_min(torch.finfo(torch.float32).tiny)
+    return (rows / scale[:, None]).round().to(torch.int8).view(value.shape), scale
+
+
+def _save(tensors: Mapping[str, Tensor], file: Path, shard_bytes: int | None) -> None:
+    shards: list[dict[str, Tensor]] = [{}]
+    filled = 0
+    for name, tensor in tensors.items():
+        if shard_bytes is not None and shards[-1] and filled + tensor.nbytes > shard_bytes:
+            shards.append({})
+            filled = 0
+        shards[-1][name] = tensor
+        filled += tensor.nbytes
+    if len(shards) == 1:
+        save_file(shards[0], file, metadata={"format": "pt"})
+        return
+    places: dict[str, str] = {}
+    for number, shard in enumerate(shards, start=1):
+        part = file.with_name(f"{file.stem}-{number:05d}-of-{len(shards):05d}{file.suffix}")
+        save_file(shard, part, metadata={"format": "pt"})
+        places |= dict.fromkeys(shard, part.name)
+    index = {"metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())}, "weight_map": places}
+    file.with_name(f"{file.name}.index.json").write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
 
 
 def count_parts(shapes: Mapping[str, Shape], parts: Mapping[str, tuple[str, ...]]) -> dict[str, int]:

@@ -139,7 +139,7 @@ class ServerConfig:
                 raise ConfigError(f"voice_aliases.{name}", voice, f"{spec.name} has no such voice; it has {known}")
         turns = {name: spec.voices[turn % len(spec.voices)] for turn, name in enumerate(OPENAI_VOICES) if spec.voices}
         given = {name.lower(): voice.lower() for name, voice in self.voice_aliases.items()}
-        return {name: voice for name, voice in (turns | given).items() if name not in spec.voices}
+        return {name: voice for name, voice in (turns | spec.voice_aliases | given).items() if name not in spec.voices}
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:

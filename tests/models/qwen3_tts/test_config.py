@@ -64,6 +64,13 @@ def edit(folder: Path, name: str, change: Callable[[dict[str, Any]], object]) ->
             lambda c: c["talker_config"]["spk_is_dialect"].update(ryan="elvish"),
             "spk_is_dialect of 'ryan' is 'elvish'; it must be false or a key of codec_language_id",
         ),
+        (
+            "config.json",
+            lambda c: c.update(voice_aliases={"rick": "richard"}),
+            "voice_aliases of 'rick' is 'richard'; it must be another name, in lower case, of a key of spk_id",
+        ),
+        ("config.json", lambda c: c.update(voice_aliases={"Rick": "ryan"}), "voice_aliases of 'Rick'"),
+        ("config.json", lambda c: c.update(voice_aliases={"ryan": "ryan"}), "voice_aliases of 'ryan'"),
         ("config.json", lambda c: c["talker_config"].update(num_code_groups=5), "num_code_groups is 5, but .* is 4"),
         (
             "config.json",

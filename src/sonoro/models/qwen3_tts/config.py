@@ -118,6 +118,8 @@ class ModelConfig:
     tts_eos_token_id: int = 151673
     talker_config: TalkerConfig
     speaker_encoder_config: SpeakerEncoderConfig | None = None
+    voice_aliases: dict[str, str] = field(default_factory=dict)
+    """Our own key: further names, in lower case, of speakers of `spk_id`."""
     text_normalizer: str | None = None
     """Our own key, absent from released checkpoints: `english` has text normalised before it is tokenised."""
     max_segment_letters: int = 400
@@ -303,3 +305,7 @@ def _check(configs: Configs) -> None:
         if dialect is True or (dialect and dialect not in talker.codec_language_id):
             limit = "it must be false or a key of codec_language_id"
             raise CheckpointError(f"config.json: spk_is_dialect of {speaker!r} is {dialect!r}; {limit}")
+    for name, speaker in model.voice_aliases.items():
+        if speaker not in talker.spk_id or name in talker.spk_id or name != name.lower():
+            limit = "it must be another name, in lower case, of a key of spk_id"
+            raise CheckpointError(f"config.json: voice_aliases of {name!r} is {speaker!r}; {limit}")

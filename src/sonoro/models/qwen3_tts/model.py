@@ -188,6 +188,7 @@ def spec_of(name: str, configs: Configs) -> ModelSpec:
         max_frames=min(generation.max_new_tokens, talker.max_position_embeddings // 2),
         voice_modes=_VOICE_MODES[model.tts_model_type],
         voices=tuple(talker.spk_id) if is_named else (),
+        voice_aliases=model.voice_aliases if is_named else {},
         languages=("auto", *(language for language in talker.codec_language_id if "dialect" not in language)),
         sampling=SamplingParams(
             temperature=generation.temperature if generation.do_sample else 0.0,

@@ -5,7 +5,7 @@ Two files: model.safetensors (talker, speaker encoder) and speech_tokenizer/mode
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -137,15 +137,23 @@ def export_checkpoint(
     codec_dtype: torch.dtype,
     speaker_encoder: SpeakerEncoder | None = None,
     encoder: CodecEncoder | None = None,
+    is_in_8_bits: Callable[[str, torch.Tensor], bool] = lambda name, value: False,
+    shard_bytes: int | None = None,
 ) -> None:
     """Write both files as they are released, less the tensors that nothing reads, into a folder of configuration files.
 
-    Raises `OutputError`, and `TensorMismatch` if the configuration files call for other tensors.
+    `is_in_8_bits` and `shard_bytes` are as `sonoro.nn.weights.export` takes them. Raises `OutputError`, and
+    `TensorMismatch` if the configuration files call for other tensors.
     """
     configs = read_configs(folder)
     main, codec = _named(talker=talker, speaker_encoder=speaker_encoder), _named(decoder=decoder, encoder=encoder)
-    weights.export(main, folder / MODEL_FILE, dtype=dtype, fusions=_main_fusions(configs.model))
-    weights.export(codec, folder / CODEC_FILE, dtype=codec_dtype, fusions=_codec_fusions(configs.codec))
+    for module, file, own_dtype, fusions in (
+        (main, MODEL_FILE, dtype, _main_fusions(configs.model)),
+        (codec, CODEC_FILE, codec_dtype, _codec_fusions(configs.codec)),
+    ):
+        weights.export(
+            module, folder / file, dtype=own_dtype, fusions=fusions, is_in_8_bits=is_in_8_bits, shard_bytes=shard_bytes
+        )
     check(folder, configs)
 
 
