@@ -19,6 +19,9 @@ def verify(
     dtype: DataType = None,
     codec_dtype: CodecType = None,
     load_format: LoadFormat = "auto",
+    reference: Annotated[
+        str | None, typer.Option(help="a Python that has the official package, to compare codes and audio with it")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="the report; verify-MODEL.json if none, sentences beside it")
     ] = None,
@@ -33,6 +36,7 @@ def verify(
             device=device,
             dtype=dtype,
             load_format=load_format,
+            reference=reference,
             codec_dtype=codec_dtype or "auto",
             out=output,
             commit=commit,

@@ -1,6 +1,7 @@
 """`sonoro verify`: every check of a model, and that each thing that is wrong with one gives another exit code."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ from safetensors.torch import load_file, save_file
 
 from command_line import Run, sonoro
 from families import FAMILIES
+from sonoro.core.types import SamplingParams, SpeechRequest
+from sonoro.models import registry
 from sonoro.ops import dispatch
 from sonoro.ops.dispatch import Operation
 from sonoro.profile import spoken
+from sonoro.profile.verify import FRAMES, SENTENCES
 from sonoro.runtime.graphs import GraphSet
 
 __all__ = ["sonoro"]
@@ -142,3 +146,60 @@ def test_what_cannot_be_loaded_is_said_in_one_line(sonoro: Run, tmp_path: Path) 
     code, out, err = sonoro("verify", str(tmp_path))
     assert (code, out) == (2, "")
     assert "config.json does not exist" in err
+
+
+@pytest.fixture
+def reference(tiny: str, tmp_path: Path) -> Callable[..., str]:
+    """An interpreter whose official package makes what this one makes of the same request, but for what is changed."""
+
+    def make(script: str = "", **changes: Any) -> str:
+        loaded = registry.load(tiny, device="cpu", dtype="float32")
+        options = {"subtalker_dosample": False, "non_streaming_mode": False}
+        asked = SpeechRequest(
+            id="official", text=SENTENCES[0], voice=loaded.model.spec.voices[0], language="english",
+            sampling=SamplingParams(temperature=0.0), options=options, max_frames=FRAMES,
+        )  # fmt: skip
+        with torch.inference_mode():
+            loaded.model.codec.settle("float32", 1, (1,))
+            made = spoken.speak(loaded, [asked], FRAMES)
+            audio = loaded.model.codec.decode(made.frames)[0]
+        results = {"frames": made.frames[0].numpy(), "audio": audio.numpy(), "decision": made.decisions[0][0].numpy()}
+        facts = {"positions": made.positions[0], "options": json.dumps(options)}
+        np.savez(tmp_path / "made.npz", **(results | facts | changes))
+        fake = tmp_path / "python"
+        copies = f"import shutil, sys\n{script}\nshutil.copy({str(tmp_path / 'made.npz')!r}, sys.argv[-1])\n"
+        fake.write_text(f"#!{sys.executable}\n{copies}")
+        fake.chmod(0o755)
+        return str(fake)
+
+    return make
+
+
+def test_the_official_package_agrees(sonoro: Run, tiny: str, reference: Callable[..., str]) -> None:
+    code, report, _ = verified(sonoro, tiny, "--reference", reference())
+    assert code == 0
+    assert outcomes(report)["official package"] == "passed"
+    assert report["official"]["equal_frames"] == report["official"]["frames"] == FRAMES
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"frames": np.zeros((FRAMES, 4), dtype=np.int64)}, "0 of 12 greedy frames equal"),
+        ({"positions": 99}, "and 99 positions"),
+        ({"script": "sys.exit('no such package')"}, "the official package failed: no such package"),
+    ],
+)
+def test_the_official_package_disagrees(
+    sonoro: Run, tiny: str, reference: Callable[..., str], changed: dict[str, Any], words: str
+) -> None:
+    code, report, err = verified(sonoro, tiny, "--reference", reference(**changed))
+    assert code == 1
+    assert outcomes(report)["official package"] == "FAILED"
+    assert words in err
+
+
+def test_what_has_no_files_has_no_official_package(sonoro: Run, tiny: str) -> None:
+    code, report, _ = verified(sonoro, tiny, "--load-format", "dummy", "--reference", "/nowhere/python")
+    assert code == 0
+    assert outcomes(report)["official package"] == "left out"

@@ -1,18 +1,15 @@
 """The official Qwen3-TTS package, loaded from tiny checkpoints and watched while it generates.
 
 Runs only in the environment of requirements.txt, beside this file. It knows nothing of sonoro but the tests' checkpoint
-writer.
+writer, and what `sonoro verify` watches the package with.
 """
 
 import importlib.metadata
+import importlib.util
 import json
 import sys
 import tempfile
-import types
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from importlib.machinery import ModuleSpec
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +17,19 @@ import numpy as np
 import torch
 from safetensors.numpy import save_file
 
-for stub in ("sox", "onnxruntime", "torchaudio", "torchaudio.compliance", "torchaudio.compliance.kaldi"):
-    # Imported by the package for its 25 Hz tokenizer alone.
-    sys.modules[stub] = types.ModuleType(stub)
-    sys.modules[stub].__spec__ = ModuleSpec(stub, None)
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
-
-from qwen_tts import Qwen3TTSModel  # noqa: E402 (needs the stubs)
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
 
 import tiny_checkpoint  # noqa: E402 (the path to it is set just above)
+
+_spec = importlib.util.spec_from_file_location("official", ROOT / "src/sonoro/models/qwen3_tts/official.py")
+assert _spec is not None
+assert _spec.loader is not None
+_watching = importlib.util.module_from_spec(_spec)
+sys.modules[_spec.name] = _watching
+_spec.loader.exec_module(_watching)
+Run, recorded = _watching.Run, _watching.recorded
+Qwen3TTSModel = _watching.official_package().Qwen3TTSModel
 
 Tensors = dict[str, np.ndarray]
 Facts = dict[str, Any]
@@ -51,18 +52,6 @@ class Request:
     @property
     def mode(self) -> str:
         return self.variant if self.variant != "base" else "in_context" if self.ref_frames else "x_vector"
-
-
-@dataclass
-class Run:
-    """What the official model consumed and computed for a batch: prompt and trailing text [n, H] and codes [T, K] by
-    row, logits [B, V] of the talker by step, and of the predictor by step and then group."""
-
-    prompts: list[np.ndarray] = field(default_factory=list)
-    trails: list[np.ndarray] = field(default_factory=list)
-    logits: list[np.ndarray] = field(default_factory=list)
-    depth_logits: list[np.ndarray] = field(default_factory=list)
-    codes: list[np.ndarray] = field(default_factory=list)
 
 
 class Store:
@@ -125,35 +114,6 @@ def check_loaded(model: torch.nn.Module, expected: Tensors) -> None:
     for name, tensor in state.items():
         if not np.array_equal(tensor.numpy(), expected[name]):
             raise RuntimeError(f"tensor {name} was not loaded as written")
-
-
-@contextmanager
-def recorded(official: Qwen3TTSModel, run: Run) -> Iterator[None]:
-    """Fill `run` from the calls of the talker within the block."""
-    talker = official.model.talker
-
-    def before_talker(_: Any, __: Any, kwargs: Facts) -> None:
-        if kwargs["inputs_embeds"] is not None and kwargs["inputs_embeds"].shape[1] > 1:
-            masks = kwargs["attention_mask"].bool()
-            run.prompts = [rows[mask].numpy() for rows, mask in zip(kwargs["inputs_embeds"], masks, strict=True)]
-            run.trails = [rows.numpy() for rows in kwargs["trailing_text_hidden"]]
-
-    def after_head(_: Any, __: Any, output: torch.Tensor) -> None:
-        run.logits.append(output[:, -1].numpy())
-
-    def after_depth_head(_: Any, __: Any, output: torch.Tensor) -> None:
-        run.depth_logits.append(output[:, -1].numpy())
-
-    hooks = [
-        talker.register_forward_pre_hook(before_talker, with_kwargs=True),
-        talker.codec_head.register_forward_hook(after_head),
-        *(head.register_forward_hook(after_depth_head) for head in talker.code_predictor.lm_head),
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def reference_tensors(request: Request) -> Tensors:

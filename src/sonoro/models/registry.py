@@ -23,7 +23,7 @@ from sonoro.models.qwen3_tts import model as qwen3_tts
 from sonoro.models.settings import configure
 from sonoro.models.voxcpm2 import model as voxcpm2
 
-__all__ = ["BUILTIN", "describe", "load", "names"]
+__all__ = ["BUILTIN", "describe", "load", "locate", "names"]
 
 BUILTIN = "builtin"
 
@@ -86,6 +86,12 @@ def describe(
     """What `model`, named as for `load`, holds and would take; allocates no weight. Raises as `load` does."""
     source = _find(model, is_dummy=False)
     return source.family.describe(source.place, source.name, _dtype(dtype, _device(device)))
+
+
+def locate(model: str | Path | None = None) -> Path | None:
+    """The folder that `load` reads `model` from; None for a configuration that has none. Raises as `load` does."""
+    place = _find(model, is_dummy=False).place
+    return place if isinstance(place, Path) else None
 
 
 def _find(model: str | Path | None, *, is_dummy: bool) -> _Source:

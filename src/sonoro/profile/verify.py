@@ -27,6 +27,7 @@ from sonoro.models import registry
 from sonoro.models.base import CodecChoice, LoadedModel
 from sonoro.models.codec_choice import LEAST_DB, dtype_name, no_tf32, peaks, snr_db
 from sonoro.ops.dispatch import Operation, references_alone
+from sonoro.profile import official
 from sonoro.profile.report import Report
 from sonoro.profile.requests import speech_request
 from sonoro.profile.spoken import CHUNK_FRAMES, SLOTS, Spoken, allocate, speak
@@ -64,8 +65,8 @@ CONFIG = EngineConfig(
 class Verification:
     """What to verify. `model`, `device`, `dtype` and `load_format` are those of `sonoro.models.registry.load`.
 
-    The report goes to `out`, and sentences beside it; None is `verify-<model>.json` in the current folder. `commit`
-    names what is run where there is no checkout.
+    `reference` is an interpreter that has the official package. The report goes to `out`, and sentences beside it; None
+    is `verify-<model>.json` in the current folder. `commit` names what is run where there is no checkout.
     """
 
     model: str | None = None
@@ -73,6 +74,7 @@ class Verification:
     dtype: str | None = None
     load_format: str = "auto"
     codec_dtype: str = "auto"
+    reference: str | None = None
     out: Path | None = None
     commit: str | None = None
 
@@ -81,7 +83,8 @@ def run(wanted: Verification, config: EngineConfig = CONFIG) -> dict[str, Any]:
     """Verify, print what comes of it, and write the report, which it returns.
 
     Raises `EngineError` at the end if a kernel disagrees with its reference, a sample is not finite, a graph differs
-    from eager launches, or a check could not be run; at once what loading raises.
+    from eager launches, codes from the official ones in float32, or a check could not be run; at once what loading
+    raises.
     """
     started_s = time.perf_counter()
     config = replace(config, codec_dtype=wanted.codec_dtype)
@@ -92,6 +95,8 @@ def run(wanted: Verification, config: EngineConfig = CONFIG) -> dict[str, Any]:
     report = _report(wanted, loaded, out)
     checks = _Checks(report, loaded, config, out, started_s)
     spoken = checks.run()
+    if loaded.dtype == torch.float32:
+        checks.compare_with_official(loaded, wanted)
     other = torch.bfloat16 if loaded.dtype == torch.float32 else torch.float32
     is_wide, parameters = other == torch.float32, sum(loaded.parameters.values())
     device = loaded.device
@@ -102,7 +107,10 @@ def run(wanted: Verification, config: EngineConfig = CONFIG) -> dict[str, Any]:
         if short_gib > 0:
             checks.note("bfloat16 and float32", LEFT_OUT, f"float32 needs {short_gib:.1f} GiB more than are free")
         elif spoken is not None:
-            checks.compare(spoken, registry.load(wanted.model, dtype=dtype_name(other), **how))
+            again = registry.load(wanted.model, dtype=dtype_name(other), **how)
+            checks.compare(spoken, again)
+            if is_wide:
+                checks.compare_with_official(again, wanted)
     values = report.finish(f"verify {report.top['model']}")
     failed = [f"{row['check']}: {row['found']}" for row in report.rows if row["outcome"] == FAILED]
     if failed:
@@ -205,6 +213,29 @@ class _Checks:
         self.note("bfloat16 and float32", REPORTED, what)
         peak = f"peak of these frames {found[0].value:.4g} in {found[0].layer}"
         self.note("codec and float32", REPORTED, f"the same frames as audio {audio_db:.1f} dB; {peak}")
+
+    def compare_with_official(self, wide: LoadedModel, wanted: Verification) -> None:
+        """`wide`, in float32, with the official package: prompts, greedy frames and audio."""
+        if wanted.reference is None:
+            return
+        folder = registry.locate(wanted.model)
+        reason = official.why_not(wide)
+        if folder is None or wanted.load_format == "dummy":
+            reason = "random weights have no files that it could read"
+        if reason:
+            self.note("official package", LEFT_OUT, reason)
+            return
+        assert folder is not None
+        with self.kept("official package"), _active(wide.device), references_alone():
+            wide.model.codec.settle("float32", 1, (1,))
+            found = official.compare(wide, folder, wanted.reference, SENTENCES[0], FRAMES)
+            self.report.top["official"] = asdict(found)
+            what = (
+                f"prompt of {found.positions[0]} and {found.positions[1]} positions, first decision "
+                f"{found.decision_db:.1f} dB, {found.equal_frames} of {found.frames} greedy frames equal, audio "
+                f"{found.audio_db:.1f} dB"
+            )
+            self.note("official package", PASSED if found.is_same else FAILED, what)
 
     def _settle(self) -> None:
         """What the codec is served in. Float16 that has room, but is not what float32 says, has a wrong kernel."""

@@ -1,0 +1,120 @@
+"""A model beside its official package, which an interpreter of its own has. Knows no model.
+
+A model folder's `official.py` is run there: `PYTHON official.py FOLDER ASKED.json MADE.npz`. ASKED has `text`,
+`frames` (at most), `voice`, `language`, `instructions`, `repetition_penalty` and `device`; MADE, in float32 and greedy:
+`options` of a request that is to be spoken alike (JSON), `positions` of the prompt, the first `decision` [V], `frames`
+[T, ...] and their `audio` [S].
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from sonoro.core.errors import EngineError
+from sonoro.core.types import SamplingParams, SpeechRequest
+from sonoro.models.base import LoadedModel
+from sonoro.models.codec_choice import snr_db
+from sonoro.profile.spoken import speak
+
+__all__ = ["Comparison", "compare", "why_not"]
+
+_TIMEOUT_S = 3600.0
+_LAST_CHARACTERS = 400
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How ours is beside the official one: prompts by their positions and the first decision, frames that are equal
+    from the first on, and the audio of the official frames."""
+
+    positions: tuple[int, int]
+    decision_db: float
+    equal_frames: int
+    frames: int
+    audio_db: float
+
+    @property
+    def is_same(self) -> bool:
+        """Whether the prompts are of one length and all frames are equal."""
+        return self.positions[0] == self.positions[1] and self.equal_frames == self.frames
+
+
+def why_not(loaded: LoadedModel) -> str:
+    """Why a model cannot be compared here; empty if it can."""
+    if not _script(loaded).is_file():
+        return "there is no recipe for this family here; tools/reference has those of its tests"
+    if loaded.model.spec.voice_modes == ("cloned",):
+        return "it speaks as a recording alone; tools/reference has the recipes of cloning"
+    return ""
+
+
+def compare(loaded: LoadedModel, folder: Path, python: str, text: str, frames: int) -> Comparison:
+    """What `loaded`, in float32, and the official package make of `text`. Synchronises.
+
+    To be called in inference mode, the codec settled in float32. Raises `EngineError` with the last words of the
+    official package if it fails.
+    """
+    spec = loaded.model.spec
+    asked = SpeechRequest(
+        id="official",
+        text=text,
+        voice=spec.voices[0] if spec.voices else None,
+        language="english" if "english" in spec.languages else "auto",
+        instructions="A calm voice." if "described" in spec.voice_modes and spec.accepts_instructions else None,
+        sampling=SamplingParams(temperature=0.0),
+        max_frames=frames,
+    )
+    made = _made(loaded, folder, python, asked)
+    request = msgspec.structs.replace(asked, options=json.loads(str(made["options"])))
+    ours, theirs = speak(loaded, [request], frames), torch.from_numpy(made["frames"])
+    equal = (ours.frames[0, : len(theirs)] == theirs).flatten(1).all(1)
+    heard = loaded.model.codec.decode(theirs[None].to(loaded.device))[0].cpu()
+    official = torch.from_numpy(made["audio"])
+    shortest = min(len(heard), len(official))
+    decision, expected = ours.decisions[0][0], torch.from_numpy(made["decision"])
+    return Comparison(
+        positions=(ours.positions[0], int(made["positions"])),
+        # Ours leaves out, or masks, what can never be decided.
+        decision_db=snr_db(*_decidable(decision, expected)),
+        equal_frames=int(equal.long().cumprod(0).sum()),
+        frames=len(theirs),
+        audio_db=snr_db(heard[:shortest], official[:shortest]),
+    )
+
+
+def _decidable(ours: torch.Tensor, theirs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    theirs = theirs[: len(ours)]
+    is_open = ours.isfinite() & theirs.isfinite()
+    return ours[is_open], theirs[is_open]
+
+
+def _made(loaded: LoadedModel, folder: Path, python: str, asked: SpeechRequest) -> dict[str, Any]:
+    penalty = loaded.model.spec.sampling.repetition_penalty
+    facts = {name: getattr(asked, name) for name in ("text", "voice", "language", "instructions")}
+    facts |= {"frames": asked.max_frames, "repetition_penalty": penalty, "device": str(loaded.device)}
+    with tempfile.TemporaryDirectory() as scratch:
+        request, result = Path(scratch) / "asked.json", Path(scratch) / "made.npz"
+        request.write_text(json.dumps(facts), encoding="utf-8")
+        command = [python, "-P", str(_script(loaded)), str(folder), str(request), str(result)]
+        try:
+            ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise EngineError(f"{python} could not be run: {error}") from error
+        if ended.returncode:
+            raise EngineError(f"the official package failed: {ended.stderr.strip()[-_LAST_CHARACTERS:]}")
+        with np.load(result) as made:
+            return dict(made)
+
+
+def _script(loaded: LoadedModel) -> Path:
+    return Path(inspect.getfile(type(loaded.model))).with_name("official.py")
