@@ -30,7 +30,8 @@ BAD_FIELDS = [
     ({"input": 7}, 400, "input"),
     ({"input": ""}, 400, "input"),
     ({"input": " \n"}, 400, "input"),
-    ({"input": "?!"}, 400, "input"),
+    ({"input": "?!", "voice": "nobody"}, 404, "voice"),
+    ({"input": "?!", "speed": 9}, 400, "speed"),
     ({"input": "word " * 820}, 400, "input"),
     ({"input": "It is unspeakable."}, 400, "input"),
     ({"model": "gpt-9"}, 404, "model"),
@@ -163,7 +164,7 @@ def test_what_is_wrong_is_refused_by_name_and_the_server_serves_on(tmp_path: Pat
             check_error(exploded, 500)
             assert (await server.speak()).content == alone(SpeechRequest(id="a", text="Some words.", voice="low"))
             assert server.engine.restarts == 0
-            assert await server.metric('sonoro_requests_total{model="sine",reason="unknown_voice"}') == 3
+            assert await server.metric('sonoro_requests_total{model="sine",reason="unknown_voice"}') == 4
 
     run(ask())
 

@@ -1,13 +1,14 @@
 """What clients of many kinds ask beside speech: HEAD, methods, single models, nulls, the reference of the API."""
 
 import asyncio
+import dataclasses
 import json
 
 import openai
 import pytest
 
 from engine_processes import nothing_left, run
-from server_processes import check_error, serving
+from server_processes import SETTINGS, check_error, serving, sound
 
 __all__ = ["nothing_left"]
 
@@ -73,6 +74,36 @@ def test_null_is_the_default_of_every_field() -> None:
             # And the description lets a client that checks itself send it.
             for name in fields:
                 assert "null" in json.dumps(content["schema"]["properties"][name]), name
+
+    run(ask())
+
+
+def test_without_a_key_the_voices_of_the_model_are_listed_and_no_others() -> None:
+    """As Open WebUI asks, which shows `name` and sends `id`, and has no key here."""
+    settings = dataclasses.replace(SETTINGS, api_keys=("hush",), admin_keys=("loud",))
+    path, own = "/v1/audio/voices", [{"id": "low", "name": "low"}, {"id": "high", "name": "high"}]
+
+    async def ask() -> None:
+        async with serving(settings=settings) as server:
+            for name, key in (("anna", "hush"), ("everybodys", "loud")):
+                fields, files = {"name": name, "ref_text": "A tone."}, {"audio": ("a.wav", sound(), "audio/wav")}
+                headers = {"authorization": f"Bearer {key}"}
+                assert (await server.http.post(path, data=fields, files=files, headers=headers)).status_code == 201
+            listed = (await server.http.get(path)).json()
+            assert (listed["voices"], listed["uploaded_voices"]) == (own, [])
+            with_key = (await server.http.get(path, headers={"authorization": "Bearer hush"})).json()
+            uploaded = [{"id": "anna", "name": "anna"}, {"id": "everybodys", "name": "everybodys"}]
+            assert with_key["voices"] == own + uploaded
+            check_error(await server.http.get(path, headers={"authorization": "Bearer wrong"}), 401)
+            check_error(await server.http.post(path, data={"name": "b"}, files={"audio": b""}), 401)
+            check_error(await server.http.delete(f"{path}/everybodys"), 401)
+            for voice in own:
+                answer = await server.http.post(
+                    SPEECH,
+                    json={"input": "Some words.", "voice": voice["id"]},
+                    headers={"authorization": "Bearer hush"},
+                )
+                assert answer.status_code == 200
 
     run(ask())
 

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Awaitable
+from collections.abc import AsyncGenerator, Awaitable
 from typing import Any, Literal
 
 import msgspec
@@ -19,12 +19,14 @@ from starlette.types import Message
 from starlette.websockets import WebSocketDisconnect
 
 from sonoro.core.errors import EngineError, InvalidRequest, SonoroError
+from sonoro.core.text import is_speakable
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest
 from sonoro.server.errors import IdleSession, NotReady, SlowReader, refusal
 from sonoro.server.schemas import SpeechBody, parse
 from sonoro.server.service import KEY_PROTOCOL, Service
-from sonoro.server.stream import Speech, conclude
+from sonoro.server.stream import Speech, conclude, silence
 from sonoro.server.websocket import ENDING
+from sonoro.transport.answer import Answer
 
 __all__ = ["live_routes"]
 
@@ -305,11 +307,23 @@ class Utterance:
             client.append(self._id, self._text)
             if self.is_text_whole:
                 client.end_text(self._id)
-            async for event in answer:
-                if isinstance(event, Finished):
-                    return await self._finish(event)
-                await self._send(event)
+            async with contextlib.aclosing(self._events(answer)) as events:
+                async for event in events:
+                    if isinstance(event, Finished):
+                        return await self._finish(event)
+                    await self._send(event)
         raise AssertionError("a stream ends with its `Finished`")
+
+    async def _events(self, answer: Answer) -> AsyncGenerator[AudioChunk | Finished, None]:
+        """What the engine says; silence, where it says that there is nothing to speak, as in an emoji alone."""
+        try:
+            async for event in answer:
+                yield event
+        except InvalidRequest:
+            if not self.is_text_whole or is_speakable(self._text) or not self._text.strip():
+                raise
+            for event in silence(self._id, self._text, self._service.client.spec.sample_rate):
+                yield event
 
     async def _send(self, chunk: AudioChunk) -> None:
         self._observation.made(chunk.pcm)

@@ -21,6 +21,7 @@ from fastapi import FastAPI
 from starlette.requests import HTTPConnection
 
 from sonoro.core.errors import EngineClosed, EngineError, InvalidRequest, SonoroError, UnknownVoice
+from sonoro.core.text import is_speakable
 from sonoro.core.types import ModelSpec, SpeechRequest, VoiceFacts
 from sonoro.server.config import OPENAI_VOICES, ServerConfig
 from sonoro.server.connection import Uploads
@@ -62,7 +63,7 @@ class Caller:
 
     def sees(self, facts: VoiceFacts) -> bool:
         """Whether they may know of a voice, and speak as it."""
-        return self.is_admin or facts.owner in ("", self.owner)
+        return self.is_admin or (facts.owner in ("", self.owner) and self is not STRANGER)
 
     def may_delete(self, facts: VoiceFacts) -> bool:
         """Whether it is theirs to delete."""
@@ -71,6 +72,9 @@ class Caller:
 
 NOBODY = Caller("")
 """Who asks a server that has no keys."""
+
+STRANGER = Caller("stranger")
+"""Who asks one that has keys without any: no voice is theirs, or everybody's to them."""
 
 
 def _owner(key: str) -> str:
@@ -180,6 +184,13 @@ class Service:
             raise Unauthorized("give one of the API keys of this server, as Authorization: Bearer KEY")
         connection.state.caller = self._callers[matches[0]]
 
+    async def recognise(self, connection: HTTPConnection) -> None:
+        """As `authorise`, but whoever comes without any key is a `STRANGER` where there are keys."""
+        if self._callers and "authorization" not in connection.headers:
+            connection.state.caller = STRANGER
+        else:
+            await self.authorise(connection)
+
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:
         """One of `max_sessions` until the block ends. Raises `TooManyRequests`."""
@@ -218,27 +229,37 @@ class Service:
     async def speech(self, body: SpeechBody, name: str, caller: Caller, *, is_live: bool = False) -> Speech:
         """What `body` asks for, of a request that its client knows as `name`. Raises what is wrong with it.
 
-        The text of a live request is still to come.
+        The text of a live request is still to come. One without letter or digit is silence.
         """
+        is_silent = not is_live and not is_speakable(body.input) and bool(body.input.strip())
         spec, most = self.spec(), self.config.max_characters
         self.check_model(body.model, spec)
         if len(body.input) > most:
             raise InvalidRequest("input", f"{len(body.input)} characters", f"it must have at most {most}")
         references = await read_references(body, self.recordings, spec)
+        if is_silent:
+            # Everything else about it must be right all the same.
+            body = body.model_copy(update={"attempts": None})
         # The engine must tell apart what clients may give the same name.
         own_name = f"{name}.{uuid.uuid4().hex[:8]}"
 
         def asked_for(voices: Iterable[VoiceFacts]) -> SpeechRequest:
             registered = self.names_of(caller, voices)
             return speech_request(
-                body, own_name, spec, self.aliases, references=references, registered=registered, is_live=is_live
+                body,
+                own_name,
+                spec,
+                self.aliases,
+                references=references,
+                registered=registered,
+                is_live=is_live or is_silent,
             )
 
         try:
             request = asked_for(self.client.voices)
         except UnknownVoice:
             request = asked_for(await self.voices())
-        return Speech(name, request, self.encoding(body), is_events=body.stream_format == "sse")
+        return Speech(name, request, self.encoding(body), is_events=body.stream_format == "sse", is_silent=is_silent)
 
     async def voices(self) -> tuple[VoiceFacts, ...]:
         """The registered voices, those that somebody else has put into the folder a moment ago among them.

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sonoro.core.errors import EngineError, SonoroError
-from sonoro.core.types import AudioChunk, Finished, SpeechRequest
+from sonoro.core.types import AudioChunk, Finished, SpeechRequest, Timings
 from sonoro.server.connection import CUT
 from sonoro.server.encode import Encoding
 from sonoro.server.errors import NotReady, Refusal, SlowReader, TooManyRequests, refusal
@@ -39,6 +39,7 @@ __all__ = [
     "SpeechResponse",
     "conclude",
     "error_response",
+    "silence",
     "spoken",
     "while_there",
 ]
@@ -53,6 +54,8 @@ CLIENT_GONE = 499
 """The status of an answer that nobody is there to see, as others log it."""
 
 NO_ENGINE = "the engine process ended or hangs, and another does not run yet"
+
+SILENCE_S = 0.2
 
 MAX_UNREAD_BYTES = 256 * 2**20
 """How much audio may wait for clients that read slowly, beside that of the requests that hold a place."""
@@ -184,12 +187,14 @@ class Gate:
 
 @dataclass(frozen=True)
 class Speech:
-    """What is to be spoken and how it is sent. `name` is the request's id as its client knows it."""
+    """What is to be spoken and how it is sent. `name` is the request's id as its client knows it. Of a text in which
+    there is nothing to speak, as of a full stop alone, a moment of silence `is_silent`."""
 
     name: str
     request: SpeechRequest
     encoding: Encoding
     is_events: bool = False
+    is_silent: bool = False
 
     @property
     def headers(self) -> dict[str, str]:
@@ -223,9 +228,8 @@ async def spoken(
 
     Raises `TooManyRequests`, `NotReady` and what `Fleet.open` and its answer raise.
     """
-    async with gate.place() as place, contextlib.aclosing(await client.open(speech.request)) as answer:
-        place.follow(answer)
-        async for event in answer:
+    async with contextlib.aclosing(_events(speech, client, gate)) as events:
+        async for event in events:
             if isinstance(event, AudioChunk):
                 observation.made(event.pcm)
                 if audio := await speech.encoding.feed(event.pcm):
@@ -237,6 +241,32 @@ async def spoken(
                 yield audio
             yield event
             return
+
+
+async def _events(speech: Speech, client: Fleet, gate: Gate) -> AsyncGenerator[AudioChunk | Finished, None]:
+    """What the engine says of `speech`; of a silent one what it would say, without it."""
+    if speech.is_silent:
+        for event in silence(speech.request.id, speech.request.text, client.spec.sample_rate):
+            yield event
+        return
+    async with gate.place() as place, contextlib.aclosing(await client.open(speech.request)) as answer:
+        place.follow(answer)
+        async for event in answer:
+            yield event
+
+
+def silence(request_id: str, text: str, sample_rate: int) -> tuple[AudioChunk, Finished]:
+    """What is said of a `text` in which there is nothing to speak: `SILENCE_S` of nothing, then its end."""
+    pcm = bytes(2 * round(SILENCE_S * sample_rate))
+    chunk = AudioChunk(request_id=request_id, index=0, pcm=pcm, characters=len(text))
+    end = Finished(
+        request_id=request_id,
+        reason="stop",
+        frames=0,
+        characters=len(text),
+        timings=Timings(first_audio_s=0.0, total_s=0.0),
+    )
+    return chunk, end
 
 
 def conclude(speech: Speech, observation: Observation, reason: str, *, is_whole: bool) -> None:

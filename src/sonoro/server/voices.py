@@ -62,7 +62,14 @@ _LIST = {
     "type": "object",
     "required": ["voices", "aliases", "uploaded_voices"],
     "properties": {
-        "voices": {"type": "array", "items": {"type": "string"}},
+        "voices": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["id", "name"],
+                "properties": {word: {"type": "string"} for word in ("id", "name")},
+            },
+        },
         "aliases": {"type": "object", "additionalProperties": {"type": "string"}},
         "uploaded_voices": {"type": "array", "items": _VOICE},
     },
@@ -73,20 +80,26 @@ _DELETED = _answers(200, {"type": "object", "required": ["name", "deleted"]}, 40
 
 
 def voice_routes(service: Service) -> APIRouter:
-    """What clients ask about voices, with a key if there are keys."""
-    router = APIRouter(prefix="/v1/audio/voices", dependencies=[Depends(service.authorise)])
+    """What clients ask about voices, with a key if there are keys; without one they are told of the model's."""
+    router = APIRouter(prefix="/v1/audio/voices")
+    with_key = [Depends(service.authorise)]
     client, config = service.client, service.config
 
-    @router.get("", responses=_LISTED)
+    @router.get("", responses=_LISTED, dependencies=[Depends(service.recognise)])
     async def voices(request: Request) -> dict[str, Any]:
-        """Every voice that may be named: the model's, those uploaded, and further names of the model's."""
+        """Every voice that may be named: the model's, those uploaded, and further names of the model's.
+
+        To whom comes without a key where there are keys: those of the model alone."""
         caller, spec = request.state.caller, service.spec()
         uploaded = [facts for facts in await service.voices() if caller.sees(facts)]
         named = sorted({facts.called for facts in uploaded} & service.names_of(caller, uploaded).keys())
         shown = [_shown(facts, caller) for facts in uploaded]
-        return {"voices": (*spec.voices, *named), "aliases": service.aliases, "uploaded_voices": shown}
+        listed = [{"id": name, "name": name} for name in (*spec.voices, *named)]
+        return {"voices": listed, "aliases": service.aliases, "uploaded_voices": shown}
 
-    @router.post("", response_class=Response, responses=_ADDED, openapi_extra=_TAKES, status_code=201)
+    @router.post(
+        "", response_class=Response, responses=_ADDED, openapi_extra=_TAKES, status_code=201, dependencies=with_key
+    )
     async def add(request: Request) -> Response:
         """Register a recording as a voice; it can be spoken with when this is answered."""
         async with service.uploads.body(request, config.max_upload_bytes + MAX_FORM_BYTES) as payload:
@@ -103,7 +116,7 @@ def voice_routes(service: Service) -> APIRouter:
                 facts = await client.add_voice(name, (reference,), consent)
         return JSONResponse(_shown(facts, request.state.caller), 201)
 
-    @router.delete("/{name}", responses=_DELETED)
+    @router.delete("/{name}", responses=_DELETED, dependencies=with_key)
     async def delete(request: Request, name: str) -> dict[str, Any]:
         """Forget an uploaded voice. Requests that are being spoken with it go on."""
         service.spec()

@@ -35,7 +35,7 @@ async function connect() {
 function offer(found, voices) {
   model = found;
   page.model.textContent = `${model.id} · ${model.sample_rate / 1000} kHz`;
-  page.voice.replaceChildren(...voices.map((voice) => new Option(voice)));
+  page.voice.replaceChildren(...voices.map((voice) => new Option(voice.name, voice.id)));
   page.language.replaceChildren(...model.languages.map((language) => new Option(language)));
   page.voices.hidden = voices.length === 0;
   page.instructing.hidden = !model.accepts_instructions;
