@@ -252,6 +252,6 @@ def test_a_written_checkpoint_decodes_to_the_sound_of_training(
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     assert len(list(folder.glob("model-*.safetensors"))) == 2
     wanted = talker.state_dict()
-    for name, tensor in loaded.talker.state_dict().items():
+    for name, tensor in loaded.lm.talker.state_dict().items():
         step = wanted[name].abs().amax(-1, keepdim=True) / 127 if tensor.ndim > 1 else 2e-3
         assert ((tensor - wanted[name]).abs() <= 0.501 * step).all(), name

@@ -76,7 +76,7 @@ def shipped() -> Shipped:
     configs, tokenizer = read_configs(FOLDER), TextTokenizer.from_folder(FOLDER)
     modules = weights.load(FOLDER, configs, device=torch.device("cpu"), dtype=torch.float64)
     model = Qwen3TTS("builtin", configs, modules, tokenizer)
-    return Shipped(configs, tokenizer, model, modules.talker, Layout(configs.model, tokenizer.encode("\n")[0]))
+    return Shipped(configs, tokenizer, model, modules.lm.talker, Layout(configs.model, tokenizer.encode("\n")[0]))
 
 
 def prompts(shipped: Shipped, *, is_streaming: bool, language: str) -> list[TalkerPrompt]:

@@ -13,7 +13,7 @@ import tiny_fish_codec
 import tiny_vox_codec
 import vox_codec
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, TensorMismatch
-from sonoro.models.codec_file import CodecFile
+from sonoro.models.codec_file import UNIT_NAMES, CodecFile, spread_rates
 from sonoro.models.fish_s2 import codec_weights as fish_weights
 from sonoro.models.voxcpm2 import codec_weights as vox_weights
 from sonoro.nn import torch_file
@@ -214,8 +214,9 @@ WIDTH, SIDES = 4, ("left", "right")
 
 TOY = CodecFile(
     make=Toy,
-    renames={r"^body\.": "net.", r"^net\.(left|right)": r"net.part.\1", r"\.(?=conv1\.)": ".main."},
-    fusions=(Fusion("body.", "both", {"left": 1, "right": 1}),),
+    renames={r"^body\.": "net.", r"^net\.(left|right)": r"net.part.\1", r"\.(?=conv1\.)": ".main."} | UNIT_NAMES,
+    fusions=lambda width: (Fusion("body.", "both", {"left": 1, "right": 1}),),
+    shape_of=spread_rates,
     norms={r"net\.main\.block\.1": 0, r"net\.part\..*": 1},
     unused=lambda width: {"net.spare": (width,)},
     arrange=lambda codec, name, value: value.flip(0) if name == "body.both.bias" else value,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -18,19 +18,24 @@ from sonoro.models.streaming import StreamingCodec
 from sonoro.nn import stored, torch_file, weights
 from sonoro.nn.weights import DummyRule, Fusion, Shape
 
-__all__ = ["CodecFile"]
+__all__ = ["UNIT_NAMES", "CodecFile", "spread_rates"]
 
 C = TypeVar("C")
 M = TypeVar("M", bound=StreamingCodec)
 
 
-_UNIT = {
+UNIT_NAMES = {
     r"\.act1\.": ".block.0.",
     r"\.conv1\.": ".block.1.",
     r"\.act2\.": ".block.2.",
     r"\.conv2\.": ".block.3.",
 }
-"""What the parts of a residual unit are called."""
+"""Renames of the parts of a residual unit that is stored as a sequence."""
+
+
+def spread_rates(name: str, shape: Shape) -> Shape:
+    """The shape that a release stores a module's `name` in whose rates are [1, C, 1] each."""
+    return (1, *shape, 1) if name.endswith(".alpha") else shape
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,20 +43,21 @@ class CodecFile(Generic[C, M]):
     """How codecs that `make` makes of a configuration are stored.
 
     `sift` leaves, of a file's tensors, those that the module may know; the file is given for messages. `renames` lead
-    from a module's name to the released one, each where it applies, in this order and after `fusions`, those of `_UNIT`
-    last. Weights whose names without `.weight` match a key of `norms` are released with weight norm, in that one of
-    `torch_file.NORM_SPELLINGS`; loaded are both, and plain ones. `unused` tensors (weight norm folded) may be stored
-    too; `arrange` makes the module's value of a name of what is stored. `is_wide` says which tensors always stay in
-    float32; by `rules` random ones are drawn.
+    from a module's name to the released one, each where it applies, in this order and after `fusions`; `shape_of` from
+    a released name and the module's shape to the released one. Weights whose names without `.weight` match a key of
+    `norms` are released with weight norm, in that one of `torch_file.NORM_SPELLINGS`; loaded are both, and plain ones.
+    `unused` tensors (weight norm folded) may be stored too; `arrange` makes the module's value of a name of what is
+    stored. `is_wide` says which tensors always stay in float32; by `rules` random ones are drawn.
     """
 
     make: Callable[[C], M]
-    renames: dict[str, str]
-    norms: Mapping[str, int]
     is_wide: Callable[[str], bool]
     rules: tuple[DummyRule, ...]
+    renames: Mapping[str, str] = field(default_factory=dict)
+    norms: Mapping[str, int] = field(default_factory=dict)
+    shape_of: Callable[[str, Shape], Shape] = lambda name, shape: shape
     sift: Callable[[dict[str, Tensor], C, Path], dict[str, Tensor]] = lambda tensors, config, where: tensors
-    fusions: tuple[Fusion, ...] = ()
+    fusions: Callable[[C], tuple[Fusion, ...]] = lambda config: ()
     unused: Callable[[C], dict[str, Shape]] = lambda config: {}
     arrange: Callable[[M, str, Tensor], Tensor] = lambda codec, name, value: value
 
@@ -63,11 +69,12 @@ class CodecFile(Generic[C, M]):
         _, folded, codec.skipped = self._folded(file, torch.device("cpu"), config, codec)
 
         def read(name: str, shape: Shape) -> Tensor:
-            value = torch.cat([folded[part].float() for part in self._released(name, shape)])
+            value = torch.cat([folded[part].float() for part in self._released(name, shape, config)])
             return self.arrange(codec, name, value).view(shape).to(device)
 
         weights.fill(codec, read)
         codec.model_dtype = dtype
+        codec.requires_grad_(False).eval()
         codec.finalize()
         return codec
 
@@ -76,6 +83,7 @@ class CodecFile(Generic[C, M]):
         codec = weights.empty(self.make, config)
         weights.init_dummy(codec, seed, rules=self.rules, dtype_of=lambda _: torch.float32, device=device)
         codec.model_dtype = dtype
+        codec.requires_grad_(False).eval()
         codec.finalize()
         return codec
 
@@ -90,7 +98,7 @@ class CodecFile(Generic[C, M]):
     def stored_shapes(self, config: C) -> dict[str, Shape]:
         """Names and shapes of a release's tensors, weight norms as they are stored."""
         shapes: dict[str, Shape] = {}
-        for name, shape in (self._shapes(weights.empty(self.make, config)) | self.unused(config)).items():
+        for name, shape in (self._shapes(weights.empty(self.make, config), config) | self.unused(config)).items():
             stem = name.removesuffix(".weight")
             kinds = [kind for pattern, kind in self.norms.items() if stem != name and re.fullmatch(pattern, stem)]
             if kinds:
@@ -107,21 +115,25 @@ class CodecFile(Generic[C, M]):
             tensor.numel() * (torch.float32 if self.is_wide(name) else dtype).itemsize for name, tensor in tensors
         )
 
-    def _released(self, name: str, shape: Shape) -> dict[str, Shape]:
+    def _released(self, name: str, shape: Shape, config: C) -> dict[str, Shape]:
         """The released names and shapes, folded, of what the module calls `name`; its rows are theirs in this order."""
         released, parts = {}, {name: shape}
-        for fusion in self.fusions:
+        for fusion in self.fusions(config):
             parts = fusion.split(name, shape) or parts
         for part, part_shape in parts.items():
             own = part
-            for pattern, replacement in (self.renames | _UNIT).items():
+            for pattern, replacement in self.renames.items():
                 own = re.sub(pattern, replacement, own)
-            released[own] = (1, *part_shape, 1) if own.endswith(".alpha") else part_shape
+            released[own] = self.shape_of(own, part_shape)
         return released
 
-    def _shapes(self, codec: nn.Module) -> dict[str, Shape]:
+    def _shapes(self, codec: nn.Module, config: C) -> dict[str, Shape]:
         named = codec.state_dict().items()
-        return {part: shape for name, tensor in named for part, shape in self._released(name, (*tensor.shape,)).items()}
+        return {
+            part: shape
+            for name, tensor in named
+            for part, shape in self._released(name, (*tensor.shape,), config).items()
+        }
 
     def _folded(
         self, file: Path, device: torch.device, config: C, codec: nn.Module
@@ -129,11 +141,11 @@ class CodecFile(Generic[C, M]):
         """The tensors of `file` as stored, and with weight norms folded, and which of these nothing reads; raises
         unless `codec` has the others.
         """
-        found: dict[str, Tensor] = {}
-        for part in stored.find(file):
-            found |= torch_file.read(part, torch.device("cpu"))
+        files = stored.find(file)
+        with stored.opened(files) as get:
+            found = {name: get(name) for name in stored.headers(files)}
         found = {name: tensor.to(device) for name, tensor in self.sift(found, config, file).items()}
         folded = torch_file.fold_norms(found, file)
         entries = stored.entries_of(folded, file)
-        skipped = stored.sort_out(entries, self._shapes(codec), self.unused(config), where=str(file))
+        skipped = stored.sort_out(entries, self._shapes(codec, config), self.unused(config), where=str(file))
         return found, folded, skipped

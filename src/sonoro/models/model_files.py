@@ -44,7 +44,7 @@ class ModelFiles(Generic[C, L, M]):
     `finalize` is called once the weights are final. `fusions` lead to the names that a folder has, or, given none, to
     the released ones, of which `parts` are prefixes; by `rules` random weights are drawn. `spelling` tells by the names
     in a folder what a released name is called there. `codec` is stored in the file `codec_file` with parts of its own;
-    `codec_config` is what it must know of a configuration.
+    `codec_config` is what it must know of a configuration. `is_wide` says which tensors always stay in float32.
     """
 
     make: Callable[[C], L]
@@ -56,13 +56,14 @@ class ModelFiles(Generic[C, L, M]):
     codec_parts: Mapping[str, tuple[str, ...]]
     codec_config: Callable[[C], Any]
     rules: tuple[DummyRule, ...] = ()
+    is_wide: Callable[[str], bool] = lambda name: False
     spelling: Callable[[Collection[str]], Callable[[str], str]] = lambda names: str
 
     def load(self, folder: Path, config: C, *, device: torch.device, dtype: torch.dtype) -> Modules[L, M]:
         """The modules of a checkpoint folder. Raises `CheckpointError` naming tensors and files."""
         lm = weights.empty(self.make, config)
         reading = self._reading(folder, config)
-        skipped = weights.load(lm, dtype_of=lambda _: dtype, device=device, **reading)
+        skipped = weights.load(lm, dtype_of=lambda name: self._dtype_of(name, dtype), device=device, **reading)
         self.finalize(lm)
         codec = self.codec.load(folder / self.codec_file, self.codec_config(config), device=device, dtype=dtype)
         return Modules(lm, codec, (*skipped, *codec.skipped))
@@ -70,7 +71,7 @@ class ModelFiles(Generic[C, L, M]):
     def init_dummy(self, config: C, seed: int, *, device: torch.device, dtype: torch.dtype) -> Modules[L, M]:
         """Modules of random weights at any size: frames that vary."""
         lm, codec = weights.empty(self.make, config), self.codec_config(config)
-        weights.init_dummy(lm, seed, rules=self.rules, dtype_of=lambda _: dtype, device=device)
+        weights.init_dummy(lm, seed, rules=self.rules, dtype_of=lambda name: self._dtype_of(name, dtype), device=device)
         self.finalize(lm)
         return Modules(lm, self.codec.init_dummy(codec, seed, device=device, dtype=dtype))
 
@@ -91,11 +92,18 @@ class ModelFiles(Generic[C, L, M]):
         return {"files": files, "fusions": self.fusions(config, names), "spell": self.spelling(names)}
 
     def count_parts(self, shapes: Mapping[str, Mapping[str, Shape]]) -> dict[str, int]:
-        """Elements of the tensors of both by part."""
+        """Elements of the tensors of both by part; parts that a checkpoint lacks are left out."""
         counts = weights.count_parts(shapes[MODEL_FILES], self.parts)
-        return counts | weights.count_parts(shapes[self.codec_file], self.codec_parts)
+        counts |= weights.count_parts(shapes[self.codec_file], self.codec_parts)
+        return {part: count for part, count in counts.items() if count}
 
     def weight_bytes(self, config: C, dtype: torch.dtype) -> int:
-        """What the weights take in memory beside a language model in `dtype`; derived tables not counted."""
-        numbers = sum(tensor.numel() for tensor in weights.empty(self.make, config).state_dict().values())
-        return numbers * dtype.itemsize + self.codec.weight_bytes(self.codec_config(config), dtype)
+        """What the weights take in memory with the language model in `dtype` and the codec as it is loaded, in float32;
+        derived tables not counted.
+        """
+        tensors = weights.empty(self.make, config).state_dict().items()
+        taken = sum(tensor.numel() * self._dtype_of(name, dtype).itemsize for name, tensor in tensors)
+        return taken + self.codec.weight_bytes(self.codec_config(config), torch.float32)
+
+    def _dtype_of(self, name: str, dtype: torch.dtype) -> torch.dtype:
+        return torch.float32 if self.is_wide(name) else dtype

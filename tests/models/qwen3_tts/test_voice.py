@@ -41,8 +41,8 @@ def modules(configs: tuple[Path, Configs]) -> Modules:
 
 @pytest.fixture(scope="module")
 def encoder(modules: Modules) -> SpeakerEncoder:
-    assert modules.speaker_encoder is not None
-    return modules.speaker_encoder
+    assert modules.lm.speaker_encoder is not None
+    return modules.lm.speaker_encoder
 
 
 def noise(duration_s: float, rate: int = 24000) -> np.ndarray:
@@ -52,9 +52,9 @@ def noise(duration_s: float, rate: int = 24000) -> np.ndarray:
 
 def voice(modules: Modules, configs: tuple[Path, Configs], *references: Reference):
     config = configs[1].model.speaker_encoder_config
-    assert modules.speaker_encoder is not None
+    assert modules.lm.speaker_encoder is not None
     assert config is not None
-    return encode_voice(references, modules.speaker_encoder, config, modules.codec)
+    return encode_voice(references, modules.lm.speaker_encoder, config, modules.codec)
 
 
 def reference_of(samples: np.ndarray, rate: int = 24000, text: str | None = None) -> Reference:

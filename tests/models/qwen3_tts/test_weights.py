@@ -13,9 +13,10 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, TensorMismatch
+from sonoro.models.model_files import MODEL_FILES
 from sonoro.models.qwen3_tts import weights
 from sonoro.models.qwen3_tts.config import RELEASED, Configs, read_configs, released_configs
-from sonoro.models.qwen3_tts.weights import CODEC_FILE, MODEL_FILE, Modules, count_parts, released_shapes, unused_shapes
+from sonoro.models.qwen3_tts.weights import CODEC_FILE, Modules, count_parts, stored_shapes, unused_shapes
 from tiny_checkpoint import TOPOLOGIES, VARIANTS, state_dicts, write_checkpoint
 
 CPU = torch.device("cpu")
@@ -49,21 +50,21 @@ def load(folder: Path, dtype: torch.dtype = torch.float32) -> Modules:
 
 @pytest.mark.parametrize("name", RELEASED)
 def test_a_released_configuration_has_the_official_number_of_parameters(name: str) -> None:
-    shapes = released_shapes(released_configs(name))
+    shapes = stored_shapes(released_configs(name))
     counts = {file: sum(math.prod(shape) for shape in stored.values()) for file, stored in shapes.items()}
-    assert counts == {MODEL_FILE: OFFICIAL_ELEMENTS[name], CODEC_FILE: 170_557_441}
+    assert counts == {MODEL_FILES: OFFICIAL_ELEMENTS[name], CODEC_FILE: 170_557_441}
     assert len(shapes[CODEC_FILE]) == 496
     if name == "qwen3-tts-0.6b-customvoice":
-        assert len(shapes[MODEL_FILE]) == 402
+        assert len(shapes[MODEL_FILES]) == 402
 
 
 def test_the_parts_of_the_largest_have_the_official_sizes() -> None:
-    assert count_parts(released_shapes(released_configs("qwen3-tts-1.7b-base"))) == OFFICIAL_PARTS
+    assert count_parts(stored_shapes(released_configs("qwen3-tts-1.7b-base"))) == OFFICIAL_PARTS
 
 
 def test_names_and_shapes_are_the_released_ones() -> None:
-    shapes = released_shapes(released_configs("qwen3-tts-0.6b-base"))
-    model, codec = shapes[MODEL_FILE], shapes[CODEC_FILE]
+    shapes = stored_shapes(released_configs("qwen3-tts-0.6b-base"))
+    model, codec = shapes[MODEL_FILES], shapes[CODEC_FILE]
     assert model["talker.model.layers.27.self_attn.o_proj.weight"] == (1024, 2048)
     assert model["talker.model.layers.0.self_attn.k_proj.weight"] == (1024, 1024)
     assert model["talker.code_predictor.model.layers.4.mlp.gate_proj.weight"] == (3072, 1024)
@@ -78,8 +79,8 @@ def test_names_and_shapes_are_the_released_ones() -> None:
 def test_the_tensors_of_every_variant_are_exactly_those_expected(variant: str, topology: str, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, variant=variant, topology=topology)
     main, codec = state_dicts(variant, topology)
-    expected = released_shapes(read_configs(tmp_path))
-    for tensors, shapes in ((main, expected[MODEL_FILE]), (codec, expected[CODEC_FILE])):
+    expected = stored_shapes(read_configs(tmp_path))
+    for tensors, shapes in ((main, expected[MODEL_FILES]), (codec, expected[CODEC_FILE])):
         assert {name: tensor.shape for name, tensor in tensors.items()} == shapes
 
 
@@ -92,7 +93,7 @@ def folder(tmp_path: Path) -> Path:
 def test_fused_tensors_hold_their_parts(folder: Path) -> None:
     modules, (main, codec) = load(folder), state_dicts("base")
     layer = "talker.code_predictor.model.layers.1."
-    ours = modules.main.state_dict()
+    ours = modules.lm.state_dict()
     for fused, parts in (("self_attn.qkv_proj", "self_attn.{}_proj"), ("mlp.gate_up_proj", "mlp.{}_proj")):
         names = "qkv" if "qkv" in fused else ("gate", "up")
         joined = np.concatenate([main[f"{layer}{parts.format(name)}.weight"] for name in names])
@@ -104,15 +105,15 @@ def test_fused_tensors_hold_their_parts(folder: Path) -> None:
 
 def test_only_the_talker_takes_the_model_dtype(folder: Path) -> None:
     modules = load(folder, torch.bfloat16)
-    assert {tensor.dtype for tensor in modules.talker.state_dict().values()} == {torch.bfloat16}
-    assert modules.speaker_encoder is not None
-    assert {tensor.dtype for tensor in modules.speaker_encoder.state_dict().values()} == {torch.float32}
+    assert {tensor.dtype for tensor in modules.lm.talker.state_dict().values()} == {torch.bfloat16}
+    assert modules.lm.speaker_encoder is not None
+    assert {tensor.dtype for tensor in modules.lm.speaker_encoder.state_dict().values()} == {torch.float32}
     assert {tensor.dtype for tensor in modules.codec.state_dict().values()} == {torch.float32}
 
 
 def test_nothing_is_left_on_the_meta_device_or_wants_a_gradient(folder: Path) -> None:
     modules = load(folder)
-    for module in (modules.main, modules.codec):
+    for module in (modules.lm, modules.codec):
         assert all(tensor.device == CPU for tensor in (*module.parameters(), *module.buffers()))
         assert not any(parameter.requires_grad for parameter in module.parameters())
 
@@ -150,7 +151,7 @@ def test_a_wrong_tensor_is_named(folder: Path, change: str, message: str) -> Non
 
 
 def test_a_truncated_file_and_an_absent_one_are_named(folder: Path) -> None:
-    file = folder / MODEL_FILE
+    file = folder / MODEL_FILES
     file.write_bytes(file.read_bytes()[:-1000])
     with pytest.raises(CheckpointError, match=r"model\.safetensors is truncated: tensor '"):
         load(folder)
@@ -167,9 +168,9 @@ def test_export_writes_a_folder_that_loads_to_the_same_tensors(
     copy_configurations(folder, copy)
     weights.export_checkpoint(
         copy,
-        modules.talker,
+        modules.lm.talker,
         modules.codec.decoder,
-        speaker_encoder=modules.speaker_encoder,
+        speaker_encoder=modules.lm.speaker_encoder,
         encoder=modules.codec.encoder,
         dtype=torch.bfloat16,
         codec_dtype=torch.float32,
@@ -177,7 +178,7 @@ def test_export_writes_a_folder_that_loads_to_the_same_tensors(
     unused = set(unused_shapes(read_configs(folder).codec))
     assert set(load_file(copy / CODEC_FILE)) == set(load_file(folder / CODEC_FILE)) - unused
     again = load(copy)
-    for ours, theirs in ((modules.main, again.main), (modules.codec, again.codec)):
+    for ours, theirs in ((modules.lm, again.lm), (modules.codec, again.codec)):
         expected = theirs.state_dict()
         assert all(torch.equal(tensor, expected[name]) for name, tensor in ours.state_dict().items())
 
@@ -191,7 +192,7 @@ def test_a_codec_without_an_encoder_is_exported_and_loaded(tmp_path: Path) -> No
     (small / "speech_tokenizer/config.json").write_text(json.dumps(config))
     modules = load(whole)
     weights.export_checkpoint(
-        small, modules.talker, modules.codec.decoder, dtype=torch.float16, codec_dtype=torch.float16
+        small, modules.lm.talker, modules.codec.decoder, dtype=torch.float16, codec_dtype=torch.float16
     )
     assert {tensor.dtype for tensor in load_file(small / CODEC_FILE).values()} == {np.dtype(np.float16)}
     assert load(small).codec.encoder is None
@@ -202,9 +203,9 @@ def test_an_export_that_contradicts_its_configuration_is_refused(folder: Path, t
     with pytest.raises(TensorMismatch, match=r"'encoder\..*is missing"):
         weights.export_checkpoint(
             folder,
-            modules.talker,
+            modules.lm.talker,
             modules.codec.decoder,
-            speaker_encoder=modules.speaker_encoder,
+            speaker_encoder=modules.lm.speaker_encoder,
             dtype=torch.float32,
             codec_dtype=torch.float32,
         )
@@ -247,7 +248,7 @@ def reduced() -> Configs:
 
 def test_dummy_weights_are_random_and_finite_everywhere() -> None:
     modules = weights.init_dummy(reduced(), 0, device=CPU, dtype=torch.float32)
-    for module in (modules.main, modules.codec):
+    for module in (modules.lm, modules.codec):
         for name, tensor in module.state_dict().items():
             assert tensor.isfinite().all(), name
             # A draw rounds to nothing about once in a million.

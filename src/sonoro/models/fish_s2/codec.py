@@ -34,7 +34,6 @@ class FishCodec(StreamingCodec):
 
     def finalize(self) -> None:
         """Make what is derived from the loaded weights, of both halves. Not capturable."""
-        self.requires_grad_(False).eval()
         super().finalize()
         finalize(self.encoder)
 

@@ -7,7 +7,7 @@ from typing import cast
 
 from torch import Tensor
 
-from sonoro.models.codec_file import CodecFile
+from sonoro.models.codec_file import UNIT_NAMES, CodecFile, spread_rates
 from sonoro.nn import weights
 from sonoro.nn.weights import DummyRule
 from sonoro.nn.window import WindowAttention, part_pairs
@@ -63,8 +63,9 @@ _DUMMY_RULES = (
 FILE = CodecFile(
     make=FishCodec,
     sift=_sift,
-    renames=_RENAMES,
-    fusions=weights.llama_names(""),
+    renames=_RENAMES | UNIT_NAMES,
+    shape_of=spread_rates,
+    fusions=lambda config: weights.llama_names(""),
     norms={r"(de|en)coder\..*conv": 0, r".*(in|out)_proj": 1},
     arrange=_arrange,
     is_wide=_is_wide,

@@ -94,7 +94,7 @@ class Qwen3TTS:
 
     def encode_voice(self, references: Sequence[Reference]) -> Voice:
         """The voice of one reference. Raises `InvalidReference` if it cannot be used."""
-        encoder, config = self._modules.speaker_encoder, self._configs.model.speaker_encoder_config
+        encoder, config = self._modules.lm.speaker_encoder, self._configs.model.speaker_encoder_config
         if encoder is None or config is None:
             raise InvalidReference("ref_audio", "given", f"{self.spec.name} cannot clone voices")
         if self._configs.codec.encoder_config is None and any(reference.use == "prompt" for reference in references):
@@ -103,7 +103,7 @@ class Qwen3TTS:
 
     def voice_of(self, embedding: Sequence[float]) -> Voice:
         """The voice whose x-vector is `embedding`. No sync."""
-        return Voice(ClonedVoice(upload(embedding, torch.float32, self._modules.talker.device)))
+        return Voice(ClonedVoice(upload(embedding, torch.float32, self._modules.lm.talker.device)))
 
     def save_voice(self, spoken: Voice) -> SavedVoice:
         """All that `load_voice` needs to make a voice, which is primed, again."""
@@ -112,13 +112,13 @@ class Qwen3TTS:
     def load_voice(self, saved: SavedVoice) -> Voice:
         """The voice that was saved. Raises `TensorMismatch` for what is no voice of this model."""
         return voice.load_voice(
-            saved, self.spec.speaker_embedding_size, self._modules.codec, self._modules.talker.device
+            saved, self.spec.speaker_embedding_size, self._modules.codec, self._modules.lm.talker.device
         )
 
     @functools.cached_property
     def fingerprint(self) -> str:
         """Of the configuration, and of every tensor its name, shape, dtype and first numbers."""
-        return fingerprint(repr(self._configs), self._modules.main, self._modules.codec)
+        return fingerprint(repr(self._configs), self._modules.lm, self._modules.codec)
 
     def allocate(self, capacity: Capacity) -> FrameState:
         """Free rows for `capacity.slots` requests and the scratch row.
@@ -128,7 +128,7 @@ class Qwen3TTS:
         most = self._configs.model.talker_config.max_position_embeddings
         if capacity.max_positions > most:
             raise ConfigError("max_positions", capacity.max_positions, f"at most {most} for {self.spec.name}")
-        return allocate(self._modules.talker, capacity, self._configs.model.tts_pad_token_id)
+        return allocate(self._modules.lm.talker, capacity, self._configs.model.tts_pad_token_id)
 
     def reset(self, state: FrameState, slots: Sequence[int]) -> None:
         """Make rows `slots` free. No sync."""
@@ -146,28 +146,28 @@ class Qwen3TTS:
 
     def prefill(self, state: FrameState, tokens: Tensor) -> None:
         """Run the staged prompt rows `tokens`, leaving their slots ready for the first frame. Capturable; no sync."""
-        prefill(self._modules.talker, state, tokens)
+        prefill(self._modules.lm.talker, state, tokens)
 
     def frame(self, state: FrameState, slots: Tensor, record: list[Tensor] | None = None) -> None:
         """One frame for each of `slots`. Capturable; no sync."""
-        frame.frame(self._modules.talker, state, slots, record)
+        frame.frame(self._modules.lm.talker, state, slots, record)
 
     def check_kernels(self, state: FrameState, rows: int) -> None:
         """Run each fused kernel of a frame of `rows` rows once against its reference."""
-        frame.check_kernels(self._modules.talker, state, rows)
+        frame.check_kernels(self._modules.lm.talker, state, rows)
 
     def parts(self, state: FrameState) -> dict[str, Callable[[Tensor], object]]:
         """The pieces of a frame a profile times: backbone, depth, sample."""
-        return frame.parts(self._modules.talker, state)
+        return frame.parts(self._modules.lm.talker, state)
 
     @property
     def position_bytes(self) -> int:
         """Keys and values of one talker position."""
-        return _position_bytes(self._configs, self._modules.talker.dtype)
+        return _position_bytes(self._configs, self._modules.lm.talker.dtype)
 
     def frame_bytes(self, rows: int, context: int) -> int:
         """What one frame of `rows` rows must read: talker and heads once, the predictor's layers once a codebook."""
-        talker = self._modules.talker
+        talker = self._modules.lm.talker
         predictor = talker.code_predictor
         layers = sum(weight.nbytes for weight in talker.model.layers.parameters())
         heads = talker.codec_head.weight.nbytes + sum(weight.nbytes for weight in predictor.lm_head.parameters())

@@ -5,15 +5,16 @@ Two files: model.safetensors (talker, speaker encoder) and speech_tokenizer/mode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from sonoro.models import model_files
+from sonoro.models.codec_file import CodecFile
+from sonoro.models.model_files import MODEL_FILES, ModelFiles
 from sonoro.nn import weights
-from sonoro.nn.stored import find
 from sonoro.nn.weights import DummyRule, Fusion, Shape
 
 from .backbone import Talker
@@ -24,23 +25,20 @@ from .voice import SpeakerEncoder
 
 __all__ = [
     "CODEC_FILE",
-    "MODEL_FILE",
+    "LanguageModel",
     "Modules",
-    "check",
     "count_parts",
     "export_checkpoint",
     "init_dummy",
     "load",
-    "released_shapes",
     "stored_shapes",
     "unused_shapes",
     "weight_bytes",
 ]
 
-MODEL_FILE = "model.safetensors"
 CODEC_FILE = "speech_tokenizer/model.safetensors"
 
-PARTS = {
+_PARTS = {
     "talker layers": ("talker.model.layers.", "talker.model.norm."),
     "text embedding": ("talker.model.text_embedding.",),
     "text projection": ("talker.text_projection.",),
@@ -51,81 +49,28 @@ PARTS = {
     "predictor heads": ("talker.code_predictor.lm_head.",),
     "predictor projection": ("talker.code_predictor.small_to_mtp_projection.",),
     "speaker encoder": ("speaker_encoder.",),
-    "codec decoder": ("decoder.",),
-    "codec encoder": ("encoder.",),
 }
-"""The parts of a model by the prefixes of their tensors. Every tensor belongs to exactly one."""
+_CODEC_PARTS = {"codec decoder": ("decoder.",), "codec encoder": ("encoder.",)}
 
 
-@dataclass(frozen=True)
-class Modules:
-    """Everything with weights; `skipped` are the stored tensors that nothing reads.
+class LanguageModel(nn.Module):
+    """What the model file holds: the talker, and of the Base variant the speaker encoder."""
 
-    Only the Base variant has a speaker encoder.
-    """
-
-    talker: Talker
     speaker_encoder: SpeakerEncoder | None
-    codec: Qwen3Codec
-    skipped: tuple[str, ...] = ()
 
-    @classmethod
-    def empty(cls, configs: Configs) -> Modules:
-        """On the meta device: names and shapes without memory."""
+    def __init__(self, configs: Configs) -> None:
+        super().__init__()
         speaker = configs.model.speaker_encoder_config
-        with weights.shapes_alone():
-            return cls(
-                Talker(configs.model.talker_config),
-                None if speaker is None else SpeakerEncoder(speaker),
-                Qwen3Codec(configs.codec),
-            )
-
-    @property
-    def main(self) -> nn.ModuleDict:
-        """What the model file holds, under its names."""
-        return _named(talker=self.talker, speaker_encoder=self.speaker_encoder)
+        self.talker = Talker(configs.model.talker_config)
+        self.speaker_encoder = None if speaker is None else SpeakerEncoder(speaker)
 
     def finalize(self) -> None:
         """Derive the tables that speaking needs, once the weights are final."""
-        for module in (self.main, self.codec):
-            module.requires_grad_(False).eval()
+        self.requires_grad_(False).eval()
         self.talker.finalize()
-        self.codec.finalize()
 
 
-def load(folder: Path, configs: Configs, *, device: torch.device, dtype: torch.dtype) -> Modules:
-    """The modules of a checkpoint folder, ready to speak. Raises `CheckpointError` naming tensors and files."""
-    modules = Modules.empty(configs)
-    skipped = weights.load(
-        modules.main,
-        find(folder / MODEL_FILE),
-        dtype_of=lambda name: _dtype_of(name, dtype, torch.float32),
-        device=device,
-        fusions=_main_fusions(configs.model),
-    )
-    modules.codec.skipped = weights.load(
-        modules.codec,
-        find(folder / CODEC_FILE),
-        dtype_of=lambda _: torch.float32,
-        device=device,
-        fusions=_codec_fusions(configs.codec),
-        unused=unused_shapes(configs.codec),
-    )
-    modules.codec.model_dtype = dtype
-    modules.finalize()
-    return replace(modules, skipped=(*skipped, *modules.codec.skipped))
-
-
-def init_dummy(configs: Configs, seed: int, *, device: torch.device, dtype: torch.dtype) -> Modules:
-    """Modules of random weights at any size, ready to speak: sound that is loud but not clipped, codes that vary."""
-    modules = Modules.empty(configs)
-    for module in (modules.main, modules.codec):
-        weights.init_dummy(
-            module, seed, rules=_DUMMY_RULES, dtype_of=lambda name: _dtype_of(name, dtype, torch.float32), device=device
-        )
-    modules.codec.model_dtype = dtype
-    modules.finalize()
-    return modules
+Modules = model_files.Modules[LanguageModel, Qwen3Codec]
 
 
 def export_checkpoint(
@@ -148,66 +93,17 @@ def export_checkpoint(
     configs = read_configs(folder)
     main, codec = _named(talker=talker, speaker_encoder=speaker_encoder), _named(decoder=decoder, encoder=encoder)
     for module, file, own_dtype, fusions in (
-        (main, MODEL_FILE, dtype, _main_fusions(configs.model)),
+        (main, MODEL_FILES, dtype, _main_fusions(configs.model)),
         (codec, CODEC_FILE, codec_dtype, _codec_fusions(configs.codec)),
     ):
         weights.export(
             module, folder / file, dtype=own_dtype, fusions=fusions, is_in_8_bits=is_in_8_bits, shard_bytes=shard_bytes
         )
-    check(folder, configs)
-
-
-def check(folder: Path, configs: Configs) -> dict[str, dict[str, Shape]]:
-    """By file: names and shapes of the tensors in `folder` that a release has, having raised what `load` would."""
-    modules = Modules.empty(configs)
-    return {
-        MODEL_FILE: weights.check(modules.main, find(folder / MODEL_FILE), fusions=_main_fusions(configs.model)),
-        CODEC_FILE: weights.check(
-            modules.codec,
-            find(folder / CODEC_FILE),
-            fusions=_codec_fusions(configs.codec),
-            unused=unused_shapes(configs.codec),
-        ),
-    }
-
-
-def released_shapes(configs: Configs) -> dict[str, dict[str, Shape]]:
-    """By file: names and shapes of all tensors of a release, those that nothing reads included."""
-    modules = Modules.empty(configs)
-    return {
-        MODEL_FILE: weights.stored_shapes(modules.main, _main_fusions(configs.model)),
-        CODEC_FILE: weights.stored_shapes(modules.codec, _codec_fusions(configs.codec)) | unused_shapes(configs.codec),
-    }
-
-
-def stored_shapes(configs: Configs, folder: Path | None = None) -> dict[str, dict[str, Shape]]:
-    """`released_shapes`, or `check` of a folder."""
-    return released_shapes(configs) if folder is None else check(folder, configs)
-
-
-def count_parts(shapes: Mapping[str, Mapping[str, Shape]]) -> dict[str, int]:
-    """Elements of the tensors of both files by part; parts that the variant lacks are left out."""
-    counts = weights.count_parts({**shapes[MODEL_FILE], **shapes[CODEC_FILE]}, PARTS)
-    return {part: count for part, count in counts.items() if count}
-
-
-def weight_bytes(configs: Configs, dtype: torch.dtype, codec_dtype: torch.dtype = torch.float32) -> int:
-    """What the weights take in memory with the talker and the codec's decoder in these; derived tables not counted."""
-    modules = Modules.empty(configs)
-    tensors = modules.main.state_dict() | modules.codec.state_dict()
-    return sum(tensor.numel() * _dtype_of(name, dtype, codec_dtype).itemsize for name, tensor in tensors.items())
+    stored_shapes(configs, folder)
 
 
 def _named(**modules: nn.Module | None) -> nn.ModuleDict:
     return nn.ModuleDict({name: module for name, module in modules.items() if module is not None})
-
-
-def _dtype_of(name: str, dtype: torch.dtype, codec_dtype: torch.dtype) -> torch.dtype:
-    if name.startswith("talker."):
-        return dtype
-    # What makes codes and x-vectors stays in float32.
-    is_narrow = name.startswith("decoder.") and not CodecDecoder.is_wide(name.removeprefix("decoder."))
-    return codec_dtype if is_narrow else torch.float32
 
 
 def _main_fusions(config: ModelConfig) -> tuple[Fusion, ...]:
@@ -275,3 +171,26 @@ _DUMMY_RULES = (
     DummyRule(r"^decoder\.decoder\.\d+\.block\.\d+\.conv2\.conv\.weight$", gain=0.3),
     DummyRule(r"^decoder\.decoder\.6\.conv\.weight$", gain=0.06),
 )
+
+
+def _is_wide(name: str) -> bool:
+    # What makes codes stays in float32.
+    return not name.startswith("decoder.") or CodecDecoder.is_wide(name.removeprefix("decoder."))
+
+
+_FILES = ModelFiles(
+    make=LanguageModel,
+    finalize=LanguageModel.finalize,
+    fusions=lambda configs, names: _main_fusions(configs.model),
+    parts=_PARTS,
+    rules=_DUMMY_RULES,
+    is_wide=lambda name: name.startswith("speaker_encoder."),
+    codec=CodecFile(
+        make=Qwen3Codec, fusions=_codec_fusions, unused=unused_shapes, is_wide=_is_wide, rules=_DUMMY_RULES
+    ),
+    codec_file=CODEC_FILE,
+    codec_parts=_CODEC_PARTS,
+    codec_config=lambda configs: configs.codec,
+)
+load, init_dummy, stored_shapes = _FILES.load, _FILES.init_dummy, _FILES.stored_shapes
+count_parts, weight_bytes = _FILES.count_parts, _FILES.weight_bytes

@@ -32,7 +32,6 @@ class VoxCodec(StreamingCodec):
 
     def finalize(self) -> None:
         """Make what is derived from the loaded weights, of both halves. Not capturable."""
-        self.requires_grad_(False).eval()
         super().finalize()
         finalize(self.encoder)
 

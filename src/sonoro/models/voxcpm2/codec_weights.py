@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sonoro.core.errors import TensorMismatch
-from sonoro.models.codec_file import CodecFile
+from sonoro.models.codec_file import UNIT_NAMES, CodecFile, spread_rates
 from sonoro.nn.weights import DummyRule, Shape
 
 from .codec import CodecConfig, VoxCodec
@@ -48,7 +48,8 @@ def _is_wide(name: str) -> bool:
 FILE = CodecFile(
     make=VoxCodec,
     sift=_sift,
-    renames=_RENAMES,
+    renames=_RENAMES | UNIT_NAMES,
+    shape_of=spread_rates,
     norms={r"(?!.*_embed$).*": 1},
     unused=_unused,
     is_wide=_is_wide,
