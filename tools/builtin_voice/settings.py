@@ -41,6 +41,13 @@ TEACHERS = {
 }
 
 
+SEXES = {
+    **{"nora": "female", "miles": "male", "edith": "female", "hugh": "male"},
+    **{"rowan": "male", "clara": "female", "angus": "male", "quill": "male"},
+}
+"""Whom people hear in each voice: OpenAI's names for voices are mapped by that."""
+
+
 def taught_by() -> dict[str, str]:
     """Who taught each voice, whatever its teacher was."""
     return {name: voice for taught in TEACHERS.values() for name, voice in taught.items()}
@@ -187,6 +194,7 @@ def model_config(text_vocabulary: int, special_ids: dict[str, int]) -> dict[str,
         "text_normalizer": "english",
         # The engine reads longer texts than those of the corpus in segments.
         "max_segment_letters": 200,
+        "spk_sex": {name: SEXES[name] for name in voices()},
         "im_start_token_id": special_ids["<|im_start|>"],
         "im_end_token_id": special_ids["<|im_end|>"],
         "assistant_token_id": special_ids["assistant"],

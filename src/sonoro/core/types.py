@@ -43,6 +43,7 @@ __all__ = [
     "Timings",
     "VoiceFacts",
     "VoiceMode",
+    "VoiceSex",
     "check_text",
     "listed",
     "voice_id",
@@ -54,6 +55,9 @@ FinishReason = Literal["stop", "length", "runaway", "cancelled", "error"]
 
 VoiceMode = Literal["named", "described", "cloned"]
 """How a model is told whom to speak as: a voice of its own, a description in words, reference audio."""
+
+VoiceSex = Literal["female", "male"]
+"""Whom people hear in a voice."""
 
 OptionValue = bool | int | float | str
 
@@ -275,6 +279,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     options: tuple[OptionSpec, ...] = ()
     accepts_instructions: bool = False
     text_normalizer: Literal["english"] | None = None
+    voice_sexes: dict[str, VoiceSex] = {}
     speaker_embedding_size: int = 0
     attempts: int = 1
     voice_aliases: dict[str, str] = {}

@@ -6,25 +6,28 @@ Knows no engine and no model.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import yaml
 
 from sonoro.core.config import EngineConfig, StrictLoader
 from sonoro.core.errors import ConfigError, suggestion
-from sonoro.core.types import ModelSpec
+from sonoro.core.types import ModelSpec, VoiceSex
 
 __all__ = ["OPENAI_VOICES", "ServerConfig", "read_sections"]
 
-OPENAI_VOICES = (
-    *("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable"),
-    *("marin", "nova", "onyx", "sage", "shimmer", "verse"),
-)
-"""Names that clients of that API send; each stands for one of the model's voices in turn."""
+OPENAI_VOICES: dict[str, VoiceSex] = {
+    **{"alloy": "female", "ash": "male", "ballad": "male", "cedar": "male", "coral": "female", "echo": "male"},
+    **{"fable": "male", "marin": "female", "nova": "female", "onyx": "male", "sage": "female", "shimmer": "female"},
+    "verse": "male",
+}
+"""Names that clients of that API send, and whom people expect to hear: each stands for one of the model's voices of
+that sex in turn, or of all its voices where it has none."""
 
 
 _SECRET = ("api_keys", "admin_keys")
@@ -47,9 +50,10 @@ class ServerConfig:
     given up, of `max_sessions` over WebSockets one in which it neither says nor awaits anything for
     `session_idle_timeout_s` is closed; at the end requests under way get `shutdown_timeout_s`. An engine that crashes
     is replaced, `max_restarts` times within `restart_window_s`; once none is left the server ends. `model_aliases` are
-    further names of the model; `voice_aliases` give names to its voices: those of OpenAI that are not in it go round
-    the voices in turn. `cors_origins` may call from a browser, "*" for all. `allowed_hosts` are names by which clients
-    may ask beside what the server is bound to, "*" for any; bound to all addresses, with none given, it is any.
+    further names of the model; `voice_aliases` give names to its voices: those of OpenAI that are not in it go
+    round those of the sex people expect. `cors_origins` may call from a browser, "*" for all. `allowed_hosts` are
+    names by which clients may ask beside what the server is bound to, "*" for any; bound to all addresses, with none
+    given, it is any.
     """
 
     host: str = "127.0.0.1"
@@ -137,7 +141,15 @@ class ServerConfig:
             if voice.lower() not in spec.voices:
                 known = ", ".join(spec.voices) or "none"
                 raise ConfigError(f"voice_aliases.{name}", voice, f"{spec.name} has no such voice; it has {known}")
-        turns = {name: spec.voices[turn % len(spec.voices)] for turn, name in enumerate(OPENAI_VOICES) if spec.voices}
+        turns: dict[str, str] = {}
+        voices = {
+            sex: itertools.cycle([voice for voice in spec.voices if spec.voice_sexes.get(voice) == sex])
+            for sex in get_args(VoiceSex)
+        }
+        anybody = itertools.cycle(spec.voices)
+        for name, sex in OPENAI_VOICES.items():
+            if spec.voices:
+                turns[name] = next(voices[sex], None) or next(anybody)
         given = {name.lower(): voice.lower() for name, voice in self.voice_aliases.items()}
         return {name: voice for name, voice in (turns | spec.voice_aliases | given).items() if name not in spec.voices}
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sonoro.core.errors import CheckpointError
+from sonoro.core.types import VoiceSex
 from sonoro.nn.configs import build, read_config, read_json
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "TalkerConfig",
     "read_configs",
     "released_configs",
+    "speaker_sexes",
 ]
 
 SUPPRESSED_IDS = 1024
@@ -124,6 +126,8 @@ class ModelConfig:
     """Our own key, absent from released checkpoints: `english` has text normalised before it is tokenised."""
     max_segment_letters: int = 400
     """Our own key: the longest text prompted at once, in letters as `sonoro.core.text` counts (400 take 30 s)."""
+    spk_sex: dict[str, VoiceSex] = field(default_factory=dict)
+    """Our own key: whom people hear in each voice; that of released ones is known (configs/speakers.json)."""
 
 
 @dataclass(frozen=True)
@@ -256,6 +260,12 @@ def released_configs(name: str) -> Configs:
         build(GenerationConfig, _packaged("generation_config"), name),
         build(CodecConfig, _packaged("speech_tokenizer"), name),
     )
+
+
+def speaker_sexes(model: ModelConfig) -> dict[str, VoiceSex]:
+    """Whom people hear in the voices of `model`, as far as that is known."""
+    known = _packaged("speakers") | model.spk_sex
+    return {name: known[name] for name in model.talker_config.spk_id if name in known}
 
 
 def _packaged(layer: str) -> dict[str, Any]:

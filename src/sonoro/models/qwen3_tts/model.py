@@ -23,7 +23,15 @@ from sonoro.nn.weights import fingerprint
 from sonoro.runtime.ring import upload
 
 from . import frame, voice, weights
-from .config import RELEASED, Configs, GenerationConfig, ModelConfig, read_configs, released_configs
+from .config import (
+    RELEASED,
+    Configs,
+    GenerationConfig,
+    ModelConfig,
+    read_configs,
+    released_configs,
+    speaker_sexes,
+)
 from .live import LiveSegment
 from .prompt import SPLITS, ClonedVoice, PromptBuilder, TalkerPrompt, TextTokenizer
 from .state import FrameState, admit, allocate, append, prefill, reset, stage
@@ -199,6 +207,7 @@ def spec_of(name: str, configs: Configs) -> ModelSpec:
         options=_options(model, generation),
         # The smaller CustomVoice was not trained on instructions; the official wrapper drops them without a word.
         accepts_instructions=model.tts_model_type == "voice_design" or (is_named and model.tts_model_size != "0b6"),
+        voice_sexes=speaker_sexes(model) if is_named else {},
         text_normalizer="english" if model.text_normalizer == "english" else None,
         speaker_embedding_size=_embedding_size(model),
     )
