@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from durations import Keeper, begins_first, cores, forecast
 from reference_assets import ROOT, Case, load
 from rounding import round_by_shape
+
+DEFAULT_MARKS = "not gpu and not weights and not slow"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -17,6 +20,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     if most := config.getoption("--rounding"):
         round_by_shape(most)
+    if config.getoption("--keep-durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Keeper())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,6 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="DIR",
         help="what the official implementation computed, as written by tools/reference (default: %(default)s)",
     )
+    parser.addoption("--keep-durations", action="store_true", help="write what the tests took (durations.py)")
     parser.addoption(
         "--rounding", type=int, default=0, metavar="STEPS", help="products round by their shape, so much (rounding.py)"
     )
@@ -35,12 +41,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-LONGEST = ("test_ray.py", "test_cli_fleet.py", "test_interpreter.py", "test_compile.py")
-"""The files whose tests are best begun first: one of them begun last would leave the other process without work."""
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    items.sort(key=lambda item: begins_first(item.path))
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    config = session.config
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    is_all = config.args == config.getini("testpaths") and config.option.markexpr == DEFAULT_MARKS
+    if is_all and terminal is not None and not hasattr(config, "workerinput"):
+        terminal.write_line(forecast(getattr(config.option, "numprocesses", None) or 1, cores()))
 
 
 @pytest.fixture(scope="session")
