@@ -34,6 +34,11 @@ class Server:
     process: uvicorn.Server
     failures: list[Exception]
 
+    @property
+    def service(self) -> Any:
+        """What its endpoints share."""
+        return self.process.config.app.state.service
+
     async def speak(self, text: str = "Some words.", **fields: Any) -> httpx.Response:
         return await self.http.post("/v1/audio/speech", json={"input": text, "response_format": "pcm", **fields})
 

@@ -74,6 +74,12 @@ def serve(
     max_batch_characters: Annotated[
         int | None, number("max_batch_characters", int, "longest texts of a batch together")
     ] = None,
+    max_answer_bytes: Annotated[
+        int | None, number("max_answer_bytes", int, "largest answer of a batch, as its texts could be spoken")
+    ] = None,
+    max_total_answer_bytes: Annotated[
+        int | None, number("max_total_answer_bytes", int, "largest answers of batches at work, together")
+    ] = None,
     max_body_bytes: Annotated[int | None, number("max_body_bytes", int, "largest body of a request")] = None,
     max_total_body_bytes: Annotated[
         int | None, number("max_total_body_bytes", int, "largest bodies at work, together")

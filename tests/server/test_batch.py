@@ -11,6 +11,8 @@ import pytest
 from engine_processes import LONG, alone, nothing_left, run, until
 from server_processes import SETTINGS, Server, recording, serving
 from sonoro.core.types import SpeechRequest
+from sonoro.server.batch import Item
+from sonoro.server.service import Service
 
 __all__ = ["nothing_left"]
 
@@ -139,3 +141,76 @@ def test_a_killed_engine_fails_the_items_that_were_under_way() -> None:
             assert (await speak(server, [{"input": "Some words."}])).json()["succeeded"] == 1
 
     run(kill())
+
+
+def test_an_answer_that_could_be_too_large_is_refused_before_anything_is_spoken() -> None:
+    """32 KB that asked for 156 MB; and the same length in a format in which it is small enough."""
+    items = [{"input": "a word or " * 102 + "two."}] * 32
+    largest = {"response_format": "wav", "sample_rate": 48_000, "speed": 0.25}
+
+    async def ask() -> None:
+        async with serving() as server:
+            refused = await asyncio.gather(*(speak(server, items, **largest) for _ in range(4)))
+            for answer in refused:
+                assert answer.status_code == 413
+                assert answer.json()["error"]["code"] == "answer_too_large"
+                assert "max_new_tokens" in answer.text
+            assert await server.metric("sonoro_requests_in_flight") == 0
+            assert await server.metric('sonoro_audio_seconds_total{model="sine"}') == 0
+            few = await speak(server, items[:1], **largest)
+            assert few.json()["succeeded"] == 1
+            endless = [{"input": "Short.", "max_new_tokens": 2000, "ignore_eos": True, **largest}] * 32
+            assert (await speak(server, endless)).status_code == 413
+
+    run(ask())
+
+
+def test_answers_that_are_held_have_room_together_and_give_it_back() -> None:
+    settings = dataclasses.replace(SETTINGS, max_total_answer_bytes=200_000)
+    items = [{"input": "Some words.", "max_new_tokens": 400, "ignore_eos": True}]  # 400 frames of 10 ms: 85 KB
+
+    async def ask() -> None:
+        async with serving("slow", settings) as server:
+            first = asyncio.create_task(speak(server, items))
+            await until(lambda: server.has("sonoro_requests_in_flight", 1))
+            assert (await speak(server, items)).status_code == 429
+            assert (await first).status_code == 200
+            with pytest.raises(httpx.ReadTimeout):
+                await server.http.post(BATCH, json={"items": items}, timeout=0.2)
+            await until(server.is_idle)
+            for _ in range(3):
+                assert (await speak(server, items)).status_code == 200
+
+    run(ask())
+
+
+def test_an_item_that_takes_more_than_it_could_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Service, "most_audio_bytes", lambda self, body: 4000 if body.input == LONG else 100_000)
+
+    async def ask() -> None:
+        async with serving() as server:
+            answer = (await speak(server, [{"input": LONG}, {"input": "Some words."}])).json()
+            assert [result["status"] for result in answer["results"]] == ["error", "success"]
+            assert answer["results"][0]["error"]["code"] == "answer_too_large"
+            await until(server.is_idle)
+
+    run(ask())
+
+
+@pytest.mark.parametrize("format", ["pcm", "wav", "mp3", "opus", "aac", "flac"])
+def test_no_answer_is_larger_than_it_could_be(format: str) -> None:
+    """What each text could come to, by its letters and by max_new_tokens, is more than what it comes to."""
+
+    async def ask() -> None:
+        async with serving() as server:
+            for fields in ({}, {"max_new_tokens": 300}):
+                for text in ("A.", "Some words.", LONG):
+                    items = [{"input": text, "ignore_eos": True, "speed": 0.5, **fields}]
+                    wanted = {"items": items, "response_format": format}
+                    item = Item(server.service, {**items[0], "response_format": format})
+                    answer = await server.http.post(BATCH, json=wanted)
+                    assert answer.json()["succeeded"] == 1, answer.text[:300]
+                    assert len(base64.b64decode(answer.json()["results"][0]["audio_data"])) <= item.audio_bytes
+                    assert len(answer.content) <= item.most_bytes
+
+    run(ask())

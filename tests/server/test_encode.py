@@ -267,3 +267,16 @@ for format, speed, field in (("mp3", 1.0, "response_format"), ("wav", 2.0, "spee
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("rate", [8000, 24000, 48000])
+@pytest.mark.parametrize("speed", [0.25, 1.0, 4.0])
+def test_no_more_leaves_than_could_even_of_noise(format: str, rate: int, speed: float) -> None:
+    noise = np.random.default_rng(7).integers(-32768, 32767, 4 * 24000, dtype=np.int16).tobytes()
+    for seconds in (0.0, 0.1, 4.0):
+        encoder = Encoder(format, 24000, speed=speed, out_rate=rate)
+        most = encoder.most_bytes(seconds)
+        made = encoder.feed(noise[: 2 * round(seconds * 24000)]) + encoder.finish()
+        assert len(made) <= most
+        assert most < 4 * len(made) + 200_000, "and it is no guess in the dark"

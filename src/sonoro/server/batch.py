@@ -1,27 +1,37 @@
 """Several texts in one request, answered together: each spoken as if it had come alone, one failing without the others.
 
-Knows speech requests, not the path they came on.
+The answer is held whole until the last is spoken, so its bytes are bounded before the first is. Knows speech requests,
+not the path they came on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from sonoro.core.errors import InvalidRequest, SonoroError
 from sonoro.core.types import Finished
-from sonoro.server.errors import refusal
+from sonoro.server.errors import AnswerTooLarge, SlowReader, TooManyRequests, refusal
 from sonoro.server.schemas import BatchBody, SpeechBody, parse
 from sonoro.server.service import Caller, Service
-from sonoro.server.stream import DISCONNECTED, Speech, conclude, spoken
+from sonoro.server.stream import DISCONNECTED, Speech, conclude, spoken, while_there
 
-__all__ = ["RESULTS_SCHEMA", "read_batch", "speak_batch"]
+__all__ = ["RESULTS_SCHEMA", "BatchResponse", "Held", "Item", "read_batch"]
 
 MAX_AT_ONCE = 8
+
+ITEM_BYTES = 1024
+"""What a result takes beside its audio, at most."""
+
+SEND_BYTES = 256 * 1024
 
 _RESULT = {
     "type": "object",
@@ -48,49 +58,133 @@ RESULTS_SCHEMA = {
 }
 
 
-def read_batch(payload: bytes, max_characters: int) -> list[dict[str, Any]]:
-    """The bodies in `payload`, not yet checked one by one. Raises `InvalidRequest` for what is wrong with the whole."""
+class Held:
+    """The answers that are held whole: `max_total_bytes` of them at once."""
+
+    def __init__(self, max_total_bytes: int) -> None:
+        self._max_total_bytes, self._bytes = max_total_bytes, 0
+
+    @contextlib.contextmanager
+    def room(self, count: int) -> Iterator[None]:
+        """Room for an answer of `count` bytes until the block ends. Raises `TooManyRequests` if others leave none."""
+        if self._bytes + count > self._max_total_bytes:
+            raise TooManyRequests(f"answers of {self._bytes} bytes are at work already; try again later")
+        self._bytes += count
+        try:
+            yield
+        finally:
+            self._bytes -= count
+
+
+class Item:
+    """One text of a batch: what is asked, or `error`, what is wrong with it. Its result takes `most_bytes` at most."""
+
+    def __init__(self, service: Service, fields: dict[str, Any]) -> None:
+        self.error: SonoroError | None = None
+        self.audio_bytes = 0
+        try:
+            self.body = parse(SpeechBody, fields)
+            if self.body.stream_format == "sse":
+                raise InvalidRequest("stream_format", "sse", "it must be audio: a batch is answered whole")
+            self.audio_bytes = service.most_audio_bytes(self.body)
+        except SonoroError as error:
+            self.error = error
+
+    @property
+    def most_bytes(self) -> int:
+        return math.ceil(self.audio_bytes / 3) * 4 + ITEM_BYTES  # base64
+
+
+def read_batch(service: Service, payload: bytes) -> list[Item]:
+    """The texts in `payload`. Raises what is wrong with the whole: `InvalidRequest`, `AnswerTooLarge`, `NotReady`."""
+    config = service.config
     batch = parse(BatchBody, payload)
+    service.spec()
     common = batch.model_extra or {}
-    items = [common | item for item in batch.items]
-    total = sum(len(text) for item in items if isinstance(text := item.get("input"), str))
-    if total > max_characters:
-        raise InvalidRequest("items", f"{total} characters", f"together they must have at most {max_characters}")
+    fields = [common | item for item in batch.items]
+    total = sum(len(text) for item in fields if isinstance(text := item.get("input"), str))
+    if total > config.max_batch_characters:
+        limit = f"together they must have at most {config.max_batch_characters}"
+        raise InvalidRequest("items", f"{total} characters", limit)
+    items = [Item(service, item) for item in fields]
+    if (most := sum(item.most_bytes for item in items)) > config.max_answer_bytes:
+        raise AnswerTooLarge(
+            f"items: the answer could have {most} bytes and must have at most {config.max_answer_bytes}; ask for fewer "
+            "texts, a smaller response_format or sample_rate, more speed, or fewer max_new_tokens"
+        )
     return items
 
 
-async def speak_batch(service: Service, items: list[dict[str, Any]], name: str, caller: Caller) -> dict[str, Any]:
-    """What each of `items` came to, in their order. `name` is the id of the whole, which `caller` asks for."""
-    # Half of the places at most: somebody with one text does not wait for a whole batch.
-    turns = asyncio.Semaphore(max(1, min(MAX_AT_ONCE, service.config.max_concurrency // 2)))
-    async with asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(_attempt(service, item, f"{name}-{index}", caller, turns))
-            for index, item in enumerate(items)
-        ]
-    results = [{"index": index, **task.result()} for index, task in enumerate(tasks)]
-    succeeded = sum(result["status"] == "success" for result in results)
-    counts = {"total": len(results), "succeeded": succeeded, "failed": len(results) - succeeded}
-    return {"id": name, "results": results, **counts}
+class BatchResponse(Response):
+    """Speaks `items`, then sends what they came to, in their order; stops as soon as the client is gone.
+
+    `name` is the id of the whole, which `caller` asks for; `held` is let go at the end.
+    """
+
+    def __init__(
+        self, service: Service, items: list[Item], name: str, caller: Caller, held: contextlib.AsyncExitStack
+    ) -> None:
+        super().__init__()
+        self._service, self._items, self._name, self._caller, self._held = service, items, name, caller, held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._held:
+            await while_there(receive, self._answer(send))
+
+    async def _answer(self, send: Send) -> None:
+        # Half of the places at most: somebody with one text does not wait for a whole batch.
+        turns = asyncio.Semaphore(max(1, min(MAX_AT_ONCE, self._service.config.max_concurrency // 2)))
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(_attempt(self._service, item, f"{self._name}-{index}", self._caller, turns))
+                for index, item in enumerate(self._items)
+            ]
+        results = [task.result() for task in tasks]
+        succeeded = sum(is_spoken for is_spoken, _ in results)
+        counts = {"total": len(results), "succeeded": succeeded, "failed": len(results) - succeeded}
+        parts = [memoryview(b'{"id":' + msgspec.json.encode(self._name) + b',"results":[')]
+        for index, (_, result) in enumerate(results):
+            parts += [memoryview(b'{"index":%d,' % index), memoryview(result)[1:], memoryview(b",")]
+        parts[-1] = memoryview(b"]," + msgspec.json.encode(counts)[1:])
+        with contextlib.suppress(SlowReader):  # its connection is closed, as the body lacks its end
+            await self._send(send, parts)
+
+    async def _send(self, send: Send, parts: list[memoryview]) -> None:
+        """Send `parts`, never all at once. Raises `SlowReader` if the client does not take one in time."""
+        length = str(sum(map(len, parts))).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", length)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for part in parts:
+            for start in range(0, len(part), SEND_BYTES):
+                timeout_s = self._service.config.slow_reader_timeout_s
+                body = bytes(part[start : start + SEND_BYTES])
+                try:
+                    async with asyncio.timeout(timeout_s):
+                        await send({"type": "http.response.body", "body": body, "more_body": True})
+                except TimeoutError as error:
+                    raise SlowReader(f"the client took nothing for {timeout_s:g} s") from error
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _attempt(
-    service: Service, item: dict[str, Any], name: str, caller: Caller, turns: asyncio.Semaphore
-) -> dict[str, Any]:
+    service: Service, item: Item, name: str, caller: Caller, turns: asyncio.Semaphore
+) -> tuple[bool, bytes]:
+    """Whether `item` was spoken, and its result in JSON."""
     try:
         async with turns:
+            if item.error is not None:
+                raise item.error
             arrived_s = time.perf_counter()
-            body = parse(SpeechBody, item)
-            if body.stream_format == "sse":
-                raise InvalidRequest("stream_format", "sse", "it must be audio: a batch is answered whole")
-            return await _speak(service, body, await service.speech(body, name, caller), arrived_s)
+            result = await _speak(service, item, await service.speech(item.body, name, caller), arrived_s)
     except SonoroError as error:
         service.note_refusal(refused := refusal(error), name)
-        return {"status": "error", **refused.body}
+        return False, msgspec.json.encode({"status": "error", **refused.body})
+    # Text already, item by item: all at once would hold up every stream (150 ms for 220 s of PCM).
+    return True, msgspec.json.encode({"status": "success", **result})
 
 
-async def _speak(service: Service, body: SpeechBody, speech: Speech, arrived_s: float) -> dict[str, Any]:
-    observation = service.observe(body.speed, arrived_s)
+async def _speak(service: Service, item: Item, speech: Speech, arrived_s: float) -> dict[str, Any]:
+    observation = service.observe(item.body.speed, arrived_s)
     reason, audio = DISCONNECTED, bytearray()
     try:
         async with contextlib.aclosing(spoken(speech, service.client, service.gate, observation)) as parts:
@@ -98,14 +192,15 @@ async def _speak(service: Service, body: SpeechBody, speech: Speech, arrived_s: 
                 if isinstance(part, Finished):
                     reason = part.reason
                     return {
-                        "status": "success",
-                        # Text already, item by item: all at once would hold up every stream (150 ms for 220 s of PCM).
-                        "audio_data": msgspec.Raw(msgspec.json.encode(audio)),
+                        "audio_data": audio,
                         "media_type": speech.encoding.content_type,
                         "sample_rate": speech.encoding.rate,
                         "finish_reason": part.reason,
                         "usage": speech.usage(part),
                     }
+                if len(audio) + len(part) > item.audio_bytes:
+                    # As when words are read from what is written in few letters.
+                    raise AnswerTooLarge(f"input: its audio takes more than {item.audio_bytes} bytes; ask for it alone")
                 audio += part
         raise AssertionError("a stream ends with its `Finished`")
     except SonoroError as error:

@@ -42,7 +42,8 @@ class ServerConfig:
     one that an admin key made is everybody's, and those keys may use and delete all.
     `max_body_bytes` and `max_characters` of the text bound one request, and its body must arrive in `body_timeout_s`;
     `max_upload_bytes` bounds one recording, `max_total_body_bytes` all bodies at once, `max_batch_characters` the texts
-    of a batch. A head must arrive in `head_timeout_s`; a connection may idle for `keep_alive_timeout_s`.
+    of a batch, `max_answer_bytes` what its answer, which is held whole, could come to, and `max_total_answer_bytes`
+    all such answers at once. A head must arrive in `head_timeout_s`; a connection may idle for `keep_alive_timeout_s`.
     Recordings come with the request; with `allow_reference_urls` they are fetched from public hosts too, and opened in
     the folder `reference_folder` if one is given.
     `max_concurrency`: requests spoken at once, 0 for the slots of all engines. Others wait for a place, `max_waiting`
@@ -65,6 +66,8 @@ class ServerConfig:
     max_upload_bytes: int = 10 * 2**20
     max_characters: int = 4096
     max_batch_characters: int = 32_768
+    max_answer_bytes: int = 128 * 2**20
+    max_total_answer_bytes: int = 512 * 2**20
     max_concurrency: int = 0
     max_waiting: int = 1024
     max_sessions: int = 1024
@@ -93,6 +96,8 @@ class ServerConfig:
             ("max_upload_bytes", 1024, 2**30),
             ("max_characters", 1, 1_000_000),
             ("max_batch_characters", 1, 100_000_000),
+            ("max_answer_bytes", 1024, 2**40),
+            ("max_total_answer_bytes", 1024, 2**40),
             ("max_concurrency", 0, 100_000),
             ("max_waiting", 0, 100_000),
             ("max_sessions", 0, 100_000),

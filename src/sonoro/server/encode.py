@@ -56,10 +56,18 @@ Samples = npt.NDArray[np.float32]
 
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
 MIN_RATE, MAX_RATE = 8000, 48000
+MAX_BIT_RATE = 128_000
+
+MOST_DELAY_S = 1.0
+"""More than a tempo and a codec add to the audio, a header included."""
+
+PAGES_PER_S, PAGE_BYTES = 50, 32
+"""What a container adds at most: opus has the most pages, one for each 20 ms."""
 
 
 class _Format(NamedTuple):
-    """How a format is made. `rates` names the format of core.audio that has the same; no codec means PCM16."""
+    """How a format is made. `rates` names the format of core.audio that has the same; no codec means PCM16. What noise
+    takes is less than `excess` times what `bits_per_sample` say, or 16 where they say nothing."""
 
     content_type: str
     rates: str
@@ -67,17 +75,24 @@ class _Format(NamedTuple):
     container: str = ""
     bits_per_sample: int = 0
     options: str = ""
+    excess: float = 1.0
 
 
 # mp3: without a reservoir a frame needs no other; a Xing header could not be completed, and would say "no frames".
 # opus: a page leaves when the next begins, so its length (1 s unless said) is what a listener waits.
 # flac: level 2 is the highest whose blocks are short, 24 to 27 ms instead of 105.
 _NOW = "flush_packets=1"
+_MP3 = f"{_NOW}:reservoir=0:write_xing=0:id3v2_version=0"
+_FLAC = f"{_NOW}:compression_level=2:metadata_header_padding=0"
 _FORMATS = {
-    "mp3": _Format("audio/mpeg", "mp3", "libmp3lame", "mp3", 4, f"{_NOW}:reservoir=0:write_xing=0:id3v2_version=0"),
-    "opus": _Format("audio/ogg; codecs=opus", "opus", "libopus", "ogg", 3, f"{_NOW}:page_duration=20000"),
-    "aac": _Format("audio/aac", "mp3", "aac", "adts", 4, _NOW),
-    "flac": _Format("audio/flac", "flac", "flac", "flac", 0, f"{_NOW}:compression_level=2:metadata_header_padding=0"),
+    "mp3": _Format(
+        "audio/mpeg", "mp3", "libmp3lame", "mp3", 4, f"{_NOW}:reservoir=0:write_xing=0:id3v2_version=0", 1.3
+    ),
+    "opus": _Format("audio/ogg; codecs=opus", "opus", "libopus", "ogg", 3, f"{_NOW}:page_duration=20000", 2.0),
+    "aac": _Format("audio/aac", "mp3", "aac", "adts", 4, _NOW, 1.5),
+    "flac": _Format(
+        "audio/flac", "flac", "flac", "flac", 0, f"{_NOW}:compression_level=2:metadata_header_padding=0", 1.05
+    ),
     "wav": _Format("audio/wav", "wav"),
     "pcm": _Format("audio/pcm", "pcm"),
 }
@@ -108,6 +123,13 @@ class Encoder:
             self.rate = encoder_rate(self._format.rates, self.rate)
         self._header = wav_header(self.rate) if format == "wav" else b""
         self._half, self._is_begun, self._is_open = b"", False, True
+
+    def most_bytes(self, audio_s: float) -> int:
+        """More than what leaves of `audio_s` seconds of audio that are fed."""
+        played_s = audio_s / self._speed + MOST_DELAY_S
+        bits = self._format.bits_per_sample
+        rate_bits = 16 * self.rate if not bits else min(bits * self.rate, MAX_BIT_RATE)
+        return math.ceil(played_s * (rate_bits / 8 * self._format.excess + PAGES_PER_S * PAGE_BYTES))
 
     @property
     def is_quick(self) -> bool:
@@ -247,7 +269,7 @@ class _Coded:
         options = dict(pair.split("=") for pair in chosen.options.split(":"))
         self._container = av.open(self._made, "w", format=chosen.container, container_options=options)
         try:
-            bits = min(chosen.bits_per_sample * sample_rate, 128_000)
+            bits = min(chosen.bits_per_sample * sample_rate, MAX_BIT_RATE)
             stream = self._container.add_stream(chosen.codec, sample_rate, options, layout="mono", bit_rate=bits)
             assert isinstance(stream, av.AudioStream)
             self._stream = stream
@@ -313,6 +335,10 @@ class Encoding:
     def rate(self) -> int:
         """Of the audio that leaves, in Hz."""
         return self._encoder.rate
+
+    def most_bytes(self, audio_s: float) -> int:
+        """More than what leaves of `audio_s` seconds of audio that are fed."""
+        return self._encoder.most_bytes(audio_s)
 
     async def feed(self, pcm: bytes) -> bytes:
         """Encode more PCM16; what is ready."""

@@ -9,6 +9,7 @@
         ├── Unauthorized          no API key, or a wrong one
         ├── ForeignHost           a name that this server does not go by
         ├── ForeignOrigin         a page of another origin in a browser
+        ├── AnswerTooLarge        held whole, it could take more memory than it may
         ├── BodyTooLarge
         ├── BodyTooSlow
         ├── IdleSession           a session in which nothing was said for too long
@@ -36,6 +37,7 @@ from sonoro.core.errors import (
 )
 
 __all__ = [
+    "AnswerTooLarge",
     "Answers",
     "BodyTooLarge",
     "BodyTooSlow",
@@ -97,6 +99,12 @@ class IdleSession(Refused):
     code = "idle_session"
 
 
+class AnswerTooLarge(Refused):
+    """Held whole, the answer could take more memory than it may."""
+
+    code = "answer_too_large"
+
+
 class BodyTooLarge(Refused):
     """The body has more bytes than a body may have."""
 
@@ -131,6 +139,7 @@ _STATUSES: dict[type[SonoroError], int] = {
     ForeignOrigin: 403,
     IdleSession: 408,
     BodyTooSlow: 408,
+    AnswerTooLarge: 413,
     BodyTooLarge: 413,
     TooManyRequests: 429,
     EngineBusy: 429,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from sonoro.core.types import ModelSpec
-from sonoro.server.batch import RESULTS_SCHEMA, read_batch, speak_batch
+from sonoro.server.batch import RESULTS_SCHEMA, BatchResponse, Held, read_batch
 from sonoro.server.encode import CONTENT_TYPES
 from sonoro.server.errors import Answers, NotReady, refusals
 from sonoro.server.schemas import BatchBody, SpeechBody, parse, schema_of
@@ -42,6 +42,7 @@ def speech_routes(service: Service) -> APIRouter:
     """What clients ask, with a key if there are keys."""
     router = APIRouter(prefix="/v1", dependencies=[Depends(service.authorise)])
     config = service.config
+    answers = Held(config.max_total_answer_bytes)
 
     @router.post("/audio/speech", response_class=Response, responses=_SPOKEN, openapi_extra=_takes(SpeechBody))
     async def speech(request: Request) -> Response:
@@ -61,12 +62,11 @@ def speech_routes(service: Service) -> APIRouter:
     @router.post("/audio/speech/batch", response_class=Response, responses=_BATCH, openapi_extra=_takes(BatchBody))
     async def batch(request: Request) -> Response:
         """Speak 1 to 32 texts; the answer comes when all are spoken."""
-        async with service.uploads.body(request, config.max_body_bytes) as payload:
-            items = read_batch(payload, config.max_batch_characters)
-            service.spec()
-            speaking = speak_batch(service, items, request.state.request_id, request.state.caller)
-            results = await while_there(request.receive, speaking)
-        return Response(msgspec.json.encode(results), media_type="application/json")
+        async with contextlib.AsyncExitStack() as held:
+            payload = await held.enter_async_context(service.uploads.body(request, config.max_body_bytes))
+            items = read_batch(service, payload)
+            held.enter_context(answers.room(sum(item.most_bytes for item in items)))
+            return BatchResponse(service, items, request.state.request_id, request.state.caller, held.pop_all())
 
     def shown(spec: ModelSpec) -> list[dict[str, Any]]:
         facts = {"object": "model", "created": service.created_s, "owned_by": "sonoro", "root": spec.name}

@@ -21,7 +21,7 @@ from fastapi import FastAPI
 from starlette.requests import HTTPConnection
 
 from sonoro.core.errors import EngineClosed, EngineError, InvalidRequest, SonoroError, UnknownVoice
-from sonoro.core.text import is_speakable
+from sonoro.core.text import MIN_BOUND_S, SECONDS_PER_LETTER, is_speakable, spoken_length
 from sonoro.core.types import ModelSpec, SpeechRequest, VoiceFacts
 from sonoro.server.config import OPENAI_VOICES, ServerConfig
 from sonoro.server.connection import Uploads
@@ -307,6 +307,24 @@ class Service:
         rate = self.spec().sample_rate
         encoder = Encoder(body.response_format, rate, speed=body.speed, out_rate=body.sample_rate)
         return Encoding(encoder, self._encoders)
+
+    def most_audio_bytes(self, body: SpeechBody) -> int:
+        """The most that the audio of `body` can take, encoded, if each letter is spoken as slowly as may be.
+
+        Raises what is wrong with its format."""
+        spec, config = self.spec(), self.client.settings.config
+        encoding = self.encoding(body)
+        encoding.close()
+        letters = spoken_length(body.input)
+        # Each but the last is longer than half of what a segment may be, together with the one after it.
+        segments = 1 + 2 * letters // config.max_characters
+        if body.max_new_tokens is not None:
+            audio_s = body.max_new_tokens * spec.frame_s
+        else:
+            audio_s = segments * min(config.max_frames, spec.max_frames) * spec.frame_s
+            if config.bounds_by_text:
+                audio_s = min(audio_s, SECONDS_PER_LETTER * letters + segments * MIN_BOUND_S)
+        return encoding.most_bytes(audio_s)
 
     def note_refusal(self, refused: Refusal, name: str) -> None:
         """Count and log that the request `name` was turned away before it was under way."""
