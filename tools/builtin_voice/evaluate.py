@@ -174,6 +174,8 @@ def judge_words(subject: Subject, ears: Ears) -> dict[str, Any]:
 def judge_mixed(subject: Subject, teacher: dict[str, Any], count: int, ears: Ears) -> dict[str, Any]:
     """Those of the first `count` mixed texts that a voice of `subject` is given, by length and by ear; `by_voice` says
     how many of each are wrong. What is heard so of the teacher's own reading as well is the ear's mistake."""
+    if count > len(teacher["durations_s"]):
+        raise ValueError(f"--texts: {count} is not allowed; the teacher has read {len(teacher['durations_s'])}")
     texts, voices = mixed_texts()[:count], list(settings.voices())
     chosen = [index for index in range(len(texts)) if voices[index % len(voices)] in subject.voices]
     jobs = [
@@ -301,7 +303,7 @@ def judge_teacher(options: argparse.Namespace, ears: Ears) -> dict[str, Any]:
         jobs = [Job("kokoro", "batch", voice, 0, text, at < options.sentences) for at, text in enumerate(sentences)]
         heard = [asdict(reading.heard) for reading in ears.read(jobs, reader, f"{voice}, sentences")]
         rows.append({"voice": voice, "harvard": heard[: options.sentences], "everyday": heard[options.sentences :]})
-    texts = mixed_texts()
+    texts = mixed_texts()[: options.texts]
     jobs = [Job("kokoro", "batch", voices[at % len(voices)], 0, text, False) for at, text in enumerate(texts)]
     if "mixed" in options.sections:
         readings = ears.read(jobs, reader, "mixed")
