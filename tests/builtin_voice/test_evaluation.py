@@ -259,6 +259,18 @@ def test_rows_say_of_each_voice_what_was_measured(teacher: dict, ears: Ears) -> 
         evaluate.judge_sentences(subject(FakeSpeech()), teacher, 4, ears)
 
 
+def test_the_stored_teacher_is_of_these_texts_and_judges() -> None:
+    stored = evaluate.read_teacher()
+    count = len(stored["rows"][0]["harvard"])
+    found = evaluate.teachers_figures(stored, count)
+    assert list(found) == list(evaluate.settings.voices().values())
+    for figures in found.values():
+        assert figures["wer"] <= 0.02
+        assert 3.9 <= figures["p808"] <= 4.3
+        assert 3.1 <= figures["ovrl"] <= 3.6
+    assert all(0.3 <= duration_s < 40 for duration_s in stored["mixed"]["durations_s"])
+
+
 def test_mixed_texts_are_cut_or_run_away_beside_the_teacher(teacher: dict, ears: Ears) -> None:
     texts = mixed.mixed_texts()[:40]
     long = [text for text in texts if len(text) > 60]
