@@ -4,7 +4,8 @@ import zmq
 import zmq.asyncio
 
 from sonoro.transport.channel import new_endpoint, remove_endpoint
-from sonoro.transport.messages import FromEngine, ToEngine, decode_from_engine, encode_to_engine
+from sonoro.transport.launch import decode_from_engine, encode_to_engine
+from sonoro.transport.messages import FromEngine, ToEngine
 
 
 class Peer:

@@ -117,11 +117,15 @@ def test_an_alias_is_the_voice_it_stands_for() -> None:
 
 def test_a_registered_voice_is_known_in_any_case_beside_the_model_s_own() -> None:
     for modes in ({}, {"voice_modes": ("cloned",), "voices": ()}):
-        assert spec(**modes).resolve(request(voice="Eve"), {"eve"}).voice == "eve"
+        resolved = spec(**modes).resolve(request(voice="Eve"), {"eve": "0af3"})
+        assert (resolved.voice, resolved.voice_digest) == ("eve", "0af3")
         with pytest.raises(UnknownVoice, match=r"known voices: .*eve"):
-            spec(**modes).resolve(request(voice="adam"), {"eve"})
+            spec(**modes).resolve(request(voice="adam"), {"eve": "0af3"})
     with pytest.raises(UnknownVoice, match=r"ann, bob, .*v17, and 82 more"):
-        spec().resolve(request(voice="adam"), [f"v{number}" for number in range(100)])
+        spec().resolve(request(voice="adam"), {f"v{number}": "" for number in range(100)})
+    assert spec().resolve(request(voice="ann"), {"eve": "0af3"}).voice_digest is None
+    with pytest.raises(UnknownVoice, match=r"ann, bob$"):
+        spec().resolve(request(voice="adam"), {"eve.0123456789abcdef": "0af3"})
 
 
 def test_a_voice_name_is_lower_case() -> None:

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from sonoro.core.config import EngineConfig
+from sonoro.core.text import Segment
 from sonoro.core.types import SpeechRequest
-from sonoro.engine.live import Segment
 from sonoro.engine.request import RunningRequest
 from sonoro.engine.scheduler import Plan, Scheduler
 from sonoro.runtime.slots import PagePool

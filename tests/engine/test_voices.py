@@ -9,8 +9,9 @@ import pytest
 
 from fakes.sine import SineModel
 from listening import assert_empty, audio, config_of, drain, end, reference, speak
-from sonoro.core.errors import EngineBusy, InvalidReference, InvalidRequest, UnknownVoice, VoiceExists
-from sonoro.core.types import AudioChunk, Event, Failed, Finished, Reference, SpeechRequest
+from sonoro.core.encoded_voice import EncodedVoice
+from sonoro.core.errors import EngineBusy, InvalidReference, InvalidRequest, UnknownVoice
+from sonoro.core.types import Event, Failed, Finished, Reference, SpeechRequest
 from sonoro.engine.engine import Engine
 from sonoro.engine.voices import content_hash
 
@@ -237,7 +238,7 @@ def test_who_waits_for_a_voice_counts_as_waiting(model: SineModel, later: Later)
     with pytest.raises(EngineBusy):
         engine.submit(SpeechRequest(id="d", text=TEXT))
     with pytest.raises(EngineBusy):
-        engine.add_voice("anna", said("hm"))
+        engine.encode_voice(said("hm"))
     later.run()
     events = drain(engine)
     assert [end(events, name).reason for name in "abc"] == ["stop"] * 3
@@ -253,135 +254,128 @@ def test_a_request_that_is_paused_before_its_voice_is_there_stays_paused(engine:
     assert end(drain(engine), "a").reason == "stop"
 
 
-def test_a_registered_voice_sounds_like_its_reference(engine: Engine, model: SineModel, later: Later) -> None:
-    added = engine.add_voice("Anna", said("as long as this"), "she agreed")
-    assert engine.voices == ()
+def encode(engine: Engine, later: Later, text: str) -> EncodedVoice:
+    encoded = engine.encode_voice(said(text))
     later.run()
-    facts = added.result(0)
-    assert engine.voices == (facts,)
-    assert (facts.name, facts.use, facts.duration_s) == ("anna", "prompt", 1.0)
-    assert (facts.transcript, facts.consent) == ("as long as this", "she agreed")
-    assert facts.created_at_s > 1.7e9
-    engine.submit(SpeechRequest(id="a", text=TEXT, voice="ANNA"))
-    later.run()
-    samples = audio(drain(engine), "a")
-    assert model.encoded == 1
-    inline = SpeechRequest(id="a", text=TEXT, references=said("as long as this"))
-    np.testing.assert_array_equal(samples, speak(inline, Engine(Choosy(), config_of()))[0])
+    return encoded.result(0)
 
 
-def test_a_timbre_alone_can_be_registered() -> None:
-    engine = Engine(SineModel(), config_of())
-    assert engine.add_voice("x", (reference("reference"),)).result(0).use == "reference"
-    named, _ = speak(SpeechRequest(id="a", text=TEXT, voice="x"), engine)
-    np.testing.assert_array_equal(named, speak(clone("a", use="reference"))[0])
+def named(name: str, digest: str) -> SpeechRequest:
+    """A request for a registered voice, as a server resolves it."""
+    return SpeechRequest(id=name, text=TEXT, voice="anna", voice_digest=digest)
 
 
-@pytest.mark.parametrize("name", ["", "-a", "a b", "../a", "a/b", ".a", "ä", "a" * 65, "a\n", "a\0", None])
-def test_a_name_that_could_be_no_file_is_refused(name: str) -> None:
-    with pytest.raises(InvalidRequest, match=r"1 to 64 letters \(a to z\), digits") as refusal:
-        Engine(SineModel(), config_of()).add_voice(name, said("hm"))
-    assert refusal.value.field == "name"
-
-
-@pytest.mark.parametrize("name", ["a.b", "a.", "a.0123456789abcdeg", "a.0123456789abcdef0", "a.0123456789abcdef.b"])
-def test_what_is_no_owner_is_refused(name: str) -> None:
-    with pytest.raises(InvalidRequest, match="16 digits of an owner"):
-        Engine(SineModel(), config_of()).add_voice(name, said("hm"))
-
-
-def test_an_upload_is_encoded_once_and_kept_for_who_speaks_first(model: SineModel, later: Later) -> None:
-    engine = Engine(model, config_of(), ticks_late=1, executor=later)
-    added = engine.add_voice("anna", said("hm"))
-    later.run()
-    assert added.result(0).name == "anna"
-    engine.submit(SpeechRequest(id="a", text=TEXT, voice="anna"))
+def test_an_upload_is_encoded_once_and_kept_for_who_speaks_first(
+    engine: Engine, model: SineModel, later: Later
+) -> None:
+    encoded = encode(engine, later, "hm")
+    engine.submit(named("a", encoded.digest))
     engine.submit(SpeechRequest(id="b", text=TEXT, references=said("hm")))
-    assert later.jobs == [], "nothing is encoded again, nor read"
+    assert (later.jobs, engine.take_wanted()) == ([], []), "nothing is encoded again, nor fetched"
     events = drain(engine)
     np.testing.assert_array_equal(audio(events, "a"), audio(events, "b"))
     assert model.encoded == 1
 
 
-def test_an_upload_goes_on_when_nobody_else_wants_its_voice(engine: Engine, later: Later) -> None:
-    engine.submit(SpeechRequest(id="a", text=TEXT, references=said("hm")))
-    added = engine.add_voice("anna", said("hm"))
-    engine.cancel("a")
+def test_an_encoded_voice_that_is_not_here_is_asked_for_once_and_sounds_like_its_reference(
+    engine: Engine, model: SineModel, later: Later
+) -> None:
+    digest, data = encode(Engine(Choosy(), config_of(), executor=later), later, "as long as this")
+    for name in "ab":
+        engine.submit(named(name, digest))
+    assert engine.take_wanted() == [digest]
+    assert (engine.take_wanted(), engine.is_encoding, engine.has_work) == ([], True, False)
+    engine.load_voice(digest, data)
     later.run()
-    assert added.result(0).name == "anna"
+    events = drain(engine)
+    assert model.encoded == 0
+    inline = SpeechRequest(id="a", text=TEXT, references=said("as long as this"))
+    expected, _ = speak(inline, Engine(Choosy(), config_of()))
+    for name in "ab":
+        np.testing.assert_array_equal(audio(events, name), expected)
+    engine.submit(named("c", digest))
+    assert (engine.take_wanted(), later.jobs) == ([], [])
     drain(engine)
 
 
-def test_a_name_is_taken_from_the_moment_it_is_asked_for(engine: Engine, later: Later) -> None:
-    engine.add_voice("anna", said("hm"))
-    for _ in range(2):
-        with pytest.raises(VoiceExists, match="delete it first"):
-            engine.add_voice("Anna", said("another"))
-        later.run()
-    with pytest.raises(InvalidRequest, match="a voice of that name of its own"):
-        engine.add_voice("LOW", said("hm"))
-
-
-def test_a_name_is_free_again_when_its_voice_could_not_be_encoded_or_was_deleted(engine: Engine, later: Later) -> None:
-    failed = engine.add_voice("anna", bad("a").references)
+def test_a_voice_that_cannot_be_had_fails_its_requests_and_is_asked_for_again(engine: Engine, later: Later) -> None:
+    digest, data = encode(Engine(Choosy(), config_of(), executor=later), later, "hm")
+    engine.submit(named("a", digest))
+    assert engine.take_wanted() == [digest]
+    engine.lose_voice(digest, UnknownVoice("voice", "anna", "it has just been deleted"))
+    assert end(drain(engine), "a").code == "unknown_voice"
+    engine.submit(named("a", digest))
+    assert engine.take_wanted() == [digest]
+    engine.load_voice(digest, data)
     later.run()
-    with pytest.raises(InvalidReference):
-        failed.result(0)
-    for text in ("hm", "a longer one"):
-        added = engine.add_voice("anna", said(text))
-        later.run()
-        assert added.result(0).transcript == text
-        engine.submit(SpeechRequest(id="a", text=TEXT, voice="anna"))
-        later.run()
-        inline = SpeechRequest(id="a", text=TEXT, references=said(text))
-        expected, _ = speak(inline, Engine(Choosy(), config_of()))
-        np.testing.assert_array_equal(audio(drain(engine), "a"), expected)
-        gone = engine.delete_voice("ANNA")
-        assert engine.voices == ()
-        later.run()
-        assert gone.result(0) is None
+    assert end(drain(engine), "a").reason == "stop"
 
 
-def test_no_more_voices_are_registered_than_may_be(model: SineModel, later: Later) -> None:
-    engine = Engine(model, config_of(max_registered_voices=2), executor=later)
-    for name in ("a", "b"):
-        engine.add_voice(name, said("hm"))
-    for _ in range(2):
-        with pytest.raises(InvalidRequest, match=r"2 voices \(max_registered_voices\) are registered"):
-            engine.add_voice("c", said("hm"))
-        later.run()
-    engine.delete_voice("a")
-    engine.add_voice("c", said("hm"))
-
-
-def test_what_is_spoken_with_a_voice_outlives_it(engine: Engine, later: Later) -> None:
-    engine.add_voice("anna", said("hm"))
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda data: data[:-1], "should have"),
+        (lambda data: b"", "no encoded voice"),
+        (lambda data: b"\xff" * 100, "no encoded voice"),
+        (lambda data: data.replace(b"of a sine", b"of others"), "whose weights or dtype are others"),
+        (lambda data: data.replace(b'"pitch', b'"patch').replace(b"pitch", b"patch"), "pitch"),
+    ],
+)
+def test_what_is_no_voice_of_this_model_fails_who_asked_for_it(
+    change: Callable[[bytes], bytes], words: str, engine: Engine, later: Later
+) -> None:
+    digest, data = encode(Engine(Choosy(), config_of(), executor=later), later, "hm")
+    engine.submit(named("a", digest))
+    engine.load_voice(digest, change(data))
     later.run()
-    request = SpeechRequest(id="a", text=TEXT + " " + TEXT + " And more of them.", voice="anna")
-    engine.submit(request)
+    failed = end(drain(engine), "a")
+    assert isinstance(failed, Failed)
+    assert words in failed.message
+    assert_empty(engine)
+
+
+def test_a_voice_that_comes_when_nobody_wants_it_any_more_is_passed_over(engine: Engine, later: Later) -> None:
+    digest, data = encode(Engine(Choosy(), config_of(), executor=later), later, "hm")
+    engine.load_voice(digest, data)
+    engine.submit(named("a", digest))
+    engine.cancel("a")
+    engine.load_voice(digest, data)
+    engine.lose_voice(digest, EngineBusy("late"))
+    assert later.jobs == []
+    assert end(drain(engine), "a").reason == "cancelled"
+    engine.submit(named("a", digest))
+    assert engine.take_wanted() == [digest] * 2
+    engine.load_voice(digest, data)
     later.run()
-    events = [*engine.tick(), *engine.tick()]
-    assert any(isinstance(event, AudioChunk) for event in events)
-    # Another has asked for it, but does not have it yet: what was asked before comes first.
-    engine.submit(SpeechRequest(id="b", text=TEXT, voice="anna"))
-    engine.delete_voice("anna")
+    assert end(drain(engine), "a").reason == "stop"
+
+
+def test_an_upload_goes_on_when_nobody_else_wants_its_voice(engine: Engine, later: Later) -> None:
+    engine.submit(SpeechRequest(id="a", text=TEXT, references=said("hm")))
+    encoded = engine.encode_voice(said("hm"))
+    engine.cancel("a")
     later.run()
-    events += drain(engine)
-    assert [end(events, name).reason for name in "ab"] == ["stop", "stop"]
-    with pytest.raises(UnknownVoice, match="known voices: low, high"):
-        engine.submit(SpeechRequest(id="c", text=TEXT, voice="anna"))
-    with pytest.raises(UnknownVoice, match="no voice of that name is registered"):
-        engine.delete_voice("anna")
+    assert encoded.result(0).data
+    drain(engine)
+
+
+def test_an_upload_that_cannot_be_used_says_why_and_is_tried_again(
+    engine: Engine, model: SineModel, later: Later
+) -> None:
+    for turn in (1, 2):
+        failed = engine.encode_voice(bad("a").references)
+        later.run()
+        with pytest.raises(InvalidReference, match="1000 Hz"):
+            failed.result(0)
+        assert model.encoded == turn
 
 
 def test_a_model_that_only_clones_speaks_as_a_registered_voice() -> None:
     engine = Engine(SineModel(voices=()), config_of())
     with pytest.raises(UnknownVoice, match="sine has no named voices"):
         engine.submit(SpeechRequest(id="a", text=TEXT, voice="anna"))
-    engine.add_voice("anna", said("hm"))
-    assert speak(SpeechRequest(id="a", text=TEXT, voice="anna"), engine)[1].reason == "stop"
-    with pytest.raises(UnknownVoice, match="known voices: anna"):
-        engine.submit(SpeechRequest(id="a", text=TEXT, voice="bert"))
+    digest = engine.encode_voice(said("hm")).result(0).digest
+    assert speak(named("a", digest), engine)[1].reason == "stop"
 
 
 def test_a_speaker_embedding_is_a_voice() -> None:

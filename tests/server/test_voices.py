@@ -193,14 +193,14 @@ def test_a_folder_that_hangs_is_waited_for_no_longer_than_may_be(
     async def ask() -> None:
         async with serving(config=config) as server:
             assert (await upload(server)).status_code == 201
-            (client,), is_back = server.engine.replicas, asyncio.Event()
-            refresh = client.refresh_voices
+            store, is_back = server.process.config.app.state.service.store, asyncio.Event()
+            refresh = store.refresh
 
             async def hang() -> None:
                 await is_back.wait()
                 await refresh()
 
-            client.refresh_voices = hang
+            store.refresh = hang
             for _ in range(2):
                 check_error(await server.speak(voice="bert"), 503)
                 check_error(await server.http.get(VOICES), 503)

@@ -1,10 +1,9 @@
-"""Several engines as one: who gets a request, what a crash takes with it, and voices that all of them know."""
+"""Several engines as one: who gets a request, what a crash takes with it, and voices that all of them speak."""
 
 import asyncio
 import dataclasses
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -17,11 +16,9 @@ from sonoro.core.errors import (
     EngineClosed,
     EngineCrashed,
     InvalidRequest,
-    UnknownVoice,
 )
 from sonoro.core.types import Finished, Reference, SpeechRequest
 from sonoro.transport.answer import Answer
-from sonoro.transport.client import EngineClient
 from sonoro.transport.fleet import Fleet, device_list
 
 __all__ = ["nothing_left"]
@@ -46,10 +43,6 @@ def said(text: str) -> tuple[Reference, ...]:
 
 def counts(fleet: Fleet) -> list[int]:
     return [client.open_requests for client in fleet.replicas]
-
-
-def names(client: EngineClient | Fleet) -> list[str]:
-    return [facts.name for facts in client.voices]
 
 
 async def hear(fleet: Fleet, made: SpeechRequest) -> tuple[bytes, Finished]:
@@ -105,8 +98,8 @@ def test_a_voice_is_spoken_where_it_was_unless_that_engine_is_busier() -> None:
             for number in range(3):
                 assert await place_of(fleet, request(str(number), voice="LOW")) == low
                 assert await place_of(fleet, request(str(number), voice="high")) == high
-            await fleet.add_voice("anna", said("of hers"))
-            for cloned in ({"references": said("hm")}, {"voice": "Anna"}):
+            digest = (await fleet.encode_voice(said("of hers"))).digest
+            for cloned in ({"references": said("hm")}, {"voice": "anna", "voice_digest": digest}):
                 place = await place_of(fleet, request("c", **cloned))
                 await place_of(fleet, request("d", references=said("another")))
                 assert await place_of(fleet, request("c", **cloned)) == place
@@ -208,131 +201,52 @@ def test_an_engine_that_is_given_up_leaves_the_others() -> None:
             assert fleet.closed_reason is None
             for number in range(3):
                 assert (await hear(fleet, request(str(number), "Some words.")))[1].reason == "stop"
-            facts = await fleet.add_voice("anna", said("hm"))
-            assert fleet.voices == (facts,)
+            assert (await fleet.encode_voice(said("hm"))).data
             for process in engines():
                 os.kill(process, signal.SIGKILL)
             await until(lambda: fleet.closed_reason is not None)
             assert fleet.ready_share == 1.0, "nobody waits for what will not come"
-            for refused in (fleet.open(request("a")), fleet.delete_voice("anna")):
+            for refused in (fleet.open(request("a")), fleet.encode_voice(said("hm"))):
                 with pytest.raises(EngineClosed):
                     await refused
 
     run(kill())
 
 
-@pytest.mark.parametrize("place", ["{folder}", "file://{folder}", ""], ids=["folder", "bucket", "no folder"])
-def test_every_engine_knows_every_voice(place: str, tmp_path: Path) -> None:
+def test_every_engine_speaks_every_voice_whichever_encoded_it() -> None:
     async def talk() -> None:
-        config = dataclasses.replace(CONFIG, voices_folder=place.format(folder=tmp_path))
-        async with launch_fleet(config=config) as fleet:
-            facts = await fleet.add_voice("Anna", said("hm"), "she agreed")
-            other = await fleet.add_voice("bert", (reference("reference"),))
-            for client in (fleet, *fleet.replicas):
-                assert client.voices == (facts, other)
-            spoken = {(await gather(client.stream(request("a", voice="anna"))))[0] for client in fleet.replicas}
+        async with launch_fleet() as fleet:
+            voice, asked = await fleet.encode_voice(said("hm")), []
+
+            async def source(digest: str) -> bytes:
+                asked.append(digest)
+                return voice.data
+
+            fleet.use_voices(source)
+            made = request("a", voice="anna", voice_digest=voice.digest)
+            spoken = {(await gather(client.stream(made)))[0] for client in fleet.replicas}
             assert len(spoken) == 1
+            assert asked == [voice.digest], "of two engines one has it"
             lost = await kill_one(fleet)
-            late = await fleet.add_voice("carl", said("while one is away"))
-            await fleet.delete_voice("BERT")
-            for number in range(3):
-                await hear(fleet, request(str(number), "Some words.", voice="carl"))
-            await until(lambda: fleet.replicas[lost].voices == (facts, late))
-            assert {(await gather(fleet.replicas[lost].stream(request("a", voice="anna"))))[0]} == spoken
-            # Another voice of the same name is another voice.
-            await fleet.delete_voice("carl")
-            await fleet.add_voice("carl", said("hm"))
-            for client in fleet.replicas:
-                assert {(await gather(client.stream(request("a", voice="carl"))))[0]} == spoken
-            with pytest.raises(UnknownVoice):
-                await hear(fleet, request("a", voice="bert"))
-        assert sorted(path.stem for path in tmp_path.iterdir()) == (["anna", "carl"] if place else [])
+            await hear(fleet, made)
+            await until(lambda: is_whole(fleet))
+            assert {(await gather(fleet.replicas[lost].stream(made)))[0]} == spoken
 
     run(talk())
 
 
-def test_an_engine_that_dies_while_it_is_told_of_a_voice_is_not_waited_for() -> None:
-    async def kill() -> None:
+def test_a_voice_is_first_spoken_where_it_was_encoded() -> None:
+    async def talk() -> None:
         async with launch_fleet() as fleet:
-            keeper, other = fleet.replicas
-            process = await stop(other, of=fleet)
-            adding = asyncio.create_task(fleet.add_voice("anna", said("hm")))
-            await until(lambda: names(keeper) == ["anna"])
-            os.kill(process, signal.SIGKILL)
-            await adding
-            assert not other.is_ready
-            await until(lambda: names(other) == ["anna"])
+            fleet.use_voices(never)
+            for text in ("one", "another", "a third"):
+                voice = await fleet.encode_voice(said(text))
+                await hear(fleet, request("a", voice="anna", voice_digest=voice.digest))
 
-    run(kill())
+    async def never(digest: str) -> bytes:
+        raise AssertionError(digest)
 
-
-async def stop(wanted: EngineClient, of: Fleet) -> int:
-    """Stop the process of one of the engines, which then says nothing; its id."""
-    for process in engines():
-        os.kill(process, signal.SIGSTOP)
-        asked = {asyncio.create_task(client.stats()): client for client in of.replicas}
-        said, silent = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-        assert len(said) == 1
-        for task in silent:
-            task.cancel()
-        if asked[silent.pop()] is wanted:
-            return process
-        os.kill(process, signal.SIGCONT)
-    raise AssertionError("no process was that of the engine")
-
-
-def test_many_who_look_for_voices_at_once_look_together(tmp_path: Path) -> None:
-    async def look() -> None:
-        config = dataclasses.replace(CONFIG, voices_folder=str(tmp_path))
-        async with launch_fleet(config=config, count=1) as fleet, launch_fleet(config=config, count=1) as other:
-            (client,) = fleet.replicas
-            refresh, looks = client.refresh_voices, 0
-
-            async def counted() -> None:
-                nonlocal looks
-                looks += 1
-                await refresh()
-
-            client.refresh_voices = counted
-            first = [asyncio.create_task(fleet.refresh_voices()) for _ in range(20)]
-            await until(lambda: looks == 1)
-            await other.add_voice("anna", said("hm"))
-            later = [asyncio.create_task(fleet.refresh_voices()) for _ in range(20)]
-            later.pop().cancel()
-            await asyncio.gather(*first, *later)
-            assert names(fleet) == ["anna"]
-            assert looks <= 3
-            await other.delete_voice("anna")
-            await fleet.refresh_voices()
-            assert names(fleet) == []
-
-    run(look())
-
-
-def test_a_voice_kept_by_an_engine_that_then_died_is_found_by_the_others() -> None:
-    async def kill() -> None:
-        async with launch_fleet() as fleet:
-            keeper, other = fleet.replicas
-            # As if it had died with its answer: nobody is told.
-            await keeper.add_voice("anna", said("hm"))
-            assert names(other) == []
-            await fleet.refresh_voices()
-            assert names(other) == names(fleet) == ["anna"]
-
-    run(kill())
-
-
-def test_a_voice_whose_sender_leaves_is_registered_everywhere() -> None:
-    async def leave() -> None:
-        async with launch_fleet("slow voices") as fleet:
-            adding = asyncio.create_task(fleet.add_voice("anna", said("hm")))
-            await asyncio.sleep(0.1)
-            adding.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await adding
-            await until(lambda: [names(client) for client in fleet.replicas] == [["anna"]] * 2)
-
-    run(leave())
+    run(talk())
 
 
 def test_closing_fails_what_is_running_and_what_is_registered() -> None:
@@ -340,7 +254,7 @@ def test_closing_fails_what_is_running_and_what_is_registered() -> None:
         fleet = launch_fleet("slow voices")
         async with fleet:
             heard = [asyncio.create_task(hear(fleet, endless(str(number)))) for number in range(4)]
-            adding = asyncio.create_task(fleet.add_voice("anna", said("hm")))
+            adding = asyncio.create_task(fleet.encode_voice(said("hm")))
             await until(lambda: counts(fleet) == [2, 2])
         for task in (*heard, adding):
             with pytest.raises(EngineClosed):

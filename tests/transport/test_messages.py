@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from sonoro.core.config import EngineConfig
-from sonoro.core.errors import ConfigError, ErrorFacts, InvalidRequest, UnknownVoice, VoiceExists
+from sonoro.core.errors import ConfigError, EngineBusy, ErrorFacts, InvalidRequest, UnknownVoice
 from sonoro.core.types import (
     AudioChunk,
     Failed,
@@ -15,36 +15,32 @@ from sonoro.core.types import (
     SamplingParams,
     SpeechRequest,
     Timings,
-    VoiceFacts,
 )
 from sonoro.transport import messages
+from sonoro.transport.channel import decode_to_engine, encode_from_engine
+from sonoro.transport.launch import decode_from_engine, encode_to_engine
 from sonoro.transport.messages import (
     Alive,
     AppendText,
     AskAlive,
     Cancel,
-    DeleteVoice,
     EncodeVoice,
     EndText,
     Fatal,
+    LoadVoice,
     Pause,
     PrefixCounts,
     Ready,
-    RefreshVoices,
     Resume,
     Shutdown,
     Stats,
     StatsRequest,
     Submit,
-    VoiceDeleted,
+    VoiceEncoded,
     VoiceFailed,
-    VoiceReady,
-    VoicesRefreshed,
+    VoiceLost,
+    VoiceWanted,
     WorkerSettings,
-    decode_from_engine,
-    decode_to_engine,
-    encode_from_engine,
-    encode_to_engine,
 )
 
 SPEC = ModelSpec(
@@ -79,14 +75,13 @@ TO_ENGINE = [
     Resume("a"),
     StatsRequest(),
     AskAlive(),
-    EncodeVoice(3, "anna", REQUEST.references, "she agreed"),
-    DeleteVoice(4, "anna"),
-    RefreshVoices(6),
+    EncodeVoice(3, REQUEST.references),
+    LoadVoice("0af3", b"\x00\xff"),
+    VoiceLost("0af3", ErrorFacts.of(UnknownVoice("voice", "anna", "it has just been deleted"))),
     Shutdown(),
 ]
-ANNA = VoiceFacts(name="anna", use="prompt", duration_s=2.5, created_at_s=1.8e9, transcript="hm", consent="she agreed")
 FROM_ENGINE = [
-    Ready(spec=SPEC, ready_s=1.5, report="a line\nanother", gpu_memory_mib=10.5, graph_memory_mib=0.5, voices=(ANNA,)),
+    Ready(spec=SPEC, ready_s=1.5, report="a line\nanother", gpu_memory_mib=10.5, graph_memory_mib=0.5, fingerprint="f"),
     AudioChunk(request_id="a", index=3, pcm=b"\x00\x80\xff"),
     Finished(request_id="a", reason="runaway", frames=4, characters=9, timings=Timings(first_audio_s=0.1, total_s=2.0)),
     Failed.of("a", UnknownVoice("voice", "nobody", "known voices: low, high")),
@@ -106,10 +101,9 @@ FROM_ENGINE = [
     ),
     Alive(),
     Fatal(ErrorFacts.of(ConfigError("pages", 3, "it must be at least 4"))),
-    VoiceReady(3, ANNA),
-    VoiceDeleted(4, "anna"),
-    VoicesRefreshed(6, (ANNA,)),
-    VoiceFailed(5, ErrorFacts.of(VoiceExists("name", "anna", "delete it first"))),
+    VoiceEncoded(3, "0af3", b"\x00\xff"),
+    VoiceWanted("0af3"),
+    VoiceFailed(5, ErrorFacts.of(EngineBusy("too many"))),
 ]
 
 
@@ -157,7 +151,7 @@ def test_a_request_that_the_engine_could_not_read_is_refused(changes: dict) -> N
         encode_to_engine(Submit(SpeechRequest(**{"id": "a", "text": "Hi"} | changes)))
 
 
-@pytest.mark.parametrize("message", [EncodeVoice(1, 5, ()), EncodeVoice(1, "a", ("a.wav",)), DeleteVoice(1, None)])
+@pytest.mark.parametrize("message", [EncodeVoice("1", ()), EncodeVoice(1, ("a.wav",)), EncodeVoice(1, 5)])
 def test_a_voice_that_the_engine_could_not_read_is_refused(message: messages.ToEngine) -> None:
     with pytest.raises(InvalidRequest, match="every field must be of its type"):
         encode_to_engine(message)

@@ -12,6 +12,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import sentencex
 
@@ -22,6 +23,7 @@ __all__ = [
     "MIN_BOUND_S",
     "MIN_MAX_CHARACTERS",
     "SECONDS_PER_LETTER",
+    "Segment",
     "check_text",
     "cut_live",
     "cut_sentence",
@@ -74,6 +76,28 @@ _SCRIPTS = (
     ("ar", re.compile("[\u0600-\u06ff]")),
     ("hi", re.compile("[\u0900-\u097f]")),
 )
+
+
+@dataclass(eq=False)
+class Segment:
+    """What is prompted together: `text`, from character `start` to `end` of the request's own.
+
+    Where a model takes it as it comes, `ids` are those known so far, and `is_whole` says that these are all.
+    """
+
+    text: str
+    start: int
+    end: int
+    ids: list[int] | None = None
+    is_whole: bool = True
+    _counted: tuple[int, int] = (0, 0)
+
+    @property
+    def letters(self) -> int:
+        """How long it takes to say, as `spoken_length` counts, which is done once for a text that does not grow."""
+        if self._counted[0] != len(self.text):
+            self._counted = len(self.text), spoken_length(self.text)
+        return self._counted[1]
 
 
 def spoken_length(text: str) -> int:

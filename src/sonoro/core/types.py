@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Literal
 
 import msgspec
@@ -151,7 +152,7 @@ class VoiceFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     `name` is its id: what people call it, and after a dot whose it is, if it is not everybody's. `use` is that of its
     references: `prompt` is spoken in context, `reference` by its timbre alone. `duration_s` is that of the recording,
-    `consent` what its owner was asked for, `created_at_s` a Unix time.
+    `consent` what its owner was asked for, `created_at_s` a Unix time, `digest` that of its content.
     """
 
     name: str
@@ -160,6 +161,7 @@ class VoiceFacts(msgspec.Struct, frozen=True, kw_only=True):
     created_at_s: float
     transcript: str | None = None
     consent: str | None = None
+    digest: str = ""
 
     @property
     def called(self) -> str:
@@ -175,7 +177,8 @@ class VoiceFacts(msgspec.Struct, frozen=True, kw_only=True):
 class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One text to speak. Valid once constructed; `max_frames=None` bounds the audio by the text's length.
 
-    Whom to speak as: `voice` by name, or `references`, or a `speaker_embedding` that the caller already has.
+    Whom to speak as: `voice` by name, or `references`, or a `speaker_embedding` that the caller already has. For a
+    registered voice `voice_digest`, which `ModelSpec.resolve` fills in, says which encoded voice it is.
     Audio comes in chunks that follow its listener, or, where it `is_reproducible`, in chunks cut by rule: then the same
     request in the same company gives the same bytes.
     Of a live request `text` is a first piece, which may be empty: the rest follows while it is spoken.
@@ -186,6 +189,7 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     text: str
     voice: str | None = None
+    voice_digest: str | None = None
     language: str | None = None
     instructions: str | None = None
     references: tuple[Reference, ...] = ()
@@ -288,15 +292,17 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     def frame_s(self) -> float:
         return self.hop / self.sample_rate
 
-    def resolve(self, request: SpeechRequest, registered: Collection[str] = ()) -> SpeechRequest:
+    def resolve(self, request: SpeechRequest, registered: Mapping[str, str] = MappingProxyType({})) -> SpeechRequest:
         """`request` with every default of this model filled in (voice, language, sampling, options).
 
-        `registered` holds the names of the registered voices. Raises `InvalidRequest` (or a subclass) for what this
-        model cannot do.
+        `registered` holds the digests of the registered voices by name. Raises `InvalidRequest` (or a subclass) for
+        what this model cannot do.
         """
+        voice = self._voice(request, registered)
         return msgspec.structs.replace(
             request,
-            voice=self._voice(request, registered),
+            voice=voice,
+            voice_digest=None if voice is None or request.voice is None else registered.get(voice),
             language=self._language(request.language),
             sampling=request.sampling.over(self.sampling),
             instructions=self._instructions(request.instructions),

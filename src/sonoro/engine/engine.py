@@ -16,8 +16,9 @@ from concurrent.futures import Executor, Future
 import msgspec
 
 from sonoro.core.config import EngineConfig
+from sonoro.core.encoded_voice import EncodedVoice
 from sonoro.core.errors import EngineBusy, EngineError, InvalidRequest
-from sonoro.core.types import AudioChunk, Event, Failed, Finished, FinishReason, Reference, SpeechRequest, VoiceFacts
+from sonoro.core.types import AudioChunk, Event, Failed, Finished, FinishReason, Reference, SpeechRequest
 from sonoro.engine.prompts import Prompts
 from sonoro.engine.request import RunningRequest
 from sonoro.engine.runner import Decoded, Launched, Runner
@@ -112,9 +113,9 @@ class Engine:
         return self._scheduler.waiting + len(self._awaiting_voice)
 
     @property
-    def voices(self) -> tuple[VoiceFacts, ...]:
-        """The registered voices."""
-        return tuple(self._voices.registered.values())
+    def fingerprint(self) -> str:
+        """Whose encoded voices this engine can load."""
+        return self._model.fingerprint
 
     @property
     def launches(self) -> dict[str, dict[str, int]]:
@@ -146,14 +147,17 @@ class Engine:
         if request.id in self._running:
             raise InvalidRequest("id", request.id, "a request of that id is still running")
         self._check_room()
-        request = self.spec.resolve(request, self._voices.registered)
+        known = {request.voice or "": request.voice_digest} if request.voice_digest else {}
+        request = self.spec.resolve(request, known)
         with self._runner.active():
             running = RunningRequest(request, [], None, accepted_at_s=self._clock_s())
             self._prompts.cut_segments(running)
             voice = self._voices.of(request)
             if voice is not None:
                 # From here on the voice stands for them.
-                running.request = msgspec.structs.replace(request, voice=None, references=(), speaker_embedding=None)
+                running.request = msgspec.structs.replace(
+                    request, voice=None, voice_digest=None, references=(), speaker_embedding=None
+                )
             if voice is not None and not voice.done():
                 self._awaiting_voice[running] = voice
             else:
@@ -172,22 +176,26 @@ class Engine:
         if running is not None and running.has_text_to_come:
             self._take_text(running, "", is_last=True)
 
-    def add_voice(self, name: str, references: tuple[Reference, ...], consent: str | None = None) -> Future[VoiceFacts]:
-        """Register the voice of `references`; once it is done, requests can name it.
+    def encode_voice(self, references: tuple[Reference, ...]) -> Future[EncodedVoice]:
+        """Encode `references` for others to keep; it stays at hand for requests that name its digest or are the same.
 
-        Raises `InvalidRequest` or `VoiceExists` for the name, `EngineBusy` while too many are waiting; the future
-        fails with `InvalidReference`, or `EngineError` if it cannot be kept.
+        Raises `EngineBusy` while too many are waiting, and as `Voices.encode` does; the future fails with
+        `InvalidReference`.
         """
         self._check_room()
-        return self._voices.add(name, references, consent)
+        return self._voices.encode(references)
 
-    def delete_voice(self, name: str) -> Future[None]:
-        """Forget a registered voice; requests that have it go on. Raises `UnknownVoice`."""
-        return self._voices.delete(name)
+    def take_wanted(self) -> list[str]:
+        """Digests of encoded voices that requests wait for and that are not here, each told of once."""
+        return self._voices.take_wanted()
 
-    def refresh_voices(self) -> Future[None]:
-        """Look again at what the folder of voices holds, which other engines may have changed."""
-        return self._voices.refresh()
+    def load_voice(self, digest: str, data: bytes) -> None:
+        """The encoded voice of a digest that was wanted. What is wrong with it fails who speaks as it."""
+        self._voices.load(digest, data)
+
+    def lose_voice(self, digest: str, error: Exception) -> None:
+        """A voice that was wanted cannot be had; `error` fails who speaks as it."""
+        self._voices.lose(digest, error)
 
     def warm_up(self) -> None:
         """Run what would otherwise stall running streams at its first use: encoding, on a GPU."""
@@ -235,7 +243,7 @@ class Engine:
         return events
 
     def _check_room(self) -> None:
-        if self._scheduler.is_full(len(self._awaiting_voice) + self._voices.adding):
+        if self._scheduler.is_full(len(self._awaiting_voice) + self._voices.saving):
             raise EngineBusy(
                 f"{self.config.max_waiting} requests (max_waiting) are waiting for a slot; try again later"
             )

@@ -7,38 +7,15 @@ segment of its own once it is complete.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sonoro.core.errors import InvalidRequest
-from sonoro.core.text import cut_live, cut_sentence, is_speakable, segment_ends, spoken_length
+from sonoro.core.text import Segment, cut_live, cut_sentence, is_speakable, segment_ends
 
 if TYPE_CHECKING:
     from sonoro.models.base import LiveText
 
-__all__ = ["LiveFeed", "Segment"]
-
-
-@dataclass(eq=False)
-class Segment:
-    """What is prompted together: `text`, from character `start` to `end` of the request's own.
-
-    Where a model takes it as it comes, `ids` are those known so far, and `is_whole` says that these are all.
-    """
-
-    text: str
-    start: int
-    end: int
-    ids: list[int] | None = None
-    is_whole: bool = True
-    _counted: tuple[int, int] = (0, 0)
-
-    @property
-    def letters(self) -> int:
-        """How long it takes to say, as `spoken_length` counts, which is done once for a text that does not grow."""
-        if self._counted[0] != len(self.text):
-            self._counted = len(self.text), spoken_length(self.text)
-        return self._counted[1]
+__all__ = ["LiveFeed"]
 
 
 class LiveFeed:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sonoro.core.text import LETTERS_PER_S
+from sonoro.core.text import LETTERS_PER_S, Segment
 from sonoro.core.types import FinishReason, SpeechRequest, Timings
-from sonoro.engine.live import LiveFeed, Segment
+from sonoro.engine.live import LiveFeed
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -1,4 +1,4 @@
-"""Whom requests speak as: reference audio encoded once and kept by its content, and voices registered by name.
+"""Whom requests speak as: reference audio encoded once, and encoded voices that the server keeps; by their content.
 
 To encode a minute of audio takes most of a second, for which no running stream may wait: it happens wherever `executor`
 runs it, on a CUDA stream of its own, and who needs a voice holds a future of it. Knows no model beyond `models.base`.
@@ -11,7 +11,7 @@ import hashlib
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any, TypeVar
@@ -21,9 +21,10 @@ import torch
 
 from sonoro.core.audio import MAX_REFERENCE_S
 from sonoro.core.config import EngineConfig
-from sonoro.core.errors import InvalidReference, InvalidRequest, UnknownVoice, VoiceExists
-from sonoro.core.types import Reference, SpeechRequest, VoiceFacts, voice_id
-from sonoro.engine.voice_store import OutOfReach, store_at
+from sonoro.core.encoded_voice import EncodedVoice
+from sonoro.core.errors import InvalidReference
+from sonoro.core.types import Reference, SpeechRequest
+from sonoro.engine.saved_voices import dump, parse
 from sonoro.models.base import SpeechModel, Voice
 
 __all__ = ["Inline", "Voices", "content_hash"]
@@ -52,9 +53,7 @@ class Voices:
     """What a model can speak as besides its own voices. Called by one thread; `executor` runs one thing at a time.
 
     Voices are complete on their devices once their future is done, and may be read on `readers`, the CUDA streams of
-    the ticks (none on a CPU), the model's last; the codec is on `codec_device`. What was registered before is loaded at
-    once; whatever else is in the folder is passed over with a warning. Raises `ConfigError` if the folder cannot be
-    used.
+    the ticks (none on a CPU), the model's last; the codec is on `codec_device`. The `max_voices` used last are kept.
     """
 
     def __init__(
@@ -73,17 +72,20 @@ class Voices:
             stream.wait_stream(torch.cuda.current_stream(stream.device))
         self._kept: OrderedDict[str, Future[Voice]] = OrderedDict()
         self._waiting: Counter[Future[Voice]] = Counter()
-        self._adding: dict[str, Future[Voice]] = {}
-        self._contents: dict[str, str] = {}
-        self.registered: dict[str, VoiceFacts] = {}
-        self._store = store_at(config.voices_folder, model.spec.name, model.fingerprint)
-        self._stamps: dict[str, Hashable] = {}
-        self._run(self._look)
+        self._saving: dict[Future[EncodedVoice], Future[Voice]] = {}
+        self._wanted: dict[str, Future[Voice]] = {}
+        self._asked: list[str] = []
 
     @property
-    def adding(self) -> int:
-        """Voices that are being registered."""
-        return len(self._adding)
+    def saving(self) -> int:
+        """Voices that are being encoded to be kept by others."""
+        self._saving = {saved: voice for saved, voice in self._saving.items() if not saved.done()}
+        return len(self._saving)
+
+    def take_wanted(self) -> list[str]:
+        """The digests of encoded voices that are needed and not here, each told of once: `load` or `lose` them."""
+        asked, self._asked = self._asked, []
+        return asked
 
     def of(self, request: SpeechRequest) -> Future[Voice] | None:
         """The voice of a resolved request, encoded unless it is kept; None if it speaks as one of the model's own.
@@ -95,8 +97,8 @@ class Voices:
             voice.set_result(self._model.voice_of(request.speaker_embedding))
         elif request.references:
             voice = self._get(content_hash(request.references), partial(self._encode, request.references))
-        elif request.voice in self.registered:
-            voice = self._get(self._key(request.voice), partial(self._load, request.voice))
+        elif request.voice_digest is not None:
+            voice = self._known(request.voice_digest)
         else:
             return None
         self._waiting[voice] += 1
@@ -105,7 +107,7 @@ class Voices:
     def leave(self, voice: Future[Voice]) -> None:
         """One who waited for `voice` has it, or does not want it any more; what nobody wants is not begun."""
         self._waiting[voice] -= 1
-        if self._waiting[voice] or any(voice is added for added in list(self._adding.values())):
+        if self._waiting[voice] or (self.saving and voice in self._saving.values()):
             return
         del self._waiting[voice]
         if voice.cancel() or _has_failed(voice):
@@ -113,41 +115,32 @@ class Voices:
             for key in [key for key, kept in self._kept.items() if kept is voice]:
                 del self._kept[key]
 
-    def add(self, name: str, references: tuple[Reference, ...], consent: str | None = None) -> Future[VoiceFacts]:
-        """Register the voice of `references`; it can be named once this is done.
+    def encode(self, references: tuple[Reference, ...]) -> Future[EncodedVoice]:
+        """Encode `references` to be kept outside of this process, and keep the voice for the first who speaks as it.
 
-        Raises `InvalidRequest` or `VoiceExists` for the name, `InvalidReference` for a recording that the model cannot
-        use or that lacks its transcript; the rest comes with the future.
+        Raises `InvalidReference` for a recording that the model cannot use or that lacks its transcript; the rest comes
+        with the future.
         """
-        name = voice_id(name)
         self._model.spec.check_cloning("ref_audio")
         for reference in references:
             reference.check()
-        if name in self._model.spec.voices:
-            raise InvalidRequest("name", name, f"{self._model.spec.name} has a voice of that name of its own")
-        if name in self.registered or name in self._adding:
-            raise VoiceExists("name", name, "a voice of that name is registered; delete it first")
-        if len(self.registered) + len(self._adding) >= self._config.max_registered_voices:
-            most = self._config.max_registered_voices
-            raise InvalidRequest(
-                "name", name, f"{most} voices (max_registered_voices) are registered; delete one first"
-            )
-        content = content_hash(references)
-        # Kept for the first who speaks as it, under its name or with the recording itself.
-        self._adding[name] = voice = self._get(content, partial(self._encode, references))
-        return self._submit(partial(self._register, name, references, consent, voice, content))
+        digest = content_hash(references)
+        voice = self._get(digest, partial(self._encode, references))
+        saved = self._submit(partial(self._save, digest, voice))
+        self._saving[saved] = voice
+        return saved
 
-    def delete(self, name: str) -> Future[None]:
-        """Forget a registered voice; what has been given its voice goes on. Raises `UnknownVoice`."""
-        facts = self.registered.pop(name.lower(), None)
-        if facts is None:
-            raise UnknownVoice("name", name, "no voice of that name is registered")
-        self._kept.pop(self._key(facts.name), None)
-        return self._submit(partial(self._remove, facts))
+    def load(self, digest: str, data: bytes) -> None:
+        """The encoded voice that was wanted. What is wrong with it fails who speaks as it."""
+        voice = self._wanted.pop(digest, None)
+        if voice is not None and voice.set_running_or_notify_cancel():
+            self._submit(partial(self._load, data)).add_done_callback(partial(_hand_on, voice))
 
-    def refresh(self) -> Future[None]:
-        """Register what other engines have put into the folder, and forget what they have taken from it."""
-        return self._submit(self._look)
+    def lose(self, digest: str, error: Exception) -> None:
+        """The encoded voice that was wanted cannot be had: `error` fails who speaks as it."""
+        voice = self._wanted.pop(digest, None)
+        if voice is not None and voice.set_running_or_notify_cancel():
+            voice.set_exception(error)
 
     def warm_up(self) -> None:
         """Encode noise of some lengths on a GPU: kernels are compiled and loaded, and memory for the longest is taken.
@@ -164,11 +157,6 @@ class Voices:
                 logger.warning("event=voice_warm_up_failed reference_s=%g reason=%r", duration_s, str(error))
         logger.info("event=voices_warmed_up seconds=%.2f", time.perf_counter() - started_s)
 
-    def _key(self, name: str) -> str:
-        """What a registered voice is kept under: its content's hash if this engine has encoded it, else what changes
-        once another voice has the name."""
-        return self._contents.get(name) or f"name {name} {self._stamps.get(name)}"
-
     def _submit(self, make: Callable[[], Made]) -> Future[Made]:
         return self._executor.submit(self._run, make)
 
@@ -182,16 +170,30 @@ class Voices:
                 stream.synchronize()
             return made
 
-    def _get(self, key: str, make: Callable[[], Voice]) -> Future[Voice]:
+    def _get(self, digest: str, make: Callable[[], Voice]) -> Future[Voice]:
+        """The voice of that digest: kept, wanted by somebody, or else what `make` makes."""
+        return self._keep(digest, lambda: self._submit(make))
+
+    def _known(self, digest: str) -> Future[Voice]:
+        """The voice of that digest: kept, or wanted from now on."""
+
+        def want() -> Future[Voice]:
+            self._asked.append(digest)
+            self._wanted[digest] = Future()
+            return self._wanted[digest]
+
+        return self._keep(digest, want)
+
+    def _keep(self, digest: str, make: Callable[[], Future[Voice]]) -> Future[Voice]:
         for failed in [kept for kept, voice in self._kept.items() if _has_failed(voice)]:
             # Nor what its traceback holds.
             del self._kept[failed]
-        if key not in self._kept:
-            self._kept[key] = self._submit(make)
+        if digest not in self._kept:
+            self._kept[digest] = make()
             if len(self._kept) > self._config.max_voices:
                 self._kept.popitem(last=False)
-        self._kept.move_to_end(key)
-        return self._kept[key]
+        self._kept.move_to_end(digest)
+        return self._kept[digest]
 
     def _encode(self, references: tuple[Reference, ...]) -> Voice:
         """The voice of `references`, its codec history primed: in a tick that is only copied."""
@@ -204,10 +206,14 @@ class Voices:
         except InvalidReference:
             return self._encode((Reference(pcm=pcm, sample_rate=rate, use="reference"),))
 
-    def _load(self, name: str) -> Voice:
-        if name not in self.registered:
-            raise UnknownVoice("voice", name, "it has just been deleted")
-        return self._share(self._primed(self._model.load_voice(self._store.read(name)[1])))
+    def _load(self, data: bytes) -> Voice:
+        saved = parse(data, self._model.fingerprint)
+        return self._share(self._primed(self._model.load_voice(saved)))
+
+    def _save(self, digest: str, encoded: Future[Voice]) -> EncodedVoice:
+        # Encoded, or failed, before: one thing is done after the other.
+        saved = self._model.save_voice(encoded.result(timeout=0))
+        return EncodedVoice(digest, dump(saved, self._model.spec.name, self._model.fingerprint))
 
     def _primed(self, voice: Voice) -> Voice:
         if voice.reference_frames is not None:
@@ -225,73 +231,6 @@ class Voices:
                     tensor.record_stream(self._readers[tensor.device])
         return voice
 
-    def _register(
-        self,
-        name: str,
-        references: tuple[Reference, ...],
-        consent: str | None,
-        encoded: Future[Voice],
-        content: str,
-    ) -> VoiceFacts:
-        try:
-            # Encoded before: one thing is done after the other.
-            voice = encoded.result(timeout=0)
-            facts = VoiceFacts(
-                name=name,
-                use="prompt" if any(reference.use == "prompt" for reference in references) else "reference",
-                duration_s=round(sum(reference.duration_s for reference in references), 3),
-                created_at_s=float(int(time.time())),
-                transcript=" ".join(reference.text for reference in references if reference.text) or None,
-                consent=consent,
-            )
-            self._stamps[name] = self._store.write(facts, self._model.save_voice(voice))
-            self._contents[name] = content
-            self.registered[name] = facts
-            return facts
-        finally:
-            self._adding.pop(name, None)
-
-    def _remove(self, facts: VoiceFacts) -> None:
-        try:
-            self._store.delete(facts.name)
-            # Which somebody who looked in the meantime has registered again.
-            self.registered.pop(facts.name, None)
-            self._stamps.pop(facts.name, None)
-            self._contents.pop(facts.name, None)
-        except Exception:
-            self.registered[facts.name] = facts
-            raise
-
-    def _look(self) -> None:
-        """Register what the store holds, what is new or another than before read once to see that it can be used."""
-        stamps = self._store.stamps()
-        for name in (self._stamps.keys() | self.registered.keys()) - stamps.keys():
-            self.registered.pop(name, None)
-            # The next of that name may have the same: clocks of buckets count seconds.
-            self._stamps.pop(name, None)
-            self._contents.pop(name, None)
-        for name, stamp in stamps.items():
-            if self._stamps.get(name) == stamp:
-                continue
-            self._stamps[name] = stamp
-            self._contents.pop(name, None)
-            try:
-                self.registered[name] = self._read(name)
-            except Exception as error:  # whatever lies in a folder, the engine runs
-                self.registered.pop(name, None)
-                if isinstance(error, OutOfReach):
-                    self._stamps[name] = None  # so it is read the next time
-                logger.warning("event=voice_passed_over file=%r reason=%r", f"{name}.safetensors", str(error))
-
-    def _read(self, name: str) -> VoiceFacts:
-        if name not in self.registered and len(self.registered) >= self._config.max_registered_voices:
-            raise InvalidRequest("name", name, "as many voices as may (max_registered_voices) are registered")
-        if name in self._model.spec.voices:
-            raise InvalidRequest("name", name, "the model has a voice of that name of its own")
-        facts, saved = self._store.read(name)
-        self._model.load_voice(saved)
-        return facts
-
 
 def content_hash(references: tuple[Reference, ...]) -> str:
     """The same for the same audio, rate, transcript and use; different otherwise."""
@@ -303,3 +242,12 @@ def content_hash(references: tuple[Reference, ...]) -> str:
 
 def _has_failed(voice: Future[Voice]) -> bool:
     return voice.done() and voice.exception() is not None
+
+
+def _hand_on(voice: Future[Voice], loaded: Future[Voice]) -> None:
+    """What `loaded`, which is done, came to is what `voice` comes to."""
+    error = loaded.exception()
+    if error is None:
+        voice.set_result(loaded.result())
+    else:
+        voice.set_exception(error)

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from importlib.machinery import ModuleSpec
 
@@ -26,8 +26,9 @@ import msgspec
 import torch
 
 from sonoro.core.config import log_level, see_gpus
+from sonoro.core.encoded_voice import EncodedVoice
 from sonoro.core.errors import ConfigError, ErrorFacts, SonoroError
-from sonoro.core.types import Event, Failed, Finished, VoiceFacts
+from sonoro.core.types import Event, Failed, Finished
 from sonoro.engine.compile import compiling
 from sonoro.engine.engine import Engine
 from sonoro.models.base import LoadedModel
@@ -37,23 +38,22 @@ from sonoro.transport.messages import (
     AppendText,
     AskAlive,
     Cancel,
-    DeleteVoice,
     EncodeVoice,
     EndText,
     Fatal,
+    LoadVoice,
     Pause,
     Ready,
-    RefreshVoices,
     Resume,
     Shutdown,
     Stats,
     StatsRequest,
     Submit,
     ToEngine,
-    VoiceDeleted,
+    VoiceEncoded,
     VoiceFailed,
-    VoiceReady,
-    VoicesRefreshed,
+    VoiceLost,
+    VoiceWanted,
     WorkerSettings,
 )
 
@@ -66,8 +66,6 @@ SMALL_MODEL_PARAMETERS = 50_000_000
 and on cores that other work shares the two wait for each other (RTF .39 with one, 9 with two)."""
 
 CANNOT_START, BROKEN = 2, 1
-
-VoiceChange = Future[VoiceFacts] | Future[None]
 
 _IDLE_S = 1.0
 _PARENT_CHECK_S = 0.5
@@ -177,7 +175,7 @@ class Worker:
     def __init__(self, engine: Engine, link: WorkerLink, device: torch.device) -> None:
         self._engine, self._link, self._device = engine, link, device
         self._is_paused: dict[str, bool] = {}
-        self._registering: dict[int, tuple[str, VoiceChange]] = {}
+        self._encoding: dict[int, Future[EncodedVoice]] = {}
         self._tick_s: deque[float] = deque(maxlen=_WINDOW)
         self._frame_s: deque[float] = deque(maxlen=_WINDOW)
         self._ticked_at_s: float | None = None
@@ -191,7 +189,7 @@ class Worker:
             report=self._engine.report,
             gpu_memory_mib=self._gpu_memory_mib(),
             graph_memory_mib=self._engine.graph_memory_mib,
-            voices=self._engine.voices,
+            fingerprint=self._engine.fingerprint,
         )
 
     def serve(self) -> None:
@@ -200,7 +198,7 @@ class Worker:
         while not self._is_stopping:
             waiting += self._link.receive(0.0 if waiting or self._engine.has_work else self._idle_s)
             self._obey_some(waiting)
-            self._answer_registered()
+            self._tell_of_voices()
             if not self._engine.has_work:
                 self._ticked_at_s = None
                 continue
@@ -213,7 +211,7 @@ class Worker:
     @property
     def _idle_s(self) -> float:
         """How long nothing can happen unless a message comes: what is encoded comes without one."""
-        return _ENCODING_S if self._engine.is_encoding or self._registering else _IDLE_S
+        return _ENCODING_S if self._engine.is_encoding or self._encoding else _IDLE_S
 
     def _note_tick(self, started_at_s: float) -> None:
         ended_at_s = time.perf_counter()
@@ -258,37 +256,29 @@ class Worker:
                     self._frame_s.clear()
             case AskAlive():
                 self._link.send([Alive()])
-            case EncodeVoice(number, name, references, consent):
-                self._register(number, name, lambda: self._engine.add_voice(name, references, consent))
-            case DeleteVoice(number, name):
-                self._register(number, name, lambda: self._engine.delete_voice(name))
-            case RefreshVoices(number):
-                self._register(number, "", self._engine.refresh_voices)
+            case EncodeVoice(number, references):
+                try:
+                    self._encoding[number] = self._engine.encode_voice(references)
+                except Exception as error:
+                    self._link.send([VoiceFailed(number, ErrorFacts.of(error))])
+            case LoadVoice(digest, data):
+                self._engine.load_voice(digest, data)
+            case VoiceLost(digest, facts):
+                self._engine.lose_voice(digest, facts.error)
             case Shutdown():
                 self._is_stopping = True
 
-    def _register(self, number: int, name: str, begin: Callable[[], VoiceChange]) -> None:
-        try:
-            self._registering[number] = name.lower(), begin()
-        except Exception as error:
-            self._link.send([VoiceFailed(number, ErrorFacts.of(error))])
-
-    def _answer_registered(self) -> None:
-        """Say of the voices that have come to be, or to an end, that they have."""
-        done = [number for number, (_, future) in self._registering.items() if future.done()]
-        for number in done:
-            name, future = self._registering.pop(number)
+    def _tell_of_voices(self) -> None:
+        """Say which voices have been encoded, or could not be, and which are wanted."""
+        for number in [number for number, future in self._encoding.items() if future.done()]:
             try:
-                facts = future.result()
+                encoded = self._encoding.pop(number).result()
             except Exception as error:
                 self._link.send([VoiceFailed(number, ErrorFacts.of(error))])
             else:
-                if facts is not None:
-                    self._link.send([VoiceReady(number, facts)])
-                elif name:
-                    self._link.send([VoiceDeleted(number, name)])
-                else:
-                    self._link.send([VoicesRefreshed(number, self._engine.voices)])
+                self._link.send([VoiceEncoded(number, encoded.digest, encoded.data)])
+        if wanted := self._engine.take_wanted():
+            self._link.send([VoiceWanted(digest) for digest in wanted])
 
     def _send(self, events: Sequence[Event]) -> None:
         for event in events:

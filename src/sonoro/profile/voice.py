@@ -125,9 +125,8 @@ async def _row(
     durations_s = []
     for reference in references:
         began_s = time.perf_counter()
-        await client.add_voice("bench", (reference,))
+        await client.encode_voice((reference,))
         durations_s.append(time.perf_counter() - began_s)
-        await client.delete_voice("bench")
     if not references:
         await asyncio.sleep(_QUIET_S)
     gaps_ms = sorted(1000 * gap_s for stream in streams for gap_s in (*stream.gaps_s, stream.pending_s))

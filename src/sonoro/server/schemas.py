@@ -16,7 +16,16 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, m
 
 from sonoro.core.audio import MAX_REFERENCE_S
 from sonoro.core.errors import InvalidReference, InvalidRequest
-from sonoro.core.types import MAX_ATTEMPTS, MAX_SEED, ModelSpec, Reference, SamplingParams, SpeechRequest, VoiceMode
+from sonoro.core.types import (
+    MAX_ATTEMPTS,
+    MAX_SEED,
+    ModelSpec,
+    Reference,
+    SamplingParams,
+    SpeechRequest,
+    VoiceFacts,
+    VoiceMode,
+)
 from sonoro.server.config import OPENAI_VOICES
 from sonoro.server.encode import FORMATS, MAX_RATE, MAX_SPEED, MIN_RATE, MIN_SPEED
 from sonoro.server.references import Recordings
@@ -215,11 +224,11 @@ def speech_request(
     aliases: Mapping[str, str],
     *,
     references: tuple[Reference, ...] = (),
-    registered: Mapping[str, str] = MappingProxyType({}),
+    registered: Mapping[str, VoiceFacts] = MappingProxyType({}),
     is_live: bool = False,
 ) -> SpeechRequest:
     """What `body` asks of the model of `spec`; `aliases` are further names of its voices, in lower case, and
-    `registered` are the ids of the voices that may be named beside them, by name.
+    `registered` voices may be named beside them.
 
     Raises `InvalidRequest` (or a subclass) for what a request cannot be or this model cannot do.
     """
@@ -233,7 +242,7 @@ def speech_request(
     request = SpeechRequest(
         id=request_id,
         text=body.input,
-        voice=uploaded or voice,
+        voice=voice if uploaded is None else uploaded.name,
         language=body.language,
         instructions=body.instructions or None,
         references=references,
@@ -252,7 +261,7 @@ def speech_request(
         options=_options(body, request_id, spec),
     )
     # Of an unknown voice it tells what there is by name; who is given one is given it by its id.
-    return spec.resolve(request, (uploaded,) if uploaded else registered)
+    return spec.resolve(request, {uploaded.name: uploaded.digest} if uploaded else dict.fromkeys(registered, ""))
 
 
 def _check_task(body: SpeechBody, spec: ModelSpec, *, is_cloned: bool) -> None:

@@ -31,6 +31,7 @@ from sonoro.server.metrics import EngineState, Metrics, Observation
 from sonoro.server.references import Recordings
 from sonoro.server.schemas import SpeechBody, read_references, speech_request
 from sonoro.server.stream import NO_ENGINE, Gate, Speech
+from sonoro.server.voice_store import VoiceStore
 from sonoro.transport.client import EngineClient
 from sonoro.transport.fleet import Fleet
 
@@ -98,6 +99,8 @@ class Service:
             allows_urls=config.allow_reference_urls,
             folder=config.reference_folder,
         )
+        engine = client.settings.config
+        self.store = VoiceStore(engine.voices_folder, engine.max_registered_voices)
         self.created_s = int(time.time())
         self.aliases: dict[str, str] = {}
         self._encoders, self._sessions = encoder_threads(), 0
@@ -123,11 +126,14 @@ class Service:
             await asyncio.gather(*self._watching, return_exceptions=True)
             self._encoders.shutdown(wait=False)
             self.recordings.close()
+            self.store.close()
             await self.client.close()
 
     async def _start(self) -> None:
         try:
             await self.client.start()
+            await self.store.open(self.client.ready.fingerprint)
+            self.client.use_voices(self.store.data)
             self.aliases = self.config.aliases(self.client.spec)
         except Exception as error:
             failure = error if isinstance(error, SonoroError) else EngineError(repr(error))
@@ -256,7 +262,7 @@ class Service:
             )
 
         try:
-            request = asked_for(self.client.voices)
+            request = asked_for(self.store.voices)
         except UnknownVoice:
             request = asked_for(await self.voices())
         return Speech(name, request, self.encoding(body), is_events=body.stream_format == "sse", is_silent=is_silent)
@@ -267,19 +273,19 @@ class Service:
         Raises `NotReady` if that could not be found out in time.
         """
         try:
-            await asyncio.wait_for(self.client.refresh_voices(), VOICES_TIMEOUT_S)
+            await asyncio.wait_for(self.store.refresh(), VOICES_TIMEOUT_S)
         except TimeoutError as error:
             raise NotReady(f"the folder of voices was not read in {VOICES_TIMEOUT_S:g} s; try again later") from error
-        return self.client.voices
+        return self.store.voices
 
-    def names_of(self, caller: Caller, voices: Iterable[VoiceFacts]) -> dict[str, str]:
-        """The ids of those of `voices` that `caller` may use, by what they may be called: their ids, and by name their
+    def names_of(self, caller: Caller, voices: Iterable[VoiceFacts]) -> dict[str, VoiceFacts]:
+        """Those of `voices` that `caller` may use, by what they may be called: their ids, and by name their
         own and everybody's. A name that stands for a voice of the model is none of theirs."""
         seen = [facts for facts in voices if caller.sees(facts) and facts.called not in self.taken_names()]
         # Their own last: it is theirs though everybody's came to have its name.
         named = sorted(seen, key=lambda facts: facts.owner == caller.owner)
-        names = {facts.called: facts.name for facts in named if facts.owner in ("", caller.owner)}
-        return names | {facts.name: facts.name for facts in seen if facts.owner}
+        names = {facts.called: facts for facts in named if facts.owner in ("", caller.owner)}
+        return names | {facts.name: facts for facts in seen if facts.owner}
 
     def taken_names(self) -> set[str]:
         """What stands for voices of the model, in lower case: no uploaded voice may be called so."""
@@ -288,7 +294,7 @@ class Service:
     async def _watch_voices(self) -> None:
         while True:
             await asyncio.sleep(VOICES_S)
-            await self.client.refresh_voices()
+            await self.store.refresh()
 
     async def _watch_engines(self) -> None:
         while self.client.closed_reason is None:

@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any, Literal
 
-import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers, UploadFile
@@ -113,7 +112,7 @@ def voice_routes(service: Service) -> APIRouter:
                 decoding = service.recordings.decode(_audio(form), text, use)
                 if (reference := await while_there(request.receive, decoding)) is None:
                     return Response(status_code=CLIENT_GONE)
-                facts = await client.add_voice(name, (reference,), consent)
+                facts = await service.store.add(name, (reference,), consent, client.encode_voice)
         return JSONResponse(_shown(facts, request.state.caller), 201)
 
     @router.delete("/{name}", responses=_DELETED, dependencies=with_key)
@@ -126,7 +125,7 @@ def voice_routes(service: Service) -> APIRouter:
         known |= {facts.name: facts.name for facts in theirs}
         if name.lower() not in known:
             raise UnknownVoice("name", name, "you have registered no voice of that name")
-        await client.delete_voice(known[name.lower()])
+        await service.store.delete(known[name.lower()])
         return {"name": name.lower(), "deleted": True}
 
     return router
@@ -138,16 +137,16 @@ def _free_name(service: Service, caller: Caller, name: str) -> str:
     if called in service.taken_names():
         raise InvalidRequest("name", name, "a voice of the model, or of OpenAI's API, goes by that name")
     mine = f"{called}.{caller.owner}" if caller.owner else called
-    if any(facts.name in (called, mine) for facts in service.client.voices):
+    if any(facts.name in (called, mine) for facts in service.store.voices):
         raise VoiceExists("name", name, "a voice of that name is registered; delete it first")
     return mine
 
 
 def _shown(facts: VoiceFacts, caller: Caller) -> dict[str, Any]:
     """What `caller` is told of a voice: whose it is, if it may be another's."""
-    shown = msgspec.structs.asdict(facts) | {"name": facts.called}
+    shown = {name: getattr(facts, name) for name in ("use", "duration_s", "transcript", "consent")}
     whose = {"id": facts.name, "owner": facts.owner or None} if caller.is_admin else {}
-    return {**shown, "created_at": int(shown.pop("created_at_s")), **whose}
+    return {"name": facts.called, **shown, "created_at": int(facts.created_at_s), **whose}
 
 
 Form = Mapping[str, str | bytes]

@@ -12,16 +12,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import zmq
 
-from sonoro.transport.messages import (
-    FromEngine,
-    ToEngine,
-    decode_to_engine,
-    encode_from_engine,
-)
+from sonoro.transport.messages import FromEngine, ToEngine
 
-__all__ = ["WorkerLink", "new_endpoint", "remove_endpoint"]
+__all__ = ["WorkerLink", "decode_to_engine", "encode_from_engine", "new_endpoint", "remove_endpoint"]
 
 _SCHEME = "ipc://"
 
@@ -68,3 +64,18 @@ def new_endpoint() -> str:
 def remove_endpoint(endpoint: str) -> None:
     """Remove the Unix socket of `endpoint` and its folder, if they are still there."""
     shutil.rmtree(Path(endpoint.removeprefix(_SCHEME)).parent, ignore_errors=True)
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(ToEngine)
+
+
+def decode_to_engine(payload: bytes) -> ToEngine:
+    """Inverse of `transport.launch.encode_to_engine`."""
+    message: ToEngine = _decoder.decode(payload)
+    return message
+
+
+def encode_from_engine(messages: Sequence[FromEngine]) -> bytes:
+    """`messages`, which travel together, as bytes."""
+    return _encoder.encode(messages)

@@ -9,12 +9,21 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sonoro.core.errors import EngineClosed, EngineCrashed, EngineError, ErrorFacts, InvalidRequest, SonoroError
+from sonoro.core.encoded_voice import EncodedVoice
+from sonoro.core.errors import (
+    EngineClosed,
+    EngineCrashed,
+    EngineError,
+    ErrorFacts,
+    InvalidRequest,
+    SonoroError,
+    UnknownVoice,
+)
 from sonoro.core.types import (
     AudioChunk,
     Failed,
@@ -22,7 +31,6 @@ from sonoro.core.types import (
     ModelSpec,
     Reference,
     SpeechRequest,
-    VoiceFacts,
     check_text,
 )
 from sonoro.transport.answer import Answer
@@ -32,26 +40,32 @@ from sonoro.transport.messages import (
     AppendText,
     AskAlive,
     Cancel,
-    DeleteVoice,
     EncodeVoice,
     EndText,
     FromEngine,
+    LoadVoice,
     Ready,
-    RefreshVoices,
     Stats,
     StatsRequest,
     Submit,
     ToEngine,
-    VoiceDeleted,
+    VoiceEncoded,
     VoiceFailed,
-    VoiceReady,
-    VoicesRefreshed,
+    VoiceLost,
+    VoiceWanted,
     WorkerSettings,
 )
 
-__all__ = ["EngineClient"]
+__all__ = ["EngineClient", "VoiceSource"]
 
 logger = logging.getLogger(__name__)
+
+
+VoiceSource = Callable[[str], Awaitable[bytes]]
+
+
+async def _no_voices(digest: str) -> bytes:
+    raise UnknownVoice("voice", digest, "no voices are kept here")
 
 
 class EngineClient:
@@ -73,9 +87,11 @@ class EngineClient:
         self._heard_at_s, self._is_hung = 0.0, False
         self._answers: dict[str, Answer] = {}
         self._asked: deque[asyncio.Future[Stats]] = deque()
-        self._voices: dict[str, VoiceFacts] = {}
         self._numbers = itertools.count()
-        self._registering: dict[int, asyncio.Future[VoiceFacts | None]] = {}
+        self._encoding: dict[int, asyncio.Future[EncodedVoice]] = {}
+        self._fetching: set[asyncio.Task[None]] = set()
+        self.voice_source: VoiceSource = _no_voices
+        """Where encoded voices come from that the engine lacks, by digest. Raises `SonoroError`."""
         self.restarts = 0
         """How often a replacement was started."""
 
@@ -96,7 +112,7 @@ class EngineClient:
         """End the engine; what is still running fails with `EngineClosed`."""
         self._give_up(EngineClosed("the engine was closed"))
         try:
-            await drop(*self._tasks)
+            await drop(*self._tasks, *self._fetching)
         finally:
             process, self._process = self._process, None
             if process is not None:
@@ -133,11 +149,6 @@ class EngineClient:
         return None if self._closed is None else str(self._closed)
 
     @property
-    def voices(self) -> tuple[VoiceFacts, ...]:
-        """The registered voices by name, as the newest engine said."""
-        return tuple(self._voices[name] for name in sorted(self._voices))
-
-    @property
     def open_requests(self) -> int:
         """How many it has been given that have not ended: those that hold a slot and those that wait for one."""
         return len(self._answers)
@@ -145,10 +156,6 @@ class EngineClient:
     def holds(self, request_id: str) -> bool:
         """Whether the request of that id is one of them."""
         return request_id in self._answers
-
-    def has_registered(self, name: str | None) -> bool:
-        """Whether a voice is registered under `name`."""
-        return name is not None and name.lower() in self._voices
 
     async def until_ready(self) -> None:
         """Wait for an engine. Raises `EngineCrashed` if there is none in time, `EngineClosed` if there will be none."""
@@ -228,32 +235,16 @@ class EngineClient:
         except TimeoutError as error:
             raise EngineError(f"the engine did not answer for {self._limits.answer_timeout_s:g} s") from error
 
-    async def add_voice(self, name: str, references: tuple[Reference, ...], consent: str | None = None) -> VoiceFacts:
-        """Register the voice of `references`: requests can name it once this returns.
+    async def encode_voice(self, references: tuple[Reference, ...]) -> EncodedVoice:
+        """The voice of `references`, which the engine also keeps at hand. Leaving it early does not undo it.
 
-        Raises `InvalidRequest` for a name that cannot be used, or if as many are registered as may be; `VoiceExists`,
-        `InvalidReference`, `EngineBusy`, or `EngineError` if it cannot be kept. Leaving it early does not undo it.
+        Raises `InvalidReference`, `EngineBusy`, or another `EngineError`.
         """
-        facts = await self._register(lambda number: EncodeVoice(number, name, references, consent))
-        assert facts is not None
-        return facts
-
-    async def delete_voice(self, name: str) -> None:
-        """Forget a registered voice; what is spoken with it goes on. Raises `UnknownVoice` or `EngineError`."""
-        await self._register(lambda number: DeleteVoice(number, name))
-
-    async def refresh_voices(self) -> None:
-        """Look again at the folder of voices, which others may have changed. Raises `EngineError`."""
-        await self._register(RefreshVoices)
-
-    async def _register(
-        self, message_of: Callable[[int], EncodeVoice | DeleteVoice | RefreshVoices]
-    ) -> VoiceFacts | None:
         await self.until_ready()
         number = next(self._numbers)
-        self._send(message_of(number))
-        answer: asyncio.Future[VoiceFacts | None] = asyncio.get_running_loop().create_future()
-        self._registering[number] = answer
+        self._send(EncodeVoice(number, references))
+        answer: asyncio.Future[EncodedVoice] = asyncio.get_running_loop().create_future()
+        self._encoding[number] = answer
         return await answer
 
     def _send(self, message: ToEngine) -> None:
@@ -272,41 +263,46 @@ class EngineClient:
             answer = self._asked.popleft()
             if not answer.done():
                 answer.set_result(message)
-        elif not isinstance(message, Alive):
-            assert isinstance(message, VoiceReady | VoiceDeleted | VoicesRefreshed | VoiceFailed), message
-            self._settle(message)
+        elif isinstance(message, VoiceEncoded | VoiceFailed):
+            self._note_encoded(message)
+        elif isinstance(message, VoiceWanted):
+            task = asyncio.create_task(self._fetch(message.digest))
+            self._fetching.add(task)
+            task.add_done_callback(self._fetching.discard)
+        else:
+            assert isinstance(message, Alive), message
 
-    def _settle(self, message: VoiceReady | VoiceDeleted | VoicesRefreshed | VoiceFailed) -> None:
-        """Note what became of voices, and tell whoever asked for it, if they still wait."""
-        if isinstance(message, VoiceReady):
-            self._voices[message.facts.name] = message.facts
-        elif isinstance(message, VoiceDeleted):
-            self._voices.pop(message.name, None)
-        elif isinstance(message, VoicesRefreshed):
-            self._voices = {facts.name: facts for facts in message.voices}
-        answer = self._registering.pop(message.number)
+    def _note_encoded(self, message: VoiceEncoded | VoiceFailed) -> None:
+        """Tell whoever had a voice encoded, if they still wait."""
+        answer = self._encoding.pop(message.number)
         if answer.done():
             return
         if isinstance(message, VoiceFailed):
             answer.set_exception(message.facts.error)
         else:
-            answer.set_result(message.facts if isinstance(message, VoiceReady) else None)
+            answer.set_result(EncodedVoice(message.digest, message.data))
+
+    async def _fetch(self, digest: str) -> None:
+        """Give the engine a voice that it wants. A successor, which does not, passes it over."""
+        try:
+            self._send(LoadVoice(digest, await self.voice_source(digest)))
+        except SonoroError as error:
+            self._send(VoiceLost(digest, ErrorFacts.of(error)))
 
     def _lose(self, error: EngineError) -> None:
         """Fail everything that the engine held; each reader raises an exception of its own."""
         answers, self._answers = self._answers, {}
         asked, self._asked = self._asked, deque()
-        registering, self._registering = self._registering, {}
+        encoding, self._encoding = self._encoding, {}
         for answer in answers.values():
             answer.end(ErrorFacts.of(error).error)
-        futures: list[asyncio.Future[Any]] = [*asked, *registering.values()]
+        futures: list[asyncio.Future[Any]] = [*asked, *encoding.values()]
         for future in futures:
             if not future.done():
                 future.set_exception(ErrorFacts.of(error).error)
 
     def _accept(self, process: EngineProcess) -> None:
         self._process, self._ready = process, process.ready
-        self._voices = {facts.name: facts for facts in process.ready.voices}
         self._note_life()
         self._settled.set()
 

@@ -9,20 +9,19 @@ import asyncio
 import contextlib
 import logging
 import re
-import tempfile
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
-from dataclasses import replace
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import msgspec
 
-from sonoro.core.errors import ConfigError, EngineCrashed, EngineError
-from sonoro.core.types import ModelSpec, Reference, SpeechRequest, VoiceFacts
+from sonoro.core.encoded_voice import EncodedVoice
+from sonoro.core.errors import ConfigError, EngineError
+from sonoro.core.types import ModelSpec, Reference, SpeechRequest
 from sonoro.transport.answer import Answer
-from sonoro.transport.client import EngineClient
+from sonoro.transport.client import EngineClient, VoiceSource
 from sonoro.transport.launch import Limits, drop
 from sonoro.transport.messages import Ready, WorkerSettings
 
@@ -43,26 +42,17 @@ class Fleet:
     A request goes to the engine with the fewest, one with a free slot before any other, and one that has spoken as the
     request's voice before one that would have to fetch it, unless that has much less to do. What is said of a request
     later goes where it went. An engine that crashes fails what it held; until it is replaced the others get its share.
-    A voice is registered with one engine and read by the others from the folder; several engines without one are given
-    one for as long as they live. Belongs to the event loop it was started in. Raises `ConfigError` if they would share
-    a `codec_device`.
+    Belongs to the event loop it was started in. Raises `ConfigError` if they would share a `codec_device`.
     """
 
     def __init__(self, settings: WorkerSettings, devices: Sequence[str], limits: Limits | None = None) -> None:
-        self.settings, self._folder = settings, contextlib.ExitStack()
-        config = settings.config
+        self.settings, config = settings, settings.config
         if len(devices) > 1 and config.codec_device:
             raise ConfigError("codec_device", config.codec_device, f"one engine can have it, not {len(devices)}")
-        if len(devices) > 1 and not config.voices_folder:
-            folder = tempfile.TemporaryDirectory(prefix="sonoro-voices-", ignore_cleanup_errors=True)
-            config = replace(config, voices_folder=self._folder.enter_context(folder))
         self.replicas = tuple(
-            EngineClient(msgspec.structs.replace(settings, config=config, device=device), limits) for device in devices
+            EngineClient(msgspec.structs.replace(settings, device=device), limits) for device in devices
         )
         self._warmth = {client: _Warmth(client) for client in self.replicas}
-        self._changes: set[asyncio.Task[Any]] = set()
-        self._last_look: asyncio.Task[None] | None = None
-        self._next_look: asyncio.Task[None] | None = None
 
     @classmethod
     def launch(
@@ -89,11 +79,7 @@ class Fleet:
 
     async def close(self) -> None:
         """End every engine; what is still running fails with `EngineClosed`."""
-        try:
-            await asyncio.gather(*(client.close() for client in self.replicas))
-            await asyncio.gather(*self._changes, return_exceptions=True)
-        finally:
-            self._folder.close()
+        await asyncio.gather(*(client.close() for client in self.replicas))
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -137,11 +123,6 @@ class Fleet:
         """How often a replacement was started."""
         return sum(client.restarts for client in self.replicas)
 
-    @property
-    def voices(self) -> tuple[VoiceFacts, ...]:
-        """The registered voices by name."""
-        return next((client.voices for client in self.replicas if client.is_ready), self.replicas[0].voices)
-
     async def open(self, request: SpeechRequest) -> Answer:
         """The answer to `request`, given to an engine, as `EngineClient.open` gives it."""
         # Whoever has a request of that id knows what to do with another. An engine may be lost again before our turn.
@@ -161,30 +142,20 @@ class Fleet:
         """End a request with the reason `cancelled`, as `EngineClient.cancel` does."""
         self._holder(request_id).cancel(request_id)
 
-    async def add_voice(self, name: str, references: tuple[Reference, ...], consent: str | None = None) -> VoiceFacts:
-        """Register the voice of `references` with every engine, as `EngineClient.add_voice` does with one."""
-        return await self._change(lambda client: client.add_voice(name, references, consent))
+    async def encode_voice(self, references: tuple[Reference, ...]) -> EncodedVoice:
+        """The voice of `references`, as `EngineClient.encode_voice` gives it, by the engine with the least to do."""
+        while not self.is_ready:
+            await self._until_ready()
+        ready = [client for client in self.replicas if client.is_ready]
+        chosen = min(ready, key=lambda client: client.open_requests)
+        encoded = await chosen.encode_voice(references)
+        self._warmth[chosen].note((encoded.digest, (), None))
+        return encoded
 
-    async def delete_voice(self, name: str) -> None:
-        """Forget a registered voice, as `EngineClient.delete_voice` does; every engine."""
-        await self._change(lambda client: client.delete_voice(name))
-
-    async def refresh_voices(self) -> None:
-        """Let the engines there are look at the folder of voices, if there is one, as others may have changed it.
-
-        All who ask while they look wait for one look more: what has been put there before is seen, however many ask.
-        """
-        if not self.replicas[0].settings.config.voices_folder:
-            return
-        if self._next_look is None:
-            self._next_look = self._begin(self._look_after(self._last_look))
-        await asyncio.shield(self._next_look)
-
-    async def _look_after(self, previous: asyncio.Task[None] | None) -> None:
-        if previous is not None:
-            await asyncio.wait({previous})
-        self._last_look, self._next_look = self._next_look, None
-        await asyncio.gather(*(_look(client) for client in self.replicas if client.is_ready))
+    def use_voices(self, source: VoiceSource) -> None:
+        """Give engines the encoded voices that they lack from `source`, by digest."""
+        for client in self.replicas:
+            client.voice_source = source
 
     def _holding(self, request_id: str) -> EngineClient | None:
         return next((client for client in self.replicas if client.holds(request_id)), None)
@@ -196,18 +167,16 @@ class Fleet:
     def _choose(self, request: SpeechRequest) -> EngineClient:
         """Where `request` is spoken soonest, of the engines there are, of which there is one."""
         ready = [client for client in self.replicas if client.is_ready]
-        # One that has just been replaced may not have heard of a voice yet.
-        able = [client for client in ready if client.has_registered(request.voice)]
         slots, voice = self.settings.config.slots, _voice_of(request)
         # A model's own voices are at hand everywhere.
-        cold = max(1, slots // _COLD) if able or request.references else 0
+        cold = max(1, slots // _COLD) if request.voice_digest or request.references else 0
 
         def cost(client: EngineClient) -> tuple[bool, int, bool, int]:
             warmth, count = self._warmth[client], client.open_requests
             is_cold = not warmth.has(voice)
             return count >= slots, count + is_cold * cold, is_cold, warmth.requests
 
-        chosen = min(able or ready, key=cost)
+        chosen = min(ready, key=cost)
         self._warmth[chosen].note(voice)
         return chosen
 
@@ -222,35 +191,6 @@ class Fleet:
             await asyncio.gather(*waiting)
         finally:
             await drop(*waiting)
-
-    async def _change(self, act: Callable[[EngineClient], Awaitable[Result]]) -> Result:
-        """What `act` makes of one engine; the others look at the voices then. Goes on if its caller leaves."""
-        while not self.is_ready:
-            await self._until_ready()
-        keeper = next(client for client in self.replicas if client.is_ready)
-
-        async def change() -> Result:
-            result = await act(keeper)
-            await asyncio.gather(*(self._tell(client) for client in self.replicas if client is not keeper))
-            return result
-
-        return await asyncio.shield(self._begin(change()))
-
-    async def _tell(self, client: EngineClient) -> None:
-        """Let an engine look at the voices; one that does not run, or ends meanwhile, does so once it is back."""
-        if not (client.is_ready and await _look(client)):
-            self._begin(_refresh(client))
-
-    def _begin(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        task = asyncio.create_task(work)
-        self._changes.add(task)
-        task.add_done_callback(self._note_end)
-        return task
-
-    def _note_end(self, task: asyncio.Task[Any]) -> None:
-        self._changes.discard(task)
-        if not task.cancelled():
-            task.exception()  # whoever began it may have left
 
 
 class _Warmth:
@@ -291,21 +231,4 @@ def device_list(text: str) -> tuple[str, ...]:
 def _voice_of(request: SpeechRequest) -> Hashable:
     """Whom `request` is spoken as, alike for those that are spoken as the same."""
     references = tuple((reference.digest, reference.text, reference.use) for reference in request.references)
-    return request.voice and request.voice.lower(), references, request.speaker_embedding
-
-
-async def _refresh(client: EngineClient) -> None:
-    """Let an engine look at the voices, as soon as it runs; one that is started meanwhile may have missed a change."""
-    while client.closed_reason is None and not await _look(client):
-        pass
-
-
-async def _look(client: EngineClient) -> bool:
-    """Whether an engine has looked at the voices. That it could not read the folder is logged."""
-    try:
-        await client.refresh_voices()
-    except EngineCrashed:
-        return False
-    except EngineError as error:
-        logger.warning("event=voices_not_read reason=%r", str(error))
-    return True
+    return request.voice_digest or (request.voice and request.voice.lower()), references, request.speaker_embedding

@@ -23,20 +23,11 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from sonoro.core.errors import ConfigError, EngineCrashed, EngineError
+from sonoro.core.errors import ConfigError, EngineCrashed, EngineError, InvalidRequest
 from sonoro.transport.channel import new_endpoint, remove_endpoint
-from sonoro.transport.messages import (
-    Fatal,
-    FromEngine,
-    Ready,
-    Shutdown,
-    ToEngine,
-    WorkerSettings,
-    decode_from_engine,
-    encode_to_engine,
-)
+from sonoro.transport.messages import EncodeVoice, Fatal, FromEngine, Ready, Shutdown, Submit, ToEngine, WorkerSettings
 
-__all__ = ["EngineProcess", "Limits", "drop"]
+__all__ = ["EngineProcess", "Limits", "decode_from_engine", "drop", "encode_to_engine"]
 
 logger = logging.getLogger(__name__)
 
@@ -235,6 +226,33 @@ async def drop(*tasks: asyncio.Task[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+_encoder = msgspec.msgpack.Encoder()
+_to_engine = msgspec.msgpack.Decoder(ToEngine)
+_from_engine = msgspec.msgpack.Decoder(list[FromEngine])
+
+
+def encode_to_engine(message: ToEngine) -> bytes:
+    """`message` as bytes.
+
+    Raises `InvalidRequest` for a request whose fields are not of their declared types: the engine could not read it.
+    """
+    try:
+        payload = _encoder.encode(message)
+        if isinstance(message, Submit | EncodeVoice):
+            _to_engine.decode(payload)
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
+        assert isinstance(message, Submit | EncodeVoice), message
+        named = message.request.id if isinstance(message, Submit) else "a voice"
+        raise InvalidRequest("request", named, f"every field must be of its type ({error})") from error
+    return payload
+
+
+def decode_from_engine(payload: bytes) -> list[FromEngine]:
+    """Inverse of `transport.channel.encode_from_engine`."""
+    messages: list[FromEngine] = _from_engine.decode(payload)
+    return messages
 
 
 class _Output:

@@ -1,17 +1,16 @@
 """What an engine process and its client say to each other, as MessagePack; and what such a process is started with.
 
-Knows no socket and no model. A tag in each message names its class, so nothing is pickled.
+Knows no socket and no model. A tag in each message names its class, so nothing is pickled; each end packs and unpacks
+what it says and hears: `transport.launch` in the server, `transport.channel` in the engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from sonoro.core.config import EngineConfig
-from sonoro.core.errors import ConfigError, ErrorFacts, InvalidRequest, SonoroError
-from sonoro.core.types import AudioChunk, Failed, Finished, ModelSpec, Reference, SpeechRequest, VoiceFacts
+from sonoro.core.errors import ConfigError, ErrorFacts, SonoroError
+from sonoro.core.types import AudioChunk, Failed, Finished, ModelSpec, Reference, SpeechRequest
 
 __all__ = [
     "DEFAULT_FACTORY",
@@ -19,30 +18,25 @@ __all__ = [
     "AppendText",
     "AskAlive",
     "Cancel",
-    "DeleteVoice",
     "EncodeVoice",
     "EndText",
     "Fatal",
     "FromEngine",
+    "LoadVoice",
     "Pause",
     "PrefixCounts",
     "Ready",
-    "RefreshVoices",
     "Resume",
     "Shutdown",
     "Stats",
     "StatsRequest",
     "Submit",
     "ToEngine",
-    "VoiceDeleted",
+    "VoiceEncoded",
     "VoiceFailed",
-    "VoiceReady",
-    "VoicesRefreshed",
+    "VoiceLost",
+    "VoiceWanted",
     "WorkerSettings",
-    "decode_from_engine",
-    "decode_to_engine",
-    "encode_from_engine",
-    "encode_to_engine",
 ]
 
 DEFAULT_FACTORY = "sonoro.models.registry:load"
@@ -115,25 +109,24 @@ class AskAlive(msgspec.Struct, frozen=True, tag=True):
 
 
 class EncodeVoice(msgspec.Struct, frozen=True, tag=True):
-    """Register the voice of `references` as `name`. The `VoiceReady` or `VoiceFailed` of its number answers it."""
+    """Encode `references`, to be kept by the server. `VoiceEncoded` or `VoiceFailed` of its number answers it."""
 
     number: int
-    name: str
     references: tuple[Reference, ...]
-    consent: str | None = None
 
 
-class DeleteVoice(msgspec.Struct, frozen=True, tag=True):
-    """Forget a registered voice. The `VoiceDeleted` or `VoiceFailed` of its number answers it."""
+class LoadVoice(msgspec.Struct, frozen=True, tag=True):
+    """The encoded voice of a digest, as `VoiceWanted` asked for it."""
 
-    number: int
-    name: str
+    digest: str
+    data: bytes
 
 
-class RefreshVoices(msgspec.Struct, frozen=True, tag=True):
-    """Look again at the folder of voices, which other engines may have changed. `VoicesRefreshed` answers it."""
+class VoiceLost(msgspec.Struct, frozen=True, tag=True):
+    """The encoded voice of a digest cannot be had, though `VoiceWanted` asked for it: the facts of the error."""
 
-    number: int
+    digest: str
+    facts: ErrorFacts
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
@@ -144,7 +137,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The engine can be used.
 
     `ready_s` counts from the start of the process. `report` says in lines what memory is used for and what each
-    captured size took. Both memories are those of this process on a GPU, 0 without one. `voices` are those registered.
+    captured size took. Both memories are those of this process on a GPU, 0 without one. Encoded voices that have the
+    `fingerprint` can be loaded.
     """
 
     spec: ModelSpec
@@ -152,7 +146,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     report: str
     gpu_memory_mib: float
     graph_memory_mib: float
-    voices: tuple[VoiceFacts, ...] = ()
+    fingerprint: str = ""
 
 
 class PrefixCounts(msgspec.Struct, kw_only=True):
@@ -197,29 +191,22 @@ class Alive(msgspec.Struct, frozen=True, tag=True):
     """The engine does not hang."""
 
 
-class VoiceReady(msgspec.Struct, frozen=True, tag=True):
-    """The voice is registered: requests can name it from now on."""
+class VoiceEncoded(msgspec.Struct, frozen=True, tag=True):
+    """What references became: bytes that an engine of the same model can load, and the digest of their content."""
 
     number: int
-    facts: VoiceFacts
+    digest: str
+    data: bytes
 
 
-class VoiceDeleted(msgspec.Struct, frozen=True, tag=True):
-    """The voice is no more; requests that are spoken with it go on."""
+class VoiceWanted(msgspec.Struct, frozen=True, tag=True):
+    """Requests wait for the encoded voice of a digest. `LoadVoice` or `VoiceLost` answers it."""
 
-    number: int
-    name: str
-
-
-class VoicesRefreshed(msgspec.Struct, frozen=True, tag=True):
-    """The voices that are registered now."""
-
-    number: int
-    voices: tuple[VoiceFacts, ...]
+    digest: str
 
 
 class VoiceFailed(msgspec.Struct, frozen=True, tag=True):
-    """The voice could not be registered or deleted: the facts of the error."""
+    """The references could not be encoded: the facts of the error."""
 
     number: int
     facts: ErrorFacts
@@ -246,57 +233,8 @@ ToEngine = (
     | StatsRequest
     | AskAlive
     | EncodeVoice
-    | DeleteVoice
-    | RefreshVoices
+    | LoadVoice
+    | VoiceLost
     | Shutdown
 )
-FromEngine = (
-    Ready
-    | AudioChunk
-    | Finished
-    | Failed
-    | Stats
-    | Alive
-    | VoiceReady
-    | VoiceDeleted
-    | VoicesRefreshed
-    | VoiceFailed
-    | Fatal
-)
-
-_encoder = msgspec.msgpack.Encoder()
-_to_engine = msgspec.msgpack.Decoder(ToEngine)
-_from_engine = msgspec.msgpack.Decoder(list[FromEngine])
-
-
-def encode_to_engine(message: ToEngine) -> bytes:
-    """`message` as bytes.
-
-    Raises `InvalidRequest` for a request whose fields are not of their declared types: the engine could not read it.
-    """
-    try:
-        payload = _encoder.encode(message)
-        if isinstance(message, Submit | EncodeVoice | DeleteVoice):
-            _to_engine.decode(payload)
-    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
-        assert isinstance(message, Submit | EncodeVoice | DeleteVoice), message
-        named = message.request.id if isinstance(message, Submit) else message.name
-        raise InvalidRequest("request", named, f"every field must be of its type ({error})") from error
-    return payload
-
-
-def decode_to_engine(payload: bytes) -> ToEngine:
-    """Inverse of `encode_to_engine`."""
-    message: ToEngine = _to_engine.decode(payload)
-    return message
-
-
-def encode_from_engine(messages: Sequence[FromEngine]) -> bytes:
-    """`messages`, which travel together, as bytes."""
-    return _encoder.encode(messages)
-
-
-def decode_from_engine(payload: bytes) -> list[FromEngine]:
-    """Inverse of `encode_from_engine`."""
-    messages: list[FromEngine] = _from_engine.decode(payload)
-    return messages
+FromEngine = Ready | AudioChunk | Finished | Failed | Stats | Alive | VoiceEncoded | VoiceWanted | VoiceFailed | Fatal

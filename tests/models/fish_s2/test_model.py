@@ -231,8 +231,8 @@ def test_a_registered_voice_speaks_as_its_reference(model: SpeechModel) -> None:
     references = (recording(text="It's me."),)
     engine = engine_of(model)
     engine.submit(SpeechRequest(id="given", text="Like this.", references=references, seed=6, max_frames=12))
-    engine.add_voice("me", references).result(timeout=60)
-    engine.submit(SpeechRequest(id="named", text="Like this.", voice="me", seed=6, max_frames=12))
+    me = {"voice": "me", "voice_digest": engine.encode_voice(references).result(timeout=60).digest}
+    engine.submit(SpeechRequest(id="named", text="Like this.", seed=6, max_frames=12, **me))
     events = drain(engine)
     assert end(events, "named").frames == end(events, "given").frames
     np.testing.assert_allclose(audio(events, "named"), audio(events, "given"), atol=1.01 / 32768)

@@ -76,8 +76,8 @@ def test_a_voices_second_request_runs_only_its_own_rows(folder: Path, device: st
 
 def test_a_voice_is_shared_by_name_by_content_and_while_it_is_spoken_with(model: SpeechModel) -> None:
     watched = Watched(model)
-    watched.engine.add_voice("me", recording()).result(timeout=60)
-    first, named = request(1, "Hello you."), SpeechRequest(id="2", text="Like this.", voice="me", seed=2, max_frames=24)
+    me = {"voice": "me", "voice_digest": watched.engine.encode_voice(recording()).result(timeout=60).digest}
+    first, named = request(1, "Hello you."), SpeechRequest(id="2", text="Like this.", seed=2, max_frames=24, **me)
     watched.engine.submit(first)
     for _ in range(3):
         watched.tick()

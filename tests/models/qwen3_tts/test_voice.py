@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from listening import drain, end, speak
+from listening import audio, drain, end, speak
 from reference_assets import Case, audio_of
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidReference, InvalidRequest, TensorMismatch
@@ -161,16 +160,18 @@ TIMBRE = reference_of(noise(1.7))
 
 
 @pytest.mark.parametrize("given", [IN_CONTEXT, TIMBRE], ids=["in context", "timbre"])
-def test_a_voice_from_a_file_speaks_bit_by_bit_like_its_reference(
-    model: SpeechModel, tmp_path: Path, given: Reference
-) -> None:
-    config = dataclasses.replace(CONFIG, voices_folder=str(tmp_path))
-    first = Engine(model, config)
+def test_a_voice_that_was_kept_speaks_bit_by_bit_like_its_reference(model: SpeechModel, given: Reference) -> None:
+    first, other = Engine(model, CONFIG), Engine(model, CONFIG)
     expected = spoken(first, references=(given,))
     assert np.abs(expected).max() > 1e-3
-    assert first.add_voice("anna", (given,)).result(0).duration_s == 1.7
-    np.testing.assert_array_equal(spoken(first, voice="anna"), expected)
-    np.testing.assert_array_equal(spoken(Engine(model, config), voice="anna"), expected)
+    digest, data = first.encode_voice((given,)).result(0)
+    fields = {"text": "Some words.", "max_frames": 9, "ignore_eos": True, "seed": 3}
+    anna = SpeechRequest(id="a", voice="anna", voice_digest=digest, **fields)
+    np.testing.assert_array_equal(speak(anna, first)[0], expected)
+    other.submit(anna)
+    assert other.take_wanted() == [digest]
+    other.load_voice(digest, data)
+    np.testing.assert_array_equal(audio(drain(other), "a"), expected)
 
 
 def test_a_voice_primed_elsewhere_is_one_primed_in_place(model: SpeechModel) -> None:
@@ -247,28 +248,26 @@ def test_a_model_that_cannot_clone_takes_no_embedding(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match=r"speaker_embedding: '3 numbers' .* does not take any"):
         spoken(engine, speaker_embedding=(1.0, 2.0, 3.0))
     with pytest.raises(InvalidReference, match="cannot clone voices"):
-        engine.add_voice("anna", (TIMBRE,)).result(0)
+        engine.encode_voice((TIMBRE,)).result(0)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("use", ["prompt", "reference"])
-def test_on_a_gpu_a_voice_made_beside_running_streams_is_the_one_made_alone(use: str, tmp_path: Path) -> None:
+def test_on_a_gpu_a_voice_made_beside_running_streams_is_the_one_made_alone(use: str) -> None:
     """To the last bit: the same kernels run, and no memory of the one stream is used by the other meanwhile."""
     model = registry.load("qwen3-tts-0.6b-base", device="cuda", load_format="dummy").model
-    config = EngineConfig(slots=4, chunk_frames=(1, 4), voices_folder=str(tmp_path))
+    config = EngineConfig(slots=4, chunk_frames=(1, 4))
     engine = Engine(model, config, executor=ThreadPoolExecutor(1))
     engine.warm_up()
-    references = (reference_of(noise(20.0), text="Noise." if use == "prompt" else None),)
+    reference, others = reference_of(noise(20.0), text="Noise." if use == "prompt" else None), []
     for turn in range(3):
-        made = engine.add_voice(f"v{turn}", references)
+        # What has been encoded is kept under its digest.
+        made = engine.encode_voice((msgspec.structs.replace(reference, digest=str(turn)),))
         for number in range(3):
             embedding = tuple(np.random.default_rng(number).standard_normal(model.spec.speaker_embedding_size))
             stream = {"text": "Some words.", "max_frames": 60, "ignore_eos": True, "speaker_embedding": embedding}
             engine.submit(SpeechRequest(id=str(number), **stream))
         events = drain(engine)
         assert [end(events, str(number)).frames for number in range(3)] == [60] * 3
-        made.result(60)
-    Engine(model, config).add_voice("alone", references).result(0)
-    alone, *others = (load_file(tmp_path / f"{name}.safetensors") for name in ("alone", "v0", "v1", "v2"))
-    for other in others:
-        torch.testing.assert_close(other, alone, atol=0, rtol=0)
+        others.append(made.result(60).data)
+    assert {*others, Engine(model, config).encode_voice((reference,)).result(0).data} == {others[0]}

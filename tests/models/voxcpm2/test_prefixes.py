@@ -112,9 +112,9 @@ def test_each_segment_shares_what_the_first_one_sounded_like(tmp_path: Path) -> 
 
 def test_a_registered_voice_shares_with_its_recording(model: SpeechModel) -> None:
     watched = Watched(model)
-    watched.engine.add_voice("me", [recording(0, use="reference")]).result(timeout=60)
+    me = watched.engine.encode_voice((recording(0, use="reference"),)).result(timeout=60)
     watched.say(request(1, "Hello you."))
-    named = request(2, "Like this.", references=(), voice="me")
+    named = request(2, "Like this.", references=(), voice="me", voice_digest=me.digest)
     watched.say(named)
     assert [len(pages) for pages in watched.shared] == [0, SHARED]
     [(key, made)] = alone(model, request(2, "Like this.")).items()

@@ -1,4 +1,4 @@
-"""Where the files of voices are kept: a folder, or a bucket of whatever fsspec speaks to. Knows not what is in them."""
+"""Where the files of voices are kept: a folder, a bucket of whatever fsspec speaks to, or memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import fsspec
 
-__all__ = ["Bucket", "Files", "Folder"]
+__all__ = ["Bucket", "Files", "Folder", "Memory"]
 
 _UNFINISHED = ".tmp"
 _ABANDONED_S = 3600.0
@@ -36,6 +36,26 @@ class Files(Protocol):
 
     def delete(self, name: str) -> None:
         """Remove a file; one that is gone stays so."""
+
+
+class Memory:
+    """Files that are gone with the process."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, bytes] = {}
+
+    def stamps(self) -> dict[str, Hashable]:
+        return {name: id(data) for name, data in self._files.items()}
+
+    def create(self, name: str, data: bytes) -> Hashable:
+        self._files[name] = data
+        return id(data)
+
+    def read(self, name: str) -> bytes:
+        return self._files[name]
+
+    def delete(self, name: str) -> None:
+        self._files.pop(name, None)
 
 
 class Folder:

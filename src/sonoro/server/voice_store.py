@@ -1,0 +1,254 @@
+"""The registered voices of a server: encoded by an engine once, kept in a folder, a bucket or memory, given by digest.
+
+Knows no model and loads no torch: a voice is bytes that say of themselves whose they are. Files are read and written by
+one thread, one thing after the other; what is known of them may be read at any time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Hashable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+
+from sonoro.core.encoded_voice import EncodedVoice, read_facts, with_facts
+from sonoro.core.errors import ConfigError, EngineError, InvalidRequest, UnknownVoice, VoiceExists
+from sonoro.core.types import Reference, VoiceFacts, voice_id
+from sonoro.server.voice_files import Bucket, Files, Folder, Memory
+
+__all__ = ["VoiceStore"]
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+_SUFFIX = ".safetensors"
+
+
+class OutOfReach(EngineError):
+    """Where a voice is kept does not answer now; another time it may."""
+
+
+class VoiceStore:
+    """At most `max_voices` in `place`: a folder, a bucket by its URL, or memory if it is empty. To be `open`ed first.
+
+    Others may write there too: whoever wants to know what they did has it looked at again by `refresh`.
+    """
+
+    def __init__(self, place: str, max_voices: int) -> None:
+        self._place, self._max_voices = place, max_voices
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="voices")
+        self._files: Files = Memory()
+        self._fingerprint = ""
+        self._voices: dict[str, VoiceFacts] = {}
+        self.voices: tuple[VoiceFacts, ...] = ()
+        """What is known to be registered, by id."""
+        self._stamps: dict[str, Hashable] = {}
+        self._warned: set[str] = set()
+        self._adding: set[str] = set()
+        self._work: set[asyncio.Task[Any]] = set()
+        self._last_look: asyncio.Task[None] | None = None
+        self._next_look: asyncio.Task[None] | None = None
+
+    async def open(self, fingerprint: str) -> None:
+        """Read what there is of the model with that fingerprint; anything else is passed over with a warning.
+
+        Raises `ConfigError` if the place cannot be used.
+        """
+        self._fingerprint = fingerprint
+        await self._in_thread(self._open)
+
+    def close(self) -> None:
+        """Begin nothing more."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def add(
+        self,
+        name: str,
+        references: tuple[Reference, ...],
+        consent: str | None,
+        encode: Callable[[tuple[Reference, ...]], Awaitable[EncodedVoice]],
+    ) -> VoiceFacts:
+        """Register what `encode` makes of `references` under the id `name`. Leaving it early does not undo it.
+
+        Raises `InvalidRequest` for a name that cannot be used, or if as many are registered as may be; `VoiceExists`;
+        `EngineError` if it cannot be kept; and what `encode` raises.
+        """
+        name = voice_id(name)
+        if name in self._voices or name in self._adding:
+            raise VoiceExists("name", name, "a voice of that name is registered; delete it first")
+        if len(self._voices.keys() | self._adding) >= self._max_voices:
+            limit = f"{self._max_voices} voices (max_registered_voices) are registered; delete one first"
+            raise InvalidRequest("name", name, limit)
+        self._adding.add(name)
+
+        async def work() -> VoiceFacts:
+            try:
+                encoded = await encode(references)
+                facts = _facts(name, references, consent, encoded.digest)
+                await self._in_thread(partial(self._create, facts, encoded.data))
+                return facts
+            finally:
+                self._adding.discard(name)
+
+        return await asyncio.shield(self._begin(work()))
+
+    async def delete(self, name: str) -> None:
+        """Forget a voice by its id; what is spoken with it goes on. Raises `UnknownVoice` or `EngineError`."""
+        await asyncio.shield(self._begin(self._in_thread(partial(self._delete, name))))
+
+    async def data(self, digest: str) -> bytes:
+        """The encoded voice of that digest. Raises `UnknownVoice` if it is not registered any more, `EngineError`."""
+        return await self._in_thread(partial(self._data, digest))
+
+    async def refresh(self) -> None:
+        """Look again at what there is, which others may have changed. Raises `EngineError` if it cannot be found out.
+
+        All who ask while somebody looks wait for one look more: what has been put there before is seen.
+        """
+        if not self._place:
+            return
+        if self._next_look is None:
+            self._next_look = self._begin(self._look_after(self._last_look))
+        await asyncio.shield(self._next_look)
+
+    async def _look_after(self, previous: asyncio.Task[None] | None) -> None:
+        if previous is not None:
+            await asyncio.wait({previous})
+        self._last_look, self._next_look = self._next_look, None
+        try:
+            await self._in_thread(self._look)
+        except OSError as error:
+            logger.warning("event=voices_not_read reason=%r", str(error))
+
+    async def _in_thread(self, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _begin(self, work: Awaitable[Result]) -> asyncio.Task[Result]:
+        """Do `work` to its end, whoever waits for it."""
+        task = asyncio.ensure_future(work)
+        assert isinstance(task, asyncio.Task)
+        self._work.add(task)
+        task.add_done_callback(self._note_end)
+        return task
+
+    def _note_end(self, task: asyncio.Task[Any]) -> None:
+        self._work.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever began it may have left
+
+    # What follows is called by the thread, which alone writes what is known; readers see one state or the next.
+
+    def _open(self) -> None:
+        if self._place:
+            is_url = "://" in self._place
+            try:
+                self._files = Bucket(self._place) if is_url else Folder(self._place)
+            except OSError as error:
+                limit = f"it must be {'a bucket' if is_url else 'a folder'} that can be used ({error})"
+                raise ConfigError("voices_folder", self._place, limit) from error
+        self._look()
+
+    def _create(self, facts: VoiceFacts, data: bytes) -> None:
+        file = facts.name + _SUFFIX
+        try:
+            self._stamps[facts.name] = self._files.create(file, with_facts(data, facts))
+        except FileExistsError as error:
+            limit = f"the folder of voices holds {file}, of another model or registered just now"
+            raise VoiceExists("name", facts.called, limit) from error
+        except OSError as error:
+            raise EngineError(f"the voice {facts.called!r} could not be kept: {error.strerror or error}") from error
+        self._know({**self._voices, facts.name: facts})
+
+    def _delete(self, name: str) -> None:
+        if name not in self._voices:
+            raise UnknownVoice("name", name, "no voice of that name is registered")
+        try:
+            self._files.delete(name + _SUFFIX)
+        except OSError as error:
+            raise EngineError(f"the voice {name!r} could not be deleted: {error.strerror or error}") from error
+        self._know({known: facts for known, facts in self._voices.items() if known != name})
+        # The next of that name may have the same: clocks of buckets count seconds.
+        self._stamps.pop(name, None)
+
+    def _data(self, digest: str) -> bytes:
+        name = next((facts.name for facts in self._voices.values() if facts.digest == digest), None)
+        if name is None:
+            raise UnknownVoice("voice", "one that was registered", "it has just been deleted")
+        facts, data = self._read(name)
+        if facts.digest != digest:
+            raise UnknownVoice("voice", facts.called, "another has just been registered under its name")
+        return data
+
+    def _look(self) -> None:
+        """Know what there is now; what is new, or another than before, is read to see whether it can be used."""
+        stamps = self._present()
+        known = {name: facts for name, facts in self._voices.items() if name in stamps}
+        for name, stamp in stamps.items():
+            if name in self._stamps and self._stamps[name] == stamp is not None:
+                continue
+            self._stamps[name] = stamp
+            try:
+                if name not in known and len(known) >= self._max_voices:
+                    raise InvalidRequest("name", name, "as many voices as may (max_registered_voices) are registered")
+                known[name], _ = self._read(name)
+            except (EngineError, InvalidRequest) as error:
+                known.pop(name, None)
+                if isinstance(error, OutOfReach):
+                    self._stamps[name] = None  # so it is read the next time
+                logger.warning("event=voice_passed_over file=%r reason=%r", name + _SUFFIX, str(error))
+        self._stamps = {name: stamp for name, stamp in self._stamps.items() if name in stamps}
+        self._know(known)
+
+    def _know(self, voices: dict[str, VoiceFacts]) -> None:
+        self._voices, self.voices = voices, tuple(voices[name] for name in sorted(voices))
+
+    def _present(self) -> dict[str, Hashable]:
+        """By name the files that could be voices, and what differs when another takes the place of one.
+
+        Warns once of any other.
+        """
+        stamps: dict[str, Hashable] = {}
+        for file, stamp in self._files.stamps().items():
+            if file.endswith(_SUFFIX):
+                stamps[file.removesuffix(_SUFFIX)] = stamp
+            elif file not in self._warned:
+                self._warned.add(file)
+                logger.warning("event=voice_passed_over file=%r reason='its name does not end with %s'", file, _SUFFIX)
+        return stamps
+
+    def _read(self, name: str) -> tuple[VoiceFacts, bytes]:
+        """What the file of a voice says and holds. Raises `OutOfReach` if it cannot be read now, else `EngineError`."""
+        try:
+            data = self._files.read(name + _SUFFIX)
+        except IsADirectoryError as error:
+            raise EngineError(str(error)) from error
+        except OSError as error:
+            raise OutOfReach(f"the voice {name!r} could not be read: {error.strerror or error}") from error
+        facts = read_facts(data, self._fingerprint)
+        try:
+            is_named = voice_id(facts.name) == name
+        except InvalidRequest:
+            is_named = False
+        if not is_named:
+            raise EngineError(f"it holds the voice {facts.name!r}, not {name!r}")
+        # Those that were kept before they had a digest have that of their file.
+        return msgspec.structs.replace(facts, digest=facts.digest or hashlib.sha256(data).hexdigest()), data
+
+
+def _facts(name: str, references: tuple[Reference, ...], consent: str | None, digest: str) -> VoiceFacts:
+    return VoiceFacts(
+        name=name,
+        use="prompt" if any(reference.use == "prompt" for reference in references) else "reference",
+        duration_s=round(sum(reference.duration_s for reference in references), 3),
+        created_at_s=float(int(time.time())),
+        transcript=" ".join(reference.text for reference in references if reference.text) or None,
+        consent=consent,
+        digest=digest,
+    )
