@@ -22,7 +22,9 @@ class Peer:
         return decode_from_engine(await self._socket.recv())
 
     def send(self, message: ToEngine) -> None:
-        self._socket.send(encode_to_engine(message), zmq.NOBLOCK)
+        sent = self._socket.send(encode_to_engine(message), zmq.NOBLOCK)
+        if not isinstance(sent.exception(), zmq.Again):  # lost, if nobody is there
+            sent.result()
 
     def close(self) -> None:
         self._socket.close(linger=0)
