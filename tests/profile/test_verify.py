@@ -149,15 +149,17 @@ def test_what_cannot_be_loaded_is_said_in_one_line(sonoro: Run, tmp_path: Path) 
 
 
 @pytest.fixture
-def reference(tiny: str, tmp_path: Path) -> Callable[..., str]:
+def reference(tmp_path: Path) -> Callable[..., str]:
     """An interpreter whose official package makes what this one makes of the same request, but for what is changed."""
 
-    def make(script: str = "", **changes: Any) -> str:
-        loaded = registry.load(tiny, device="cpu", dtype="float32")
-        options = {"subtalker_dosample": False, "non_streaming_mode": False}
+    def make(folder: str, script: str = "", **changes: Any) -> str:
+        loaded = registry.load(folder, device="cpu", dtype="float32")
+        is_patch = spoken.allocate(loaded, 1).frames.is_floating_point()
+        options = {"min_len": FRAMES} if is_patch else {"subtalker_dosample": False, "non_streaming_mode": False}
         asked = SpeechRequest(
-            id="official", text=SENTENCES[0], voice=loaded.model.spec.voices[0], language="english",
-            sampling=SamplingParams(temperature=0.0), options=options, max_frames=FRAMES,
+            id="official", text=SENTENCES[0], voice=loaded.model.spec.voices[0], options=options, max_frames=FRAMES,
+            language="auto" if is_patch else "english", instructions="A calm voice." if is_patch else None,
+            sampling=SamplingParams(temperature=None if is_patch else 0.0),
         )  # fmt: skip
         with torch.inference_mode():
             loaded.model.codec.settle("float32", 1, (1,))
@@ -175,8 +177,10 @@ def reference(tiny: str, tmp_path: Path) -> Callable[..., str]:
     return make
 
 
-def test_the_official_package_agrees(sonoro: Run, tiny: str, reference: Callable[..., str]) -> None:
-    code, report, _ = verified(sonoro, tiny, "--reference", reference())
+@pytest.mark.parametrize("family", ["talker", "patches"])
+def test_the_official_package_agrees(sonoro: Run, tmp_path: Path, reference: Callable[..., str], family: str) -> None:
+    FAMILIES[family].write(tmp_path / family)
+    code, report, _ = verified(sonoro, str(tmp_path / family), "--reference", reference(str(tmp_path / family)))
     assert code == 0
     assert outcomes(report)["official package"] == "passed"
     assert report["official"]["equal_frames"] == report["official"]["frames"] == FRAMES
@@ -193,7 +197,7 @@ def test_the_official_package_agrees(sonoro: Run, tiny: str, reference: Callable
 def test_the_official_package_disagrees(
     sonoro: Run, tiny: str, reference: Callable[..., str], changed: dict[str, Any], words: str
 ) -> None:
-    code, report, err = verified(sonoro, tiny, "--reference", reference(**changed))
+    code, report, err = verified(sonoro, tiny, "--reference", reference(tiny, **changed))
     assert code == 1
     assert outcomes(report)["official package"] == "FAILED"
     assert words in err

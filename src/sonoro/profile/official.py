@@ -1,9 +1,9 @@
 """A model beside its official package, which an interpreter of its own has. Knows no model.
 
 A model folder's `official.py` is run there: `PYTHON official.py FOLDER ASKED.json MADE.npz`. ASKED has `text`,
-`frames` (at most), `voice`, `language`, `instructions`, `repetition_penalty` and `device`; MADE, in float32 and greedy:
-`options` of a request that is to be spoken alike (JSON), `positions` of the prompt, the first `decision` [V], `frames`
-[T, ...] and their `audio` [S].
+`frames` (at most), `voice`, `language`, `instructions`, `repetition_penalty`, `device` and, where frames are patches,
+the `noise` [T, P, D] that they begin as; MADE, in float32 and greedy: `options` of a request that is to be spoken alike
+(JSON), `positions` of the prompt, the first `decision` [V], `frames` [T, ...] and their `audio` [S].
 """
 
 from __future__ import annotations
@@ -24,18 +24,20 @@ from sonoro.core.errors import EngineError
 from sonoro.core.types import SamplingParams, SpeechRequest
 from sonoro.models.base import LoadedModel
 from sonoro.models.codec_choice import snr_db
-from sonoro.profile.spoken import speak
+from sonoro.ops.sample import normal_noise
+from sonoro.profile.spoken import allocate, speak
 
 __all__ = ["Comparison", "compare", "why_not"]
 
 _TIMEOUT_S = 3600.0
+_SAME_PATCH_DB = 40.0
 _LAST_CHARACTERS = 400
 
 
 @dataclass(frozen=True)
 class Comparison:
     """How ours is beside the official one: prompts by their positions and the first decision, frames that are equal
-    from the first on, and the audio of the official frames."""
+    from the first on (patches: 40 dB apart or more), and the audio of the official frames."""
 
     positions: tuple[int, int]
     decision_db: float
@@ -64,20 +66,22 @@ def compare(loaded: LoadedModel, folder: Path, python: str, text: str, frames: i
     To be called in inference mode, the codec settled in float32. Raises `EngineError` with the last words of the
     official package if it fails.
     """
-    spec = loaded.model.spec
+    spec, is_patch = loaded.model.spec, allocate(loaded, 1).frames.is_floating_point()
     asked = SpeechRequest(
         id="official",
         text=text,
         voice=spec.voices[0] if spec.voices else None,
         language="english" if "english" in spec.languages else "auto",
         instructions="A calm voice." if "described" in spec.voice_modes and spec.accepts_instructions else None,
-        sampling=SamplingParams(temperature=0.0),
+        # Where frames are patches there is nothing to sample.
+        sampling=SamplingParams() if is_patch else SamplingParams(temperature=0.0),
         max_frames=frames,
     )
     made = _made(loaded, folder, python, asked)
     request = msgspec.structs.replace(asked, options=json.loads(str(made["options"])))
     ours, theirs = speak(loaded, [request], frames), torch.from_numpy(made["frames"])
-    equal = (ours.frames[0, : len(theirs)] == theirs).flatten(1).all(1)
+    pairs = zip(ours.frames[0], theirs, strict=False)
+    equal = torch.tensor([snr_db(*pair) >= (_SAME_PATCH_DB if is_patch else torch.inf) for pair in pairs])
     heard = loaded.model.codec.decode(theirs[None].to(loaded.device))[0].cpu()
     official = torch.from_numpy(made["audio"])
     shortest = min(len(heard), len(official))
@@ -99,9 +103,13 @@ def _decidable(ours: torch.Tensor, theirs: torch.Tensor) -> tuple[torch.Tensor, 
 
 
 def _made(loaded: LoadedModel, folder: Path, python: str, asked: SpeechRequest) -> dict[str, Any]:
-    penalty = loaded.model.spec.sampling.repetition_penalty
+    penalty, shape = loaded.model.spec.sampling.repetition_penalty, allocate(loaded, 1).frames.shape[2:]
     facts = {name: getattr(asked, name) for name in ("text", "voice", "language", "instructions")}
     facts |= {"frames": asked.max_frames, "repetition_penalty": penalty, "device": str(loaded.device)}
+    if len(shape) > 1:
+        index = torch.arange(facts["frames"])
+        noise = normal_noise(torch.full_like(index, asked.seed), torch.zeros_like(index), index, shape.numel())
+        facts["noise"] = noise.unflatten(1, shape).tolist()
     with tempfile.TemporaryDirectory() as scratch:
         request, result = Path(scratch) / "asked.json", Path(scratch) / "made.npz"
         request.write_text(json.dumps(facts), encoding="utf-8")
