@@ -1,11 +1,13 @@
 """The command line for its tests: in this process and an empty folder, and a server that it runs in one of its own."""
 
 import contextlib
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,11 +39,13 @@ def assert_refused(code: int, out: str, err: str, words: list[str]) -> None:
 
 @contextlib.contextmanager
 def server(
-    folder: Path, *arguments: str, device: str = "--device=cpu"
+    folder: Path, *arguments: str, device: str = "--device=cpu", log_level: str = "WARNING"
 ) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
     """A running `sonoro serve`, what it printed, and its address; the process is gone with the block."""
     command = (sys.executable, "-m", "sonoro", "serve", "--port", "0", device, *arguments)
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    environment = {**os.environ, "SONORO_LOG_LEVEL": log_level}
+    piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=folder, env=environment, **piped) as process:
         try:
             printed = ""
             while "listening on" not in printed:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-import yaml
 
 from client_contract import check_all
 from command_line import server
@@ -28,13 +27,13 @@ SLOTS = 4
 async def serving(folder: Path) -> AsyncIterator[tuple[Server, subprocess.Popen[str]]]:
     """Two engines behind one server, ready, and its process."""
     flags = ("--slots", str(SLOTS), "--max-queue-wait-ms", "20000")
-    with server(folder, *flags, device="--devices=cpu,cpu") as (process, printed, url):
-        resolved = yaml.safe_load(printed.partition("listening")[0])
-        assert (resolved["load"]["devices"], resolved["server"]["max_concurrency"]) == (["cpu", "cpu"], 2 * SLOTS)
+    with server(folder, *flags, device="--devices=cpu,cpu") as (process, _, url):
         limits = httpx.Limits(max_connections=100)
         async with httpx.AsyncClient(base_url=url, timeout=GUARD_S, limits=limits, trust_env=False) as http:
             server_over = Server(http, url, None, None, [])
             await until(server_over.is_ready)
+            resolved = (await http.get("/v1/models")).json()["configuration"]["server"]
+            assert resolved["max_concurrency"] == 2 * SLOTS
             yield server_over, process
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import io
+import json
 import re
 import signal
 import socket
@@ -62,6 +63,8 @@ EXAMPLES = ROOT / "examples"
         (["--model-alias", ""], ["model_aliases", "not empty"]),
         (["--reference-folder", "none"], ["reference_folder", "'none'", "a folder that is there"]),
         (["--api-key", ""], ["api_keys", "not empty"]),
+        (["--log-format", "xml"], ["log_format", "'xml'", "text or json"]),
+        (["--allowed-host", "http://a/"], ["allowed_hosts", "without scheme"]),
         (["--config", "none.yaml"], ["config", "none.yaml", "readable"]),
         (["--config", "list.yaml"], ["config", "list.yaml", "sections"]),
         (["--config", "section.yaml"], ["slots", "no such section", "engine, server"]),
@@ -123,14 +126,7 @@ def test_a_server_is_alive_at_once_speaks_and_ends_with_what_is_under_way(tmp_pa
             base_url=url, trust_env=False, timeout=GUARD_S, headers={"authorization": "Bearer hush"}
         ) as http:
             assert http.get("/health").status_code == 200
-            resolved = yaml.safe_load(printed.partition("listening")[0])
-            assert resolved["engine"]["slots"] == resolved["server"]["max_concurrency"] == 3
-            assert resolved["server"]["max_queue_wait_ms"] == 9000
-            assert resolved["engine"]["is_eager"] is resolved["server"]["allow_reference_urls"] is True
-            assert resolved["server"]["voice_aliases"] == {"bo": "rowan"}
-            assert resolved["server"]["head_timeout_s"] == 3.5
-            assert resolved["server"]["reference_folder"] == "."
-            assert "hush" not in printed
+            assert printed.count("\n") == 1
             while (ready := http.get("/ready")).status_code != 200:
                 assert ready.status_code == 503
                 time.sleep(0.1)
@@ -144,6 +140,49 @@ def test_a_server_is_alive_at_once_speaks_and_ends_with_what_is_under_way(tmp_pa
         assert len(heard) > 24000
         assert process.wait(GUARD_S) == -signal.SIGTERM
         assert process.stderr.read() == ""
+
+
+def test_what_was_decided_is_printed_on_demand(sonoro: Run) -> None:
+    Path("sonoro.yaml").write_text(
+        "engine: {slots: 2}\nserver: {api_keys: [], voice_aliases: {anna: clara}, max_queue_wait_ms: 9000}\n"
+    )
+    flags = "--config sonoro.yaml --api-key hush --slots 3 --eager --voice-alias bo=rowan --head-timeout-s 3.5"
+    folders = "--reference-folder . --allow-reference-urls --allowed-host speech.example --log-format json"
+    code, printed, err = sonoro("serve", "--print-config", *flags.split(), *folders.split())
+    assert (code, err) == (0, "")
+    assert "listening" not in printed
+    resolved = yaml.safe_load(printed)
+    assert resolved["engine"]["slots"] == resolved["server"]["max_concurrency"] == 3
+    assert resolved["server"]["max_queue_wait_ms"] == 9000
+    assert resolved["engine"]["is_eager"] is resolved["server"]["allow_reference_urls"] is True
+    assert resolved["server"]["voice_aliases"] == {"bo": "rowan"}
+    assert resolved["server"]["head_timeout_s"] == 3.5
+    assert resolved["server"]["reference_folder"] == "."
+    assert (resolved["server"]["allowed_hosts"], resolved["server"]["log_format"]) == (["speech.example"], "json")
+    assert "hush" not in printed
+
+
+def test_the_log_has_a_line_for_each_request_as_json_on_demand(tmp_path: Path) -> None:
+    flags = ("--slots", "1", "--eager", "--log-format", "json", "--api-key", "hush")
+    with server(tmp_path, *flags, log_level="INFO") as (process, _, url):
+        with httpx.Client(base_url=url, trust_env=False, timeout=GUARD_S) as http:
+            while http.get("/ready").status_code != 200:
+                time.sleep(0.1)
+            headers = {"authorization": "Bearer hush", "x-request-id": "job-1"}
+            body = {"input": "A confidential text.", "response_format": "pcm"}
+            heard = http.post("/v1/audio/speech", json=body, headers=headers).content
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=GUARD_S)
+    assert "confidential" not in err
+    assert "hush" not in err
+    lines = [json.loads(line) for line in err.splitlines()]
+    assert all({"time", "level", "event"} <= line.keys() for line in lines)
+    (line,) = (line for line in lines if line["event"] == "request")
+    known = {"level": "INFO", "id": "job-1", "method": "POST", "path": "/v1/audio/speech", "status": 200}
+    assert known.items() <= line.items()
+    assert (line["reason"], line["characters"], len(line["key"])) == ("stop", 20, 8)
+    assert line["audio_s"] == pytest.approx(len(heard) / 48000, abs=0.01)
+    assert 0 < line["first_packet_ms"] <= line["total_ms"]
 
 
 def test_the_examples_run_as_they_are(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ Knows no model; torch is loaded only by the commands that need it.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -20,6 +19,7 @@ from sonoro import cli_bench, cli_say, cli_serve, cli_verify
 from sonoro.cli_common import FAILURE, DataType, Device, NamedModel, Stopped, show
 from sonoro.core.config import log_level
 from sonoro.core.errors import EngineError, OutputError, SonoroError
+from sonoro.core.logs import configure_logging
 from sonoro.core.types import OptionSpec
 from sonoro.core.version import VERSION
 
@@ -72,7 +72,7 @@ def sonoro(
         raise typer.Exit
     if context.invoked_subcommand is None:
         show(context.get_help())
-    logging.basicConfig(level=log_level(), format="%(levelname)s %(name)s %(message)s")
+    configure_logging(log_level())
 
 
 @app.command()

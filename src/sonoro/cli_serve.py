@@ -11,8 +11,9 @@ import typer
 import yaml
 
 from sonoro.cli_common import CodecType, DataType, Device, LoadFormat, NamedModel, number, show
-from sonoro.core.config import EngineConfig
+from sonoro.core.config import EngineConfig, log_as_json, log_level
 from sonoro.core.errors import ConfigError
+from sonoro.core.logs import configure_logging
 
 if TYPE_CHECKING:
     from sonoro.server.config import ServerConfig
@@ -62,6 +63,10 @@ def serve(
         list[str] | None,
         typer.Option(help="a name that clients may ask by, beside --host; may be repeated; * for any"),
     ] = None,
+    log_format: Annotated[str | None, typer.Option(help="text or json, a line for each request; text if none")] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="print the resolved configuration as YAML, and serve nothing")
+    ] = False,
     max_concurrency: Annotated[
         int | None, number("max_concurrency", int, "requests spoken at once; as many as the engines have slots if none")
     ] = None,
@@ -142,11 +147,15 @@ def serve(
     }
     server = _over(server, {**given, **renamed}).resolve(engine.slots * len(named))
     settings: dict[str, Any] = {"dtype": dtype, "load_format": load_format}
+    if print_config:
+        show(_resolved({"model": model, "devices": list(named), **settings}, engine, server).rstrip())
+        return
+    log_as_json(server.log_format == "json")
+    configure_logging(log_level("INFO"), is_json=server.log_format == "json")
     shared = {name: getattr(server, name) for name in ("slow_reader_timeout_s", "max_restarts", "restart_window_s")}
     limits = Limits(**shared)
     fleet = Fleet.launch(model, devices=named, limits=limits, config=engine, **settings)
     with listen(server) as sock:
-        show(_resolved({"model": model, "devices": list(named), **settings}, engine, server).rstrip())
         address, actual = sock.getsockname()[:2]
         show(f"listening on http://{f'[{address}]' if ':' in address else address}:{actual}")
         serve_on(fleet, server, sock)

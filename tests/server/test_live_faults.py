@@ -246,7 +246,7 @@ def test_no_text_is_logged(caplog: pytest.LogCaptureFixture) -> None:
             await client.speak("A secret ", "that nobody reads.")
 
     run(speak())
-    (ended,) = (record.getMessage() for record in caplog.records if "request_ended" in record.getMessage())
+    (ended,) = (record.getMessage() for record in caplog.records if "event=utterance" in record.getMessage())
     assert re.search(r"reason=stop characters=27 audio_s=0\.27", ended)
     assert not any(
         "secret" in record.getMessage() and "input.secret" not in record.getMessage() for record in caplog.records

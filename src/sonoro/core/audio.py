@@ -19,7 +19,7 @@ import numpy.typing as npt
 import soundfile
 import soxr
 
-from sonoro.core.errors import InvalidReference, OutputError
+from sonoro.core.errors import InvalidReference, OutputError, without_addresses
 from sonoro.core.types import Reference
 
 __all__ = [
@@ -118,7 +118,8 @@ def read_reference(
     except FileNotFoundError as error:
         raise InvalidReference("ref_audio", name, "there is no such file") from error
     except (soundfile.SoundFileError, OSError) as error:
-        raise InvalidReference("ref_audio", name, f"it must be audio that libsndfile reads ({error})") from error
+        reason = without_addresses(str(error))
+        raise InvalidReference("ref_audio", name, f"it must be audio that libsndfile reads ({reason})") from error
     _check_samples(samples)
     return Reference(pcm=samples.astype("<f4").tobytes(), sample_rate=rate, text=text, use=use)
 

@@ -19,9 +19,19 @@ import yaml
 from sonoro.core.errors import ConfigError, suggestion
 from sonoro.core.text import MIN_BOUND_S, MIN_MAX_CHARACTERS
 
-__all__ = ["CODEC_DTYPES", "LOG_LEVEL_VARIABLE", "EngineConfig", "kernel_cache_folder", "log_level", "see_gpus"]
+__all__ = [
+    "CODEC_DTYPES",
+    "LOG_LEVEL_VARIABLE",
+    "EngineConfig",
+    "is_log_json",
+    "kernel_cache_folder",
+    "log_as_json",
+    "log_level",
+    "see_gpus",
+]
 
 LOG_LEVEL_VARIABLE = "SONORO_LOG_LEVEL"
+_LOG_FORMAT_VARIABLE = "SONORO_LOG_FORMAT"
 CODEC_DTYPES = ("auto", "float16", "bfloat16", "float32")
 
 
@@ -232,13 +242,23 @@ def kernel_cache_folder() -> Path:
     return Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")
 
 
-def log_level() -> int:
-    """The level named by `SONORO_LOG_LEVEL`, warnings by default. Raises `ConfigError` if it names none."""
-    name = os.environ.get(LOG_LEVEL_VARIABLE, "WARNING")
+def log_level(default: str = "WARNING") -> int:
+    """The level named by `SONORO_LOG_LEVEL`, or `default`. Raises `ConfigError` if it names none."""
+    name = os.environ.get(LOG_LEVEL_VARIABLE, default)
     levels = logging.getLevelNamesMapping()
     if name.upper() not in levels:
         raise ConfigError(LOG_LEVEL_VARIABLE, name, "one of " + ", ".join(levels))
     return levels[name.upper()]
+
+
+def is_log_json() -> bool:
+    """Whether the process that started this one has its logs `log_as_json`."""
+    return os.environ.get(_LOG_FORMAT_VARIABLE) == "json"
+
+
+def log_as_json(is_json: bool) -> None:
+    """Let processes that this one starts log as it does."""
+    os.environ[_LOG_FORMAT_VARIABLE] = "json" if is_json else "text"
 
 
 def see_gpus(*indices: int) -> None:

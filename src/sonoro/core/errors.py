@@ -22,6 +22,7 @@ Each carries a stable `code` for programs and a message for people. Nothing here
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -43,7 +44,11 @@ __all__ = [
     "UnknownVoice",
     "VoiceExists",
     "suggestion",
+    "without_addresses",
 ]
+
+
+_ADDRESS = re.compile(r"( at)? ?\b0x[0-9a-fA-F]{5,}\b")
 
 
 class SonoroError(Exception):
@@ -188,3 +193,8 @@ def _kinds(root: type[SonoroError]) -> Iterator[type[SonoroError]]:
 def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
+
+
+def without_addresses(text: str) -> str:
+    """`text` without places in memory, which the names that Python gives to objects tell."""
+    return _ADDRESS.sub("", text)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
-import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -18,7 +17,8 @@ from pathlib import Path
 import msgspec
 import torch
 
-from sonoro.core.config import log_level
+from sonoro.core.config import is_log_json, log_level
+from sonoro.core.logs import configure_logging
 from sonoro.core.machine import usable_cores
 from sonoro.engine.runner import Runner
 from sonoro.models import registry
@@ -48,7 +48,7 @@ def launched_by(settings: WorkerSettings, target: Target) -> list[Variant]:
 
 def main() -> None:
     """Compile what is launched by SETTINGS on TARGET, and make the file MARKER, unless another does or PARENT ends."""
-    logging.basicConfig(level=log_level(), format="%(levelname)s %(name)s %(message)s")
+    configure_logging(log_level(), is_json=is_log_json())
     settings, target, marker, parent = sys.argv[1:]
     with _alone(Path(marker)):
         if Path(marker).exists():

@@ -25,9 +25,10 @@ from importlib.machinery import ModuleSpec
 import msgspec
 import torch
 
-from sonoro.core.config import log_level, see_gpus
+from sonoro.core.config import is_log_json, log_level, see_gpus
 from sonoro.core.encoded_voice import EncodedVoice
 from sonoro.core.errors import ConfigError, ErrorFacts, SonoroError
+from sonoro.core.logs import configure_logging
 from sonoro.core.types import Event, Failed, Finished
 from sonoro.engine.compile import compiling
 from sonoro.engine.engine import Engine
@@ -87,7 +88,7 @@ def main() -> None:
     sys.setswitchinterval(_SWITCH_S)
     with contextlib.closing(WorkerLink(endpoint)) as link, _encoder() as executor:
         try:
-            logging.basicConfig(level=log_level(), format="%(levelname)s %(name)s %(message)s")
+            configure_logging(log_level(), is_json=is_log_json())
             wanted = on_own_gpus(msgspec.json.decode(settings, type=WorkerSettings))
             with compiling(wanted):
                 loaded = load(wanted)

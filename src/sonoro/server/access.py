@@ -41,7 +41,11 @@ class Admission:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         error = self._check(Headers(scope=scope)) if scope["type"] in ("http", "websocket") else None
-        await (self._app if error is None else error_response(refusal(error)))(scope, receive, send)
+        if error is None:
+            await self._app(scope, receive, send)
+            return
+        scope.get("state", {}).get("facts", {})["code"] = error.code
+        await error_response(refusal(error))(scope, receive, send)
 
     def _check(self, headers: Headers) -> ForeignHost | ForeignOrigin | None:
         host, origin = headers.get("host"), headers.get("origin")

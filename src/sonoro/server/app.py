@@ -62,6 +62,7 @@ def create_app(client: Fleet, config: ServerConfig, on_failure: Callable[[Sonoro
     async def tell(request: Request, error: Exception) -> Response:
         assert isinstance(error, SonoroError), error
         refused = refusal(error)
+        request.state.facts |= {"code": refused.error["code"], "param": refused.error["param"]}
         if request.scope["path"].startswith("/v1/audio/"):
             service.note_refusal(refused, request.state.request_id)
         return error_response(refused)
@@ -82,6 +83,7 @@ async def _tell_of_http(request: Request, error: Exception) -> Response:
     """A path or method that is not there."""
     assert isinstance(error, HTTPException), error
     refused = plain_refusal(error.status_code, f"{request.method} {request.url.path}: {error.detail}", "http")
+    request.state.facts["code"] = refused.error["code"]
     headers = {**refused.headers, **(error.headers or {})}
     if error.status_code == 405:
         headers["Allow"] = ", ".join(_methods(request))

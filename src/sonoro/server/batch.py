@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sonoro.core.errors import InvalidRequest, SonoroError
+from sonoro.core.logs import log_event
 from sonoro.core.types import Finished
 from sonoro.server.errors import AnswerTooLarge, SlowReader, TooManyRequests, refusal
 from sonoro.server.schemas import BatchBody, SpeechBody, parse
@@ -25,6 +27,8 @@ from sonoro.server.service import Caller, Service
 from sonoro.server.stream import DISCONNECTED, Speech, conclude, spoken, while_there
 
 __all__ = ["RESULTS_SCHEMA", "BatchResponse", "Held", "Item", "read_batch"]
+
+logger = logging.getLogger(__name__)
 
 MAX_AT_ONCE = 8
 
@@ -129,9 +133,12 @@ class BatchResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._held:
-            await while_there(receive, self._answer(send))
+            facts = {"reason": DISCONNECTED, "items": len(self._items)}
+            facts |= await while_there(receive, self._answer(send)) or {}
+            scope["state"]["facts"] |= facts
 
-    async def _answer(self, send: Send) -> None:
+    async def _answer(self, send: Send) -> dict[str, object]:
+        """Speak and send; what the log says of it."""
         # Half of the places at most: somebody with one text does not wait for a whole batch.
         turns = asyncio.Semaphore(max(1, min(MAX_AT_ONCE, self._service.config.max_concurrency // 2)))
         async with asyncio.TaskGroup() as group:
@@ -146,8 +153,11 @@ class BatchResponse(Response):
         for index, (_, result) in enumerate(results):
             parts += [memoryview(b'{"index":%d,' % index), memoryview(result)[1:], memoryview(b",")]
         parts[-1] = memoryview(b"]," + msgspec.json.encode(counts)[1:])
-        with contextlib.suppress(SlowReader):  # its connection is closed, as the body lacks its end
+        try:
             await self._send(send, parts)
+        except SlowReader as error:  # its connection is closed, as the body lacks its end
+            return {**counts, "reason": error.code}
+        return {**counts, "reason": "stop"}
 
     async def _send(self, send: Send, parts: list[memoryview]) -> None:
         """Send `parts`, never all at once. Raises `SlowReader` if the client does not take one in time."""
@@ -207,4 +217,5 @@ async def _speak(service: Service, item: Item, speech: Speech, arrived_s: float)
         reason = error.code
         raise
     finally:
-        conclude(speech, observation, reason, is_whole=reason in ("stop", "length", "runaway"))
+        facts = conclude(speech, observation, reason, is_whole=reason in ("stop", "length", "runaway"))
+        log_event(logger, logging.DEBUG, "item", {"id": speech.name, **facts})

@@ -32,6 +32,8 @@ that sex in turn, or of all its voices where it has none."""
 
 _SECRET = ("api_keys", "admin_keys")
 
+LOG_FORMATS = ("text", "json")
+
 
 @dataclass(frozen=True)
 class ServerConfig:
@@ -54,7 +56,7 @@ class ServerConfig:
     further names of the model; `voice_aliases` give names to its voices: those of OpenAI that are not in it go
     round those of the sex people expect. `cors_origins` may call from a browser, "*" for all. `allowed_hosts` are
     names by which clients may ask beside what the server is bound to, "*" for any; bound to all addresses, with none
-    given, it is any.
+    given, it is any. `log_format` is text or json.
     """
 
     host: str = "127.0.0.1"
@@ -85,6 +87,7 @@ class ServerConfig:
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     allow_reference_urls: bool = False
+    log_format: str = "text"
     reference_folder: str = ""
 
     def __post_init__(self) -> None:
@@ -120,6 +123,8 @@ class ServerConfig:
         for host in self.allowed_hosts:
             if "/" in host or (":" in host and host.count(":") < 2):
                 raise ConfigError("allowed_hosts", host, "it must be a name or an address, without scheme and port")
+        if self.log_format not in LOG_FORMATS:
+            raise ConfigError("log_format", self.log_format, f"it must be {' or '.join(LOG_FORMATS)}")
         self._check_voices()
         self._check_references()
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 import socket
 import struct
+import time
 import uuid
 from collections.abc import AsyncIterator
 from typing import Any, cast
@@ -22,13 +24,20 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from sonoro.core.logs import log_event
 from sonoro.server.errors import BodyTooLarge, BodyTooSlow, TooManyRequests, plain_refusal
 
-__all__ = ["CUT", "Connection", "HeadAsGet", "Identified", "Uploads", "connection"]
+logger = logging.getLogger(__name__)
+
+__all__ = ["CLIENT_GONE", "CUT", "Connection", "HeadAsGet", "Identified", "Uploads", "connection"]
 
 CUT = "cut"
 """The name, in the state of a request's scope, of what resets its connection."""
 
+CLIENT_GONE = 499
+"""The status of an answer that nobody is there to see, as others log it."""
+
+_PROBES = ("/", "/playground/{name}", "/health", "/ready", "/metrics")
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
@@ -83,6 +92,8 @@ class Connection(H11Protocol):
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             refused = plain_refusal(400, msg, "http")
+            facts = {"id": None, "key": None, "method": None, "path": None, "status": 400, "code": "http"}
+            log_event(logger, logging.INFO, "request", facts)
             headers = [("content-type", "application/json"), ("connection", "close")]
             for event in (
                 h11.Response(status_code=refused.status, headers=headers, reason="Bad Request"),
@@ -117,7 +128,11 @@ def connection(head_timeout_s: float) -> type[asyncio.Protocol]:
 
 
 class Identified:
-    """An application whose requests have an id: the client's `X-Request-Id` if it is sane, else a new one."""
+    """An application whose requests have an id: the client's `X-Request-Id` if it is sane, else a new one.
+
+    Each leaves one line in the log, with what of it was put into the `facts` of its state. A path is named as the
+    router has it: what a client wrote into it is in no log. What operators ask every few seconds is for debugging.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -128,14 +143,30 @@ class Identified:
             return
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
-        cast(dict[str, Any], scope.setdefault("state", {}))["request_id"] = request_id
+        facts: dict[str, object] = {"key": None}
+        cast(dict[str, Any], scope.setdefault("state", {})).update(request_id=request_id, facts=facts)
+        started_s, status = time.perf_counter(), CLIENT_GONE
 
         async def send_named(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["x-request-id"] = request_id
+            status = 101 if message["type"] == "websocket.accept" else message.get("status", status)
             await send(message)
 
-        await self._app(scope, receive, send_named)
+        try:
+            await self._app(scope, receive, send_named)
+        except Exception:
+            status = 500
+            raise
+        finally:
+            route, method = scope.get("route"), scope.get("method", "WS")
+            path = None if route is None else route.path
+            first = {"id": request_id, "key": facts.pop("key"), "method": method, "path": path, "status": status}
+            total = {"total_ms": round(1000 * (time.perf_counter() - started_s))}
+            log_event(
+                logger, logging.DEBUG if path in _PROBES else logging.INFO, "request", {**first, **facts, **total}
+            )
 
 
 class HeadAsGet:
@@ -152,7 +183,9 @@ class HeadAsGet:
         async def send_head(message: Message) -> None:
             await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
 
-        await self._app({**scope, "method": "GET"}, receive, send_head)
+        asked = {**scope, "method": "GET"}
+        await self._app(asked, receive, send_head)
+        scope["route"] = asked.get("route")
 
 
 class Uploads:

@@ -34,6 +34,7 @@ from sonoro.core.errors import (
     SonoroError,
     UnknownVoice,
     VoiceExists,
+    without_addresses,
 )
 
 __all__ = [
@@ -206,7 +207,7 @@ def refusal(error: SonoroError) -> Refusal:
 def plain_refusal(status: int, message: str, code: str, parameter: str | None = None) -> Refusal:
     """A refusal with the type and headers that go with `status`."""
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    error = {"message": message, "type": kind, "param": parameter, "code": code}
+    error = {"message": without_addresses(message), "type": kind, "param": parameter, "code": code}
     return Refusal(status, error, dict(_HEADERS.get(status, {})))
 
 

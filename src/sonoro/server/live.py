@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable
@@ -19,16 +20,19 @@ from starlette.types import Message
 from starlette.websockets import WebSocketDisconnect
 
 from sonoro.core.errors import EngineError, InvalidRequest, SonoroError
+from sonoro.core.logs import log_event
 from sonoro.core.text import is_speakable
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest
 from sonoro.server.errors import IdleSession, NotReady, SlowReader, refusal
 from sonoro.server.schemas import SpeechBody, parse
-from sonoro.server.service import KEY_PROTOCOL, Service
+from sonoro.server.service import KEY_PROTOCOL, Caller, Service
 from sonoro.server.stream import Speech, conclude, silence
 from sonoro.server.websocket import ENDING
 from sonoro.transport.answer import Answer
 
 __all__ = ["live_routes"]
+
+logger = logging.getLogger(__name__)
 
 CANCELLED = "cancelled"
 
@@ -69,6 +73,12 @@ class Session:
         self._end: Literal["closed", "ending"] | None = None
         self._is_skipping = False  # the rest of the text of an utterance that has ended
 
+    @property
+    def caller(self) -> Caller:
+        """Who it is with."""
+        caller: Caller = self._socket.state.caller
+        return caller
+
     async def run(self) -> None:
         """Accept the connection and serve it to its end. Raises `NotReady` before."""
         spec = self._service.spec()
@@ -85,6 +95,7 @@ class Session:
         finally:
             if self._utterance is not None:
                 await _drop(self._utterance.speaking)
+            self._socket.state.facts["utterances"] = self._count
 
     async def tell(self, event: str, **fields: Any) -> None:
         """Send an event. Raises `SlowReader` if it is not taken in time, `WebSocketDisconnect` if nobody is there."""
@@ -194,7 +205,7 @@ class Session:
     async def _choose(self, fields: dict[str, Any]) -> tuple[SpeechBody, SpeechRequest]:
         """How `fields` ask to be spoken to: the body of a request whose text is missing, and what it means."""
         body = parse(SpeechBody, {"response_format": "pcm", **fields, "input": ""})
-        speech = await self._service.speech(body, self._id, self._socket.state.caller, is_live=True)
+        speech = await self._service.speech(body, self._id, self.caller, is_live=True)
         speech.encoding.close()
         return body, speech.request
 
@@ -282,7 +293,9 @@ class Utterance:
         finally:
             # The pace of its text is the client's: no time but that of its first packet says anything of the server.
             speech = Speech(self._id, msgspec.structs.replace(self._request, text=self._text), self._encoding)
-            conclude(speech, self._observation, reason, is_whole=False)
+            facts = conclude(speech, self._observation, reason, is_whole=False)
+            named = {"id": self._id, "key": self._session.caller.name}
+            log_event(logger, logging.INFO, "utterance", {**named, **facts})
         return reason
 
     async def _speak_until_cut(self) -> str:

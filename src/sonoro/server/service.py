@@ -57,10 +57,12 @@ STATS_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks: whose voices are theirs by `owner`, which is empty for everybody's, and whether they see all."""
+    """Who asks: whose voices are theirs by `owner`, which is empty for everybody's, and whether they see all. Logs call
+    their key by its `name`."""
 
     owner: str
     is_admin: bool = False
+    name: str | None = None
 
     def sees(self, facts: VoiceFacts) -> bool:
         """Whether they may know of a voice, and speak as it."""
@@ -104,8 +106,8 @@ class Service:
         self.created_s = int(time.time())
         self.aliases: dict[str, str] = {}
         self._encoders, self._sessions = encoder_threads(), 0
-        self._callers = {key.encode(): Caller(_owner(key)) for key in config.api_keys}
-        self._callers |= {key.encode(): Caller("", is_admin=True) for key in config.admin_keys}
+        self._callers = {key.encode(): Caller(_owner(key), name=_owner(key)[:8]) for key in config.api_keys}
+        self._callers |= {key.encode(): Caller("", is_admin=True, name=_owner(key)[:8]) for key in config.admin_keys}
         self._on_failure, self._failure, self._is_started = on_failure, "", False
         self.is_ending = False
         self._starting: asyncio.Task[None] | None = None
@@ -188,7 +190,8 @@ class Service:
         matches = [key for key in self._callers if hmac.compare_digest(given.strip().encode("latin-1"), key)]
         if scheme.lower() != "bearer" or not matches:
             raise Unauthorized("give one of the API keys of this server, as Authorization: Bearer KEY")
-        connection.state.caller = self._callers[matches[0]]
+        connection.state.caller = caller = self._callers[matches[0]]
+        connection.state.facts["key"] = caller.name
 
     async def recognise(self, connection: HTTPConnection) -> None:
         """As `authorise`, but whoever comes without any key is a `STRANGER` where there are keys."""
@@ -333,11 +336,11 @@ class Service:
         return encoding.most_bytes(audio_s)
 
     def note_refusal(self, refused: Refusal, name: str) -> None:
-        """Count and log that the request `name` was turned away before it was under way."""
+        """Count that the request `name` was turned away before it was under way. Its line says so."""
         code = refused.error["code"]
         self.metrics.refused(str(code))
         fields = name, refused.status, code, refused.error["param"]
-        logger.info("event=request_refused id=%s status=%d code=%s param=%s", *fields)
+        logger.debug("event=refused id=%s status=%d code=%s param=%s", *fields)
 
     async def exposition(self) -> bytes:
         """The metrics of server and engines."""

@@ -11,7 +11,6 @@ import asyncio
 import base64
 import contextlib
 import json
-import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from sonoro.core.errors import EngineError, SonoroError
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest, Timings
-from sonoro.server.connection import CUT
+from sonoro.server.connection import CLIENT_GONE, CUT
 from sonoro.server.encode import Encoding
 from sonoro.server.errors import NotReady, Refusal, SlowReader, TooManyRequests, refusal
 from sonoro.server.metrics import Observation
@@ -44,14 +43,9 @@ __all__ = [
     "while_there",
 ]
 
-logger = logging.getLogger(__name__)
-
 Result = TypeVar("Result")
 
 DISCONNECTED = "disconnected"
-
-CLIENT_GONE = 499
-"""The status of an answer that nobody is there to see, as others log it."""
 
 NO_ENGINE = "the engine process ended or hangs, and another does not run yet"
 
@@ -269,16 +263,17 @@ def silence(request_id: str, text: str, sample_rate: int) -> tuple[AudioChunk, F
     return chunk, end
 
 
-def conclude(speech: Speech, observation: Observation, reason: str, *, is_whole: bool) -> None:
-    """Count and log the end of `speech`, and free its encoder."""
+def conclude(speech: Speech, observation: Observation, reason: str, *, is_whole: bool) -> dict[str, object]:
+    """Count the end of `speech`, and free its encoder; what the log says of it."""
     speech.encoding.close()
     observation.end(reason, is_whole=is_whole)
     first_s = observation.first_packet_s
-    logger.info(
-        "event=request_ended id=%s reason=%s characters=%d audio_s=%.2f first_packet_ms=%s total_ms=%.0f",
-        *(speech.name, reason, len(speech.request.text), observation.audio_s),
-        *("none" if first_s is None else f"{first_s * 1000:.0f}", observation.elapsed_s * 1000),
-    )
+    return {
+        "reason": reason,
+        "characters": len(speech.request.text),
+        "audio_s": round(observation.audio_s, 2),
+        "first_packet_ms": None if first_s is None else round(1000 * first_s),
+    }
 
 
 class SpeechResponse(Response):
@@ -298,7 +293,7 @@ class SpeechResponse(Response):
             ended = await while_there(receive, self._answer(scope, receive, send))
             reason, is_whole = ended or (DISCONNECTED, False)
         finally:
-            conclude(self._speech, self._observation, reason, is_whole=is_whole)
+            scope["state"]["facts"] |= conclude(self._speech, self._observation, reason, is_whole=is_whole)
             if self._has_begun and not self._has_ended and scope["http_version"] == "1.0" and CUT in scope["state"]:
                 # There, where many proxies still are, a closed connection is the clean end of a body.
                 scope["state"][CUT]()

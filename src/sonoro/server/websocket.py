@@ -29,6 +29,17 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         if not self.close_sent:  # as it is when the request was no handshake
             self.scope["state"][ENDING] = self._ending
 
+    def send_receive_event_to_app(self) -> None:
+        try:
+            if self.curr_msg_data_type == "text":
+                b"".join(self.frames).decode()
+        except UnicodeDecodeError:
+            # A client's mistake, which uvicorn would log with a traceback.
+            self.conn.fail(1007, "invalid UTF-8")
+            self.handle_parser_exception()
+        else:
+            super().send_receive_event_to_app()
+
     async def send(self, message: ASGISendEvent) -> None:
         await super().send(message)
         # Refused with an answer of HTTP: that is whole, though uvicorn would log it as a failure of the application.

@@ -1,0 +1,99 @@
+"""What the log of a process looks like: one line an event, with its time and level, as text or as JSON.
+
+Messages are written as `event=NAME key=value ...`; these become the keys of the JSON. Knows no event.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import traceback
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from sonoro.core.errors import without_addresses
+
+__all__ = ["LineFormatter", "configure_logging", "log_event"]
+
+_FIELD = re.compile(r"(?P<key>\w+)=(?P<value>\S+)")
+_PLACE = re.compile(r"%[-+ #0]*[\d.]*[a-z]")
+_OURS = "sonoro"
+
+
+class LineFormatter(logging.Formatter):
+    """A record as a line: time (UTC), level, event and its fields; those of other packages have the event `log`.
+
+    No line tells where something lies in memory. What an exception says is told of our own records alone: that of a
+    request that failed unexpectedly could hold what its client wrote, and its traceback says where it was.
+    """
+
+    def __init__(self, *, is_json: bool = False) -> None:
+        super().__init__()
+        self._is_json = is_json
+
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        fields = _fields(record)
+        if record.exc_info and record.exc_info[1] is not None:
+            fields["traceback"] = _traceback(record.exc_info[1], is_told=record.name.startswith(_OURS))
+        if self._is_json:
+            said = {"time": time, "level": record.levelname, **fields}
+            return without_addresses(json.dumps(said, default=str))
+        trace = fields.pop("traceback", None)
+        line = " ".join([time, record.levelname, *(f"{name}={_word(value)}" for name, value in fields.items())])
+        return without_addresses(line if trace is None else f"{line}\n{trace}")
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    """The event of `record` and what is said of it: values as they were given, numbers as they would be shown."""
+    template = str(record.msg)
+    if not template.startswith("event=") or not isinstance(record.args, tuple):
+        return {"event": "log", "logger": record.name, "message": record.getMessage()}
+    fields: dict[str, Any] = {}
+    values = iter(record.args)
+    for found in _FIELD.finditer(template):
+        value: Any = found["value"]
+        taken = tuple(next(values) for _ in _PLACE.findall(value))
+        if len(taken) != 1 or _PLACE.fullmatch(value) is None:
+            value = value % taken
+        elif isinstance(taken[0], float):
+            value = float(value % taken)
+        else:
+            value = taken[0] if isinstance(taken[0], (int, str)) or taken[0] is None else str(taken[0])
+        fields[found["key"]] = value
+    return fields
+
+
+def _word(value: object) -> str:
+    """`value` as one word of a line."""
+    text = "-" if value is None else f"{value:.15g}" if isinstance(value, float) else str(value)
+    return text if text and text.isprintable() and not re.search(r'[\s"=]', text) else json.dumps(text)
+
+
+def _traceback(error: BaseException, *, is_told: bool) -> str:
+    if is_told:
+        return "".join(traceback.format_exception(error)).rstrip()
+    return "".join(traceback.format_tb(error.__traceback__)) + type(error).__name__
+
+
+def configure_logging(level: int, *, is_json: bool = False, stream: TextIO | None = None) -> None:
+    """Log what is of `level` and above to stderr, of other packages what is at least a warning.
+
+    Their debugging tells what clients write. May be called again; whoever has handlers of their own keeps them.
+    """
+    root = logging.getLogger()
+    if any(not isinstance(handler.formatter, LineFormatter) for handler in root.handlers):
+        return
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(LineFormatter(is_json=is_json))
+    root.handlers = [handler]
+    root.setLevel(max(level, logging.WARNING))
+    logging.getLogger(_OURS).setLevel(level)
+
+
+def log_event(logger: logging.Logger, level: int, event: str, fields: Mapping[str, object]) -> None:
+    """Log `event` with `fields`, in their order; None is that there is nothing to say."""
+    logger.log(level, " ".join((f"event={event}", *(f"{name}=%s" for name in fields))), *fields.values())
