@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from capture import device_only
 from families import TinyFamily, tiny
+from near_ties import rows_of
 from sonoro.core.errors import ConfigError
 from sonoro.models.base import Pages, Prompt, SpeechModel
 from sonoro.nn.kvcache import PagedKVCache
@@ -73,12 +74,6 @@ def alone(model: SpeechModel, prompt: Prompt) -> Tensor:
 def assert_alike(found: Tensor, expected: Tensor) -> None:
     """Codes are equal. Patches are up to float64 rounding: another batch sums in another order."""
     torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
-
-
-def rows_of(state: Any) -> list[Tensor]:
-    """What has a row for every slot, but for its pages and controls."""
-    values = (getattr(state, item.name) for item in fields(state))
-    return [value for value in values if isinstance(value, Tensor) and value.shape[0] == len(state.done)]
 
 
 def row_of(state: Any, slot: int) -> list[Tensor]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from near_ties import NEAR_TIE, SPREAD, moved
 from sonoro.core.types import SamplingParams, SpeechRequest
 from sonoro.models import registry
 from sonoro.models.base import LoadedModel, Prompt, SpeechModel
@@ -16,10 +17,6 @@ pytestmark = pytest.mark.gpu
 
 FRAMES = 12
 POSITIONS = 256
-NEAR_TIE = {"float32": 1e-4, "bfloat16": 2**-4}
-"""Of the spread of the logits: below it two orders of summation may decide differently. In bfloat16 every value is
-rounded at 1 in 256, and near ties of the logits are that much wider.
-"""
 
 
 @pytest.fixture(scope="module", params=["bfloat16", "float32"])
@@ -89,6 +86,15 @@ def test_graph_equals_eager_bit_by_bit(model: SpeechModel, batch: int, padded: i
     eager, graph = (speak(model, batch, padded, is_greedy=False, is_eager=arm) for arm in (True, False))
     assert eager.any(dim=-1).all()
     assert torch.equal(eager, graph)
+
+
+def test_a_batch_fed_the_same_frames_decides_as_its_rows_alone(
+    model: SpeechModel, dtype: str, record_property: Callable[[str, object], None]
+) -> None:
+    found = moved(model, prompts_of(model, 6, is_greedy=True), capacity(6, POSITIONS, FRAMES, 64), 6)
+    record_property("gaps_moved", (found.rms, found.most))
+    assert found.rms < SPREAD[dtype]
+    assert found.most < NEAR_TIE[dtype]
 
 
 def test_a_batch_speaks_as_its_rows_do_alone(
