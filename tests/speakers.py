@@ -70,7 +70,7 @@ SINE = Speaker(
 BUILTIN = Speaker(
     name=registry.BUILTIN,
     load=functools.cache(lambda: registry.load(None, device="cpu").model),
-    voices=("rowan", "clara", "angus", "quill"),
+    voices=("nora", "miles", "edith", "hugh"),
     sample_rate=24000,
     hop=1920,
     long_text="Rice is often served in round bowls.",

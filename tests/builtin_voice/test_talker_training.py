@@ -45,7 +45,7 @@ from tiny_talker import begin_talker
 
 FOLDER = Path(sonoro.__file__).parent / "voices" / "builtin"
 TEXTS = ["go.", "the birch canoe slid on the smooth planks.", "a quiet street, and an old lamp."]
-SPEAKERS = ["rowan", "clara", "clara"]
+SPEAKERS = ["miles", "nora", "nora"]
 CASES = list(itertools.product((True, False), ("auto", "english")))
 
 

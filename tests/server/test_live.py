@@ -72,9 +72,9 @@ def test_the_built_in_voice_says_pieces_as_it_says_the_whole(chunk_frames: tuple
     async def speak() -> None:
         builtin = Fleet.launch(devices=("cpu",), config=EngineConfig(slots=1, chunk_frames=chunk_frames))
         async with serving(engine=builtin) as server, session(server) as client:
-            await client.say("session.config", voice="clara", seed=7)
-            assert (await client.hear())["voice"] == "clara"
-            fields = {"voice": "clara", "seed": 7, "non_streaming_mode": False}
+            await client.say("session.config", voice="nora", seed=7)
+            assert (await client.hear())["voice"] == "nora"
+            fields = {"voice": "nora", "seed": 7, "non_streaming_mode": False}
             given = np.frombuffer((await server.speak(text, **fields)).content, "<i2").astype(int)
             for pieces in (3, 60):
                 cuts = [len(text) * cut // pieces for cut in range(pieces + 1)]
