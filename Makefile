@@ -24,10 +24,10 @@ cpu: | .venv/bin/python
 	@echo "Installing PyTorch $(TORCH) without CUDA into .venv: about 200 MB"
 	@$(PIP) install --no-deps --index-url https://download.pytorch.org/whl/cpu torch==$(TORCH)
 
-# In three processes, as many tests wait for others: each takes over tests of another when it has none left. At its start
+# In two processes: each takes over tests of the other when it has none left. At its start
 # it says how long it will take.
 test: .venv/.installed-test
-	$(BIN)/python -m pytest -q -n 3 --dist worksteal
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 check: .venv/.installed-test
 	$(BIN)/ruff format --check .

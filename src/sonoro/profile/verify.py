@@ -289,6 +289,8 @@ class _Checks:
 
     def _kernels(self) -> None:
         """Every kernel of a frame against its reference on these weights; and those that failed before, anywhere."""
+        for operation in Operation.known:
+            operation.difference = None  # what an earlier check in this process has found
         for batch in BATCHES:
             self.loaded.model.check_kernels(allocate(self.loaded, FRAMES), batch)
         checked = {op.name: op.difference for op in Operation.known if op.difference is not None}

@@ -148,7 +148,7 @@ class ServerConfig:
     def aliases(self, spec: ModelSpec) -> dict[str, str]:
         """The names, lower case, that stand for a voice of `spec`. Raises `ConfigError` for one that it lacks."""
         for name, voice in self.voice_aliases.items():
-            if voice.lower() not in spec.voices:
+            if voice.lower() not in (*spec.voices, *spec.voice_aliases):
                 known = ", ".join(spec.voices) or "none"
                 raise ConfigError(f"voice_aliases.{name}", voice, f"{spec.name} has no such voice; it has {known}")
         turns: dict[str, str] = {}
@@ -160,7 +160,10 @@ class ServerConfig:
         for name, sex in OPENAI_VOICES.items():
             if spec.voices:
                 turns[name] = next(voices[sex], None) or next(anybody)
-        given = {name.lower(): voice.lower() for name, voice in self.voice_aliases.items()}
+        given = {
+            name.lower(): spec.voice_aliases.get(voice.lower(), voice.lower())
+            for name, voice in self.voice_aliases.items()
+        }
         return {name: voice for name, voice in (turns | spec.voice_aliases | given).items() if name not in spec.voices}
 
     @classmethod
