@@ -110,7 +110,9 @@ def test_resolve_takes_names_in_any_case() -> None:
 def test_an_alias_is_the_voice_it_stands_for() -> None:
     named = spec(voice_aliases={"robert": "bob"})
     assert named.resolve(request(voice="Robert")).voice == "bob"
-    assert named.resolve(request(voice="Robert"), {"robert": "digest"}).voice == "robert", "a registered voice comes first"
+    assert named.resolve(request(voice="Robert"), {"robert": "digest"}).voice == "robert", (
+        "a registered voice comes first"
+    )
     with pytest.raises(UnknownVoice, match="ann, bob"):
         named.resolve(request(voice="rob"))
 
