@@ -39,6 +39,7 @@ from sonoro.core.types import (
     SamplingParams,
     SpeechRequest,
 )
+from sonoro.core.words import Word, at_speed
 
 if TYPE_CHECKING:
     from sonoro.engine.engine import Engine
@@ -356,6 +357,7 @@ class TTS:
             frames=finished.frames,
             time_to_first_audio_s=finished.timings.first_audio_s,
             total_s=finished.timings.total_s,
+            words=_joined_words([*(piece.words for piece in pieces), finished.words]),
         )
 
     def _at_speed(
@@ -368,17 +370,20 @@ class TTS:
             if speed == 1:
                 return (yield from pieces)
             index = characters = 0
+            words: tuple[Word, ...] | None = None
             while True:
                 heard = _next(pieces)
+                if heard.words is not None:
+                    words = (words or ()) + at_speed(heard.words, speed)
                 if isinstance(heard, AudioPiece):
                     pcm, characters = encoder.feed(to_pcm16(heard.samples)), heard.characters
                 else:
                     pcm = encoder.finish()
                 if pcm:
-                    yield AudioPiece(from_pcm16(pcm), self.sample_rate, index, characters)
-                    index += 1
+                    yield AudioPiece(from_pcm16(pcm), self.sample_rate, index, characters, words)
+                    index, words = index + 1, None
                 if isinstance(heard, Finished):
-                    return heard
+                    return msgspec.structs.replace(heard, words=words)
 
     @contextlib.contextmanager
     def _running(self, requests: Sequence[SpeechRequest]) -> Iterator[None]:
@@ -435,7 +440,7 @@ class TTS:
                 return event
             if isinstance(event, Failed):
                 raise event.error
-            yield AudioPiece(from_pcm16(event.pcm), self.sample_rate, event.index, event.characters)
+            yield AudioPiece(from_pcm16(event.pcm), self.sample_rate, event.index, event.characters, event.words)
 
     def _tick(self) -> None:
         self._cancel_left()
@@ -453,6 +458,12 @@ def _whole(request: SpeechRequest, spec: ModelSpec) -> SpeechRequest:
     """`request`, whose audio is returned whole: cut by rule, and spoken again as often as the model asks for."""
     attempts = request.attempts or (1 if request.is_live else spec.attempts)
     return msgspec.structs.replace(request, is_reproducible=True, attempts=attempts)
+
+
+def _joined_words(told: Sequence[tuple[Word, ...] | None]) -> tuple[Word, ...] | None:
+    """The words of a whole speech; None if none were ever told."""
+    words = [each for each in told if each is not None]
+    return tuple(itertools.chain.from_iterable(words)) if words else None
 
 
 def _closed() -> EngineClosed:

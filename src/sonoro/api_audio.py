@@ -16,6 +16,7 @@ import numpy.typing as npt
 from sonoro.core.audio import output_format, write_audio
 from sonoro.core.errors import OutputError
 from sonoro.core.types import FinishReason
+from sonoro.core.words import Word
 
 __all__ = ["Audio", "AudioPiece"]
 
@@ -43,23 +44,28 @@ class AudioPiece(_Sound):
     """Consecutive audio of a stream: mono `samples` [S] float32 in [-1, 1]; `index` counts from 0.
 
     By its end the first `characters` of the text have been spoken: exact where a segment ends, else an estimate.
+    `words` are those whose times have become certain with it, in seconds of the whole stream; None if the model does
+    not show them. Those of the end that no piece told of are in `Finished.words`.
     """
 
     index: int
     characters: int = 0
+    words: tuple[Word, ...] | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Audio(_Sound):
     """Speech, whole: mono `samples` [S] float32 in [-1, 1], and how it came about.
 
-    Times count from the acceptance of the request. At the end of a cell a notebook shows it as a player.
+    Times count from the acceptance of the request; those of `words` from the first sample, None if the model does not
+    show them. At the end of a cell a notebook shows it as a player.
     """
 
     finish_reason: FinishReason
     frames: int
     time_to_first_audio_s: float
     total_s: float
+    words: tuple[Word, ...] | None = None
 
     @property
     def rtf(self) -> float:

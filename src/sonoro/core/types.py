@@ -26,6 +26,7 @@ from sonoro.core.errors import (
     UnknownVoice,
     suggestion,
 )
+from sonoro.core.words import Word
 
 __all__ = [
     "MAX_ATTEMPTS",
@@ -184,6 +185,7 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     Of a live request `text` is a first piece, which may be empty: the rest follows while it is spoken.
     A segment that runs away is spoken again with the next seed, up to `attempts` times in all: where there may be more
     than one, the audio of each segment is held back until it has ended. None is once.
+    One that is `with_words` is told when each word is spoken, where the model shows it.
     """
 
     id: str
@@ -201,6 +203,7 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     is_live: bool = False
     is_reproducible: bool = False
     attempts: int | None = None
+    with_words: bool = False
     options: dict[str, OptionValue] = {}
 
     def __post_init__(self) -> None:
@@ -400,20 +403,23 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
 class AudioChunk(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Consecutive audio of one request: PCM16 little-endian mono; `index` counts from 0.
 
-    `characters` counts those of the text that are spoken by its end, as `Finished.characters` does.
+    `characters` counts those of the text that are spoken by its end, as `Finished.characters` does. `words` are those
+    whose times are certain by now and were not before: they may lie a little before this audio. None where none are
+    told: the request did not ask, or the model does not show them.
     """
 
     request_id: str
     index: int
     pcm: bytes
     characters: int = 0
+    words: tuple[Word, ...] | None = None
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The end of a request, after its last `AudioChunk`. `frames` counts those turned into audio.
 
     `characters` counts those of the text that had been spoken by the last of them: exact where a segment has ended (so
-    all of the text after `stop`), within a segment an estimate.
+    all of the text after `stop`), within a segment an estimate. `words` are those that no chunk told of.
     """
 
     request_id: str
@@ -421,6 +427,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     frames: int
     characters: int
     timings: Timings
+    words: tuple[Word, ...] | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):

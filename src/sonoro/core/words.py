@@ -1,0 +1,76 @@
+"""Words and when they are spoken: what engine, server and clients say of them. Knows no model and no attention.
+
+Times are seconds of audio from the first sample of the request, as the model made it; `at_speed` gives those of audio
+that is played faster or slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+__all__ = ["CharacterTimes", "Word", "at_speed", "character_times", "last_heard"]
+
+
+class Word(msgspec.Struct, frozen=True, kw_only=True):
+    """A word of the text as its writer wrote it, `text[start:end]`, without the marks around it, and when it is spoken.
+
+    In scripts without spaces a character by itself. `is_estimated` says that the model's times were never measured.
+    """
+
+    text: str
+    start_s: float
+    end_s: float
+    start: int
+    end: int
+    is_estimated: bool = False
+
+
+class CharacterTimes(NamedTuple):
+    """Characters of a text that follow one another, and from when to when each is spoken, in seconds."""
+
+    characters: list[str]
+    starts_s: list[float]
+    ends_s: list[float]
+
+
+def at_speed(words: Iterable[Word], speed: float) -> tuple[Word, ...]:
+    """`words` in audio that is played `speed` times as fast."""
+    return tuple(
+        msgspec.structs.replace(word, start_s=word.start_s / speed, end_s=word.end_s / speed) for word in words
+    )
+
+
+def last_heard(words: Sequence[Word], heard_s: float) -> Word | None:
+    """The last of `words` that had begun when `heard_s` seconds of the audio had been heard."""
+    return next((word for word in reversed(words) if word.start_s < heard_s), None)
+
+
+def character_times(
+    text: str, words: Sequence[Word], *, start: int = 0, start_s: float = 0.0, end_s: float | None = None
+) -> CharacterTimes:
+    """When the characters of `text` are spoken from number `start` on, which is at `start_s`, to the end of `words`.
+
+    Those within a word share its time evenly; those between two words, the time between them. At the end of the text,
+    told of by `end_s`, those after the last word take the time until then. So the times never fall, and of what a
+    stream tells bit by bit each call goes on where the last one ended: at the end of its last word.
+    """
+    times = CharacterTimes([], [], [])
+    for word in words:
+        _share(times, text[start : word.start], start_s, word.start_s)
+        _share(times, text[word.start : word.end], word.start_s, word.end_s)
+        start, start_s = word.end, word.end_s
+    if end_s is not None:
+        _share(times, text[start:], start_s, max(start_s, end_s))
+    return times
+
+
+def _share(times: CharacterTimes, characters: str, start_s: float, end_s: float) -> None:
+    """Add `characters` that share the time from `start_s` to `end_s`."""
+    each_s = (end_s - start_s) / max(len(characters), 1)
+    for number, character in enumerate(characters):
+        times.characters.append(character)
+        times.starts_s.append(start_s + number * each_s)
+        times.ends_s.append(start_s + (number + 1) * each_s)
