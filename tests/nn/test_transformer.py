@@ -10,12 +10,11 @@ from torch import Tensor
 
 from sonoro.core.errors import CheckpointError
 from sonoro.nn.bidirectional import BidirectionalStack
+from sonoro.nn.linear import RMSNorm, lay_out_by_input
 from sonoro.nn.transformer import (
     DecoderConfig,
     DecoderStack,
-    RMSNorm,
     causal_attention,
-    lay_out_by_input,
     rotary_tables,
     rotate,
 )

@@ -8,7 +8,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from sonoro.nn.transformer import DecoderConfig, DecoderLayer, DecoderStack, random_like
+from sonoro.nn.linear import random_like
+from sonoro.nn.transformer import DecoderConfig, DecoderLayer, DecoderStack
 from sonoro.ops.bidirectional import bidirectional_attention
 
 __all__ = ["BidirectionalStack"]

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sonoro.nn.linear import Linear
+
 __all__ = ["TimeMLP", "calls", "schedule", "sinusoids"]
 
 
@@ -47,7 +49,7 @@ class TimeMLP(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.linear_1, self.linear_2 = nn.Linear(width, width), nn.Linear(width, width)
+        self.linear_1, self.linear_2 = Linear(width, width), Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear_2(F.silu(self.linear_1(x)))

@@ -9,7 +9,6 @@ each other.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -19,10 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sonoro.core.errors import CheckpointError
+from sonoro.nn.linear import Linear, RMSNorm, random_like
 from sonoro.ops.attention import decode_attention
-from sonoro.ops.device import seeded
-from sonoro.ops.linear import linear_add, norm_gate_up, norm_linear
-from sonoro.ops.norm import rms_norm_reference
 from sonoro.ops.varlen import varlen_attention
 
 __all__ = [
@@ -32,12 +29,9 @@ __all__ = [
     "DecoderLayer",
     "DecoderStack",
     "FeedForward",
-    "RMSNorm",
     "Rotary",
     "causal_attention",
-    "lay_out_by_input",
     "part_pairs",
-    "random_like",
     "rotary_tables",
     "rotate",
 ]
@@ -46,9 +40,6 @@ Rotary = tuple[Tensor, Tensor]
 """cos and signed sin of the positions, [..., T, 1, D], as `rotary_tables` makes them."""
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-
-_KERNEL_TOLERANCES = {torch.bfloat16: 2**-6, torch.float16: 2**-9}
-"""Of the largest value: a few roundings of the dtype. Others: float32 sums of some thousand terms in another order."""
 
 
 class Cache(Protocol):
@@ -99,18 +90,6 @@ class DecoderConfig:
         return 2 * self.layers * self.kv_heads * self.head_width * dtype.itemsize
 
 
-class RMSNorm(nn.Module):
-    """Scale the last axis to unit mean square: in float32 or wider, rounded before the weight is applied."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm_reference(x, self.weight, self.eps)
-
-
 def rotary_tables(
     positions: Tensor, width: int, theta: float, dtype: torch.dtype, divisors: Sequence[float] = ()
 ) -> Rotary:
@@ -157,12 +136,12 @@ class _Attention(nn.Module):
         super().__init__()
         self.head_width = config.head_width
         self.heads = (config.heads, config.kv_heads, config.kv_heads)
-        self.qkv_proj = nn.Linear(config.width, sum(self.heads) * config.head_width, bias=False)
+        self.qkv_proj = Linear(config.width, sum(self.heads) * config.head_width, bias=False)
         self.has_head_norms = config.has_head_norms
         if config.has_head_norms:
             self.q_norm = RMSNorm(config.head_width, config.norm_eps)
             self.k_norm = RMSNorm(config.head_width, config.norm_eps)
-        self.o_proj = nn.Linear(config.heads * config.head_width, config.width, bias=False)
+        self.o_proj = Linear(config.heads * config.head_width, config.width, bias=False)
 
     def forward(self, x: Tensor, layer: int, rotary: Rotary, attend: Attend) -> Tensor:
         heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_width))
@@ -183,8 +162,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
-        self.gate_up_proj = nn.Linear(width, 2 * inner, bias=False)
-        self.down_proj = nn.Linear(inner, width, bias=False)
+        self.gate_up_proj = Linear(width, 2 * inner, bias=False)
+        self.down_proj = Linear(inner, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
@@ -208,13 +187,13 @@ class DecoderLayer(nn.Module):
 
     def project(self, x: Tensor) -> Tensor:
         """Queries, keys and values [B, heads * D] of `x` [B, width], neither normed nor turned; fused, no autograd."""
-        return norm_linear(x, self.input_layernorm.weight, self.input_layernorm.eps, self.self_attn.qkv_proj.weight)
+        return self.self_attn.qkv_proj.after_norm(x, self.input_layernorm)
 
     def complete(self, x: Tensor, heads: Tensor) -> Tensor:
         """`x` [B, width] after this layer, whose attention makes `heads` [B, heads * D] of it; fused, no autograd."""
-        norm, feed = self.post_attention_layernorm, self.mlp
-        x = linear_add(heads, self.self_attn.o_proj.weight, x)
-        return linear_add(norm_gate_up(x, norm.weight, norm.eps, feed.gate_up_proj.weight), feed.down_proj.weight, x)
+        x = self.self_attn.o_proj.add_to(x, heads)
+        inner = self.mlp.gate_up_proj.gate_up_after_norm(x, self.post_attention_layernorm)
+        return self.mlp.down_proj.add_to(x, inner)
 
     def check_kernels(self, rows: int) -> None:
         """Compare the kernels of `project` and `complete` with their references at `rows` rows of random inputs."""
@@ -222,10 +201,10 @@ class DecoderLayer(nn.Module):
         random, tolerance = random_like(first.weight)
         widths = (attention.qkv_proj.in_features, attention.o_proj.in_features, feed.down_proj.in_features)
         x, heads, inner = (random(rows, width) for width in widths)
-        norm_linear.check(lambda: (x, first.weight, first.eps, attention.qkv_proj.weight), tolerance)
-        linear_add.check(lambda: (heads, attention.o_proj.weight, x), tolerance)
-        norm_gate_up.check(lambda: (x, second.weight, second.eps, feed.gate_up_proj.weight), tolerance)
-        linear_add.check(lambda: (inner, feed.down_proj.weight, x), tolerance)
+        attention.qkv_proj.check_after_norm(x, first, tolerance)
+        attention.o_proj.check_add_to(x, heads, tolerance)
+        feed.gate_up_proj.check_gate_up_after_norm(x, second, tolerance)
+        feed.down_proj.check_add_to(x, inner, tolerance)
 
 
 class DecoderStack(nn.Module):
@@ -311,22 +290,3 @@ class DecoderStack(nn.Module):
         """The stack's rotary tables for int64 `positions` [...]: [..., 1, head width] each."""
         config = self.config
         return rotary_tables(positions, config.head_width, config.rope_theta, dtype, config.rope_divisors)
-
-
-def random_like(weight: Tensor) -> tuple[Callable[..., Tensor], float]:
-    """What makes inputs of any shape to check a kernel with, where `weight` is, always the same; and its tolerance."""
-    generator = seeded(weight.device)
-    random = functools.partial(torch.randn, device=weight.device, dtype=weight.dtype, generator=generator)
-    return random, _KERNEL_TOLERANCES.get(weight.dtype, 1e-4)
-
-
-@torch.no_grad()
-def lay_out_by_input(module: nn.Module) -> None:
-    """Store the weight of every `nn.Linear` in `module` column by column, in place; its shape and values stay.
-
-    For decoding on a CPU: a product with one row then streams the weight in order, at twice the speed where it comes
-    from memory (23 GB/s instead of 11, float32 [1536, 256], one core of an AMD EPYC).
-    """
-    for part in module.modules():
-        if isinstance(part, nn.Linear):
-            part.weight.data = part.weight.t().contiguous().t()

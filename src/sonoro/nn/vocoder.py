@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from sonoro.nn.causal import CausalConv1d, CausalConvTranspose1d, CausalStridedConv1d, lay_out
 from sonoro.nn.history import Context
+from sonoro.nn.linear import Linear
 from sonoro.ops.activation import Rates, snake_beta, snake_beta_rates, snake_rates
 
 __all__ = [
@@ -102,8 +103,8 @@ class ConvNext(nn.Module):
         super().__init__()
         self.dwconv = CausalConv1d(width, width, 7, groups=width)
         self.norm = nn.LayerNorm(width, eps=1e-6)
-        self.pwconv1 = nn.Linear(width, 4 * width)
-        self.pwconv2 = nn.Linear(4 * width, width)
+        self.pwconv1 = Linear(width, 4 * width)
+        self.pwconv2 = Linear(4 * width, width)
         self.gamma = nn.Parameter(torch.full((width,), 1e-6))
 
     def forward(self, x: Tensor, history: Context) -> Tensor:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from sonoro.nn.causal import CausalLayer
 from sonoro.nn.history import Context
-from sonoro.nn.transformer import FeedForward, RMSNorm, Rotary, part_pairs, rotary_tables, rotate
+from sonoro.nn.linear import Linear, RMSNorm
+from sonoro.nn.transformer import FeedForward, Rotary, part_pairs, rotary_tables, rotate
 
 __all__ = ["WindowAttention", "WindowConfig", "WindowLayer", "WindowLayers", "WindowTransformer", "part_pairs"]
 
@@ -55,8 +56,8 @@ class WindowAttention(CausalLayer):
         super().__init__(config.window - 1, 2 * config.kv_heads * config.head_width)
         self.heads = (config.heads, config.kv_heads, config.kv_heads)
         self.head_width = config.head_width
-        self.qkv_proj = nn.Linear(config.width, sum(self.heads) * config.head_width, bias=False)
-        self.o_proj = nn.Linear(config.heads * config.head_width, config.width, bias=False)
+        self.qkv_proj = Linear(config.width, sum(self.heads) * config.head_width, bias=False)
+        self.o_proj = Linear(config.heads * config.head_width, config.width, bias=False)
 
     def forward(self, x: Tensor, rotary: Rotary, mask: Tensor, history: Context) -> Tensor:
         heads = self.qkv_proj(x).view(*x.shape[:2], -1, self.head_width)

@@ -74,7 +74,7 @@ def test_every_tensor_arrives_and_pairs_become_halves() -> None:
     table = torch.from_numpy(stored["text_model.model.embeddings.weight"])
     config = tiny_config()
     candidates = [*range(config.semantic_start_token_id, config.semantic_end_token_id + 1), config.eos_token_id]
-    assert torch.equal(lm.head, table[candidates])
+    assert torch.equal(lm.head.weight, table[candidates])
 
 
 def test_a_single_file_without_an_index_serves_too(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_a_configuration_that_contradicts_itself_is_refused(
 
 def test_random_weights_are_the_same_each_time_and_lively() -> None:
     first, second = (init_dummy(tiny_config(), 3, device=CPU, dtype=torch.bfloat16).lm for _ in range(2))
-    assert first.head.dtype == torch.bfloat16
+    assert first.head.weight.dtype == torch.bfloat16
     for name, value in first.state_dict().items():
         assert torch.equal(value, second.state_dict()[name]), name
         assert value.float().std() > 0.01, name

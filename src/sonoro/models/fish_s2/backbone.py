@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sonoro.models.ends import Feedback
-from sonoro.nn.transformer import DecoderStack, Rotary, lay_out_by_input
+from sonoro.nn.linear import Linear, lay_out_by_input
+from sonoro.nn.transformer import DecoderStack, Rotary
 
 from .config import ModelConfig, decoder_config
 
@@ -33,9 +34,8 @@ class DualAR(nn.Module):
         self.codebooks, self.codes = audio.num_codebooks, audio.vocab_size
         self.text_model = nn.ModuleDict({"model": _SlowAR(config)})
         self.audio_decoder = _FastAR(config)
-        self.head: Tensor
+        self.head: Linear
         self.code_starts: Tensor
-        self.register_buffer("head", None, persistent=False)
         self.register_buffer("code_starts", None, persistent=False)
 
     @property
@@ -59,11 +59,11 @@ class DualAR(nn.Module):
             stack.part_pairs()
         first, table = self.config.semantic_start_token_id, self.slow.embeddings.weight
         # Nothing else can be decided: 21 MB to read instead of 798.
-        self.head = torch.cat((table[first : first + self.codes], table[self.config.eos_token_id][None]))
+        rows = (table[first : first + self.codes], table[self.config.eos_token_id][None])
+        self.head = Linear.derived(torch.cat(rows))
         self.code_starts = torch.arange(self.codebooks, device=self.device) * self.codes
         if self.device.type == "cpu":
             lay_out_by_input(self)
-            self.head = self.head.t().contiguous().t()
 
     def embed(self, columns: Tensor) -> Tensor:
         """Columns [..., 1 + K] int64 of a token id and K codes as rows [..., H].
@@ -83,7 +83,7 @@ class DualAR(nn.Module):
         The first frame cannot be the end: as in the official code it is kept, and fed back as the token it is.
         """
         tables = self.fast.codebook_embeddings.weight.unflatten(0, (self.codebooks, self.codes))
-        return Feedback(self.head, tables, math.sqrt(self.codebooks + 1), earliest_end=1)
+        return Feedback(self.head.weight, tables, math.sqrt(self.codebooks + 1), earliest_end=1)
 
 
 class _SlowAR(DecoderStack):
@@ -100,7 +100,7 @@ class _FastAR(DecoderStack):
         super().__init__(decoder_config(config, audio))
         self.codebook_embeddings = nn.Embedding(audio.num_codebooks * audio.vocab_size, audio.dim)
         self.embeddings = nn.Embedding(audio.vocab_size, audio.dim)
-        self.output = nn.Linear(audio.dim, audio.vocab_size, bias=False)
+        self.output = Linear(audio.dim, audio.vocab_size, bias=False)
 
 
 def rotary(stack: DecoderStack, positions: Tensor, dtype: torch.dtype) -> Rotary:

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sonoro.models.ends import EndRows, begin, finish
 from sonoro.models.ends import check_kernels as check_ends
 from sonoro.models.slots import DepthState, depth_passes
-from sonoro.ops.linear import norm_linear
-from sonoro.ops.norm import rms_norm
 from sonoro.ops.repetition_aware import Resample, sample_repetition_aware
 from sonoro.ops.repetition_aware import check_kernels as check_draws
 from sonoro.ops.sample import gumbel_noise
@@ -70,7 +67,7 @@ def parts(lm: DualAR, state: DepthState) -> dict[str, Callable[[Tensor], object]
 
     def sample(slots: Tensor) -> list[Tensor]:
         codes, draw = _draws(lm, state, slots, state.length[slots], state.samplers[0].read(slots))
-        logits = F.linear(state.pending[slots], lm.head)
+        logits = lm.head(state.pending[slots])
         for book in range(lm.codebooks):
             draw(book, logits[:, : lm.codes + (book == 0)])
         return list(codes.unbind(1))
@@ -102,14 +99,13 @@ def _draws(
 def _step_slow(lm: DualAR, state: DepthState, rows: Tensor, inputs: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
     """Hidden rows [B, H] after the norm, which the fast AR begins with, and logits [B, V], of `inputs` [B, H]."""
     outputs, norm = lm.slow.step(inputs, state.rotary, state.cache, rows, position), lm.slow.norm
-    return rms_norm(outputs, norm.weight, norm.eps), norm_linear(outputs, norm.weight, norm.eps, lm.head)
+    return norm.fused(outputs), lm.head.after_norm(outputs, norm)
 
 
 def _depth_logits(lm: DualAR, state: DepthState, rows: Tensor, fed: Sequence[Tensor]) -> Iterator[Tensor]:
     """Logits [B, V] of codebooks 1 to K - 1 in turn, of the inputs `fed` as `depth_passes` takes them."""
-    norm = lm.fast.norm
     for outputs in depth_passes(state, lm.fast, rows, fed):
-        yield norm_linear(outputs, norm.weight, norm.eps, lm.fast.output.weight)
+        yield lm.fast.output.after_norm(outputs, lm.fast.norm)
 
 
 def _noise(lm: DualAR, row: BatchSampling, length: Tensor) -> Tensor:

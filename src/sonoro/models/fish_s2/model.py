@@ -36,7 +36,7 @@ class FishS2(WholeSegments):
         self.codec: Codec = modules.codec
         self._modules, lm, bound = modules, modules.lm, functools.partial
         self._conversations = ConversationBuilder(config, tokenizer)
-        self.position_bytes = lm.slow.config.position_bytes(lm.head.dtype)
+        self.position_bytes = lm.slow.config.position_bytes(lm.head.weight.dtype)
         self.encode_voice = bound(voice.encode_voice, codec=modules.codec, device=lm.device)
         self.save_voice, self.load_voice = voice.save_voice, bound(voice.load_voice, lm.codebooks, lm.codes)
         self.reset, self.stage, self.admit = clear_slots, stage, admit_staged
@@ -76,7 +76,7 @@ class FishS2(WholeSegments):
         lm = self._modules.lm
         slow, fast = (sum(weight.nbytes for weight in stack.layers.parameters()) for stack in (lm.slow, lm.fast))
         depth = (lm.codebooks - 1) * (fast + lm.fast.output.weight.nbytes)
-        return slow + lm.head.nbytes + depth + rows * context * self.position_bytes
+        return slow + lm.head.weight.nbytes + depth + rows * context * self.position_bytes
 
 
 def spec_of(name: str, config: ModelConfig) -> ModelSpec:

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from sonoro.nn.transformer import DecoderConfig, DecoderStack, causal_attention, lay_out_by_input
+from sonoro.nn.linear import Linear, lay_out_by_input
+from sonoro.nn.transformer import DecoderConfig, DecoderStack, causal_attention
 
 from .config import SUPPRESSED_IDS, PredictorConfig, TalkerConfig
 from .prompt import TalkerPrompt
@@ -42,7 +43,7 @@ class Talker(nn.Module):
         self.config = config
         self.model = _TalkerModel(config)
         self.text_projection = _TextProjection(config)
-        self.codec_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.codec_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.code_predictor = CodePredictor(config.code_predictor_config, config.hidden_size)
         self.text_table: Tensor | None
         self.code_table: Tensor | None
@@ -154,11 +155,11 @@ class CodePredictor(nn.Module):
         super().__init__()
         self.model = _PredictorModel(config, talker_width)
         self.lm_head = nn.ModuleList(
-            nn.Linear(config.hidden_size, config.vocab_size, bias=False) for _ in range(config.num_code_groups - 1)
+            Linear(config.hidden_size, config.vocab_size, bias=False) for _ in range(config.num_code_groups - 1)
         )
         # Absent from checkpoints in which both widths are equal.
         self.small_to_mtp_projection = (
-            nn.Identity() if config.hidden_size == talker_width else nn.Linear(talker_width, config.hidden_size)
+            nn.Identity() if config.hidden_size == talker_width else Linear(talker_width, config.hidden_size)
         )
         self.input_table: Tensor | None
         self.register_buffer("input_table", None, persistent=False)
@@ -203,8 +204,8 @@ class _PredictorModel(DecoderStack):
 class _TextProjection(nn.Module):
     def __init__(self, config: TalkerConfig) -> None:
         super().__init__()
-        self.linear_fc1 = nn.Linear(config.text_hidden_size, config.text_hidden_size)
-        self.linear_fc2 = nn.Linear(config.text_hidden_size, config.hidden_size)
+        self.linear_fc1 = Linear(config.text_hidden_size, config.text_hidden_size)
+        self.linear_fc2 = Linear(config.text_hidden_size, config.hidden_size)
 
     def forward(self, rows: Tensor) -> Tensor:
         return self.linear_fc2(F.silu(self.linear_fc1(rows)))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sonoro.models.streaming import example_codes
 from sonoro.nn.causal import CausalConv1d, name_layers
 from sonoro.nn.history import WHOLE, Context
-from sonoro.nn.transformer import RMSNorm
+from sonoro.nn.linear import Linear, RMSNorm
 from sonoro.nn.vocoder import LogSnake, Upsampler, Vocoder, finalize, reach_frames
 from sonoro.nn.window import WindowConfig, WindowLayers
 
@@ -89,10 +89,10 @@ class _Transformer(nn.Module):
 
     def __init__(self, config: CodecDecoderConfig) -> None:
         super().__init__()
-        self.input_proj = nn.Linear(config.latent_dim, config.hidden_size)
+        self.input_proj = Linear(config.latent_dim, config.hidden_size)
         self.layers = WindowLayers(_window_config(config))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.output_proj = nn.Linear(config.hidden_size, config.latent_dim)
+        self.output_proj = Linear(config.hidden_size, config.latent_dim)
 
     def forward(self, x: Tensor, history: Context) -> Tensor:
         return self.output_proj(self.norm(self.layers(self.input_proj(x), history)))

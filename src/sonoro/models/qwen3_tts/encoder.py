@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sonoro.nn.linear import Linear
 from sonoro.nn.transformer import Rotary, rotary_tables, rotate
 
 from .config import CodecEncoderConfig
@@ -91,8 +92,8 @@ class _Attention(nn.Module):
         super().__init__()
         self.head_dim = config.head_dim
         self.heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
-        self.qkv_proj = nn.Linear(config.hidden_size, sum(self.heads) * config.head_dim, bias=False)
-        self.o_proj = nn.Linear(config.num_attention_heads * config.head_dim, config.hidden_size, bias=False)
+        self.qkv_proj = Linear(config.hidden_size, sum(self.heads) * config.head_dim, bias=False)
+        self.o_proj = Linear(config.num_attention_heads * config.head_dim, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
         queries, keys, values = self.qkv_proj(x).unflatten(2, (-1, self.head_dim)).split(self.heads, dim=2)
@@ -109,8 +110,8 @@ class _Attention(nn.Module):
 class _FeedForward(nn.Module):
     def __init__(self, config: CodecEncoderConfig) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.fc1 = Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.fc2 = Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc2(F.gelu(self.fc1(x)))

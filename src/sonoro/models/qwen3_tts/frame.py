@@ -7,14 +7,13 @@ they are, without a branch (`rows.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from sonoro.models.slots import depth_passes
-from sonoro.ops.linear import norm_linear
-from sonoro.ops.norm import rms_norm
+from sonoro.nn.linear import Linear
 from sonoro.ops.sample import gumbel_noise
 from sonoro.runtime.sampling import BatchSampling
 
@@ -140,7 +139,7 @@ def _step_talker(
 ) -> tuple[Tensor, Tensor]:
     """Hidden rows [B, H] and logits [B, V] of `inputs` [B, H] at `position` [B]."""
     outputs = talker.model.step(inputs, state.rotary, state.cache, rows, position)
-    hidden = rms_norm(outputs, talker.model.norm.weight, talker.model.norm.eps)
+    hidden = talker.model.norm.fused(outputs)
     return hidden, talker.codec_head(hidden)
 
 
@@ -148,4 +147,4 @@ def _depth_logits(talker: Talker, state: FrameState, rows: Tensor, fed: Sequence
     """Logits [B, V] of codebooks 1 to K - 1 in turn, of the inputs `fed` as `depth_passes` takes them."""
     predictor, norm = talker.code_predictor, talker.code_predictor.model.norm
     for head, outputs in zip(predictor.lm_head, depth_passes(state, predictor.model, rows, fed), strict=True):
-        yield norm_linear(outputs, norm.weight, norm.eps, head.weight)
+        yield cast(Linear, head).after_norm(outputs, norm)

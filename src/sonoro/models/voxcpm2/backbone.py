@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sonoro.nn.bidirectional import BidirectionalStack
-from sonoro.nn.transformer import DecoderStack, lay_out_by_input
-from sonoro.ops.norm import rms_norm
+from sonoro.nn.linear import Linear, lay_out_by_input
+from sonoro.nn.transformer import DecoderStack
 
 from .config import ModelConfig, lm_config, local_config
 from .flow import Flow
@@ -32,10 +32,10 @@ class VoxLM(nn.Module):
         self.feat_encoder = _LocalEncoder(config)
         self.feat_decoder = Flow(config)
         self.fsq_layer = _Quantizer(width, config.scalar_quantization_latent_dim, config.scalar_quantization_scale)
-        self.enc_to_lm_proj = nn.Linear(local, width)
-        self.lm_to_dit_proj, self.res_to_dit_proj = nn.Linear(width, dit), nn.Linear(width, dit)
-        self.fusion_concat_proj = nn.Linear(2 * width, width)
-        self.stop_proj, self.stop_head = nn.Linear(width, width), nn.Linear(width, 2, bias=False)
+        self.enc_to_lm_proj = Linear(local, width)
+        self.lm_to_dit_proj, self.res_to_dit_proj = Linear(width, dit), Linear(width, dit)
+        self.fusion_concat_proj = Linear(2 * width, width)
+        self.stop_proj, self.stop_head = Linear(width, width), Linear(width, 2, bias=False)
 
     @property
     def weight(self) -> Tensor:
@@ -87,7 +87,7 @@ class _LocalEncoder(nn.Module):
         super().__init__()
         width = config.encoder_config.hidden_dim
         self.special_token = nn.Parameter(torch.empty(1, 1, 1, width))
-        self.in_proj = nn.Linear(config.feat_dim, width)
+        self.in_proj = Linear(config.feat_dim, width)
         self.encoder = BidirectionalStack(
             local_config(config, config.encoder_config), 1 + config.patch_size, slice(0, 1)
         )
@@ -96,15 +96,14 @@ class _LocalEncoder(nn.Module):
         """`patches` [T, P, D], each by itself: [T, width], what its first token has gathered."""
         first = self.special_token[0].expand(patches.shape[0], 1, -1)
         tokens = torch.cat((first, self.in_proj(patches)), dim=1)
-        norm = self.encoder.norm
-        return rms_norm(self.encoder.see(tokens), norm.weight, norm.eps)
+        return self.encoder.norm.fused(self.encoder.see(tokens))
 
 
 class _Quantizer(nn.Module):
     def __init__(self, width: int, latents: int, scale: int) -> None:
         super().__init__()
         self.scale = scale
-        self.in_proj, self.out_proj = nn.Linear(width, latents), nn.Linear(latents, width)
+        self.in_proj, self.out_proj = Linear(width, latents), Linear(latents, width)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """`hidden` [T, H] by way of `latents` numbers of 2 `scale` + 1 levels each; halves are rounded to even."""

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from sonoro.nn.bidirectional import BidirectionalStack
 from sonoro.nn.flow import TimeMLP, calls, schedule, sinusoids
-from sonoro.nn.transformer import random_like
+from sonoro.nn.linear import Linear, random_like
 from sonoro.ops.flow import PatchProjections, advance
-from sonoro.ops.linear import norm_linear
 
 from .config import ModelConfig, local_config
 
@@ -81,12 +80,12 @@ class Flow(nn.Module):
     def check_kernels(self, rows: int) -> None:
         """Compare every kernel of `sample` with its reference at `rows` rows. Synchronises; does nothing on a CPU."""
         dit = self.estimator
-        norm, weight, (latents, width) = dit.decoder.norm, dit.out_proj.weight, dit.out_proj.weight.shape
-        random, tolerance = random_like(weight)
+        latents, width = dit.out_proj.weight.shape
+        random, tolerance = random_like(dit.out_proj.weight)
         dit.decoder.check_bidirectional(2 * rows)
         x = random(rows, dit.decoder.kept.stop - dit.decoder.kept.start, latents)
         hidden, velocities = random(2 * rows * x.shape[1], width), random(2 * rows * x.shape[1], latents)
-        norm_linear.check(lambda: (hidden, norm.weight, norm.eps, weight), tolerance)
+        dit.out_proj.check_after_norm(hidden, dit.decoder.norm, tolerance)
         cfg, tokens = torch.full_like(x[:, 0, 0], 2.0, dtype=torch.float32), random(2 * rows, dit.decoder.tokens, width)
         given = (x[:, 0, 0], cfg, random(rows, width), dit.ends)
         advance.check(lambda: (x, velocities, *given, tokens.clone(), _CLOCK), tolerance)
@@ -97,8 +96,8 @@ class _LocalDiT(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         width = config.dit_config.hidden_dim
-        self.in_proj, self.cond_proj = nn.Linear(config.feat_dim, width), nn.Linear(config.feat_dim, width)
-        self.out_proj = nn.Linear(width, config.feat_dim)
+        self.in_proj, self.cond_proj = Linear(config.feat_dim, width), Linear(config.feat_dim, width)
+        self.out_proj = Linear(width, config.feat_dim)
         self.time_mlp, self.delta_time_mlp = TimeMLP(width), TimeMLP(width)
         stack, tokens = local_config(config, config.dit_config), _CLOCK + 1 + 2 * config.patch_size
         self.decoder = BidirectionalStack(stack, tokens, slice(tokens - config.patch_size, tokens))
@@ -127,5 +126,4 @@ class _LocalDiT(nn.Module):
 
     def velocities(self, tokens: Tensor) -> Tensor:
         """Those of all rows, [2 B P, D], before their bias is added."""
-        norm = self.decoder.norm
-        return norm_linear(self.decoder.see(tokens), norm.weight, norm.eps, self.out_proj.weight)
+        return self.out_proj.after_norm(self.decoder.see(tokens), self.decoder.norm)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from sonoro.models.slots import append_frames
-from sonoro.ops.norm import rms_norm
 from sonoro.ops.sample import normal_noise
 from sonoro.runtime.sampling import BatchSampling
 
@@ -90,9 +89,9 @@ def _step(lm: VoxLM, state: FrameState, rows: Tensor, position: Tensor) -> tuple
     embedded, is_audio = state.pending[rows], state.is_audio[rows]
     base, above = lm.base_lm, lm.residual_lm
     outputs = base.step(embedded, state.rotary, state.base, rows, position)
-    hidden = lm.quantize(rms_norm(outputs, base.norm.weight, base.norm.eps), is_audio)
+    hidden = lm.quantize(base.norm.fused(outputs), is_audio)
     outputs = above.step(lm.fuse(hidden, embedded, is_audio), state.still, state.residual, rows, position)
-    return hidden, rms_norm(outputs, above.norm.weight, above.norm.eps)
+    return hidden, above.norm.fused(outputs)
 
 
 def _noise(row: BatchSampling, length: Tensor, patches: Tensor) -> Tensor:
