@@ -19,7 +19,7 @@ import numpy as np
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError
-from sonoro.engine.live import Segment
+from sonoro.engine.live_text import Segment
 from sonoro.engine.request import RunningRequest
 from sonoro.engine.scheduler import Plan, Scheduler
 from sonoro.runtime.slots import PagePool

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 __all__ = ["TTS", "Audio", "AudioPiece", "listen", "speech_request"]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
-Taken = TypeVar("Taken")
-Given = TypeVar("Given")
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
 
@@ -125,9 +125,9 @@ def _references(audio: bytes | str | Path | None, text: str | None, x_vector_onl
 
 def listen(pieces: Generator[AudioPiece, None, Finished], take: Callable[[AudioPiece], None]) -> Finished:
     """Hand every piece of a stream to `take`; how the speech ended."""
-    while isinstance(heard := _next(pieces), AudioPiece):
-        take(heard)
-    return heard
+    while isinstance(received := _next(pieces), AudioPiece):
+        take(received)
+    return received
 
 
 def _next(pieces: Generator[AudioPiece, None, Finished]) -> AudioPiece | Finished:
@@ -139,7 +139,7 @@ def _next(pieces: Generator[AudioPiece, None, Finished]) -> AudioPiece | Finishe
         return finished
 
 
-class _Asked(NamedTuple):
+class _Job(NamedTuple):
     """A request, and how fast its audio is to be played, without a change of pitch."""
 
     request: SpeechRequest
@@ -149,7 +149,7 @@ class _Asked(NamedTuple):
 _SPEED_HELP = "speed: how fast it is played, 0.25 to 4, without a change of pitch."
 
 
-def _takes_a_request(method: Method) -> Method:
+def _with_request_keywords(method: Method) -> Method:
     """Show and explain the keywords of `speech_request`, which `method` passes on, and `speed` beside them."""
     made = inspect.signature(speech_request)
     owner = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
@@ -199,8 +199,8 @@ class TTS:
         self.spec: ModelSpec = engine.spec
         """What the model can do."""
         self._engine: Engine | None = engine
-        self._inboxes: dict[str, deque[Event]] = {}
-        self._left: deque[tuple[str, deque[Event]]] = deque()
+        self._queues: dict[str, deque[Event]] = {}
+        self._abandoned: deque[tuple[str, deque[Event]]] = deque()
         self._lock = threading.Lock()
 
     @property
@@ -229,8 +229,8 @@ class TTS:
             if self._engine is None:
                 return
             self._engine = None
-            for request_id, inbox in self._inboxes.items():
-                inbox.append(Failed.of(request_id, _closed()))
+            for request_id, queue in self._queues.items():
+                queue.append(Failed.of(request_id, _closed()))
         import torch
 
         gc.collect()
@@ -249,7 +249,7 @@ class TTS:
     @overload
     def generate(self, text: Sequence[Item], *request: Any, **fields: Any) -> list[Audio]: ...
 
-    @_takes_a_request
+    @_with_request_keywords
     def generate(self, text: Any = None, *request: Any, **fields: Any) -> Audio | list[Audio]:
         """Speak and return the audio whole. A list is spoken together and answered in its order.
 
@@ -259,7 +259,7 @@ class TTS:
         """
         if isinstance(text, Sequence) and not isinstance(text, str):
             return self._speak(list(self._items(text, *request, **fields)))
-        return self._speak([self._asked(text, *request, **fields)])[0]
+        return self._speak([self._job(text, *request, **fields)])[0]
 
     def generate_batch(self, items: Sequence[Item]) -> list[Audio]:
         """`generate` of a list.
@@ -271,41 +271,41 @@ class TTS:
             raise InvalidRequest("items", items, "it must be a sequence of texts or requests, even for one")
         return self._speak(list(self._items(items)))
 
-    @_takes_a_request
+    @_with_request_keywords
     def stream(self, *request: Any, **fields: Any) -> Generator[AudioPiece, None, Finished]:
         """Yield the audio as it is made, in pieces that grow as its listener's lead allows. Raises at the first piece.
 
         Closing the generator cancels the request. Its return value says how the speech ended.
         """
-        return (yield from self._streamed(self._asked(*request, **fields)))
+        return (yield from self._streamed(self._job(*request, **fields)))
 
-    @_takes_a_request
+    @_with_request_keywords
     async def agenerate(self, *request: Any, **fields: Any) -> Audio:
         """`generate` of one text without blocking the event loop; several at once share the batch (`asyncio.gather`).
 
         A task that is cancelled cancels its request.
         """
-        asked = self._asked(*request, **fields)
-        pieces = self._streamed(asked._replace(request=_whole(asked.request, self.spec)))
-        heard: list[AudioPiece] = []
+        job = self._job(*request, **fields)
+        pieces = self._streamed(job._replace(request=_returned_whole(job.request, self.spec)))
+        received: list[AudioPiece] = []
         try:
-            while isinstance(piece := await _aside(_next, pieces), AudioPiece):
-                heard.append(piece)
+            while isinstance(piece := await _in_thread(_next, pieces), AudioPiece):
+                received.append(piece)
         finally:
             pieces.close()
-        return self._joined(heard, piece)
+        return self._joined(received, piece)
 
-    @_takes_a_request
+    @_with_request_keywords
     async def astream(self, *request: Any, **fields: Any) -> AsyncGenerator[AudioPiece, None]:
         """`stream` without blocking the event loop. Closing it, or cancelling its task, cancels the request."""
         pieces = self.stream(*request, **fields)
         try:
-            while isinstance(piece := await _aside(_next, pieces), AudioPiece):
+            while isinstance(piece := await _in_thread(_next, pieces), AudioPiece):
                 yield piece
         finally:
             pieces.close()
 
-    def _asked(self, text: str | SpeechRequest | None = None, *args: Any, speed: float = 1.0, **fields: Any) -> _Asked:
+    def _job(self, text: str | SpeechRequest | None = None, *args: Any, speed: float = 1.0, **fields: Any) -> _Job:
         if text is None:
             raise InvalidRequest("text", None, "say what to speak")
         if isinstance(text, SpeechRequest):
@@ -314,7 +314,7 @@ class TTS:
                 raise InvalidRequest(field, value, "a SpeechRequest is whole already; make it with this field")
             if text.is_live:
                 raise InvalidRequest("is_live", True, "text can be appended through an `EngineClient` alone")
-            return _Asked(text, speed)
+            return _Job(text, speed)
         for name in ("ref_audio", "ref_text", "x_vector_only"):
             if fields.get(name):
                 self.spec.check_cloning(name)
@@ -325,29 +325,29 @@ class TTS:
                 raise InvalidRequest(f"options.{name}", value, nearest)
         for remark in self.remarks(text):
             logger.warning("%s", remark)
-        return _Asked(request, speed)
+        return _Job(request, speed)
 
-    def _items(self, items: Sequence[Item], *request: Any, **fields: Any) -> Iterator[_Asked]:
+    def _items(self, items: Sequence[Item], *request: Any, **fields: Any) -> Iterator[_Job]:
         shared = dict(zip(("voice",), request, strict=True)) | fields if request else fields
         for number, item in enumerate(items):
-            with _noting(number):
-                asked = self._asked(**(shared | dict(item) if isinstance(item, Mapping) else {"text": item} | shared))
-            yield asked
+            with _noting_item(number):
+                job = self._job(**(shared | dict(item) if isinstance(item, Mapping) else {"text": item} | shared))
+            yield job
 
-    def _speak(self, asked: Sequence[_Asked]) -> list[Audio]:
+    def _speak(self, job: Sequence[_Job]) -> list[Audio]:
         audio = []
-        requests = [_whole(request, self.spec) for request, _ in asked]
+        requests = [_returned_whole(request, self.spec) for request, _ in job]
         with self._running(requests):
-            for number, (request, (_, speed)) in enumerate(zip(requests, asked, strict=True)):
-                with _noting(number if len(requests) > 1 else None):
+            for number, (request, (_, speed)) in enumerate(zip(requests, job, strict=True)):
+                with _noting_item(number if len(requests) > 1 else None):
                     pieces: list[AudioPiece] = []
                     finished = listen(self._at_speed(speed, self._pieces(request.id)), pieces.append)
                     audio.append(self._joined(pieces, finished))
         return audio
 
-    def _streamed(self, asked: _Asked) -> Generator[AudioPiece, None, Finished]:
-        with self._running([asked.request]):
-            return (yield from self._at_speed(asked.speed, self._pieces(asked.request.id)))
+    def _streamed(self, job: _Job) -> Generator[AudioPiece, None, Finished]:
+        with self._running([job.request]):
+            return (yield from self._at_speed(job.speed, self._pieces(job.request.id)))
 
     def _joined(self, pieces: Sequence[AudioPiece], finished: Finished) -> Audio:
         return Audio(
@@ -372,18 +372,18 @@ class TTS:
             index = characters = 0
             words: tuple[Word, ...] | None = None
             while True:
-                heard = _next(pieces)
-                if heard.words is not None:
-                    words = (words or ()) + at_speed(heard.words, speed)
-                if isinstance(heard, AudioPiece):
-                    pcm, characters = encoder.feed(to_pcm16(heard.samples)), heard.characters
+                received = _next(pieces)
+                if received.words is not None:
+                    words = (words or ()) + at_speed(received.words, speed)
+                if isinstance(received, AudioPiece):
+                    pcm, characters = encoder.feed(to_pcm16(received.samples)), received.characters
                 else:
                     pcm = encoder.finish()
                 if pcm:
                     yield AudioPiece(from_pcm16(pcm), self.sample_rate, index, characters, words)
                     index, words = index + 1, None
-                if isinstance(heard, Finished):
-                    return msgspec.structs.replace(heard, words=words)
+                if isinstance(received, Finished):
+                    return msgspec.structs.replace(received, words=words)
 
     @contextlib.contextmanager
     def _running(self, requests: Sequence[SpeechRequest]) -> Iterator[None]:
@@ -391,15 +391,15 @@ class TTS:
         held: list[tuple[str, deque[Event]]] = []
         try:
             for number, request in enumerate(requests):
-                with self._lock, _noting(number if len(requests) > 1 else None):
-                    self._cancel_left()
+                with self._lock, _noting_item(number if len(requests) > 1 else None):
+                    self._cancel_abandoned()
                     self._submit(request)
-                    inbox = self._inboxes[request.id] = deque()
-                    held.append((request.id, inbox))
+                    queue = self._queues[request.id] = deque()
+                    held.append((request.id, queue))
             yield
         finally:
             # Without the lock: the garbage collector may close a stream in a thread that is inside a tick.
-            self._left.extend(held)
+            self._abandoned.extend(held)
 
     def _submit(self, request: SpeechRequest) -> None:
         """Give `request` to the engine, once as few are waiting there as may."""
@@ -418,24 +418,24 @@ class TTS:
             raise _closed()
         return self._engine
 
-    def _cancel_left(self) -> None:
+    def _cancel_abandoned(self) -> None:
         """Cancel what has been left since the last call. An id may have been taken anew; its inbox tells."""
-        while self._left:
-            request_id, inbox = self._left.popleft()
-            if self._inboxes.get(request_id) is inbox:
-                del self._inboxes[request_id]
+        while self._abandoned:
+            request_id, queue = self._abandoned.popleft()
+            if self._queues.get(request_id) is queue:
+                del self._queues[request_id]
                 self._open.cancel(request_id)
 
     def _pieces(self, request_id: str) -> Generator[AudioPiece, None, Finished]:
         """The audio of a running request; ticks the engine, for everybody, while there is none."""
-        inbox = self._inboxes[request_id]
+        queue = self._queues[request_id]
         while True:
-            while not inbox:
+            while not queue:
                 with self._lock:
                     # Another thread may have filled it while this one waited.
-                    if not inbox:
+                    if not queue:
                         self._tick()
-            event = inbox.popleft()
+            event = queue.popleft()
             if isinstance(event, Finished):
                 return event
             if isinstance(event, Failed):
@@ -443,18 +443,18 @@ class TTS:
             yield AudioPiece(from_pcm16(event.pcm), self.sample_rate, event.index, event.characters, event.words)
 
     def _tick(self) -> None:
-        self._cancel_left()
+        self._cancel_abandoned()
         assert self._open.has_work, "a request is awaited that the engine does not hold"
         for event in self._open.tick():
             # A request that was cancelled has no inbox any more; its end interests nobody.
-            if event.request_id in self._inboxes:
-                self._inboxes[event.request_id].append(event)
+            if event.request_id in self._queues:
+                self._queues[event.request_id].append(event)
 
 
 _KEYWORDS = tuple(inspect.signature(TTS.generate).parameters)[1:-1]
 
 
-def _whole(request: SpeechRequest, spec: ModelSpec) -> SpeechRequest:
+def _returned_whole(request: SpeechRequest, spec: ModelSpec) -> SpeechRequest:
     """`request`, whose audio is returned whole: cut by rule, and spoken again as often as the model asks for."""
     attempts = request.attempts or (1 if request.is_live else spec.attempts)
     return msgspec.structs.replace(request, is_reproducible=True, attempts=attempts)
@@ -470,9 +470,9 @@ def _closed() -> EngineClosed:
     return EngineClosed("this TTS was closed; make another")
 
 
-async def _aside(work: Callable[[Taken], Given], taken: Taken) -> Given:
-    """What `work` makes of `taken` in a thread, which has ended when this raises: what runs cannot be closed."""
-    turn = asyncio.ensure_future(asyncio.to_thread(work, taken))
+async def _in_thread(work: Callable[[Argument], Result], argument: Argument) -> Result:
+    """What `work` makes of `argument` in a thread, which has ended when this raises: what runs cannot be closed."""
+    turn = asyncio.ensure_future(asyncio.to_thread(work, argument))
     try:
         return await asyncio.shield(turn)
     except asyncio.CancelledError:
@@ -481,7 +481,7 @@ async def _aside(work: Callable[[Taken], Given], taken: Taken) -> Given:
 
 
 @contextlib.contextmanager
-def _noting(number: int | None) -> Iterator[None]:
+def _noting_item(number: int | None) -> Iterator[None]:
     """Add to what is raised which item of a batch it is about; nothing for None."""
     try:
         yield

@@ -276,7 +276,7 @@ def live(
     fields, known = _object("extra", extra), _object("facts", facts)
     with _extra("bench"):
         from sonoro.bench.client import Target
-        from sonoro.bench.live import LiveBench, run
+        from sonoro.bench.live_bench import LiveBench, run
     bench = LiveBench(
         Target(url, model=model, voice=voice, api_key=api_key, extra=fields, timeout_s=timeout),
         requests=requests,

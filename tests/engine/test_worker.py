@@ -165,7 +165,7 @@ def test_durations_are_forgotten_when_that_is_asked() -> None:
             await heard(client, is_end)
             # One more tick collects what the last one launched.
             await asyncio.sleep(0.2)
-            client.send(StatsRequest(forgets=True))
+            client.send(StatsRequest(resets=True))
             [stats] = await client.receive()
             assert 0 < stats.tick_ms["p50"] <= stats.tick_ms["p95"] <= stats.tick_ms["p99"]
             assert stats.frame_ms["p50"] >= stats.tick_ms["p50"] / 2

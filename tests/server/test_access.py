@@ -10,7 +10,7 @@ from websockets.exceptions import InvalidStatus
 from engine_processes import nothing_left, run
 from live_sessions import session
 from server_processes import SETTINGS, check_error, serving
-from sonoro.server.access import Admission
+from sonoro.server.access import HostCheck
 from sonoro.server.config import ServerConfig
 
 __all__ = ["nothing_left"]
@@ -44,7 +44,7 @@ def status(config: ServerConfig, host: str | None, origin: str | None = None, ki
 
     given = {"host": host, "origin": origin}
     headers = [(name.encode(), value.encode()) for name, value in given.items() if value is not None]
-    run(Admission(application, config)({"type": kind, "headers": headers}, receive, send))
+    run(HostCheck(application, config)({"type": kind, "headers": headers}, receive, send))
     (answered,) = statuses
     return answered
 

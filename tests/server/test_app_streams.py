@@ -113,14 +113,14 @@ def test_a_crowd_waits_then_is_refused_and_nobody_is_forgotten() -> None:
 def test_a_place_is_waited_for_no_longer_than_said_and_not_by_too_many() -> None:
     async def wait() -> None:
         gate = Gate(1, max_waiting=1, wait_s=0.1)
-        async with gate.place():
+        async with gate.acquire():
             with pytest.raises(TooManyRequests, match="came free"):
-                async with gate.place():
+                async with gate.acquire():
                     pass
-            waiting = asyncio.create_task(gate.place().__aenter__())
+            waiting = asyncio.create_task(gate.acquire().__aenter__())
             await asyncio.sleep(0)
             with pytest.raises(TooManyRequests, match="1 requests"):
-                async with gate.place():
+                async with gate.acquire():
                     pass
         await waiting
 

@@ -211,6 +211,6 @@ def test_no_answer_is_larger_than_it_could_be(format: str) -> None:
                     answer = await server.http.post(BATCH, json=wanted)
                     assert answer.json()["succeeded"] == 1, answer.text[:300]
                     assert len(base64.b64decode(answer.json()["results"][0]["audio_data"])) <= item.audio_bytes
-                    assert len(answer.content) <= item.most_bytes
+                    assert len(answer.content) <= item.max_bytes
 
     run(ask())

@@ -276,7 +276,7 @@ def test_no_more_leaves_than_could_even_of_noise(format: str, rate: int, speed: 
     noise = np.random.default_rng(7).integers(-32768, 32767, 4 * 24000, dtype=np.int16).tobytes()
     for seconds in (0.0, 0.1, 4.0):
         encoder = Encoder(format, 24000, speed=speed, out_rate=rate)
-        most = encoder.most_bytes(seconds)
+        most = encoder.max_bytes(seconds)
         made = encoder.feed(noise[: 2 * round(seconds * 24000)]) + encoder.finish()
         assert len(made) <= most
         assert most < 4 * len(made) + 200_000, "and it is no guess in the dark"

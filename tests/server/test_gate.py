@@ -14,7 +14,7 @@ from sonoro.server import stream
 from sonoro.server.encode import Encoder, Encoding
 from sonoro.server.errors import NotReady, TooManyRequests
 from sonoro.server.metrics import Metrics, Observation
-from sonoro.server.stream import Gate, Speech, spoken
+from sonoro.server.stream import Gate, Speech, encoded_audio
 from sonoro.transport.fleet import Fleet
 
 __all__ = ["nothing_left"]
@@ -24,7 +24,7 @@ def speaking(fleet: Fleet, gate: Gate, name: str) -> AsyncGenerator[bytes | Fini
     """The parts of an answer of 3 s, which engine and queue hold whole."""
     request = SpeechRequest(id=name, text=LONG, ignore_eos=True, max_frames=300)
     encoding = Encoding(Encoder("pcm", fleet.spec.sample_rate), ThreadPoolExecutor(1))
-    return spoken(Speech(name, request, encoding), fleet, gate, Observation(Metrics(), 8000, 0.0))
+    return encoded_audio(Speech(name, request, encoding), fleet, gate, Observation(Metrics(), 8000, 0.0))
 
 
 @pytest.mark.usefixtures("nothing_left")
@@ -52,7 +52,7 @@ def test_who_does_not_read_keeps_a_place_only_while_the_engine_works(
                 heard = [part async for part in parts]
                 assert isinstance(heard[-1], Finished)
             assert gate.unread_bytes == 0
-            async with gate.place(), gate.place():
+            async with gate.acquire(), gate.acquire():
                 pass
 
     run(listen())
@@ -67,7 +67,7 @@ def test_who_leaves_gives_up_the_place_once_the_engine_knows() -> None:
             await anext(parts)
             await parts.aclose()
             assert fleet.replicas[0].open_requests == 1
-            async with gate.place():
+            async with gate.acquire():
                 assert fleet.replicas[0].open_requests == 0
 
     run(leave())
@@ -77,7 +77,7 @@ def test_without_an_engine_who_waits_is_told_that_there_is_none() -> None:
     async def wait() -> None:
         gate = Gate(4, max_waiting=9, wait_s=0.01, share=lambda: 0.0)
         with pytest.raises(NotReady):
-            async with gate.place():
+            async with gate.acquire():
                 pass
 
     run(wait())
@@ -93,10 +93,10 @@ def test_who_came_first_enters_first() -> None:
         gate, entered = Gate(1, max_waiting=9, wait_s=60), []
 
         async def enter(name: int) -> None:
-            async with gate.place():
+            async with gate.acquire():
                 entered.append(name)
 
-        async with gate.place():
+        async with gate.acquire():
             assert gate.longest_wait_s == 0
             waiting = [asyncio.create_task(enter(name)) for name in range(4)]
             await settle()
@@ -118,7 +118,7 @@ def test_who_waits_enters_when_told_that_there_are_more_places() -> None:
 
         async def enter() -> None:
             nonlocal inside
-            async with gate.place():
+            async with gate.acquire():
                 inside += 1
                 await is_over.wait()
 
@@ -126,7 +126,7 @@ def test_who_waits_enters_when_told_that_there_are_more_places() -> None:
         await settle()
         assert (inside, gate.waiting) == (2, 3)
         share = 1.0
-        gate.admit()
+        gate.wake_waiters()
         await settle()
         assert (inside, gate.waiting) == (4, 1)
         is_over.set()
@@ -143,12 +143,12 @@ def test_under_a_lasting_overload_who_came_last_enters_first(monkeypatch: pytest
         monkeypatch.setattr(loop, "time", lambda: clock() + late_s)
 
         async def enter(name: int) -> None:
-            async with gate.place():
+            async with gate.acquire():
                 entered.append(name)
                 await asyncio.sleep(0)
 
         waiting = []
-        async with gate.place():
+        async with gate.acquire():
             for name in range(4):
                 waiting.append(asyncio.create_task(enter(name)))
                 await settle()
@@ -167,7 +167,7 @@ def test_no_place_is_lost_when_those_who_wait_leave_at_any_moment() -> None:
         async def visit() -> None:
             nonlocal inside
             with contextlib.suppress(TooManyRequests):
-                async with gate.place():
+                async with gate.acquire():
                     inside += 1
                     assert inside <= 3
                     try:
@@ -186,9 +186,9 @@ def test_no_place_is_lost_when_those_who_wait_leave_at_any_moment() -> None:
         assert gate.waiting == 0
         async with contextlib.AsyncExitStack() as places:
             for _ in range(3):
-                await places.enter_async_context(gate.place())
+                await places.enter_async_context(gate.acquire())
             with pytest.raises(TooManyRequests):
-                await places.enter_async_context(gate.place())
+                await places.enter_async_context(gate.acquire())
 
     for seed in range(10):
         run(crowd(seed))

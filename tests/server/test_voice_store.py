@@ -62,8 +62,8 @@ def opened(wait: Wait) -> Iterator[Callable[..., VoiceStore]]:
     """What opens a store."""
     stores: list[VoiceStore] = []
 
-    def make(place: object = "", max_voices: int = 100, fingerprint: str = FINGERPRINT) -> VoiceStore:
-        stores.append(store := VoiceStore(str(place), max_voices))
+    def make(location: object = "", max_voices: int = 100, fingerprint: str = FINGERPRINT) -> VoiceStore:
+        stores.append(store := VoiceStore(str(location), max_voices))
         wait(store.open(fingerprint))
         return store
 
@@ -82,7 +82,7 @@ def bucket() -> Iterator[str]:
 
 
 @pytest.fixture(params=["folder", "bucket"])
-def place(request: pytest.FixtureRequest, tmp_path: Path, bucket: str) -> str:
+def location(request: pytest.FixtureRequest, tmp_path: Path, bucket: str) -> str:
     """Where several servers may keep their voices."""
     return str(tmp_path) if request.param == "folder" else bucket
 
@@ -90,8 +90,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, bucket: str) -> str:
 Opened = Callable[..., VoiceStore]
 
 
-def test_who_looks_again_knows_what_another_did(place: str, opened: Opened, wait: Wait) -> None:
-    one, other = opened(place), opened(place)
+def test_who_looks_again_knows_what_another_did(location: str, opened: Opened, wait: Wait) -> None:
+    one, other = opened(location), opened(location)
     first = wait(add(one))
     assert names(other) == []
     wait(other.refresh())
@@ -107,7 +107,7 @@ def test_who_looks_again_knows_what_another_did(place: str, opened: Opened, wait
     with pytest.raises(UnknownVoice, match="it has just been deleted"):
         wait(other.data(first.digest))
     wait(one.delete("anna"))
-    with fsspec.open(f"{place}/bert.safetensors", "wb") as file:
+    with fsspec.open(f"{location}/bert.safetensors", "wb") as file:
         file.write(b"no voice")
     wait(other.refresh())
     assert names(other) == []
@@ -115,9 +115,9 @@ def test_who_looks_again_knows_what_another_did(place: str, opened: Opened, wait
 
 @pytest.mark.parametrize("is_in_memory", [True, False], ids=["memory", "place"])
 def test_a_voice_comes_back_as_it_was(
-    is_in_memory: bool, place: str, tmp_path: Path, opened: Opened, wait: Wait
+    is_in_memory: bool, location: str, tmp_path: Path, opened: Opened, wait: Wait
 ) -> None:
-    store = opened("" if is_in_memory else place)
+    store = opened("" if is_in_memory else location)
     facts = wait(add(store, "Anna"))
     assert store.voices == (facts,)
     assert (facts.name, facts.use, facts.duration_s, facts.transcript, facts.consent) == (
@@ -138,8 +138,8 @@ def test_a_voice_comes_back_as_it_was(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_name_is_taken_by_the_first_alone(place: str, opened: Opened, wait: Wait) -> None:
-    one, other = opened(place), opened(place, fingerprint="g")
+def test_a_name_is_taken_by_the_first_alone(location: str, opened: Opened, wait: Wait) -> None:
+    one, other = opened(location), opened(location, fingerprint="g")
     facts = wait(add(one))
     with pytest.raises(VoiceExists, match=r"holds anna\.safetensors, of another model or registered just now"):
         wait(add(other))
@@ -222,8 +222,8 @@ def test_a_file_system_without_links_will_do(
     assert [path.name for path in tmp_path.iterdir()] == ["anna.safetensors"]
 
 
-def test_a_server_has_the_voices_of_the_one_before(place: str, opened: Opened, wait: Wait) -> None:
-    folder = f"{place}/made/for it"
+def test_a_server_has_the_voices_of_the_one_before(location: str, opened: Opened, wait: Wait) -> None:
+    folder = f"{location}/made/for it"
     store = opened(folder)
     for name in ("anna", "bert", "carl"):
         wait(add(store, name))
@@ -445,7 +445,7 @@ def test_a_folder_that_cannot_be_one_is_refused(tmp_path: Path, opened: Opened) 
 
 
 def test_many_who_look_at_once_look_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    look, looks, may_go_on = VoiceStore._look, 0, threading.Event()
+    look, looks, may_go_on = VoiceStore._scan, 0, threading.Event()
 
     async def ask() -> None:
         nonlocal looks

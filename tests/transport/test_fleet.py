@@ -18,7 +18,7 @@ from sonoro.core.errors import (
     InvalidRequest,
 )
 from sonoro.core.types import Finished, Reference, SpeechRequest
-from sonoro.transport.answer import Answer
+from sonoro.transport.answer import RequestStream
 from sonoro.transport.fleet import Fleet, device_list
 
 __all__ = ["nothing_left"]
@@ -52,7 +52,7 @@ async def hear(fleet: Fleet, made: SpeechRequest) -> tuple[bytes, Finished]:
 async def place_of(fleet: Fleet, made: SpeechRequest) -> int:
     """Which engine is given a request; it is cancelled then."""
     answer = await fleet.open(made)
-    (place,) = (at for at, client in enumerate(fleet.replicas) if client.holds(made.id))
+    (place,) = (at for at, client in enumerate(fleet.replicas) if client.has_request(made.id))
     fleet.cancel(made.id)
     await gather(answer)
     return place
@@ -74,7 +74,7 @@ def test_requests_go_where_there_is_least_to_do_and_are_answered_as_by_one() -> 
     async def ask() -> None:
         async with launch_fleet("slow") as fleet:
             assert (fleet.is_ready, fleet.spec.name, fleet.closed_reason) == (True, "sine", None)
-            opened: list[Answer] = []
+            opened: list[RequestStream] = []
             for number in range(2 * CONFIG.slots):
                 opened.append(await fleet.open(request(str(number), seed=number)))
                 assert max(counts(fleet)) - min(counts(fleet)) <= 2
@@ -139,15 +139,15 @@ def test_what_is_said_of_a_request_goes_where_it_is() -> None:
                 await fleet.open(live[3])
             for made in live[:3]:
                 for piece in pieces:
-                    fleet.append(made.id, piece)
+                    fleet.append_text(made.id, piece)
                 fleet.end_text(made.id)
             fleet.cancel("3")
             fleet.cancel("of nobody")
-            fleet.append("of nobody", "Words.")
+            fleet.append_text("of nobody", "Words.")
             reasons = [(await gather(answer))[1].reason for answer in answers]
             assert reasons == ["stop", "stop", "stop", "cancelled"]
             with pytest.raises(InvalidRequest, match="text"):
-                fleet.append("of nobody", "\ud800")
+                fleet.append_text("of nobody", "\ud800")
 
     run(talk())
 
@@ -157,7 +157,7 @@ def test_an_engine_that_is_killed_takes_its_own_requests_alone_and_comes_back() 
         async with launch_fleet("slow") as fleet:
             made = [endless(str(number), seed=number) for number in range(6)]
             answers = [await fleet.open(one) for one in made]
-            homes = [next(at for at, client in enumerate(fleet.replicas) if client.holds(one.id)) for one in made]
+            homes = [next(at for at, client in enumerate(fleet.replicas) if client.has_request(one.id)) for one in made]
             heard = [asyncio.create_task(gather(answer)) for answer in answers]
             await asyncio.sleep(0.2)
             lost = await kill_one(fleet)
@@ -222,7 +222,7 @@ def test_every_engine_speaks_every_voice_whichever_encoded_it() -> None:
                 asked.append(digest)
                 return voice.data
 
-            fleet.use_voices(source)
+            fleet.set_voice_source(source)
             made = request("a", voice="anna", voice_digest=voice.digest)
             spoken = {(await gather(client.stream(made)))[0] for client in fleet.replicas}
             assert len(spoken) == 1
@@ -238,7 +238,7 @@ def test_every_engine_speaks_every_voice_whichever_encoded_it() -> None:
 def test_a_voice_is_first_spoken_where_it_was_encoded() -> None:
     async def talk() -> None:
         async with launch_fleet() as fleet:
-            fleet.use_voices(never)
+            fleet.set_voice_source(never)
             for text in ("one", "another", "a third"):
                 voice = await fleet.encode_voice(said(text))
                 await hear(fleet, request("a", voice="anna", voice_digest=voice.digest))

@@ -156,7 +156,7 @@ def test_crashes_that_are_long_ago_are_forgiven() -> None:
 
 def test_a_process_that_hangs_is_not_ready_and_is_again_once_it_answers() -> None:
     async def hang() -> None:
-        async with launch(ask_s=0.1, hang_s=1.0) as client:
+        async with launch(ping_interval_s=0.1, hang_s=1.0) as client:
             os.kill(the_child(), signal.SIGSTOP)
             await until(lambda: not client.is_ready)
             waiting = asyncio.create_task(gather(client.stream(request("a"))))

@@ -10,7 +10,7 @@ import pytest
 from engine_processes import CONFIG, alone, engines, gather, launch, nothing_left, run, until
 from sonoro.core.errors import EngineCrashed, InvalidRequest
 from sonoro.core.types import Finished, SpeechRequest
-from sonoro.transport.client import Answer, EngineClient
+from sonoro.transport.client import EngineClient, RequestStream
 
 __all__ = ["nothing_left"]
 
@@ -23,7 +23,7 @@ def live(name: str, text: str = "", **fields: object) -> SpeechRequest:
     return SpeechRequest(id=name, text=text, is_live=True, **fields)
 
 
-async def first_audio(answer: Answer) -> bytes:
+async def first_audio(answer: RequestStream) -> bytes:
     event = await anext(answer)
     assert not isinstance(event, Finished)
     return event.pcm
@@ -37,7 +37,7 @@ async def is_idle(client: EngineClient) -> bool:
 async def feed(client: EngineClient, name: str, text: str) -> None:
     """A word at a time, each in a turn of the loop of its own."""
     for word in text.split(" ")[:-1]:
-        client.append(name, word + " ")
+        client.append_text(name, word + " ")
         await asyncio.sleep(0.002)
     client.end_text(name)
 
@@ -61,22 +61,22 @@ def test_pieces_from_several_sides_give_the_answers_of_whole_texts() -> None:
 def test_what_is_no_text_is_refused_at_once_and_harms_nobody() -> None:
     async def speak() -> None:
         async with launch("live") as client:
-            client.append("nobody", "Hello.")
+            client.append_text("nobody", "Hello.")
             client.end_text("nobody")
             async with contextlib.aclosing(await client.open(live("a", "Hello "))) as answer:
                 for wrong in ("\ud83d", b"bytes", None, 5):
                     with pytest.raises(InvalidRequest) as refusal:
-                        client.append("a", wrong)
+                        client.append_text("a", wrong)
                     assert refusal.value.field == "text"
-                client.append("a", "there.")
+                client.append_text("a", "there.")
                 client.end_text("a")
                 pcm, finished = await gather(answer)
             assert (pcm, finished.reason) == (alone(SpeechRequest(id="a", text="Hello there.")), "stop")
-            client.append("a", "It has ended.")
+            client.append_text("a", "It has ended.")
             for texts, reason in (([TEXT * 4, None, "More."], "had been ended"), ([" ... ", None], "can be spoken")):
                 answer = await client.open(live("a"))
                 for text in texts:
-                    client.end_text("a") if text is None else client.append("a", text)
+                    client.end_text("a") if text is None else client.append_text("a", text)
                 with pytest.raises(InvalidRequest, match=reason):
                     await gather(answer)
             assert await is_idle(client)
@@ -115,7 +115,7 @@ async def frames_made(client: EngineClient, count: int) -> bool:
     return (await client.stats()).launches["frame"]["eager"] >= count
 
 
-async def gather_rest(answer: Answer) -> tuple[bytes, Finished]:
+async def gather_rest(answer: RequestStream) -> tuple[bytes, Finished]:
     events = [event async for event in answer]
     assert isinstance(events[-1], Finished)
     return b"".join(event.pcm for event in events[:-1]), events[-1]
@@ -132,7 +132,7 @@ def test_a_killed_engine_fails_live_requests_and_the_next_one_serves() -> None:
             for answer in (speaking, silent):
                 with pytest.raises(EngineCrashed):
                     await gather_rest(answer)
-            client.append("a", "Nobody hears it.")
+            client.append_text("a", "Nobody hears it.")
             client.end_text("b")
             answer = await client.open(live("a", "Hello "))
             await feed(client, "a", "to all of you. ")

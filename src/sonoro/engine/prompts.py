@@ -16,7 +16,7 @@ from sonoro.core.errors import InvalidRequest
 from sonoro.core.readable import check_readable
 from sonoro.core.text import SECONDS_PER_LETTER, Segment, frames_bound, segment_ends, split_text, with_lead
 from sonoro.core.types import MAX_SEED, SpeechRequest
-from sonoro.engine.live import LiveFeed
+from sonoro.engine.live_text import LiveFeed
 from sonoro.engine.request import RunningRequest
 from sonoro.models.base import Prompt, SpeechModel, Spoken
 

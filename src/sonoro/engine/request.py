@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sonoro.core.text import LETTERS_PER_S, Segment
 from sonoro.core.types import FinishReason, SpeechRequest, Timings
-from sonoro.engine.live import LiveFeed
+from sonoro.engine.live_text import LiveFeed
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -35,15 +35,15 @@ from sonoro.engine.engine import Engine
 from sonoro.models.base import LoadedModel
 from sonoro.transport.channel import WorkerLink, remove_endpoint
 from sonoro.transport.messages import (
-    Alive,
     AppendText,
-    AskAlive,
     Cancel,
     EncodeVoice,
     EndText,
     Fatal,
     LoadVoice,
     Pause,
+    Ping,
+    Pong,
     Ready,
     Resume,
     Shutdown,
@@ -250,13 +250,13 @@ class Worker:
                 self._engine.resume(request_id)
                 if request_id in self._is_paused:
                     self._is_paused[request_id] = False
-            case StatsRequest(forgets):
+            case StatsRequest(resets):
                 self._link.send([self._stats()])
-                if forgets:
+                if resets:
                     self._tick_s.clear()
                     self._frame_s.clear()
-            case AskAlive():
-                self._link.send([Alive()])
+            case Ping():
+                self._link.send([Pong()])
             case EncodeVoice(number, references):
                 try:
                     self._encoding[number] = self._engine.encode_voice(references)

@@ -158,7 +158,7 @@ class _Level:
         clients = [asyncio.create_task(self._speak()) for _ in range(self._concurrency)]
         try:
             await asyncio.sleep(bench.warm_up_s)
-            before = await self._client.stats(forgets=True)
+            before = await self._client.stats(resets=True)
             counts_from_s, self._is_counting = time.perf_counter(), True
             await asyncio.sleep(max(0.0, began_s + bench.duration_s - counts_from_s))
             after = await self._client.stats()

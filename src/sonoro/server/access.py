@@ -18,7 +18,7 @@ from sonoro.server.config import ServerConfig
 from sonoro.server.errors import ForeignHost, ForeignOrigin, refusal
 from sonoro.server.stream import error_response
 
-__all__ = ["Admission"]
+__all__ = ["HostCheck"]
 
 _AUTHORITY = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[^\[\]:/?#@\s]+)(:(?P<port>\d*))?", re.IGNORECASE)
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
@@ -26,7 +26,7 @@ _ANY = "*"
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
 
 
-class Admission:
+class HostCheck:
     """An application that is asked by its own names alone, and by no page of another origin.
 
     A `Host` must be one of `allowed_hosts` or what the server is bound to; bound to every address, with no names given,

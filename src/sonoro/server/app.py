@@ -18,15 +18,15 @@ from starlette.routing import Match
 
 from sonoro.core.errors import ConfigError, SonoroError
 from sonoro.core.version import VERSION
-from sonoro.server.access import Admission
+from sonoro.server.access import HostCheck
+from sonoro.server.api_page import api_page_routes
 from sonoro.server.config import ServerConfig
-from sonoro.server.connection import HeadAsGet, Identified, connection
 from sonoro.server.errors import plain_refusal, refusal
-from sonoro.server.live import live_routes
+from sonoro.server.middleware import HeadAsGet, RequestIds, connection
 from sonoro.server.playground import playground_routes
-from sonoro.server.reference import reference_routes
 from sonoro.server.routes import operator_routes, speech_routes
 from sonoro.server.service import Service
+from sonoro.server.sessions import session_routes
 from sonoro.server.stream import error_response
 from sonoro.server.voices import voice_routes
 from sonoro.server.websocket import WebSocketConnection
@@ -55,8 +55,8 @@ def create_app(client: Fleet, config: ServerConfig, on_failure: Callable[[Sonoro
             expose_headers=["X-Sample-Rate", "X-Request-Id", "Retry-After"],
         )
     app.add_middleware(HeadAsGet)
-    app.add_middleware(Admission, config=config)
-    app.add_middleware(Identified)
+    app.add_middleware(HostCheck, config=config)
+    app.add_middleware(RequestIds)
     app.state.service = service
 
     async def tell(request: Request, error: Exception) -> Response:
@@ -64,18 +64,18 @@ def create_app(client: Fleet, config: ServerConfig, on_failure: Callable[[Sonoro
         refused = refusal(error)
         request.state.facts |= {"code": refused.error["code"], "param": refused.error["param"]}
         if request.scope["path"].startswith("/v1/audio/"):
-            service.note_refusal(refused, request.state.request_id)
+            service.count_refusal(refused, request.state.request_id)
         return error_response(refused)
 
     app.add_exception_handler(SonoroError, tell)
     app.add_exception_handler(HTTPException, _tell_of_http)
     app.add_exception_handler(Exception, _tell_of_defect)
     app.include_router(speech_routes(service))
-    app.include_router(live_routes(service))
+    app.include_router(session_routes(service))
     app.include_router(voice_routes(service))
     app.include_router(operator_routes(service))
     app.include_router(playground_routes())
-    app.include_router(reference_routes(app))
+    app.include_router(api_page_routes(app))
     return app
 
 
@@ -102,7 +102,7 @@ def _methods(request: Request) -> list[str]:
 
 
 async def _tell_of_defect(request: Request, error: Exception) -> Response:
-    """Answered outside of `Identified`, which therefore does not name it."""
+    """Answered outside of `RequestIds`, which therefore does not name it."""
     refused = plain_refusal(500, "the server failed; its log says how", "internal")
     return error_response(dataclasses.replace(refused, headers={"X-Request-Id": request.state.request_id}))
 

@@ -24,9 +24,9 @@ from sonoro.core.types import Finished
 from sonoro.server.errors import AnswerTooLarge, SlowReader, TooManyRequests, refusal
 from sonoro.server.schemas import BatchBody, SpeechBody, parse
 from sonoro.server.service import Caller, Service
-from sonoro.server.stream import DISCONNECTED, Speech, conclude, spoken, while_there
+from sonoro.server.stream import DISCONNECTED, Speech, cancel_on_disconnect, conclude, encoded_audio
 
-__all__ = ["RESULTS_SCHEMA", "BatchResponse", "Held", "Item", "read_batch"]
+__all__ = ["RESULTS_SCHEMA", "AnswerMemory", "BatchResponse", "Item", "read_batch"]
 
 logger = logging.getLogger(__name__)
 
@@ -62,14 +62,14 @@ RESULTS_SCHEMA = {
 }
 
 
-class Held:
+class AnswerMemory:
     """The answers that are held whole: `max_total_bytes` of them at once."""
 
     def __init__(self, max_total_bytes: int) -> None:
         self._max_total_bytes, self._bytes = max_total_bytes, 0
 
     @contextlib.contextmanager
-    def room(self, count: int) -> Iterator[None]:
+    def reserve(self, count: int) -> Iterator[None]:
         """Room for an answer of `count` bytes until the block ends. Raises `TooManyRequests` if others leave none."""
         if self._bytes + count > self._max_total_bytes:
             raise TooManyRequests(f"answers of {self._bytes} bytes are at work already; try again later")
@@ -81,7 +81,7 @@ class Held:
 
 
 class Item:
-    """One text of a batch: what is asked, or `error`, what is wrong with it. Its result takes `most_bytes` at most."""
+    """One text of a batch: what is asked, or `error`, what is wrong with it. Its result takes `max_bytes` at most."""
 
     def __init__(self, service: Service, fields: dict[str, Any]) -> None:
         self.error: SonoroError | None = None
@@ -90,12 +90,12 @@ class Item:
             self.body = parse(SpeechBody, fields)
             if self.body.stream_format == "sse":
                 raise InvalidRequest("stream_format", "sse", "it must be audio: a batch is answered whole")
-            self.audio_bytes = service.most_audio_bytes(self.body)
+            self.audio_bytes = service.max_audio_bytes(self.body)
         except SonoroError as error:
             self.error = error
 
     @property
-    def most_bytes(self) -> int:
+    def max_bytes(self) -> int:
         return math.ceil(self.audio_bytes / 3) * 4 + ITEM_BYTES  # base64
 
 
@@ -111,7 +111,7 @@ def read_batch(service: Service, payload: bytes) -> list[Item]:
         limit = f"together they must have at most {config.max_batch_characters}"
         raise InvalidRequest("items", f"{total} characters", limit)
     items = [Item(service, item) for item in fields]
-    if (most := sum(item.most_bytes for item in items)) > config.max_answer_bytes:
+    if (most := sum(item.max_bytes for item in items)) > config.max_answer_bytes:
         raise AnswerTooLarge(
             f"items: the answer could have {most} bytes and must have at most {config.max_answer_bytes}; ask for fewer "
             "texts, a smaller response_format or sample_rate, more speed, or fewer max_new_tokens"
@@ -134,7 +134,7 @@ class BatchResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._held:
             facts = {"reason": DISCONNECTED, "items": len(self._items)}
-            facts |= await while_there(receive, self._answer(send)) or {}
+            facts |= await cancel_on_disconnect(receive, self._answer(send)) or {}
             scope["state"]["facts"] |= facts
 
     async def _answer(self, send: Send) -> dict[str, object]:
@@ -187,7 +187,7 @@ async def _attempt(
             arrived_s = time.perf_counter()
             result = await _speak(service, item, await service.speech(item.body, name, caller), arrived_s)
     except SonoroError as error:
-        service.note_refusal(refused := refusal(error), name)
+        service.count_refusal(refused := refusal(error), name)
         return False, msgspec.json.encode({"status": "error", **refused.body})
     # Text already, item by item: all at once would hold up every stream (150 ms for 220 s of PCM).
     return True, msgspec.json.encode({"status": "success", **result})
@@ -197,7 +197,7 @@ async def _speak(service: Service, item: Item, speech: Speech, arrived_s: float)
     observation = service.observe(item.body.speed, arrived_s)
     reason, audio = DISCONNECTED, bytearray()
     try:
-        async with contextlib.aclosing(spoken(speech, service.client, service.gate, observation)) as parts:
+        async with contextlib.aclosing(encoded_audio(speech, service.client, service.gate, observation)) as parts:
             async for part in parts:
                 if isinstance(part, Finished):
                     reason = part.reason

@@ -124,7 +124,7 @@ class Encoder:
         self._header = wav_header(self.rate) if format == "wav" else b""
         self._half, self._is_begun, self._is_open = b"", False, True
 
-    def most_bytes(self, audio_s: float) -> int:
+    def max_bytes(self, audio_s: float) -> int:
         """More than what leaves of `audio_s` seconds of audio that are fed."""
         played_s = audio_s / self._speed + MOST_DELAY_S
         bits = self._format.bits_per_sample
@@ -336,9 +336,9 @@ class Encoding:
         """Of the audio that leaves, in Hz."""
         return self._encoder.rate
 
-    def most_bytes(self, audio_s: float) -> int:
+    def max_bytes(self, audio_s: float) -> int:
         """More than what leaves of `audio_s` seconds of audio that are fed."""
-        return self._encoder.most_bytes(audio_s)
+        return self._encoder.max_bytes(audio_s)
 
     async def feed(self, pcm: bytes) -> bytes:
         """Encode more PCM16; what is ready."""

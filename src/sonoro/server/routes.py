@@ -10,12 +10,12 @@ from fastapi import APIRouter, Depends, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from sonoro.core.types import ModelSpec
-from sonoro.server.batch import RESULTS_SCHEMA, BatchResponse, Held, read_batch
+from sonoro.server.batch import RESULTS_SCHEMA, AnswerMemory, BatchResponse, read_batch
 from sonoro.server.encode import CONTENT_TYPES
 from sonoro.server.errors import Answers, NotReady, refusals
 from sonoro.server.schemas import BatchBody, SpeechBody, parse, schema_of
 from sonoro.server.service import Service
-from sonoro.server.stream import CLIENT_GONE, SpeechResponse, while_there
+from sonoro.server.stream import CLIENT_GONE, SpeechResponse, cancel_on_disconnect
 
 __all__ = ["operator_routes", "speech_routes"]
 
@@ -42,16 +42,16 @@ def speech_routes(service: Service) -> APIRouter:
     """What clients ask, with a key if there are keys."""
     router = APIRouter(prefix="/v1", dependencies=[Depends(service.authorise)])
     config = service.config
-    answers = Held(config.max_total_answer_bytes)
+    answers = AnswerMemory(config.max_total_answer_bytes)
 
     @router.post("/audio/speech", response_class=Response, responses=_SPOKEN, openapi_extra=_takes(SpeechBody))
     async def speech(request: Request) -> Response:
         """Speak a text; the audio is sent as it is made."""
         arrived_s = time.perf_counter()
-        async with service.uploads.body(request, config.max_body_bytes) as payload:
+        async with service.bodies.body(request, config.max_body_bytes) as payload:
             body = parse(SpeechBody, payload)
             # Whoever leaves meanwhile has recordings decoded for nobody.
-            speech = await while_there(
+            speech = await cancel_on_disconnect(
                 request.receive, service.speech(body, request.state.request_id, request.state.caller)
             )
         if speech is None:
@@ -63,9 +63,9 @@ def speech_routes(service: Service) -> APIRouter:
     async def batch(request: Request) -> Response:
         """Speak 1 to 32 texts; the answer comes when all are spoken."""
         async with contextlib.AsyncExitStack() as held:
-            payload = await held.enter_async_context(service.uploads.body(request, config.max_body_bytes))
+            payload = await held.enter_async_context(service.bodies.body(request, config.max_body_bytes))
             items = read_batch(service, payload)
-            held.enter_context(answers.room(sum(item.most_bytes for item in items)))
+            held.enter_context(answers.reserve(sum(item.max_bytes for item in items)))
             return BatchResponse(service, items, request.state.request_id, request.state.caller, held.pop_all())
 
     def shown(spec: ModelSpec) -> list[dict[str, Any]]:

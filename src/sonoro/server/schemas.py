@@ -28,7 +28,7 @@ from sonoro.core.types import (
 )
 from sonoro.server.config import OPENAI_VOICES
 from sonoro.server.encode import FORMATS, MAX_RATE, MAX_SPEED, MIN_RATE, MIN_SPEED
-from sonoro.server.references import Recordings
+from sonoro.server.recordings import Recordings
 
 __all__ = [
     "BatchBody",

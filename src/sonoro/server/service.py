@@ -24,11 +24,11 @@ from sonoro.core.errors import EngineClosed, EngineError, InvalidRequest, Sonoro
 from sonoro.core.text import MIN_BOUND_S, SECONDS_PER_LETTER, is_speakable, spoken_length
 from sonoro.core.types import ModelSpec, SpeechRequest, VoiceFacts
 from sonoro.server.config import OPENAI_VOICES, ServerConfig
-from sonoro.server.connection import Uploads
 from sonoro.server.encode import Encoder, Encoding, encoder_threads
 from sonoro.server.errors import NotReady, Refusal, TooManyRequests, Unauthorized, UnknownModel
 from sonoro.server.metrics import EngineState, Metrics, Observation
-from sonoro.server.references import Recordings
+from sonoro.server.middleware import RequestBodies
+from sonoro.server.recordings import Recordings
 from sonoro.server.schemas import SpeechBody, read_references, speech_request
 from sonoro.server.stream import NO_ENGINE, Gate, Speech
 from sonoro.server.voice_store import VoiceStore
@@ -66,17 +66,17 @@ class Caller:
 
     def sees(self, facts: VoiceFacts) -> bool:
         """Whether they may know of a voice, and speak as it."""
-        return self.is_admin or (facts.owner in ("", self.owner) and self is not STRANGER)
+        return self.is_admin or (facts.owner in ("", self.owner) and self is not ANONYMOUS)
 
     def may_delete(self, facts: VoiceFacts) -> bool:
         """Whether it is theirs to delete."""
         return self.is_admin or facts.owner == self.owner
 
 
-NOBODY = Caller("")
+UNKEYED = Caller("")
 """Who asks a server that has no keys."""
 
-STRANGER = Caller("stranger")
+ANONYMOUS = Caller("stranger")
 """Who asks one that has keys without any: no voice is theirs, or everybody's to them."""
 
 
@@ -95,7 +95,7 @@ class Service:
         self.client, self.config, self.metrics = client, config, Metrics()
         wait_s = config.max_queue_wait_ms / 1000
         self.gate = Gate(config.max_concurrency, config.max_waiting, wait_s, lambda: client.ready_share)
-        self.uploads = Uploads(config.max_total_body_bytes, config.body_timeout_s)
+        self.bodies = RequestBodies(config.max_total_body_bytes, config.body_timeout_s)
         self.recordings = Recordings(
             max_bytes=config.max_upload_bytes,
             allows_urls=config.allow_reference_urls,
@@ -135,7 +135,7 @@ class Service:
         try:
             await self.client.start()
             await self.store.open(self.client.ready.fingerprint)
-            self.client.use_voices(self.store.data)
+            self.client.set_voice_source(self.store.data)
             self.aliases = self.config.aliases(self.client.spec)
         except Exception as error:
             failure = error if isinstance(error, SonoroError) else EngineError(repr(error))
@@ -179,7 +179,7 @@ class Service:
 
         A browser cannot give a WebSocket headers: there one of the protocols offered may hold the key.
         """
-        connection.state.caller = NOBODY
+        connection.state.caller = UNKEYED
         if not self._callers:
             return
         scheme, _, given = connection.headers.get("authorization", "").partition(" ")
@@ -193,10 +193,10 @@ class Service:
         connection.state.caller = caller = self._callers[matches[0]]
         connection.state.facts["key"] = caller.name
 
-    async def recognise(self, connection: HTTPConnection) -> None:
-        """As `authorise`, but whoever comes without any key is a `STRANGER` where there are keys."""
+    async def identify(self, connection: HTTPConnection) -> None:
+        """As `authorise`, but whoever comes without any key is a `ANONYMOUS` where there are keys."""
         if self._callers and "authorization" not in connection.headers:
-            connection.state.caller = STRANGER
+            connection.state.caller = ANONYMOUS
         else:
             await self.authorise(connection)
 
@@ -253,7 +253,7 @@ class Service:
         own_name = f"{name}.{uuid.uuid4().hex[:8]}"
 
         def asked_for(voices: Iterable[VoiceFacts]) -> SpeechRequest:
-            registered = self.names_of(caller, voices)
+            registered = self.voices_by_name(caller, voices)
             return speech_request(
                 body,
                 own_name,
@@ -281,16 +281,16 @@ class Service:
             raise NotReady(f"the folder of voices was not read in {VOICES_TIMEOUT_S:g} s; try again later") from error
         return self.store.voices
 
-    def names_of(self, caller: Caller, voices: Iterable[VoiceFacts]) -> dict[str, VoiceFacts]:
+    def voices_by_name(self, caller: Caller, voices: Iterable[VoiceFacts]) -> dict[str, VoiceFacts]:
         """Those of `voices` that `caller` may use, by what they may be called: their ids, and by name their
         own and everybody's. A name that stands for a voice of the model is none of theirs."""
-        seen = [facts for facts in voices if caller.sees(facts) and facts.called not in self.taken_names()]
+        seen = [facts for facts in voices if caller.sees(facts) and facts.called not in self.reserved_names()]
         # Their own last: it is theirs though everybody's came to have its name.
         named = sorted(seen, key=lambda facts: facts.owner == caller.owner)
         names = {facts.called: facts for facts in named if facts.owner in ("", caller.owner)}
         return names | {facts.name: facts for facts in seen if facts.owner}
 
-    def taken_names(self) -> set[str]:
+    def reserved_names(self) -> set[str]:
         """What stands for voices of the model, in lower case: no uploaded voice may be called so."""
         return {*self.client.spec.voices, *self.aliases, *OPENAI_VOICES}
 
@@ -302,7 +302,7 @@ class Service:
     async def _watch_engines(self) -> None:
         while self.client.closed_reason is None:
             await asyncio.sleep(ENGINES_S)
-            self.gate.admit()
+            self.gate.wake_waiters()
         self._fail(EngineClosed(self.client.closed_reason))
 
     def _fail(self, error: SonoroError) -> None:
@@ -317,7 +317,7 @@ class Service:
         encoder = Encoder(body.response_format, rate, speed=body.speed, out_rate=body.sample_rate)
         return Encoding(encoder, self._encoders)
 
-    def most_audio_bytes(self, body: SpeechBody) -> int:
+    def max_audio_bytes(self, body: SpeechBody) -> int:
         """The most that the audio of `body` can take, encoded, if each letter is spoken as slowly as may be.
 
         Raises what is wrong with its format."""
@@ -333,9 +333,9 @@ class Service:
             audio_s = segments * min(config.max_frames, spec.max_frames) * spec.frame_s
             if config.bounds_by_text:
                 audio_s = min(audio_s, SECONDS_PER_LETTER * letters + segments * MIN_BOUND_S)
-        return encoding.most_bytes(audio_s)
+        return encoding.max_bytes(audio_s)
 
-    def note_refusal(self, refused: Refusal, name: str) -> None:
+    def count_refusal(self, refused: Refusal, name: str) -> None:
         """Count that the request `name` was turned away before it was under way. Its line says so."""
         code = refused.error["code"]
         self.metrics.refused(str(code))

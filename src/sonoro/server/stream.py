@@ -21,11 +21,11 @@ from starlette.types import Receive, Scope, Send
 
 from sonoro.core.errors import EngineError, SonoroError
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest, Timings
-from sonoro.server.connection import CLIENT_GONE, CUT
 from sonoro.server.encode import Encoding
 from sonoro.server.errors import NotReady, Refusal, SlowReader, TooManyRequests, refusal
 from sonoro.server.metrics import Observation
-from sonoro.transport.answer import Answer
+from sonoro.server.middleware import CLIENT_GONE, RESET
+from sonoro.transport.answer import RequestStream
 from sonoro.transport.fleet import Fleet
 
 __all__ = [
@@ -33,14 +33,14 @@ __all__ = [
     "DISCONNECTED",
     "NO_ENGINE",
     "Gate",
-    "Place",
+    "Permit",
     "Speech",
     "SpeechResponse",
+    "cancel_on_disconnect",
     "conclude",
+    "encoded_audio",
     "error_response",
-    "silence",
-    "spoken",
-    "while_there",
+    "silent_events",
 ]
 
 Result = TypeVar("Result")
@@ -56,25 +56,25 @@ MAX_UNREAD_BYTES = 256 * 2**20
 
 
 @dataclass(eq=False)
-class _Waiting:
+class _Waiter:
     """One who waits at a gate since `since_s`, on the clock of the event loop."""
 
-    place: asyncio.Future[None]
+    permit: asyncio.Future[None]
     since_s: float
 
 
-class Place:
+class Permit:
     """A place inside a gate. It is given back once the engine is done with the answer that it follows, though the
     client may still have to read, or at the end of the block that it was given for if it follows none."""
 
     def __init__(self, gate: Gate) -> None:
-        self._gate, self._answer = gate, cast(Answer | None, None)
+        self._gate, self._answer = gate, cast(RequestStream | None, None)
         self._unread_bytes, self._is_held, self._is_over = 0, True, False
 
-    def follow(self, answer: Answer) -> None:
+    def follow(self, answer: RequestStream) -> None:
         """The place is for the engine's work on `answer`."""
         self._answer = answer
-        answer.on_end(self._end)
+        answer.on_done(self._end)
 
     def _end(self) -> None:
         """The engine is done. What its client has not read takes memory: beyond a bound it goes on taking a place."""
@@ -82,18 +82,18 @@ class Place:
         if self._gate.unread_bytes + unread_bytes <= MAX_UNREAD_BYTES:
             self._unread_bytes = unread_bytes
             self._gate.unread_bytes += unread_bytes
-            self._leave()
+            self._release()
 
     def _close(self) -> None:
         self._is_over = True
         self._gate.unread_bytes -= self._unread_bytes
         if self._answer is None or self._answer.is_ended:
-            self._leave()
+            self._release()
 
-    def _leave(self) -> None:
+    def _release(self) -> None:
         if self._is_held:
             self._is_held = False
-            self._gate.leave()
+            self._gate.release()
 
 
 class Gate:
@@ -108,7 +108,7 @@ class Gate:
     def __init__(self, places: int, max_waiting: int, wait_s: float, share: Callable[[], float] = lambda: 1.0) -> None:
         self._places, self._max_waiting, self._wait_s, self._share = places, max_waiting, wait_s, share
         self._inside = 0
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_Waiter] = deque()
         self.unread_bytes = 0
         """Audio of answers that the engine is done with and whose clients have not read it."""
 
@@ -123,59 +123,59 @@ class Gate:
         return asyncio.get_running_loop().time() - self._waiting[0].since_s if self._waiting else 0.0
 
     @contextlib.asynccontextmanager
-    async def place(self) -> AsyncIterator[Place]:
+    async def acquire(self) -> AsyncIterator[Permit]:
         """A place for what is done in the block. Raises `TooManyRequests` when none comes free in time, `NotReady` if
         there is no engine by then."""
         await self._enter()
-        place = Place(self)
+        permit = Permit(self)
         try:
-            yield place
+            yield permit
         finally:
-            place._close()
+            permit._close()
 
     async def _enter(self) -> None:
-        self.admit()
+        self.wake_waiters()
         if self._has_room:
             self._inside += 1
             return
         if len(self._waiting) >= self._max_waiting:
             raise TooManyRequests(f"{self.waiting} requests are waiting already; try again later")
         loop = asyncio.get_running_loop()
-        waiting = _Waiting(loop.create_future(), loop.time())
+        waiting = _Waiter(loop.create_future(), loop.time())
         self._waiting.append(waiting)
         try:
             async with asyncio.timeout(self._wait_s):
-                await waiting.place
+                await waiting.permit
         except BaseException as error:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
-            elif not waiting.place.cancelled():
+            elif not waiting.permit.cancelled():
                 # Its place came in the moment it gave up.
-                self.leave()
+                self.release()
             if isinstance(error, TimeoutError):
                 if not self._share():
                     raise NotReady(f"{NO_ENGINE}; it was waited for {self._wait_s:g} s") from error
                 raise TooManyRequests(f"no place came free in {self._wait_s:g} s; try again later") from error
             raise
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """A place is free again."""
         self._inside -= 1
-        self.admit()
+        self.wake_waiters()
 
     @property
     def _has_room(self) -> bool:
         share = self._share()
         return share > 0 and self._inside < max(1, round(self._places * share))
 
-    def admit(self) -> None:
+    def wake_waiters(self) -> None:
         """Let in those for whom there is room; to be called when `share` may tell of more."""
         now_s = asyncio.get_running_loop().time()
         while self._waiting and self._has_room:
             is_overloaded = now_s - self._waiting[0].since_s > self._wait_s / 2
             waiting = self._waiting.pop() if is_overloaded else self._waiting.popleft()
-            if not waiting.place.done():
-                waiting.place.set_result(None)
+            if not waiting.permit.done():
+                waiting.permit.set_result(None)
                 self._inside += 1
 
 
@@ -215,14 +215,14 @@ class Speech:
         return {"input_tokens": characters, "output_tokens": finished.frames, "total_tokens": total}
 
 
-async def spoken(
+async def encoded_audio(
     speech: Speech, client: Fleet, gate: Gate, observation: Observation
 ) -> AsyncGenerator[bytes | Finished, None]:
     """The encoded audio of `speech` as it is made, then its end. A place is held while the engine works.
 
     Raises `TooManyRequests`, `NotReady` and what `Fleet.open` and its answer raise.
     """
-    async with contextlib.aclosing(_events(speech, client, gate)) as events:
+    async with contextlib.aclosing(_engine_events(speech, client, gate)) as events:
         async for event in events:
             if isinstance(event, AudioChunk):
                 observation.made(event.pcm)
@@ -237,19 +237,19 @@ async def spoken(
             return
 
 
-async def _events(speech: Speech, client: Fleet, gate: Gate) -> AsyncGenerator[AudioChunk | Finished, None]:
+async def _engine_events(speech: Speech, client: Fleet, gate: Gate) -> AsyncGenerator[AudioChunk | Finished, None]:
     """What the engine says of `speech`; of a silent one what it would say, without it."""
     if speech.is_silent:
-        for event in silence(speech.request.id, speech.request.text, client.spec.sample_rate):
+        for event in silent_events(speech.request.id, speech.request.text, client.spec.sample_rate):
             yield event
         return
-    async with gate.place() as place, contextlib.aclosing(await client.open(speech.request)) as answer:
-        place.follow(answer)
+    async with gate.acquire() as permit, contextlib.aclosing(await client.open(speech.request)) as answer:
+        permit.follow(answer)
         async for event in answer:
             yield event
 
 
-def silence(request_id: str, text: str, sample_rate: int) -> tuple[AudioChunk, Finished]:
+def silent_events(request_id: str, text: str, sample_rate: int) -> tuple[AudioChunk, Finished]:
     """What is said of a `text` in which there is nothing to speak: `SILENCE_S` of nothing, then its end."""
     pcm = bytes(2 * round(SILENCE_S * sample_rate))
     chunk = AudioChunk(request_id=request_id, index=0, pcm=pcm, characters=len(text))
@@ -290,19 +290,19 @@ class SpeechResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reason, is_whole = "error", False
         try:
-            ended = await while_there(receive, self._answer(scope, receive, send))
+            ended = await cancel_on_disconnect(receive, self._answer(scope, receive, send))
             reason, is_whole = ended or (DISCONNECTED, False)
         finally:
             scope["state"]["facts"] |= conclude(self._speech, self._observation, reason, is_whole=is_whole)
-            if self._has_begun and not self._has_ended and scope["http_version"] == "1.0" and CUT in scope["state"]:
+            if self._has_begun and not self._has_ended and scope["http_version"] == "1.0" and RESET in scope["state"]:
                 # There, where many proxies still are, a closed connection is the clean end of a body.
-                scope["state"][CUT]()
+                scope["state"][RESET]()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> tuple[str, bool]:
         """Send everything; how it ended, and whether the client got the whole of it."""
         try:
             arguments = self._speech, self._client, self._gate, self._observation
-            async with contextlib.aclosing(spoken(*arguments)) as parts:
+            async with contextlib.aclosing(encoded_audio(*arguments)) as parts:
                 async for part in parts:
                     if isinstance(part, Finished):
                         await self._send(send, self._speech.end(part), is_last=True)
@@ -342,9 +342,9 @@ def _event(data: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(data).encode() + b"\n\n"
 
 
-async def while_there(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result | None:
+async def cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result | None:
     """The result of `work`; None, the work cancelled, if the client closes its connection before."""
-    working, leaving = asyncio.create_task(work), asyncio.create_task(_until_gone(receive))
+    working, leaving = asyncio.create_task(work), asyncio.create_task(_disconnected(receive))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         return working.result() if working.done() else None
@@ -354,6 +354,6 @@ async def while_there(receive: Receive, work: Coroutine[Any, Any, Result]) -> Re
         await asyncio.gather(working, leaving, return_exceptions=True)
 
 
-async def _until_gone(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

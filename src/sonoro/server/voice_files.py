@@ -122,7 +122,7 @@ class Bucket:
     """
 
     def __init__(self, url: str) -> None:
-        with _foreign():
+        with _as_os_error():
             self._files, path = fsspec.url_to_fs(url)
             self._path = path.rstrip("/")
             bucket = "/".join(self._path.split("/")[: 2 if self._path.startswith("/") else 1])
@@ -134,7 +134,7 @@ class Bucket:
         self.stamps()
 
     def stamps(self) -> dict[str, Hashable]:
-        with _foreign():
+        with _as_os_error():
             # Others write there, of which a listing that is kept knows nothing.
             self._files.invalidate_cache()
             try:
@@ -146,7 +146,7 @@ class Bucket:
             return {name: str(sorted(names[name].items())) for name in sorted(names) if name}
 
     def create(self, name: str, data: bytes) -> Hashable:
-        with _foreign():
+        with _as_os_error():
             self._files.pipe_file(f"{self._path}/{name}", data, mode="create")
         # It is kept, whether or not it can be listed now.
         with contextlib.suppress(OSError):
@@ -154,17 +154,17 @@ class Bucket:
         return None
 
     def read(self, name: str) -> bytes:
-        with _foreign():
+        with _as_os_error():
             data: bytes = self._files.cat_file(f"{self._path}/{name}")
             return data
 
     def delete(self, name: str) -> None:
-        with _foreign(), contextlib.suppress(FileNotFoundError):
+        with _as_os_error(), contextlib.suppress(FileNotFoundError):
             self._files.rm_file(f"{self._path}/{name}")
 
 
 @contextlib.contextmanager
-def _foreign() -> Iterator[None]:
+def _as_os_error() -> Iterator[None]:
     """What a library raises that is no `OSError` (it is not installed, it finds no credentials) becomes one."""
     try:
         yield

@@ -31,18 +31,18 @@ Result = TypeVar("Result")
 _SUFFIX = ".safetensors"
 
 
-class OutOfReach(EngineError):
+class StoreUnreachable(EngineError):
     """Where a voice is kept does not answer now; another time it may."""
 
 
 class VoiceStore:
-    """At most `max_voices` in `place`: a folder, a bucket by its URL, or memory if it is empty. To be `open`ed first.
+    """At most `max_voices` in `location`: a folder, the URL of a bucket, or memory if it is empty. `open` it first.
 
-    Others may write there too: whoever wants to know what they did has it looked at again by `refresh`.
+    Other servers may write to the same location; `refresh` reads what they changed.
     """
 
-    def __init__(self, place: str, max_voices: int) -> None:
-        self._place, self._max_voices = place, max_voices
+    def __init__(self, location: str, max_voices: int) -> None:
+        self._location, self._max_voices = location, max_voices
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="voices")
         self._files: Files = Memory()
         self._fingerprint = ""
@@ -53,8 +53,8 @@ class VoiceStore:
         self._warned: set[str] = set()
         self._adding: set[str] = set()
         self._work: set[asyncio.Task[Any]] = set()
-        self._last_look: asyncio.Task[None] | None = None
-        self._next_look: asyncio.Task[None] | None = None
+        self._last_scan: asyncio.Task[None] | None = None
+        self._next_scan: asyncio.Task[None] | None = None
 
     async def open(self, fingerprint: str) -> None:
         """Read what there is of the model with that fingerprint; anything else is passed over with a warning.
@@ -112,18 +112,18 @@ class VoiceStore:
 
         All who ask while somebody looks wait for one look more: what has been put there before is seen.
         """
-        if not self._place:
+        if not self._location:
             return
-        if self._next_look is None:
-            self._next_look = self._begin(self._look_after(self._last_look))
-        await asyncio.shield(self._next_look)
+        if self._next_scan is None:
+            self._next_scan = self._begin(self._scan_after(self._last_scan))
+        await asyncio.shield(self._next_scan)
 
-    async def _look_after(self, previous: asyncio.Task[None] | None) -> None:
+    async def _scan_after(self, previous: asyncio.Task[None] | None) -> None:
         if previous is not None:
             await asyncio.wait({previous})
-        self._last_look, self._next_look = self._next_look, None
+        self._last_scan, self._next_scan = self._next_scan, None
         try:
-            await self._in_thread(self._look)
+            await self._in_thread(self._scan)
         except OSError as error:
             logger.warning("event=voices_not_read reason=%r", str(error))
 
@@ -146,14 +146,14 @@ class VoiceStore:
     # What follows is called by the thread, which alone writes what is known; readers see one state or the next.
 
     def _open(self) -> None:
-        if self._place:
-            is_url = "://" in self._place
+        if self._location:
+            is_url = "://" in self._location
             try:
-                self._files = Bucket(self._place) if is_url else Folder(self._place)
+                self._files = Bucket(self._location) if is_url else Folder(self._location)
             except OSError as error:
                 limit = f"it must be {'a bucket' if is_url else 'a folder'} that can be used ({error})"
-                raise ConfigError("voices_folder", self._place, limit) from error
-        self._look()
+                raise ConfigError("voices_folder", self._location, limit) from error
+        self._scan()
 
     def _create(self, facts: VoiceFacts, data: bytes) -> None:
         file = facts.name + _SUFFIX
@@ -164,7 +164,7 @@ class VoiceStore:
             raise VoiceExists("name", facts.called, limit) from error
         except OSError as error:
             raise EngineError(f"the voice {facts.called!r} could not be kept: {error.strerror or error}") from error
-        self._know({**self._voices, facts.name: facts})
+        self._publish({**self._voices, facts.name: facts})
 
     def _delete(self, name: str) -> None:
         if name not in self._voices:
@@ -173,7 +173,7 @@ class VoiceStore:
             self._files.delete(name + _SUFFIX)
         except OSError as error:
             raise EngineError(f"the voice {name!r} could not be deleted: {error.strerror or error}") from error
-        self._know({known: facts for known, facts in self._voices.items() if known != name})
+        self._publish({known: facts for known, facts in self._voices.items() if known != name})
         # The next of that name may have the same: clocks of buckets count seconds.
         self._stamps.pop(name, None)
 
@@ -186,9 +186,9 @@ class VoiceStore:
             raise UnknownVoice("voice", facts.called, "another has just been registered under its name")
         return data
 
-    def _look(self) -> None:
+    def _scan(self) -> None:
         """Know what there is now; what is new, or another than before, is read to see whether it can be used."""
-        stamps = self._present()
+        stamps = self._stamped_files()
         known = {name: facts for name, facts in self._voices.items() if name in stamps}
         for name, stamp in stamps.items():
             if name in self._stamps and self._stamps[name] == stamp is not None:
@@ -200,16 +200,16 @@ class VoiceStore:
                 known[name], _ = self._read(name)
             except (EngineError, InvalidRequest) as error:
                 known.pop(name, None)
-                if isinstance(error, OutOfReach):
+                if isinstance(error, StoreUnreachable):
                     self._stamps[name] = None  # so it is read the next time
                 logger.warning("event=voice_passed_over file=%r reason=%r", name + _SUFFIX, str(error))
         self._stamps = {name: stamp for name, stamp in self._stamps.items() if name in stamps}
-        self._know(known)
+        self._publish(known)
 
-    def _know(self, voices: dict[str, VoiceFacts]) -> None:
+    def _publish(self, voices: dict[str, VoiceFacts]) -> None:
         self._voices, self.voices = voices, tuple(voices[name] for name in sorted(voices))
 
-    def _present(self) -> dict[str, Hashable]:
+    def _stamped_files(self) -> dict[str, Hashable]:
         """By name the files that could be voices, and what differs when another takes the place of one.
 
         Warns once of any other.
@@ -224,13 +224,13 @@ class VoiceStore:
         return stamps
 
     def _read(self, name: str) -> tuple[VoiceFacts, bytes]:
-        """What the file of a voice says and holds. Raises `OutOfReach` if it cannot be read now, else `EngineError`."""
+        """Facts and bytes of a voice. Raises `StoreUnreachable`, or `EngineError` if it is no voice."""
         try:
             data = self._files.read(name + _SUFFIX)
         except IsADirectoryError as error:
             raise EngineError(str(error)) from error
         except OSError as error:
-            raise OutOfReach(f"the voice {name!r} could not be read: {error.strerror or error}") from error
+            raise StoreUnreachable(f"the voice {name!r} could not be read: {error.strerror or error}") from error
         facts = read_facts(data, self._fingerprint)
         try:
             is_named = voice_id(facts.name) == name

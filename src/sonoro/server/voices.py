@@ -17,7 +17,7 @@ from sonoro.core.errors import InvalidReference, InvalidRequest, UnknownVoice, V
 from sonoro.core.types import VoiceFacts, voice_name
 from sonoro.server.errors import Answers, refusals
 from sonoro.server.service import Caller, Service
-from sonoro.server.stream import CLIENT_GONE, while_there
+from sonoro.server.stream import CLIENT_GONE, cancel_on_disconnect
 
 __all__ = ["voice_routes"]
 
@@ -84,14 +84,14 @@ def voice_routes(service: Service) -> APIRouter:
     with_key = [Depends(service.authorise)]
     client, config = service.client, service.config
 
-    @router.get("", responses=_LISTED, dependencies=[Depends(service.recognise)])
+    @router.get("", responses=_LISTED, dependencies=[Depends(service.identify)])
     async def voices(request: Request) -> dict[str, Any]:
         """Every voice that may be named: the model's, those uploaded, and further names of the model's.
 
         To whom comes without a key where there are keys: those of the model alone."""
         caller, spec = request.state.caller, service.spec()
         uploaded = [facts for facts in await service.voices() if caller.sees(facts)]
-        named = sorted({facts.called for facts in uploaded} & service.names_of(caller, uploaded).keys())
+        named = sorted({facts.called for facts in uploaded} & service.voices_by_name(caller, uploaded).keys())
         shown = [_shown(facts, caller) for facts in uploaded]
         listed = [{"id": name, "name": name} for name in (*spec.voices, *named)]
         return {"voices": listed, "aliases": service.aliases, "uploaded_voices": shown}
@@ -101,7 +101,7 @@ def voice_routes(service: Service) -> APIRouter:
     )
     async def add(request: Request) -> Response:
         """Register a recording as a voice; it can be spoken with when this is answered."""
-        async with service.uploads.body(request, config.max_upload_bytes + MAX_FORM_BYTES) as payload:
+        async with service.bodies.body(request, config.max_upload_bytes + MAX_FORM_BYTES) as payload:
             service.spec()
             # Beside the event loop: of a minute of audio it takes 12 ms.
             form = await asyncio.to_thread(_read_form, payload, request.headers.get("content-type"))
@@ -110,7 +110,7 @@ def voice_routes(service: Service) -> APIRouter:
             text = _text(form, "ref_text", config.max_characters)
             with _about_audio():
                 decoding = service.recordings.decode(_audio(form), text, use)
-                if (reference := await while_there(request.receive, decoding)) is None:
+                if (reference := await cancel_on_disconnect(request.receive, decoding)) is None:
                     return Response(status_code=CLIENT_GONE)
                 facts = await service.store.add(name, (reference,), consent, client.encode_voice)
         return JSONResponse(_shown(facts, request.state.caller), 201)
@@ -134,7 +134,7 @@ def voice_routes(service: Service) -> APIRouter:
 def _free_name(service: Service, caller: Caller, name: str) -> str:
     """The id under which `caller` registers a voice called `name`. Raises `InvalidRequest` or `VoiceExists`."""
     called = voice_name(name)
-    if called in service.taken_names():
+    if called in service.reserved_names():
         raise InvalidRequest("name", name, "a voice of the model, or of OpenAI's API, goes by that name")
     mine = f"{called}.{caller.owner}" if caller.owner else called
     if any(facts.name in (called, mine) for facts in service.store.voices):

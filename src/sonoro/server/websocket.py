@@ -11,9 +11,9 @@ from websockets.http11 import Request
 if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent
 
-__all__ = ["ENDING", "WebSocketConnection"]
+__all__ = ["SHUTTING_DOWN", "WebSocketConnection"]
 
-ENDING = "ending"
+SHUTTING_DOWN = "ending"
 """The name, in the state of a connection's scope, of the event that is set when the server is being ended."""
 
 
@@ -22,12 +22,12 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self._ending = asyncio.Event()
+        self._shutting_down = asyncio.Event()
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
         if not self.close_sent:  # as it is when the request was no handshake
-            self.scope["state"][ENDING] = self._ending
+            self.scope["state"][SHUTTING_DOWN] = self._shutting_down
 
     def send_receive_event_to_app(self) -> None:
         try:
@@ -47,6 +47,6 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
 
     def shutdown(self) -> None:
         if self.handshake_complete and not self.close_sent:
-            self._ending.set()
+            self._shutting_down.set()
         else:
             super().shutdown()

@@ -10,10 +10,10 @@ from typing import Self
 from sonoro.core.types import AudioChunk, Finished
 from sonoro.transport.messages import Cancel, Pause, Resume, ToEngine
 
-__all__ = ["Answer"]
+__all__ = ["RequestStream"]
 
 
-class Answer:
+class RequestStream:
     """The events of one request as they are made: `AudioChunk`s, then `Finished`. One reader takes them.
 
     Raises what the request failed with. Closed before its end it cancels the request. `full_bytes` of unread audio
@@ -28,7 +28,7 @@ class Answer:
         self._full_bytes, self._timeout_s, self._send = full_bytes, slow_reader_timeout_s, send
         self._events: deque[AudioChunk | Finished | Exception] = deque()
         self._arrived = asyncio.Event()
-        self._is_paused = self._is_read = False
+        self._is_paused = self._is_finished = False
         self._timer: asyncio.TimerHandle | None = None
         self._on_end: Callable[[], None] | None = None
         self.unread_bytes = 0
@@ -41,13 +41,13 @@ class Answer:
         return self
 
     async def __anext__(self) -> AudioChunk | Finished:
-        if self._is_read or self.is_closed:
+        if self._is_finished or self.is_closed:
             raise StopAsyncIteration
         while not self._events:
             self._arrived.clear()
             await self._arrived.wait()
         event = self._events.popleft()
-        self._is_read = not isinstance(event, AudioChunk)
+        self._is_finished = not isinstance(event, AudioChunk)
         if isinstance(event, Exception):
             raise event
         if isinstance(event, AudioChunk):
@@ -63,13 +63,13 @@ class Answer:
         if not self.is_ended:
             self._send(Cancel(self.request_id))
 
-    def on_end(self, call: Callable[[], None]) -> None:
+    def on_done(self, call: Callable[[], None]) -> None:
         """Call `call`, the only one, once the engine is done with the request; at once if it is."""
         self._on_end = call
         if self.is_ended:
             call()
 
-    async def until_ended(self) -> None:
+    async def wait_ended(self) -> None:
         """Wait until the engine is done with a request that nobody reads."""
         while not self.is_ended:
             self._arrived.clear()

@@ -21,7 +21,7 @@ __all__ = ["WorkerLink", "decode_to_engine", "encode_from_engine", "new_endpoint
 
 _SCHEME = "ipc://"
 
-FAREWELL_S = 2.0
+LINGER_S = 2.0
 """How long a worker that ends waits for its last messages to be read."""
 
 
@@ -53,7 +53,7 @@ class WorkerLink:
 
     def close(self) -> None:
         """Wait a moment until the last messages are read, then leave."""
-        self._context.destroy(linger=int(FAREWELL_S * 1000))
+        self._context.destroy(linger=int(LINGER_S * 1000))
 
 
 def new_endpoint() -> str:

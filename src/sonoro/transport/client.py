@@ -33,17 +33,17 @@ from sonoro.core.types import (
     SpeechRequest,
     check_text,
 )
-from sonoro.transport.answer import Answer
-from sonoro.transport.launch import EngineProcess, Limits, drop
+from sonoro.transport.answer import RequestStream
+from sonoro.transport.launch import EngineProcess, Limits, cancel_tasks
 from sonoro.transport.messages import (
-    Alive,
     AppendText,
-    AskAlive,
     Cancel,
     EncodeVoice,
     EndText,
     FromEngine,
     LoadVoice,
+    Ping,
+    Pong,
     Ready,
     Stats,
     StatsRequest,
@@ -81,15 +81,15 @@ class EngineClient:
         self._process: EngineProcess | None = None
         self._ready: Ready | None = None
         self._closed: EngineClosed | None = None
-        self._settled = asyncio.Event()
+        self._state_changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._crashed_at_s: deque[float] = deque()
-        self._heard_at_s, self._is_hung = 0.0, False
-        self._answers: dict[str, Answer] = {}
-        self._asked: deque[asyncio.Future[Stats]] = deque()
+        self._last_message_s, self._is_hung = 0.0, False
+        self._streams: dict[str, RequestStream] = {}
+        self._stats_waiters: deque[asyncio.Future[Stats]] = deque()
         self._numbers = itertools.count()
-        self._encoding: dict[int, asyncio.Future[EncodedVoice]] = {}
-        self._fetching: set[asyncio.Task[None]] = set()
+        self._voice_waiters: dict[int, asyncio.Future[EncodedVoice]] = {}
+        self._fetches: set[asyncio.Task[None]] = set()
         self.voice_source: VoiceSource = _no_voices
         """Where encoded voices come from that the engine lacks, by digest. Raises `SonoroError`."""
         self.restarts = 0
@@ -105,14 +105,14 @@ class EngineClient:
 
         Raises what was wrong with it (`ConfigError`, `CheckpointError`), or `EngineError` if it died or took too long.
         """
-        self._accept(await EngineProcess.start(self.settings, self._limits.ready_timeout_s))
-        self._tasks = [asyncio.create_task(work()) for work in (self._keep_running, self._watch)]
+        self._adopt(await EngineProcess.start(self.settings, self._limits.ready_timeout_s))
+        self._tasks = [asyncio.create_task(work()) for work in (self._supervise, self._ping)]
 
     async def close(self) -> None:
         """End the engine; what is still running fails with `EngineClosed`."""
-        self._give_up(EngineClosed("the engine was closed"))
+        self._close_for_good(EngineClosed("the engine was closed"))
         try:
-            await drop(*self._tasks, *self._fetching)
+            await cancel_tasks(*self._tasks, *self._fetches)
         finally:
             process, self._process = self._process, None
             if process is not None:
@@ -151,11 +151,11 @@ class EngineClient:
     @property
     def open_requests(self) -> int:
         """How many it has been given that have not ended: those that hold a slot and those that wait for one."""
-        return len(self._answers)
+        return len(self._streams)
 
-    def holds(self, request_id: str) -> bool:
+    def has_request(self, request_id: str) -> bool:
         """Whether the request of that id is one of them."""
-        return request_id in self._answers
+        return request_id in self._streams
 
     async def until_ready(self) -> None:
         """Wait for an engine. Raises `EngineCrashed` if there is none in time, `EngineClosed` if there will be none."""
@@ -164,8 +164,8 @@ class EngineClient:
             async with asyncio.timeout(waits_s):
                 # It may be lost again between the event and our turn.
                 while not self.is_ready and self._closed is None:
-                    self._settled.clear()
-                    await self._settled.wait()
+                    self._state_changed.clear()
+                    await self._state_changed.wait()
         except TimeoutError as error:
             raise EngineCrashed(f"the engine has ended or hangs, and was not ready in {waits_s:g} s") from error
         if self._closed is not None:
@@ -185,51 +185,51 @@ class EngineClient:
         finally:
             await answer.aclose()
 
-    async def open(self, request: SpeechRequest) -> Answer:
+    async def open(self, request: SpeechRequest) -> RequestStream:
         """The answer to `request`, which the engine has been given: text can be appended, and it can be cancelled.
 
         It is to be closed in any case. Raises what `stream` does.
         """
         await self.until_ready()
-        while (previous := self._answers.get(request.id)) is not None and previous.is_closed:
-            await previous.until_ended()
+        while (previous := self._streams.get(request.id)) is not None and previous.is_closed:
+            await previous.wait_ended()
             await self.until_ready()
         if previous is not None:
             raise InvalidRequest("id", request.id, "a request of that id is still running")
         self._send(Submit(request))
         full_bytes = int(self._limits.queue_s * self.spec.sample_rate) * 2
-        answer = Answer(request.id, full_bytes, self._limits.slow_reader_timeout_s, self._send)
-        self._answers[request.id] = answer
+        answer = RequestStream(request.id, full_bytes, self._limits.slow_reader_timeout_s, self._send)
+        self._streams[request.id] = answer
         return answer
 
-    def append(self, request_id: str, text: str) -> None:
+    def append_text(self, request_id: str, text: str) -> None:
         """More text for a live request; one that has ended stays so.
 
         Raises `InvalidRequest` for what is not text, which harms nobody.
         """
         check_text(text)
-        if request_id in self._answers:
+        if request_id in self._streams:
             self._send(AppendText(request_id, text))
 
     def end_text(self, request_id: str) -> None:
         """Say that a live request has all of its text; one that has ended stays so."""
-        if request_id in self._answers:
+        if request_id in self._streams:
             self._send(EndText(request_id))
 
     def cancel(self, request_id: str) -> None:
         """End a request with the reason `cancelled`, after the audio already made. One that has ended stays so."""
-        if request_id in self._answers:
+        if request_id in self._streams:
             self._send(Cancel(request_id))
 
-    async def stats(self, *, forgets: bool = False) -> Stats:
+    async def stats(self, *, resets: bool = False) -> Stats:
         """How the engine is doing. Raises `EngineError` if it does not say so in time.
 
-        With `forgets` it then forgets the durations so far: the next answer is about the time between.
+        With `resets` it then forgets the durations so far: the next answer is about the time between.
         """
         await self.until_ready()
         answer: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
-        self._asked.append(answer)
-        self._send(StatsRequest(forgets))
+        self._stats_waiters.append(answer)
+        self._send(StatsRequest(resets))
         try:
             return await asyncio.wait_for(answer, self._limits.answer_timeout_s)
         except TimeoutError as error:
@@ -244,7 +244,7 @@ class EngineClient:
         number = next(self._numbers)
         self._send(EncodeVoice(number, references))
         answer: asyncio.Future[EncodedVoice] = asyncio.get_running_loop().create_future()
-        self._encoding[number] = answer
+        self._voice_waiters[number] = answer
         return await answer
 
     def _send(self, message: ToEngine) -> None:
@@ -252,29 +252,29 @@ class EngineClient:
         if self._process is not None:
             self._process.send(message)
 
-    def _take(self, message: FromEngine) -> None:
-        self._note_life()
+    def _dispatch(self, message: FromEngine) -> None:
+        self._mark_alive()
         if isinstance(message, AudioChunk):
-            self._answers[message.request_id].put(message)
+            self._streams[message.request_id].put(message)
         elif isinstance(message, Finished | Failed):
             event = message.error if isinstance(message, Failed) else message
-            self._answers.pop(message.request_id).end(event)
+            self._streams.pop(message.request_id).end(event)
         elif isinstance(message, Stats):
-            answer = self._asked.popleft()
+            answer = self._stats_waiters.popleft()
             if not answer.done():
                 answer.set_result(message)
         elif isinstance(message, VoiceEncoded | VoiceFailed):
-            self._note_encoded(message)
+            self._resolve_voice(message)
         elif isinstance(message, VoiceWanted):
             task = asyncio.create_task(self._fetch(message.digest))
-            self._fetching.add(task)
-            task.add_done_callback(self._fetching.discard)
+            self._fetches.add(task)
+            task.add_done_callback(self._fetches.discard)
         else:
-            assert isinstance(message, Alive), message
+            assert isinstance(message, Pong), message
 
-    def _note_encoded(self, message: VoiceEncoded | VoiceFailed) -> None:
+    def _resolve_voice(self, message: VoiceEncoded | VoiceFailed) -> None:
         """Tell whoever had a voice encoded, if they still wait."""
-        answer = self._encoding.pop(message.number)
+        answer = self._voice_waiters.pop(message.number)
         if answer.done():
             return
         if isinstance(message, VoiceFailed):
@@ -289,11 +289,11 @@ class EngineClient:
         except SonoroError as error:
             self._send(VoiceLost(digest, ErrorFacts.of(error)))
 
-    def _lose(self, error: EngineError) -> None:
+    def _fail_pending(self, error: EngineError) -> None:
         """Fail everything that the engine held; each reader raises an exception of its own."""
-        answers, self._answers = self._answers, {}
-        asked, self._asked = self._asked, deque()
-        encoding, self._encoding = self._encoding, {}
+        answers, self._streams = self._streams, {}
+        asked, self._stats_waiters = self._stats_waiters, deque()
+        encoding, self._voice_waiters = self._voice_waiters, {}
         for answer in answers.values():
             answer.end(ErrorFacts.of(error).error)
         futures: list[asyncio.Future[Any]] = [*asked, *encoding.values()]
@@ -301,30 +301,30 @@ class EngineClient:
             if not future.done():
                 future.set_exception(ErrorFacts.of(error).error)
 
-    def _accept(self, process: EngineProcess) -> None:
+    def _adopt(self, process: EngineProcess) -> None:
         self._process, self._ready = process, process.ready
-        self._note_life()
-        self._settled.set()
+        self._mark_alive()
+        self._state_changed.set()
 
-    def _give_up(self, error: EngineClosed) -> None:
+    def _close_for_good(self, error: EngineClosed) -> None:
         self._closed = self._closed or error
-        self._settled.set()
-        self._lose(error)
+        self._state_changed.set()
+        self._fail_pending(error)
 
-    async def _keep_running(self) -> None:
+    async def _supervise(self) -> None:
         """Serve the process there is, and replace it when it ends."""
         try:
             while self._process is not None:
-                error = await self._process.serve(self._take)
+                error = await self._process.serve(self._dispatch)
                 await self._replace(error)
         except Exception as error:
             logger.exception("event=supervision_failed")
-            self._give_up(EngineClosed(f"the engine cannot be supervised any more: {error!r}"))
+            self._close_for_good(EngineClosed(f"the engine cannot be supervised any more: {error!r}"))
 
     async def _replace(self, error: SonoroError) -> None:
         """Tell of the end of the present process and start another, as often as may be."""
         ended, self._process = self._process, None
-        self._lose(EngineCrashed(str(error)))
+        self._fail_pending(EngineCrashed(str(error)))
         if ended is not None:
             await ended.stop(0)
         while (crashes := self._count_crash(error)) <= self._limits.max_restarts:
@@ -332,12 +332,12 @@ class EngineClient:
             await asyncio.sleep(0.5 * (crashes - 1))
             self.restarts += 1
             try:
-                self._accept(await EngineProcess.start(self.settings, self._limits.ready_timeout_s))
+                self._adopt(await EngineProcess.start(self.settings, self._limits.ready_timeout_s))
                 return
             except SonoroError as failure:
                 error = failure
         window_s = self._limits.restart_window_s
-        self._give_up(EngineClosed(f"the engine process ended {crashes} times within {window_s:g} s: {error}"))
+        self._close_for_good(EngineClosed(f"the engine process ended {crashes} times within {window_s:g} s: {error}"))
 
     def _count_crash(self, error: SonoroError) -> int:
         """Crashes within `restart_window_s`, this one among them."""
@@ -348,19 +348,19 @@ class EngineClient:
         logger.error("event=engine_crashed crashes=%d reason=%r", len(self._crashed_at_s), str(error))
         return len(self._crashed_at_s)
 
-    def _note_life(self) -> None:
-        self._heard_at_s = asyncio.get_running_loop().time()
+    def _mark_alive(self) -> None:
+        self._last_message_s = asyncio.get_running_loop().time()
         if self._is_hung:
             self._is_hung = False
-            self._settled.set()
+            self._state_changed.set()
 
-    async def _watch(self) -> None:
+    async def _ping(self) -> None:
         """Ask now and then, so that a process that hangs is found out: given nothing more, and replaced in the end."""
         while True:
             if not self._is_hung:
-                self._send(AskAlive())
-            await asyncio.sleep(min(self._limits.ask_s, self._limits.answer_timeout_s / 2))
-            silent_s = asyncio.get_running_loop().time() - self._heard_at_s
+                self._send(Ping())
+            await asyncio.sleep(min(self._limits.ping_interval_s, self._limits.answer_timeout_s / 2))
+            silent_s = asyncio.get_running_loop().time() - self._last_message_s
             if self._process is None:
                 continue
             if silent_s > self._limits.hang_s and not self._is_hung:

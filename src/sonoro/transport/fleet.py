@@ -20,9 +20,9 @@ import msgspec
 from sonoro.core.encoded_voice import EncodedVoice
 from sonoro.core.errors import ConfigError, EngineError
 from sonoro.core.types import ModelSpec, Reference, SpeechRequest
-from sonoro.transport.answer import Answer
+from sonoro.transport.answer import RequestStream
 from sonoro.transport.client import EngineClient, VoiceSource
-from sonoro.transport.launch import Limits, drop
+from sonoro.transport.launch import Limits, cancel_tasks
 from sonoro.transport.messages import Ready, WorkerSettings
 
 __all__ = ["Fleet", "device_list"]
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-_COLD = 8
+_MISS_SHARE = 8
 """An engine that has to fetch a voice, which was uploaded or comes with the request, counts as if it had one request
 more for so many slots, and at least one."""
 
@@ -52,7 +52,7 @@ class Fleet:
         self.replicas = tuple(
             EngineClient(msgspec.structs.replace(settings, device=device), limits) for device in devices
         )
-        self._warmth = {client: _Warmth(client) for client in self.replicas}
+        self._histories = {client: _VoiceHistory(client) for client in self.replicas}
 
     @classmethod
     def launch(
@@ -73,7 +73,7 @@ class Fleet:
         try:
             await asyncio.gather(*starting)
         except BaseException:
-            await drop(*starting)
+            await cancel_tasks(*starting)
             await self.close()
             raise
 
@@ -123,24 +123,24 @@ class Fleet:
         """How often a replacement was started."""
         return sum(client.restarts for client in self.replicas)
 
-    async def open(self, request: SpeechRequest) -> Answer:
+    async def open(self, request: SpeechRequest) -> RequestStream:
         """The answer to `request`, given to an engine, as `EngineClient.open` gives it."""
         # Whoever has a request of that id knows what to do with another. An engine may be lost again before our turn.
-        while (holder := self._holding(request.id)) is None and not self.is_ready:
+        while (holder := self._find(request.id)) is None and not self.is_ready:
             await self._until_ready()
         return await (holder or self._choose(request)).open(request)
 
-    def append(self, request_id: str, text: str) -> None:
-        """More text for a live request, as `EngineClient.append` takes it."""
-        self._holder(request_id).append(request_id, text)
+    def append_text(self, request_id: str, text: str) -> None:
+        """More text for a live request, as `EngineClient.append_text` takes it."""
+        self._client_of(request_id).append_text(request_id, text)
 
     def end_text(self, request_id: str) -> None:
         """Say that a live request has all of its text; one that has ended stays so."""
-        self._holder(request_id).end_text(request_id)
+        self._client_of(request_id).end_text(request_id)
 
     def cancel(self, request_id: str) -> None:
         """End a request with the reason `cancelled`, as `EngineClient.cancel` does."""
-        self._holder(request_id).cancel(request_id)
+        self._client_of(request_id).cancel(request_id)
 
     async def encode_voice(self, references: tuple[Reference, ...]) -> EncodedVoice:
         """The voice of `references`, as `EngineClient.encode_voice` gives it, by the engine with the least to do."""
@@ -149,35 +149,35 @@ class Fleet:
         ready = [client for client in self.replicas if client.is_ready]
         chosen = min(ready, key=lambda client: client.open_requests)
         encoded = await chosen.encode_voice(references)
-        self._warmth[chosen].note((encoded.digest, (), None))
+        self._histories[chosen].note((encoded.digest, (), None))
         return encoded
 
-    def use_voices(self, source: VoiceSource) -> None:
+    def set_voice_source(self, source: VoiceSource) -> None:
         """Give engines the encoded voices that they lack from `source`, by digest."""
         for client in self.replicas:
             client.voice_source = source
 
-    def _holding(self, request_id: str) -> EngineClient | None:
-        return next((client for client in self.replicas if client.holds(request_id)), None)
+    def _find(self, request_id: str) -> EngineClient | None:
+        return next((client for client in self.replicas if client.has_request(request_id)), None)
 
-    def _holder(self, request_id: str) -> EngineClient:
+    def _client_of(self, request_id: str) -> EngineClient:
         """Where a request is; of one that has ended nobody knows, and anybody may be told."""
-        return self._holding(request_id) or self.replicas[0]
+        return self._find(request_id) or self.replicas[0]
 
     def _choose(self, request: SpeechRequest) -> EngineClient:
         """Where `request` is spoken soonest, of the engines there are, of which there is one."""
         ready = [client for client in self.replicas if client.is_ready]
         slots, voice = self.settings.config.slots, _voice_of(request)
         # A model's own voices are at hand everywhere.
-        cold = max(1, slots // _COLD) if request.voice_digest or request.references else 0
+        cold = max(1, slots // _MISS_SHARE) if request.voice_digest or request.references else 0
 
         def cost(client: EngineClient) -> tuple[bool, int, bool, int]:
-            warmth, count = self._warmth[client], client.open_requests
-            is_cold = not warmth.has(voice)
-            return count >= slots, count + is_cold * cold, is_cold, warmth.requests
+            history, count = self._histories[client], client.open_requests
+            is_cold = not history.has(voice)
+            return count >= slots, count + is_cold * cold, is_cold, history.requests
 
         chosen = min(ready, key=cost)
-        self._warmth[chosen].note(voice)
+        self._histories[chosen].note(voice)
         return chosen
 
     async def _until_ready(self) -> None:
@@ -190,10 +190,10 @@ class Fleet:
                     return
             await asyncio.gather(*waiting)
         finally:
-            await drop(*waiting)
+            await cancel_tasks(*waiting)
 
 
-class _Warmth:
+class _VoiceHistory:
     """The voices that the process of `client` spoke as last and so has at hand; `requests` counts all it was given."""
 
     def __init__(self, client: EngineClient) -> None:

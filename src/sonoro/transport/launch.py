@@ -27,13 +27,13 @@ from sonoro.core.errors import ConfigError, EngineCrashed, EngineError, InvalidR
 from sonoro.transport.channel import new_endpoint, remove_endpoint
 from sonoro.transport.messages import EncodeVoice, Fatal, FromEngine, Ready, Shutdown, Submit, ToEngine, WorkerSettings
 
-__all__ = ["EngineProcess", "Limits", "decode_from_engine", "drop", "encode_to_engine"]
+__all__ = ["EngineProcess", "Limits", "cancel_tasks", "decode_from_engine", "encode_to_engine"]
 
 logger = logging.getLogger(__name__)
 
 MODULE = "sonoro.engine.worker"
 
-LAST_MESSAGES_S = 0.2
+DRAIN_S = 0.2
 """How long the last messages of a process that has ended may still be on their way."""
 
 
@@ -41,18 +41,17 @@ LAST_MESSAGES_S = 0.2
 class Limits:
     """How long things may take, in seconds, and how much is forgiven.
 
-    `ready_timeout_s`: from start to ready, a download included. `accept_timeout_s`: what a request waits for an engine
-    that is starting. An engine is asked how it is every `ask_s`; one that says nothing for `hang_s` is not ready as
-    long as it does, and one that says nothing for `answer_timeout_s` is replaced.
-    `slow_reader_timeout_s`: a request whose full queue is not read from for so long is cancelled. `shutdown_timeout_s`:
-    what a process gets to end by itself. `max_restarts`: replacements of an engine within `restart_window_s`; one more
-    crash in that time, and there is no engine any more. `queue_s`: audio a request's queue holds before the request is
-    paused.
+    `ready_timeout_s`: from start to ready, a download included. `accept_timeout_s`: how long a request waits for an
+    engine that is starting. An engine is pinged every `ping_interval_s`: one that is silent for `hang_s` counts as not
+    ready until it answers, one that is silent for `answer_timeout_s` is replaced. `slow_reader_timeout_s`: a request
+    whose full queue is not read for that long is cancelled. `shutdown_timeout_s`: how long a process may take to exit.
+    `max_restarts`: replacements of an engine within `restart_window_s`; after one more crash there is no engine.
+    `queue_s`: audio that a request's queue holds before the request is paused.
     """
 
     ready_timeout_s: float = 900.0
     accept_timeout_s: float = 60.0
-    ask_s: float = 1.0
+    ping_interval_s: float = 1.0
     hang_s: float = 5.0
     answer_timeout_s: float = 60.0
     slow_reader_timeout_s: float = 60.0
@@ -145,7 +144,7 @@ class EngineProcess:
         finally:
             self.kill()
             try:
-                await _finish(self._until_ended())
+                await _run_to_end(self._until_ended())
             finally:
                 self._socket.close(linger=0)
                 self._context.term()
@@ -173,7 +172,7 @@ class EngineProcess:
         self._ending = self._ending or asyncio.create_task(self._process.wait())
         await asyncio.wait({self._receiving, self._ending}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if self._ending.done():
-            await asyncio.wait({self._receiving}, timeout=LAST_MESSAGES_S)
+            await asyncio.wait({self._receiving}, timeout=DRAIN_S)
         if not self._receiving.done():
             return None
         received, self._receiving = self._receiving, None
@@ -186,7 +185,7 @@ class EngineProcess:
         """Wait for the end of a process that is about to end, and of what waits for it."""
         if self._process is not None:
             await self._process.wait()
-        await drop(*(task for task in (self._receiving, self._ending) if task is not None))
+        await cancel_tasks(*(task for task in (self._receiving, self._ending) if task is not None))
 
     async def _until_ready(self, timeout_s: float) -> Ready:
         started_at_s = time.monotonic()
@@ -209,7 +208,7 @@ class EngineProcess:
         return EngineCrashed(f"the engine process ended with {how}{self._output.last_line}")
 
 
-async def _finish(work: Coroutine[Any, Any, object]) -> None:
+async def _run_to_end(work: Coroutine[Any, Any, object]) -> None:
     """Do `work`, which is over in a moment, to its end, and be cancelled only then."""
     task, cancelled = asyncio.create_task(work), None
     while not task.done():
@@ -221,7 +220,7 @@ async def _finish(work: Coroutine[Any, Any, object]) -> None:
         raise cancelled
 
 
-async def drop(*tasks: asyncio.Task[Any]) -> None:
+async def cancel_tasks(*tasks: asyncio.Task[Any]) -> None:
     """Cancel `tasks` and wait until they have ended."""
     for task in tasks:
         task.cancel()
@@ -264,13 +263,13 @@ class _Output:
         self._decoder = getincrementaldecoder("utf-8")(errors="replace")
         self._tail = ""
         self._is_open = True
-        asyncio.get_running_loop().add_reader(self._read_end, self._pass_on)
+        asyncio.get_running_loop().add_reader(self._read_end, self._forward)
 
     @property
     def last_line(self) -> str:
         """The last line that is not empty, after a colon."""
         if self._is_open:
-            self._pass_on()
+            self._forward()
         lines = [line.strip() for line in self._tail.splitlines() if line.strip()]
         return f": {lines[-1]}" if lines else ""
 
@@ -282,13 +281,13 @@ class _Output:
     def close(self) -> None:
         """Stop listening; what a forgotten child of the process still prints goes nowhere."""
         if self._is_open:
-            self._pass_on()
+            self._forward()
         if self._is_open:
             self._stop()
         if self.write_end >= 0:
             self.started()
 
-    def _pass_on(self) -> None:
+    def _forward(self) -> None:
         while True:
             try:
                 data = os.read(self._read_end, 65536)

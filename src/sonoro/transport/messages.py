@@ -14,9 +14,7 @@ from sonoro.core.types import AudioChunk, Failed, Finished, ModelSpec, Reference
 
 __all__ = [
     "DEFAULT_FACTORY",
-    "Alive",
     "AppendText",
-    "AskAlive",
     "Cancel",
     "EncodeVoice",
     "EndText",
@@ -24,6 +22,8 @@ __all__ = [
     "FromEngine",
     "LoadVoice",
     "Pause",
+    "Ping",
+    "Pong",
     "PrefixCounts",
     "Ready",
     "Resume",
@@ -99,13 +99,13 @@ class Resume(msgspec.Struct, frozen=True, tag=True):
 
 
 class StatsRequest(msgspec.Struct, frozen=True, tag=True):
-    """Answered by `Stats`. `forgets` the durations so far, so that the next answer is about the time between."""
+    """Answered by `Stats`. `resets` the durations so far, so that the next answer is about the time between."""
 
-    forgets: bool = False
+    resets: bool = False
 
 
-class AskAlive(msgspec.Struct, frozen=True, tag=True):
-    """Answered by `Alive` as soon as the engine looks at its messages: between two ticks."""
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """Answered by `Pong` as soon as the engine looks at its messages: between two ticks."""
 
 
 class EncodeVoice(msgspec.Struct, frozen=True, tag=True):
@@ -187,7 +187,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     broken_samples: int
 
 
-class Alive(msgspec.Struct, frozen=True, tag=True):
+class Pong(msgspec.Struct, frozen=True, tag=True):
     """The engine does not hang."""
 
 
@@ -231,10 +231,10 @@ ToEngine = (
     | Pause
     | Resume
     | StatsRequest
-    | AskAlive
+    | Ping
     | EncodeVoice
     | LoadVoice
     | VoiceLost
     | Shutdown
 )
-FromEngine = Ready | AudioChunk | Finished | Failed | Stats | Alive | VoiceEncoded | VoiceWanted | VoiceFailed | Fatal
+FromEngine = Ready | AudioChunk | Finished | Failed | Stats | Pong | VoiceEncoded | VoiceWanted | VoiceFailed | Fatal

@@ -9,7 +9,7 @@ from tokenizers import models, pre_tokenizers
 
 from sonoro.models import registry
 from sonoro.models.qwen3_tts import prompt
-from sonoro.models.qwen3_tts.live import LiveTokens
+from sonoro.models.qwen3_tts.live_text import LiveTokens
 from sonoro.models.qwen3_tts.prompt import SPLITS, TextTokenizer
 from sonoro.models.settings import configure
 from tiny_checkpoint import write_checkpoint

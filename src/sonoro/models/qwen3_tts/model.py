@@ -32,7 +32,7 @@ from .config import (
     released_configs,
     speaker_sexes,
 )
-from .live import LiveSegment
+from .live_text import LiveSegment
 from .prompt import SPLITS, ClonedVoice, PromptBuilder, TalkerPrompt, TextTokenizer
 from .state import FrameState, admit, allocate, append, prefill, reset, stage
 from .weights import Modules

@@ -1,7 +1,7 @@
 """One connection of a client, under uvicorn: who opens it and then says nothing, or never ends, is let go.
 
-Knows HTTP as bytes, not what is asked. `Identified` gives each request the id that its log lines and its answer carry,
-`HeadAsGet` answers HEAD wherever GET is answered, `Uploads` receives bodies within limits of size, time and memory.
+Knows HTTP as bytes, not what is asked. `RequestIds` gives each request the id that its log lines and its answer carry,
+`HeadAsGet` answers HEAD wherever GET is answered, `RequestBodies` reads bodies within limits of size, time and memory.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from sonoro.server.errors import BodyTooLarge, BodyTooSlow, TooManyRequests, pla
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["CLIENT_GONE", "CUT", "Connection", "HeadAsGet", "Identified", "Uploads", "connection"]
+__all__ = ["CLIENT_GONE", "RESET", "Connection", "HeadAsGet", "RequestBodies", "RequestIds", "connection"]
 
-CUT = "cut"
+RESET = "cut"
 """The name, in the state of a request's scope, of what resets its connection."""
 
 CLIENT_GONE = 499
@@ -70,7 +70,7 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.conn = _OneFraming(h11.SERVER)
-        self.app_state = {**self.app_state, CUT: self.cut}
+        self.app_state = {**self.app_state, RESET: self.cut}
         self._watch()
 
     def data_received(self, data: bytes) -> None:
@@ -127,7 +127,7 @@ def connection(head_timeout_s: float) -> type[asyncio.Protocol]:
     return type("Connection", (Connection,), {"head_timeout_s": head_timeout_s})
 
 
-class Identified:
+class RequestIds:
     """An application whose requests have an id: the client's `X-Request-Id` if it is sane, else a new one.
 
     Each leaves one line in the log, with what of it was put into the `facts` of its state. A path is named as the
@@ -188,7 +188,7 @@ class HeadAsGet:
         scope["route"] = asked.get("route")
 
 
-class Uploads:
+class RequestBodies:
     """The bodies being received or worked on: `max_total_bytes` of them at once, each in `timeout_s` at most."""
 
     def __init__(self, max_total_bytes: int, timeout_s: float) -> None:

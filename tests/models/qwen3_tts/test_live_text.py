@@ -22,7 +22,7 @@ from sonoro.core.normalize import normalize_english
 from sonoro.core.types import Event, Reference, SpeechRequest
 from sonoro.engine.engine import Engine
 from sonoro.models import registry
-from sonoro.models.qwen3_tts.live import LiveSegment, LiveTokens
+from sonoro.models.qwen3_tts.live_text import LiveSegment, LiveTokens
 from sonoro.models.qwen3_tts.model import FAMILY
 from sonoro.models.qwen3_tts.prompt import PromptBuilder, TextTokenizer
 from speaking import begin, capacity

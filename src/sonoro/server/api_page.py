@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI
 from starlette.responses import HTMLResponse
 
-__all__ = ["reference_routes"]
+__all__ = ["api_page_routes"]
 
 _STYLE = """
 :root { color-scheme: light dark }
@@ -20,7 +20,7 @@ tr { border-top: 1px solid #8884 } h2 { margin-top: 2.5rem } code { font-size: .
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
 
-def reference_routes(app: FastAPI) -> APIRouter:
+def api_page_routes(app: FastAPI) -> APIRouter:
     """The page at /docs, made when it is first asked for."""
     router = APIRouter(include_in_schema=False)
     page = functools.cache(lambda: _page(app.openapi()))

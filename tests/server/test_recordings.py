@@ -21,9 +21,9 @@ from fakes.sine import SineModel
 from server_processes import recording, serving, sound
 from sonoro.core.errors import InvalidReference
 from sonoro.core.types import Reference
-from sonoro.server import references
+from sonoro.server import recordings as recordings_module
 from sonoro.server.errors import TooManyRequests
-from sonoro.server.references import MAX_PENDING, Recordings, is_public
+from sonoro.server.recordings import MAX_PENDING, Recordings, is_public
 
 __all__ = ["nothing_left"]
 from sonoro.server.schemas import SpeechBody, read_references
@@ -235,7 +235,7 @@ def test_answers_are_bounded_and_must_be_recordings(monkeypatch: pytest.MonkeyPa
                 (b"", 0, "there to be fetched"),
                 (answered(wav()), 0.05, "within 0.5 s"),
             ):
-                monkeypatch.setattr(references, "FETCH_TIMEOUT_S", 0.5 if trickle_s else 10)
+                monkeypatch.setattr(recordings_module, "FETCH_TIMEOUT_S", 0.5 if trickle_s else 10)
                 async with site(answer, trickle_s) as (port, heads):
                     await refused(recordings, f"http://voices.example:{port}/", words)
                     assert len(heads) == 1
@@ -336,8 +336,8 @@ class Stuck:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._may_go_on, self.begun = threading.Event(), 0
-        self._decode = references.read_reference
-        monkeypatch.setattr(references, "read_reference", self)
+        self._decode = recordings_module.read_reference
+        monkeypatch.setattr(recordings_module, "read_reference", self)
 
     def __call__(self, *arguments: object, **options: object) -> Reference:
         self.begun += 1

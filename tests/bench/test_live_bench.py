@@ -24,7 +24,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from guard import GUARD_S
 from sonoro.bench.client import Target
-from sonoro.bench.live import LiveBench, run
+from sonoro.bench.live_bench import LiveBench, run
 from sonoro.core.errors import ConfigError, EngineError
 from speech_server import RATE, Answer, served, tone
 
