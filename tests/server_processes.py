@@ -53,8 +53,10 @@ class Server:
         )
 
     async def metric(self, name: str) -> float:
-        """The value of a metric, its labels part of the name, summed over the engines; 0 if there is none."""
+        """The value of a metric, its labels part of the name, summed over the engines, and over the dialects unless the
+        name tells of one; 0 if there is none."""
         text = re.sub(r'\{replica="\d+"\}|replica="\d+",|,replica="\d+"', "", (await self.http.get("/metrics")).text)
+        text = text if "dialect=" in name else re.sub(r'dialect="\w+",', "", text)
         return sum(map(float, re.findall(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)))
 
     async def has(self, name: str, value: float) -> bool:

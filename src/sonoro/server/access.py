@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sonoro.server.config import ServerConfig
 from sonoro.server.errors import ForeignHost, ForeignOrigin, refusal
-from sonoro.server.stream import error_response
+from sonoro.server.stream import RefusalResponse
 
 __all__ = ["HostCheck"]
 
@@ -45,7 +45,7 @@ class HostCheck:
             await self._app(scope, receive, send)
             return
         scope.get("state", {}).get("facts", {})["code"] = error.code
-        await error_response(refusal(error))(scope, receive, send)
+        await RefusalResponse(refusal(error))(scope, receive, send)
 
     def _check(self, headers: Headers) -> ForeignHost | ForeignOrigin | None:
         host, origin = headers.get("host"), headers.get("origin")

@@ -21,13 +21,14 @@ from sonoro.core.version import VERSION
 from sonoro.server.access import HostCheck
 from sonoro.server.api_page import api_page_routes
 from sonoro.server.config import ServerConfig
+from sonoro.server.dialects import add_dialects
 from sonoro.server.errors import plain_refusal, refusal
 from sonoro.server.middleware import HeadAsGet, RequestIds, connection
 from sonoro.server.playground import playground_routes
 from sonoro.server.routes import operator_routes, speech_routes
 from sonoro.server.service import Service
 from sonoro.server.sessions import session_routes
-from sonoro.server.stream import error_response
+from sonoro.server.stream import RefusalResponse
 from sonoro.server.voices import voice_routes
 from sonoro.server.websocket import WebSocketConnection
 from sonoro.transport.fleet import Fleet
@@ -63,13 +64,14 @@ def create_app(client: Fleet, config: ServerConfig, on_failure: Callable[[Sonoro
         assert isinstance(error, SonoroError), error
         refused = refusal(error)
         request.state.facts |= {"code": refused.error["code"], "param": refused.error["param"]}
-        if request.scope["path"].startswith("/v1/audio/"):
-            service.count_refusal(refused, request.state.request_id)
-        return error_response(refused)
+        if request.state.dialect != "native" or request.scope["path"].startswith("/v1/audio/"):
+            service.count_refusal(refused, request.state.request_id, request.state.dialect)
+        return RefusalResponse(refused)
 
     app.add_exception_handler(SonoroError, tell)
     app.add_exception_handler(HTTPException, _tell_of_http)
     app.add_exception_handler(Exception, _tell_of_defect)
+    add_dialects(app, service)
     app.include_router(speech_routes(service))
     app.include_router(session_routes(service))
     app.include_router(voice_routes(service))
@@ -87,7 +89,7 @@ async def _tell_of_http(request: Request, error: Exception) -> Response:
     headers = {**refused.headers, **(error.headers or {})}
     if error.status_code == 405:
         headers["Allow"] = ", ".join(_methods(request))
-    return error_response(dataclasses.replace(refused, headers=headers))
+    return RefusalResponse(dataclasses.replace(refused, headers=headers))
 
 
 def _methods(request: Request) -> list[str]:
@@ -104,7 +106,7 @@ def _methods(request: Request) -> list[str]:
 async def _tell_of_defect(request: Request, error: Exception) -> Response:
     """Answered outside of `RequestIds`, which therefore does not name it."""
     refused = plain_refusal(500, "the server failed; its log says how", "internal")
-    return error_response(dataclasses.replace(refused, headers={"X-Request-Id": request.state.request_id}))
+    return RefusalResponse(dataclasses.replace(refused, headers={"X-Request-Id": request.state.request_id}))
 
 
 def listen(config: ServerConfig) -> socket.socket:

@@ -54,7 +54,8 @@ class ServerConfig:
     `session_idle_timeout_s` is closed; at the end requests under way get `shutdown_timeout_s`. An engine that crashes
     is replaced, `max_restarts` times within `restart_window_s`; once none is left the server ends. `model_aliases` are
     further names of the model; `voice_aliases` give names to its voices: those of OpenAI that are not in it go
-    round those of the sex people expect. `cors_origins` may call from a browser, "*" for all. `allowed_hosts` are
+    round those of the sex people expect. Of the wire formats of other servers' clients those in `dialects_off` are not
+    answered. `cors_origins` may call from a browser, "*" for all. `allowed_hosts` are
     names by which clients may ask beside what the server is bound to, "*" for any; bound to all addresses, with none
     given, it is any. `log_format` is text or json.
     """
@@ -84,6 +85,7 @@ class ServerConfig:
     restart_window_s: float = 600.0
     model_aliases: tuple[str, ...] = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
     voice_aliases: Mapping[str, str] = field(default_factory=dict)
+    dialects_off: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     allow_reference_urls: bool = False
@@ -118,7 +120,7 @@ class ServerConfig:
         ):
             self._check_number(name, 0.01, 3600, is_whole=False)
         self._check_number("restart_window_s", 0.01, 1e7, is_whole=False)
-        for name in (*_SECRET, "model_aliases", "cors_origins", "allowed_hosts"):
+        for name in (*_SECRET, "model_aliases", "dialects_off", "cors_origins", "allowed_hosts"):
             self._check_names(name)
         for host in self.allowed_hosts:
             if "/" in host or (":" in host and host.count(":") < 2):

@@ -116,7 +116,7 @@ class Encoder:
     def __init__(self, format: str, sample_rate: int, *, speed: float = 1.0, out_rate: int | None = None) -> None:
         assert MIN_RATE <= sample_rate <= MAX_RATE, sample_rate
         _check(format, speed, out_rate)
-        self._format, self._in_rate, self._speed = _FORMATS[format], sample_rate, speed
+        self._format, self._in_rate, self.speed = _FORMATS[format], sample_rate, speed
         self.content_type = self._format.content_type
         self.rate = out_rate or sample_rate
         if self._format.codec:
@@ -126,7 +126,7 @@ class Encoder:
 
     def max_bytes(self, audio_s: float) -> int:
         """More than what leaves of `audio_s` seconds of audio that are fed."""
-        played_s = audio_s / self._speed + MOST_DELAY_S
+        played_s = audio_s / self.speed + MOST_DELAY_S
         bits = self._format.bits_per_sample
         rate_bits = 16 * self.rate if not bits else min(bits * self.rate, MAX_BIT_RATE)
         return math.ceil(played_s * (rate_bits / 8 * self._format.excess + PAGES_PER_S * PAGE_BYTES))
@@ -134,7 +134,7 @@ class Encoder:
     @property
     def is_quick(self) -> bool:
         """Whether samples leave as they came, in microseconds; anything else takes about a millisecond a chunk."""
-        return not self._format.codec and self._speed == 1 and self.rate == self._in_rate
+        return not self._format.codec and self.speed == 1 and self.rate == self._in_rate
 
     def feed(self, pcm: bytes) -> bytes:
         """Encode more PCM16 little-endian, cut anywhere, and return what is ready: possibly nothing."""
@@ -174,8 +174,8 @@ class Encoder:
 
     def _begin(self) -> None:
         self._is_begun = True
-        if self._speed != 1:
-            self._tempo = _Tempo(self._in_rate, self._speed)
+        if self.speed != 1:
+            self._tempo = _Tempo(self._in_rate, self.speed)
         if self.rate != self._in_rate:
             self._resampler = soxr.ResampleStream(self._in_rate, self.rate, 1)
         if self._format.codec:
@@ -335,6 +335,11 @@ class Encoding:
     def rate(self) -> int:
         """Of the audio that leaves, in Hz."""
         return self._encoder.rate
+
+    @property
+    def speed(self) -> float:
+        """At which it is played."""
+        return self._encoder.speed
 
     def max_bytes(self, audio_s: float) -> int:
         """More than what leaves of `audio_s` seconds of audio that are fed."""

@@ -37,13 +37,13 @@ class Metrics:
         self.model = ""
         self._registry = CollectorRegistry()
         self.requests = Counter(
-            "sonoro_requests", "requests by how they ended", ["model", "reason"], registry=self._registry
+            "sonoro_requests", "requests by how they ended", ["model", "dialect", "reason"], registry=self._registry
         )
         self.in_flight = Gauge("sonoro_requests_in_flight", "requests under way or waiting", registry=self._registry)
         self.first_packet = Histogram(
             "sonoro_first_packet_seconds",
             "from a request's arrival to its first bytes of audio",
-            ["model"],
+            ["model", "dialect"],
             buckets=_SECONDS,
             registry=self._registry,
         )
@@ -71,9 +71,9 @@ class Metrics:
         self._engines = _EngineCollector()
         self._registry.register(self._engines)
 
-    def refused(self, reason: str) -> None:
+    def refused(self, reason: str, dialect: str = "native") -> None:
         """A request was turned away before it was under way."""
-        self.requests.labels(self.model, reason).inc()
+        self.requests.labels(self.model, dialect, reason).inc()
 
     def exposition(self, engines: Sequence[EngineState], *, queued: int) -> bytes:
         """Everything in Prometheus' text format; `queued` requests wait for a place before the engines."""
@@ -84,11 +84,14 @@ class Metrics:
 class Observation:
     """One request as it goes, since `arrived_s` on the clock of `time.perf_counter`; `end` counts it.
 
-    Its audio is played at `speed`.
+    Its audio is played at `speed`. Its client speaks `dialect`: "native" is ours, OpenAI's included.
     """
 
-    def __init__(self, metrics: Metrics, sample_rate: int, arrived_s: float, speed: float = 1.0) -> None:
+    def __init__(
+        self, metrics: Metrics, sample_rate: int, arrived_s: float, speed: float = 1.0, dialect: str = "native"
+    ) -> None:
         self._metrics, self._rate, self._arrived_s, self._speed = metrics, sample_rate, arrived_s, speed
+        self._dialect = dialect
         self._bytes = 0
         self._unsent_s = 0.0
         self._played_until_s = float("inf")
@@ -115,7 +118,7 @@ class Observation:
         now_s = self.elapsed_s
         if self.first_packet_s is None:
             self.first_packet_s = self._played_until_s = now_s
-            self._metrics.first_packet.labels(self._metrics.model).observe(now_s)
+            self._metrics.first_packet.labels(self._metrics.model, self._dialect).observe(now_s)
         elif now_s > self._played_until_s:
             self._metrics.underruns.labels(self._metrics.model).inc()
         self._played_until_s = max(self._played_until_s, now_s) + self._unsent_s
@@ -125,7 +128,7 @@ class Observation:
         """It ended as `reason` says; the times of answers that were cut off do not count."""
         model, elapsed_s = self._metrics.model, self.elapsed_s
         self._metrics.in_flight.dec()
-        self._metrics.requests.labels(model, reason).inc()
+        self._metrics.requests.labels(model, self._dialect, reason).inc()
         if is_whole:
             self._metrics.end_to_end.labels(model).observe(elapsed_s)
             if self._bytes:

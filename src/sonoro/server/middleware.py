@@ -144,7 +144,7 @@ class RequestIds:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
         facts: dict[str, object] = {"key": None}
-        cast(dict[str, Any], scope.setdefault("state", {})).update(request_id=request_id, facts=facts)
+        cast(dict[str, Any], scope.setdefault("state", {})).update(request_id=request_id, facts=facts, dialect="native")
         started_s, status = time.perf_counter(), CLIENT_GONE
 
         async def send_named(message: Message) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -15,9 +16,9 @@ from sonoro.server.encode import CONTENT_TYPES
 from sonoro.server.errors import Answers, NotReady, refusals
 from sonoro.server.schemas import BatchBody, SpeechBody, parse, schema_of
 from sonoro.server.service import Service
-from sonoro.server.stream import CLIENT_GONE, SpeechResponse, cancel_on_disconnect
+from sonoro.server.stream import CLIENT_GONE, Speech, SpeechResponse, cancel_on_disconnect
 
-__all__ = ["operator_routes", "speech_routes"]
+__all__ = ["operator_routes", "respond", "speech_routes"]
 
 
 def _takes(kind: type[SpeechBody | BatchBody]) -> dict[str, Any]:
@@ -38,6 +39,20 @@ _BATCH: Answers = {
 }
 
 
+async def respond(
+    service: Service, request: Request, prepare: Callable[[bytes], Coroutine[Any, Any, Speech]]
+) -> Response:
+    """The speech that `prepare` makes of the body of `request`, sent as it is made. Raises what `prepare` does."""
+    arrived_s = time.perf_counter()
+    async with service.bodies.body(request, service.config.max_body_bytes) as payload:
+        # Whoever leaves meanwhile has recordings decoded for nobody.
+        speech = await cancel_on_disconnect(request.receive, prepare(payload))
+    if speech is None:
+        return Response(status_code=CLIENT_GONE)
+    observation = service.observe(speech.encoding.speed, arrived_s, request.state.dialect)
+    return SpeechResponse(speech, service.client, service.gate, observation, service.config.slow_reader_timeout_s)
+
+
 def speech_routes(service: Service) -> APIRouter:
     """What clients ask, with a key if there are keys."""
     router = APIRouter(prefix="/v1", dependencies=[Depends(service.authorise)])
@@ -47,17 +62,11 @@ def speech_routes(service: Service) -> APIRouter:
     @router.post("/audio/speech", response_class=Response, responses=_SPOKEN, openapi_extra=_takes(SpeechBody))
     async def speech(request: Request) -> Response:
         """Speak a text; the audio is sent as it is made."""
-        arrived_s = time.perf_counter()
-        async with service.bodies.body(request, config.max_body_bytes) as payload:
-            body = parse(SpeechBody, payload)
-            # Whoever leaves meanwhile has recordings decoded for nobody.
-            speech = await cancel_on_disconnect(
-                request.receive, service.speech(body, request.state.request_id, request.state.caller)
-            )
-        if speech is None:
-            return Response(status_code=CLIENT_GONE)
-        observation = service.observe(body.speed, arrived_s)
-        return SpeechResponse(speech, service.client, service.gate, observation, config.slow_reader_timeout_s)
+
+        async def prepare(payload: bytes) -> Speech:
+            return await service.speech(parse(SpeechBody, payload), request.state.request_id, request.state.caller)
+
+        return await respond(service, request, prepare)
 
     @router.post("/audio/speech/batch", response_class=Response, responses=_BATCH, openapi_extra=_takes(BatchBody))
     async def batch(request: Request) -> Response:

@@ -30,7 +30,7 @@ from sonoro.server.metrics import EngineState, Metrics, Observation
 from sonoro.server.middleware import RequestBodies
 from sonoro.server.recordings import Recordings
 from sonoro.server.schemas import SpeechBody, read_references, speech_request
-from sonoro.server.stream import NO_ENGINE, Gate, Speech
+from sonoro.server.stream import NO_ENGINE, AudioBody, EventBody, Gate, Speech
 from sonoro.server.voice_store import VoiceStore
 from sonoro.transport.client import EngineClient
 from sonoro.transport.fleet import Fleet
@@ -179,16 +179,20 @@ class Service:
 
         A browser cannot give a WebSocket headers: there one of the protocols offered may hold the key.
         """
-        connection.state.caller = UNKEYED
-        if not self._callers:
-            return
         scheme, _, given = connection.headers.get("authorization", "").partition(" ")
         for protocol in connection.scope.get("subprotocols", ()):
             if protocol.startswith(KEY_PROTOCOL):
                 scheme, given = "bearer", protocol.removeprefix(KEY_PROTOCOL)
+        self.admit(connection, given if scheme.lower() == "bearer" else "")
+
+    def admit(self, connection: HTTPConnection, given: str) -> None:
+        """As `authorise`, of a connection that came with the key `given`, however it did."""
+        connection.state.caller = UNKEYED
+        if not self._callers:
+            return
         # Each is compared, in full: how long it takes must not tell how much of a key was right.
         matches = [key for key in self._callers if hmac.compare_digest(given.strip().encode("latin-1"), key)]
-        if scheme.lower() != "bearer" or not matches:
+        if not matches:
             raise Unauthorized("give one of the API keys of this server, as Authorization: Bearer KEY")
         connection.state.caller = caller = self._callers[matches[0]]
         connection.state.facts["key"] = caller.name
@@ -268,7 +272,8 @@ class Service:
             request = asked_for(self.store.voices)
         except UnknownVoice:
             request = asked_for(await self.voices())
-        return Speech(name, request, self.encoding(body), is_events=body.stream_format == "sse", is_silent=is_silent)
+        sent = EventBody() if body.stream_format == "sse" else AudioBody()
+        return Speech(name, request, self.encoding(body), sent, is_silent=is_silent)
 
     async def voices(self) -> tuple[VoiceFacts, ...]:
         """The registered voices, those that somebody else has put into the folder a moment ago among them.
@@ -335,10 +340,10 @@ class Service:
                 audio_s = min(audio_s, SECONDS_PER_LETTER * letters + segments * MIN_BOUND_S)
         return encoding.max_bytes(audio_s)
 
-    def count_refusal(self, refused: Refusal, name: str) -> None:
+    def count_refusal(self, refused: Refusal, name: str, dialect: str = "native") -> None:
         """Count that the request `name` was turned away before it was under way. Its line says so."""
         code = refused.error["code"]
-        self.metrics.refused(str(code))
+        self.metrics.refused(str(code), dialect)
         fields = name, refused.status, code, refused.error["param"]
         logger.debug("event=refused id=%s status=%d code=%s param=%s", *fields)
 
@@ -361,9 +366,9 @@ class Service:
             "ready": {"seconds": ready.ready_s, **memory, "report": ready.report.splitlines()},
         }
 
-    def observe(self, speed: float, arrived_s: float) -> Observation:
+    def observe(self, speed: float, arrived_s: float, dialect: str = "native") -> Observation:
         """A request that arrived at `arrived_s` is under way."""
-        return Observation(self.metrics, self.client.spec.sample_rate, arrived_s, speed)
+        return Observation(self.metrics, self.client.spec.sample_rate, arrived_s, speed, dialect)
 
     def check_model(self, name: str | None, spec: ModelSpec) -> None:
         """Raises `UnknownModel` unless the model of `spec` goes by `name`, or none is given."""

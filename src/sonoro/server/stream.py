@@ -13,7 +13,7 @@ import contextlib
 import json
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from starlette.responses import Response
@@ -32,20 +32,27 @@ __all__ = [
     "CLIENT_GONE",
     "DISCONNECTED",
     "NO_ENGINE",
+    "REFUSAL_SHAPE",
+    "AudioBody",
+    "EventBody",
     "Gate",
     "Permit",
+    "RefusalResponse",
     "Speech",
     "SpeechResponse",
     "cancel_on_disconnect",
     "conclude",
     "encoded_audio",
-    "error_response",
     "silent_events",
+    "sse_event",
 ]
 
 Result = TypeVar("Result")
 
 DISCONNECTED = "disconnected"
+
+REFUSAL_SHAPE = "refusal_shape"
+"""The name, in the state of a request's scope, of what makes an answer of a `Refusal`, if it is not ours."""
 
 NO_ENGINE = "the engine process ended or hangs, and another does not run yet"
 
@@ -179,6 +186,45 @@ class Gate:
                 self._inside += 1
 
 
+class AudioBody:
+    """How an answer is put together: here it is the audio itself. Belongs to one answer."""
+
+    def content_type(self, audio: str) -> str:
+        """Of the body, whose audio has the type `audio`."""
+        return audio
+
+    def note(self, chunk: AudioChunk) -> None:
+        """`chunk` has been made: its audio is in this packet or, where an encoder holds it back, in later ones."""
+
+    def packet(self, audio: bytes) -> bytes:
+        """`audio`, encoded, as it goes into the body."""
+        return audio
+
+    def end(self, finished: Finished, usage: dict[str, int]) -> bytes:
+        """What the body says after the last audio."""
+        return b""
+
+    def failure(self, refused: Refusal) -> bytes:
+        """What it says in place of the rest; nothing where the connection is closed on it instead."""
+        return b""
+
+
+class EventBody(AudioBody):
+    """Events of OpenAI's API that hold the audio."""
+
+    def content_type(self, audio: str) -> str:
+        return "text/event-stream"
+
+    def packet(self, audio: bytes) -> bytes:
+        return sse_event({"type": "speech.audio.delta", "audio": base64.b64encode(audio).decode()})
+
+    def end(self, finished: Finished, usage: dict[str, int]) -> bytes:
+        return sse_event({"type": "speech.audio.done", "usage": usage, "finish_reason": finished.reason})
+
+    def failure(self, refused: Refusal) -> bytes:
+        return sse_event({"type": "error", **refused.body})
+
+
 @dataclass(frozen=True)
 class Speech:
     """What is to be spoken and how it is sent. `name` is the request's id as its client knows it. Of a text in which
@@ -187,26 +233,13 @@ class Speech:
     name: str
     request: SpeechRequest
     encoding: Encoding
-    is_events: bool = False
+    body: AudioBody = field(default_factory=AudioBody)
     is_silent: bool = False
 
     @property
     def headers(self) -> dict[str, str]:
-        kind = "text/event-stream" if self.is_events else self.encoding.content_type
+        kind = self.body.content_type(self.encoding.content_type)
         return {"content-type": kind, "x-sample-rate": str(self.encoding.rate), "cache-control": "no-store"}
-
-    def packet(self, audio: bytes) -> bytes:
-        """`audio` as it goes into the body."""
-        if not self.is_events:
-            return audio
-        return _event({"type": "speech.audio.delta", "audio": base64.b64encode(audio).decode()})
-
-    def end(self, finished: Finished) -> bytes:
-        """What the body says after the last audio."""
-        if not self.is_events:
-            return b""
-        done = {"type": "speech.audio.done", "usage": self.usage(finished), "finish_reason": finished.reason}
-        return _event(done)
 
     def usage(self, finished: Finished) -> dict[str, int]:
         """Characters in and frames out."""
@@ -226,6 +259,7 @@ async def encoded_audio(
         async for event in events:
             if isinstance(event, AudioChunk):
                 observation.made(event.pcm)
+                speech.body.note(event)
                 if audio := await speech.encoding.feed(event.pcm):
                     yield audio
                 continue
@@ -305,18 +339,19 @@ class SpeechResponse(Response):
             async with contextlib.aclosing(encoded_audio(*arguments)) as parts:
                 async for part in parts:
                     if isinstance(part, Finished):
-                        await self._send(send, self._speech.end(part), is_last=True)
+                        last = self._speech.body.end(part, self._speech.usage(part))
+                        await self._send(send, last, is_last=True)
                         return part.reason, True
-                    await self._send(send, self._speech.packet(part))
+                    await self._send(send, self._speech.body.packet(part))
                     self._observation.sent()
             raise AssertionError("a stream ends with its `Finished`")
         except SonoroError as error:
             refused = refusal(error)
             if not self._has_begun:
-                await error_response(refused)(scope, receive, send)
-            elif self._speech.is_events and not isinstance(error, SlowReader):
-                await self._send(send, _event({"type": "error", **refused.body}), is_last=True)
-            # A body of audio is left without its end: the connection is closed on it.
+                await RefusalResponse(refused)(scope, receive, send)
+            elif not isinstance(error, SlowReader) and (last := self._speech.body.failure(refused)):
+                await self._send(send, last, is_last=True)
+            # Any other body is left without its end: the connection is closed on it.
             return error.code, False
 
     async def _send(self, send: Send, body: bytes, *, is_last: bool = False) -> None:
@@ -333,12 +368,23 @@ class SpeechResponse(Response):
             raise SlowReader(f"the client took nothing for {self._timeout_s:g} s") from error
 
 
-def error_response(refused: Refusal) -> Response:
-    """`refused` as an answer."""
-    return Response(refused.payload, refused.status, refused.headers, "application/json")
+class RefusalResponse(Response):
+    """`refused` as an answer, in the words of the dialect that is spoken where it is sent."""
+
+    def __init__(self, refused: Refusal) -> None:
+        super().__init__(refused.payload, refused.status, refused.headers, "application/json")
+        self._refused = refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        shape: Callable[[Refusal], Response] | None = scope.get("state", {}).get(REFUSAL_SHAPE)
+        if shape is None:
+            await super().__call__(scope, receive, send)
+        else:
+            await shape(self._refused)(scope, receive, send)
 
 
-def _event(data: dict[str, Any]) -> bytes:
+def sse_event(data: dict[str, Any]) -> bytes:
+    """A server-sent event that holds `data`."""
     return b"data: " + json.dumps(data).encode() + b"\n\n"
 
 

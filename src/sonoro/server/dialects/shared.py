@@ -1,0 +1,258 @@
+"""What the dialects share: their routes with keys and error shapes, voices of other vendors, languages, times.
+
+Knows no dialect.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from pydantic import BaseModel, ConfigDict
+from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, Route, WebSocketRoute
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket
+
+from sonoro.core.errors import UnknownVoice
+from sonoro.core.types import AudioChunk, Finished, ModelSpec
+from sonoro.core.words import CharacterTimes, Word, at_speed, character_times
+from sonoro.server.dialects.formats import PCM, AudioFormat, FormatBody
+from sonoro.server.encode import MAX_SPEED, MIN_SPEED
+from sonoro.server.errors import Refusal
+from sonoro.server.routes import respond
+from sonoro.server.schemas import SpeechBody, parse
+from sonoro.server.service import Caller, Service
+from sonoro.server.session import Session
+from sonoro.server.stream import REFUSAL_SHAPE, AudioBody, Speech
+
+__all__ = [
+    "Asked",
+    "Dialect",
+    "Message",
+    "Timeline",
+    "json_response",
+    "key_of",
+    "language_of",
+    "languages_of",
+    "spaced",
+]
+
+logger = logging.getLogger(__name__)
+
+LANGUAGES = {
+    **{"zh": "chinese", "en": "english", "de": "german", "it": "italian", "pt": "portuguese", "es": "spanish"},
+    **{"ja": "japanese", "ko": "korean", "fr": "french", "ru": "russian"},
+}
+"""What models call the languages that clients name by a code of ISO 639-1."""
+
+
+class Message(BaseModel):
+    """What a client sends in JSON. Null is as if it were left out; what is not known is passed over."""
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A text to speak, or of a live text how to, as a client of another server asks for it."""
+
+    text: str
+    voice: str | None = None
+    language: str | None = None
+    speed: float = 1.0
+    seed: int | None = None
+    audio: AudioFormat = PCM
+    body: AudioBody | None = None
+    """How the answer is put together; the audio itself if None."""
+    with_words: bool = False
+    further: dict[str, Any] = field(default_factory=dict)
+    """Fields of our own request."""
+
+
+class Dialect:
+    """One wire format of this server. `shape` makes an answer of a refusal, as its clients read it."""
+
+    def __init__(self, name: str, service: Service, shape: Callable[[Refusal], Response]) -> None:
+        self.name, self.service, self._shape = name, service, shape
+        self.routes: list[BaseRoute] = []
+
+    def get(self, path: str, answer: Answering, is_ours: Ours | None = None) -> None:
+        """Answer GET of `path`; with `is_ours`, only to those whose headers it approves of."""
+        self.routes.append(_HTTPRoute(self, "GET", path, answer, is_ours))
+
+    def post(self, path: str, answer: Answering) -> None:
+        """Answer POST to `path`."""
+        self.routes.append(_HTTPRoute(self, "POST", path, answer, None))
+
+    def socket(self, path: str, session: Callable[[WebSocket, Service], Session]) -> None:
+        """Hold `session`s on the WebSocket `path`."""
+        self.routes.append(_SocketRoute(self, path, session))
+
+    def enter(self, scope: Scope) -> None:
+        """The request of `scope` is in this dialect: so are its refusals, its log line and its counts."""
+        scope["state"] |= {"dialect": self.name, REFUSAL_SHAPE: self._shape}
+        scope["state"]["facts"]["dialect"] = self.name
+
+    async def speak(self, request: Request, read: Callable[[bytes], Asked]) -> Response:
+        """What `read` finds asked for in the body of `request`, spoken as our own requests are."""
+
+        async def prepare(payload: bytes) -> Speech:
+            return await self.speech(read(payload), request.state.request_id, request.state.caller)
+
+        return await respond(self.service, request, prepare)
+
+    async def speech(self, asked: Asked, name: str, caller: Caller, *, is_live: bool = False) -> Speech:
+        """`asked` as our own request; an unknown voice, as those of other vendors are, is the default one."""
+        spec = self.service.spec()
+        fields = {
+            "input": asked.text,
+            "voice": asked.voice or None,
+            "language": language_of(asked.language, spec),
+            "speed": min(max(asked.speed, MIN_SPEED), MAX_SPEED),
+            "seed": asked.seed,
+            "response_format": asked.audio.codec,
+            "sample_rate": asked.audio.rate,
+        }
+        body = parse(SpeechBody, fields | asked.further)
+        try:
+            speech = await self.service.speech(body, name, caller, is_live=is_live)
+        except UnknownVoice:
+            default = body.model_copy(update={"voice": None})
+            speech = await self.service.speech(default, name, caller, is_live=is_live)
+            logger.info(
+                "event=voice_unknown id=%s dialect=%s voice=%.100r spoken_as=%s",
+                *(name, self.name, asked.voice, speech.request.voice),
+            )
+        sent = asked.body or FormatBody(asked.audio)
+        request = msgspec.structs.replace(speech.request, with_words=asked.with_words)
+        return Speech(speech.name, request, speech.encoding, sent, is_silent=speech.is_silent)
+
+    def voices(self, caller: Caller) -> list[str]:
+        """The voices that `caller` may name: those of the model, then their own and everybody's."""
+        registered = self.service.voices_by_name(caller, self.service.store.voices)
+        own = sorted(name for name in registered if "." not in name)
+        return [*self.service.spec().voices, *own]
+
+
+Answering = Callable[[Request], Awaitable[Response]]
+Ours = Callable[[Headers], bool]
+
+
+class _HTTPRoute(Route):
+    def __init__(self, dialect: Dialect, method: str, path: str, answer: Answering, is_ours: Ours | None) -> None:
+        async def authorised(request: Request) -> Response:
+            dialect.service.admit(request, key_of(request))
+            return await answer(request)
+
+        super().__init__(path, authorised, methods=[method], include_in_schema=False)
+        self._dialect, self._is_ours = dialect, is_ours
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, child = super().matches(scope)
+        if match is Match.NONE or (self._is_ours is not None and not self._is_ours(Headers(scope=scope))):
+            return Match.NONE, {}
+        return match, {**child, "route": self}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._dialect.enter(scope)
+        await super().handle(scope, receive, send)
+
+
+class _SocketRoute(WebSocketRoute):
+    def __init__(self, dialect: Dialect, path: str, session: Callable[[WebSocket, Service], Session]) -> None:
+        service = dialect.service
+
+        async def hold(socket: WebSocket) -> None:
+            service.admit(socket, key_of(socket))
+            with service.session():
+                await session(socket, service).run()
+
+        super().__init__(path, hold)
+        self._dialect = dialect
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, child = super().matches(scope)
+        return match, {**child, "route": self}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._dialect.enter(scope)
+        await super().handle(scope, receive, send)
+
+
+def key_of(connection: HTTPConnection) -> str:
+    """The key that a client of any dialect came with; empty if none."""
+    for name in ("xi-api-key", "x-api-key"):
+        if name in connection.headers:
+            return connection.headers[name]
+    scheme, _, given = connection.headers.get("authorization", "").partition(" ")
+    if scheme.lower() in ("bearer", "token", "api-key"):
+        return given
+    # Browsers, which cannot give a WebSocket headers: Deepgram's clients offer the protocols "token" and their key.
+    offered = connection.scope.get("subprotocols", [])
+    return offered[1] if len(offered) == 2 and offered[0] in ("token", "bearer") else ""
+
+
+def json_response(status: int, body: object, headers: dict[str, str] | None = None) -> Response:
+    """An answer in JSON."""
+    return Response(msgspec.json.encode(body), status, headers, "application/json")
+
+
+def language_of(code: str | None, spec: ModelSpec) -> str | None:
+    """The model's name of a language, from a code such as "en" or "pt-BR", or its name; None if it has none."""
+    first = (code or "").replace("_", "-").partition("-")[0].lower()
+    name = LANGUAGES.get(first, first)
+    return name if name in spec.languages else None
+
+
+def languages_of(spec: ModelSpec) -> list[str]:
+    """The codes of the model's languages; English if it names none, as clients want one."""
+    return [code for code, name in LANGUAGES.items() if name in spec.languages] or ["en"]
+
+
+def spaced(before: str, piece: str) -> str:
+    """`piece` as it follows the phrase that ends in `before`: with a space between the two if there is none."""
+    is_joined = before and piece and not before[-1].isspace() and not piece[0].isspace()
+    return f" {piece}" if is_joined else piece
+
+
+class Timeline:
+    """When the characters of a text are spoken, told as its audio is made, in seconds from its beginning.
+
+    By the model's words where it tells them. Where it does not the characters spoken by the end of each chunk share
+    its time, which is an estimate. `sample_rate` is the model's, `speed` that at which the audio is played.
+    """
+
+    def __init__(self, sample_rate: int, speed: float) -> None:
+        self._rate, self._speed = sample_rate, speed
+        self._at, self._at_s = 0, 0.0
+        self.audio_s = 0.0
+        """Of what was told so far."""
+
+    def tell(self, text: str, chunk: AudioChunk) -> CharacterTimes:
+        """Those that are certain now that `chunk` was made of `text`, of which more may come."""
+        self.audio_s += len(chunk.pcm) / 2 / self._rate / self._speed
+        words = chunk.words
+        if words is None and chunk.characters > self._at:
+            words = (self._estimate(text, chunk.characters),)
+        return self._advance(text, words or (), None)
+
+    def finish(self, text: str, finished: Finished | None = None) -> CharacterTimes:
+        """The rest, now that all of `text` has been spoken."""
+        return self._advance(text, (finished and finished.words) or (), self.audio_s)
+
+    def _estimate(self, text: str, end: int) -> Word:
+        start_s, end_s = self._at_s * self._speed, self.audio_s * self._speed
+        return Word(text=text[self._at : end], start_s=start_s, end_s=end_s, start=self._at, end=end, is_estimated=True)
+
+    def _advance(self, text: str, words: tuple[Word, ...], end_s: float | None) -> CharacterTimes:
+        played = at_speed(words, self._speed)
+        times = character_times(text, played, start=self._at, start_s=self._at_s, end_s=end_s)
+        self._at += len(times.characters)
+        self._at_s = times.ends_s[-1] if times.ends_s else self._at_s
+        return times
