@@ -17,8 +17,8 @@ from sonoro.core.types import AudioChunk, SpeechRequest
 from sonoro.server.errors import refusal
 from sonoro.server.schemas import SpeechBody, parse
 from sonoro.server.service import Service
-from sonoro.server.session import End, Session
 from sonoro.server.utterance import CANCELLED, Utterance
+from sonoro.server.websocket_session import End, WebSocketSession
 
 __all__ = ["session_routes"]
 
@@ -44,7 +44,7 @@ class _Message(BaseModel):
     text: str | None = None
 
 
-class LiveSession(Session):
+class LiveSession(WebSocketSession):
     """One connection. Its errors are told to the client, and those of an utterance leave the session as it was."""
 
     def __init__(self, socket: WebSocket, service: Service) -> None:
@@ -59,37 +59,37 @@ class LiveSession(Session):
         return [self._utterance.speaking] if self._utterance else []
 
     @property
-    def patience_s(self) -> float | None:
+    def idle_timeout_s(self) -> float | None:
         """For ever while the client listens to an utterance whose text is whole."""
         is_listening = self._utterance is not None and self._utterance.is_text_whole
         return None if is_listening else self.service.config.session_idle_timeout_s
 
-    async def greet(self) -> None:
+    async def on_open(self) -> None:
         spec = self.service.spec()
         await self.send_event("session.created", session_id=self.id, model=spec.name, sample_rate=spec.sample_rate)
 
-    async def part(self, end: End) -> None:
+    async def on_close(self, end: End) -> None:
         await self.send_event("session.done", reason=end)
 
     async def send_event(self, event: str, **fields: Any) -> None:
         """Send an event; raises as `send` does."""
         await self.send(msgspec.json.encode({"type": event, **fields}).decode())
 
-    async def hear(self, audio: bytes, chunk: AudioChunk | None) -> None:
+    async def send_audio(self, audio: bytes, chunk: AudioChunk | None) -> None:
         if audio:
             await self.send(audio)
 
     async def refuse(self, error: SonoroError, request_id: str | None = None) -> None:
         await self.send_event("error", request_id=request_id, error=refusal(error).error)
 
-    async def conclude(self, task: asyncio.Task[Any]) -> None:
+    async def on_done(self, task: asyncio.Task[Any]) -> None:
         """What is still on its way of the text of an utterance that has ended is not the beginning of another."""
         assert self._utterance is not None
         utterance, self._utterance = self._utterance, None
         task.result()
         self._is_skipping = not utterance.is_text_whole
 
-    async def take(self, message: str) -> None:
+    async def handle(self, message: str) -> None:
         said = parse(_Message, message.encode())
         match said.type:
             case "session.config":

@@ -38,10 +38,10 @@ class Listener(Protocol):
     def caller(self) -> Caller:
         """Who asks."""
 
-    async def tell(self, event: str, **fields: Any) -> None:
+    async def send_event(self, event: str, **fields: Any) -> None:
         """Tell of `audio.start` before the first audio, then of `audio.done` or `response.cancelled`: docs/live.md."""
 
-    async def hear(self, audio: bytes, chunk: AudioChunk | None) -> None:
+    async def send_audio(self, audio: bytes, chunk: AudioChunk | None) -> None:
         """Take `audio`, encoded, possibly nothing; it was made of `chunk`, or is what the encoder held back."""
 
     async def refuse(self, error: SonoroError, request_id: str | None) -> None:
@@ -166,9 +166,9 @@ class Utterance:
         if audio and not self._has_begun:
             self._has_begun = True
             kind, rate = self._body.response_format, self._encoding.rate
-            await self._listener.tell("audio.start", request_id=self._id, format=kind, sample_rate=rate)
+            await self._listener.send_event("audio.start", request_id=self._id, format=kind, sample_rate=rate)
             self._observation.sent()
-        await self._listener.hear(audio, chunk)
+        await self._listener.send_audio(audio, chunk)
 
     async def _finish(self, finished: Finished) -> str:
         if self._is_aborted:
@@ -178,7 +178,7 @@ class Utterance:
             raise EngineError(f"the speech was cut off: {finished.reason}")
         await self._send_audio(await self._encoding.finish(), None)
         samples = self._samples
-        await self._listener.tell(
+        await self._listener.send_event(
             "audio.done",
             request_id=self._id,
             finish_reason=finished.reason,
@@ -193,7 +193,7 @@ class Utterance:
         if self._failure is not None:
             raise self._failure
         facts = {"samples_sent": self._samples, "text_position": position}
-        await self._listener.tell("response.cancelled", request_id=self._id, **facts)
+        await self._listener.send_event("response.cancelled", request_id=self._id, **facts)
         return CANCELLED
 
     @property

@@ -103,9 +103,9 @@ def _mu_law(samples: Numbers) -> Numbers:
 
 
 def _a_law(samples: Numbers) -> Numbers:
-    """ITU-T G.711, table 1: 13 bits, whose magnitude lies in one of eight segments; even bits are inverted."""
+    """ITU-T G.711, table 1: 12 bits, whose magnitude lies in one of eight segments; even bits are inverted."""
     magnitude = np.where(samples < 0, ~samples, samples) >> 4
-    segment = np.maximum(np.floor(np.log2(np.maximum(magnitude, 1))).astype(np.int64) - 4, 0)
-    code = segment << 4 | (magnitude >> np.maximum(segment, 1)) & 15
+    segment = np.maximum(np.floor(np.log2(np.maximum(magnitude, 1))).astype(np.int64) - 3, 0)
+    code = segment << 4 | (magnitude >> np.maximum(segment - 1, 0)) & 15
     coded: Numbers = (code | np.where(samples < 0, 0, 128)) ^ 0x55
     return coded

@@ -28,8 +28,8 @@ from sonoro.server.errors import Refusal
 from sonoro.server.routes import respond
 from sonoro.server.schemas import SpeechBody, parse
 from sonoro.server.service import Caller, Service
-from sonoro.server.session import Session
 from sonoro.server.stream import REFUSAL_SHAPE, AudioBody, Speech
+from sonoro.server.websocket_session import WebSocketSession
 
 __all__ = [
     "Asked",
@@ -90,7 +90,7 @@ class Dialect:
         """Answer POST to `path`."""
         self.routes.append(_HTTPRoute(self, "POST", path, answer, None))
 
-    def socket(self, path: str, session: Callable[[WebSocket, Service], Session]) -> None:
+    def socket(self, path: str, session: Callable[[WebSocket, Service], WebSocketSession]) -> None:
         """Hold `session`s on the WebSocket `path`."""
         self.routes.append(_SocketRoute(self, path, session))
 
@@ -165,7 +165,7 @@ class _HTTPRoute(Route):
 
 
 class _SocketRoute(WebSocketRoute):
-    def __init__(self, dialect: Dialect, path: str, session: Callable[[WebSocket, Service], Session]) -> None:
+    def __init__(self, dialect: Dialect, path: str, session: Callable[[WebSocket, Service], WebSocketSession]) -> None:
         service = dialect.service
 
         async def hold(socket: WebSocket) -> None:

@@ -16,8 +16,9 @@ from sonoro.core.errors import InvalidRequest, SonoroError
 from sonoro.server.errors import IdleSession, NotReady, SlowReader, refusal
 from sonoro.server.service import KEY_PROTOCOL, Caller, Service
 from sonoro.server.websocket import SHUTTING_DOWN
+from sonoro.transport.launch import cancel_tasks
 
-__all__ = ["End", "Session", "drop"]
+__all__ = ["End", "WebSocketSession"]
 
 End = Literal["closed", "idle", "ending"]
 """Why a session ended: its client said so, it said nothing for too long, the server is being ended."""
@@ -26,7 +27,7 @@ _CLOSE_CODES: dict[End, int] = {"closed": 1000, "idle": 1001, "ending": 1012}
 """Of RFC 6455 and its registry: a normal end, going away, the service restarts."""
 
 
-class Session(ABC):
+class WebSocketSession(ABC):
     """One connection; who derives from it knows what is said on it.
 
     `speaking` are the tasks of what is being spoken: the session does not end before them, and drops them when its
@@ -55,14 +56,14 @@ class Session(ABC):
 
     @property
     @abstractmethod
-    def patience_s(self) -> float | None:
+    def idle_timeout_s(self) -> float | None:
         """How long the client may say nothing now; None for ever."""
 
-    async def greet(self) -> None:  # noqa: B027
+    async def on_open(self) -> None:  # noqa: B027
         """Say what a client expects before it says anything; nothing unless overridden."""
 
     @abstractmethod
-    async def take(self, message: str) -> None:
+    async def handle(self, message: str) -> None:
         """Do what a message asks. Raises what is wrong with it."""
 
     @abstractmethod
@@ -70,10 +71,10 @@ class Session(ABC):
         """Tell what was wrong, with what is spoken under `request_id` if it is given."""
 
     @abstractmethod
-    async def conclude(self, task: asyncio.Task[Any]) -> None:
+    async def on_done(self, task: asyncio.Task[Any]) -> None:
         """One of `speaking` is done, and is to be none of them any more. Raises what its connection did."""
 
-    async def part(self, end: End) -> None:  # noqa: B027
+    async def on_close(self, end: End) -> None:  # noqa: B027
         """Say what a client expects at the end; nothing unless overridden."""
 
     async def run(self) -> None:
@@ -83,14 +84,14 @@ class Session(ABC):
         offered = (name for name in self._socket.scope["subprotocols"] if not name.startswith(KEY_PROTOCOL))
         await self._socket.accept(next(offered, None))
         try:
-            await self.greet()
+            await self.on_open()
             end = await self._exchange()
-            await self.part(end)
+            await self.on_close(end)
             await self._socket.close(_CLOSE_CODES[end])
         except (WebSocketDisconnect, SlowReader):
             pass
         finally:
-            await drop(*self.speaking)
+            await cancel_tasks(*self.speaking)
 
     async def send(self, message: str | bytes) -> None:
         """Raises `SlowReader` if it is not taken in time, `WebSocketDisconnect` if nobody is there."""
@@ -114,13 +115,13 @@ class Session(ABC):
                 tasks = {receiving} if self.end else {receiving, ending}
                 speaking = set(self.speaking)
                 done, _ = await asyncio.wait(
-                    tasks | speaking, timeout=self.patience_s, return_when=asyncio.FIRST_COMPLETED
+                    tasks | speaking, timeout=self.idle_timeout_s, return_when=asyncio.FIRST_COMPLETED
                 )
                 if not done:
-                    await self.refuse(IdleSession(f"nothing was said for {self.patience_s:g} s"))
+                    await self.refuse(IdleSession(f"nothing was said for {self.idle_timeout_s:g} s"))
                     return "idle"
                 for task in speaking & done:
-                    await self.conclude(task)
+                    await self.on_done(task)
                 if ending in done:
                     self.end = self.end or "ending"
                 if receiving in done:
@@ -128,7 +129,7 @@ class Session(ABC):
                     receiving = asyncio.create_task(self._socket.receive())
             return self.end
         finally:
-            await drop(receiving, ending)
+            await cancel_tasks(receiving, ending)
 
     async def _receive(self, received: Message) -> None:
         if received["type"] == "websocket.disconnect":
@@ -136,7 +137,7 @@ class Session(ABC):
         try:
             if received.get("text") is None:
                 raise InvalidRequest("message", "bytes", "it must be text that is JSON")
-            await self.take(received["text"])
+            await self.handle(received["text"])
         except SlowReader:
             raise
         except SonoroError as error:
@@ -147,10 +148,3 @@ class Session(ABC):
         """Raises `NotReady` if nothing new may begin."""
         if self.end is not None:
             raise NotReady("the session is being closed")
-
-
-async def drop(*tasks: asyncio.Task[Any]) -> None:
-    """End `tasks`, and wait until they have."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
