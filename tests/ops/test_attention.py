@@ -15,6 +15,8 @@ from capture import device_only
 from interpreter import INTERPRETED, in_the_interpreter
 from sonoro.ops import attention
 from sonoro.ops.attention import (
+    HeadNorms,
+    PagedKV,
     decode_attention,
     decode_attention_kernel,
     decode_attention_reference,
@@ -56,22 +58,11 @@ def decode_case(
             rest[table[slot, position // page], position % page :] = fill
             rest[table[slot, position // page + 1 :].long()] = fill
     qkv = torch.randn(len(positions), (query_heads + 2 * kv_heads) * width, generator=make).to(dtype)
-    norms = (0.5 + torch.rand(2, width, generator=make)).to(dtype)
-    tensors = [keys, values, table, slots, torch.tensor(positions)]
-    keys, values, table, slots, at = (tensor.to(device) for tensor in tensors)
-    first, second = norms.to(device)
-    return (
-        qkv.to(device),
-        first if has_norms else None,
-        second if has_norms else None,
-        EPS,
-        rotary(page * pages, width, dtype, device),
-        keys,
-        values,
-        table,
-        slots,
-        at,
-    )
+    q_norm, k_norm = (0.5 + torch.rand(2, width, generator=make)).to(device, dtype)
+    norms = HeadNorms(q_norm, k_norm, EPS) if has_norms else HeadNorms()
+    cache = PagedKV(*(tensor.to(device) for tensor in (keys, values, table, slots)))
+    turned = rotary(page * pages, width, dtype, device)
+    return qkv.to(device), norms, turned, cache, torch.tensor(positions, device=device)
 
 
 def with_turns(arguments: tuple[Any, ...], turns: int) -> tuple[Any, ...]:
@@ -82,13 +73,18 @@ def with_turns(arguments: tuple[Any, ...], turns: int) -> tuple[Any, ...]:
     return (torch.cat((qkv, more)), *rest)
 
 
-def copies(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(value.clone() if isinstance(value, Tensor) else value for value in arguments)
+def copies(arguments: Any) -> Any:
+    if isinstance(arguments, Tensor):
+        return arguments.clone()
+    if not isinstance(arguments, tuple):
+        return arguments
+    values = map(copies, arguments)
+    return type(arguments)(*values) if hasattr(arguments, "_fields") else tuple(values)
 
 
 def plain_decode(arguments: tuple[Any, ...]) -> Tensor:
     """Row by row and head by head, the rotation as complex numbers."""
-    qkv, q_norm, k_norm, _, (cos, sin), keys, values, table, slots, positions = arguments
+    qkv, norms, (cos, sin), (keys, values, table, slots), positions = arguments
     page, kv_heads, width = keys.shape[1:]
     half, outs = width // 2, []
 
@@ -102,9 +98,11 @@ def plain_decode(arguments: tuple[Any, ...]) -> Tensor:
         group = len(heads) // kv_heads - 2
         for head in range(group * kv_heads):
             shared = head // group
-            query = prepare(heads[head], q_norm, position)
+            query = prepare(heads[head], norms.query, position)
             live = [(table[slot, at // page], at % page, shared) for at in range(position)]
-            all_keys = [keys[place] for place in live] + [prepare(heads[group * kv_heads + shared], k_norm, position)]
+            all_keys = [keys[place] for place in live] + [
+                prepare(heads[group * kv_heads + shared], norms.key, position)
+            ]
             all_values = [values[place] for place in live] + [heads[(group + 1) * kv_heads + shared]]
             scores = torch.stack([query @ key for key in all_keys]) / width**0.5
             outs.append(scores.softmax(0) @ torch.stack(all_values))
@@ -120,18 +118,18 @@ def test_decode_equals_a_plain_computation(path: str, positions: list[int], monk
     used = copies(given)
     # Same sums in float64, in another order.
     torch.testing.assert_close(decode_attention(*used), plain_decode(given), atol=1e-12, rtol=0)
-    cos, sin = given[4]
-    for row, (slot, position) in enumerate(zip(given[8].tolist(), given[9].tolist(), strict=True)):
-        fresh = given[0][row].view(-1, 6)
-        key = fresh[4:6] / (fresh[4:6].square().mean(-1, keepdim=True) + EPS).sqrt() * given[2]
+    qkv, norms, (cos, sin), cache, at = given
+    for row, (slot, position) in enumerate(zip(cache.slots.tolist(), at.tolist(), strict=True)):
+        fresh = qkv[row].view(-1, 6)
+        key = fresh[4:6] / (fresh[4:6].square().mean(-1, keepdim=True) + EPS).sqrt() * norms.key
         key = key * cos[position] + key.roll(3, -1) * sin[position]
-        place = (given[7][slot, position // 4].long(), position % 4)
-        torch.testing.assert_close(used[5][place], key, atol=1e-12, rtol=0)
-        assert torch.equal(used[6][place], fresh[6:8])
-        for cache, before in zip(used[5:7], given[5:7], strict=True):
-            cache[place] = before[place]
-    for cache, before in zip(used[5:7], given[5:7], strict=True):
-        torch.testing.assert_close(cache, before, atol=0, rtol=0, equal_nan=True)
+        place = (cache.page_table[slot, position // 4].long(), position % 4)
+        torch.testing.assert_close(used[3].keys[place], key, atol=1e-12, rtol=0)
+        assert torch.equal(used[3].values[place], fresh[6:8])
+        for rest, before in zip(used[3][:2], cache[:2], strict=True):
+            rest[place] = before[place]
+    for rest, before in zip(used[3][:2], cache[:2], strict=True):
+        torch.testing.assert_close(rest, before, atol=0, rtol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("path", ["rows", "masked"])
@@ -150,15 +148,14 @@ def test_positions_at_once_equal_positions_one_by_one(path: str, monkeypatch: py
     given = with_turns(decode_case((4, 2, 6), 4, 3, [0, 3, 9], torch.float64), 3)
     used, found = copies(given), []
     for turn, lines in enumerate(given[0].split(3)):
-        found.append(decode_attention(lines, *used[1:9], given[9] + turn))
+        before = copies(used[3])
+        found.append(decode_attention(lines, *used[1:4], given[4] + turn))
         # Of one position alone it is known what is right.
-        expected = plain_decode(
-            (lines, *given[1:5], *(rows.clone() for rows in used[5:7]), *given[7:9], given[9] + turn)
-        )
+        expected = plain_decode((lines, *given[1:3], before, given[4] + turn))
         torch.testing.assert_close(found[-1], expected, atol=1e-12, rtol=0)
     at_once = copies(given)
     assert torch.equal(decode_attention(*at_once), torch.cat(found))
-    for rows, expected in zip(at_once[5:7], used[5:7], strict=True):
+    for rows, expected in zip(at_once[3][:2], used[3][:2], strict=True):
         torch.testing.assert_close(rows, expected, atol=0, rtol=0, equal_nan=True)
 
 
@@ -176,12 +173,11 @@ def test_nothing_past_the_live_length_matters(path: str, monkeypatch: pytest.Mon
 def test_pages_in_a_row_are_read_as_pages_anywhere() -> None:
     given = decode_case((4, 2, 8), 4, 3, [11, 9], torch.float64)
     found = decode_attention(*copies(given))
-    keys, values, table = given[5:8]
+    keys, values, table, slots = given[3]
     order = table.flatten().long()
-    moved = list(copies(given))
-    moved[5][: len(order)], moved[6][: len(order)] = keys[order], values[order]
-    moved[7] = torch.arange(len(order), dtype=torch.int32).view_as(table)
-    assert torch.equal(decode_attention(*moved), found)
+    moved = PagedKV(keys.clone(), values.clone(), torch.arange(len(order), dtype=torch.int32).view_as(table), slots)
+    moved.keys[: len(order)], moved.values[: len(order)] = keys[order], values[order]
+    assert torch.equal(decode_attention(*given[:3], moved, given[4]), found)
 
 
 def test_half_precision_is_rounded_where_the_layers_round() -> None:
@@ -190,10 +186,11 @@ def test_half_precision_is_rounded_where_the_layers_round() -> None:
     used = copies(given)
     decode_attention(*used)
     key = given[0][0, 16:24].float()
-    normed = (key * torch.rsqrt(key.square().mean() + EPS)).bfloat16() * given[2]
-    cos, sin = (table[5, 0] for table in given[4])
+    normed = (key * torch.rsqrt(key.square().mean() + EPS)).bfloat16() * given[1].key
+    cos, sin = (table[5, 0] for table in given[2])
     turned = ((normed * cos).float() + normed.roll(4).float() * sin.float()).bfloat16()
-    assert torch.equal(used[5][given[7][given[8][0], 1].long(), 1, 0], turned)
+    keys, _, table, slots = used[3]
+    assert torch.equal(keys[table[slots[0], 1].long(), 1, 0], turned)
 
 
 def test_decode_may_be_captured() -> None:
@@ -208,8 +205,8 @@ def check_decode(given: tuple[Any, ...], tuning: Any = None) -> None:
     found, expected = decode_attention_kernel(*ours, tuning=tuning), decode_attention_reference(*theirs)
     tolerance = TOLERANCE[found.dtype]
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
-    torch.testing.assert_close(ours[5], theirs[5], atol=tolerance, rtol=tolerance, equal_nan=True)
-    torch.testing.assert_close(ours[6], theirs[6], atol=0, rtol=0, equal_nan=True)
+    torch.testing.assert_close(ours[3].keys, theirs[3].keys, atol=tolerance, rtol=tolerance, equal_nan=True)
+    torch.testing.assert_close(ours[3].values, theirs[3].values, atol=0, rtol=0, equal_nan=True)
 
 
 @in_the_interpreter
@@ -232,7 +229,7 @@ def test_interpreted() -> None:
     # The counters of the parts are left as they were found.
     assert not attention._semaphores(torch.device("cpu"), 0).any()
     shared = list(decode_case((2, 1, 16), 16, 1, [3, 3], torch.float32))
-    shared[8] = torch.tensor([2, 2])
+    shared[3] = shared[3]._replace(slots=torch.tensor([2, 2]))
     assert torch.isfinite(decode_attention_kernel(*shared)).all()
 
 
@@ -255,11 +252,13 @@ def test_without_triton_the_references_serve() -> None:
     code = (
         "import sys; sys.modules['triton'] = None\n"
         "import torch; from sonoro.ops.attention import decode_attention\n"
+        "from sonoro.ops.attention import PagedKV\n"
         "from sonoro.ops.varlen import varlen_attention\n"
         "assert decode_attention.is_broken and varlen_attention.is_broken\n"
         "x, zeros = torch.randn(3, 2, 4), torch.zeros(3, dtype=torch.int64)\n"
         "table = torch.zeros(1, 1, dtype=torch.int32)\n"
-        "assert varlen_attention(x, x, x, zeros, zeros, zeros, x[None], x[None], table).shape == x.shape"
+        "cache = PagedKV(x[None], x[None], table, zeros)\n"
+        "assert varlen_attention(x, x, x, zeros, zeros, cache).shape == x.shape"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from interpreter import in_the_interpreter
 from sonoro.ops.activation import snake_beta_rates
-from sonoro.ops.conv import ConvTile, LeftContext, choose_tile, conv, conv_kernel, conv_reference
+from sonoro.ops.conv import ConvTile, Epilogue, LeftContext, choose_tile, conv, conv_kernel, conv_reference
 
 # One rounding of the result in each dtype; float16 and bfloat16 inputs are the same for both sides.
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -57,20 +57,21 @@ def make(case, dtype, device):
         history, next_history = draw(6, length, channels).to(dtype), draw(6, left, width).to(dtype)
         slots = torch.tensor([3, 1, 4])[:batch]
         context = LeftContext(slots, history if length else None, next_history if left else None, left)
-    return _to(device, (x, weight, bias, dilation, context or LeftContext(left=left)), options)
+    context = context or LeftContext(left=left)
+    return _to(device, (x, weight, bias, dilation, context, Epilogue(**options)))
 
 
-def _to(device, arguments, options):
+def _to(device, arguments):
     def move(value):
         if isinstance(value, torch.Tensor):
             return value.clone().to(device)
         if isinstance(value, tuple):
-            return tuple(move(item) for item in value)
+            return type(value)(*map(move, value)) if isinstance(value, Epilogue) else tuple(map(move, value))
         if isinstance(value, LeftContext):
             return LeftContext(*(move(item) for item in (value.slots, value.history, value.next_history)), value.left)
         return value
 
-    return move(arguments), {name: move(value) for name, value in options.items()}
+    return move(arguments)
 
 
 def check_kernel(device, dtypes):
@@ -78,8 +79,8 @@ def check_kernel(device, dtypes):
         for dtype in dtypes:
             results = []
             for function, tile in ((conv_kernel, {"tile": case.get("tile")}), (conv_reference, {})):
-                arguments, options = make(case, dtype, device)
-                plain, active = function(*arguments, **options, **tile)
+                arguments = make(case, dtype, device)
+                plain, active = function(*arguments, **tile)
                 results.append((plain, active, arguments[4].history))
             for ours, theirs in zip(*results, strict=True):
                 assert (ours is None) == (theirs is None)
@@ -97,8 +98,8 @@ def check_what_is_beyond_float16(device):
     residual = torch.zeros(1, 3, 16)
     residual[0, 0, :3] = torch.tensor([1e6, -1e6, torch.nan])
     for function in (conv_kernel, conv_reference):
-        given = (tensor.to(device) for tensor in (x, weight))
-        for made in function(*given, residual=residual.to(device), plain=torch.float16):
+        epilogue = Epilogue(residual=residual.to(device), plain=torch.float16)
+        for made in function(x.to(device), weight.to(device), epilogue=epilogue):
             assert str(made[0, 0, :4].tolist()) == "[65504.0, -65504.0, nan, 0.0]"
 
 
@@ -121,8 +122,8 @@ def test_the_kernel_equals_the_reference_on_a_gpu():
 )
 def test_the_chosen_tiles_compute_the_reference(rows, channels, outputs, taps):
     case = {"shape": (1, rows, channels, outputs), "taps": taps, "snake": True}
-    arguments, options = make(case, torch.bfloat16, "cuda")
-    for ours, theirs in zip(conv_kernel(*arguments, **options), conv_reference(*arguments, **options), strict=True):
+    arguments = make(case, torch.bfloat16, "cuda")
+    for ours, theirs in zip(conv_kernel(*arguments), conv_reference(*arguments), strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-2, rtol=2e-2)
 
 
@@ -135,7 +136,9 @@ def test_the_reference_is_a_dilated_convolution(dilation):
     x, weight, bias = draw(2, 20, 6), draw(4, 6, 7), draw(4)
     length = 6 * dilation
     joined = F.pad(x, (0, 0, length, 0))
-    plain, active = conv_reference(joined, weight.permute(2, 0, 1), bias, dilation, plain=torch.float64)
+    plain, active = conv_reference(
+        joined, weight.permute(2, 0, 1), bias, dilation, epilogue=Epilogue(plain=torch.float64)
+    )
     expected = F.conv1d(joined.mT, weight, bias, dilation=dilation).mT
     torch.testing.assert_close(plain, expected, atol=1e-13, rtol=0)
     assert torch.equal(active, plain)
@@ -152,13 +155,13 @@ def test_two_taps_backwards_are_a_transposed_convolution():
 def test_norm_gate_residual_and_snake_come_in_their_order():
     x, weight, residual = draw(1, 3, 8), draw(1, 12, 8), draw(1, 3, 6)
     rates = snake_beta_rates(draw(6), 0.1 * draw(6))
-    options = {"norm_eps": 1e-3, "function": "gate", "residual": residual, "plain": torch.float64, "rates": rates}
-    plain, active = conv_reference(x, weight, **options)
+    epilogue = Epilogue(1e-3, "gate", residual, torch.float64, rates=rates)
+    plain, active = conv_reference(x, weight, epilogue=epilogue)
     gate, up = (F.rms_norm(x, (8,), eps=1e-3) @ weight[0].mT).unflatten(-1, (6, 2)).unbind(-1)
     expected = F.silu(gate) * up + residual
     torch.testing.assert_close(plain, expected, atol=1e-13, rtol=0)
     torch.testing.assert_close(active, expected + (expected * rates[0]).sin() ** 2 * rates[1], atol=1e-13, rtol=0)
-    plain, active = conv_reference(x, weight, **options, affine=rates[::-1])
+    plain, active = conv_reference(x, weight, epilogue=epilogue._replace(affine=rates[::-1]))
     torch.testing.assert_close(plain, expected, atol=1e-13, rtol=0)
     expected = expected * rates[1] + rates[0]
     torch.testing.assert_close(active, expected + (expected * rates[0]).sin() ** 2 * rates[1], atol=1e-13, rtol=0)
@@ -180,7 +183,7 @@ def test_contexts_are_read_and_kept_by_slot():
 
 def test_float16_saturates():
     x, weight = torch.full((1, 1, 16), 6e4, dtype=torch.float16), torch.eye(16, dtype=torch.float16)[None] * 2
-    plain, active = conv(x, weight, plain=torch.float16)
+    plain, active = conv(x, weight, epilogue=Epilogue(plain=torch.float16))
     assert plain.eq(65504).all()
     assert active.eq(65504).all()
 

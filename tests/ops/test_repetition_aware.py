@@ -16,7 +16,7 @@ from sonoro.ops.repetition_aware import (
     sample_repetition_aware_kernel,
     sample_repetition_aware_reference,
 )
-from sonoro.ops.sample import gumbel_noise_reference
+from sonoro.ops.sample import Sampling, gumbel_noise_reference
 
 INF = torch.inf
 
@@ -26,8 +26,8 @@ def nucleus_of(probabilities: list[float], *, top_p: float, top_k: int = 0, heat
     count = len(probabilities)
     logits = torch.tensor([probabilities]).log().expand(count, -1)
     one = torch.ones(count, 1)
-    arguments = (heat * one, (top_k * one).long(), top_p * one, torch.zeros(count, 1, dtype=torch.bool))
-    return set(nucleus_argmax(logits, 500 * torch.eye(count), *arguments).tolist())
+    sampling = Sampling(heat * one, (top_k * one).long(), top_p * one, torch.zeros(count, 1, dtype=torch.bool))
+    return set(nucleus_argmax(logits, 500 * torch.eye(count), sampling).tolist())
 
 
 def test_a_nucleus_is_taken_before_the_temperature_and_without_what_crosses_it() -> None:
@@ -46,7 +46,7 @@ def test_a_draw_of_a_nucleus_divides_by_the_temperature_and_heeds_greedy_rows() 
     noise = torch.tensor([[0.0, 1.5], [0.0, 1.5], [0.0, 99.0]])
     heat, is_greedy = torch.tensor([[1.0], [0.5], [1.0]]), torch.tensor([[False], [False], [True]])
     keeps_all = (torch.zeros(3, 1, dtype=torch.int64), torch.ones(3, 1))
-    assert nucleus_argmax(logits, noise, heat, *keeps_all, is_greedy).tolist() == [1, 0, 0]
+    assert nucleus_argmax(logits, noise, Sampling(heat, *keeps_all, is_greedy)).tolist() == [1, 0, 0]
 
 
 def test_of_equal_ids_the_lowest_comes_first() -> None:
@@ -55,11 +55,12 @@ def test_of_equal_ids_the_lowest_comes_first() -> None:
 
 
 def test_nothing_is_divided_by_no_temperature() -> None:
-    keeps_all = (torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.bool))
-    assert nucleus_argmax(torch.tensor([[0.0, 1.0]]), torch.tensor([[5.0, 0.0]]), torch.zeros(1, 1), *keeps_all) == 1
+    none, one = torch.zeros(1, 1), torch.ones(1, 1)
+    sampling = Sampling(none, none.long(), one, none.bool())
+    assert nucleus_argmax(torch.tensor([[0.0, 1.0]]), torch.tensor([[5.0, 0.0]]), sampling) == 1
 
 
-def nucleus_case(count: int, vocabulary: int, device: str = "cpu") -> tuple[Tensor, ...]:
+def nucleus_case(count: int, vocabulary: int, device: str = "cpu") -> tuple[Tensor, Tensor, Sampling]:
     """Logits, noise and parameters: every k, p and mode in turn; rows with ties, with banned ids, and flat ones."""
     make = torch.Generator().manual_seed(count)
     index = torch.arange(count)
@@ -72,10 +73,11 @@ def nucleus_case(count: int, vocabulary: int, device: str = "cpu") -> tuple[Tens
     top_k = torch.tensor([0, 1, 5, 30, vocabulary + 7])[torch.randint(5, (count, 1), generator=make)]
     top_p = torch.tensor([1, 0.9, 0.8, 0.01])[torch.randint(4, (count, 1), generator=make)]
     is_greedy = torch.rand(count, 1, generator=make) < 0.2
-    return tuple(given.to(device) for given in (logits, noise, temperature, top_k, top_p, is_greedy))
+    sampling = Sampling(*(given.to(device) for given in (temperature, top_k, top_p, is_greedy)))
+    return logits.to(device), noise.to(device), sampling
 
 
-def again_case(given: tuple[Tensor, ...], *, first: int = 1) -> Resample:
+def again_case(given: tuple[Tensor, Tensor, Sampling], *, first: int = 1) -> Resample:
     """Half of the rows have just said what they would draw: in the last place of the window, or the first."""
     logits = given[0]
     count, vocabulary = logits.shape
@@ -87,7 +89,7 @@ def again_case(given: tuple[Tensor, ...], *, first: int = 1) -> Resample:
     return Resample(noise, frames[:, :, 2], index + 2, length, 1.0, 0.9, 4, first)
 
 
-def ids_of(given: tuple[Tensor, ...], *more: Tensor | Resample | None) -> Tensor:
+def ids_of(given: tuple[Tensor, Tensor, Sampling], *more: Tensor | Resample | None) -> Tensor:
     ids = torch.full((len(given[0]), 3), -1, device=given[0].device)
     sample_repetition_aware(*given, torch.zeros(1, 1, device=given[0].device), ids[:, 1], *more)
     assert (ids[:, ::2] == -1).all()
@@ -97,8 +99,8 @@ def ids_of(given: tuple[Tensor, ...], *more: Tensor | Resample | None) -> Tensor
 def test_what_was_just_said_is_drawn_again_once() -> None:
     given = nucleus_case(60, 50)
     drawn, again = ids_of(given), again_case(given)
-    wider = torch.full_like(given[4], 0.9)
-    other = nucleus_argmax(given[0], again.noise, torch.ones_like(wider), given[3], wider, given[5])
+    one = torch.ones_like(given[2].top_p)
+    other = nucleus_argmax(given[0], again.noise, given[2]._replace(temperature=one, top_p=0.9 * one))
     found = ids_of(given, None, again)
     is_said = torch.tensor(
         [
@@ -144,12 +146,12 @@ def test_a_draw_is_embedded_by_its_table_and_beyond_it_by_its_first_row() -> Non
 def test_drawing_may_be_captured() -> None:
     given = nucleus_case(3, 20)
     again = again_case(given)
-    meta = tuple(tensor.to("meta") for tensor in given)
+    meta = nucleus_case(3, 20, "meta")
     second = again._replace(
         **{name: getattr(again, name).to("meta") for name in ("noise", "history", "rows", "length")}
     )
     with device_only():
-        drawn = sample_repetition_aware(*meta, meta[0], second.rows, meta[5], second)
+        drawn = sample_repetition_aware(*meta, meta[0], second.rows, meta[2].is_greedy, second)
     assert drawn.shape == (3, 20)
 
 
@@ -160,17 +162,18 @@ def test_the_check_at_start_depends_on_every_parameter(monkeypatch: pytest.Monke
     check_kernels(64, 4097, torch.randn(4096, 2), 10)
     plain, drawn_again = cases
     one = torch.ones(64, 1)
-    ignored = ((1, 0 * plain[1]), (2, one), (3, 0 * one.long()), (4, one), (5, one == 0))
-    for given, more in ((plain, ()), (drawn_again, ((8, one == 0), (9, None)))):
+    values = {"temperature": one, "top_k": 0 * one.long(), "top_p": one, "is_greedy": one == 0}
+    ignored = [(1, 0 * plain[1]), *((2, plain[2]._replace(**{name: value})) for name, value in values.items())]
+    for given, more in ((plain, ()), (drawn_again, ((5, one == 0), (6, None)))):
         expected = sample_repetition_aware_reference(*given)
         for place, value in (*ignored, *more):
             changed = (*given[:place], value, *given[place + 1 :])
-            assert not torch.equal(sample_repetition_aware_reference(*changed), expected), place
+            assert not torch.equal(sample_repetition_aware_reference(*changed), expected), value
 
 
 def check_kernel(count: int, vocabulary: int, device: str = "cpu") -> None:
     given = nucleus_case(count, vocabulary, device)
-    again, is_endless = again_case(given), given[3] % 2 == 1
+    again, is_endless = again_case(given), given[2].top_k % 2 == 1
     for dtype, width in ((torch.float32, 7), (torch.bfloat16, 64)):
         table = torch.randn(vocabulary - vocabulary // 4, width + 2, device=device).to(dtype)[:, 1:-1]
         logits = torch.cat((given[0], given[0]), dim=1)[:, :vocabulary].to(dtype)
@@ -187,7 +190,8 @@ def check_nuclei(count: int) -> None:
     top_p = (torch.arange(40) / 40).repeat_interleave(count)[:, None]
     logits = 2 * torch.randn(1, count, generator=torch.Generator().manual_seed(0)).expand(len(top_p), -1)
     one = torch.ones_like(top_p)
-    given = (logits, 500 * torch.eye(count).repeat(40, 1), one, 0 * one.long(), top_p, one == 0, torch.ones(count, 1))
+    sampling = Sampling(one, 0 * one.long(), top_p, one == 0)
+    given = (logits, 500 * torch.eye(count).repeat(40, 1), sampling, torch.ones(count, 1))
     found, wanted = torch.zeros(2, len(top_p), dtype=torch.int64)
     sample_repetition_aware_kernel(*given, found)
     sample_repetition_aware_reference(*given, wanted)
@@ -199,8 +203,8 @@ def test_interpreted() -> None:
     check_kernel(45, 60)
     check_kernel(4, 1030)
     check_nuclei(7)
-    logits, noise, temperature, top_k, top_p, is_greedy = nucleus_case(6, 12)
-    rest = (noise, temperature, top_k, torch.ones_like(top_p), is_greedy)
+    logits, noise, sampling = nucleus_case(6, 12)
+    rest = (noise, sampling._replace(top_p=torch.ones(6, 1)))
     table, ids = torch.ones(12, 1), torch.zeros(6, dtype=torch.int64)
     # Nothing, or not a number, in: some id out, within the vocabulary.
     for value in (-INF, torch.nan):

@@ -9,6 +9,7 @@ from torch import Tensor
 from capture import device_only
 from interpreter import in_the_interpreter
 from sonoro.ops.sample import (
+    Sampling,
     gumbel_argmax,
     gumbel_noise,
     gumbel_noise_kernel,
@@ -211,7 +212,7 @@ def test_drawn_ids_follow_the_softmax() -> None:
     assert ((seen - expected).abs() <= 5 * (expected * (1 - expected) / draws).sqrt()).all()
 
 
-def draw_case(count: int, vocabulary: int, device: str = "cpu") -> tuple[Tensor, ...]:
+def draw_case(count: int, vocabulary: int, device: str = "cpu") -> tuple[Tensor, Tensor, Sampling]:
     """Arguments of `sample`: every k, p and mode in turn; rows with ties, with banned ids, and flat ones."""
     make = torch.Generator().manual_seed(count)
     index = torch.arange(count)
@@ -225,12 +226,14 @@ def draw_case(count: int, vocabulary: int, device: str = "cpu") -> tuple[Tensor,
     top_k = torch.tensor([0, 1, 5, 50, vocabulary + 7])[torch.randint(5, (count, 1), generator=make)]
     top_p = torch.tensor([1, 0.9, 0.3])[torch.randint(3, (count, 1), generator=make)]
     is_greedy = torch.rand(count, 1, generator=make) < 0.2
-    return tuple(given.to(device) for given in (logits, noise, temperature, top_k, top_p, is_greedy))
+    sampling = Sampling(*(given.to(device) for given in (temperature, top_k, top_p, is_greedy)))
+    return logits.to(device), noise.to(device), sampling
 
 
 def test_a_draw_is_its_processors_in_order() -> None:
-    logits, noise, temperature, top_k, top_p, is_greedy = draw_case(300, 60)
-    found = sample(logits, noise, temperature, top_k, top_p, is_greedy)
+    logits, noise, sampling = draw_case(300, 60)
+    temperature, top_k, top_p, is_greedy = sampling
+    found = sample(logits, noise, sampling)
     kept = keep_top_p(keep_top_k(logits / temperature, top_k, limit=128), top_p)
     assert torch.equal(found, gumbel_argmax(kept, noise, is_greedy))
     greedy = is_greedy[:, 0]
@@ -239,9 +242,10 @@ def test_a_draw_is_its_processors_in_order() -> None:
 
 
 def test_a_draw_without_filters_is_the_largest_of_logits_and_noise() -> None:
-    logits, noise, temperature, *_ = draw_case(50, 60)
+    logits, noise, (temperature, *_) = draw_case(50, 60)
     keep_all = torch.zeros(50, 1, dtype=torch.int64), torch.ones(50, 1), torch.zeros(50, 1, dtype=torch.bool)
-    assert torch.equal(sample(logits, noise, temperature, *keep_all), (logits / temperature + noise).argmax(dim=-1))
+    found = sample(logits, noise, Sampling(temperature, *keep_all))
+    assert torch.equal(found, (logits / temperature + noise).argmax(dim=-1))
 
 
 def test_masked_logits_are_penalized_then_banned_in_float32() -> None:
@@ -274,13 +278,13 @@ def test_a_draw_is_written_where_it_belongs() -> None:
 
 
 def test_drawing_may_be_captured() -> None:
-    given = [tensor.to("meta") for tensor in draw_case(3, 20)]
+    given = draw_case(3, 20, "meta")
     rows = torch.zeros(3, dtype=torch.int64, device="meta")
     with device_only():
         assert sample(*given).shape == (3,)
         assert sample_and_embed(*given, given[0], rows).shape == (3, 20)
         assert gumbel_noise(rows, rows, rows, 2, 20).shape == (3, 2, 20)
-        assert mask_logits(given[0], given[0] > 0, given[2], given[0][0] > 0).shape == (3, 20)
+        assert mask_logits(given[0], given[0] > 0, given[2].temperature, given[0][0] > 0).shape == (3, 20)
 
 
 def check_kernels(count: int, vocabulary: int, device: str = "cpu") -> None:
@@ -307,21 +311,19 @@ def check_kernels(count: int, vocabulary: int, device: str = "cpu") -> None:
     assert torch.equal(found[:, 2], sample_kernel(*given))
     seen, banned = given[0] > 0, given[0] < -2
     for ban in (banned, banned[0]):
-        masked = mask_logits_kernel(given[0], seen, given[2], ban)
-        assert torch.equal(masked, mask_logits_reference(given[0], seen, given[2], ban))
+        masked = mask_logits_kernel(given[0], seen, given[2].temperature, ban)
+        assert torch.equal(masked, mask_logits_reference(given[0], seen, given[2].temperature, ban))
 
 
 @in_the_interpreter
 def test_interpreted() -> None:
     check_kernels(45, 60)
     check_kernels(4, 1030)
-    logits, noise, temperature, top_k, top_p, is_greedy = draw_case(6, 12)
-    nothing = torch.full_like(logits, -INF)
-    assert sample_kernel(nothing, noise, temperature, top_k, torch.ones_like(top_p), is_greedy).tolist() == [0] * 6
+    logits, noise, sampling = draw_case(6, 12)
+    sampling = sampling._replace(top_p=torch.ones(6, 1))
+    assert sample_kernel(torch.full_like(logits, -INF), noise, sampling).tolist() == [0] * 6
     # Not a number in, some id out: it must end, and within the vocabulary.
-    broken = sample_kernel(
-        torch.full_like(logits, torch.nan), noise, temperature, top_k, torch.ones_like(top_p), is_greedy
-    )
+    broken = sample_kernel(torch.full_like(logits, torch.nan), noise, sampling)
     assert ((broken >= 0) & (broken < 12)).all()
 
 

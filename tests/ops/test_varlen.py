@@ -12,6 +12,7 @@ from torch import Tensor
 from capture import device_only
 from interpreter import in_the_interpreter
 from sonoro.ops import varlen
+from sonoro.ops.attention import PagedKV
 from sonoro.ops.varlen import varlen_attention, varlen_attention_kernel, varlen_attention_reference
 
 # Of the outputs, which are averages of values near 1: sums in another order in float32, one rounding in bfloat16.
@@ -51,13 +52,13 @@ def case(
     # The values are a part of a wider row, as a fused projection leaves them.
     queries, keys, values = packed.split((query_heads, kv_heads, kv_heads), dim=1)
     page_keys, page_values = page_rows.to(device, dtype)
-    places = (tensor.to(device) for tensor in (starts, shared, of))
-    return queries.contiguous(), keys.contiguous(), values, *places, page_keys, page_values, table.to(device)
+    starts, shared, of, table = (tensor.to(device) for tensor in (starts, shared, of, table))
+    return queries.contiguous(), keys.contiguous(), values, starts, shared, PagedKV(page_keys, page_values, table, of)
 
 
 def prompts_alone(given: tuple[Any, ...]) -> Tensor:
     """Each prompt by itself, with what it has on pages before it, causally; the answers of its own rows."""
-    queries, keys, values, starts, shared, slots, page_keys, page_values, table = given
+    queries, keys, values, starts, shared, (page_keys, page_values, table, slots) = given
     outs, page = [], page_keys.shape[1]
     for low in starts.unique().tolist():
         own = starts == low
@@ -107,7 +108,7 @@ def test_what_lies_on_other_pages_does_not_matter(path: str) -> None:
 
 
 def test_varlen_may_be_captured() -> None:
-    given = [tensor.to("meta") for tensor in case(SHAPES[1], (4, 2, 8), torch.float32)]
+    given = case(SHAPES[1], (4, 2, 8), torch.float32, device="meta")
     with device_only():
         assert varlen_attention(*given).shape == given[0].shape
 

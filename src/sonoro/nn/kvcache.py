@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sonoro.nn.transformer import Attend, DecoderConfig
+from sonoro.ops.attention import PagedKV
 from sonoro.ops.varlen import varlen_attention
 
 __all__ = ["PackedTokens", "PagedKVCache"]
@@ -71,7 +72,7 @@ class PagedKVCache:
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             self.keys[layer][pages, place] = keys[0]
             self.values[layer][pages, place] = values[0]
-            earlier = shared, slots, self.keys[layer], self.values[layer], self.page_table
-            return varlen_attention(queries[0], keys[0], values[0], rows.starts, *earlier)[None]
+            kv = PagedKV(self.keys[layer], self.values[layer], self.page_table, slots)
+            return varlen_attention(queries[0], keys[0], values[0], rows.starts, shared, kv)[None]
 
         return attend

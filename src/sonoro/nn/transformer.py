@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sonoro.core.errors import CheckpointError
 from sonoro.nn.linear import Linear, RMSNorm, random_like
-from sonoro.ops.attention import decode_attention
+from sonoro.ops.attention import HeadNorms, PagedKV, decode_attention
 from sonoro.ops.varlen import varlen_attention
 
 __all__ = [
@@ -152,9 +152,11 @@ class _Attention(nn.Module):
         return self.o_proj(attend(layer, queries, keys, values).flatten(-2))
 
     @property
-    def head_norms(self) -> tuple[Tensor | None, Tensor | None]:
-        """The weights of both norms, [head width] each, if there are norms."""
-        return (self.q_norm.weight, self.k_norm.weight) if self.has_head_norms else (None, None)
+    def head_norms(self) -> HeadNorms:
+        """The norms of queries and keys by head, if there are any."""
+        if not self.has_head_norms:
+            return HeadNorms()
+        return HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
 
 
 class FeedForward(nn.Module):
@@ -230,17 +232,8 @@ class DecoderStack(nn.Module):
         tables by position, [P, 1, head width]. Capturable; no sync; no autograd.
         """
         for index, layer in enumerate(cast(Sequence[DecoderLayer], self.layers)):
-            heads = decode_attention(
-                layer.project(x),
-                *layer.self_attn.head_norms,
-                self.config.norm_eps,
-                rotary,
-                cache.keys[index],
-                cache.values[index],
-                cache.page_table,
-                slots,
-                positions,
-            )
+            kv = PagedKV(cache.keys[index], cache.values[index], cache.page_table, slots)
+            heads = decode_attention(layer.project(x), layer.self_attn.head_norms, rotary, kv, positions)
             x = layer.complete(x, heads)
         return x
 
@@ -265,12 +258,15 @@ class DecoderStack(nn.Module):
         positions = (index * 7 + 3) % (length - turns + 1)
         pages = random(2, 2 * rows, page, config.kv_heads, config.head_width)
         rotary = self.rotary(torch.arange(length, device=weight.device), weight.dtype)
-        decode_attention.check(
-            lambda: (qkv, *norms, config.norm_eps, rotary, *pages.clone().unbind(), table, index, positions), tolerance
-        )
+
+        def kv() -> PagedKV:
+            keys, values = pages.clone()
+            return PagedKV(keys, values, table, index)
+
+        decode_attention.check(lambda: (qkv, norms, rotary, kv(), positions), tolerance)
         prompts = qkv[:rows].unflatten(-1, (-1, config.head_width)).split(attention.heads, dim=1)
         shared = torch.full_like(index, length - page)
-        varlen_attention.check(lambda: (*prompts, index, shared, index, *pages.unbind(), table), tolerance)
+        varlen_attention.check(lambda: (*prompts, index, shared, kv()), tolerance)
 
     @torch.no_grad()
     def part_pairs(self) -> None:
@@ -282,7 +278,7 @@ class DecoderStack(nn.Module):
             attention = layer.self_attn
             weight, width = attention.qkv_proj.weight, attention.head_width
             weight.copy_(part_pairs(weight, sum(attention.heads[:2]), width))
-            for norm in attention.head_norms:
+            for norm in attention.head_norms[:2]:
                 if norm is not None:
                     norm.copy_(part_pairs(norm[:, None], 1, width)[:, 0])
 

@@ -19,7 +19,7 @@ from sonoro.nn.vocoder import ConvNext, ResidualUnit, Snake, UpsampleBlock, Upsa
 from sonoro.nn.window import WindowConfig, WindowLayer, WindowLayers
 from sonoro.ops.activation import Rates
 from sonoro.ops.causal import Bound, depthwise, depthwise_norm, last_conv
-from sonoro.ops.conv import LeftContext, conv
+from sonoro.ops.conv import Epilogue, LeftContext, conv
 from sonoro.ops.window import window_attention
 
 __all__ = ["FoldedLayer", "FusedBlocks", "FusedVocoder", "Past", "fold_layers", "scaled", "taps"]
@@ -74,12 +74,12 @@ class FoldedLayer:
     def __call__(self, x: Tensor, past: Past) -> Tensor:
         """`x` [B, T, width], float32 or wider, after this layer."""
         config = self.config
-        _, qkv = conv(x, self.qkv, norm_eps=config.norm_eps)
+        _, qkv = conv(x, self.qkv, epilogue=Epilogue(norm_eps=config.norm_eps))
         ring, heads, angles = past.ring(self.attention), (config.heads, config.kv_heads), config.has_rounded_angles
         attended = window_attention(qkv, heads, config.window, config.rope_theta, ring, has_rounded_angles=angles)
-        x, _ = conv(attended, self.out, residual=x, plain=x.dtype)
-        _, inner = conv(x, self.gate_up, norm_eps=config.norm_eps, function="gate")
-        x, _ = conv(inner, self.down, residual=x, plain=x.dtype)
+        x, _ = conv(attended, self.out, epilogue=Epilogue(residual=x, plain=x.dtype))
+        _, inner = conv(x, self.gate_up, epilogue=Epilogue(norm_eps=config.norm_eps, function="gate"))
+        x, _ = conv(inner, self.down, epilogue=Epilogue(residual=x, plain=x.dtype))
         return x
 
 
@@ -107,7 +107,7 @@ class FusedVocoder:
         following: list[CausalLayer] = [*(pair[0] for pair in self.upsample[1:]), self.blocks.first]
         for (widen, block), after in zip(self.upsample, following, strict=True):
             context = past.left_context(widen, block.dwconv)
-            stream, x = conv(x, _double_taps(widen), widen.conv.bias, -1, context, plain=self.stream_dtype)
+            stream, x = conv(x, _double_taps(widen), widen.conv.bias, -1, context, Epilogue(plain=self.stream_dtype))
             x = block(x, stream, past, after)
         return self.blocks(x, past)
 
@@ -137,7 +137,7 @@ class FusedBlocks:
         readers = [_Reader(_widening(block), cast(Snake, block.block[0]).rates, block.affine) for block in self.blocks]
         readers.append(_Reader(last, self.activation.rates))
         context, (_, rates, affine) = past.left_context(first, readers[0].layer), readers[0]
-        _, x = conv(x, taps(first), first.conv.bias, 1, context, affine=affine, rates=rates)
+        _, x = conv(x, taps(first), first.conv.bias, 1, context, Epilogue(affine=affine, rates=rates))
         for block, reader in zip(self.blocks, readers[1:], strict=True):
             x = self._block(x, block, reader, past)
         return last_conv(
@@ -149,20 +149,13 @@ class FusedBlocks:
         widen, units = _widening(block), [cast(ResidualUnit, unit) for unit in [*block.block][2:]]
         reader, *others = [*(_Reader(unit.conv1, unit.act1.rates) for unit in units), after]
         context, dtype = past.left_context(widen, reader.layer), self.stream_dtype
-        stream, x = conv(x, _double_taps(widen), widen.conv.bias, -1, context, plain=dtype, rates=reader.rates)
+        epilogue = Epilogue(plain=dtype, rates=reader.rates)
+        stream, x = conv(x, _double_taps(widen), widen.conv.bias, -1, context, epilogue)
         for unit, (layer, rates, affine) in zip(units, others, strict=True):
             x = _dilated(x, unit, past)
-            stream, x = conv(
-                x,
-                taps(unit.conv2),
-                unit.conv2.conv.bias,
-                1,
-                past.left_context(None, layer),
-                residual=stream,
-                plain=None if unit is units[-1] else dtype,
-                affine=affine,
-                rates=rates,
-            )
+            plain, context = None if unit is units[-1] else dtype, past.left_context(None, layer)
+            epilogue = Epilogue(residual=stream, plain=plain, affine=affine, rates=rates)
+            stream, x = conv(x, taps(unit.conv2), unit.conv2.conv.bias, 1, context, epilogue)
         return x
 
 
@@ -177,7 +170,7 @@ def _dilated(x: Tensor, unit: ResidualUnit, past: Past) -> Tensor:
     if unit.conv1.is_depthwise:
         assert layer.bias is not None
         return depthwise(x, layer.weight[:, 0].mT.contiguous(), layer.bias, dilation, context, rates=rates)
-    return conv(x, taps(unit.conv1), layer.bias, dilation, context, rates=rates)[1]
+    return conv(x, taps(unit.conv1), layer.bias, dilation, context, Epilogue(rates=rates))[1]
 
 
 class _FoldedConvNext:
@@ -195,8 +188,8 @@ class _FoldedConvNext:
         norm = self.norm
         context = past.left_context(self.dwconv)
         y = depthwise_norm(x, self.depthwise, self.dwconv.conv.bias, (norm.weight, norm.bias, norm.eps), context)
-        _, y = conv(y, self.pwconv1.weight[None], self.pwconv1.bias, function="gelu")
-        return conv(y, self.weight, self.bias, 1, past.left_context(None, after), residual=stream)[1]
+        _, y = conv(y, self.pwconv1.weight[None], self.pwconv1.bias, epilogue=Epilogue(function="gelu"))
+        return conv(y, self.weight, self.bias, 1, past.left_context(None, after), Epilogue(residual=stream))[1]
 
 
 def scaled(weight: Tensor, columns: Tensor | None, rows: Tensor | None = None) -> Tensor:

@@ -53,7 +53,7 @@ def snake_beta_reference(x: Tensor, exp_alpha: Tensor, inverse_beta: Tensor, cha
 if triton is not None:
 
     @triton.jit
-    def _snake_beta(  # noqa: PLR0917 (a kernel's arguments are positional)
+    def _snake_beta(
         x, exp_alpha, inverse_beta, out, count, stride, channels: tl.constexpr, block: tl.constexpr, wide: tl.constexpr
     ):
         # The channel of element n of a dense tensor is (n // stride) % channels, whatever the order of the other axes.

@@ -26,6 +26,8 @@ except ImportError:
 __all__ = [
     "DTYPES",
     "DecodeConfig",
+    "HeadNorms",
+    "PagedKV",
     "decode_attention",
     "decode_attention_kernel",
     "decode_attention_reference",
@@ -37,41 +39,49 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 """What the kernels of attention are made for."""
 
 
-def decode_attention_reference(  # noqa: PLR0917 (all that a step knows)
-    qkv: Tensor,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
-    rotary: Rotary,
-    keys: Tensor,
-    values: Tensor,
-    page_table: Tensor,
-    slots: Tensor,
-    positions: Tensor,
+class HeadNorms(NamedTuple):
+    """RMS norms of the heads of queries and keys: weights [D] each; neither where heads are not normalised."""
+
+    query: Tensor | None = None
+    key: Tensor | None = None
+    eps: float = 0.0
+
+
+class PagedKV(NamedTuple):
+    """A layer's KV cache and whose pages a launch needs: `keys` and `values` [pages, page size, kv heads, D], and
+    `page_table` [rows, pages] int32, of which row `slots[i]` int64 lists the pages of request (or token) i."""
+
+    keys: Tensor
+    values: Tensor
+    page_table: Tensor
+    slots: Tensor
+
+
+def decode_attention_reference(
+    qkv: Tensor, norms: HeadNorms, rotary: Rotary, cache: PagedKV, positions: Tensor
 ) -> Tensor:
     """Attend with new positions, `qkv` [T * B, (heads + 2 kv heads) * D], to them and all before: [T * B, heads * D].
 
-    Queries and keys are normalised (`q_norm`, `k_norm` [D]; or neither) and rotated by `rotary`, tables of cosines and
-    signed sines [P, 1, D]. Request b has slot `slots[b]` int64, whose pages are a row of `page_table` [slots, pages]
-    int32. Its new positions are `positions[b]` int64 and, if T is above 1, those that follow: row t * B + b of `qkv` is
-    position `positions[b]` + t. Keys and values are written into `keys` and `values` [pages, page size, kv heads, D].
-    Nothing past a request's position matters, NaN included.
+    Queries and keys are normalised by `norms` and rotated by `rotary`, tables of cosines and signed sines [P, 1, D].
+    The new positions of request b are `positions[b]` int64 and, if T is above 1, those that follow: row t * B + b of
+    `qkv` is position `positions[b]` + t. Their keys and values are written into `cache`. Nothing past a request's
+    position matters, NaN included.
     On a CPU it reads live positions only; elsewhere it reads whole page tables, is capturable and does not sync.
     """
-    if qkv.shape[0] > slots.shape[0]:
-        shared = (q_norm, k_norm, eps, rotary, keys, values, page_table, slots)
-        steps = enumerate(qkv.split(slots.shape[0]))
+    batch = cache.slots.shape[0]
+    if qkv.shape[0] > batch:
+        steps = enumerate(qkv.split(batch))
         return torch.cat(
-            [decode_attention_reference(rows_of_step, *shared, positions + step) for step, rows_of_step in steps]
+            [decode_attention_reference(rows, norms, rotary, cache, positions + step) for step, rows in steps]
         )
-    kv_heads, width = keys.shape[2:]
+    kv_heads, width = cache.keys.shape[2:]
     heads = qkv.unflatten(-1, (-1, width))
     # Queries and keys at once: on a CPU calls are what takes time.
     normed = heads[:, :-kv_heads]
-    if q_norm is not None and k_norm is not None:
-        normed = unit_rms(normed, eps)
-        normed[:, :-kv_heads].mul_(q_norm)
-        normed[:, -kv_heads:].mul_(k_norm)
+    if norms.query is not None and norms.key is not None:
+        normed = unit_rms(normed, norms.eps)
+        normed[:, :-kv_heads].mul_(norms.query)
+        normed[:, -kv_heads:].mul_(norms.key)
     if qkv.is_cpu and qkv.shape[0] == 1:
         # A view of one row takes a quarter of the time of gathering it.
         at = int(positions)
@@ -81,19 +91,11 @@ def decode_attention_reference(  # noqa: PLR0917 (all that a step knows)
     rotated = torch.addcmul(normed * cos, normed.roll(width // 2, -1), signed_sin)
     queries, new_keys, new_values = rotated[:, :-kv_heads], rotated[:, -kv_heads:], heads[:, -kv_heads:]
     attend = _attend_live_pages if qkv.is_cpu else _attend_masked
-    return attend(queries, new_keys, new_values, keys, values, page_table, slots, positions).flatten(1)
+    return attend(queries, new_keys, new_values, cache, positions).flatten(1)
 
 
-def _attend_masked(  # noqa: PLR0917
-    queries: Tensor,
-    new_keys: Tensor,
-    new_values: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    page_table: Tensor,
-    slots: Tensor,
-    positions: Tensor,
-) -> Tensor:
+def _attend_masked(queries: Tensor, new_keys: Tensor, new_values: Tensor, cache: PagedKV, positions: Tensor) -> Tensor:
+    keys, values, page_table, slots = cache
     page, pages = keys.shape[1], page_table[slots].long()
     current = pages.gather(1, (positions // page)[:, None])[:, 0]
     keys[current, positions % page] = new_keys
@@ -108,16 +110,10 @@ def _attend_masked(  # noqa: PLR0917
     return out[:, :, 0]
 
 
-def _attend_live_pages(  # noqa: PLR0917
-    queries: Tensor,
-    new_keys: Tensor,
-    new_values: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    page_table: Tensor,
-    slots: Tensor,
-    positions: Tensor,
+def _attend_live_pages(
+    queries: Tensor, new_keys: Tensor, new_values: Tensor, cache: PagedKV, positions: Tensor
 ) -> Tensor:
+    keys, values, page_table, slots = cache
     page, numbers, at = keys.shape[1], page_table.numpy(), positions.tolist()
     rows = [numbers[slot, : position // page + 1].tolist() for slot, position in zip(slots.tolist(), at, strict=True)]
     places = torch.tensor([pages[-1] * page + position % page for pages, position in zip(rows, at, strict=True)])
@@ -194,16 +190,11 @@ def _semaphores(device: torch.device, stream: int) -> Tensor:
         return torch.zeros(_MAX_SEMAPHORES, dtype=torch.int32, device=device)
 
 
-def decode_attention_kernel(  # noqa: PLR0917
+def decode_attention_kernel(
     qkv: Tensor,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
+    norms: HeadNorms,
     rotary: Rotary,
-    keys: Tensor,
-    values: Tensor,
-    page_table: Tensor,
-    slots: Tensor,
+    cache: PagedKV,
     positions: Tensor,
     *,
     tuning: DecodeConfig | None = None,
@@ -215,8 +206,8 @@ def decode_attention_kernel(  # noqa: PLR0917
     of positions: the same launch gives the same bits. Requests that share a slot write the same positions, one of them
     last. No gradient.
     """
-    tokens, batch, (_, page, kv_heads, width) = qkv.shape[0], slots.shape[0], keys.shape
-    group_size, capacity = qkv.shape[1] // width // kv_heads - 2, page_table.shape[1] * page
+    tokens, batch, (_, page, kv_heads, width) = qkv.shape[0], cache.slots.shape[0], cache.keys.shape
+    group_size, capacity = qkv.shape[1] // width // kv_heads - 2, cache.page_table.shape[1] * page
     programs_per_kv_head, group_size = max(1, group_size // _MAX_GROUP_SIZE), min(group_size, _MAX_GROUP_SIZE)
     programs = kv_heads * programs_per_kv_head
     warps, tiles, num_splits, min_split = tuning or _choose_config(tokens * programs, capacity)
@@ -231,60 +222,23 @@ def decode_attention_kernel(  # noqa: PLR0917
         )
         partial_ml = torch.empty((tokens, programs, num_splits, group_size, 2), dtype=torch.float32, device=qkv.device)
         semaphores = _semaphores(qkv.device, torch.cuda.current_stream().cuda_stream if qkv.is_cuda else 0)
+    # Without norms nothing is read from them: any pointers serve.
+    weights = (qkv if norm is None else norm for norm in norms[:2])
     attention_kernels.decode[programs, num_splits, tokens](
-        qkv,
-        # Without norms nothing is read from them: any pointers serve.
-        qkv if q_norm is None else q_norm,
-        qkv if k_norm is None else k_norm,
-        *rotary,
-        keys,
-        values,
-        page_table,
-        slots,
-        positions,
-        partial_acc,
-        partial_ml,
-        semaphores,
-        out,
-        batch,
-        qkv.stride(0),
-        page_table.stride(0),
-        eps,
+        qkv, *weights, *rotary, *cache, positions, partial_acc, partial_ml, semaphores, out,
+        batch, qkv.stride(0), cache.page_table.stride(0), norms.eps,
         # Exponentials to base two are an instruction of their own.
         math.log2(math.e) / math.sqrt(width),
-        tokens // batch,
-        kv_heads,
-        programs_per_kv_head,
-        group_size,
-        width,
-        page,
-        lanes,
-        tiles,
-        num_splits,
-        min_split,
-        capacity <= lanes * tiles,
-        q_norm is not None,
-        enable_pdl,
-        num_warps=warps,
-        launch_pdl=enable_pdl,
-    )
+        tokens // batch, kv_heads, programs_per_kv_head, group_size, width, page, lanes, tiles, num_splits, min_split,
+        capacity <= lanes * tiles, norms.query is not None, enable_pdl, num_warps=warps, launch_pdl=enable_pdl,
+    )  # fmt: skip
     return out
 
 
-def _can_decode(  # noqa: PLR0917
-    qkv: Tensor,
-    q_norm: Tensor | None,
-    k_norm: Tensor | None,
-    eps: float,
-    rotary: Rotary,
-    keys: Tensor,
-    values: Tensor,
-    page_table: Tensor,
-    slots: Tensor,
-    positions: Tensor,
-) -> bool:
+def _can_decode(qkv: Tensor, norms: HeadNorms, rotary: Rotary, cache: PagedKV, positions: Tensor) -> bool:
+    keys, values, page_table, slots = cache
     _, page, kv_heads, width = keys.shape
-    tensors = [tensor for tensor in (q_norm, k_norm, *rotary, keys, values) if tensor is not None]
+    tensors = [tensor for tensor in (*norms[:2], *rotary, keys, values) if tensor is not None]
     return (
         qkv.dtype in DTYPES
         and all(tensor.dtype == qkv.dtype and tensor.is_contiguous() for tensor in tensors)

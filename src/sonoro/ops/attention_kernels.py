@@ -18,7 +18,7 @@ __all__ = ["decode", "varlen"]
 
 
 @triton.jit
-def _norm_and_rotate(  # noqa: PLR0917 (a kernel's arguments are positional)
+def _norm_and_rotate(
     value, partner, weight, partner_weight, cos, sin, eps, HEAD_DIM: tl.constexpr, IS_NORMED: tl.constexpr
 ):
     """RMS norm and rotary embedding of `value` [HEAD_DIM], rounded as the reference; `partner` is its rotated half."""
@@ -35,7 +35,7 @@ def _norm_and_rotate(  # noqa: PLR0917 (a kernel's arguments are positional)
 
 
 @triton.jit
-def _load_kv_tiles(  # noqa: PLR0917
+def _load_kv_tiles(
     keys,
     values,
     page_numbers,
@@ -64,9 +64,7 @@ def _load_kv_tiles(  # noqa: PLR0917
 
 
 @triton.jit
-def _attend_kv_tiles(  # noqa: PLR0917
-    key, value, start, end, lane, queries, m_i, l_i, acc, LANES: tl.constexpr
-):
+def _attend_kv_tiles(key, value, start, end, lane, queries, m_i, l_i, acc, LANES: tl.constexpr):
     """Update the running max, sum and output of every query head and lane, [LANES, 1 or D] each, with these tiles."""
     new_m, new_l, new_acc = (), (), ()
     for member in tl.static_range(len(queries)):
@@ -88,7 +86,7 @@ def _attend_kv_tiles(  # noqa: PLR0917
 
 
 @triton.jit
-def _combine_splits(  # noqa: PLR0917
+def _combine_splits(
     partial_acc, partial_ml, line, last, GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_SPLITS: tl.constexpr
 ):
     """Combine splits 0 .. `last` of a query head, rows `line` and every `GROUP_SIZE` after it: [HEAD_DIM]."""
@@ -113,16 +111,14 @@ def _combine_splits(  # noqa: PLR0917
 
 
 @triton.jit
-def _store_heads(  # noqa: PLR0917
-    out, acc, l_i, pair, GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr
-):
+def _store_heads(out, acc, l_i, pair, GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr):
     for member in tl.static_range(GROUP_SIZE):
         result = (acc[member] / l_i[member]).to(out.dtype.element_ty)
         tl.store(out + (pair * GROUP_SIZE + member) * HEAD_DIM + tl.arange(0, HEAD_DIM), result)
 
 
 @triton.jit(do_not_specialize=["count"])
-def decode(  # noqa: PLR0915, PLR0917 (one pass over what registers hold)
+def decode(  # noqa: PLR0915 (one pass over what registers hold)
     qkv,
     q_norm,
     k_norm,
@@ -303,9 +299,7 @@ def decode(  # noqa: PLR0915, PLR0917 (one pass over what registers hold)
 
 
 @triton.jit
-def _attend_block(  # noqa: PLR0917
-    query, key, value, is_visible, m_i, l_i, acc, scale, operand: tl.constexpr
-):
+def _attend_block(query, key, value, is_visible, m_i, l_i, acc, scale, operand: tl.constexpr):
     """Update the running max, sum [M] and output [M, D] with a block of keys of which each query sees `is_visible`."""
     score = tl.dot(query.to(operand), tl.trans(key.to(operand)), input_precision="ieee") * scale
     score = tl.where(is_visible, score, -float("inf"))
@@ -316,7 +310,7 @@ def _attend_block(  # noqa: PLR0917
 
 
 @triton.jit(do_not_specialize=["tokens"])
-def varlen(  # noqa: PLR0917
+def varlen(
     queries,
     keys,
     values,

@@ -55,7 +55,7 @@ if triton is not None:
         return (rotated + partner.to(tl.float32) * sin.to(tl.float32)).to(dtype)
 
     @triton.jit
-    def _attend(  # noqa: PLR0917 (a kernel's arguments are positional)
+    def _attend(
         qkv,
         cos,
         sin,

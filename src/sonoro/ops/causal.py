@@ -110,7 +110,7 @@ def last_conv_reference(
 if triton is not None:
 
     @triton.jit(do_not_specialize=["columns", "tiles"])
-    def _embed_sum(  # noqa: PLR0917 (a kernel's arguments are positional)
+    def _embed_sum(
         frames, tables, out, slots, next_history, rows, columns, size, left, tiles,
         NUM_CODEBOOKS: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, COPY_BLOCK_SIZE: tl.constexpr,
         ENABLE_PDL: tl.constexpr,
@@ -137,7 +137,7 @@ if triton is not None:
             tl.store(target, total.to(out.dtype.element_ty), mask=inside)
 
     @triton.jit(do_not_specialize=["columns", "tiles"])
-    def _depthwise_norm(  # noqa: PLR0917
+    def _depthwise_norm(
         x, weight, bias, norm_weight, norm_bias, out, slots, history, rows, columns, tiles,
         TAPS: tl.constexpr, CHANNELS: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr,
         COPY_BLOCK_SIZE: tl.constexpr, ENABLE_PDL: tl.constexpr,
@@ -169,7 +169,7 @@ if triton is not None:
             tl.store(out + program.to(tl.int64) * CHANNELS + channel, y.to(out.dtype.element_ty), mask=inside)
 
     @triton.jit(do_not_specialize=["columns", "dilation", "tiles"])
-    def _depthwise(  # noqa: PLR0917
+    def _depthwise(
         x, weight, bias, rate, scale, out, slots, history, rows, columns, dilation, tiles,
         TAPS: tl.constexpr, CHANNELS: tl.constexpr, SAMPLES: tl.constexpr, BLOCK: tl.constexpr,
         COPY_BLOCK_SIZE: tl.constexpr, ENABLE_PDL: tl.constexpr,
@@ -206,7 +206,7 @@ if triton is not None:
             tl.store(target, saturate_to(y, out.dtype.element_ty), mask=mask)
 
     @triton.jit(do_not_specialize=["columns", "tiles"])
-    def _last_conv(  # noqa: PLR0917
+    def _last_conv(
         x, weight, bias, out, slots, history, rows, columns, tiles,
         TAPS: tl.constexpr, CHANNELS: tl.constexpr, BOUND: tl.constexpr, BLOCK: tl.constexpr, SAMPLES: tl.constexpr,
         COPY_BLOCK_SIZE: tl.constexpr, ENABLE_PDL: tl.constexpr,

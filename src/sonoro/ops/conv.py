@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +30,7 @@ except ImportError:
 else:
     from .norm import pdl_launch_dependents, pdl_wait
 
-__all__ = ["ConvTile", "LeftContext", "choose_tile", "conv", "conv_kernel", "conv_reference"]
+__all__ = ["ConvTile", "Epilogue", "LeftContext", "choose_tile", "conv", "conv_kernel", "conv_reference"]
 
 HALF_LIMIT = 65504.0
 """The largest float16."""
@@ -56,30 +56,42 @@ class LeftContext:
 NO_CONTEXT = LeftContext()
 
 
+class Epilogue(NamedTuple):
+    """What follows a product, in this order, each if it is given.
+
+    Division by the root mean square of the input's column (`norm_eps`, one tap); the bias; `function` (gate: outputs
+    come in pairs, and each becomes silu(first) * second); plus `residual` [B, T, N]. What it is by then is kept in the
+    dtype `plain`. Then it is multiplied with the first and added to the second of `affine` (by channel, float32 or
+    wider), and activated by SnakeBeta of `rates`.
+    """
+
+    norm_eps: float | None = None
+    function: Literal["none", "gelu", "gate"] = "none"
+    residual: Tensor | None = None
+    plain: torch.dtype | None = None
+    affine: tuple[Tensor, Tensor] | None = None
+    rates: Rates | None = None
+
+
+NO_EPILOGUE = Epilogue()
+
+
 def conv_reference(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
     dilation: int = 1,
     context: LeftContext = NO_CONTEXT,
-    *,
-    norm_eps: float | None = None,
-    function: Literal["none", "gelu", "gate"] = "none",
-    residual: Tensor | None = None,
-    plain: torch.dtype | None = None,
-    affine: tuple[Tensor, Tensor] | None = None,
-    rates: Rates | None = None,
+    epilogue: Epilogue = NO_EPILOGUE,
 ) -> tuple[Tensor | None, Tensor]:
     """The product over taps of `x` [B, L + T, C] and `weight` [taps, N, C], and what follows it.
 
     Tap j of the input's column t is its column t + j * dilation; at a negative dilation, t + (j - taps + 1) * dilation.
-    Then, in this order: division by the root mean square of the column (`norm_eps`, one tap); `bias` [C'], repeated
-    over N; `function` (gate: outputs come in pairs, and each becomes silu(first) * second); plus `residual` [B, T, N].
-    That is the first result, [B, T', C'] in the dtype `plain`, if one is given. The second is that times the first and
-    plus the second of `affine` (by channel, float32 or wider), and SnakeBeta of it by `rates`, each if given, after
-    `context.left` columns of left context: [B, left + T', C'], where T' * C' = T * N. Advances `context.history`. A
-    result in float16 saturates.
+    `bias` [C'] is repeated over N. What `epilogue` keeps, if anything, is the first result, [B, T', C']; what it ends
+    with is the second, after `context.left` columns of left context: [B, left + T', C'], where T' * C' = T * N.
+    Advances `context.history`. A result in float16 saturates.
     """
+    norm_eps, function, residual, plain, affine, rates = epilogue
     taps, outputs, _ = weight.shape
     length = (taps - 1) * abs(dilation)
     columns = x.shape[1] - length
@@ -132,7 +144,7 @@ def join_context(x: Tensor, active: Tensor, context: LeftContext) -> Tensor:
 if triton is not None:
 
     @triton.jit
-    def copy_block(  # noqa: PLR0917 (a kernel's arguments are positional)
+    def copy_block(
         source,
         source_step,
         target,
@@ -178,7 +190,7 @@ if triton is not None:
         return value.to(dtype)
 
     @triton.jit
-    def _epilogue(  # noqa: PLR0917
+    def _epilogue(
         y, rows, batch, column, first, squares, bias, residual, plain, active, gain, offset, rate, scale, count,
         active_step, active_start,
         C_IN: tl.constexpr, C_OUT: tl.constexpr, PERIOD: tl.constexpr, FUNCTION: tl.constexpr,
@@ -216,7 +228,7 @@ if triton is not None:
 
     # Arguments that can be 1 must stay numbers of the run time.
     @triton.jit(do_not_specialize=["count", "columns", "length", "dilation", "tiles", "tail_blocks"])
-    def _conv(  # noqa: PLR0915, PLR0917
+    def _conv(  # noqa: PLR0915
         x, weight, bias, residual, plain, active, gain, offset, rate, scale, slots, history, next_history,
         count, columns, length, dilation, active_step, active_start, tap_step, output_step, tiles, tail_blocks,
         C_IN: tl.constexpr, C_OUT: tl.constexpr, TAPS: tl.constexpr, PERIOD: tl.constexpr,
@@ -355,16 +367,12 @@ def conv_kernel(
     bias: Tensor | None = None,
     dilation: int = 1,
     context: LeftContext = NO_CONTEXT,
+    epilogue: Epilogue = NO_EPILOGUE,
     *,
-    norm_eps: float | None = None,
-    function: Literal["none", "gelu", "gate"] = "none",
-    residual: Tensor | None = None,
-    plain: torch.dtype | None = None,
-    affine: tuple[Tensor, Tensor] | None = None,
-    rates: Rates | None = None,
     tile: ConvTile | None = None,
 ) -> tuple[Tensor | None, Tensor]:
     """`conv_reference` as one Triton kernel. `tile` is chosen by size unless given."""
+    norm_eps, function, residual, plain, affine, rates = epilogue
     taps, outputs, channels = weight.shape
     length = (taps - 1) * abs(dilation)
     batch, columns = x.shape[0], x.shape[1] - length

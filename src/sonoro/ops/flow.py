@@ -24,7 +24,7 @@ try:
 except ImportError:
     triton = None
 
-__all__ = ["PatchProjections", "advance", "advance_kernel", "advance_reference", "guide"]
+__all__ = ["PatchProjections", "SolverStep", "advance", "advance_kernel", "advance_reference", "guide"]
 
 
 class PatchProjections(NamedTuple):
@@ -34,6 +34,14 @@ class PatchProjections(NamedTuple):
     weight: Tensor
     bias: Tensor
     out_bias: Tensor
+
+
+class SolverStep(NamedTuple):
+    """How a batch goes on: by `size` [B], guided by `cfg` [B] float32 as in `guide`, and then it is `time` [B, W]."""
+
+    size: Tensor
+    cfg: Tensor
+    time: Tensor
 
 
 def guide(conditional: Tensor, free: Tensor, cfg: Tensor) -> Tensor:
@@ -48,37 +56,35 @@ def guide(conditional: Tensor, free: Tensor, cfg: Tensor) -> Tensor:
     return scaled + apart.to(scaled.dtype)
 
 
-def advance_reference(  # noqa: PLR0917 (all that a step knows)
+def advance_reference(
     x: Tensor,
     velocities: Tensor | None,
-    size: Tensor,
-    cfg: Tensor,
-    time: Tensor,
+    step: SolverStep,
     projections: PatchProjections,
     tokens: Tensor,
     time_token: int,
 ) -> Tensor:
-    """`x` [B, P, D] moved by `size` [B] against the guided velocity, a new tensor; where it is now is left in `tokens`.
+    """`x` [B, P, D] moved against the guided velocity as `step` says, a new tensor; `tokens` say where it is now.
 
-    `velocities` [2 B P, D] lack their bias; without any, `x` stays where it is. `cfg` [B] float32 as in `guide`. Into
-    `tokens` [2 B, T, W], of both halves, go the P tokens of the patch, the last ones, and `time` [B, W] at
-    `time_token`. Capturable; no sync; no gradient.
+    `velocities` [2 B P, D] lack their bias; without any, `x` stays where it is. Into `tokens` [2 B, T, W], of
+    both halves, go the P tokens of the patch, the last ones, and the time at `time_token`. Capturable; no sync; no
+    gradient.
     """
     if velocities is None:
         x = x.clone()
     else:
         guided, free = (velocities + projections.out_bias).view(2, *x.shape)
-        x = x - size[:, None, None] * guide(guided, free, cfg)
+        x = x - step.size[:, None, None] * guide(guided, free, step.cfg)
     both = tokens.unflatten(0, (2, -1))
     both[:, :, -x.shape[1] :] = F.linear(x, projections.weight, projections.bias)
-    both[:, :, time_token] = time
+    both[:, :, time_token] = step.time
     return x
 
 
 if triton is not None:
 
     @triton.jit
-    def _advance_kernel(  # noqa: PLR0917 (a kernel's arguments are positional)
+    def _advance_kernel(
         x,
         velocities,
         size,
@@ -153,12 +159,10 @@ if triton is not None:
 _BLOCK_W = 64
 
 
-def advance_kernel(  # noqa: PLR0917
+def advance_kernel(
     x: Tensor,
     velocities: Tensor | None,
-    size: Tensor,
-    cfg: Tensor,
-    time: Tensor,
+    step: SolverStep,
     projections: PatchProjections,
     tokens: Tensor,
     time_token: int,
@@ -167,50 +171,28 @@ def advance_kernel(  # noqa: PLR0917
     (batch, patch, latents), (_, count, width) = x.shape, tokens.shape
     out, enable_pdl = torch.empty_like(x), has_pdl(x.device)
     _advance_kernel[batch, triton.cdiv(width, _BLOCK_W)](
-        x,
-        x if velocities is None else velocities,
-        size,
-        cfg,
-        time,
-        *projections,
-        tokens,
-        out,
-        size.stride(0),
-        cfg.stride(0),
-        time.stride(0),
-        velocities is not None,
-        patch,
-        latents,
-        count,
-        time_token,
-        width,
-        max(16, triton.next_power_of_2(patch)),
-        max(16, triton.next_power_of_2(latents)),
-        _BLOCK_W,
-        OPERAND[x.dtype],
-        enable_pdl,
-        num_warps=2,
-        launch_pdl=enable_pdl,
-    )
+        x, x if velocities is None else velocities, *step, *projections, tokens, out,
+        *(tensor.stride(0) for tensor in step), velocities is not None, patch, latents, count, time_token, width,
+        max(16, triton.next_power_of_2(patch)), max(16, triton.next_power_of_2(latents)), _BLOCK_W,
+        OPERAND[x.dtype], enable_pdl, num_warps=2, launch_pdl=enable_pdl,
+    )  # fmt: skip
     return out
 
 
-def _can_advance(  # noqa: PLR0917
+def _can_advance(
     x: Tensor,
     velocities: Tensor | None,
-    size: Tensor,
-    cfg: Tensor,
-    time: Tensor,
+    step: SolverStep,
     projections: PatchProjections,
     tokens: Tensor,
     time_token: int,
 ) -> bool:
     dense = (x, *projections, tokens) if velocities is None else (x, velocities, *projections, tokens)
     return (
-        is_row_major(*dense, time)
+        is_row_major(*dense, step.time)
         and all(tensor.is_contiguous() for tensor in dense)
-        and size.dtype == x.dtype
-        and cfg.dtype == torch.float32
+        and step.size.dtype == x.dtype
+        and step.cfg.dtype == torch.float32
         and x.shape[1] <= 32
         and x.shape[2] <= 128
     )

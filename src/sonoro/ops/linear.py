@@ -90,7 +90,7 @@ if triton is not None:
         return tl.sum(total, 1)
 
     @triton.jit(do_not_specialize=["batch"])
-    def _gemv_kernel(  # noqa: PLR0917 (a kernel's arguments are positional)
+    def _gemv_kernel(
         x,
         norm_weight,
         weight,
@@ -162,7 +162,7 @@ if triton is not None:
             )
 
     @triton.jit(do_not_specialize=["batch"])
-    def _tile_kernel(  # noqa: PLR0915, PLR0917 (a kernel's arguments are positional)
+    def _tile_kernel(  # noqa: PLR0915 (a kernel's arguments are positional)
         x,
         weight,
         residual,
@@ -247,7 +247,7 @@ if triton is not None:
         tl.store(out + (split * batch + m64[:, None]) * N + n[None, :], result, mask=mask)
 
     @triton.jit(do_not_specialize=["batch"])
-    def _reduce_split_k(  # noqa: PLR0917 (a kernel's arguments are positional)
+    def _reduce_split_k(
         partial,
         residual,
         out,
@@ -274,7 +274,7 @@ if triton is not None:
         tl.store(out + row * N + n, result, mask=mask)
 
 
-def _matmul(  # noqa: PLR0917
+def _matmul(
     x: Tensor,
     weight: Tensor,
     plan: Plan,

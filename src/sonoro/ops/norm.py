@@ -72,9 +72,7 @@ if triton is not None:
         return (scaled * weight.to(tl.float32)).to(dtype)
 
     @triton.jit
-    def _rms_norm_kernel(  # noqa: PLR0917 (a kernel's arguments are positional)
-        x, weight, out, x_stride, eps, K: tl.constexpr, BLOCK: tl.constexpr, ENABLE_PDL: tl.constexpr
-    ):
+    def _rms_norm_kernel(x, weight, out, x_stride, eps, K: tl.constexpr, BLOCK: tl.constexpr, ENABLE_PDL: tl.constexpr):
         pdl_launch_dependents(ENABLE_PDL)
         dtype: tl.constexpr = out.dtype.element_ty
         row = tl.program_id(0).to(tl.int64)

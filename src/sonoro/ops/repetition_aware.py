@@ -14,7 +14,7 @@ from torch import Tensor
 from sonoro.ops.device import seeded
 from sonoro.ops.dispatch import Operation
 from sonoro.ops.norm import has_pdl
-from sonoro.ops.sample import gumbel_argmax, gumbel_noise
+from sonoro.ops.sample import Sampling, gumbel_argmax, gumbel_noise
 
 try:
     import triton
@@ -58,15 +58,14 @@ class Resample(NamedTuple):
         return self.history[self.rows[:, None], at.clamp(min=0)].masked_fill(at < self.first, -1)
 
 
-def nucleus_argmax(  # noqa: PLR0917 (each is a column of its own)
-    logits: Tensor, noise: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, is_greedy: Tensor
-) -> Tensor:
-    """One id per row of `logits` [B, V], [B] int64, by its probability with Gumbel `noise` [B, V]; the rest [B, 1].
+def nucleus_argmax(logits: Tensor, noise: Tensor, sampling: Sampling) -> Tensor:
+    """One id per row of `logits` [B, V], [B] int64, by its probability with Gumbel `noise` [B, V].
 
     Of the ids in the order of their probabilities, of equal ones the lowest first, those are kept that add up to at
     most `top_p`, so the one that crosses it is not, and of those the first `top_k`; the first stays in any case. 1 and
     0 keep all. Then `gumbel_argmax` of the rest of logits / temperature. Computed in float32.
     """
+    temperature, top_k, top_p, is_greedy = sampling
     ordered, ids = logits.float().sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(logits.shape[1], device=logits.device)
     is_removed = (ordered.softmax(dim=-1).cumsum(dim=-1) > top_p) & (top_p < 1) | (rank >= top_k) & (top_k > 0)
@@ -74,13 +73,10 @@ def nucleus_argmax(  # noqa: PLR0917 (each is a column of its own)
     return ids.gather(1, gumbel_argmax(scaled, noise.gather(1, ids), is_greedy)[:, None])[:, 0]
 
 
-def sample_repetition_aware_reference(  # noqa: PLR0917
+def sample_repetition_aware_reference(
     logits: Tensor,
     noise: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    is_greedy: Tensor,
+    sampling: Sampling,
     table: Tensor,
     ids: Tensor,
     is_endless: Tensor | None = None,
@@ -94,10 +90,10 @@ def sample_repetition_aware_reference(  # noqa: PLR0917
     if is_endless is not None:
         is_end = torch.arange(logits.shape[1], device=logits.device) == logits.shape[1] - 1
         logits = logits.masked_fill(is_end & is_endless, -torch.inf)
-    ids_sampled = nucleus_argmax(logits, noise, temperature, top_k, top_p, is_greedy)
+    ids_sampled = nucleus_argmax(logits, noise, sampling)
     if resample is not None:
-        temp, share = (torch.full_like(top_p, value) for value in (resample.temperature, resample.top_p))
-        other = nucleus_argmax(logits, resample.noise, temp, top_k, share, is_greedy)
+        temp, top_p = (torch.full_like(sampling.top_p, value) for value in (resample.temperature, resample.top_p))
+        other = nucleus_argmax(logits, resample.noise, sampling._replace(temperature=temp, top_p=top_p))
         ids_sampled = torch.where((resample.recent() == ids_sampled[:, None]).any(dim=1), other, ids_sampled)
     ids.copy_(ids_sampled)
     return F.embedding(ids_sampled.masked_fill(ids_sampled >= table.shape[0], 0), table)
@@ -106,7 +102,7 @@ def sample_repetition_aware_reference(  # noqa: PLR0917
 if triton is not None:
 
     @triton.jit
-    def _nucleus_argmax(raw, noise, temp, k, p, greedy, vocabulary, BLOCK_V: tl.constexpr):  # noqa: PLR0917
+    def _nucleus_argmax(raw, noise, temp, k, p, greedy, vocabulary, BLOCK_V: tl.constexpr):
         v = tl.arange(0, BLOCK_V)
         noisy = tl.div_rn(raw, tl.zeros([BLOCK_V], tl.float32) + temp)
         if not greedy:
@@ -133,7 +129,7 @@ if triton is not None:
         return tl.minimum(choice, vocabulary - 1).to(tl.int64)
 
     @triton.jit
-    def _sample_kernel(  # noqa: PLR0917 (a kernel's arguments are positional)
+    def _sample_kernel(
         logits,
         noise,
         temperature,
@@ -210,13 +206,10 @@ if triton is not None:
         tl.store(embedded + row * EMBED_DIM + column, value, mask=column < EMBED_DIM)
 
 
-def sample_repetition_aware_kernel(  # noqa: PLR0917
+def sample_repetition_aware_kernel(
     logits: Tensor,
     noise: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    is_greedy: Tensor,
+    sampling: Sampling,
     table: Tensor,
     ids: Tensor,
     is_endless: Tensor | None = None,
@@ -229,42 +222,22 @@ def sample_repetition_aware_kernel(  # noqa: PLR0917
     embedded = torch.empty((count, width), dtype=table.dtype, device=logits.device)
     # Without resampling nothing is read for it: any pointers serve.
     second = resample or Resample(noise, ids[:, None], ids, ids, 1.0, 1.0, 0, 0)
-    given = (logits, noise, temperature, top_k, top_p, is_greedy, table, ids)
+    given = (logits, noise, *sampling, table, ids)
     enable_pdl, block = has_pdl(logits.device), triton.next_power_of_2(vocabulary)
     _sample_kernel[(count,)](
-        *given,
-        is_endless,
-        *second[:4],
-        embedded,
-        *(tensor.stride(0) for tensor in given),
-        0 if is_endless is None else is_endless.stride(0),
-        second.noise.stride(0),
-        *second.history.stride(),
-        second.temperature,
-        second.top_p,
-        MIN_TEMPERATURE,
-        table.shape[0],
-        vocabulary,
-        second.first,
-        second.window,
-        triton.next_power_of_2(max(second.window, 1)),
-        width,
-        triton.next_power_of_2(width),
-        block,
-        enable_pdl,
-        num_warps=max(1, min(16, block // 512)),
-        launch_pdl=enable_pdl,
-    )
+        *given, is_endless, *second[:4], embedded, *(tensor.stride(0) for tensor in given),
+        0 if is_endless is None else is_endless.stride(0), second.noise.stride(0), *second.history.stride(),
+        second.temperature, second.top_p, MIN_TEMPERATURE, table.shape[0], vocabulary, second.first, second.window,
+        triton.next_power_of_2(max(second.window, 1)), width, triton.next_power_of_2(width), block, enable_pdl,
+        num_warps=max(1, min(16, block // 512)), launch_pdl=enable_pdl,
+    )  # fmt: skip
     return embedded
 
 
-def _can_run(  # noqa: PLR0917
+def _can_run(
     logits: Tensor,
     noise: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    is_greedy: Tensor,
+    sampling: Sampling,
     table: Tensor,
     ids: Tensor,
     is_endless: Tensor | None = None,
@@ -299,7 +272,8 @@ def check_kernels(rows: int, vocabulary: int, table: Tensor, window: int) -> Non
     # From rows that top-p bounds, heated so that it matters, to rows so flat that top-k does; the last id is likely.
     logits *= 4 - column % 4
     logits[::2, -1] = logits[::2].amax(dim=1)
-    given = (logits.to(table.dtype), noise, 4.0 * one, 30 * one.long(), 0.8 * one, column % 5 == 4, table)
+    sampling = Sampling(4.0 * one, 30 * one.long(), 0.8 * one, column % 5 == 4)
+    given = (logits.to(table.dtype), noise, sampling, table)
     history = torch.zeros_like(index)
     sample_repetition_aware.reference(*given, history)
     resample = Resample(again_noise, history[:, None].repeat(1, 8), index, index % 8, 4.0, 0.9, window, 1)

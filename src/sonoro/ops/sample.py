@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,7 @@ except ImportError:
     triton = None
 
 __all__ = [
+    "Sampling",
     "gumbel_argmax",
     "gumbel_noise",
     "gumbel_noise_kernel",
@@ -139,20 +141,22 @@ def gumbel_argmax(logits: Tensor, noise: Tensor, is_greedy: Tensor) -> Tensor:
     return (logits + noise.masked_fill(is_greedy, 0.0)).argmax(dim=-1)
 
 
-def sample_reference(  # noqa: PLR0917 (each is a column of its own)
-    logits: Tensor,
-    noise: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    is_greedy: Tensor,
-    ids: Tensor | None = None,
-) -> Tensor:
+class Sampling(NamedTuple):
+    """How each request of a batch samples its id, [B, 1] each; `top_k` is int64. Its 0 and a `top_p` of 1 keep all."""
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    is_greedy: Tensor
+
+
+def sample_reference(logits: Tensor, noise: Tensor, sampling: Sampling, ids: Tensor | None = None) -> Tensor:
     """One id per row of `logits` [B, V], [B] int64: top-k, top-p and `gumbel_argmax` of logits / temperature.
 
-    Computed in float32. `noise` [B, V] float32; the rest [B, 1], `top_k` int64 and `is_greedy` bool. -inf is never
-    sampled unless nothing else is left. Writes to `ids` [B], of any stride, if it is given.
+    Computed in float32. `noise` [B, V] float32. -inf is never sampled unless nothing else is left. Writes to
+    `ids` [B], of any stride, if it is given.
     """
+    temperature, top_k, top_p, is_greedy = sampling
     logits = logits.float() / temperature
     # Filters cost a sort each. On a CPU their parameters can be looked at.
     limit = int(top_k.max()) if logits.is_cpu else logits.shape[-1]
@@ -164,21 +168,12 @@ def sample_reference(  # noqa: PLR0917 (each is a column of its own)
     return drawn if ids is None else ids.copy_(drawn)
 
 
-def sample_and_embed_reference(  # noqa: PLR0917
-    logits: Tensor,
-    noise: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    is_greedy: Tensor,
-    table: Tensor,
-    ids: Tensor,
-) -> Tensor:
+def sample_and_embed_reference(logits: Tensor, noise: Tensor, sampling: Sampling, table: Tensor, ids: Tensor) -> Tensor:
     """`sample_reference` into `ids` [B] int64; returns the rows [B, W] of `table` [T, W] at them.
 
     An id beyond the table has its first row.
     """
-    sample_reference(logits, noise, temperature, top_k, top_p, is_greedy, ids)
+    sample_reference(logits, noise, sampling, ids)
     return F.embedding(ids.masked_fill(ids >= table.shape[0], 0), table)
 
 
@@ -220,35 +215,18 @@ def normal_noise_kernel(seed: Tensor, segment: Tensor, frame: Tensor, count: int
     return out
 
 
-def sample_kernel(  # noqa: PLR0917
-    logits: Tensor,
-    noise: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    is_greedy: Tensor,
-    ids: Tensor | None = None,
-) -> Tensor:
+def sample_kernel(logits: Tensor, noise: Tensor, sampling: Sampling, ids: Tensor | None = None) -> Tensor:
     """`sample_reference` as one Triton kernel, a program per request; ids differ only where top-p's sums round
     otherwise.
     """
     ids = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device) if ids is None else ids
-    _launch_sample((logits, noise, temperature, top_k, top_p, is_greedy), ids, None)
+    _launch_sample((logits, noise, *sampling), ids, None)
     return ids
 
 
-def sample_and_embed_kernel(  # noqa: PLR0917
-    logits: Tensor,
-    noise: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    is_greedy: Tensor,
-    table: Tensor,
-    ids: Tensor,
-) -> Tensor:
+def sample_and_embed_kernel(logits: Tensor, noise: Tensor, sampling: Sampling, table: Tensor, ids: Tensor) -> Tensor:
     """`sample_and_embed_reference` as the kernel of `sample_kernel`, whose ids it gives; any dtype of `table`."""
-    return _launch_sample((logits, noise, temperature, top_k, top_p, is_greedy), ids, table)
+    return _launch_sample((logits, noise, *sampling), ids, table)
 
 
 def _launch_sample(given: tuple[Tensor, ...], ids: Tensor, table: Tensor | None) -> Tensor:
@@ -296,7 +274,7 @@ def mask_logits_kernel(logits: Tensor, seen: Tensor, penalty: Tensor, banned: Te
 _LARGEST_VOCABULARY = 4096
 
 
-def _can_sample(logits: Tensor, noise: Tensor, *_: Tensor | None) -> bool:
+def _can_sample(logits: Tensor, noise: Tensor, sampling: Sampling, ids: Tensor | None = None) -> bool:
     return (
         logits.numel() > 0
         and logits.shape[1] <= _LARGEST_VOCABULARY
@@ -305,9 +283,9 @@ def _can_sample(logits: Tensor, noise: Tensor, *_: Tensor | None) -> bool:
     )
 
 
-def _can_sample_and_embed(logits: Tensor, noise: Tensor, *given: Tensor) -> bool:
-    table = given[-2]
-    return _can_sample(logits, noise) and 0 < table.shape[1] <= 8192 and table.shape[0] > 0 and table.stride(1) == 1
+def _can_sample_and_embed(logits: Tensor, noise: Tensor, sampling: Sampling, table: Tensor, ids: Tensor) -> bool:
+    is_table = 0 < table.shape[1] <= 8192 and table.shape[0] > 0 and table.stride(1) == 1
+    return _can_sample(logits, noise, sampling) and is_table
 
 
 def _can_mask(logits: Tensor, seen: Tensor, penalty: Tensor, banned: Tensor) -> bool:

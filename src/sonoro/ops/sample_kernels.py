@@ -25,7 +25,7 @@ def _log(x):
 
 
 @triton.jit
-def make_gumbel_noise(  # noqa: PLR0917 (a kernel's arguments are positional)
+def make_gumbel_noise(
     seed,
     segment,
     frame,
@@ -67,7 +67,7 @@ def _normal_pair(distance, angle):
 
 
 @triton.jit
-def make_normal_noise(  # noqa: PLR0917
+def make_normal_noise(
     seed,
     segment,
     frame,
@@ -115,7 +115,7 @@ def _kth_largest(x, k):
 
 
 @triton.jit
-def sample(  # noqa: PLR0917
+def sample(
     logits,
     noise,
     temperature,
@@ -184,7 +184,7 @@ def sample(  # noqa: PLR0917
 
 
 @triton.jit
-def mask_logits(  # noqa: PLR0917
+def mask_logits(
     logits,
     seen,
     penalty,

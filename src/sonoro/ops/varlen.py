@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sonoro.ops.attention import DTYPES, is_power_of_two
+from sonoro.ops.attention import DTYPES, PagedKV, is_power_of_two
 from sonoro.ops.dispatch import Operation
 
 try:
@@ -27,30 +27,22 @@ _TOKENS_AT_ONCE = 16
 """Tokens at once where the pages of each are copied."""
 
 
-def varlen_attention_reference(  # noqa: PLR0917 (the packed prompts and their cached prefixes)
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    starts: Tensor,
-    cached_lengths: Tensor,
-    slots: Tensor,
-    page_keys: Tensor,
-    page_values: Tensor,
-    page_table: Tensor,
+def varlen_attention_reference(
+    queries: Tensor, keys: Tensor, values: Tensor, starts: Tensor, cached_lengths: Tensor, cache: PagedKV
 ) -> Tensor:
     """Attend with token t of `queries` [T, heads, D] to `keys` and `values` [T, kv heads, D] of `starts[t]` .. t, and
     to what of its prompt is cached on pages: [T, heads, D].
 
     `starts` [T] int64 is where the token's own prompt begins in the packed sequence. The first `cached_lengths[t]`
-    int64 positions of that prompt, whole pages, are not in it: they are on the first pages of `slots[t]` int64 in
-    `page_table` [slots, pages] int32, in `page_keys` and `page_values` [pages, page size, kv heads, D]. Nothing else
-    there matters, NaN included.
+    int64 positions of that prompt, whole pages, are not in it: they are on the first pages of `cache.slots[t]` in
+    `cache`. Nothing else there matters, NaN included.
     On a CPU it reads those pages only; elsewhere it reads whole page tables, is capturable and does not sync.
     """
     if not queries.is_cpu:
-        return _attend_masked(queries, keys, values, starts, cached_lengths, slots, page_keys, page_values, page_table)
+        return _attend_masked(queries, keys, values, starts, cached_lengths, cache)
     if not cached_lengths.any():
         return _attend(queries, keys, values, _is_visible(starts))
+    page_keys, page_values, page_table, slots = cache
     parts, lows, page = [], starts.unique().tolist(), page_keys.shape[1]
     for low, high in zip(lows, [*lows[1:], len(starts)], strict=True):
         pages = page_table[slots[low], : int(cached_lengths[low]) // page].long()
@@ -62,17 +54,10 @@ def varlen_attention_reference(  # noqa: PLR0917 (the packed prompts and their c
     return torch.cat(parts)
 
 
-def _attend_masked(  # noqa: PLR0917
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    starts: Tensor,
-    cached_lengths: Tensor,
-    slots: Tensor,
-    page_keys: Tensor,
-    page_values: Tensor,
-    page_table: Tensor,
+def _attend_masked(
+    queries: Tensor, keys: Tensor, values: Tensor, starts: Tensor, cached_lengths: Tensor, cache: PagedKV
 ) -> Tensor:
+    page_keys, page_values, page_table, slots = cache
     positions = torch.arange(page_table.shape[1] * page_keys.shape[1], device=slots.device)
     is_visible, parts = _is_visible(starts), []
     for low in range(0, len(queries), _TOKENS_AT_ONCE):
@@ -103,16 +88,8 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tens
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1)
 
 
-def varlen_attention_kernel(  # noqa: PLR0917
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    starts: Tensor,
-    cached_lengths: Tensor,
-    slots: Tensor,
-    page_keys: Tensor,
-    page_values: Tensor,
-    page_table: Tensor,
+def varlen_attention_kernel(
+    queries: Tensor, keys: Tensor, values: Tensor, starts: Tensor, cached_lengths: Tensor, cache: PagedKV
 ) -> Tensor:
     """`varlen_attention_reference` as one Triton kernel, a program per block of tokens and head; no gradient."""
     tokens, heads, width = queries.shape
@@ -123,47 +100,19 @@ def varlen_attention_kernel(  # noqa: PLR0917
         block_m, block_n = (16, 64) if tokens <= 256 else (64, 64)
     out = torch.empty((tokens, heads, width), dtype=queries.dtype, device=queries.device)
     attention_kernels.varlen[triton.cdiv(tokens, block_m), heads](
-        queries,
-        keys,
-        values,
-        starts,
-        cached_lengths,
-        slots,
-        page_keys,
-        page_values,
-        page_table,
-        out,
-        tokens,
-        queries.stride(0),
-        keys.stride(0),
-        values.stride(0),
-        page_table.stride(0),
-        math.log2(math.e) / math.sqrt(width),
-        heads,
-        heads // keys.shape[1],
-        width,
-        page_keys.shape[1],
-        block_m,
-        block_n,
+        queries, keys, values, starts, cached_lengths, cache.slots, *cache[:3], out, tokens,
+        queries.stride(0), keys.stride(0), values.stride(0), cache.page_table.stride(0),
+        math.log2(math.e) / math.sqrt(width), heads, heads // keys.shape[1], width, cache.keys.shape[1],
         # Triton's interpreter takes the bits of a bfloat16 operand for an integer; products in float32 are the same.
-        triton.knobs.runtime.interpret,
-        num_warps=4,
-        num_stages=3,
-    )
+        block_m, block_n, triton.knobs.runtime.interpret, num_warps=4, num_stages=3,
+    )  # fmt: skip
     return out
 
 
-def _can_run(  # noqa: PLR0917
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    starts: Tensor,
-    cached_lengths: Tensor,
-    slots: Tensor,
-    page_keys: Tensor,
-    page_values: Tensor,
-    page_table: Tensor,
+def _can_run(
+    queries: Tensor, keys: Tensor, values: Tensor, starts: Tensor, cached_lengths: Tensor, cache: PagedKV
 ) -> bool:
+    page_keys, page_values, page_table, slots = cache
     width = queries.shape[-1]
     return (
         queries.dtype in DTYPES

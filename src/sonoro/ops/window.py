@@ -97,7 +97,7 @@ if triton is not None:
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
 
     @triton.jit(do_not_specialize=["columns"])
-    def _window_attention(  # noqa: PLR0915, PLR0917 (one pass; a kernel's arguments are positional)
+    def _window_attention(  # noqa: PLR0915 (one pass; a kernel's arguments are positional)
         qkv, out, ring, seen, slots, columns, log2_theta, scale,
         NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WINDOW: tl.constexpr, ROUND_ANGLES: tl.constexpr,
         BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ENABLE_PDL: tl.constexpr,

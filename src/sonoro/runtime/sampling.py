@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sonoro.ops.sample import Sampling
 from sonoro.runtime.ring import upload
 
 __all__ = ["CLEARED", "BatchSampling", "SamplingControls", "SamplingState", "pack"]
@@ -44,6 +45,11 @@ class BatchSampling(NamedTuple):
     seed: Tensor
     segment: Tensor
     max_frames: Tensor
+
+    @property
+    def sampling(self) -> Sampling:
+        """What an id is sampled with."""
+        return Sampling(self.temperature, self.top_k, self.top_p, self.is_greedy)
 
 
 class SamplingState:

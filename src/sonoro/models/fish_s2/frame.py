@@ -88,7 +88,7 @@ def _draws(
     )
 
     def draw(book: int, logits: Tensor) -> Tensor:
-        given = (logits, noise[:, book, : logits.shape[1]], row.temperature, row.top_k, row.top_p, row.is_greedy)
+        given = (logits, noise[:, book, : logits.shape[1]], row.sampling)
         more = () if book else (row.ignore_eos, again)
         embedded: Tensor = sample_repetition_aware(*given, lm.fast.embeddings.weight, codes[:, book], *more)
         return embedded

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sonoro.nn.vocoder_fused import FusedVocoder, Past, fold_layers, scaled, taps
 from sonoro.ops.causal import embed_sum
-from sonoro.ops.conv import conv
+from sonoro.ops.conv import Epilogue, conv
 
 from .decoder import CodecDecoder
 
@@ -38,9 +38,10 @@ class FusedDecoder:
         x = embed_sum(frames.contiguous(), self.tables, past.left_context(None, pre_conv))
         _, x = conv(x, taps(pre_conv), pre_conv.conv.bias, 1, past.left_context(pre_conv))
         project = transformer.input_proj
-        x, _ = conv(x, project.weight[None], project.bias, plain=torch.promote_types(x.dtype, torch.float32))
+        stream = Epilogue(plain=torch.promote_types(x.dtype, torch.float32))
+        x, _ = conv(x, project.weight[None], project.bias, epilogue=stream)
         for layer in self.layers:
             x = layer(x, past)
         past.advance(frames.shape[1])
         eps = transformer.norm.eps
-        return conv(x, self.output_weight, transformer.output_proj.bias, norm_eps=eps)[1]
+        return conv(x, self.output_weight, transformer.output_proj.bias, epilogue=Epilogue(norm_eps=eps))[1]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sonoro.models.base import Controls
 from sonoro.ops.device import seeded
-from sonoro.ops.sample import gumbel_noise, mask_logits, sample, sample_and_embed
+from sonoro.ops.sample import Sampling, gumbel_noise, mask_logits, sample, sample_and_embed
 from sonoro.runtime.sampling import BatchSampling, SamplingControls
 
 from .config import MIN_FRAMES
@@ -49,12 +49,12 @@ def sample_code(scores: Tensor, noise: Tensor, row: BatchSampling, ids: Tensor |
 
     They are written to `ids` [B] if it is given.
     """
-    return sample(scores, noise, row.temperature, row.top_k, row.top_p, row.is_greedy, ids)
+    return sample(scores, noise, row.sampling, ids)
 
 
 def sample_code_and_embed(scores: Tensor, noise: Tensor, row: BatchSampling, table: Tensor, ids: Tensor) -> Tensor:
     """`sample_code` into `ids` [B]; the rows of `table` [T, W] at them, [B, W], its first for ids beyond it."""
-    return sample_and_embed(scores, noise, row.temperature, row.top_k, row.top_p, row.is_greedy, table, ids)
+    return sample_and_embed(scores, noise, row.sampling, table, ids)
 
 
 def check_kernels(rows: int, vocabulary: int, table: Tensor) -> None:
@@ -68,12 +68,11 @@ def check_kernels(rows: int, vocabulary: int, table: Tensor) -> None:
     logits = torch.randn(rows, vocabulary, device=device, generator=seeded(device))
     noise = gumbel_noise.reference(index, index, index, 1, vocabulary)[:, 0]
     temperature, top_p = torch.full((rows, 1), 0.9, device=device), torch.ones(rows, 1, device=device)
-    top_k, is_greedy = (index[:, None] * 13) % 60, index[:, None] % 5 == 4
-    sample.check(lambda: (logits, noise, temperature, top_k, top_p, is_greedy), tolerance=0.0)
-    sample.check(lambda: (logits, noise, temperature, top_k, 0.8 * top_p, is_greedy), tolerance=0.0)
+    given = Sampling(temperature, (index[:, None] * 13) % 60, top_p, index[:, None] % 5 == 4)
+    sample.check(lambda: (logits, noise, given), tolerance=0.0)
+    sample.check(lambda: (logits, noise, given._replace(top_p=0.8 * top_p)), tolerance=0.0)
     sample_and_embed.check(
-        lambda: (logits, noise, temperature, top_k, top_p, is_greedy, table, torch.stack((index, index), dim=1)[:, 1]),
-        tolerance=0.0,
+        lambda: (logits, noise, given, table, torch.stack((index, index), dim=1)[:, 1]), tolerance=0.0
     )
     seen, banned = logits > 1, logits < -1
     mask_logits.check(lambda: (logits, seen, 1.05 * top_p, banned), tolerance=1e-6)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sonoro.nn.bidirectional import BidirectionalStack
 from sonoro.nn.flow import TimeMLP, calls, schedule, sinusoids
 from sonoro.nn.linear import Linear, random_like
-from sonoro.ops.flow import PatchProjections, advance
+from sonoro.ops.flow import PatchProjections, SolverStep, advance
 
 from .config import ModelConfig, local_config
 
@@ -70,11 +70,11 @@ class Flow(nn.Module):
         """
         dit, times, sizes = self.estimator, self.times[steps], self.sizes[steps]
         ends, tokens = dit.ends, dit.fixed_tokens(mu, cond)
-        x = advance(noise, None, sizes[:, 0], cfg, times[:, 0], ends, tokens, _CLOCK)
+        x = advance(noise, None, SolverStep(sizes[:, 0], cfg, times[:, 0]), ends, tokens, _CLOCK)
         for call in range(self.calls):
             # After the last call nobody asks what time it is.
             then = times[:, min(call + 1, self.calls - 1)]
-            x = advance(x, dit.velocities(tokens), sizes[:, call], cfg, then, ends, tokens, _CLOCK)
+            x = advance(x, dit.velocities(tokens), SolverStep(sizes[:, call], cfg, then), ends, tokens, _CLOCK)
         return x
 
     def check_kernels(self, rows: int) -> None:
@@ -87,7 +87,7 @@ class Flow(nn.Module):
         hidden, velocities = random(2 * rows * x.shape[1], width), random(2 * rows * x.shape[1], latents)
         dit.out_proj.check_after_norm(hidden, dit.decoder.norm, tolerance)
         cfg, tokens = torch.full_like(x[:, 0, 0], 2.0, dtype=torch.float32), random(2 * rows, dit.decoder.tokens, width)
-        given = (x[:, 0, 0], cfg, random(rows, width), dit.ends)
+        given = (SolverStep(x[:, 0, 0], cfg, random(rows, width)), dit.ends)
         advance.check(lambda: (x, velocities, *given, tokens.clone(), _CLOCK), tolerance)
         advance.check(lambda: (x, None, *given, tokens.clone(), _CLOCK), tolerance)
 
