@@ -212,7 +212,7 @@ def test_weights_made_for_neighbouring_pairs_serve_once_parted(has_head_norms: b
         )
         with torch.no_grad():
             layer.qkv_proj.weight.copy_(neighbours.flatten(0, 1))
-            for ours, theirs in zip(layer.head_norms, plain.head_norms, strict=True):
+            for ours, theirs in zip(layer.head_norms[:2], plain.head_norms[:2], strict=True):
                 if ours is not None and theirs is not None:
                     ours.copy_(theirs[order])
     apart = stack(rows, positions, causal_attention)

@@ -35,19 +35,19 @@ def _norm_and_rotate(
 
 
 @triton.jit
+def _load_norm(weights, flat, partner, IS_NORMED: tl.constexpr):
+    """The weights of a norm, and those of the rotated halves."""
+    weight, partner_weight = 1.0, 1.0
+    if IS_NORMED:
+        weight, partner_weight = tl.load(weights + flat), tl.load(weights + partner)
+    return weight, partner_weight
+
+
+@triton.jit
 def _load_kv_tiles(
-    keys,
-    values,
-    page_numbers,
-    lane,
-    offset,
-    start,
-    end,
-    PAGE_STRIDE: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    LANES: tl.constexpr,
-    TILES: tl.constexpr,
-):
+    keys, values, page_numbers, lane, offset, start, end,
+    PAGE_STRIDE: tl.constexpr, PAGE_SIZE: tl.constexpr, LANES: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
     """Keys and values of positions `start` .. `end` - 1, `TILES` times [lanes, D] each; zeros past the end."""
     numbers, key, value = (), (), ()
     # A tile lies within one page: `LANES` divides the page and the start.
@@ -86,6 +86,56 @@ def _attend_kv_tiles(key, value, start, end, lane, queries, m_i, l_i, acc, LANES
 
 
 @triton.jit
+def _load_earlier_new_tokens(
+    fresh, step, cos, sin, eps, k_weight, k_partner_weight, lane, flat, partner, position, new_token, is_new,
+    NEW_TOKENS: tl.constexpr, VALUES: tl.constexpr, HEAD_DIM: tl.constexpr, IS_NORMED: tl.constexpr,
+):  # fmt: skip
+    """Keys and values of the new tokens before this one, rows of `step` apart, the nearest first."""
+    near_keys, near_values = (), ()
+    for back in tl.static_range(1, NEW_TOKENS):
+        near, is_there = fresh - back * step, (flat >= 0) & (new_token >= back)
+        at = (position - back) * HEAD_DIM + flat
+        near_key = _norm_and_rotate(
+            tl.load(near + flat, mask=is_there, other=0.0), tl.load(near + partner, mask=is_there, other=0.0),
+            k_weight, k_partner_weight,
+            tl.load(cos + at, mask=is_there, other=0.0), tl.load(sin + at, mask=is_there, other=0.0),
+            eps, HEAD_DIM, IS_NORMED,
+        )  # fmt: skip
+        near_keys += (near_key,)
+        near_values += (
+            tl.load(near + VALUES + flat[None, :] + lane * 0, mask=is_new & (new_token >= back), other=0.0),
+        )
+    return near_keys, near_values
+
+
+@triton.jit
+def _attend_new_tokens(query, new_key, new_value, near_keys, near_values, new_token, is_new):
+    """The running max, sum and output of a query head after the new tokens; the lane of `is_new` has them all."""
+    m_n, l_n = tl.sum(query * new_key.to(tl.float32)), 1.0
+    v_sum = new_value.to(tl.float32)
+    for back in tl.static_range(1, len(near_keys) + 1):
+        score = tl.where(new_token >= back, tl.sum(query * near_keys[back - 1].to(tl.float32)), -float("inf"))
+        m_new = tl.maximum(m_n, score)
+        alpha, p = tl.exp2(m_n - m_new), tl.exp2(score - m_new)
+        l_n, v_sum = l_n * alpha + p, v_sum * alpha + p * near_values[back - 1].to(tl.float32)
+        m_n = m_new
+    return tl.where(is_new, m_n, -1e30), tl.where(is_new, l_n, 0.0), tl.where(is_new, v_sum, 0.0)
+
+
+@triton.jit
+def _combine_lanes(m_i, l_i, acc):
+    """The max, sum and output [D] of each query head, of those of its lanes."""
+    m_split, l_split, acc_split = (), (), ()
+    for member in tl.static_range(len(m_i)):
+        m_n = tl.max(m_i[member], axis=0, keep_dims=True)
+        alpha = tl.exp2(m_i[member] - m_n)
+        m_split += (tl.sum(m_n),)
+        l_split += (tl.sum(l_i[member] * alpha),)
+        acc_split += (tl.sum(acc[member] * alpha, axis=0),)
+    return m_split, l_split, acc_split
+
+
+@triton.jit
 def _combine_splits(
     partial_acc, partial_ml, line, last, GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_SPLITS: tl.constexpr
 ):
@@ -117,43 +167,37 @@ def _store_heads(out, acc, l_i, pair, GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.con
         tl.store(out + (pair * GROUP_SIZE + member) * HEAD_DIM + tl.arange(0, HEAD_DIM), result)
 
 
+@triton.jit
+def _store_split(
+    partial_acc, partial_ml, semaphores, out, acc, m_i, l_i, pair, split, last, flat,
+    GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Leave what this split found to the last of the splits 0 .. `last` to finish, which combines them."""
+    for member in tl.static_range(GROUP_SIZE):
+        line = (pair * NUM_SPLITS + split) * GROUP_SIZE + member
+        tl.store(partial_acc + line * HEAD_DIM + flat, acc[member])
+        tl.store(partial_ml + line * 2, m_i[member])
+        tl.store(partial_ml + line * 2 + 1, l_i[member])
+    # Every thread has written before the program increments the semaphore.
+    tl.debug_barrier()
+    arrived = tl.atomic_add(semaphores + pair, 1, sem="acq_rel", scope="gpu")
+    if arrived == last:
+        tl.store(semaphores + pair, 0)
+        for member in tl.static_range(GROUP_SIZE):
+            line = pair * NUM_SPLITS * GROUP_SIZE + member
+            added = _combine_splits(partial_acc, partial_ml, line, last, GROUP_SIZE, HEAD_DIM, NUM_SPLITS)
+            tl.store(out + (pair * GROUP_SIZE + member) * HEAD_DIM + flat, added.to(out.dtype.element_ty))
+
+
 @triton.jit(do_not_specialize=["count"])
 def decode(  # noqa: PLR0915 (one pass over what registers hold)
-    qkv,
-    q_norm,
-    k_norm,
-    cos,
-    sin,
-    keys,
-    values,
-    page_table,
-    slots,
-    positions,
-    partial_acc,
-    partial_ml,
-    semaphores,
-    out,
-    count,
-    qkv_stride,
-    page_table_stride,
-    eps,
-    scale,
-    NEW_TOKENS: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    PROGRAMS_PER_KV_HEAD: tl.constexpr,
-    GROUP_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    LANES: tl.constexpr,
-    TILES: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
-    MIN_SPLIT: tl.constexpr,
-    IS_SINGLE_BLOCK: tl.constexpr,
-    IS_NORMED: tl.constexpr,
-    ENABLE_PDL: tl.constexpr,
-):
+    qkv, q_norm, k_norm, cos, sin, keys, values, page_table, slots, positions, partial_acc, partial_ml, semaphores, out,
+    count, qkv_stride, page_table_stride, eps, scale,
+    NEW_TOKENS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, PROGRAMS_PER_KV_HEAD: tl.constexpr, GROUP_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, LANES: tl.constexpr, TILES: tl.constexpr, NUM_SPLITS: tl.constexpr,
+    MIN_SPLIT: tl.constexpr, IS_SINGLE_BLOCK: tl.constexpr, IS_NORMED: tl.constexpr, ENABLE_PDL: tl.constexpr,
+):  # fmt: skip
     pdl_launch_dependents(ENABLE_PDL)
-    dtype: tl.constexpr = out.dtype.element_ty
     POSITION_STRIDE: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
     BLOCK: tl.constexpr = LANES * TILES
     # Programs that share a kv head have a group of its query heads each; the first writes the new key and value.
@@ -164,10 +208,8 @@ def decode(  # noqa: PLR0915 (one pass over what registers hold)
         batch, new_token = line % count, line // count
     lane, flat = tl.arange(0, LANES)[:, None], tl.arange(0, HEAD_DIM)
     column, partner = flat[None, :], (flat + HEAD_DIM // 2) % HEAD_DIM
-    q_weight, q_partner_weight, k_weight, k_partner_weight = 1.0, 1.0, 1.0, 1.0
-    if IS_NORMED:
-        q_weight, q_partner_weight = tl.load(q_norm + flat), tl.load(q_norm + partner)
-        k_weight, k_partner_weight = tl.load(k_norm + flat), tl.load(k_norm + partner)
+    q_weight, q_partner_weight = _load_norm(q_norm, flat, partner, IS_NORMED)
+    k_weight, k_partner_weight = _load_norm(k_norm, flat, partner, IS_NORMED)
     pdl_wait(ENABLE_PDL)
     position = tl.load(positions + batch).to(tl.int32) + new_token
     page_numbers = page_table + tl.load(slots + batch) * page_table_stride
@@ -202,100 +244,46 @@ def decode(  # noqa: PLR0915 (one pass over what registers hold)
     tl.store(keys + target + flat, new_key, mask=(flat >= 0) & (split == last) & is_first)
     is_new = (lane == 0) & (split == last)
     tl.store(values + target + column + lane * 0, new_value, mask=is_new & is_first)
-    # The new positions before this one, whose programs may not have written them yet.
-    near_keys, near_values = (), ()
-    for back in tl.static_range(1, NEW_TOKENS):
-        near, is_there = fresh - back * count * qkv_stride, (flat >= 0) & (new_token >= back)
-        at = (position - back) * HEAD_DIM + flat
-        near_key = _norm_and_rotate(
-            tl.load(near + flat, mask=is_there, other=0.0),
-            tl.load(near + partner, mask=is_there, other=0.0),
-            k_weight,
-            k_partner_weight,
-            tl.load(cos + at, mask=is_there, other=0.0),
-            tl.load(sin + at, mask=is_there, other=0.0),
-            eps,
-            HEAD_DIM,
-            IS_NORMED,
-        )
-        near_keys += (near_key,)
-        near_values += (
-            tl.load(near + POSITION_STRIDE + column + lane * 0, mask=is_new & (new_token >= back), other=0.0),
-        )
+    # Their own programs may not have written them yet.
+    near_keys, near_values = _load_earlier_new_tokens(
+        fresh, count * qkv_stride, cos, sin, eps, k_weight, k_partner_weight, lane, flat, partner, position, new_token,
+        is_new, NEW_TOKENS, POSITION_STRIDE, HEAD_DIM, IS_NORMED,
+    )  # fmt: skip
     # Each lane keeps its own running max and sum, so the loop needs no exchange between threads.
     queries, m_i, l_i, acc = (), (), (), ()
     for member in tl.static_range(GROUP_SIZE):
         query = _norm_and_rotate(
-            given_queries[member],
-            query_partners[member],
-            q_weight,
-            q_partner_weight,
-            cos_now,
-            sin_now,
-            eps,
-            HEAD_DIM,
-            IS_NORMED,
-        )
+            given_queries[member], query_partners[member], q_weight, q_partner_weight, cos_now, sin_now, eps,
+            HEAD_DIM, IS_NORMED,
+        )  # fmt: skip
         query = query.to(tl.float32) * scale
         queries += (query[None, :],)
-        m_n, l_n = tl.sum(query * new_key.to(tl.float32)), 1.0
-        v_sum = new_value.to(tl.float32)
-        for back in tl.static_range(1, NEW_TOKENS):
-            score = tl.where(new_token >= back, tl.sum(query * near_keys[back - 1].to(tl.float32)), -float("inf"))
-            m_new = tl.maximum(m_n, score)
-            alpha, p = tl.exp2(m_n - m_new), tl.exp2(score - m_new)
-            l_n, v_sum = l_n * alpha + p, v_sum * alpha + p * near_values[back - 1].to(tl.float32)
-            m_n = m_new
-        m_i += (tl.where(is_new, m_n, -1e30),)
-        l_i += (tl.where(is_new, l_n, 0.0),)
-        acc += (tl.where(is_new, v_sum, 0.0),)
+        m_n, l_n, v_sum = _attend_new_tokens(query, new_key, new_value, near_keys, near_values, new_token, is_new)
+        m_i += (m_n,)
+        l_i += (l_n,)
+        acc += (v_sum,)
     if IS_SINGLE_BLOCK:
         m_i, l_i, acc = _attend_kv_tiles(key, value, first, end, lane, queries, m_i, l_i, acc, LANES)
     else:
         for start in tl.range(first, end, BLOCK):
             next_key, next_value = _load_kv_tiles(
-                keys,
-                values,
-                page_numbers,
-                lane,
-                offset,
-                start + BLOCK,
-                end,
-                PAGE_SIZE * POSITION_STRIDE,
-                PAGE_SIZE,
-                LANES,
-                TILES,
-            )
+                keys, values, page_numbers, lane, offset, start + BLOCK, end,
+                PAGE_SIZE * POSITION_STRIDE, PAGE_SIZE, LANES, TILES,
+            )  # fmt: skip
             m_i, l_i, acc = _attend_kv_tiles(key, value, start, end, lane, queries, m_i, l_i, acc, LANES)
             key, value = next_key, next_value
     pair = line * NUM_KV_HEADS * PROGRAMS_PER_KV_HEAD + part_of_head
-    acc_split, m_split, l_split = (), (), ()
-    for member in tl.static_range(GROUP_SIZE):
-        m_n = tl.max(m_i[member], axis=0, keep_dims=True)
-        alpha = tl.exp2(m_i[member] - m_n)
-        m_split += (tl.sum(m_n),)
-        l_split += (tl.sum(l_i[member] * alpha),)
-        acc_split += (tl.sum(acc[member] * alpha, axis=0),)
+    m_split, l_split, acc_split = _combine_lanes(m_i, l_i, acc)
     # Not one condition: the first is decided when it is compiled.
     if NUM_SPLITS == 1:  # noqa: SIM114
         _store_heads(out, acc_split, l_split, pair, GROUP_SIZE, HEAD_DIM)
     elif last == 0:
         _store_heads(out, acc_split, l_split, pair, GROUP_SIZE, HEAD_DIM)
     else:
-        for member in tl.static_range(GROUP_SIZE):
-            line = (pair * NUM_SPLITS + split) * GROUP_SIZE + member
-            tl.store(partial_acc + line * HEAD_DIM + flat, acc_split[member])
-            tl.store(partial_ml + line * 2, m_split[member])
-            tl.store(partial_ml + line * 2 + 1, l_split[member])
-        # Every thread has written before the program increments the semaphore; the last program combines.
-        tl.debug_barrier()
-        arrived = tl.atomic_add(semaphores + pair, 1, sem="acq_rel", scope="gpu")
-        if arrived == last:
-            tl.store(semaphores + pair, 0)
-            for member in tl.static_range(GROUP_SIZE):
-                line = pair * NUM_SPLITS * GROUP_SIZE + member
-                added = _combine_splits(partial_acc, partial_ml, line, last, GROUP_SIZE, HEAD_DIM, NUM_SPLITS)
-                tl.store(out + (pair * GROUP_SIZE + member) * HEAD_DIM + flat, added.to(dtype))
+        _store_split(
+            partial_acc, partial_ml, semaphores, out, acc_split, m_split, l_split, pair, split, last, flat,
+            GROUP_SIZE, HEAD_DIM, NUM_SPLITS,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -311,30 +299,11 @@ def _attend_block(query, key, value, is_visible, m_i, l_i, acc, scale, operand: 
 
 @triton.jit(do_not_specialize=["tokens"])
 def varlen(
-    queries,
-    keys,
-    values,
-    starts,
-    cached_lengths,
-    slots,
-    page_keys,
-    page_values,
-    page_table,
-    out,
-    tokens,
-    query_stride,
-    key_stride,
-    value_stride,
-    page_table_stride,
-    scale,
-    NUM_HEADS: tl.constexpr,
-    GROUP_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PAGE_SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    IS_INTERPRETED: tl.constexpr,
-):
+    queries, keys, values, starts, cached_lengths, slots, page_keys, page_values, page_table, out,
+    tokens, query_stride, key_stride, value_stride, page_table_stride, scale,
+    NUM_HEADS: tl.constexpr, GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, IS_INTERPRETED: tl.constexpr,
+):  # fmt: skip
     # The last tokens have the most to read: they go first.
     start_m = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     head = tl.program_id(1)
