@@ -6,9 +6,10 @@ no voice, no tokenizer and no sentence splitting.
 
 from __future__ import annotations
 
+import difflib
 import re
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from num2words import num2words
@@ -38,7 +39,7 @@ from sonoro.core.english import (
 )
 from sonoro.core.roman import ROMAN_RULES, Rule
 
-__all__ = ["NormalizedText", "fold", "normalize_english"]
+__all__ = ["NormalizedText", "fold", "normalize_english", "trace_english"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,28 +455,119 @@ _TIDY: list[Rule] = [
 ]
 
 
+def _fold_character(match: re.Match[str]) -> str:
+    decomposed = unicodedata.normalize("NFKD", match[0].translate(_FOLDED)).translate(_FOLDED)
+    return "".join(c for c in decomposed if c in "\n\t" or unicodedata.category(c) not in ("Mn", "Cf", "Cc", "Me"))
+
+
+_FOLD: list[Rule] = _compiled(
+    [
+        (r"(?<![\d.])(\d{1,2})\s?['′’]\s?(\d{1,2})\s?(?:[\"″”]|'')", _feet),
+        # Small digits are no part of the number before them.
+        (rf"(?<=\d)([{_SUPERSCRIPTS}]+)|(?<=\b[A-Za-z])([{_SUPERSCRIPTS}]+)", _power),
+        (rf"(?<=\w)(?=[{_SUPERSCRIPTS}])|(?<=\d)(?=[¼-¾⅐-⅞])", " "),
+        (r"[^\n\t -~]|[\"`]", _fold_character),
+    ]
+)
+_UNREAD = re.compile(r"[^A-Za-z.,?!'\s]")
+_LAST: list[Rule] = [(_UNREAD, " "), *_TIDY, *_compiled([(r"^\s+|\s+$", ""), (r"(?s)(?<=[^.?!])\Z", ".")])]
+
+
+class _Written:
+    """A text on its way to what is spoken."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def apply(self, rules: Iterable[Rule]) -> None:
+        """Apply `rules` in their order, each wherever it matches."""
+        for pattern, replacement in rules:
+            self.text = pattern.sub(replacement, self.text)
+
+
+class _Traced(_Written):
+    """One that knows of each of its characters where in the first text it comes from, as a span.
+
+    Words of a match that its replacement has too come from themselves, what is between them from what was.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.origins = [(at, at + 1) for at in range(len(text))]
+
+    def apply(self, rules: Iterable[Rule]) -> None:
+        """As `_Written.apply`."""
+        for pattern, replacement in rules:
+            self._apply(pattern, replacement)
+
+    def _apply(self, pattern: re.Pattern[str], replacement: str | Callable[[re.Match[str]], str]) -> None:
+        text: list[str] = []
+        origins: list[tuple[int, int]] = []
+        at = 0
+        for match in pattern.finditer(self.text):
+            new = match.expand(replacement) if isinstance(replacement, str) else replacement(match)
+            text += self.text[at : match.start()], new
+            origins += self.origins[at : match.start()]
+            for old_start, old_end, start, end in _matching(match[0], new):
+                old = slice(match.start() + old_start, match.start() + old_end)
+                is_kept = self.text[old] == new[start:end]
+                origins += self.origins[old] if is_kept else [self._origin(old)] * (end - start)
+            at = match.end()
+        self.text = "".join([*text, self.text[at:]])
+        self.origins = origins + self.origins[at:]
+
+    def _origin(self, old: slice) -> tuple[int, int]:
+        spans = self.origins[old]
+        if spans:
+            return spans[0][0], max(end for _, end in spans)
+        end = self.origins[old.start - 1][1] if old.start else 0
+        return end, end
+
+
+_RUN = re.compile(r"\w+")
+
+
+def _matching(old: str, new: str) -> Iterator[tuple[int, int, int, int]]:
+    """Spans of `old` and of `new` that stand for each other, which make up both: words that both have, and the rest."""
+    if old == new:
+        yield 0, len(old), 0, len(new)
+        return
+    olds, news = ([(found[0], *found.span()) for found in _RUN.finditer(text)] for text in (old, new))
+    blocks = difflib.SequenceMatcher(None, [w for w, *_ in olds], [w for w, *_ in news], autojunk=False)
+    old_at = new_at = 0
+    for first, second, length in blocks.get_matching_blocks():
+        for (_, old_start, old_end), (_, start, end) in zip(
+            olds[first : first + length], news[second : second + length], strict=True
+        ):
+            yield old_at, old_start, new_at, start
+            yield old_start, old_end, start, end
+            old_at, new_at = old_end, end
+    yield old_at, len(old), new_at, len(new)
+
+
 def fold(text: str) -> str:
     """ASCII where a letter has one: quotes and dashes unified, accents and invisible characters gone."""
-    text = re.sub(r"(?<![\d.])(\d{1,2})\s?['′’]\s?(\d{1,2})\s?(?:[\"″”]|'')", _feet, text)
-    # Small digits are no part of the number before them.
-    text = re.sub(rf"(?<=\d)([{_SUPERSCRIPTS}]+)|(?<=\b[A-Za-z])([{_SUPERSCRIPTS}]+)", _power, text)
-    text = re.sub(rf"(?<=\w)(?=[{_SUPERSCRIPTS}])|(?<=\d)(?=[¼-¾⅐-⅞])", " ", text)
-    decomposed = unicodedata.normalize("NFKD", text.translate(_FOLDED)).translate(_FOLDED)
-    return "".join(c for c in decomposed if c in "\n\t" or unicodedata.category(c) not in ("Mn", "Cf", "Cc", "Me"))
+    written = _Written(text)
+    written.apply(_FOLD)
+    return written.text
 
 
 def normalize_english(text: str, *, lowercase: bool = False) -> NormalizedText:
     """Write `text` out as it is spoken; what has no spoken form is dropped and reported, never guessed.
 
     Idempotent on its own output. The text of the result is empty where nothing speakable is left."""
-    spoken = fold(text)
-    for pattern, replacement in _RULES:
-        spoken = pattern.sub(replacement, spoken)
-    dropped = "".join(dict.fromkeys(re.findall(r"[^A-Za-z.,?!'\s]", spoken)))
-    spoken = re.sub(r"[^A-Za-z.,?!'\s]", " ", spoken)
-    for pattern, replacement in _TIDY:
-        spoken = pattern.sub(replacement, spoken)
-    spoken = spoken.strip()
-    if spoken and spoken[-1] not in ".?!":
-        spoken += "."
-    return NormalizedText(spoken.lower() if lowercase else spoken, dropped)
+    return _normalize(_Written(text), lowercase=lowercase)
+
+
+def trace_english(text: str, *, lowercase: bool = False) -> tuple[str, list[tuple[int, int]]]:
+    """What `normalize_english` makes of `text`, and for each of its characters the span of `text` it comes from: of
+    what is spelled out all that is read together, of what is added an empty one. Takes twice the time."""
+    traced = _Traced(text)
+    return _normalize(traced, lowercase=lowercase).text, traced.origins
+
+
+def _normalize(written: _Written, *, lowercase: bool) -> NormalizedText:
+    written.apply([*_FOLD, *_RULES])
+    dropped = "".join(dict.fromkeys(_UNREAD.findall(written.text)))
+    written.apply(_LAST)
+    return NormalizedText(written.text.lower() if lowercase else written.text, dropped)

@@ -1,0 +1,261 @@
+"""Where in a text a model's attention is, frame by frame, and when its words are spoken.
+
+A head that points at the text reads ahead of the sound, by a distance that is constant in tokens: `Pointing` says which
+head and how far. The path of the attention is an online Viterbi path (stay, one on, two on): its last `lookahead`
+frames may still be revised. Knows no model: what comes in are shares of attention and PCM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from sonoro.core.words import Word
+from sonoro.words.spans import SpokenWord
+
+__all__ = ["Pointing", "SegmentClock", "Tracker"]
+
+Array = npt.NDArray[np.floating]
+
+_FLOOR = 1e-3
+"""The least share of a position, so that one frame of no attention breaks no path."""
+
+_EARLIER = 3
+"""Frames before the path's own among which a share may have crossed one half."""
+
+_STEP_S = 0.01
+_PAUSE, _SILENCE = 10 ** (-35 / 20), 10 ** (-45 / 20)
+"""Of the peak: less is a pause between two words; less, silence before the first and after the last."""
+
+_LEAST_PAUSE_S, _AROUND_S = 0.04, 0.2
+"""The shortest pause that counts, and how far from where the attention says it may lie."""
+
+
+class Pointing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a head of a checkpoint points at a text, in one layout of text.
+
+    `layer` and `head` count from 0. The sound of token i begins when the attention is `shift` tokens past its beginning
+    (less within the first `ramp` tokens of a text that arrives with the sound) plus `offset_s`. Where `is_measured`,
+    against the words of an aligner; else estimated.
+    """
+
+    layer: int
+    head: int
+    shift: float = 0.0
+    ramp: float = 0.0
+    offset_s: float = 0.0
+    lookahead: int = 0
+    is_measured: bool = False
+
+    def position(self, token: float) -> float:
+        """Where the attention is as the sound of `token` begins."""
+        return token + self.shift * (min(1.0, token / self.ramp) if self.ramp else 1.0)
+
+
+class Tracker:
+    """The path of one head's attention over the positions of a text, known up to `lookahead` frames ago.
+
+    `crossings` [j] is when the attention came to position j, in frames and parts: when the share of it and of all after
+    it was one half.
+    """
+
+    def __init__(self, lookahead: int) -> None:
+        self.crossings: list[float] = [0.0]
+        self.path: list[int] = []
+        self._lookahead = lookahead
+        self._scores: Array = np.zeros(0)
+        self._steps: list[npt.NDArray[np.int8]] = []
+        self._later: list[Array] = []
+
+    @property
+    def reached(self) -> int:
+        """The last position that the path, as far as it is certain, has come to."""
+        return len(self.crossings) - 1
+
+    def add(self, attention: Array) -> None:
+        """The attention [N] of the next frame to the positions known by now, of which there are never fewer."""
+        positions = len(attention)
+        shares = np.maximum(attention / max(float(attention.sum()), 1e-30), _FLOOR)
+        shares /= shares.sum()
+        grown = np.full(positions, -np.inf)
+        if self._steps:
+            grown[: len(self._scores)] = self._scores
+            # One on and two on as well: of equal ones the shortest step.
+            choices = np.full((3, positions), -np.inf)
+            for step in range(3):
+                choices[step, step:] = grown[: positions - step]
+            taken = choices.argmax(0)
+            grown = choices[taken, np.arange(positions)]
+        else:
+            grown[:3] = 0.0
+            taken = np.zeros(positions, np.int64)
+        self._scores = grown + np.log(shares)
+        self._scores -= self._scores.max()
+        self._steps.append(taken.astype(np.int8))
+        self._later.append(shares[::-1].cumsum()[::-1])
+        self._settle(self._lookahead)
+
+    def finish(self) -> None:
+        """No frame follows: all of the path is certain."""
+        if self._steps:
+            self._settle(0)
+
+    def _settle(self, revised: int) -> None:
+        """Make all frames but the last `revised` certain."""
+        made, begun = len(self._steps), len(self.path)
+        at, latest = int(self._scores.argmax()), []
+        for frame in range(made - 1, begun - 1, -1):
+            latest.append(at)
+            at -= int(self._steps[frame][at])
+        latest.reverse()
+        for frame in range(begun, made - revised):
+            position = max(latest[frame - begun], self.path[-1] if self.path else 0)
+            self.path.append(position)
+            while self.reached < position:
+                self.crossings.append(max(self._crossing(frame, self.reached + 1), self.crossings[-1]))
+        # Not read again: the arrays of frames long past.
+        for frame in range(max(0, len(self.path) - 2 * _EARLIER - 2), len(self.path) - _EARLIER - 1):
+            self._later[frame] = self._later[frame][:0]
+
+    def _crossing(self, frame: int, position: int) -> float:
+        """When, by `frame` at the latest, the share of `position` and all after it was one half."""
+        if not frame:
+            return 0.0
+        before, after = self._share(frame - 1, position), self._share(frame, position)
+        for _ in range(_EARLIER):
+            if before < 0.5 or frame < 2:
+                break
+            frame -= 1
+            before, after = self._share(frame - 1, position), before
+        part = (0.5 - before) / (after - before) if after > before else 0.5
+        return frame - 1 + min(max(part, 0.0), 1.0)
+
+    def _share(self, frame: int, position: int) -> float:
+        later = self._later[frame]
+        return float(later[position]) if position < len(later) else 0.0
+
+
+class SegmentClock:
+    """When the words of one segment are spoken, told as they become certain, in seconds from `begins_s`.
+
+    `frame_s` is the length of a frame. `words` may grow by assignment while a text arrives; those told stay.
+    """
+
+    def __init__(self, pointing: Pointing, frame_s: float, sample_rate: int, begins_s: float = 0.0) -> None:
+        self.words: Sequence[SpokenWord] = ()
+        self._pointing, self._frame_s, self._begins_s = pointing, frame_s, begins_s
+        self.tracker = Tracker(pointing.lookahead)
+        self._step = round(_STEP_S * sample_rate)
+        self._rest: npt.NDArray[np.int16] = np.zeros(0, np.int16)
+        self._peaks: list[int] = []
+        self._told = 0
+        self._latest_s = 0.0
+        self._is_over = False
+
+    def hear(self, pcm: bytes) -> None:
+        """The segment's next audio, PCM16."""
+        samples = np.concatenate([self._rest, np.frombuffer(pcm, "<i2")])
+        whole = len(samples) // self._step * self._step
+        # In 32 bits: the least of 16 has no absolute value.
+        self._peaks += np.abs(samples[:whole].astype(np.int32)).reshape(-1, self._step).max(1).tolist()
+        self._rest = samples[whole:]
+
+    def finish(self) -> None:
+        """The segment has ended: neither audio nor attention follows."""
+        self.tracker.finish()
+        self._is_over = True
+
+    def take(self, text: str) -> list[Word]:
+        """The words of `text`, which `words` are spans of, that have become certain: each with its end, so each once
+        the one after it has begun. After `finish` all that are left."""
+        made = []
+        while self._told < len(self.words):
+            word = self.words[self._told]
+            after = self.words[self._told + 1] if self._told + 1 < len(self.words) else None
+            times = self._times(word, after)
+            if times is None:
+                break
+            start_s, end_s, self._latest_s = times
+            self._told += 1
+            made.append(
+                Word(
+                    text=text[word.start : word.end],
+                    start_s=round(self._begins_s + start_s, 3),
+                    end_s=round(self._begins_s + end_s, 3),
+                    start=word.start,
+                    end=word.end,
+                    is_estimated=not self._pointing.is_measured,
+                )
+            )
+        return made
+
+    @property
+    def _heard_s(self) -> float:
+        return len(self._peaks) * _STEP_S
+
+    def _times(self, word: SpokenWord, after: SpokenWord | None) -> tuple[float, float, float] | None:
+        """Start and end of `word`, and the start of the one `after` it; None while they are not certain."""
+        if not self._is_over:
+            # That of the last word is known at the end alone; that of others once the one after them is reached.
+            if after is None or self.tracker.reached < self._pointing.position(after.first):
+                return None
+            if self._heard_s < self._at(after.first) + _AROUND_S:
+                return None
+        start_s = self._latest_s if self._told else self._onset_s()
+        if after is None:
+            end_s = max(start_s, self._last_sound_s())
+            return start_s, end_s, end_s
+        next_s = max(self._at(after.first), start_s)
+        end_s = next_s
+        if after.first > word.last:
+            end_s, next_s = self._pause(max(self._at(word.last), start_s), next_s)
+            end_s, next_s = max(end_s, start_s), max(next_s, start_s)
+        return start_s, end_s, next_s
+
+    def _at(self, token: float) -> float:
+        """When the sound of `token` begins."""
+        position = self._pointing.position(token)
+        crossings = self.tracker.crossings
+        if position >= len(crossings) - 1:
+            last = crossings[-1] if position < len(crossings) else float(len(self.tracker.path))
+            return self._inside(last * self._frame_s + self._pointing.offset_s)
+        low = int(position)
+        frames = crossings[low] + (position - low) * (crossings[low + 1] - crossings[low])
+        return self._inside(frames * self._frame_s + self._pointing.offset_s)
+
+    def _inside(self, at_s: float) -> float:
+        at_s = max(at_s, 0.0)
+        return min(at_s, self._heard_s) if self._is_over else at_s
+
+    @property
+    def _peak(self) -> int:
+        return max(self._peaks, default=0)
+
+    def _onset_s(self) -> float:
+        limit = _SILENCE * self._peak
+        return next((number * _STEP_S for number, peak in enumerate(self._peaks) if peak > limit), 0.0)
+
+    def _last_sound_s(self) -> float:
+        limit = _SILENCE * self._peak
+        loud = (number for number in range(len(self._peaks) - 1, -1, -1) if self._peaks[number] > limit)
+        return (next(loud, -1) + 1) * _STEP_S
+
+    def _pause(self, end_s: float, start_s: float) -> tuple[float, float]:
+        """From when to when there is silence between two words, of which one ends near `end_s` and the other begins
+        near `start_s`: the longest there is. Without one the first ends as the second begins."""
+        first = max(0, round((end_s - _AROUND_S) / _STEP_S))
+        last = min(len(self._peaks), round((start_s + _AROUND_S) / _STEP_S))
+        limit, best, begun = _PAUSE * self._peak, (0, 0), None
+        for at in range(first, last + 1):
+            is_quiet = at < last and self._peaks[at] <= limit
+            if is_quiet and begun is None:
+                begun = at
+            elif not is_quiet and begun is not None:
+                best, begun = max(best, (at - begun, begun)), None
+        length, at = best
+        if length * _STEP_S < _LEAST_PAUSE_S:
+            return start_s, start_s
+        return at * _STEP_S, (at + length) * _STEP_S

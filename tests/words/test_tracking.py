@@ -1,0 +1,125 @@
+"""Words from attention that is known: when each begins, pauses, lookahead, text that arrives."""
+
+import numpy as np
+import pytest
+
+from sonoro.words.spans import SpokenWord
+from sonoro.words.tracking import Pointing, SegmentClock, Tracker
+
+FRAME_S, RATE = 0.08, 8000
+
+
+def attention(starts: list[float], frames: int, slope: float = 0.5) -> np.ndarray:
+    """Of `frames` to tokens that begin at `starts`, in frames: in even steps from one to the next."""
+    later = np.clip(slope * (np.arange(frames)[:, None] - np.array(starts[1:])[None]) + 0.5, 0, 1)
+    later = np.concatenate([np.ones((frames, 1)), later, np.zeros((frames, 1))], axis=1)
+    return later[:, :-1] - later[:, 1:]
+
+
+def tracked(shares: np.ndarray, lookahead: int = 0) -> Tracker:
+    tracker = Tracker(lookahead)
+    for share in shares:
+        tracker.add(share)
+    tracker.finish()
+    return tracker
+
+
+def test_the_path_crosses_where_the_share_is_one_half() -> None:
+    starts = [0.0, 2.3, 4.7, 9.1, 11.5]
+    tracker = tracked(attention(starts, 15))
+    assert tracker.crossings == pytest.approx(starts, abs=0.05)
+    assert tracker.path[-1] == 4
+
+
+@pytest.mark.parametrize("lookahead", [0, 2, 4])
+def test_what_is_certain_is_never_taken_back_and_comes_as_late_as_the_lookahead(lookahead: int) -> None:
+    shares = attention([0.0, 2.3, 4.7, 9.1, 11.5], 15, slope=0.3)
+    tracker, known = Tracker(lookahead), []
+    for frame, share in enumerate(shares):
+        tracker.add(share)
+        assert len(tracker.path) == max(0, frame + 1 - lookahead)
+        assert tracker.crossings[: len(known)] == known
+        known = list(tracker.crossings)
+    tracker.finish()
+    assert tracker.crossings[: len(known)] == known
+    assert len(tracker.path) == 15
+
+
+def test_a_frame_of_another_mind_is_revised_by_those_after_it() -> None:
+    shares = attention([0.0, 3.0, 6.0, 9.0], 12)
+    shares[4] = [0.02, 0.28, 0.7, 0.0]
+    assert tracked(shares, lookahead=3).crossings == pytest.approx([0.0, 3.0, 6.0, 9.0], abs=0.3)
+    assert tracked(shares, lookahead=0).crossings[2] < 5.0
+
+
+def test_text_that_arrives_a_position_a_frame_is_tracked_as_text_that_was_there() -> None:
+    shares = attention([0.0, 2.3, 4.7, 9.1, 11.5], 15)
+    tracker = Tracker(0)
+    for frame, share in enumerate(shares):
+        tracker.add(share[: frame + 1])
+    tracker.finish()
+    assert tracker.crossings == pytest.approx(tracked(shares).crossings, abs=0.01)  # the floor is of fewer positions
+
+
+def sound(*parts: tuple[float, int]) -> bytes:
+    """PCM16 of parts, each some seconds at a loudness."""
+    return np.concatenate([np.full(round(s * RATE), loud, "<i2") for s, loud in parts]).tobytes()
+
+
+TEXT = "So, he said go."
+WORDS = [SpokenWord(0, 2, 0, 1), SpokenWord(4, 6, 2, 3), SpokenWord(7, 11, 3, 4), SpokenWord(12, 14, 4, 5)]
+
+
+def test_words_begin_where_attention_moves_on_and_pauses_are_where_it_is_silent() -> None:
+    clock = SegmentClock(Pointing(layer=0, head=0, is_measured=True), FRAME_S, RATE, begins_s=10.0)
+    clock.words = WORDS
+    audio = sound((0.1, 0), (0.3, 9000), (0.2, 3), (0.68, 9000), (0.16, 20))
+    told = []
+    for frame, share in enumerate(attention([0.0, 5.0, 7.4, 10.0, 12.5, 17.0], 18)):
+        clock.tracker.add(share)
+        step = round(FRAME_S * RATE) * 2
+        clock.hear(audio[frame * step : (frame + 1) * step])
+        told.append(clock.take(TEXT))
+    clock.finish()
+    told.append(clock.take(TEXT))
+    words = [word for each in told for word in each]
+    assert [word.text for word in words] == ["So", "he", "said", "go"]
+    assert [word.start_s for word in words] == pytest.approx([10.1, 10.6, 10.8, 11.0], abs=0.02)
+    assert [word.end_s for word in words] == pytest.approx([10.4, 10.8, 11.0, 11.28], abs=0.02)
+    assert not any(word.is_estimated for word in words)
+    assert len([each for each in told if each]) > 2  # they are told while it is spoken
+
+
+def test_a_head_that_reads_ahead_by_tokens_gives_the_same_times() -> None:
+    ahead = attention([0.0, *np.interp(np.arange(1, 8) - 1.5, np.arange(6), [0.0, 5.0, 7.4, 10.0, 12.5, 17.0])], 18)
+    clock = SegmentClock(Pointing(layer=0, head=0, shift=1.5, ramp=1.0), FRAME_S, RATE)
+    clock.words = WORDS
+    clock.hear(sound((0.1, 0), (0.3, 9000), (0.2, 3), (0.68, 9000), (0.16, 20)))
+    for share in ahead:
+        clock.tracker.add(share)
+    clock.finish()
+    words = clock.take(TEXT)
+    assert [word.start_s for word in words] == pytest.approx([0.1, 0.6, 0.8, 1.0], abs=0.1)
+    assert all(word.is_estimated for word in words)
+
+
+def test_words_that_are_never_reached_end_with_the_sound_and_times_never_fall() -> None:
+    clock = SegmentClock(Pointing(layer=0, head=0), FRAME_S, RATE)
+    clock.words = WORDS
+    clock.hear(sound((0.4, 9000)))
+    for share in attention([0.0, 2.0, 9.0, 9.0, 9.0], 5):
+        clock.tracker.add(share)
+    clock.finish()
+    words = clock.take(TEXT)
+    times = [at_s for word in words for at_s in (word.start_s, word.end_s)]
+    assert times == sorted(times)
+    assert len(words) == len(WORDS)
+    assert times[-1] <= 0.4
+
+
+def test_a_segment_without_sound_or_attention_tells_words_of_no_time() -> None:
+    clock = SegmentClock(Pointing(layer=0, head=0), FRAME_S, RATE)
+    clock.words = WORDS[:1]
+    clock.finish()
+    (word,) = clock.take(TEXT)
+    assert (word.start_s, word.end_s) == (0.0, 0.0)
