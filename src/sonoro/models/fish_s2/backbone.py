@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sonoro.models.ends import Feedback
+from sonoro.models.step import Feedback
 from sonoro.nn.linear import Linear, lay_out_by_input
 from sonoro.nn.transformer import DecoderStack, Rotary
+from sonoro.ops.causal import embed_sum
 
 from .config import ModelConfig, decoder_config
 
@@ -82,8 +83,22 @@ class DualAR(nn.Module):
 
         The first frame cannot be the end: as in the official code it is kept, and fed back as the token it is.
         """
-        tables = self.fast.codebook_embeddings.weight.unflatten(0, (self.codebooks, self.codes))
-        return Feedback(self.head.weight, tables, math.sqrt(self.codebooks + 1), earliest_end=1)
+        table, first, divisor = self.fast.codebook_embeddings.weight, self.head.weight, math.sqrt(self.codebooks + 1)
+
+        def embed(codes: Tensor) -> Tensor:
+            tables = table.unflatten(0, (self.codebooks, self.codes))
+            return (first[codes[:, 0]] + embed_sum(codes[:, None], tables)[:, 0]) / divisor
+
+        return Feedback(
+            embed,
+            table,
+            self.code_starts,
+            self.codes,
+            end=self.codes,
+            earliest_end=1,
+            first=first,
+            divisor=divisor,
+        )
 
 
 class _SlowAR(DecoderStack):

@@ -1,4 +1,4 @@
-"""One frame for a batch of slots: slow AR, codebook 0, fast AR, between the ends of `sonoro.models.ends`."""
+"""One frame for a batch of slots: slow AR, codebook 0, fast AR, between the two kernels of `sonoro.models.step`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from sonoro.models.ends import EndRows, begin, finish
-from sonoro.models.ends import check_kernels as check_ends
 from sonoro.models.slots import DepthState, depth_passes
+from sonoro.models.step import StepState, begin_step, finish_step
+from sonoro.models.step import check_kernels as check_step
 from sonoro.ops.repetition_aware import Resample, sample_repetition_aware
 from sonoro.ops.repetition_aware import check_kernels as check_draws
 from sonoro.ops.sample import gumbel_noise
@@ -29,18 +29,18 @@ def frame(lm: DualAR, state: DepthState, slots: Tensor, record: list[Tensor] | N
     `record` is given the logits of this step in order of decision: [B, V] of the slow AR, then of each fast pass.
     """
     assert not torch.is_grad_enabled()
-    ends = EndRows.of(state)
-    start = begin(slots, ends)
-    row = state.samplers[0].read(start.rows)
-    hidden, logits = _step_slow(lm, state, start.rows, start.inputs, start.position)
-    codes, draw = _draws(lm, state, start.rows, start.length, row)
+    stepped = StepState.of(state)
+    start = begin_step(slots, stepped)
+    row = state.samplers[0].read(start.slots)
+    hidden, logits = _step_slow(lm, state, start.slots, start.inputs, start.position)
+    codes, draw = _draws(lm, state, start.slots, start.length, row)
     decided, fed = [logits], [hidden, draw(0, logits)]
-    for book, depth_logits in enumerate(_depth_logits(lm, state, start.rows, fed), start=1):
+    for book, depth_logits in enumerate(_depth_logits(lm, state, start.slots, fed), start=1):
         decided.append(depth_logits)
         fed.append(draw(book, depth_logits))
     if record is not None:
         record.extend(decided)
-    finish(codes, start, row.max_frames, ends, lm.feedback)
+    finish_step(codes, start, row.max_frames, stepped, lm.feedback)
 
 
 def check_kernels(lm: DualAR, state: DepthState, rows: int) -> None:
@@ -48,7 +48,7 @@ def check_kernels(lm: DualAR, state: DepthState, rows: int) -> None:
     lm.slow.check_kernels(rows, state.cache.page_table, state.cache.page_positions)
     for turns in (1, 2):
         lm.fast.check_kernels(rows, state.loop.page_table, state.loop.page_positions, turns)
-    check_ends(rows, EndRows.of(state), lm.feedback)
+    check_step(rows, StepState.of(state), lm.feedback)
     check_draws(rows, lm.codes + 1, lm.fast.embeddings.weight, _WINDOW)
 
 

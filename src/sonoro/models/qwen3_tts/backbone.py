@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from sonoro.models.step import Feedback
 from sonoro.nn.linear import Linear, lay_out_by_input
 from sonoro.nn.transformer import DecoderConfig, DecoderStack, causal_attention
 
@@ -99,6 +100,13 @@ class Talker(nn.Module):
     def embed_frames(self, codes: Tensor) -> Tensor:
         """Frames [..., K] int64 to rows [..., H]: the sum of the K embeddings, rounded once."""
         return self._embed_codes(codes).sum(-2)
+
+    @property
+    def feedback(self) -> Feedback:
+        """How a frame becomes the next input, and which code ends speech; after `finalize`."""
+        assert self.code_starts is not None
+        end = self.config.codec_eos_token_id
+        return Feedback(self.embed_frames, self.code_table, self.code_starts, self.codes, end)
 
     def embed_rows(self, text_rows: Tensor, code_rows: Tensor, x_vectors: Tensor | None = None) -> Tensor:
         """Prompt rows [..., H] of ids `text_rows` [...] and `code_rows` [..., K] int64, -1 where there is nothing.

@@ -1,7 +1,7 @@
 """One frame for a batch of slots: talker, codebook 0, code predictor, feedback. The state it runs on is in `state.py`.
 
 A step redirects rows that are done to the scratch row, which is itself always done at length 0: so they are left as
-they are, without a branch (`rows.py`).
+they are, without a branch (`sonoro.models.step`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from sonoro.models.slots import depth_passes
+from sonoro.models.step import PendingText, StepState, begin_step, finish_step
+from sonoro.models.step import check_kernels as check_step
 from sonoro.nn.linear import Linear
 from sonoro.ops.sample import gumbel_noise
 from sonoro.runtime.sampling import BatchSampling
 
 from . import sampling
 from .backbone import Talker
-from .rows import begin, finish
-from .rows import check_kernels as check_ends
 from .sampling import mask_first, sample_code, sample_code_and_embed
 from .state import FrameState
 
@@ -33,17 +33,18 @@ def frame(talker: Talker, state: FrameState, slots: Tensor, record: list[Tensor]
     `record` is given the logits of this step in order of decision: [B, V] of the talker, then of each predictor pass.
     """
     assert not torch.is_grad_enabled()
-    start = begin(slots, state.step_rows, talker)
-    hidden, logits = _step_talker(talker, state, start.rows, start.inputs, start.position)
+    stepped = _step_state(talker, state)
+    start = begin_step(slots, stepped)
+    hidden, logits = _step_talker(talker, state, start.slots, start.inputs, start.position)
     decided = [logits]
-    draws = _Draws.of(talker, state, start.rows, start.length)
+    draws = _Draws.of(talker, state, start.slots, start.length)
     fed = [talker.code_predictor.small_to_mtp_projection(hidden), draws.first(logits)]
-    for book, depth_logits in enumerate(_depth_logits(talker, state, start.rows, fed), start=1):
+    for book, depth_logits in enumerate(_depth_logits(talker, state, start.slots, fed), start=1):
         fed.append(draws.rest(book, depth_logits))
         decided.append(depth_logits)
     if record is not None:
         record.extend(decided)
-    finish(draws.codes, start, draws.first_row.max_frames, state.step_rows, talker)
+    finish_step(draws.codes, start, draws.first_row.max_frames, stepped, talker.feedback)
 
 
 def check_kernels(talker: Talker, state: FrameState, rows: int) -> None:
@@ -55,7 +56,7 @@ def check_kernels(talker: Talker, state: FrameState, rows: int) -> None:
     inputs = talker.code_predictor.inputs(0)
     sampling.check_kernels(rows, decidable, inputs[: talker.codes])
     sampling.check_kernels(rows, codes, inputs)
-    check_ends(rows, state.step_rows, talker)
+    check_step(rows, _step_state(talker, state), talker.feedback)
 
 
 def parts(talker: Talker, state: FrameState) -> dict[str, Callable[[Tensor], object]]:
@@ -132,6 +133,10 @@ class _Draws(NamedTuple):
             sample_code(logits, noise, self.rest_row, ids)
             return None
         return sample_code_and_embed(logits, noise, self.rest_row, self.talker.code_predictor.inputs(book), ids)
+
+
+def _step_state(talker: Talker, state: FrameState) -> StepState:
+    return StepState.of(state, state.seen, PendingText(state.text_ids, talker.text_table, talker.embed_text))
 
 
 def _step_talker(

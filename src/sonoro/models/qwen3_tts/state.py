@@ -20,7 +20,6 @@ from sonoro.runtime.sampling import SamplingState
 
 from .backbone import Talker
 from .prompt import TalkerPrompt
-from .rows import StepRows
 from .sampling import sampling_controls
 
 __all__ = ["FrameState", "StagedVoices", "admit", "allocate", "append", "prefill", "reset", "stage"]
@@ -57,11 +56,6 @@ class FrameState(DepthState):
     def rest(self) -> SamplingState:
         """How the others are."""
         return self.samplers[1]
-
-    @property
-    def step_rows(self) -> StepRows:
-        """What the two ends of a step read and write."""
-        return StepRows(self.done, self.length, self.position, self.pending, self.text_ids, self.frames, self.seen)
 
 
 def allocate(talker: Talker, capacity: Capacity, pad_id: int) -> FrameState:
