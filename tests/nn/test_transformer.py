@@ -1,19 +1,18 @@
 """The decoder layer against a plain computation, head by head; norms and rotary tables against their definitions."""
 
-import dataclasses
-from collections.abc import Sequence
 from typing import TypeVar
 
 import pytest
 import torch
 from torch import Tensor
 
-from sonoro.core.errors import CheckpointError
 from sonoro.nn.bidirectional import BidirectionalStack
 from sonoro.nn.linear import RMSNorm, lay_out_by_input
 from sonoro.nn.transformer import (
+    Attention,
     DecoderConfig,
     DecoderStack,
+    NormedAttention,
     causal_attention,
     rotary_tables,
     rotate,
@@ -26,8 +25,8 @@ CONFIG = DecoderConfig(
 )
 
 
-def random_stack(dtype: torch.dtype = torch.float64, *, has_head_norms: bool = True) -> DecoderStack:
-    return randomized(DecoderStack(dataclasses.replace(CONFIG, has_head_norms=has_head_norms)).to(dtype))
+def random_stack(dtype: torch.dtype = torch.float64, attention: type[Attention] = NormedAttention) -> DecoderStack:
+    return randomized(DecoderStack(CONFIG, attention).to(dtype))
 
 
 def randomized(stack: S) -> S:
@@ -41,23 +40,22 @@ def plain_norm(x: Tensor, norm: RMSNorm) -> Tensor:
     return x / (x.pow(2).mean(-1, keepdim=True) + CONFIG.norm_eps).sqrt() * norm.weight
 
 
-def plain_turn(x: Tensor, position: int, divisors: Sequence[float]) -> Tensor:
+def plain_turn(x: Tensor, position: int) -> Tensor:
     """The rotation by complex multiplication, pair (i, i + D / 2), in float64."""
     half = x.shape[-1] // 2
     angle = position * CONFIG.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
-    angle = angle / torch.tensor(divisors or [1.0] * half, dtype=torch.float64)
     turned = torch.complex(x[:half], x[half:]) * torch.polar(torch.ones_like(angle), angle)
     return torch.cat((turned.real, turned.imag))
 
 
 def plain_stack(stack: DecoderStack, rows: Tensor) -> Tensor:
     """The whole stack on rows [T, width], one head and position at a time; bidirectional for a `BidirectionalStack`."""
-    width, divisors = CONFIG.head_width, stack.config.rope_divisors
+    width = CONFIG.head_width
     for layer in stack.layers:
         attention, feed = layer.self_attn, layer.mlp
 
         def norm_head(x: Tensor, norm: str, attention: torch.nn.Module = attention) -> Tensor:
-            return plain_norm(x, getattr(attention, norm)) if stack.config.has_head_norms else x
+            return plain_norm(x, getattr(attention, norm)) if hasattr(attention, norm) else x
 
         projected = (plain_norm(rows, layer.input_layernorm) @ attention.qkv_proj.weight.T).unflatten(-1, (-1, width))
         outs = []
@@ -65,10 +63,10 @@ def plain_stack(stack: DecoderStack, rows: Tensor) -> Tensor:
             heads = []
             for head in range(CONFIG.heads):
                 shared = head // (CONFIG.heads // CONFIG.kv_heads)
-                query = plain_turn(norm_head(projected[t, head], "q_norm"), t, divisors)
+                query = plain_turn(norm_head(projected[t, head], "q_norm"), t)
                 seen = projected if isinstance(stack, BidirectionalStack) else projected[: t + 1]
                 keys, values = seen[:, CONFIG.heads + shared], seen[:, CONFIG.heads + CONFIG.kv_heads + shared]
-                turned = [plain_turn(norm_head(key, "k_norm"), at, divisors) for at, key in enumerate(keys)]
+                turned = [plain_turn(norm_head(key, "k_norm"), at) for at, key in enumerate(keys)]
                 scores = torch.stack([query @ key for key in turned]) * width**-0.5
                 heads.append(scores.softmax(-1) @ values)
             outs.append(torch.cat(heads) @ attention.o_proj.weight.T)
@@ -78,9 +76,9 @@ def plain_stack(stack: DecoderStack, rows: Tensor) -> Tensor:
     return plain_norm(rows, stack.norm)
 
 
-@pytest.mark.parametrize("has_head_norms", [True, False])
-def test_stack_equals_a_plain_computation(has_head_norms: bool) -> None:
-    stack = random_stack(has_head_norms=has_head_norms)
+@pytest.mark.parametrize("attention", [Attention, NormedAttention])
+def test_stack_equals_a_plain_computation(attention: type[Attention]) -> None:
+    stack = random_stack(attention=attention)
     rows = torch.randn(2, 7, CONFIG.width, dtype=torch.float64)
     found = stack(rows, stack.rotary(torch.arange(7), torch.float64), causal_attention)
     expected = torch.stack([plain_stack(stack, row) for row in rows])
@@ -89,9 +87,8 @@ def test_stack_equals_a_plain_computation(has_head_norms: bool) -> None:
 
 
 @pytest.mark.parametrize("kept", [slice(5), slice(0, 1), slice(2, None)])
-def test_a_whole_stack_looks_ahead_and_divides_its_angles(kept: slice) -> None:
-    config = dataclasses.replace(CONFIG, has_head_norms=False, rope_divisors=(1.5, 0.7))
-    stack = randomized(BidirectionalStack(config, 5, kept).double())
+def test_a_bidirectional_stack_looks_ahead(kept: slice) -> None:
+    stack = randomized(BidirectionalStack(CONFIG, 5, kept).double())
     stack.finalize()
     rows = torch.randn(3, 5, CONFIG.width, dtype=torch.float64)
     expected = torch.cat([plain_stack(stack, row)[kept] for row in rows])
@@ -99,8 +96,6 @@ def test_a_whole_stack_looks_ahead_and_divides_its_angles(kept: slice) -> None:
         found = stack.norm(stack.see(rows))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     assert not any("cos" in name or "sin" in name for name in stack.state_dict())
-    with pytest.raises(CheckpointError, match="1 angles are divided, of 2 in a head"):
-        dataclasses.replace(CONFIG, rope_divisors=(1.0,))
 
 
 def test_right_padding_changes_nothing_before_it() -> None:
@@ -195,15 +190,15 @@ def test_rotation_depends_on_the_distance_alone() -> None:
     assert score(9, 4) != pytest.approx(score(4, 9), abs=1e-3)
 
 
-@pytest.mark.parametrize("has_head_norms", [True, False])
-def test_weights_made_for_neighbouring_pairs_serve_once_parted(has_head_norms: bool) -> None:
+@pytest.mark.parametrize("attention", [Attention, NormedAttention])
+def test_weights_made_for_neighbouring_pairs_serve_once_parted(attention: type[Attention]) -> None:
     """Against the same stack with its rotation done on neighbours: (2i, 2i + 1) instead of (i, i + D / 2)."""
-    stack, rows = random_stack(has_head_norms=has_head_norms), torch.randn(1, 5, CONFIG.width, dtype=torch.float64)
+    stack, rows = random_stack(attention=attention), torch.randn(1, 5, CONFIG.width, dtype=torch.float64)
     halves = torch.arange(CONFIG.head_width).view(-1, 2).t().flatten()
     positions = stack.rotary(torch.arange(5), torch.float64)
     layers = [layer.self_attn for layer in stack.layers]
     # Heads in the order of neighbours: turned by halves they must first be put in the order of halves.
-    expected = random_stack(has_head_norms=has_head_norms)
+    expected = random_stack(attention=attention)
     for layer, plain in zip(layers, (layer.self_attn for layer in expected.layers), strict=True):
         heads = plain.qkv_proj.weight.unflatten(0, (-1, CONFIG.head_width))
         order = torch.argsort(halves)

@@ -15,7 +15,6 @@ CONFIG = WindowConfig(
     window=5,
     norm_eps=1e-5,
     rope_theta=10000.0,
-    has_rounded_angles=False,
 )
 
 

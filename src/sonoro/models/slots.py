@@ -142,17 +142,13 @@ def allocate_depth(
     ids: Sequence[int],
     added: Sequence[int] = (),
     samplers: int = 1,
-    rotary: Callable[[DecoderStack, Tensor, torch.dtype], Rotary] = DecoderStack.rotary,
 ) -> DepthState:
-    """As `allocate_backbone`, in the dtype and on the device of `backbone`, frames being `codebooks` codes.
-
-    `rotary` makes a stack's tables.
-    """
+    """As `allocate_backbone`, in the dtype and on the device of `backbone`, frames being `codebooks` codes."""
     weight = backbone.norm.weight
     device, dtype, rows = weight.device, weight.dtype, capacity.slots + 1
     common = allocate_backbone(
         backbone.config,
-        rotary(backbone, torch.arange(capacity.max_positions, device=device), dtype),
+        backbone.rotary(torch.arange(capacity.max_positions, device=device), dtype),
         capacity,
         frame=torch.zeros(codebooks, dtype=torch.int64),
         ids=ids,
@@ -164,7 +160,7 @@ def allocate_depth(
     return DepthState(
         **vars(common),
         loop=PagedKVCache.allocate(depth.config, numbers[:, None], loop_page, rows - 1, dtype),
-        loop_rotary=rotary(depth, torch.arange(codebooks, device=device), dtype),
+        loop_rotary=depth.rotary(torch.arange(codebooks, device=device), dtype),
         # An even width: every line starts at 16 bytes, as the kernels that read it were compiled for.
         loop_positions=torch.arange(codebooks, device=device)[:, None].repeat(1, rows + rows % 2),
     )

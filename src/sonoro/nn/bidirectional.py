@@ -24,7 +24,6 @@ class BidirectionalStack(DecoderStack):
     sin: Tensor
 
     def __init__(self, config: DecoderConfig, tokens: int, kept: slice) -> None:
-        assert not config.has_head_norms
         super().__init__(config)
         self.tokens, self.kept = tokens, kept
         for name in ("cos", "sin"):

@@ -24,14 +24,17 @@ from sonoro.ops.varlen import varlen_attention
 
 __all__ = [
     "Attend",
+    "Attention",
     "Cache",
     "DecoderConfig",
     "DecoderLayer",
     "DecoderStack",
     "FeedForward",
+    "NormedAttention",
     "Rotary",
     "causal_attention",
     "part_pairs",
+    "rotary_of_angles",
     "rotary_tables",
     "rotate",
 ]
@@ -60,10 +63,9 @@ class Cache(Protocol):
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """The sizes of a stack. `heads` query heads share `kv_heads` heads of keys and values.
+    """The sizes of a stack, and its rotary embedding. `heads` query heads share `kv_heads` heads of keys and values.
 
-    Queries and keys are normed head by head if `has_head_norms`. The angle of each pair is divided by its own of
-    `rope_divisors`, if there are any. Raises `CheckpointError` for heads that do not fit.
+    Raises `CheckpointError` for heads that do not fit.
     """
 
     width: int
@@ -74,36 +76,35 @@ class DecoderConfig:
     head_width: int
     norm_eps: float
     rope_theta: float
-    has_head_norms: bool = True
-    rope_divisors: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
             raise CheckpointError(f"{self.heads} heads of queries cannot share {self.kv_heads} of keys and values")
         if self.head_width % 2:
             raise CheckpointError(f"heads of {self.head_width} cannot be turned: the width must be even")
-        if len(self.rope_divisors) not in (0, self.head_width // 2):
-            raise CheckpointError(f"{len(self.rope_divisors)} angles are divided, of {self.head_width // 2} in a head")
 
     def position_bytes(self, dtype: torch.dtype) -> int:
         """What keys and values of one position take in `dtype`."""
         return 2 * self.layers * self.kv_heads * self.head_width * dtype.itemsize
 
+    def rotary(self, positions: Tensor, dtype: torch.dtype) -> Rotary:
+        """cos and sin of int64 `positions` [...] in `dtype`: [..., 1, head width] each."""
+        return rotary_tables(positions, self.head_width, self.rope_theta, dtype)
 
-def rotary_tables(
-    positions: Tensor, width: int, theta: float, dtype: torch.dtype, divisors: Sequence[float] = ()
-) -> Rotary:
+
+def rotary_tables(positions: Tensor, width: int, theta: float, dtype: torch.dtype) -> Rotary:
     """cos and sin [..., 1, width] in `dtype` for int64 `positions` [...], computed in float32 or wider.
 
-    Pairs are (i, i + width / 2), the angle of each divided by its own of `divisors`, if there are any; the first half
-    of sin carries the minus sign of the rotation.
+    Pairs are (i, i + width / 2); the first half of sin carries the minus sign of the rotation.
     """
     wide = torch.promote_types(dtype, torch.float32)
-    exponents = torch.arange(0, width, 2, device=positions.device, dtype=wide) / width
-    angles = positions[..., None, None].to(wide)
-    if divisors:
-        angles = angles * (1.0 / torch.tensor(divisors, dtype=wide, device=positions.device))
-    angles = angles * (1.0 / theta**exponents)
+    return rotary_of_angles(positions[..., None, None].to(wide), width, theta, dtype)
+
+
+def rotary_of_angles(scaled: Tensor, width: int, theta: float, dtype: torch.dtype) -> Rotary:
+    """`rotary_tables` of positions that are scaled by pair: [..., 1, 1 or width / 2], float32 or wider."""
+    exponents = torch.arange(0, width, 2, device=scaled.device, dtype=scaled.dtype) / width
+    angles = scaled * (1.0 / theta**exponents)
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
 
@@ -131,31 +132,45 @@ def causal_attention(layer: int, queries: Tensor, keys: Tensor, values: Tensor) 
     return out.transpose(1, 2)
 
 
-class _Attention(nn.Module):
+class Attention(nn.Module):
+    """Self-attention with rotary embedding; projections of queries, keys and values are one matrix."""
+
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.head_width = config.head_width
         self.heads = (config.heads, config.kv_heads, config.kv_heads)
         self.qkv_proj = Linear(config.width, sum(self.heads) * config.head_width, bias=False)
-        self.has_head_norms = config.has_head_norms
-        if config.has_head_norms:
-            self.q_norm = RMSNorm(config.head_width, config.norm_eps)
-            self.k_norm = RMSNorm(config.head_width, config.norm_eps)
         self.o_proj = Linear(config.heads * config.head_width, config.width, bias=False)
 
     def forward(self, x: Tensor, layer: int, rotary: Rotary, attend: Attend) -> Tensor:
         heads = self.qkv_proj(x).unflatten(-1, (-1, self.head_width))
         queries, keys, values = heads.split(self.heads, dim=-2)
-        if self.has_head_norms:
-            queries, keys = self.q_norm(queries), self.k_norm(keys)
-        queries, keys = rotate(queries, rotary), rotate(keys, rotary)
+        queries, keys = (rotate(heads, rotary) for heads in self.norm_heads(queries, keys))
         return self.o_proj(attend(layer, queries, keys, values).flatten(-2))
+
+    def norm_heads(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """`queries` and `keys` as they are rotated."""
+        return queries, keys
 
     @property
     def head_norms(self) -> HeadNorms:
         """The norms of queries and keys by head, if there are any."""
-        if not self.has_head_norms:
-            return HeadNorms()
+        return HeadNorms()
+
+
+class NormedAttention(Attention):
+    """Attention whose queries and keys are normed head by head before they are rotated."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__(config)
+        self.q_norm = RMSNorm(config.head_width, config.norm_eps)
+        self.k_norm = RMSNorm(config.head_width, config.norm_eps)
+
+    def norm_heads(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        return self.q_norm(queries), self.k_norm(keys)
+
+    @property
+    def head_norms(self) -> HeadNorms:
         return HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
 
 
@@ -173,12 +188,12 @@ class FeedForward(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """One pre-norm layer; projections of queries, keys and values are one matrix, and so are gate and up."""
+    """One pre-norm layer."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, attention: type[Attention] = Attention) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.width, config.norm_eps)
-        self.self_attn = _Attention(config)
+        self.self_attn = attention(config)
         self.post_attention_layernorm = RMSNorm(config.width, config.norm_eps)
         self.mlp = FeedForward(config.width, config.intermediate)
 
@@ -212,10 +227,10 @@ class DecoderLayer(nn.Module):
 class DecoderStack(nn.Module):
     """Layers and a final norm. Capturable if `attend` is."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, attention: type[Attention] = Attention) -> None:
         super().__init__()
         self.config = config
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
+        self.layers = nn.ModuleList(DecoderLayer(config, attention) for _ in range(config.layers))
         self.norm = RMSNorm(config.width, config.norm_eps)
 
     def forward(self, x: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
@@ -284,5 +299,4 @@ class DecoderStack(nn.Module):
 
     def rotary(self, positions: Tensor, dtype: torch.dtype) -> Rotary:
         """The stack's rotary tables for int64 `positions` [...]: [..., 1, head width] each."""
-        config = self.config
-        return rotary_tables(positions, config.head_width, config.rope_theta, dtype, config.rope_divisors)
+        return self.config.rotary(positions, dtype)

@@ -20,7 +20,6 @@ from sonoro.nn.window import WindowConfig, WindowLayer, WindowLayers
 from sonoro.ops.activation import Rates
 from sonoro.ops.causal import Bound, depthwise, depthwise_norm, last_conv
 from sonoro.ops.conv import Epilogue, LeftContext, conv
-from sonoro.ops.window import window_attention
 
 __all__ = ["FoldedLayer", "FusedBlocks", "FusedVocoder", "Past", "fold_layers", "scaled", "taps"]
 
@@ -75,8 +74,7 @@ class FoldedLayer:
         """`x` [B, T, width], float32 or wider, after this layer."""
         config = self.config
         _, qkv = conv(x, self.qkv, epilogue=Epilogue(norm_eps=config.norm_eps))
-        ring, heads, angles = past.ring(self.attention), (config.heads, config.kv_heads), config.has_rounded_angles
-        attended = window_attention(qkv, heads, config.window, config.rope_theta, ring, has_rounded_angles=angles)
+        attended = config.attend(qkv, past.ring(self.attention))
         x, _ = conv(attended, self.out, epilogue=Epilogue(residual=x, plain=x.dtype))
         _, inner = conv(x, self.gate_up, epilogue=Epilogue(norm_eps=config.norm_eps, function="gate"))
         x, _ = conv(inner, self.down, epilogue=Epilogue(residual=x, plain=x.dtype))

@@ -16,15 +16,16 @@ from sonoro.nn.causal import CausalLayer
 from sonoro.nn.history import Context
 from sonoro.nn.linear import Linear, RMSNorm
 from sonoro.nn.transformer import FeedForward, Rotary, part_pairs, rotary_tables, rotate
+from sonoro.ops.window import window_attention
 
 __all__ = ["WindowAttention", "WindowConfig", "WindowLayer", "WindowLayers", "WindowTransformer", "part_pairs"]
 
 
 @dataclass(frozen=True)
 class WindowConfig:
-    """The sizes of a stack. `heads` query heads share `kv_heads` heads of keys and values.
+    """The sizes of a stack, and its attention. `heads` query heads share `kv_heads` heads of keys and values.
 
-    A column sees itself and the `window` - 1 before it. Rounded angles: cosines and sines are those of bfloat16.
+    A column sees itself and the `window` - 1 before it.
     """
 
     width: int
@@ -36,7 +37,14 @@ class WindowConfig:
     window: int
     norm_eps: float
     rope_theta: float
-    has_rounded_angles: bool
+
+    def rotary(self, positions: Tensor, dtype: torch.dtype) -> Rotary:
+        """cos and sin of int64 `positions` [...] in `dtype`: [..., 1, head width] each."""
+        return rotary_tables(positions, self.head_width, self.rope_theta, dtype)
+
+    def attend(self, qkv: Tensor, past: tuple[Tensor, Tensor, Tensor] | None) -> Tensor:
+        """Fused attention with rotary embedding over `qkv` [B, T, heads * D], as `ops.window` has it."""
+        return window_attention(qkv, (self.heads, self.kv_heads), self.window, self.rope_theta, past)
 
 
 class _LayerScale(nn.Module):
@@ -103,9 +111,7 @@ class WindowLayers(nn.ModuleList):
         """`x` [B, T, width] through all layers."""
         config, columns = self.config, x.shape[1]
         positions = history.positions(columns, x.device)
-        angle_dtype = torch.bfloat16 if config.has_rounded_angles else x.dtype
-        cos, sin = rotary_tables(positions, config.head_width, config.rope_theta, angle_dtype)
-        rotary = cos.to(x.dtype), sin.to(x.dtype)
+        rotary = config.rotary(positions, x.dtype)
         known = history.recalled(cast(WindowLayer, self[0]).self_attn.key, columns, x.device)[:, None]
         distance = positions[:, :, None] - known
         mask = ((distance >= 0) & (distance < config.window) & (known >= 0))[:, None]

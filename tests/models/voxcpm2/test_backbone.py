@@ -1,5 +1,6 @@
 """Each part of the language models and of the flow against the official ones, on the same weights and inputs."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -7,11 +8,12 @@ import torch
 from torch import Tensor
 
 from reference_assets import Case
+from sonoro.core.errors import CheckpointError
 from sonoro.models.voxcpm2.backbone import VoxLM
 from sonoro.models.voxcpm2.config import lm_config, local_config, read
 from sonoro.models.voxcpm2.flow import MOST_STEPS
 from sonoro.nn.flow import schedule
-from sonoro.nn.transformer import causal_attention, rotary_tables, rotate
+from sonoro.nn.transformer import causal_attention, rotate
 from tiny_vox_lm import cases, tiny_lm
 
 STEPS = range(2, MOST_STEPS + 1)
@@ -128,8 +130,14 @@ def test_angles_are_divided_by_pair() -> None:
         lm_config(config, 1),
         *(local_config(config, local) for local in (config.encoder_config, config.dit_config)),
     ]
-    assert {size.rope_divisors for size in sizes} == {config.lm_config.rope_scaling.short_factor}
-    cos, sin = rotary_tables(torch.tensor([0, 1, 999]), 128, 10000, torch.float64, sizes[0].rope_divisors)
+    for size in sizes:
+        assert size.head_width == 128
+        assert size.rope_theta == 10000
+        with pytest.raises(CheckpointError, match="1 angles are divided, of 64 in a head"):
+            dataclasses.replace(size, divisors=(1.0,))
+    tables = [size.rotary(torch.tensor([0, 1, 999]), torch.float64) for size in sizes]
+    cos, sin = tables[0]
+    assert all(torch.equal(cos, other) and torch.equal(sin, another) for other, another in tables)
     assert cos.shape == (3, 1, 128)
     pair = 37
     angle = 999 / config.lm_config.rope_scaling.short_factor[pair] * 10000 ** (-2 * pair / 128)

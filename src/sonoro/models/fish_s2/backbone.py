@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from sonoro.models.step import Feedback
 from sonoro.nn.linear import Linear, lay_out_by_input
-from sonoro.nn.transformer import DecoderStack, Rotary
+from sonoro.nn.transformer import Attention, DecoderStack, NormedAttention
 from sonoro.ops.causal import embed_sum
 
-from .config import ModelConfig, decoder_config
+from .config import ModelConfig, StackConfig, decoder_config
 
-__all__ = ["DualAR", "rotary"]
+__all__ = ["DualAR"]
 
 
 class DualAR(nn.Module):
@@ -103,7 +103,7 @@ class DualAR(nn.Module):
 
 class _SlowAR(DecoderStack):
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__(decoder_config(config, config.text_config))
+        super().__init__(decoder_config(config, config.text_config), _attention(config.text_config))
         self.embeddings = nn.Embedding(config.text_config.vocab_size, config.text_config.dim)
 
 
@@ -112,13 +112,11 @@ class _FastAR(DecoderStack):
 
     def __init__(self, config: ModelConfig) -> None:
         audio = config.audio_decoder_config
-        super().__init__(decoder_config(config, audio))
+        super().__init__(decoder_config(config, audio), _attention(audio))
         self.codebook_embeddings = nn.Embedding(audio.num_codebooks * audio.vocab_size, audio.dim)
         self.embeddings = nn.Embedding(audio.vocab_size, audio.dim)
         self.output = Linear(audio.dim, audio.vocab_size, bias=False)
 
 
-def rotary(stack: DecoderStack, positions: Tensor, dtype: torch.dtype) -> Rotary:
-    """The tables of `stack` in `dtype`, rounded to bfloat16 first: with exact ones the released weights speak badly."""
-    cos, sin = stack.rotary(positions, torch.bfloat16)
-    return cos.to(dtype), sin.to(dtype)
+def _attention(stack: StackConfig) -> type[Attention]:
+    return NormedAttention if stack.attention_qk_norm else Attention

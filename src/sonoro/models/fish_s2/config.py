@@ -6,9 +6,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from sonoro.core.errors import CheckpointError
 from sonoro.nn.configs import read_released
-from sonoro.nn.transformer import DecoderConfig
+from sonoro.nn.transformer import DecoderConfig, Rotary
 
 from .codec import CodecConfig
 
@@ -65,9 +68,16 @@ def model_config(source: Path | str) -> ModelConfig:
     return config
 
 
+class _Config(DecoderConfig):
+    def rotary(self, positions: Tensor, dtype: torch.dtype) -> Rotary:
+        # Rounded to bfloat16 first: with exact ones the released weights speak badly.
+        cos, sin = super().rotary(positions, torch.bfloat16)
+        return cos.to(dtype), sin.to(dtype)
+
+
 def decoder_config(config: ModelConfig, stack: StackConfig) -> DecoderConfig:
     """The sizes of one of the stacks. Base and epsilon are the slow AR's for both, as in the official code."""
-    return DecoderConfig(
+    return _Config(
         width=stack.dim,
         intermediate=stack.intermediate_size,
         layers=stack.n_layer,
@@ -76,7 +86,6 @@ def decoder_config(config: ModelConfig, stack: StackConfig) -> DecoderConfig:
         head_width=stack.head_dim,
         norm_eps=config.text_config.norm_eps,
         rope_theta=config.text_config.rope_base,
-        has_head_norms=stack.attention_qk_norm,
     )
 
 

@@ -13,15 +13,34 @@ import torch
 from torch import Tensor, nn
 
 from sonoro.models.streaming import example_codes
+from sonoro.nn import window
 from sonoro.nn.causal import name_layers
 from sonoro.nn.codebooks import Codebooks, VectorQuantizer, joint_table
 from sonoro.nn.history import Context
+from sonoro.nn.transformer import Rotary
 from sonoro.nn.vocoder import LinearSnake, Upsampler, Vocoder, finalize, reach_frames
 from sonoro.nn.vocoder_fused import FusedVocoder, Past, fold_layers
-from sonoro.nn.window import WindowConfig, WindowTransformer
+from sonoro.nn.window import WindowTransformer
 from sonoro.ops.causal import embed_sum
+from sonoro.ops.window import window_attention
 
 __all__ = ["CodecConfig", "CodecDecoder", "FusedDecoder", "Quantizer"]
+
+
+@dataclass(frozen=True)
+class WindowConfig(window.WindowConfig):
+    """The sizes of a stack of this codec. It was trained with cosines and sines rounded to bfloat16."""
+
+    has_rounded_angles: bool = True
+
+    def rotary(self, positions: Tensor, dtype: torch.dtype) -> Rotary:
+        cos, sin = super().rotary(positions, torch.bfloat16 if self.has_rounded_angles else dtype)
+        return cos.to(dtype), sin.to(dtype)
+
+    def attend(self, qkv: Tensor, past: tuple[Tensor, Tensor, Tensor] | None) -> Tensor:
+        heads, angles = (self.heads, self.kv_heads), self.has_rounded_angles
+        return window_attention(qkv, heads, self.window, self.rope_theta, past, has_rounded_angles=angles)
+
 
 _TRANSFORMER = WindowConfig(
     width=1024,
@@ -33,7 +52,6 @@ _TRANSFORMER = WindowConfig(
     window=128,
     norm_eps=1e-5,
     rope_theta=10000.0,
-    has_rounded_angles=True,
 )
 _ENCODER_TRANSFORMER = replace(_TRANSFORMER, layers=4, window=512)
 

@@ -10,7 +10,7 @@ from sonoro.core.errors import ConfigError
 from sonoro.models.base import Capacity, Pages
 from sonoro.models.slots import BackboneState, DepthState, allocate_depth, fill_backbone, stage_prompts
 
-from .backbone import DualAR, rotary
+from .backbone import DualAR
 from .prompt import FishPrompt
 
 __all__ = ["allocate", "prefill", "stage"]
@@ -22,7 +22,7 @@ def allocate(lm: DualAR, capacity: Capacity) -> DepthState:
     if capacity.max_positions > most:
         raise ConfigError("max_positions", capacity.max_positions, f"at most {most} for this model")
     books = lm.codebooks
-    return allocate_depth(lm.slow, lm.fast, capacity, codebooks=books, ids=[0] * (1 + books), rotary=rotary)
+    return allocate_depth(lm.slow, lm.fast, capacity, codebooks=books, ids=[0] * (1 + books))
 
 
 def stage(state: BackboneState, prompts: Sequence[FishPrompt], slots: Sequence[int], pages: Sequence[Pages]) -> int:

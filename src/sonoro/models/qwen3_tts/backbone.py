@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sonoro.models.step import Feedback
 from sonoro.nn.linear import Linear, lay_out_by_input
-from sonoro.nn.transformer import DecoderConfig, DecoderStack, causal_attention
+from sonoro.nn.transformer import DecoderConfig, DecoderStack, NormedAttention, causal_attention
 
 from .config import SUPPRESSED_IDS, PredictorConfig, TalkerConfig
 from .prompt import TalkerPrompt
@@ -196,14 +196,14 @@ class CodePredictor(nn.Module):
 
 class _TalkerModel(DecoderStack):
     def __init__(self, config: TalkerConfig) -> None:
-        super().__init__(_decoder_config(config))
+        super().__init__(_decoder_config(config), NormedAttention)
         self.text_embedding = nn.Embedding(config.text_vocab_size, config.text_hidden_size)
         self.codec_embedding = nn.Embedding(config.vocab_size, config.hidden_size)
 
 
 class _PredictorModel(DecoderStack):
     def __init__(self, config: PredictorConfig, talker_width: int) -> None:
-        super().__init__(_decoder_config(config))
+        super().__init__(_decoder_config(config), NormedAttention)
         self.codec_embedding = nn.ModuleList(
             nn.Embedding(config.vocab_size, talker_width) for _ in range(config.num_code_groups - 1)
         )

@@ -109,7 +109,6 @@ def _window_config(config: CodecDecoderConfig) -> WindowConfig:
         window=config.sliding_window,
         norm_eps=config.rms_norm_eps,
         rope_theta=config.rope_theta,
-        has_rounded_angles=False,
     )
 
 

@@ -7,9 +7,12 @@ import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from sonoro.core.errors import CheckpointError
 from sonoro.nn.configs import read_released
-from sonoro.nn.transformer import DecoderConfig
+from sonoro.nn.transformer import DecoderConfig, Rotary, rotary_of_angles
 
 from .codec import CodecConfig
 
@@ -91,6 +94,25 @@ def read(source: Path | str) -> ModelConfig:
     return config
 
 
+@dataclass(frozen=True)
+class _Config(DecoderConfig):
+    """Sizes of a stack in which the angle of each pair is divided by its own of `divisors`."""
+
+    divisors: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.divisors) != self.head_width // 2:
+            raise CheckpointError(f"{len(self.divisors)} angles are divided, of {self.head_width // 2} in a head")
+
+    def rotary(self, positions: Tensor, dtype: torch.dtype) -> Rotary:
+        wide = torch.promote_types(dtype, torch.float32)
+        scaled = positions[..., None, None].to(wide) * (
+            1.0 / torch.tensor(self.divisors, dtype=wide, device=positions.device)
+        )
+        return rotary_of_angles(scaled, self.head_width, self.rope_theta, dtype)
+
+
 def lm_config(config: ModelConfig, layers: int) -> DecoderConfig:
     """The sizes of so many `layers` of the base or of the residual LM, which are alike."""
     lm = config.lm_config
@@ -105,8 +127,7 @@ def local_config(config: ModelConfig, local: LocalConfig) -> DecoderConfig:
 def _stack(config: ModelConfig, width: int, intermediate: int, layers: int, heads: int) -> DecoderConfig:
     lm = config.lm_config
     alike = lm.num_key_value_heads, lm.kv_channels, lm.rms_norm_eps, lm.rope_theta
-    divisors = lm.rope_scaling.short_factor
-    return DecoderConfig(width, intermediate, layers, heads, *alike, has_head_norms=False, rope_divisors=divisors)
+    return _Config(width, intermediate, layers, heads, *alike, divisors=lm.rope_scaling.short_factor)
 
 
 def _check(config: ModelConfig) -> None:
