@@ -97,7 +97,7 @@ def test_a_process_that_is_killed_fails_what_it_held_and_is_replaced() -> None:
 def test_an_exception_out_of_a_tick_ends_the_process_and_is_told() -> None:
     async def break_it() -> None:
         async with launch("breaking") as client:
-            with pytest.raises(EngineCrashed, match=r"exit code 1: NotImplementedError: .*meta"):
+            with pytest.raises(EngineCrashed, match=r"exit code 1: NotImplementedError$"):
                 await gather(client.stream(request("a")))
             assert client.restarts <= 1
 
