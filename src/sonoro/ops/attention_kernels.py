@@ -44,6 +44,16 @@ def _load_norm(weights, flat, partner, IS_NORMED: tl.constexpr):
 
 
 @triton.jit
+def _load_heads(given, flat, partner, GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """Query heads as they are given, and their rotated halves."""
+    heads, partners = (), ()
+    for member in tl.static_range(GROUP_SIZE):
+        heads += (tl.load(given + member * HEAD_DIM + flat),)
+        partners += (tl.load(given + member * HEAD_DIM + partner),)
+    return heads, partners
+
+
+@triton.jit
 def _load_kv_tiles(
     keys, values, page_numbers, lane, offset, start, end,
     PAGE_STRIDE: tl.constexpr, PAGE_SIZE: tl.constexpr, LANES: tl.constexpr, TILES: tl.constexpr,
@@ -120,6 +130,26 @@ def _attend_new_tokens(query, new_key, new_value, near_keys, near_values, new_to
         l_n, v_sum = l_n * alpha + p, v_sum * alpha + p * near_values[back - 1].to(tl.float32)
         m_n = m_new
     return tl.where(is_new, m_n, -1e30), tl.where(is_new, l_n, 0.0), tl.where(is_new, v_sum, 0.0)
+
+
+@triton.jit
+def _begin_heads(
+    raw, partners, weight, partner_weight, cos, sin, eps, scale, new_key, new_value, near_keys, near_values,
+    new_token, is_new, HEAD_DIM: tl.constexpr, IS_NORMED: tl.constexpr,
+):  # fmt: skip
+    """Scaled queries [1, D], and the running max, sum and output of each by lane."""
+    queries, m_i, l_i, acc = (), (), (), ()
+    for member in tl.static_range(len(raw)):
+        query = _norm_and_rotate(
+            raw[member], partners[member], weight, partner_weight, cos, sin, eps, HEAD_DIM, IS_NORMED
+        )
+        query = query.to(tl.float32) * scale
+        queries += (query[None, :],)
+        m_n, l_n, v_sum = _attend_new_tokens(query, new_key, new_value, near_keys, near_values, new_token, is_new)
+        m_i += (m_n,)
+        l_i += (l_n,)
+        acc += (v_sum,)
+    return queries, m_i, l_i, acc
 
 
 @triton.jit
@@ -216,10 +246,7 @@ def decode(  # noqa: PLR0915 (one pass over what registers hold)
     # Issue every load that is known to be needed before the first result is used.
     given = qkv + line * qkv_stride + part_of_head * GROUP_SIZE * HEAD_DIM
     fresh = qkv + line * qkv_stride + (NUM_KV_HEADS * PROGRAMS_PER_KV_HEAD * GROUP_SIZE + head) * HEAD_DIM
-    given_queries, query_partners = (), ()
-    for member in tl.static_range(GROUP_SIZE):
-        given_queries += (tl.load(given + member * HEAD_DIM + flat),)
-        query_partners += (tl.load(given + member * HEAD_DIM + partner),)
+    given_queries, query_partners = _load_heads(given, flat, partner, GROUP_SIZE, HEAD_DIM)
     given_key, key_partner = tl.load(fresh + flat), tl.load(fresh + partner)
     new_value = tl.load(fresh + POSITION_STRIDE + column + lane * 0)
     # At most `NUM_SPLITS` splits of whole blocks; the last that is not empty holds the new position.
@@ -250,18 +277,10 @@ def decode(  # noqa: PLR0915 (one pass over what registers hold)
         is_new, NEW_TOKENS, POSITION_STRIDE, HEAD_DIM, IS_NORMED,
     )  # fmt: skip
     # Each lane keeps its own running max and sum, so the loop needs no exchange between threads.
-    queries, m_i, l_i, acc = (), (), (), ()
-    for member in tl.static_range(GROUP_SIZE):
-        query = _norm_and_rotate(
-            given_queries[member], query_partners[member], q_weight, q_partner_weight, cos_now, sin_now, eps,
-            HEAD_DIM, IS_NORMED,
-        )  # fmt: skip
-        query = query.to(tl.float32) * scale
-        queries += (query[None, :],)
-        m_n, l_n, v_sum = _attend_new_tokens(query, new_key, new_value, near_keys, near_values, new_token, is_new)
-        m_i += (m_n,)
-        l_i += (l_n,)
-        acc += (v_sum,)
+    queries, m_i, l_i, acc = _begin_heads(
+        given_queries, query_partners, q_weight, q_partner_weight, cos_now, sin_now, eps, scale, new_key, new_value,
+        near_keys, near_values, new_token, is_new, HEAD_DIM, IS_NORMED,
+    )  # fmt: skip
     if IS_SINGLE_BLOCK:
         m_i, l_i, acc = _attend_kv_tiles(key, value, first, end, lane, queries, m_i, l_i, acc, LANES)
     else:

@@ -56,22 +56,11 @@ if triton is not None:
 
     @triton.jit
     def _attend(
-        qkv,
-        cos,
-        sin,
-        out,
-        qkv_stride,
-        scale,
-        NUM_HEADS: tl.constexpr,
-        GROUP_SIZE: tl.constexpr,
-        HEAD_DIM: tl.constexpr,
-        NUM_TOKENS: tl.constexpr,
-        FIRST: tl.constexpr,
-        NUM_KEPT: tl.constexpr,
-        BLOCK: tl.constexpr,
-        IS_INTERPRETED: tl.constexpr,
+        qkv, cos, sin, out, qkv_stride, scale,
+        NUM_HEADS: tl.constexpr, GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_TOKENS: tl.constexpr,
+        FIRST: tl.constexpr, NUM_KEPT: tl.constexpr, BLOCK: tl.constexpr, IS_INTERPRETED: tl.constexpr,
         ENABLE_PDL: tl.constexpr,
-    ):
+    ):  # fmt: skip
         pdl_launch_dependents(ENABLE_PDL)
         # Triton's interpreter takes the bits of a bfloat16 operand for an integer; products in float32 are the same.
         operand: tl.constexpr = tl.float32 if IS_INTERPRETED else out.dtype.element_ty

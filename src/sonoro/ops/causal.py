@@ -136,6 +136,13 @@ if triton is not None:
             target = out + batch * step + (left + program - batch * columns) * CHANNELS + channel
             tl.store(target, total.to(out.dtype.element_ty), mask=inside)
 
+    @triton.jit
+    def _keep_tail(x, history, slots, block, rows, columns, size, CHANNELS: tl.constexpr, BLOCK: tl.constexpr):
+        """Keep a block of the last `size` elements of each row of `x` as its left context, if there is a history."""
+        if history is not None:
+            tail, step = x + columns.to(tl.int64) * CHANNELS, size + columns.to(tl.int64) * CHANNELS
+            copy_block(tail, step, history, size, slots, block, rows // columns, size, False, BLOCK)
+
     @triton.jit(do_not_specialize=["columns", "tiles"])
     def _depthwise_norm(
         x, weight, bias, norm_weight, norm_bias, out, slots, history, rows, columns, tiles,
@@ -147,11 +154,7 @@ if triton is not None:
         size: tl.constexpr = (TAPS - 1) * CHANNELS
         step = (TAPS - 1 + columns).to(tl.int64) * CHANNELS
         if program >= tiles:
-            if history is not None:
-                tail = x + columns * CHANNELS
-                copy_block(
-                    tail, step, history, size, slots, program - tiles, rows // columns, size, False, COPY_BLOCK_SIZE
-                )
+            _keep_tail(x, history, slots, program - tiles, rows, columns, size, CHANNELS, COPY_BLOCK_SIZE)
         else:
             channel = tl.arange(0, BLOCK)
             inside = channel < CHANNELS
@@ -179,11 +182,7 @@ if triton is not None:
         size = (TAPS - 1) * dilation * CHANNELS
         step = size + columns.to(tl.int64) * CHANNELS
         if program >= tiles:
-            if history is not None:
-                tail = x + columns.to(tl.int64) * CHANNELS
-                copy_block(
-                    tail, step, history, size, slots, program - tiles, rows // columns, size, False, COPY_BLOCK_SIZE
-                )
+            _keep_tail(x, history, slots, program - tiles, rows, columns, size, CHANNELS, COPY_BLOCK_SIZE)
         else:
             BLOCKS_C: tl.constexpr = (CHANNELS + BLOCK - 1) // BLOCK
             row = (program // BLOCKS_C) * SAMPLES + tl.arange(0, SAMPLES)
@@ -216,11 +215,7 @@ if triton is not None:
         size: tl.constexpr = (TAPS - 1) * CHANNELS
         step = (TAPS - 1 + columns).to(tl.int64) * CHANNELS
         if program >= tiles:
-            if history is not None:
-                tail = x + columns.to(tl.int64) * CHANNELS
-                copy_block(
-                    tail, step, history, size, slots, program - tiles, rows // columns, size, False, COPY_BLOCK_SIZE
-                )
+            _keep_tail(x, history, slots, program - tiles, rows, columns, size, CHANNELS, COPY_BLOCK_SIZE)
         else:
             row = program * SAMPLES + tl.arange(0, SAMPLES)
             inside = row < rows

@@ -145,17 +145,9 @@ if triton is not None:
 
     @triton.jit
     def copy_block(
-        source,
-        source_step,
-        target,
-        target_step,
-        slots,
-        block,
-        count,
-        size,
-        FROM_SLOT: tl.constexpr,
-        BLOCK: tl.constexpr,
-    ):
+        source, source_step, target, target_step, slots, block, count, size,
+        FROM_SLOT: tl.constexpr, BLOCK: tl.constexpr,
+    ):  # fmt: skip
         # `count` rows of `size` elements; one side is addressed by batch row, the other by that row's slot.
         index = block * BLOCK + tl.arange(0, BLOCK)
         row = (index // size).to(tl.int64)

@@ -57,23 +57,18 @@ def guide(conditional: Tensor, free: Tensor, cfg: Tensor) -> Tensor:
 
 
 def advance_reference(
-    x: Tensor,
-    velocities: Tensor | None,
-    step: SolverStep,
-    projections: PatchProjections,
-    tokens: Tensor,
-    time_token: int,
+    x: Tensor, velocity: Tensor | None, step: SolverStep, projections: PatchProjections, tokens: Tensor, time_token: int
 ) -> Tensor:
     """`x` [B, P, D] moved against the guided velocity as `step` says, a new tensor; `tokens` say where it is now.
 
-    `velocities` [2 B P, D] lack their bias; without any, `x` stays where it is. Into `tokens` [2 B, T, W], of
+    `velocity` [2 B P, D] lacks its bias; without any, `x` stays where it is. Into `tokens` [2 B, T, W], of
     both halves, go the P tokens of the patch, the last ones, and the time at `time_token`. Capturable; no sync; no
     gradient.
     """
-    if velocities is None:
+    if velocity is None:
         x = x.clone()
     else:
-        guided, free = (velocities + projections.out_bias).view(2, *x.shape)
+        guided, free = (velocity + projections.out_bias).view(2, *x.shape)
         x = x - step.size[:, None, None] * guide(guided, free, step.cfg)
     both = tokens.unflatten(0, (2, -1))
     both[:, :, -x.shape[1] :] = F.linear(x, projections.weight, projections.bias)
@@ -85,31 +80,11 @@ if triton is not None:
 
     @triton.jit
     def _advance_kernel(
-        x,
-        velocities,
-        size,
-        cfg,
-        time,
-        weight,
-        bias,
-        out_bias,
-        tokens,
-        out,
-        size_stride,
-        cfg_stride,
-        time_stride,
-        MOVES: tl.constexpr,
-        PATCH: tl.constexpr,
-        LATENTS: tl.constexpr,
-        NUM_TOKENS: tl.constexpr,
-        TIME_TOKEN: tl.constexpr,
-        WIDTH: tl.constexpr,
-        BLOCK_P: tl.constexpr,
-        BLOCK_D: tl.constexpr,
-        BLOCK_W: tl.constexpr,
-        OPERAND_DTYPE: tl.constexpr,
-        ENABLE_PDL: tl.constexpr,
-    ):
+        x, velocities, size, cfg, time, weight, bias, out_bias, tokens, out, size_stride, cfg_stride, time_stride,
+        MOVES: tl.constexpr, PATCH: tl.constexpr, LATENTS: tl.constexpr, NUM_TOKENS: tl.constexpr,
+        TIME_TOKEN: tl.constexpr, WIDTH: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr,
+        BLOCK_W: tl.constexpr, OPERAND_DTYPE: tl.constexpr, ENABLE_PDL: tl.constexpr,
+    ):  # fmt: skip
         pdl_launch_dependents(ENABLE_PDL)
         dtype: tl.constexpr = out.dtype.element_ty
         row, rows = tl.program_id(0).to(tl.int64), tl.num_programs(0)
@@ -160,19 +135,14 @@ _BLOCK_W = 64
 
 
 def advance_kernel(
-    x: Tensor,
-    velocities: Tensor | None,
-    step: SolverStep,
-    projections: PatchProjections,
-    tokens: Tensor,
-    time_token: int,
+    x: Tensor, velocity: Tensor | None, step: SolverStep, projections: PatchProjections, tokens: Tensor, time_token: int
 ) -> Tensor:
     """`advance_reference` as one Triton kernel, a program per row and block of a token's width, each moving `x`."""
     (batch, patch, latents), (_, count, width) = x.shape, tokens.shape
     out, enable_pdl = torch.empty_like(x), has_pdl(x.device)
     _advance_kernel[batch, triton.cdiv(width, _BLOCK_W)](
-        x, x if velocities is None else velocities, *step, *projections, tokens, out,
-        *(tensor.stride(0) for tensor in step), velocities is not None, patch, latents, count, time_token, width,
+        x, x if velocity is None else velocity, *step, *projections, tokens, out,
+        *(tensor.stride(0) for tensor in step), velocity is not None, patch, latents, count, time_token, width,
         max(16, triton.next_power_of_2(patch)), max(16, triton.next_power_of_2(latents)), _BLOCK_W,
         OPERAND[x.dtype], enable_pdl, num_warps=2, launch_pdl=enable_pdl,
     )  # fmt: skip
@@ -180,14 +150,9 @@ def advance_kernel(
 
 
 def _can_advance(
-    x: Tensor,
-    velocities: Tensor | None,
-    step: SolverStep,
-    projections: PatchProjections,
-    tokens: Tensor,
-    time_token: int,
+    x: Tensor, velocity: Tensor | None, step: SolverStep, projections: PatchProjections, tokens: Tensor, time_token: int
 ) -> bool:
-    dense = (x, *projections, tokens) if velocities is None else (x, velocities, *projections, tokens)
+    dense = (x, *projections, tokens) if velocity is None else (x, velocity, *projections, tokens)
     return (
         is_row_major(*dense, step.time)
         and all(tensor.is_contiguous() for tensor in dense)

@@ -91,22 +91,10 @@ if triton is not None:
 
     @triton.jit(do_not_specialize=["batch"])
     def _gemv_kernel(
-        x,
-        norm_weight,
-        weight,
-        residual,
-        out,
-        batch,
-        x_stride,
-        residual_stride,
-        eps,
-        N: tl.constexpr,
-        K: tl.constexpr,
-        BLOCK_N: tl.constexpr,
-        BLOCK_K: tl.constexpr,
-        IS_GATED: tl.constexpr,
+        x, norm_weight, weight, residual, out, batch, x_stride, residual_stride, eps,
+        N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_GATED: tl.constexpr,
         ENABLE_PDL: tl.constexpr,
-    ):
+    ):  # fmt: skip
         pdl_launch_dependents(ENABLE_PDL)
         dtype: tl.constexpr = out.dtype.element_ty
         CHUNKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
@@ -163,26 +151,11 @@ if triton is not None:
 
     @triton.jit(do_not_specialize=["batch"])
     def _tile_kernel(  # noqa: PLR0915 (a kernel's arguments are positional)
-        x,
-        weight,
-        residual,
-        out,
-        batch,
-        x_stride,
-        residual_stride,
-        N: tl.constexpr,
-        K: tl.constexpr,
-        BLOCK_M: tl.constexpr,
-        BLOCK_N: tl.constexpr,
-        BLOCK_K: tl.constexpr,
-        SLICE_K: tl.constexpr,
-        SPLIT_K: tl.constexpr,
-        NUM_STAGES: tl.constexpr,
-        IS_GATED: tl.constexpr,
-        PREFETCH_L2: tl.constexpr,
-        ENABLE_PDL: tl.constexpr,
-        OPERAND_DTYPE: tl.constexpr,
-    ):
+        x, weight, residual, out, batch, x_stride, residual_stride,
+        N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+        SLICE_K: tl.constexpr, SPLIT_K: tl.constexpr, NUM_STAGES: tl.constexpr, IS_GATED: tl.constexpr,
+        PREFETCH_L2: tl.constexpr, ENABLE_PDL: tl.constexpr, OPERAND_DTYPE: tl.constexpr,
+    ):  # fmt: skip
         pdl_launch_dependents(ENABLE_PDL)
         dtype: tl.constexpr = weight.dtype.element_ty
         STEP: tl.constexpr = SLICE_K * BLOCK_K
@@ -248,16 +221,9 @@ if triton is not None:
 
     @triton.jit(do_not_specialize=["batch"])
     def _reduce_split_k(
-        partial,
-        residual,
-        out,
-        batch,
-        residual_stride,
-        N: tl.constexpr,
-        SPLIT_K: tl.constexpr,
-        BLOCK: tl.constexpr,
-        ENABLE_PDL: tl.constexpr,
-    ):
+        partial, residual, out, batch, residual_stride,
+        N: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr, ENABLE_PDL: tl.constexpr,
+    ):  # fmt: skip
         pdl_launch_dependents(ENABLE_PDL)
         pdl_wait(ENABLE_PDL)
         dtype: tl.constexpr = out.dtype.element_ty

@@ -25,31 +25,27 @@ def _log(x):
 
 
 @triton.jit
-def make_gumbel_noise(
-    seed,
-    segment,
-    frame,
-    out,
-    seed_stride,
-    segment_stride,
-    frame_stride,
-    codebooks,
-    vocabulary,
-    BLOCK: tl.constexpr,
-    ENABLE_PDL: tl.constexpr,
-):
-    pdl_launch_dependents(ENABLE_PDL)
-    pdl_wait(ENABLE_PDL)
-    codebook, row = tl.program_id(1), tl.program_id(2)
-    group = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+def _philox(seed, segment, frame, seed_stride, segment_stride, frame_stride, row, codebook, BLOCK: tl.constexpr):
+    """Four random words of each of this program's groups of four numbers."""
     numbers = tl.zeros([BLOCK], tl.int32)
-    a, b, c, d = tl.philox(
+    return tl.philox(
         tl.load(seed + row * seed_stride),
-        group,
+        tl.program_id(0) * BLOCK + tl.arange(0, BLOCK),
         numbers + codebook,
         numbers + tl.load(frame + row * frame_stride).to(tl.int32),
         numbers + tl.load(segment + row * segment_stride).to(tl.int32),
     )
+
+
+@triton.jit
+def make_gumbel_noise(
+    seed, segment, frame, out, seed_stride, segment_stride, frame_stride, codebooks, vocabulary,
+    BLOCK: tl.constexpr, ENABLE_PDL: tl.constexpr,
+):  # fmt: skip
+    pdl_launch_dependents(ENABLE_PDL)
+    pdl_wait(ENABLE_PDL)
+    codebook, row = tl.program_id(1), tl.program_id(2)
+    a, b, c, d = _philox(seed, segment, frame, seed_stride, segment_stride, frame_stride, row, codebook, BLOCK)
     word = tl.interleave(tl.interleave(a, c), tl.interleave(b, d))
     uniform = ((word >> 9).to(tl.float32) + 0.5) * (1.0 / (1 << 23))
     v = tl.program_id(0) * BLOCK * 4 + tl.arange(0, BLOCK * 4)
@@ -68,28 +64,13 @@ def _normal_pair(distance, angle):
 
 @triton.jit
 def make_normal_noise(
-    seed,
-    segment,
-    frame,
-    out,
-    seed_stride,
-    segment_stride,
-    frame_stride,
-    count,
-    BLOCK: tl.constexpr,
-    ENABLE_PDL: tl.constexpr,
-):
+    seed, segment, frame, out, seed_stride, segment_stride, frame_stride, count,
+    BLOCK: tl.constexpr, ENABLE_PDL: tl.constexpr,
+):  # fmt: skip
     pdl_launch_dependents(ENABLE_PDL)
     pdl_wait(ENABLE_PDL)
     row = tl.program_id(1)
-    numbers = tl.zeros([BLOCK], tl.int32)
-    a, b, c, d = tl.philox(
-        tl.load(seed + row * seed_stride),
-        tl.program_id(0) * BLOCK + tl.arange(0, BLOCK),
-        numbers,
-        numbers + tl.load(frame + row * frame_stride).to(tl.int32),
-        numbers + tl.load(segment + row * segment_stride).to(tl.int32),
-    )
+    a, b, c, d = _philox(seed, segment, frame, seed_stride, segment_stride, frame_stride, row, 0, BLOCK)
     first, second = _normal_pair(a, b)
     third, fourth = _normal_pair(c, d)
     place = tl.program_id(0) * BLOCK * 4 + tl.arange(0, BLOCK * 4)
@@ -116,30 +97,10 @@ def _kth_largest(x, k):
 
 @triton.jit
 def sample(
-    logits,
-    noise,
-    temperature,
-    top_k,
-    top_p,
-    is_greedy,
-    out,
-    logits_stride,
-    noise_stride,
-    temperature_stride,
-    top_k_stride,
-    top_p_stride,
-    greedy_stride,
-    out_stride,
-    table,
-    embedded,
-    table_stride,
-    table_size,
-    vocabulary,
-    EMBED_DIM: tl.constexpr,
-    BLOCK_V: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    ENABLE_PDL: tl.constexpr,
-):
+    logits, noise, temperature, top_k, top_p, is_greedy, out, logits_stride, noise_stride, temperature_stride,
+    top_k_stride, top_p_stride, greedy_stride, out_stride, table, embedded, table_stride, table_size, vocabulary,
+    EMBED_DIM: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_D: tl.constexpr, ENABLE_PDL: tl.constexpr,
+):  # fmt: skip
     pdl_launch_dependents(ENABLE_PDL)
     pdl_wait(ENABLE_PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -185,19 +146,9 @@ def sample(
 
 @triton.jit
 def mask_logits(
-    logits,
-    seen,
-    penalty,
-    banned,
-    out,
-    logits_stride,
-    seen_stride,
-    penalty_stride,
-    banned_stride,
-    vocabulary,
-    BLOCK: tl.constexpr,
-    ENABLE_PDL: tl.constexpr,
-):
+    logits, seen, penalty, banned, out, logits_stride, seen_stride, penalty_stride, banned_stride, vocabulary,
+    BLOCK: tl.constexpr, ENABLE_PDL: tl.constexpr,
+):  # fmt: skip
     pdl_launch_dependents(ENABLE_PDL)
     pdl_wait(ENABLE_PDL)
     row = tl.program_id(1).to(tl.int64)

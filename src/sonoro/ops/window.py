@@ -96,6 +96,19 @@ if triton is not None:
         bits = x.to(tl.int32, bitcast=True)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
 
+    @triton.jit
+    def _load_rotated(source, cos, sin, mask, HALF: tl.constexpr):
+        """Both halves of heads, rotated, in float32."""
+        first = tl.load(source, mask=mask, other=0.0).to(tl.float32)
+        second = tl.load(source + HALF, mask=mask, other=0.0).to(tl.float32)
+        return first * cos - second * sin, second * cos + first * sin
+
+    @triton.jit
+    def _score(query_1, query_2, key_1, key_2):
+        """Products of queries and keys, both given in halves."""
+        scores = tl.dot(query_1, tl.trans(key_1), input_precision="ieee")
+        return tl.dot(query_2, tl.trans(key_2), scores, input_precision="ieee")
+
     @triton.jit(do_not_specialize=["columns"])
     def _window_attention(  # noqa: PLR0915 (one pass; a kernel's arguments are positional)
         qkv, out, ring, seen, slots, columns, log2_theta, scale,
@@ -126,20 +139,16 @@ if triton is not None:
             + channel[None, :]
         )
         mask = is_column[:, None] & (channel < HALF)[None, :]
-        first = tl.load(qkv + offset, mask=mask, other=0.0).to(tl.float32)
-        second = tl.load(qkv + offset + HALF, mask=mask, other=0.0).to(tl.float32)
-        query_1 = ((first * cos - second * sin) * scale).to(dtype)
-        query_2 = ((second * cos + first * sin) * scale).to(dtype)
-        first = tl.load(qkv + offset + NUM_HEADS * HEAD_DIM, mask=mask, other=0.0).to(tl.float32)
-        second = tl.load(qkv + offset + NUM_HEADS * HEAD_DIM + HALF, mask=mask, other=0.0).to(tl.float32)
-        key_1, key_2 = (first * cos - second * sin).to(dtype), (second * cos + first * sin).to(dtype)
+        query_1, query_2 = _load_rotated(qkv + offset, cos, sin, mask, HALF)
+        query_1, query_2 = (query_1 * scale).to(dtype), (query_2 * scale).to(dtype)
+        key_1, key_2 = _load_rotated(qkv + offset + NUM_HEADS * HEAD_DIM, cos, sin, mask, HALF)
+        key_1, key_2 = key_1.to(dtype), key_2.to(dtype)
         both = tl.arange(0, HEAD_DIM)
         value_offset = (
             (row.to(tl.int64) * columns + step)[:, None] * (3 * NUM_HEADS * HEAD_DIM) + head * HEAD_DIM + both[None, :]
         )
         value = tl.load(qkv + value_offset + 2 * NUM_HEADS * HEAD_DIM, mask=is_column[:, None], other=0.0)
-        scores = tl.dot(query_1, tl.trans(key_1), input_precision="ieee")
-        scores = tl.dot(query_2, tl.trans(key_2), scores, input_precision="ieee")
+        scores = _score(query_1, query_2, key_1, key_2)
         distance = step[:, None] - step[None, :]
         scores = tl.where((distance >= 0) & (distance < WINDOW) & is_column[None, :], scores, float("-inf"))
         m_i = tl.max(scores, axis=1)
@@ -158,8 +167,7 @@ if triton is not None:
                 mask=(old < RING)[:, None] & (both < HEAD_DIM)[None, :],
                 other=0.0,
             )
-            past = tl.dot(query_1, tl.trans(old_1), input_precision="ieee")
-            past = tl.dot(query_2, tl.trans(old_2), past, input_precision="ieee")
+            past = _score(query_1, query_2, old_1, old_2)
             away = (start + step)[:, None] - known[None, :]
             is_seen = ((known >= 0) & (old < RING))[None, :] & (away < WINDOW)
             past = tl.where(is_seen, past, float("-inf"))

@@ -5,7 +5,6 @@ The host knows none of them: a step that was captured once serves whatever param
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sonoro.ops.sample import Sampling
+from sonoro.runtime.bits import pack_floats, unpack_flags, unpack_floats
 from sonoro.runtime.ring import upload
 
 __all__ = ["CLEARED", "BatchSampling", "SamplingControls", "SamplingState", "pack"]
@@ -78,15 +78,15 @@ class SamplingState:
         # One gather, and views of it: each cast would be a kernel of its own.
         rows = self._packed[slots]
         seed, segment, max_frames = rows[:, :3].unbind(1)
-        temperature, top_p, repetition_penalty, _ = rows[:, 6:].view(torch.float32).split(1, dim=1)
-        flags = rows[:, 4:6].view(torch.bool)  # of each number the lowest byte comes first
+        temperature, top_p, repetition_penalty, _ = unpack_floats(rows[:, 6:]).split(1, dim=1)
+        is_greedy, ignore_eos = unpack_flags(rows[:, 4:6]).split(1, dim=1)
         return BatchSampling(
             temperature,
             top_p,
             repetition_penalty,
             rows[:, 3:4],
-            flags[:, :1],
-            flags[:, 8:9],
+            is_greedy,
+            ignore_eos,
             seed,
             segment,
             max_frames,
@@ -98,7 +98,7 @@ def pack(row: SamplingControls) -> tuple[int, ...]:
     # A greedy row divides by nothing, and nothing that is filtered out could change its choice.
     is_greedy = row.temperature == 0
     temperature, top_k, top_p = (1.0, 0, 1.0) if is_greedy else (row.temperature, row.top_k, row.top_p)
-    floats = struct.unpack("=2q", struct.pack("=4f", temperature, top_p, row.repetition_penalty, 0.0))
+    floats = pack_floats([temperature, top_p, row.repetition_penalty, 0.0]).tolist()
     return (row.seed, row.segment, row.max_frames, top_k, is_greedy, row.ignore_eos, *floats)
 
 

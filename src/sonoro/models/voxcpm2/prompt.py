@@ -18,6 +18,7 @@ from sonoro.core.text import check_text, join_text
 from sonoro.models.base import Controls, Spoken, Voice
 from sonoro.models.slots import Ids
 from sonoro.nn.tokenizer import TextTokenizer
+from sonoro.runtime.bits import pack_floats
 
 from .config import ModelConfig
 
@@ -146,7 +147,7 @@ class PromptBuilder:
     def _heard(self, patches: Tensor) -> Ids:
         rows = self._rows([0] * len(patches))
         rows[:, 1] = 1
-        rows[:, 2:] = patches.float().flatten(1).contiguous().numpy().view(np.int64)
+        rows[:, 2:] = pack_floats(patches.float().flatten(1))
         return rows
 
 

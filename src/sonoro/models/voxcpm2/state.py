@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +20,7 @@ from sonoro.models.slots import (
 )
 from sonoro.nn.kvcache import PagedKVCache
 from sonoro.nn.transformer import Rotary
+from sonoro.runtime.bits import pack_floats, unpack_floats
 
 from .backbone import VoxLM
 from .config import lm_config
@@ -34,7 +34,7 @@ class FrameState(BackboneState):
     """Rows by slot, [N+1, ...] each. Mutated in place by the functions of this folder.
 
     `patch` [P, D] is what the next one follows, zeros after text; `is_audio` says whether `pending` is a patch.
-    `options` are three int64, the first of them the bits of a float64. The residual LM's layers stand behind the base
+    `options` are three int64, the first of them packed floats. The residual LM's layers stand behind the base
     LM's in `cache`; `still` are tables that turn nothing, as it knows no positions.
     """
 
@@ -47,8 +47,8 @@ class FrameState(BackboneState):
 
     def read_options(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of `rows` [B] int64: guidance float32, solver steps, the frame after which speech may end. Capturable."""
-        cfg, steps, min_len = self.options[rows].unbind(1)
-        return cfg.view(torch.float64).float(), steps, min_len
+        options = self.options[rows]
+        return unpack_floats(options[:, :1])[:, 0].contiguous(), options[:, 1], options[:, 2]
 
 
 def allocate(lm: VoxLM, capacity: Capacity) -> FrameState:
@@ -99,7 +99,7 @@ def admit(state: FrameState, slots: Tensor) -> None:
 def prefill(lm: VoxLM, state: FrameState, tokens: Tensor) -> None:
     """Run the staged rows `tokens` [T] int64 and leave each prompt's last one pending. Capturable; no sync."""
     packed, pending, ids = staged_tokens(state, tokens)
-    is_audio, numbers = ids[:, 1] > 0, ids[:, 2:].view(torch.float32)
+    is_audio, numbers = ids[:, 1] > 0, unpack_floats(ids[:, 2:])
     patches = numbers.unflatten(1, state.patch.shape[1:]).to(state.patch.dtype)
     embedded = lm.embed(ids[:, 0], patches, is_audio)
     turns, still = ((cos[packed.positions], sin[packed.positions]) for cos, sin in (state.rotary, state.still))
@@ -111,5 +111,4 @@ def prefill(lm: VoxLM, state: FrameState, tokens: Tensor) -> None:
 
 def _pack(controls: Controls) -> tuple[int, ...]:
     cfg, steps, min_len = (controls.options[name] for name in ("cfg_value", "solver_steps", "min_len"))
-    (bits,) = struct.unpack("=q", struct.pack("=d", cfg))
-    return bits, int(steps), int(min_len)
+    return int(pack_floats([cfg, 0.0])[0]), int(steps), int(min_len)
