@@ -219,8 +219,25 @@ def _store_split(
             tl.store(out + (pair * GROUP_SIZE + member) * HEAD_DIM + flat, added.to(out.dtype.element_ty))
 
 
+@triton.jit
+def _store_result(
+    partial_acc, partial_ml, semaphores, out, acc, m_i, l_i, pair, split, last, flat,
+    GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_SPLITS: tl.constexpr,
+):  # fmt: skip
+    # Not one condition: the first is decided when it is compiled.
+    if NUM_SPLITS == 1:  # noqa: SIM114
+        _store_heads(out, acc, l_i, pair, GROUP_SIZE, HEAD_DIM)
+    elif last == 0:
+        _store_heads(out, acc, l_i, pair, GROUP_SIZE, HEAD_DIM)
+    else:
+        _store_split(
+            partial_acc, partial_ml, semaphores, out, acc, m_i, l_i, pair, split, last, flat,
+            GROUP_SIZE, HEAD_DIM, NUM_SPLITS,
+        )  # fmt: skip
+
+
 @triton.jit(do_not_specialize=["count"])
-def decode(  # noqa: PLR0915 (one pass over what registers hold)
+def decode(
     qkv, q_norm, k_norm, cos, sin, keys, values, page_table, slots, positions, partial_acc, partial_ml, semaphores, out,
     count, qkv_stride, page_table_stride, eps, scale,
     NEW_TOKENS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, PROGRAMS_PER_KV_HEAD: tl.constexpr, GROUP_SIZE: tl.constexpr,
@@ -293,16 +310,10 @@ def decode(  # noqa: PLR0915 (one pass over what registers hold)
             key, value = next_key, next_value
     pair = line * NUM_KV_HEADS * PROGRAMS_PER_KV_HEAD + part_of_head
     m_split, l_split, acc_split = _combine_lanes(m_i, l_i, acc)
-    # Not one condition: the first is decided when it is compiled.
-    if NUM_SPLITS == 1:  # noqa: SIM114
-        _store_heads(out, acc_split, l_split, pair, GROUP_SIZE, HEAD_DIM)
-    elif last == 0:
-        _store_heads(out, acc_split, l_split, pair, GROUP_SIZE, HEAD_DIM)
-    else:
-        _store_split(
-            partial_acc, partial_ml, semaphores, out, acc_split, m_split, l_split, pair, split, last, flat,
-            GROUP_SIZE, HEAD_DIM, NUM_SPLITS,
-        )  # fmt: skip
+    _store_result(
+        partial_acc, partial_ml, semaphores, out, acc_split, m_split, l_split, pair, split, last, flat,
+        GROUP_SIZE, HEAD_DIM, NUM_SPLITS,
+    )  # fmt: skip
 
 
 @triton.jit

@@ -164,8 +164,8 @@ def sample_reference(logits: Tensor, noise: Tensor, sampling: Sampling, ids: Ten
         logits = keep_top_k(logits, top_k, limit)
     if not logits.is_cpu or bool((top_p < 1).any()):
         logits = keep_top_p(logits, top_p)
-    drawn = gumbel_argmax(logits, noise, is_greedy)
-    return drawn if ids is None else ids.copy_(drawn)
+    chosen = gumbel_argmax(logits, noise, is_greedy)
+    return chosen if ids is None else ids.copy_(chosen)
 
 
 def sample_and_embed_reference(logits: Tensor, noise: Tensor, sampling: Sampling, table: Tensor, ids: Tensor) -> Tensor:

@@ -57,9 +57,9 @@ def make_gumbel_noise(
 def _normal_pair(distance, angle):
     """Two normal numbers of two random words."""
     near = ((distance >> 9).to(tl.float32) + 0.5) * (1.0 / (1 << 23))
-    turn = ((angle >> 9).to(tl.float32) + 0.5) * (1.0 / (1 << 23)) * 6.283185307179586
+    radians = ((angle >> 9).to(tl.float32) + 0.5) * (1.0 / (1 << 23)) * 6.283185307179586
     far = tl.sqrt_rn(-2 * _log(near))
-    return far * tl.cos(turn), far * tl.sin(turn)
+    return far * tl.cos(radians), far * tl.sin(radians)
 
 
 @triton.jit
