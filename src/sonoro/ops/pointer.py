@@ -1,0 +1,192 @@
+"""Where in a stretch of positions some heads of a layer look: their attention, softmax over that stretch alone.
+
+Beside `decode_attention`, of the same arguments, and after it: the new position's key is in the cache by then.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from sonoro.ops.attention import DTYPES, HeadNorms, PagedKV, Rotary, is_power_of_two
+from sonoro.ops.dispatch import Operation
+from sonoro.ops.norm import has_pdl, unit_rms
+
+try:
+    import triton
+    import triton.language as tl
+
+    from sonoro.ops.attention_kernels import _load_norm, _norm_and_rotate
+    from sonoro.ops.norm import pdl_launch_dependents, pdl_wait
+except ImportError:
+    triton = None
+
+__all__ = ["point", "point_kernel", "point_reference"]
+
+_BLOCK = 32
+
+
+def point_reference(
+    qkv: Tensor,
+    norms: HeadNorms,
+    rotary: Rotary,
+    cache: PagedKV,
+    positions: Tensor,
+    heads: Tensor,
+    spans: Tensor,
+    out: Tensor,
+) -> Tensor:
+    """Write to row `slots[b]` of `out` [slots, H, W] float32 the attention of query `heads` [H] int64; returns `out`.
+
+    Column w is position `start` + w of the slot's `spans` [slots, 2] int64, which are start and count: softmax over
+    those positions alone, as far as they are no later than `positions[b]`; zeros beyond them. All else as
+    `decode_attention`, of one new position a request. Nothing else of the cache matters, NaN included.
+    On a CPU it reads live positions only; elsewhere it is capturable and does not sync.
+    """
+    keys, _, page_table, slots = cache
+    page, kv_heads, width = keys.shape[1:]
+    chosen = qkv.unflatten(-1, (-1, width))[:, heads]
+    if norms.query is not None:
+        chosen = unit_rms(chosen, norms.eps) * norms.query
+    cos, signed_sin = rotary[0].index_select(0, positions), rotary[1].index_select(0, positions)
+    queries = torch.addcmul(chosen * cos, chosen.roll(width // 2, -1), signed_sin)
+    group = qkv.shape[1] // width // kv_heads - 2
+    start, count = spans[slots].unbind(1)
+    columns = out.shape[2]
+    if qkv.is_cpu:
+        columns = min(columns, int(torch.minimum(count, positions + 1 - start).clamp(min=0).max()))
+    offset = torch.arange(columns, device=qkv.device)
+    at = start[:, None] + offset
+    is_live = (offset < count[:, None]) & (at <= positions[:, None])
+    # Past the last page there is nothing to read, and nothing of it counts.
+    pages = page_table[slots].long().gather(1, (at // page).clamp(max=page_table.shape[1] - 1))
+    read = keys[pages, at % page].masked_fill(~is_live[..., None, None], 0.0)[:, :, heads // group]
+    wide = torch.promote_types(qkv.dtype, torch.float32)
+    scores = torch.einsum("bhd,bwhd->bhw", queries.to(wide), read.to(wide)) / math.sqrt(width)
+    shares = scores.masked_fill(~is_live[:, None], -torch.inf).softmax(-1)
+    made = torch.zeros_like(out[:1]).expand(len(slots), -1, -1).clone()
+    made[..., :columns] = shares.masked_fill(~is_live[:, None], 0.0)
+    return out.index_copy_(0, slots, made)
+
+
+if triton is not None:
+
+    @triton.jit
+    def _point(
+        qkv, q_norm, cos, sin, keys, page_table, slots, positions, heads, spans, out,
+        qkv_stride, page_table_stride, out_stride, head_stride, eps, scale,
+        COLUMNS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
+        PAGE_SIZE: tl.constexpr, BLOCK: tl.constexpr, IS_NORMED: tl.constexpr, ENABLE_PDL: tl.constexpr,
+    ):  # fmt: skip
+        """A program is a head of a request: scores into `out`, then their softmax in place."""
+        pdl_launch_dependents(ENABLE_PDL)
+        POSITION_STRIDE: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
+        number, batch = tl.program_id(0), tl.program_id(1)
+        flat = tl.arange(0, HEAD_DIM)
+        partner = (flat + HEAD_DIM // 2) % HEAD_DIM
+        weight, partner_weight = _load_norm(q_norm, flat, partner, IS_NORMED)
+        head = tl.load(heads + number)
+        pdl_wait(ENABLE_PDL)
+        slot, position = tl.load(slots + batch), tl.load(positions + batch).to(tl.int32)
+        start, count = tl.load(spans + slot * 2).to(tl.int32), tl.load(spans + slot * 2 + 1).to(tl.int32)
+        live = tl.minimum(tl.minimum(count, position + 1 - start), COLUMNS)
+        given = qkv + batch * qkv_stride + head * HEAD_DIM
+        query = _norm_and_rotate(
+            tl.load(given + flat), tl.load(given + partner), weight, partner_weight,
+            tl.load(cos + position * HEAD_DIM + flat), tl.load(sin + position * HEAD_DIM + flat),
+            eps, HEAD_DIM, IS_NORMED,
+        ).to(tl.float32) * scale  # fmt: skip
+        page_numbers = page_table + slot * page_table_stride
+        target = out + slot * out_stride + number * head_stride
+        m_i, l_i = -1e30, 0.0
+        for begin in tl.range(0, live, BLOCK):
+            column = begin + tl.arange(0, BLOCK)
+            at, is_live = start + column, column < live
+            page = tl.load(page_numbers + at // PAGE_SIZE, mask=is_live, other=0).to(tl.int64)
+            base = (page * PAGE_SIZE + at % PAGE_SIZE) * POSITION_STRIDE + (head // GROUP_SIZE) * HEAD_DIM
+            key = tl.load(keys + base[:, None] + flat[None, :], mask=is_live[:, None], other=0.0)
+            score = tl.where(is_live, tl.sum(query[None, :] * key.to(tl.float32), axis=1), -float("inf"))
+            m_new = tl.maximum(m_i, tl.max(score, axis=0))
+            l_i = l_i * tl.exp2(m_i - m_new) + tl.sum(tl.exp2(score - m_new), axis=0)
+            m_i = m_new
+            tl.store(target + column, score, mask=is_live)
+        # Threads read what others of the program have stored.
+        tl.debug_barrier()
+        for begin in tl.range(0, COLUMNS, BLOCK):
+            column = begin + tl.arange(0, BLOCK)
+            is_live = column < live
+            score = tl.load(target + column, mask=is_live, other=-float("inf"))
+            share = tl.where(is_live, tl.exp2(score - m_i) / tl.maximum(l_i, 1e-30), 0.0)
+            tl.store(target + column, share, mask=column < COLUMNS)
+
+
+def point_kernel(
+    qkv: Tensor,
+    norms: HeadNorms,
+    rotary: Rotary,
+    cache: PagedKV,
+    positions: Tensor,
+    heads: Tensor,
+    spans: Tensor,
+    out: Tensor,
+) -> Tensor:
+    """`point_reference` as one Triton kernel, a program a head of a request. No gradient."""
+    page, kv_heads, width = cache.keys.shape[1:]
+    enable_pdl = has_pdl(qkv.device)
+    _point[heads.shape[0], cache.slots.shape[0]](
+        qkv,
+        # Without norms nothing is read from them: any pointer serves.
+        qkv if norms.query is None else norms.query,
+        *rotary,
+        cache.keys,
+        cache.page_table,
+        cache.slots,
+        positions,
+        heads,
+        spans,
+        out,
+        qkv.stride(0),
+        cache.page_table.stride(0),
+        out.stride(0),
+        out.stride(1),
+        norms.eps,
+        # Exponentials to base two are an instruction of their own.
+        math.log2(math.e) / math.sqrt(width),
+        out.shape[2],
+        kv_heads,
+        qkv.shape[1] // width // kv_heads - 2,
+        width,
+        page,
+        _BLOCK,
+        norms.query is not None,
+        enable_pdl,
+        num_warps=4,
+        launch_pdl=enable_pdl,
+    )
+    return out
+
+
+def _can_point(
+    qkv: Tensor,
+    norms: HeadNorms,
+    rotary: Rotary,
+    cache: PagedKV,
+    positions: Tensor,
+    heads: Tensor,
+    spans: Tensor,
+    out: Tensor,
+) -> bool:
+    tensors = [tensor for tensor in (norms.query, *rotary, cache.keys) if tensor is not None]
+    return (
+        qkv.dtype in DTYPES
+        and all(tensor.dtype == qkv.dtype and tensor.is_contiguous() for tensor in tensors)
+        and all(tensor.stride(-1) == 1 for tensor in (qkv, cache.page_table, cache.slots, positions, out))
+        and spans.is_contiguous()
+        and qkv.shape[0] == cache.slots.shape[0] > 0
+        and is_power_of_two(cache.keys.shape[3], 16, 128)
+    )
+
+
+point = Operation("point", point_kernel, point_reference, _can_point)
