@@ -19,7 +19,7 @@ import lzma
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -35,7 +35,7 @@ from builtin_voice.judged import JUDGED_HARVARD, read_carriers, read_everyday, r
 from builtin_voice.judges import INVENTED_WORDS, JUDGE, high_band_db, listen
 from builtin_voice.kokoro.teacher import ACCENTS, Teacher
 from builtin_voice.mixed import is_runaway, is_short, judged_texts, mixed_texts, pieces_of
-from builtin_voice.readings import Ears, Heard, Job, Journal, Spoken
+from builtin_voice.readings import Ears, Heard, Job, Journal, Scored, Spoken
 from builtin_voice.word_errors import word_error_rate
 from sonoro import TTS, api
 from sonoro.api import Audio, AudioPiece
@@ -50,6 +50,7 @@ ROW += ["cut", "runaway", "invented", "rtf", "first_packet_ms", "high_band_db", 
 BATCH = 16
 TEACHERS_HZ = 24_000
 _TEACHER_BATCH = 256
+_KEPT = ("rows", "words", "mixed", "paths", "harvard", "teacher_sentences", "memory_mb")
 _LENGTH_TOLERANCE = 0.15
 
 
@@ -64,11 +65,9 @@ class Subject:
     seed: int
     sampling: dict[str, float]
 
-    def jobs(self, path: str, voice: str, texts: list[str], scored: int = 0) -> list[Job]:
-        """The texts on one path, each with a seed of its own, the sound of the first `scored` to be scored."""
-        return [
-            Job(self.reader, path, voice, self.seed + index, text, index < scored) for index, text in enumerate(texts)
-        ]
+    def jobs(self, path: str, voice: str, texts: list[str], scored: Scored = Scored.NOT) -> list[Job]:
+        """The texts on one path, each with a seed of its own."""
+        return [Job(self.reader, path, voice, self.seed + index, text, scored) for index, text in enumerate(texts)]
 
     def request(self, job: Job) -> dict[str, Any]:
         return {"text": job.text, "voice": job.voice, "seed": job.seed} | self.sampling
@@ -110,6 +109,11 @@ def read_sentences(count: int) -> list[str]:
     return read_harvard()[:count] + read_everyday()[: 2 * count]
 
 
+def scored_first(count: int, jobs: list[Job]) -> list[Job]:
+    """`jobs`, the sound of the first `count` to be scored in every way."""
+    return [replace(job, scored=Scored.ALL) for job in jobs[:count]] + jobs[count:]
+
+
 def figures(sentences: list[str], heard: list[Heard]) -> dict[str, Any]:
     """Word errors of the two thirds that are everyday sentences, scores of the Harvard ones before them."""
     harvard = len(sentences) // 3
@@ -123,22 +127,24 @@ def figures(sentences: list[str], heard: list[Heard]) -> dict[str, Any]:
 
 
 def teachers_figures(teacher: dict[str, Any], count: int) -> dict[str, dict[str, Any]]:
-    """By voice, the `figures` of the teacher's own readings of `read_sentences(count)`. Raises `ValueError` if it has
-    not read as many."""
-    found = {}
-    for row in teacher["rows"]:
-        heard = [Heard(**ear) for ear in row["harvard"][:count] + row["everyday"][: 2 * count]]
-        if len(heard) < 3 * count:
-            raise ValueError(f"--sentences: {count} is not allowed; the teacher has read {len(row['harvard'])}")
-        found[row["voice"]] = figures(read_sentences(count), heard)
-    return found
+    """By voice, the `figures` of the teacher's own readings of `read_sentences(count)`, or of as many of them as it has
+    read, `teachers_sentences(teacher, count)`."""
+    count = teachers_sentences(teacher, count)
+    rows = {row["voice"]: row["harvard"][:count] + row["everyday"][: 2 * count] for row in teacher["rows"]}
+    return {voice: figures(read_sentences(count), [Heard(**ear) for ear in row]) for voice, row in rows.items()}
+
+
+def teachers_sentences(teacher: dict[str, Any], count: int) -> int:
+    """For how many of the first `count` Harvard sentences and twice as many everyday ones there is the teacher."""
+    read = [min(len(row["harvard"]), len(row["everyday"]) // 2) for row in teacher["rows"]]
+    return min([count, *read])
 
 
 def judge_sentences(subject: Subject, teacher: dict[str, Any], count: int, ears: Ears) -> list[dict[str, Any]]:
     """The row of each voice beside its teacher's figures, of `count` Harvard and twice as many everyday sentences."""
     sentences, teachers, rows = read_sentences(count), teachers_figures(teacher, count), []
     for voice, taught_by in subject.voices.items():
-        jobs = subject.jobs("batch", voice, sentences, scored=count)
+        jobs = scored_first(count, subject.jobs("batch", voice, sentences))
         readings = ears.read(jobs, partial(_together, subject), f"{voice}, sentences")
         found, theirs = figures(sentences, [reading.heard for reading in readings]), teachers[taught_by]
         rows.append(
@@ -179,7 +185,7 @@ def judge_mixed(subject: Subject, teacher: dict[str, Any], count: int, ears: Ear
     texts, voices = mixed_texts()[:count], list(settings.voices())
     chosen = [index for index in range(len(texts)) if voices[index % len(voices)] in subject.voices]
     jobs = [
-        Job(subject.reader, "batch", voices[index % len(voices)], subject.seed + index, texts[index], False)
+        Job(subject.reader, "batch", voices[index % len(voices)], subject.seed + index, texts[index], Scored.NOT)
         for index in chosen
     ]
     readings = ears.read(jobs, partial(_together, subject), "mixed")
@@ -217,7 +223,7 @@ def judge_paths(subject: Subject, count: int, ears: Ears) -> dict[str, Any]:
             reading
             for voice in subject.voices
             for reading in ears.read(
-                subject.jobs(path, voice, texts, scored=count), partial(reader, subject), f"{voice}, {path}"
+                subject.jobs(path, voice, texts, Scored.P808), partial(reader, subject), f"{voice}, {path}"
             )
         ]
         paths[path] = {
@@ -300,11 +306,13 @@ def judge_teacher(options: argparse.Namespace, ears: Ears) -> dict[str, Any]:
     sentences, voices = read_sentences(options.sentences), list(settings.voices().values())
     rows = []
     for voice in voices:
-        jobs = [Job("kokoro", "batch", voice, 0, text, at < options.sentences) for at, text in enumerate(sentences)]
+        jobs = scored_first(
+            options.sentences, [Job("kokoro", "batch", voice, 0, text, Scored.NOT) for text in sentences]
+        )
         heard = [asdict(reading.heard) for reading in ears.read(jobs, reader, f"{voice}, sentences")]
         rows.append({"voice": voice, "harvard": heard[: options.sentences], "everyday": heard[options.sentences :]})
     texts = mixed_texts()[: options.texts]
-    jobs = [Job("kokoro", "batch", voices[at % len(voices)], 0, text, False) for at, text in enumerate(texts)]
+    jobs = [Job("kokoro", "batch", voices[at % len(voices)], 0, text, Scored.NOT) for at, text in enumerate(texts)]
     if "mixed" in options.sections:
         readings = ears.read(jobs, reader, "mixed")
         durations_s = [reading.duration_s for reading in readings]
@@ -343,9 +351,7 @@ def judge_model(options: argparse.Namespace, ears: Ears) -> dict[str, Any]:
     report = header(options)
     had = json.loads(options.output.read_text("utf-8")) if options.output and options.output.exists() else {}
     if had.get("checkpoint") == report["checkpoint"]:
-        report |= {
-            name: had[name] for name in ("rows", "words", "mixed", "paths", "harvard", "memory_mb") if name in had
-        }
+        report |= {name: had[name] for name in _KEPT if name in had}
     subject, teacher = load(options, report["checkpoint"]), read_teacher()
     rows = {row["voice"]: row for row in report.get("rows", [])}
     for section in options.sections:
@@ -353,6 +359,7 @@ def judge_model(options: argparse.Namespace, ears: Ears) -> dict[str, Any]:
         if section == "sentences":
             found = judge_sentences(subject, teacher, options.sentences, ears)
             report["harvard"] = {row["voice"]: row.pop("harvard_wer") for row in found}
+            report["teacher_sentences"] = 3 * teachers_sentences(teacher, options.sentences)
         elif section == "words":
             report["words"] = judge_words(subject, ears)
         elif section == "mixed":
@@ -445,7 +452,7 @@ def write(report: dict[str, Any], output: Path | None, **layout: Any) -> None:
 
 def main() -> None:
     options = _options()
-    with Ears(options.processes, Journal(options.journal), partial(listen, options.judges)) as ears:
+    with Ears(options.processes, Journal(options.journal, JUDGE), partial(listen, options.judges)) as ears:
         if options.teacher:
             # One line: most of it is long lists.
             write(judge_teacher(options, ears), options.output or TEACHER, separators=(",", ":"))

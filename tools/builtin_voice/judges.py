@@ -19,10 +19,10 @@ import soundfile
 from builtin_voice.dnsmos import Dnsmos
 from builtin_voice.hearing import JUDGE_HZ, to_judge
 from builtin_voice.moonshine import Moonshine
-from builtin_voice.readings import Heard, Spoken
+from builtin_voice.readings import Heard, Scored, Spoken
 from builtin_voice.word_errors import ending_of, parted, spelled_words, word_error_rate
 
-JUDGE = "moonshine-base 0.1.9, speechmos 0.0.1.1, pocketsphinx 5.0.4"
+JUDGE = "moonshine-base 0.1.9, speechmos 0.0.1.1 of 80 n + 25 ms, pocketsphinx 5.0.4"
 INVENTED_WORDS = 3
 """So many words after the end of a text, and it has invented them."""
 _SURROUNDING_SILENCE_S = 0.3
@@ -53,8 +53,8 @@ class Judges:
 
         return cls(Moonshine.load(folder), Dnsmos.load(folder), Recogniser())
 
-    def judge(self, spoken: Spoken, text: str, is_scored: bool) -> Heard:
-        """Hear `text` as it was `spoken`; `is_scored` asks for the scores of its sound as well, which take longest."""
+    def judge(self, spoken: Spoken, text: str, scored: Scored) -> Heard:
+        """Hear `text` as it was `spoken`, and score its sound as asked for."""
         audio = to_judge(spoken.samples, spoken.sample_rate)
         words = self.moonshine.hear(audio)
         ending, told = ending_of(text, words), to_told(audio)
@@ -63,16 +63,15 @@ class Judges:
             missing = ending.missing
         if ending.extra >= INVENTED_WORDS and self.told.is_longer(told, text, parted(spelled_words(words))):
             extra = ending.extra
-        if not is_scored:
+        if scored is Scored.NOT:
             return Heard(words, missing, extra)
-        scores = self.dnsmos.score(audio)
-        highs = highs_of(spoken.samples, spoken.sample_rate)
-        return Heard(words, missing, extra, scores.p808, scores.ovrl, highs)
+        p808, ovrl = self.dnsmos.p808(audio), self.dnsmos.ovrl(audio) if scored is Scored.ALL else None
+        return Heard(words, missing, extra, p808, ovrl, highs_of(spoken.samples, spoken.sample_rate))
 
 
-def listen(folder: Path, spoken: Spoken, text: str, is_scored: bool) -> Heard:
+def listen(folder: Path, spoken: Spoken, text: str, scored: Scored) -> Heard:
     """`Judges.judge` of the judges in `folder`, which each process loads once."""
-    return Judges.load(folder).judge(spoken, text, is_scored)
+    return Judges.load(folder).judge(spoken, text, scored)
 
 
 def to_told(samples: np.ndarray) -> bytes:
@@ -107,7 +106,7 @@ def main() -> None:
     found = []
     for path, text in zip(options.files, texts, strict=False):
         samples, sample_rate = soundfile.read(path, dtype="float32")
-        heard = listen(options.judges, Spoken(samples, sample_rate, "stop"), text, True)
+        heard = listen(options.judges, Spoken(samples, sample_rate, "stop"), text, Scored.ALL)
         found.append(heard)
         row = {"file": path.name, "heard": heard.words, "p808": heard.p808, "ovrl": heard.ovrl}
         row |= {"high_band_db": round(high_band_db([heard.highs or 0.0]), 1), "missing": heard.missing}

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from enum import IntEnum
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,6 +21,14 @@ import numpy as np
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 _WAITING_PER_PROCESS = 8
+
+
+class Scored(IntEnum):
+    """Which scores of its sound a reading is given: most of the time goes to all of them."""
+
+    NOT = 0
+    P808 = 1
+    ALL = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +40,7 @@ class Job:
     voice: str
     seed: int
     text: str
-    is_scored: bool
+    scored: Scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +75,23 @@ class Reading:
     heard: Heard
 
 
-Listen = Callable[[Spoken, str, bool], Heard]
-"""Hears a reading of a text, and scores its sound if told to; sent to other processes by name."""
+Listen = Callable[[Spoken, str, Scored], Heard]
+"""Hears a reading of a text, and scores its sound as told; sent to other processes by name."""
 Reader = Callable[[list[Job]], Iterable[Spoken]]
 """Speaks jobs, all on one path, and yields them in their order."""
 
 
 class Journal:
-    """Readings by job, kept in a file of JSON lines where there is one."""
+    """Readings by job, kept in a file of JSON lines where there is one, beside those of other judges than `judge`."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, judge: str = "") -> None:
         self.readings: dict[Job, Reading] = {}
-        self._path = path
+        self._path, self._judge = path, judge
         if path is not None and path.exists():
             for line in path.read_text("utf-8").splitlines():
                 row = json.loads(line)
+                if row.get("judge") != judge:
+                    continue
                 heard = Heard(**row["reading"].pop("heard"))
                 self.readings[Job(**row["job"])] = Reading(**row["reading"], heard=heard)
 
@@ -88,7 +99,7 @@ class Journal:
         self.readings[job] = reading
         if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"job": asdict(job), "reading": asdict(reading)}) + "\n")
+                file.write(json.dumps({"judge": self._judge, "job": asdict(job), "reading": asdict(reading)}) + "\n")
 
 
 class Ears:
@@ -115,7 +126,7 @@ class Ears:
         with Progress(*columns) as progress:
             bar = progress.add_task(name, total=len(jobs), completed=len(jobs) - len(missing))
             for job, spoken in zip(missing, reader(missing), strict=True):
-                heard = self._pool.submit(self._listen, spoken, job.text, job.is_scored)
+                heard = self._pool.submit(self._listen, spoken, job.text, job.scored)
                 self._waiting.append((job, spoken, heard))
                 for _ in self._taken(_WAITING_PER_PROCESS * self._processes):
                     progress.advance(bar)

@@ -24,7 +24,7 @@ class Recogniser:
 
     def __init__(self) -> None:
         # Cepstral means over the whole utterance: what was heard before cannot change what is heard now.
-        self._decoder = pocketsphinx.Decoder(samprate=JUDGE_HZ, cmn="batch", loglevel="FATAL")
+        self._decoder = pocketsphinx.Decoder(samprate=JUDGE_HZ, cmn="batch", lm=None, loglevel="FATAL")
 
     def ending(self, audio: bytes, text: str) -> tuple[int, bool]:
         """How many of the last words of `text` are not heard by an ear that is told it, `ENDING_WORDS` at most, and
