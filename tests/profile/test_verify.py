@@ -154,11 +154,14 @@ def reference(tmp_path: Path) -> Callable[..., str]:
 
     def make(folder: str, script: str = "", **changes: Any) -> str:
         loaded = registry.load(folder, device="cpu", dtype="float32")
-        is_patch = spoken.allocate(loaded, 1).frames.is_floating_point()
+        spec, is_patch = loaded.model.spec, spoken.allocate(loaded, 1).frames.is_floating_point()
+        # Fish S2 Pro has no options of its own.
         options = {"min_len": FRAMES} if is_patch else {"subtalker_dosample": False, "non_streaming_mode": False}
+        options = {option.name: options[option.name] for option in spec.options if option.name in options}
         asked = SpeechRequest(
-            id="official", text=SENTENCES[0], voice=loaded.model.spec.voices[0], options=options, max_frames=FRAMES,
-            language="auto" if is_patch else "english", instructions="A calm voice." if is_patch else None,
+            id="official", text=SENTENCES[0], voice=spec.voices[0] if spec.voices else None, options=options,
+            max_frames=FRAMES, language="english" if "english" in spec.languages else "auto",
+            instructions="A calm voice." if is_patch else None,
             sampling=SamplingParams(temperature=None if is_patch else 0.0),
         )  # fmt: skip
         with torch.inference_mode():
@@ -177,7 +180,7 @@ def reference(tmp_path: Path) -> Callable[..., str]:
     return make
 
 
-@pytest.mark.parametrize("family", ["talker", "patches"])
+@pytest.mark.parametrize("family", ["talker", "dual_ar", "patches"])
 def test_the_official_package_agrees(sonoro: Run, tmp_path: Path, reference: Callable[..., str], family: str) -> None:
     FAMILIES[family].write(tmp_path / family)
     code, report, _ = verified(sonoro, str(tmp_path / family), "--reference", reference(str(tmp_path / family)))

@@ -1,0 +1,71 @@
+"""What the official code makes of a request, for `sonoro verify --reference`: run by an interpreter that has it.
+
+    python official.py FOLDER ASKED.json MADE.npz
+
+`sonoro.profile.official` says what is asked and made. Knows nothing of sonoro, which that interpreter lacks. Where it
+is only imported, the official code (fish_speech, under the Fish Audio Research License) is not needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Speak what is asked, the most probable code each time, and write what came of it."""
+    folder, asked_file, made_file = sys.argv[1:]
+    asked = json.loads(Path(asked_file).read_text(encoding="utf-8"))
+    official: Any = importlib.import_module("fish_speech.models.text2semantic.inference")
+    model, decode = official.init_model(folder, asked["device"], torch.float32)
+    step, positions, decisions = model.forward_generate, list[int](), list[torch.Tensor]()
+
+    def recorded(tokens: torch.Tensor, *args: Any, **options: Any) -> Any:
+        result = step(tokens, *args, **options)
+        positions.append(tokens.shape[-1])
+        decisions.append(result.logits[0, -1].float().cpu())
+        return result
+
+    with contextlib.ExitStack() as patches:
+        patches.enter_context(mock.patch.object(official.Conversation, "visualize"))
+        patches.enter_context(mock.patch.object(official, "multinomial_sample_one_no_sync", _most_probable))
+        patches.enter_context(mock.patch.object(model, "forward_generate", recorded))
+        made = official.generate_long(
+            model=model,
+            device=asked["device"],
+            decode_one_token=decode,
+            text=asked["text"],
+            # The caller drops the last one, whatever it is.
+            max_new_tokens=asked["frames"] + 1,
+        )
+        codes = next(response.codes for response in made if response.action == "sample")
+    codec = official.load_codec_model(str(Path(folder) / "codec.pth"), asked["device"], torch.float32)
+    config = model.config
+    ids = list(range(config.semantic_begin_id, config.semantic_end_id + 1))
+    ids.append(model.tokenizer.get_token_id(official.IM_END_TOKEN))
+    np.savez(
+        made_file,
+        options=json.dumps({}),
+        positions=positions[0],
+        decision=decisions[0][ids].numpy(),
+        frames=codes.T.cpu().numpy().astype(np.int64),
+        audio=official.decode_to_audio(codes, codec).float().cpu().numpy(),
+    )
+
+
+def _most_probable(probabilities: torch.Tensor) -> torch.Tensor:
+    return probabilities.argmax(dim=-1, keepdim=True).to(torch.int)
+
+
+if __name__ == "__main__":
+    main()
