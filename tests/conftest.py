@@ -11,6 +11,9 @@ from durations import Keeper, begins_first, cores, forecast
 from reference_assets import ROOT, Case, load
 from rounding import round_by_shape
 
+collect_ignore = ["clients"]
+"""Those of unmodified clients have an environment of their own: `make clients`."""
+
 DEFAULT_MARKS = "not gpu and not weights and not slow"
 
 

@@ -119,6 +119,12 @@ def serve(
     reference_folder: Annotated[
         str | None, typer.Option(help="folder whose files recordings may be named from; none if none")
     ] = None,
+    wyoming: Annotated[
+        str | None, typer.Option(help="PORT or HOST:PORT to speak Wyoming at, of Home Assistant; it has no keys")
+    ] = None,
+    wyoming_name: Annotated[
+        str | None, typer.Option(help="the name by which Home Assistant discovers it; not announced if none")
+    ] = None,
 ) -> None:
     """Serve OpenAI's speech API over HTTP."""
     given = locals()

@@ -83,7 +83,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The server that all tests ask."""
     command = os.environ.get("SONORO", str(ROOT / ".venv" / "bin" / "sonoro")).split()
     port = _free_port()
-    options = ("--port", "0", *(("--wyoming", str(port)) if os.environ.get("W") else ()), "--api-key", KEY, "--slots", "4", "--device", "cpu")
+    options = ("--port", "0", "--wyoming", str(port), "--api-key", KEY, "--slots", "4", "--device", "cpu")
     log = tmp_path_factory.mktemp("server") / "log"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"}
     with (

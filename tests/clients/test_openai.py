@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import openai
 import pytest
+
 from conftest import KEY, LONG, TEXT, Server, is_same, run, sounds_like, until
 
 Native = Callable[..., np.ndarray]
@@ -118,9 +119,7 @@ def test_the_client_of_npm_speaks_whole_streamed_and_cut(server: Server, native:
         pytest.skip("node is not here, or openai of npm is not installed")
     left = server.metric("sonoro_requests_total", reason="disconnected")
     arguments = (server.v1, KEY, TEXT, LONG)
-    done = subprocess.run([node, "-e", SCRIPT, *arguments], cwd=folder, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
+    said = json.loads(subprocess.check_output([node, "-e", SCRIPT, *arguments], cwd=folder, text=True, timeout=60))
     assert is_same(base64.b64decode(said["whole"]), native())
     assert is_same(base64.b64decode(said["streamed"]), native())
     assert said["parts"] > 1

@@ -8,14 +8,17 @@ import os
 import random
 import re
 import signal
+from types import SimpleNamespace
 
 import httpx
 import pytest
+from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from engine_processes import LONG, engines, nothing_left, run, until
 from live_sessions import TEXT, Session, ended, session, whole
 from server_processes import SETTINGS, serving
+from sonoro.server.sessions import LiveSession
 
 __all__ = ["nothing_left"]
 
@@ -251,3 +254,24 @@ def test_no_text_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert not any(
         "secret" in record.getMessage() and "input.secret" not in record.getMessage() for record in caplog.records
     )
+
+
+def test_every_task_that_speaks_to_nobody_is_told_so() -> None:
+    """The first to send finds out from the system, the others from what it left."""
+
+    async def receive() -> dict[str, object]:
+        return {"type": "websocket.connect"}
+
+    async def send(message: dict[str, object]) -> None:
+        if message["type"] == "websocket.send":
+            raise ConnectionResetError
+
+    async def speak() -> None:
+        socket = WebSocket({"type": "websocket", "state": {"facts": {}}}, receive, send)
+        await socket.accept()
+        session = LiveSession(socket, SimpleNamespace(config=SETTINGS))
+        for _ in range(2):
+            with pytest.raises(WebSocketDisconnect):
+                await session.send("a")
+
+    run(speak())

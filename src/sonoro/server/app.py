@@ -16,14 +16,14 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Match
 
-from sonoro.core.errors import ConfigError, SonoroError
+from sonoro.core.errors import SonoroError
 from sonoro.core.version import VERSION
 from sonoro.server.access import HostCheck
 from sonoro.server.api_page import api_page_routes
 from sonoro.server.config import ServerConfig
 from sonoro.server.dialects import add_dialects
 from sonoro.server.errors import plain_refusal, refusal
-from sonoro.server.middleware import HeadAsGet, RequestIds, connection
+from sonoro.server.middleware import HeadAsGet, RequestIds, connection, listen
 from sonoro.server.playground import playground_routes
 from sonoro.server.routes import operator_routes, speech_routes
 from sonoro.server.service import Service
@@ -34,9 +34,6 @@ from sonoro.server.websocket import WebSocketConnection
 from sonoro.transport.fleet import Fleet
 
 __all__ = ["create_app", "listen", "serve", "uvicorn_config"]
-
-SEND_BUFFER_BYTES = 65536
-"""What the system keeps of an answer: about a second of audio, so that a client that takes nothing is felt soon."""
 
 
 def create_app(client: Fleet, config: ServerConfig, on_failure: Callable[[SonoroError], None] | None = None) -> FastAPI:
@@ -107,31 +104,6 @@ async def _tell_of_defect(request: Request, error: Exception) -> Response:
     """Answered outside of `RequestIds`, which therefore does not name it."""
     refused = plain_refusal(500, "the server failed; its log says how", "internal")
     return RefusalResponse(dataclasses.replace(refused, headers={"X-Request-Id": request.state.request_id}))
-
-
-def listen(config: ServerConfig) -> socket.socket:
-    """A socket that listens where `config` says. Raises `ConfigError` naming host or port if it cannot.
-
-    What is accepted inherits its options: small packets leave at once, and what a client does not take in time is lost.
-    """
-    try:
-        family, *_, address = socket.getaddrinfo(
-            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except (OSError, UnicodeError) as error:
-        raise ConfigError("host", config.host, f"it must be a name or an address of this machine ({error})") from error
-    try:
-        sock = socket.create_server(address[:2], family=family, backlog=2048)
-    except OSError as error:
-        raise ConfigError("port", config.port, f"cannot listen there: {error.strerror}") from error
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-    # The event loop does so for sockets that name their protocol alone, which those of `create_server` do not.
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        # A connection that is closed still waits for its last bytes to be taken, and without this for ever. Twice what
-        # a reader gets, so that whoever is slow is given up by the server, which says so, before the system does.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(2000 * config.slow_reader_timeout_s))
-    return sock
 
 
 def uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:

@@ -57,7 +57,8 @@ class ServerConfig:
     round those of the sex people expect. Of the wire formats of other servers' clients those in `dialects_off` are not
     answered. `cors_origins` may call from a browser, "*" for all. `allowed_hosts` are
     names by which clients may ask beside what the server is bound to, "*" for any; bound to all addresses, with none
-    given, it is any. `log_format` is text or json.
+    given, it is any. `log_format` is text or json. Wyoming, which has no keys, is spoken at `wyoming`, "PORT" on this
+    machine alone or "HOST:PORT", nowhere if empty, and announced to Home Assistant as `wyoming_name`, unless empty.
     """
 
     host: str = "127.0.0.1"
@@ -91,6 +92,8 @@ class ServerConfig:
     allow_reference_urls: bool = False
     log_format: str = "text"
     reference_folder: str = ""
+    wyoming: str = ""
+    wyoming_name: str = ""
 
     def __post_init__(self) -> None:
         self._check_host()
@@ -125,6 +128,9 @@ class ServerConfig:
         for host in self.allowed_hosts:
             if "/" in host or (":" in host and host.count(":") < 2):
                 raise ConfigError("allowed_hosts", host, "it must be a name or an address, without scheme and port")
+        for name in ("wyoming", "wyoming_name"):
+            if not isinstance(getattr(self, name), str):
+                raise ConfigError(name, getattr(self, name), "it must be a string; it may be empty")
         if self.log_format not in LOG_FORMATS:
             raise ConfigError("log_format", self.log_format, f"it must be {' or '.join(LOG_FORMATS)}")
         self._check_voices()
@@ -145,7 +151,7 @@ class ServerConfig:
     def public(self) -> dict[str, Any]:
         """What of `shown` clients may know."""
         values = {**self.shown, "reference_folder": "set" if self.reference_folder else ""}
-        return {name: value for name, value in values.items() if name not in ("host", "port", *_SECRET)}
+        return {name: value for name, value in values.items() if name not in ("host", "port", "wyoming", *_SECRET)}
 
     def aliases(self, spec: ModelSpec) -> dict[str, str]:
         """The names, lower case, that stand for a voice of `spec`. Raises `ConfigError` for one that it lacks."""

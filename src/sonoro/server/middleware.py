@@ -24,12 +24,17 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from sonoro.core.errors import ConfigError
 from sonoro.core.logs import log_event
+from sonoro.server.config import ServerConfig
 from sonoro.server.errors import BodyTooLarge, BodyTooSlow, TooManyRequests, plain_refusal
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["CLIENT_GONE", "RESET", "Connection", "HeadAsGet", "RequestBodies", "RequestIds", "connection"]
+__all__ = ["CLIENT_GONE", "RESET", "Connection", "HeadAsGet", "RequestBodies", "RequestIds", "connection", "listen"]
+
+SEND_BUFFER_BYTES = 65536
+"""What the system keeps of an answer: about a second of audio, so that a client that takes nothing is felt soon."""
 
 RESET = "cut"
 """The name, in the state of a request's scope, of what resets its connection."""
@@ -228,3 +233,28 @@ class RequestBodies:
             raise BodyTooSlow("the body ended before its end") from error
         except TimeoutError as error:
             raise BodyTooSlow(f"the body must arrive within {self._timeout_s:g} s") from error
+
+
+def listen(config: ServerConfig) -> socket.socket:
+    """A socket that listens where `config` says. Raises `ConfigError` naming host or port if it cannot.
+
+    What is accepted inherits its options: small packets leave at once, and what a client does not take in time is lost.
+    """
+    try:
+        family, *_, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError) as error:
+        raise ConfigError("host", config.host, f"it must be a name or an address of this machine ({error})") from error
+    try:
+        sock = socket.create_server(address[:2], family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError("port", config.port, f"cannot listen there: {error.strerror}") from error
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    # The event loop does so for sockets that name their protocol alone, which those of `create_server` do not.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        # A connection that is closed still waits for its last bytes to be taken, and without this for ever. Twice what
+        # a reader gets, so that whoever is slow is given up by the server, which says so, before the system does.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(2000 * config.slow_reader_timeout_s))
+    return sock

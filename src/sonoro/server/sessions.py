@@ -20,7 +20,7 @@ from sonoro.server.service import Service
 from sonoro.server.utterance import CANCELLED, Utterance
 from sonoro.server.websocket_session import End, WebSocketSession
 
-__all__ = ["session_routes"]
+__all__ = ["LiveSession", "session_routes"]
 
 
 def session_routes(service: Service) -> APIRouter:
@@ -97,9 +97,7 @@ class LiveSession(WebSocketSession):
             case "input.text":
                 await self._append(said.text)
             case "input.done":
-                self._is_skipping = False
-                if self._utterance is not None:
-                    self._utterance.end_text()
+                self._end_text()
             case "response.cancel":
                 self._is_skipping = False
                 # It may have ended while this was on its way.
@@ -109,6 +107,11 @@ class LiveSession(WebSocketSession):
                 self.end = "closed"
                 if self._utterance is not None:
                     self._utterance.end_text()
+
+    def _end_text(self) -> None:
+        self._is_skipping = False
+        if self._utterance is not None:
+            self._utterance.end_text()
 
     async def _configure(self, fields: dict[str, Any]) -> None:
         if self._utterance is not None:

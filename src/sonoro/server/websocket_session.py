@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from fastapi import WebSocket
 from starlette.types import Message
-from starlette.websockets import WebSocketDisconnect
+from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from sonoro.core.errors import InvalidRequest, SonoroError
 from sonoro.server.errors import IdleSession, NotReady, SlowReader, refusal
@@ -95,6 +95,9 @@ class WebSocketSession(ABC):
 
     async def send(self, message: str | bytes) -> None:
         """Raises `SlowReader` if it is not taken in time, `WebSocketDisconnect` if nobody is there."""
+        if self._socket.application_state is not WebSocketState.CONNECTED:
+            # Another task has found out that nobody is there.
+            raise WebSocketDisconnect(1006)
         is_text = isinstance(message, str)
         await self._in_time(self._socket.send({"type": "websocket.send", "text" if is_text else "bytes": message}))
 

@@ -22,6 +22,7 @@ from starlette.routing import BaseRoute
 
 from sonoro.core.errors import ConfigError
 from sonoro.server.dialects import elevenlabs
+from sonoro.server.dialects.wyoming import wyoming_routes
 from sonoro.server.service import Service
 
 __all__ = ["DIALECTS", "add_dialects"]
@@ -37,3 +38,4 @@ def add_dialects(app: FastAPI, service: Service) -> None:
     for name, routes in DIALECTS.items():
         if name not in service.config.dialects_off:
             app.router.routes.extend(routes(service))
+    app.include_router(wyoming_routes(service))

@@ -1,0 +1,334 @@
+"""Wyoming, which Home Assistant and Rhasspy speak: events over TCP, without keys. Knows the service and its sessions.
+
+An event is a line of JSON, then `data_length` bytes of JSON to be merged into its `data`, then `payload_length` bytes
+of audio. A connection is carried as a WebSocket would be, an event as a message, so that its limits, its end and what
+is spoken on it are those of any session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import ipaddress
+import json
+import logging
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, FastAPI, WebSocket
+from starlette.types import Message as Received
+
+from sonoro.core.errors import ConfigError, InvalidRequest, SonoroError
+from sonoro.core.types import AudioChunk
+from sonoro.core.version import VERSION
+from sonoro.server.dialects.live import ForeignSession
+from sonoro.server.dialects.shared import Dialect, Message, language_of, languages_of
+from sonoro.server.errors import refusal
+from sonoro.server.middleware import listen
+from sonoro.server.schemas import parse
+from sonoro.server.service import Service
+from sonoro.server.stream import RefusalResponse
+from sonoro.server.websocket import SHUTTING_DOWN
+from sonoro.server.websocket_session import End
+from sonoro.transport.launch import cancel_tasks
+
+try:
+    from zeroconf import Error as ZeroconfError
+    from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
+except ImportError:  # an extra: without it nothing is announced
+    AsyncZeroconf = None  # type: ignore[misc, assignment]
+
+__all__ = ["wyoming_routes"]
+
+logger = logging.getLogger(__name__)
+
+MAX_BESIDE_TEXT_BYTES = 2**16
+SERVICE = "_wyoming._tcp.local."
+
+LINGER_S = 1.0
+BYTES_PER_CHARACTER = 12
+"""The most that one takes in JSON: two surrogates, escaped."""
+
+
+def wyoming_routes(service: Service) -> APIRouter:
+    """No path: a router that listens while the application runs, where `wyoming` says.
+
+    Raises `ConfigError` if it cannot.
+    """
+    config = service.config
+    if not config.wyoming:
+        return APIRouter()
+    host, port = _address(config.wyoming)
+    if config.wyoming_name and AsyncZeroconf is None:
+        raise ConfigError("wyoming_name", config.wyoming_name, "it needs zeroconf: pip install sonoro[wyoming]")
+    try:
+        sock = listen(dataclasses.replace(config, host=host, port=port))
+    except ConfigError as error:
+        raise ConfigError("wyoming", config.wyoming, error.limit) from error
+    if config.wyoming_name and ipaddress.ip_address(sock.getsockname()[0]).is_loopback:
+        sock.close()
+        raise ConfigError("wyoming_name", config.wyoming_name, "others cannot reach it; give wyoming as HOST:PORT")
+    most_bytes = MAX_BESIDE_TEXT_BYTES + BYTES_PER_CHARACTER * config.max_characters
+    open_now: dict[asyncio.Task[Any], asyncio.Event] = {}
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task, ending = asyncio.current_task(), asyncio.Event()
+        assert task is not None
+        open_now[task] = ending
+        try:
+            await _converse(service, _Carrier(reader, writer, most_bytes, ending))
+        finally:
+            del open_now[task]
+
+    @contextlib.asynccontextmanager
+    async def running(app: FastAPI) -> AsyncIterator[None]:
+        server = await asyncio.start_server(connected, sock=sock, limit=most_bytes)
+        where = sock.getsockname()[:2]
+        logger.info("event=listening dialect=wyoming host=%s port=%d", *where)
+        announcing = asyncio.create_task(_announce(config.wyoming_name, *where)) if config.wyoming_name else None
+        yield
+        server.close()
+        if announcing is not None:
+            await cancel_tasks(announcing)
+        for ending in open_now.values():
+            ending.set()
+        if tasks := set(open_now):
+            _, late = await asyncio.wait(tasks, timeout=config.shutdown_timeout_s)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+    return APIRouter(lifespan=running)
+
+
+def _address(given: str) -> tuple[str, int]:
+    """Host and port of "PORT" or "HOST:PORT"; without a host only this machine may connect, for there are no keys."""
+    host, _, port = given.rpartition(":")
+    if not (port.isascii() and port.isdigit()):
+        raise ConfigError("wyoming", given, "it must be PORT, at which this machine alone may connect, or HOST:PORT")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+async def _announce(name: str, host: str, port: int) -> None:
+    """Have Home Assistant discover this server as `name` until cancelled. The log says if that cannot be."""
+    try:
+        async with contextlib.AsyncExitStack() as held:
+            with socket.socket(type=socket.SOCK_DGRAM) as asking:
+                asking.connect(("224.0.0.251", 5353))  # sends nothing: the system says by which address it would
+                own = asking.getsockname()[0]
+            address = own if ipaddress.ip_address(host).is_unspecified else host
+            discovery = AsyncZeroconf()
+            held.push_async_callback(discovery.async_close)
+            about = AsyncServiceInfo(SERVICE, f"{name}.{SERVICE}", parsed_addresses=[address], port=port)
+            await discovery.async_register_service(about)
+            logger.info("event=announced dialect=wyoming name=%s host=%s port=%d", name, address, port)
+            await asyncio.Event().wait()
+    except (OSError, ZeroconfError) as error:
+        logger.warning("event=not_announced dialect=wyoming name=%s reason=%r", name, repr(error))
+
+
+async def _converse(service: Service, carrier: _Carrier) -> None:
+    """Serve one connection to its end."""
+    connection = WebSocket(carrier.scope, carrier.receive, carrier.send)
+    try:
+        # Without a key it is a stranger to a server that has keys: the model's own voices are all that it may have.
+        await service.identify(connection)
+        with service.session():
+            await WyomingSession(connection, service).run()
+    except SonoroError as error:  # too many sessions, or no engine yet
+        service.count_refusal(refusal(error), "wyoming", WyomingSession.dialect)
+        with contextlib.suppress(OSError):
+            await carrier.write(_failed(error))
+    finally:
+        await carrier.close()
+
+
+class _Carrier:
+    """A TCP connection as the inner side of an ASGI WebSocket: an event comes as text, bytes go as they are.
+
+    An event may take `most_bytes`, and its data as many again.
+    """
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, most_bytes: int, ending: asyncio.Event
+    ) -> None:
+        self._reader, self._writer, self._most_bytes, self._is_connected = reader, writer, most_bytes, False
+        state = {"facts": {}, SHUTTING_DOWN: ending}
+        self.scope: dict[str, Any] = {"type": "websocket", "headers": [], "subprotocols": [], "state": state}
+
+    async def receive(self) -> Received:
+        if not self._is_connected:
+            self._is_connected = True
+            return {"type": "websocket.connect"}
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            try:
+                if (event := await self._read()) is not None:
+                    return {"type": "websocket.receive", "text": event}
+            except (ValueError, RecursionError) as error:
+                # Where the next event begins is not known any more. Nor may a page in a browser, whose request begins
+                # with a line that is no event, go on to send one.
+                await self.write(_failed(InvalidRequest("event", "bytes", f"it must be one of Wyoming ({error})")))
+        return {"type": "websocket.disconnect", "code": 1006}
+
+    async def send(self, message: Received) -> None:
+        if message["type"] == "websocket.send":
+            await self.write(message["bytes"])
+
+    async def write(self, event: bytes) -> None:
+        self._writer.write(event)
+        await self._writer.drain()
+
+    async def close(self) -> None:
+        """Close the connection, once the client has done so or a moment later: what it has sent meanwhile and nobody
+        reads would have the system throw away what it was told last."""
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                self._writer.write_eof()
+                while await self._reader.read(self._most_bytes):
+                    pass
+        self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+
+    async def _read(self) -> str | None:
+        """The next event, as one JSON object; None at the end. Raises `ValueError`."""
+        if not (line := await self._reader.readline()):
+            return None
+        event = json.loads(line)
+        if not isinstance(event, dict):
+            raise ValueError("an event is an object")
+        further = json.loads(await self._part(event.pop("data_length", None)) or b"{}")
+        if not isinstance(further, dict) or not isinstance(event.setdefault("data", {}), dict):
+            raise ValueError("data is an object")
+        event["data"] |= further
+        await self._part(event.pop("payload_length", None))
+        return json.dumps(event)
+
+    async def _part(self, length: object) -> bytes:
+        if length is None:
+            return b""
+        if not isinstance(length, int) or not 0 <= length <= self._most_bytes:
+            raise ValueError(f"a length is a whole number of at most {self._most_bytes}")
+        return await self._reader.readexactly(length)
+
+
+def _event(kind: str, data: dict[str, Any], payload: bytes = b"") -> bytes:
+    """An event of `kind`; its data not within the line, of which clients take 64 KiB at most."""
+    body = msgspec.json.encode(data)
+    line: dict[str, Any] = {"type": kind, "version": VERSION, "data_length": len(body)}
+    if payload:
+        line["payload_length"] = len(payload)
+    return msgspec.json.encode(line) + b"\n" + body + payload
+
+
+def _failed(error: SonoroError) -> bytes:
+    return _event("error", {"text": str(error), "code": refusal(error).error["code"]})
+
+
+class _Voice(Message):
+    name: str | None = None
+    language: str | None = None
+
+
+class _Data(Message):
+    text: str | None = None
+    voice: _Voice | None = None
+    text_format: str | None = None
+
+
+class _Event(Message):
+    type: str
+    data: _Data
+
+
+class WyomingSession(ForeignSession):
+    """One connection. What is spoken on it is one text after the other, whole or in a stream."""
+
+    dialect = "wyoming"
+
+    def __init__(self, socket: WebSocket, service: Service) -> None:
+        super().__init__(socket, service)
+        self._is_stream, self._audio = False, dict[str, int]()
+
+    async def on_open(self) -> None:
+        """The client speaks first."""
+
+    async def on_close(self, end: End) -> None:
+        """There is no word for it."""
+
+    async def handle(self, message: str) -> None:
+        said = parse(_Event, message.encode())
+        text = said.data.text or ""
+        match said.type:
+            case "describe":
+                await self.send(_event("info", self._info()))
+            case "ping":
+                await self.send(_event("pong", {"text": text}))
+            case "synthesize" if not self._is_stream:
+                await self._choose(said.data)
+                await self._append(text)
+                self._end_text()
+            case "synthesize-start":
+                await self._choose(said.data)
+                self._is_stream = True
+            case "synthesize-chunk" if self._is_stream:
+                if self._utterance is not None or text.strip():
+                    await self._append(text)
+            case "synthesize-stop" if self._is_stream:
+                self._end_text()
+                if self._utterance is None:
+                    await self._end_stream()
+            case "synthesize-chunk" | "synthesize-stop":
+                raise InvalidRequest("type", said.type, "synthesize-start comes first")
+            case _:
+                # So do servers that are older than an event. The text of a stream comes once more as a whole, for those
+                # that know of no streams.
+                logger.debug("event=passed_over dialect=wyoming type=%.40r", said.type)
+
+    async def _choose(self, data: _Data) -> None:
+        """What comes is to be spoken as `data` says. Raises `InvalidRequest`."""
+        if self._is_stream:
+            raise InvalidRequest("synthesize-start", "given", "a stream is open; end it by synthesize-stop")
+        if data.text_format not in (None, "text"):
+            raise InvalidRequest("text_format", data.text_format, "it must be text")
+        voice = data.voice or _Voice()
+        language = language_of(voice.language, self.service.spec())
+        await self._configure({"voice": voice.name, "language": language})
+        self._is_skipping = False
+
+    async def on_done(self, task: asyncio.Task[Any]) -> None:
+        await super().on_done(task)
+        if self._is_stream and not self._is_skipping:
+            await self._end_stream()
+
+    async def _end_stream(self) -> None:
+        self._is_stream = False
+        await self.send(_event("synthesize-stopped", {}))
+
+    def _info(self) -> dict[str, Any]:
+        spec = self.service.spec()
+        made = {"version": VERSION, "installed": True, "attribution": {"name": "sonoro", "url": ""}}
+        voices = [
+            {"name": name, "description": name, "languages": languages_of(spec), "speakers": [], **made}
+            for name in Dialect(self.dialect, self.service, RefusalResponse).voices(self.caller)
+        ]
+        facts = {"name": "sonoro", "description": f"sonoro with {spec.name}", "supports_synthesize_streaming": True}
+        others: dict[str, Any] = {kind: [] for kind in ("asr", "handle", "intent", "wake", "mic", "snd")}
+        return {"tts": [{**facts, **made, "voices": voices}], **others}
+
+    async def send_event(self, event: str, **fields: Any) -> None:
+        if event == "audio.start":
+            self._audio = {"rate": fields["sample_rate"], "width": 2, "channels": 1}
+            await self.send(_event("audio-start", self._audio))
+        elif event == "audio.done":
+            await self.send(_event("audio-stop", {}))
+
+    async def send_audio(self, audio: bytes, chunk: AudioChunk | None) -> None:
+        if audio:
+            await self.send(_event("audio-chunk", self._audio, audio))
+
+    async def refuse(self, error: SonoroError, request_id: str | None = None) -> None:
+        await self.send(_failed(error))
