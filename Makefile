@@ -43,7 +43,7 @@ slow: .venv/.installed-test
 
 # For a machine with a GPU: kernels, graphs, the released sizes with random weights.
 gpu: .venv/.installed-test
-	$(BIN)/python -m pytest -q -m gpu
+	$(BIN)/python -m pytest -q -m gpu -n 4 --report benchmarks/results/tests-gpu.json
 
 # The stored reference tensors made anew by the official implementation, and our tests against them.
 # Fish's code is under the Fish Audio Research License: it is run here, for research, and nothing of it is kept.

@@ -10,6 +10,7 @@ import torch
 from durations import Keeper, begins_first, cores, forecast
 from reference_assets import ROOT, Case, load
 from rounding import round_by_shape
+from run_report import RunReport
 
 collect_ignore = ["clients"]
 """Those of unmodified clients have an environment of their own: `make clients`."""
@@ -25,6 +26,8 @@ def pytest_configure(config: pytest.Config) -> None:
         round_by_shape(most)
     if config.getoption("--keep-durations") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Keeper())
+    if (file := config.getoption("--report")) and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(RunReport(file, config.getoption("--commit")))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,6 +38,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="DIR",
         help="what the official implementation computed, as written by tools/reference (default: %(default)s)",
     )
+    parser.addoption("--report", type=Path, metavar="FILE", help="write what the tests became (run_report.py)")
+    parser.addoption("--commit", help="what is run, where there is no checkout to ask")
     parser.addoption("--keep-durations", action="store_true", help="write what the tests took (durations.py)")
     parser.addoption(
         "--rounding", type=int, default=0, metavar="STEPS", help="products round by their shape, so much (rounding.py)"
