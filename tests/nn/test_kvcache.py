@@ -1,6 +1,7 @@
 """Prefill and steps from pages against the whole sequence, in float64: same sums, other order, so within 1e-12."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -134,6 +135,26 @@ def test_what_lies_past_the_live_length_does_not_matter(stack: DecoderStack) -> 
     assert torch.isfinite(found[0]).all()
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="a system that tells its memory otherwise")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cache_takes_memory_as_it_is_written(dtype: torch.dtype) -> None:
+    def resident_mb() -> float:
+        status = Path("/proc/self/status").read_text("ascii")
+        return int(status.split("RssAnon:")[1].split()[0]) / 1024
+
+    table = torch.arange(513, dtype=torch.int32)[:, None]
+    before_mb = resident_mb()
+    large = PagedKVCache.allocate(CONFIG, table, 2048, 512, dtype)
+    assert large.keys.shape == large.values.shape == (2, 513, 2048, 2, 6)
+    assert large.keys.dtype == dtype
+    size_mb = 2 * large.keys.nbytes / 2**20
+    assert size_mb > 90
+    assert resident_mb() - before_mb < size_mb / 4
+    assert not large.keys[1, 7].any()
+    large.keys[:, 3] = 1
+    assert large.keys[:, 3].all()
 
 
 def test_only_the_given_positions_are_written(stack: DecoderStack) -> None:

@@ -6,9 +6,11 @@ result depends on them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,6 +32,13 @@ class PackedTokens(NamedTuple):
     starts: Tensor
 
 
+def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """As `torch.zeros`; on a CPU not resident before it is written, for most slots never hold as much as they might."""
+    if device.type != "cpu":
+        return torch.zeros(shape, device=device, dtype=dtype)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+
+
 @dataclass(frozen=True)
 class PagedKVCache:
     """Keys and values [layers, pages + 1, page positions, kv heads, D]; the pages of each row [rows, pages per row].
@@ -48,7 +57,7 @@ class PagedKVCache:
     ) -> PagedKVCache:
         """A zeroed cache of `pages` pages and the scratch page for the rows of `table` [rows, pages per row] int32."""
         shape = (config.layers, pages + 1, page_positions, config.kv_heads, config.head_width)
-        keys, values = (torch.zeros(shape, device=table.device, dtype=dtype) for _ in range(2))
+        keys, values = (_zeros(shape, table.device, dtype) for _ in range(2))
         return cls(keys, values, table)
 
     @property
