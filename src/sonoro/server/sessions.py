@@ -13,7 +13,7 @@ from fastapi import APIRouter, Depends, WebSocket
 from pydantic import BaseModel, ConfigDict
 
 from sonoro.core.errors import InvalidRequest, SonoroError
-from sonoro.core.types import AudioChunk, SpeechRequest
+from sonoro.core.types import AudioChunk, Finished, SpeechRequest
 from sonoro.server.errors import refusal
 from sonoro.server.schemas import SpeechBody, parse
 from sonoro.server.service import Service
@@ -75,7 +75,7 @@ class LiveSession(WebSocketSession):
         """Send an event; raises as `send` does."""
         await self.send(msgspec.json.encode({"type": event, **fields}).decode())
 
-    async def send_audio(self, audio: bytes, chunk: AudioChunk | None) -> None:
+    async def send_audio(self, audio: bytes, source: AudioChunk | Finished) -> None:
         if audio:
             await self.send(audio)
 

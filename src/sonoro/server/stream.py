@@ -52,7 +52,7 @@ Result = TypeVar("Result")
 DISCONNECTED = "disconnected"
 
 REFUSAL_SHAPE = "refusal_shape"
-"""The name, in the state of a request's scope, of what makes an answer of a `Refusal`, if it is not ours."""
+"""The name, in the state of a request's scope, of what makes an answer of a `Refusal` and the request's id."""
 
 NO_ENGINE = "the engine process ended or hangs, and another does not run yet"
 
@@ -376,11 +376,11 @@ class RefusalResponse(Response):
         self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        shape: Callable[[Refusal], Response] | None = scope.get("state", {}).get(REFUSAL_SHAPE)
+        shape: Callable[[Refusal, str], Response] | None = scope.get("state", {}).get(REFUSAL_SHAPE)
         if shape is None:
             await super().__call__(scope, receive, send)
         else:
-            await shape(self._refused)(scope, receive, send)
+            await shape(self._refused, scope["state"]["request_id"])(scope, receive, send)
 
 
 def sse_event(data: dict[str, Any]) -> bytes:

@@ -41,8 +41,8 @@ class Listener(Protocol):
     async def send_event(self, event: str, **fields: Any) -> None:
         """Tell of `audio.start` before the first audio, then of `audio.done` or `response.cancelled`: docs/live.md."""
 
-    async def send_audio(self, audio: bytes, chunk: AudioChunk | None) -> None:
-        """Take `audio`, encoded, possibly nothing; it was made of `chunk`, or is what the encoder held back."""
+    async def send_audio(self, audio: bytes, source: AudioChunk | Finished) -> None:
+        """Take `audio`, encoded, possibly nothing: what `source` adds, or what the encoder held back until the end."""
 
     async def refuse(self, error: SonoroError, request_id: str | None) -> None:
         """Tell why the utterance has ended."""
@@ -81,11 +81,15 @@ class Utterance:
             self._service.client.end_text(self._id)
         self.is_text_whole = True
 
-    async def cancel(self) -> str:
-        """Say no more, and tell what was said; how it ended, which it may have done before."""
+    def abort(self) -> None:
+        """Say no more, and tell what was said."""
         self.is_text_whole = True
         if not self._is_aborted:
             self._abort(None)
+
+    async def cancel(self) -> str:
+        """Abort; how it ended, which it may have done before."""
+        self.abort()
         await asyncio.wait({self.speaking})
         return self.speaking.result()
 
@@ -162,13 +166,13 @@ class Utterance:
             self._sent_samples += len(chunk.pcm) // 2
             await self._send_audio(audio, chunk)
 
-    async def _send_audio(self, audio: bytes, chunk: AudioChunk | None) -> None:
+    async def _send_audio(self, audio: bytes, source: AudioChunk | Finished) -> None:
         if audio and not self._has_begun:
             self._has_begun = True
             kind, rate = self._body.response_format, self._encoding.rate
             await self._listener.send_event("audio.start", request_id=self._id, format=kind, sample_rate=rate)
             self._observation.sent()
-        await self._listener.send_audio(audio, chunk)
+        await self._listener.send_audio(audio, source)
 
     async def _finish(self, finished: Finished) -> str:
         if self._is_aborted:
@@ -176,7 +180,7 @@ class Utterance:
             return await self._report_cancelled(finished.characters * self._sent_samples // max(made, 1))
         if finished.reason in ("cancelled", "error"):
             raise EngineError(f"the speech was cut off: {finished.reason}")
-        await self._send_audio(await self._encoding.finish(), None)
+        await self._send_audio(await self._encoding.finish(), finished)
         samples = self._samples
         await self._listener.send_event(
             "audio.done",

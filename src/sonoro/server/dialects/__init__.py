@@ -21,13 +21,17 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute
 
 from sonoro.core.errors import ConfigError
-from sonoro.server.dialects import elevenlabs
+from sonoro.server.dialects import cartesia, deepgram, elevenlabs
 from sonoro.server.dialects.wyoming import wyoming_routes
 from sonoro.server.service import Service
 
 __all__ = ["DIALECTS", "add_dialects"]
 
-DIALECTS: dict[str, Callable[[Service], Sequence[BaseRoute]]] = {"elevenlabs": elevenlabs.routes}
+DIALECTS: dict[str, Callable[[Service], Sequence[BaseRoute]]] = {
+    "elevenlabs": elevenlabs.routes,
+    "cartesia": cartesia.routes,
+    "deepgram": deepgram.routes,
+}
 
 
 def add_dialects(app: FastAPI, service: Service) -> None:

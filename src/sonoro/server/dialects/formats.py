@@ -14,15 +14,16 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
+from sonoro.core.errors import InvalidRequest
 from sonoro.server.stream import AudioBody
 
-__all__ = ["PCM", "AudioFormat", "FormatBody", "a_law", "float32", "mu_law", "wav"]
+__all__ = ["PCM", "AudioFormat", "FormatBody", "a_law", "float32", "mu_law", "sample_format"]
 
 Convert = Callable[[bytes], bytes]
 Numbers = npt.NDArray[np.int64]
 
-_UNKNOWN_BYTES = 0xFFFFFFFF
-"""Of a WAV file whose length is not known when its header is sent: readers take it as "until the end"."""
+_UNKNOWN = b"\xff\xff\xff\xff"
+"""The size of a WAV file whose length is not known when its header is sent: readers take it as "until the end"."""
 
 
 @dataclass(frozen=True)
@@ -73,16 +74,26 @@ def float32(pcm: bytes) -> bytes:
     return (np.frombuffer(pcm, "<i2") / np.float32(32768)).astype("<f4").tobytes()
 
 
-_WAVE: dict[Convert | None, tuple[int, int]] = {None: (1, 2), mu_law: (7, 1), a_law: (6, 1), float32: (3, 4)}
-"""Of a WAV file: the tag of what is in it, and the bytes of a sample."""
+_SAMPLES: dict[str, tuple[Convert | None, int, int, str | None]] = {
+    **dict.fromkeys(("pcm", "pcm_s16le", "linear16"), (None, 1, 2, None)),
+    **dict.fromkeys(("mulaw", "ulaw", "pcm_mulaw"), (mu_law, 7, 1, "audio/basic")),
+    **dict.fromkeys(("alaw", "pcm_alaw"), (a_law, 6, 1, "audio/x-alaw-basic")),
+    "pcm_f32le": (float32, 3, 4, "audio/x-f32le"),
+}
+"""Encodings by the names that the APIs give them: what makes them of PCM16, the tag of a WAV file that holds them, the
+bytes of a sample, and the type of their content if it is not that of PCM16."""
 
 
-def wav(rate: int, convert: Convert | None) -> AudioFormat:
-    """A WAV file whose samples went through `convert`."""
-    tag, width = _WAVE[convert]
+def sample_format(encoding: str, rate: int | None, *, is_wav: bool = False) -> AudioFormat:
+    """The audio of one of `_SAMPLES`, bare or in a WAV file. Raises `InvalidRequest`."""
+    if encoding not in _SAMPLES:
+        raise InvalidRequest("encoding", encoding, f"it must be one of {', '.join(_SAMPLES)}")
+    convert, tag, width, content_type = _SAMPLES[encoding]
+    if not is_wav:
+        return AudioFormat("pcm", rate, convert, b"", content_type)
+    rate = rate or 24000
     layout = struct.pack("<4sIHHIIHH", b"fmt ", 16, tag, 1, rate, rate * width, width, 8 * width)
-    sizes = struct.pack("<I", _UNKNOWN_BYTES)
-    header = b"RIFF" + sizes + b"WAVE" + layout + b"data" + sizes
+    header = b"RIFF" + _UNKNOWN + b"WAVE" + layout + b"data" + _UNKNOWN
     return AudioFormat("pcm", rate, convert, header, "audio/wav")
 
 

@@ -6,16 +6,16 @@ Knows no dialect.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 from pydantic import BaseModel, ConfigDict
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route, WebSocketRoute
+from starlette.types import Message as ASGIMessage
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
@@ -24,10 +24,10 @@ from sonoro.core.types import AudioChunk, Finished, ModelSpec
 from sonoro.core.words import CharacterTimes, Word, at_speed, character_times
 from sonoro.server.dialects.formats import PCM, AudioFormat, FormatBody
 from sonoro.server.encode import MAX_SPEED, MIN_SPEED
-from sonoro.server.errors import Refusal
+from sonoro.server.errors import Refusal, Unauthorized
 from sonoro.server.routes import respond
 from sonoro.server.schemas import SpeechBody, parse
-from sonoro.server.service import Caller, Service
+from sonoro.server.service import ANONYMOUS, Caller, Service
 from sonoro.server.stream import REFUSAL_SHAPE, AudioBody, Speech
 from sonoro.server.websocket_session import WebSocketSession
 
@@ -36,6 +36,7 @@ __all__ = [
     "Dialect",
     "Message",
     "Timeline",
+    "WordTimes",
     "json_response",
     "key_of",
     "language_of",
@@ -71,15 +72,16 @@ class Asked:
     body: AudioBody | None = None
     """How the answer is put together; the audio itself if None."""
     with_words: bool = False
-    further: dict[str, Any] = field(default_factory=dict)
-    """Fields of our own request."""
 
 
 class Dialect:
-    """One wire format of this server. `shape` makes an answer of a refusal, as its clients read it."""
+    """One wire format of this server. `shape` makes an answer of a refusal, as its clients read it; the id of a request
+    goes by the names `id_headers` in what it is answered with."""
 
-    def __init__(self, name: str, service: Service, shape: Callable[[Refusal], Response]) -> None:
-        self.name, self.service, self._shape = name, service, shape
+    def __init__(
+        self, name: str, service: Service, shape: Callable[[Refusal, str], Response], id_headers: Sequence[str] = ()
+    ) -> None:
+        self.name, self.service, self._shape, self._id_headers = name, service, shape, id_headers
         self.routes: list[BaseRoute] = []
 
     def get(self, path: str, answer: Answering, is_ours: Ours | None = None) -> None:
@@ -90,14 +92,22 @@ class Dialect:
         """Answer POST to `path`."""
         self.routes.append(_HTTPRoute(self, "POST", path, answer, None))
 
-    def socket(self, path: str, session: Callable[[WebSocket, Service], WebSocketSession]) -> None:
-        """Hold `session`s on the WebSocket `path`."""
-        self.routes.append(_SocketRoute(self, path, session))
+    def socket(self, path: str, session: Sessions, *, has_late_key: bool = False) -> None:
+        """Hold `session`s on the WebSocket `path`. The key `has_late_key` may come in their first message."""
+        self.routes.append(_SocketRoute(self, path, session, has_late_key))
 
-    def enter(self, scope: Scope) -> None:
-        """The request of `scope` is in this dialect: so are its refusals, its log line and its counts."""
+    def enter(self, scope: Scope, send: Send) -> Send:
+        """The request of `scope` is in this dialect: so are its refusals, log line and counts. How to `send`."""
         scope["state"] |= {"dialect": self.name, REFUSAL_SHAPE: self._shape}
         scope["state"]["facts"]["dialect"] = self.name
+
+        async def send_named(message: ASGIMessage) -> None:
+            if message["type"] in ("http.response.start", "websocket.http.response.start"):
+                for name in self._id_headers:
+                    MutableHeaders(scope=message)[name] = scope["state"]["request_id"]
+            await send(message)
+
+        return send_named
 
     async def speak(self, request: Request, read: Callable[[bytes], Asked]) -> Response:
         """What `read` finds asked for in the body of `request`, spoken as our own requests are."""
@@ -109,17 +119,7 @@ class Dialect:
 
     async def speech(self, asked: Asked, name: str, caller: Caller, *, is_live: bool = False) -> Speech:
         """`asked` as our own request; an unknown voice, as those of other vendors are, is the default one."""
-        spec = self.service.spec()
-        fields = {
-            "input": asked.text,
-            "voice": asked.voice or None,
-            "language": language_of(asked.language, spec),
-            "speed": min(max(asked.speed, MIN_SPEED), MAX_SPEED),
-            "seed": asked.seed,
-            "response_format": asked.audio.codec,
-            "sample_rate": asked.audio.rate,
-        }
-        body = parse(SpeechBody, fields | asked.further)
+        body = self.body_of(asked)
         try:
             speech = await self.service.speech(body, name, caller, is_live=is_live)
         except UnknownVoice:
@@ -133,14 +133,38 @@ class Dialect:
         request = msgspec.structs.replace(speech.request, with_words=asked.with_words)
         return Speech(speech.name, request, speech.encoding, sent, is_silent=speech.is_silent)
 
-    def voices(self, caller: Caller) -> list[str]:
-        """The voices that `caller` may name: those of the model, then their own and everybody's."""
-        registered = self.service.voices_by_name(caller, self.service.store.voices)
-        own = sorted(name for name in registered if "." not in name)
-        return [*self.service.spec().voices, *own]
+    def body_of(self, asked: Asked) -> SpeechBody:
+        """`asked` as the body of our own request. Raises `InvalidRequest` and `NotReady`."""
+        fields = {
+            "input": asked.text,
+            "voice": asked.voice or None,
+            "language": language_of(asked.language, self.service.spec()),
+            "speed": min(max(asked.speed, MIN_SPEED), MAX_SPEED),
+            "seed": asked.seed,
+            "response_format": asked.audio.codec,
+            "sample_rate": asked.audio.rate,
+        }
+        return parse(SpeechBody, fields)
+
+    async def voices(self, request: Request) -> list[str]:
+        """The voices that `request` may name: those of the model, then its caller's own and everybody's."""
+        registered = self.service.voices_by_name(request.state.caller, await self.service.voices())
+        return [*self.service.spec().voices, *sorted(name for name in registered if "." not in name)]
+
+    async def known_voice(self, request: Request) -> str:
+        """The voice that the path of `request` names. Raises `UnknownVoice`."""
+        name = str(request.path_params["voice"])
+        if name.lower() not in {*await self.voices(request), *self.service.aliases}:
+            raise UnknownVoice("voice", name, "it is none of those that are listed")
+        return name.lower()
+
+    def timeline(self, speed: float) -> Timeline:
+        """Of a text that is spoken at `speed`. Raises `NotReady`."""
+        return Timeline(self.service.spec().sample_rate, min(max(speed, MIN_SPEED), MAX_SPEED))
 
 
 Answering = Callable[[Request], Awaitable[Response]]
+Sessions = Callable[[WebSocket, Service], WebSocketSession]
 Ours = Callable[[Headers], bool]
 
 
@@ -160,16 +184,20 @@ class _HTTPRoute(Route):
         return match, {**child, "route": self}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._dialect.enter(scope)
-        await super().handle(scope, receive, send)
+        await super().handle(scope, receive, self._dialect.enter(scope, send))
 
 
 class _SocketRoute(WebSocketRoute):
-    def __init__(self, dialect: Dialect, path: str, session: Callable[[WebSocket, Service], WebSocketSession]) -> None:
+    def __init__(self, dialect: Dialect, path: str, session: Sessions, has_late_key: bool) -> None:
         service = dialect.service
 
         async def hold(socket: WebSocket) -> None:
-            service.admit(socket, key_of(socket))
+            try:
+                service.admit(socket, key_of(socket))
+            except Unauthorized:
+                if not has_late_key or key_of(socket):
+                    raise
+                socket.state.caller = ANONYMOUS
             with service.session():
                 await session(socket, service).run()
 
@@ -181,8 +209,7 @@ class _SocketRoute(WebSocketRoute):
         return match, {**child, "route": self}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._dialect.enter(scope)
-        await super().handle(scope, receive, send)
+        await super().handle(scope, receive, self._dialect.enter(scope, send))
 
 
 def key_of(connection: HTTPConnection) -> str:
@@ -219,6 +246,27 @@ def spaced(before: str, piece: str) -> str:
     """`piece` as it follows the phrase that ends in `before`: with a space between the two if there is none."""
     is_joined = before and piece and not before[-1].isspace() and not piece[0].isspace()
     return f" {piece}" if is_joined else piece
+
+
+class WordTimes:
+    """Words between white space, as they are written, each told once its time is certain."""
+
+    def __init__(self) -> None:
+        self._word, self._start_s, self._end_s = "", 0.0, 0.0
+
+    def tell(self, times: CharacterTimes, *, is_last: bool) -> tuple[list[str], list[float], list[float]]:
+        """Words, their starts and ends, that end with further characters; `is_last`: or with the text."""
+        told: tuple[list[str], list[float], list[float]] = ([], [], [])
+        last = [(" ", self._end_s, self._end_s)] if is_last else []
+        for character, start_s, end_s in [*zip(*times, strict=True), *last]:
+            if not character.isspace():
+                self._start_s = self._start_s if self._word else start_s
+                self._word, self._end_s = self._word + character, end_s
+            elif self._word:
+                for column, value in zip(told, (self._word, self._start_s, self._end_s), strict=True):
+                    column.append(value)  # type: ignore[attr-defined]
+                self._word = ""
+        return told
 
 
 class Timeline:

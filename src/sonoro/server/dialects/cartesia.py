@@ -1,0 +1,250 @@
+"""Cartesia's API, as its own SDK, LiveKit and Pipecat speak it. Its base address is the root; any version is accepted.
+
+Ours, where nobody else says: a cancelled context ends with `done`, as any other; without `max_buffer_delay_ms` text is
+spoken as it comes, for the engine needs no buffer; slow and fast are .8 and 1.25.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal
+
+import msgspec
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+
+from sonoro.core.errors import InvalidRequest, SonoroError
+from sonoro.core.types import AudioChunk, Finished
+from sonoro.core.words import CharacterTimes
+from sonoro.server.dialects.contexts import Context, ContextSession
+from sonoro.server.dialects.formats import AudioFormat, sample_format
+from sonoro.server.dialects.shared import Asked, Dialect, Message, Timeline, WordTimes, json_response, languages_of
+from sonoro.server.errors import Refusal, refusal
+from sonoro.server.schemas import parse
+from sonoro.server.service import Service
+from sonoro.server.stream import AudioBody
+
+__all__ = ["Output", "routes"]
+
+_SPEEDS = {"slow": 0.8, "normal": 1.0, "fast": 1.25}
+
+
+class _Voice(Message):
+    id: str | None = None
+
+
+class Output(Message):
+    container: Literal["raw", "wav", "mp3"] = "raw"
+    encoding: str = "pcm_s16le"
+    sample_rate: int | None = None
+
+    @property
+    def audio(self) -> AudioFormat:
+        if self.container == "mp3":
+            return AudioFormat("mp3", self.sample_rate)
+        return sample_format(self.encoding, self.sample_rate, is_wav=self.container == "wav")
+
+
+class _Generation(Message):
+    speed: float | None = None
+
+
+class _Said(Message):
+    """The body of a request, and a message on a socket."""
+
+    transcript: str | None = None
+    voice: str | _Voice | None = None
+    output_format: Output = Field(default_factory=Output)
+    language: str | None = None
+    locale: str | None = None
+    generation_config: _Generation | None = None
+    speed: float | Literal["slow", "normal", "fast"] | None = None
+    context_id: str | None = None
+    more: bool | None = Field(None, alias="continue")
+    cancel: bool | None = None
+    flush: bool | None = None
+    add_timestamps: bool | None = None
+    max_buffer_delay_ms: float | None = None
+
+    @property
+    def rate(self) -> float:
+        """How fast to speak."""
+        given = self.speed if self.speed is not None else (self.generation_config or _Generation()).speed
+        return (_SPEEDS[given] if isinstance(given, str) else given) or 1.0
+
+    def asked(self, text: str, body: AudioBody | None = None) -> Asked:
+        voice = self.voice.id if isinstance(self.voice, _Voice) else self.voice
+        audio, language = self.output_format.audio, self.language or self.locale
+        return Asked(text, voice, language, self.rate, None, audio, body, with_words=bool(self.add_timestamps))
+
+    def check_raw(self) -> None:
+        if self.output_format.container != "raw":
+            raise InvalidRequest("output_format.container", self.output_format.container, "it must be raw here")
+
+
+def _error(refused: Refusal, request_id: str) -> dict[str, Any]:
+    code, message = refused.error["code"], refused.error["message"]
+    facts = {"title": str(code).replace("_", " ").capitalize(), "message": message, "error_code": code}
+    return {"type": "error", "done": True, "status_code": refused.status, **facts, "request_id": request_id}
+
+
+def _refusal(refused: Refusal, request_id: str) -> Response:
+    return json_response(refused.status, _error(refused, request_id), refused.headers)
+
+
+class _Messages:
+    """What is told of a text: audio, the words that it completes if they are asked for, its end."""
+
+    def __init__(self, name: str, *, has_words: bool) -> None:
+        self._name, self._words, self._last_s = name, WordTimes() if has_words else None, time.perf_counter()
+
+    def audio(self, audio: bytes) -> list[dict[str, Any]]:
+        if not audio:
+            return []
+        now_s = time.perf_counter()
+        step_ms, self._last_s = round(1000 * (now_s - self._last_s), 1), now_s
+        data = base64.b64encode(audio).decode()
+        return [self._message("chunk", 206, data=data, step_time=step_ms)]
+
+    def times(self, times: CharacterTimes, *, is_last: bool) -> list[dict[str, Any]]:
+        words, starts, ends = self._words.tell(times, is_last=is_last) if self._words else ([], [], [])
+        told = {"words": words, "start": starts, "end": ends}
+        return [self._message("timestamps", 206, word_timestamps=told)] if words else []
+
+    def flushed(self, mark: int) -> dict[str, Any]:
+        return self._message("flush_done", 206, flush_done=True, flush_id=mark)
+
+    def done(self) -> dict[str, Any]:
+        return self._message("done", 200)
+
+    def error(self, refused: Refusal, request_id: str) -> dict[str, Any]:
+        return {**_error(refused, request_id), "context_id": self._name}
+
+    def _message(self, kind: str, status: int, **fields: Any) -> dict[str, Any]:
+        return {"type": kind, "context_id": self._name, "done": kind == "done", "status_code": status, **fields}
+
+
+class _Events(AudioBody):
+    """The messages as server-sent events."""
+
+    def __init__(self, said: _Said, timeline: Timeline) -> None:
+        self._messages = _Messages(said.context_id or "", has_words=bool(said.add_timestamps))
+        self._text, self._timeline, self._format = said.transcript or "", timeline, said.output_format.audio
+        self._before: list[dict[str, Any]] = []
+
+    def content_type(self, audio: str) -> str:
+        return "text/event-stream"
+
+    def note(self, chunk: AudioChunk) -> None:
+        self._before += self._messages.times(self._timeline.tell(self._text, chunk), is_last=False)
+
+    def packet(self, audio: bytes) -> bytes:
+        told, self._before = [*self._messages.audio(self._format(audio)), *self._before], []
+        return b"".join(map(self._event, told))
+
+    def end(self, finished: Finished, usage: dict[str, int]) -> bytes:
+        last = self._messages.times(self._timeline.finish(self._text, finished), is_last=True)
+        return b"".join(map(self._event, [*self._before, *last, self._messages.done()]))
+
+    def failure(self, refused: Refusal) -> bytes:
+        return self._event(self._messages.error(refused, ""))
+
+    def _event(self, message: dict[str, Any]) -> bytes:
+        return b"event: %s\ndata: %s\n\n" % (message["type"].encode(), msgspec.json.encode(message))
+
+
+class _Session(ContextSession):
+    """A socket of many contexts."""
+
+    async def handle(self, message: str) -> None:
+        said = parse(_Said, message.encode())
+        name = self._name = said.context_id or ""
+        context = self.contexts.get(name)
+        if said.cancel:
+            if context is not None:
+                context.cancel()
+            return
+        if context is None:
+            said.check_raw()
+            context = await self.open(name, said.asked(""))
+            context.wire = _Messages(name, has_words=bool(said.add_timestamps))
+        elif context.is_ended:
+            raise InvalidRequest("context_id", name, "its last message was sent; wait for done, or use another")
+        if said.transcript:
+            context.say(said.transcript, is_phrase=said.max_buffer_delay_ms == 0)
+        if said.flush:
+            context.flush()
+        if not said.more:
+            context.end()
+
+    async def on_audio(self, context: Context, audio: bytes, times: CharacterTimes, *, is_last: bool) -> None:
+        for message in [*context.wire.audio(audio), *context.wire.times(times, is_last=is_last)]:
+            await self.say(message)
+
+    async def on_flushed(self, context: Context, mark: int) -> None:
+        await self.say(context.wire.flushed(mark))
+
+    async def on_failure(self, context: Context, error: SonoroError) -> None:
+        await self.say(context.wire.error(refusal(error), self.id))
+
+    async def on_end(self, context: Context) -> None:
+        if not context.has_failed:
+            await self.say(context.wire.done())
+
+    async def refuse(self, error: SonoroError, request_id: str | None = None) -> None:
+        """An error ends its context."""
+        if (context := self.contexts.get(self._name)) is not None:
+            context.has_failed = True
+            context.cancel()
+        await self.say(_Messages(self._name or "", has_words=False).error(refusal(error), self.id))
+
+
+def routes(service: Service) -> Sequence[BaseRoute]:
+    """What its clients ask."""
+    dialect = Dialect("cartesia", service, _refusal, ("cartesia-request-id",))
+
+    async def convert(request: Request) -> Response:
+        def read(payload: bytes) -> Asked:
+            said = parse(_Said, payload)
+            if said.transcript is None:
+                raise InvalidRequest("transcript", None, "it is the text to speak")
+            if not request.url.path.endswith("/sse"):
+                return said.asked(said.transcript)
+            said.check_raw()
+            return said.asked(said.transcript, _Events(said, dialect.timeline(said.rate)))
+
+        return await dialect.speak(request, read)
+
+    def shown(name: str) -> dict[str, Any]:
+        about = {
+            "id": name,
+            "name": name,
+            "description": "",
+            "tagline": "",
+            "language": languages_of(service.spec())[0],
+        }
+        created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(service.created_s))
+        rights = {"access": "public", "visibility": "all", "is_owner": False, "is_public": True}
+        language = languages_of(service.spec())[0]
+        return {**about, **rights, "language": language, "created_at": created, "locales": []}
+
+    async def voices(request: Request) -> Response:
+        names, after = await dialect.voices(request), request.query_params.get("starting_after")
+        left = names[names.index(after) + 1 :] if after in names else names if after is None else []
+        wanted = [name for name in left if request.query_params.get("q", "").lower() in name]
+        return json_response(200, {"data": [shown(name) for name in wanted], "has_more": False})
+
+    async def voice(request: Request) -> Response:
+        return json_response(200, shown(await dialect.known_voice(request)))
+
+    dialect.post("/tts/bytes", convert)
+    dialect.post("/tts/sse", convert)
+    dialect.socket("/tts/websocket", partial(_Session, dialect=dialect))
+    dialect.get("/voices", voices)
+    dialect.get("/voices/{voice}", voice)
+    return dialect.routes

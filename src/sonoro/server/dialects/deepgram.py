@@ -1,0 +1,163 @@
+"""Deepgram's API to speak, as its own SDK, LiveKit and Pipecat speak it. The model that its clients name is the voice.
+
+Ours, where nobody else says: text is spoken as it comes, not only once it is flushed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal
+
+from starlette.datastructures import QueryParams
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+from starlette.websockets import WebSocket
+
+from sonoro.core.errors import InvalidRequest, SonoroError
+from sonoro.core.words import CharacterTimes
+from sonoro.server.dialects.contexts import Context, ContextSession
+from sonoro.server.dialects.formats import AudioFormat, sample_format
+from sonoro.server.dialects.shared import Asked, Dialect, Message, json_response, languages_of
+from sonoro.server.errors import Refusal, refusal
+from sonoro.server.schemas import parse
+from sonoro.server.service import Service
+
+__all__ = ["Query", "routes"]
+
+
+class _Body(Message):
+    text: str
+
+
+class _Said(Message):
+    """What a client says on a socket."""
+
+    type: Literal["Speak", "Flush", "Clear", "Close"]
+    text: str | None = None
+
+
+class Query(Message):
+    """What a client asks for in the address."""
+
+    model: str | None = None
+    encoding: str | None = None
+    container: Literal["none", "wav", "ogg"] | None = None
+    sample_rate: int | None = None
+    speed: float = 1.0
+
+    def asked(self, text: str, audio: AudioFormat) -> Asked:
+        return Asked(text, self.model, None, self.speed, audio=audio)
+
+    @property
+    def streamed(self) -> AudioFormat:
+        """The audio of a socket: samples, never with a header."""
+        return sample_format(self.encoding or "linear16", self.sample_rate or 24000)
+
+    @property
+    def whole(self) -> AudioFormat:
+        """The audio of an answer."""
+        encoding = self.encoding or "mp3"
+        if encoding in ("mp3", "opus", "flac", "aac"):
+            return AudioFormat(encoding, self.sample_rate)
+        return sample_format(encoding, self.sample_rate or 24000, is_wav=self.container != "none")
+
+
+def _read(query: QueryParams) -> Query:
+    return parse(Query, dict(query))
+
+
+def _refusal(refused: Refusal, request_id: str) -> Response:
+    code, message = str(refused.error["code"]), str(refused.error["message"])
+    told = message.encode("ascii", "backslashreplace").decode().replace("\n", " ")[:200]
+    body = {"err_code": code.upper(), "err_msg": message, "request_id": request_id}
+    return json_response(refused.status, body, {**refused.headers, "dg-error": told})
+
+
+class _Session(ContextSession):
+    """A socket of one context after the other: clearing ends one, and the next text begins another."""
+
+    def __init__(self, socket: WebSocket, service: Service, dialect: Dialect) -> None:
+        super().__init__(socket, service, dialect)
+        self._query = _read(socket.query_params)
+        self._audio, self._sequence = self._query.streamed, itertools.count()
+        self._context: Context | None = None
+
+    async def on_open(self) -> None:
+        spec = self.service.spec()
+        model = {"model_name": self._query.model or spec.name, "model_version": spec.name, "model_uuid": self.id}
+        await self.say({"type": "Metadata", "request_id": self.id, **model})
+
+    async def handle(self, message: str) -> None:
+        said = parse(_Said, message.encode())
+        context = self._context if self._context is not None and not self._context.is_ended else None
+        match said.type:
+            case "Speak":
+                if said.text is None:
+                    raise InvalidRequest("text", None, "Speak must have it")
+                if context is None:
+                    context = self._context = await self.open(
+                        str(next(self._numbers)), self._query.asked("", self._audio)
+                    )
+                context.say(said.text)
+            case "Flush":
+                if context is None:
+                    await self._count("Flushed")
+                else:
+                    context.flush()
+            case "Clear":
+                await self._clear(context)
+            case "Close":
+                self.end = "closed"
+                if context is not None:
+                    context.end()
+
+    async def _clear(self, context: Context | None) -> None:
+        if context is not None:
+            context.cancel()
+            await context.until_ended()  # no audio may follow
+        await self._count("Cleared")
+
+    async def _count(self, kind: str) -> None:
+        await self.say({"type": kind, "sequence_id": next(self._sequence)})
+
+    async def on_audio(self, context: Context, audio: bytes, times: CharacterTimes, *, is_last: bool) -> None:
+        if audio:
+            await self.send(audio)
+
+    async def on_flushed(self, context: Context, mark: int) -> None:
+        await self._count("Flushed")
+
+    async def on_failure(self, context: Context, error: SonoroError) -> None:
+        await self.refuse(error)
+
+    async def on_end(self, context: Context) -> None:
+        """Its client is told by what it asked for."""
+
+    async def refuse(self, error: SonoroError, request_id: str | None = None) -> None:
+        code, message = refusal(error).error["code"], refusal(error).error["message"]
+        await self.say({"type": "Error", "description": message, "code": str(code).upper()})
+
+
+def routes(service: Service) -> Sequence[BaseRoute]:
+    """What its clients ask."""
+    dialect = Dialect("deepgram", service, _refusal, ("dg-request-id",))
+
+    async def speak(request: Request) -> Response:
+        query = _read(request.query_params)
+        return await dialect.speak(request, lambda payload: query.asked(parse(_Body, payload).text, query.whole))
+
+    async def models(request: Request) -> Response:
+        def shown(name: str) -> dict[str, Any]:
+            about = {"architecture": spec.name, "languages": languages_of(spec), "version": "1", "uuid": name}
+            return {"name": name, "canonical_name": name, **about}
+
+        spec = service.spec()
+        return json_response(200, {"stt": [], "tts": [shown(name) for name in await dialect.voices(request)]})
+
+    dialect.post("/v1/speak", speak)
+    dialect.socket("/v1/speak", partial(_Session, dialect=dialect))
+    dialect.get("/v1/models", models, lambda headers: headers.get("authorization", "").lower().startswith("token "))
+    return dialect.routes
