@@ -42,6 +42,7 @@ __all__ = [
     "language_of",
     "languages_of",
     "spaced",
+    "voices_of",
 ]
 
 logger = logging.getLogger(__name__)
@@ -147,9 +148,9 @@ class Dialect:
         return parse(SpeechBody, fields)
 
     async def voices(self, request: Request) -> list[str]:
-        """The voices that `request` may name: those of the model, then its caller's own and everybody's."""
-        registered = self.service.voices_by_name(request.state.caller, await self.service.voices())
-        return [*self.service.spec().voices, *sorted(name for name in registered if "." not in name)]
+        """The voices that `request` may name."""
+        await self.service.voices()
+        return voices_of(self.service, request.state.caller)
 
     async def known_voice(self, request: Request) -> str:
         """The voice that the path of `request` names. Raises `UnknownVoice`."""
@@ -228,6 +229,12 @@ def key_of(connection: HTTPConnection) -> str:
 def json_response(status: int, body: object, headers: dict[str, str] | None = None) -> Response:
     """An answer in JSON."""
     return Response(msgspec.json.encode(body), status, headers, "application/json")
+
+
+def voices_of(service: Service, caller: Caller) -> list[str]:
+    """The voices that `caller` may name: those of the model, then their own and everybody's."""
+    registered = service.voices_by_name(caller, service.store.voices)
+    return [*service.spec().voices, *sorted(name for name in registered if "." not in name)]
 
 
 def language_of(code: str | None, spec: ModelSpec) -> str | None:

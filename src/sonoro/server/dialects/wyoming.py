@@ -22,15 +22,14 @@ from fastapi import APIRouter, FastAPI, WebSocket
 from starlette.types import Message as Received
 
 from sonoro.core.errors import ConfigError, InvalidRequest, SonoroError
-from sonoro.core.types import AudioChunk
+from sonoro.core.types import AudioChunk, Finished
 from sonoro.core.version import VERSION
 from sonoro.server.dialects.live import ForeignSession
-from sonoro.server.dialects.shared import Dialect, Message, language_of, languages_of
+from sonoro.server.dialects.shared import Message, language_of, languages_of, voices_of
 from sonoro.server.errors import refusal
 from sonoro.server.middleware import listen
 from sonoro.server.schemas import parse
 from sonoro.server.service import Service
-from sonoro.server.stream import RefusalResponse
 from sonoro.server.websocket import SHUTTING_DOWN
 from sonoro.server.websocket_session import End
 from sonoro.transport.launch import cancel_tasks
@@ -313,7 +312,7 @@ class WyomingSession(ForeignSession):
         made = {"version": VERSION, "installed": True, "attribution": {"name": "sonoro", "url": ""}}
         voices = [
             {"name": name, "description": name, "languages": languages_of(spec), "speakers": [], **made}
-            for name in Dialect(self.dialect, self.service, RefusalResponse).voices(self.caller)
+            for name in voices_of(self.service, self.caller)
         ]
         facts = {"name": "sonoro", "description": f"sonoro with {spec.name}", "supports_synthesize_streaming": True}
         others: dict[str, Any] = {kind: [] for kind in ("asr", "handle", "intent", "wake", "mic", "snd")}
@@ -326,7 +325,7 @@ class WyomingSession(ForeignSession):
         elif event == "audio.done":
             await self.send(_event("audio-stop", {}))
 
-    async def send_audio(self, audio: bytes, chunk: AudioChunk | None) -> None:
+    async def send_audio(self, audio: bytes, source: AudioChunk | Finished) -> None:
         if audio:
             await self.send(_event("audio-chunk", self._audio, audio))
 
