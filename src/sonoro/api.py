@@ -318,7 +318,7 @@ class TTS:
         for name in ("ref_audio", "ref_text", "x_vector_only"):
             if fields.get(name):
                 self.spec.check_cloning(name)
-        request = speech_request(text, *args, **fields)
+        request = msgspec.structs.replace(speech_request(text, *args, **fields), with_words=True)
         known = [option.name for option in self.spec.options]
         for name, value in request.options.items():
             if name not in known and (nearest := suggestion(name, [*_KEYWORDS, *known])):

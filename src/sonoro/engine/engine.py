@@ -284,8 +284,13 @@ class Engine:
         try:
             launched.entry.wait()
             now_s = self._clock_s()
-            for item, length, is_done in zip(launched.stepped, launched.length, launched.done, strict=True):
+            for at, (item, length, is_done) in enumerate(
+                zip(launched.stepped, launched.length, launched.done, strict=True)
+            ):
                 if item.is_current:
+                    words = item.running.words
+                    if words is not None and launched.attention is not None and length > item.running.length:
+                        words.see(launched.attention[at], int(length))
                     item.running.length, item.running.is_done = (
                         int(length),
                         bool(is_done) or length >= item.running.limit,
@@ -309,7 +314,12 @@ class Engine:
         if not made:
             return
         self._count_broken(running, int(decoded.broken[at]))
-        running.held.append((decoded.pcm_of(at, made), made))
+        pcm = decoded.pcm_of(at, made)
+        running.held.append((pcm, made))
+        if running.words is not None:
+            running.words.hear(pcm)
+            if running.is_drained:
+                running.words.end()
         if running.has_more_segments:
             running.made.append(decoded.frames_of(at, made))
         if running.request.attempts == 1:
@@ -330,7 +340,11 @@ class Engine:
             index = running.chunks
             running.count_sent(frames, now_s, self.spec.frame_s)
             characters = running.characters(self.spec.frame_s)
-            self._events.append(AudioChunk(request_id=running.request.id, index=index, pcm=pcm, characters=characters))
+            until_s = running.audio_frames * self.spec.frame_s
+            words = None if running.words is None else running.words.take(until_s)
+            self._events.append(
+                AudioChunk(request_id=running.request.id, index=index, pcm=pcm, characters=characters, words=words)
+            )
         running.held = []
 
     def _advance(self, running: RunningRequest) -> None:
@@ -342,6 +356,9 @@ class Engine:
         reason, is_again = running.finish_reason, running.may_try_again
         if not is_again:
             self._emit_held(running, self._clock_s())
+        if running.words is not None and not is_again:
+            # One that was ended in mid-sound, or made no frame that was not heard yet.
+            running.words.end()
         if reason is not None and not is_again:
             self._finish(running, reason)
             return
@@ -362,6 +379,8 @@ class Engine:
             if running.live is None:
                 raise InvalidRequest("text", text, "only a live request takes more text")
             running.live.append(text)
+            if running.words is not None:
+                running.words.append(text)
             if is_last:
                 running.live.end()
             if running not in self._awaiting_voice:
@@ -391,10 +410,14 @@ class Engine:
         self._forget(running)
         timings = running.timings(self._clock_s())
         characters = running.text_length if reason == "stop" else running.characters(self.spec.frame_s)
-        frames = running.audio_frames
         self._events.append(
             Finished(
-                request_id=running.request.id, reason=reason, frames=frames, characters=characters, timings=timings
+                request_id=running.request.id,
+                reason=reason,
+                frames=running.audio_frames,
+                characters=characters,
+                timings=timings,
+                words=None if running.words is None else running.words.take(),
             )
         )
 

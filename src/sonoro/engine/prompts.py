@@ -18,7 +18,9 @@ from sonoro.core.text import SECONDS_PER_LETTER, Segment, frames_bound, segment_
 from sonoro.core.types import MAX_SEED, SpeechRequest
 from sonoro.engine.live_text import LiveFeed
 from sonoro.engine.request import RunningRequest
+from sonoro.engine.words import RequestWords
 from sonoro.models.base import Prompt, SpeechModel, Spoken
+from sonoro.models.words import ShowsWords
 
 __all__ = ["Prompts"]
 
@@ -37,6 +39,8 @@ class Prompts:
         Raises `InvalidRequest` for text that cannot be spoken, or not in so many frames.
         """
         request = running.request
+        if request.with_words and isinstance(self._model, ShowsWords) and self._model.word_heads.places:
+            running.words = RequestWords(self._model, self._spec, request.text)
         if request.is_live:
             running.live = self._feed(running)
             running.segments = running.live.segments
@@ -73,6 +77,9 @@ class Prompts:
             raise InvalidRequest("text", segment.text, limit)
         self._check_text_ids(segment, prompt.text_ids)
         running.prefix = self._keys(prompt)
+        if running.words is not None and isinstance(self._model, ShowsWords):
+            begins_s = running.frames_before * self._spec.frame_s
+            running.words.begin(segment, self._model.pointing(running.request, running.voice), begins_s)
 
     def _after_what_fits(self, running: RunningRequest, limited: SpeechRequest, text: str) -> Prompt:
         """The prompt of `text` after as many of the segments before it, the last ones, as fit into a slot."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
+    from sonoro.engine.words import RequestWords
     from sonoro.models.base import Prompt, Voice
 
 __all__ = ["Allocation", "RunningRequest"]
@@ -39,7 +40,8 @@ class RunningRequest:
     the frames [T, ...] of earlier segments, `made` those of this one as far as they came back (kept only if another
     segment follows). Of a live request `segments` grow, as `live` cuts them; `taken_ids` of the current one have been
     handed to the model, of which `pending_ids` are fed frame by frame. Where it may be spoken again, `attempt` counts
-    from 0, and its chunks are `held`, each with its frames, until it has ended.
+    from 0, and its chunks are `held`, each with its frames, until it has ended. `words` tell when its words are spoken,
+    if it is to be told and the model shows it.
     """
 
     request: SpeechRequest
@@ -64,6 +66,7 @@ class RunningRequest:
     decoded: int = 0
     is_done: bool = False
     attempt: int = 0
+    words: RequestWords | None = None
     held: list[tuple[bytes, int]] = field(default_factory=list)
     chunks: int = 0
     first_audio_at_s: float | None = None

@@ -25,6 +25,7 @@ from sonoro.engine.device_state import allocate_device_state
 from sonoro.engine.request import Allocation, RunningRequest
 from sonoro.engine.scheduler import Plan
 from sonoro.models.base import Pages, SpeechModel
+from sonoro.models.words import ShowsWords
 from sonoro.runtime.graphs import GraphPool, GraphSet
 from sonoro.runtime.ring import Entry, PinnedRing
 
@@ -78,7 +79,8 @@ class Decoded:
 class Launched:
     """The results of one tick, valid once `entry` has arrived; `failed` maps requests whose launch raised to the error.
 
-    Of the requests `stepped`: `length` [B] frames made by then, and whether they are `done` [B] and will make no more.
+    Of the requests `stepped`: `length` [B] frames made by then, whether they are `done` [B] and will make no more, and
+    the `attention` [B, H, W] of watched heads, if any of the requests is to be told of its words.
     """
 
     entry: Entry
@@ -86,6 +88,7 @@ class Launched:
     stepped: list[BatchItem] = field(default_factory=list)
     length: list[int] | npt.NDArray[np.int64] = field(default_factory=list)
     done: list[bool] | npt.NDArray[np.bool_] = field(default_factory=list)
+    attention: npt.NDArray[np.float32] | None = None
     decoded: list[Decoded] = field(default_factory=list)
 
     def items(self, batch: Sequence[RunningRequest]) -> list[BatchItem]:
@@ -266,7 +269,7 @@ class Runner:
         if not items:
             return
         try:
-            length, done, *newest = self._frames.run(_slots(items))
+            length, done, attention, *newest = self._frames.run(_slots(items))
             if self._decoding.is_apart:
                 self._decoding.send(length, *newest)
                 with self._decoding.active():
@@ -277,6 +280,8 @@ class Runner:
         launched.stepped = items
         launched.length = launched.entry.copy(length[: len(items)])
         launched.done = launched.entry.copy(done[: len(items)])
+        if attention is not None and any(running.words is not None for running, _ in items):
+            launched.attention = launched.entry.copy(attention[: len(items)])
 
     def _decode(self, batch: Sequence[RunningRequest], frames: int, launched: Launched) -> None:
         """The next `frames` frames of each of `batch` as audio."""
@@ -306,10 +311,13 @@ class Runner:
         def prefill(tokens: Tensor) -> None:
             model.prefill(state, tokens)
 
-        def frame(slots: Tensor) -> tuple[Tensor, ...]:
+        watched = model.attention(state) if isinstance(model, ShowsWords) else None
+
+        def frame(slots: Tensor) -> tuple[Tensor | None, ...]:
             model.frame(state, slots)
             length, done = state.length[slots], state.done[slots]
-            return length, done, *decoding.newest(state.frames, slots, length)
+            attention = None if watched is None else watched[slots]
+            return length, done, attention, *decoding.newest(state.frames, slots, length)
 
         def graphs(name: str, function: Callable[[Tensor], Any], sizes: Sequence[int], scratch: int) -> GraphSet:
             return GraphSet(name, function, sizes, scratch, device, pool=pool, is_eager=is_eager)
@@ -332,8 +340,10 @@ class Runner:
         request_bytes = (
             2 * state.length.itemsize + state.done.itemsize + frames * self._model.codec.hop * 2 + made_bytes
         )
+        watched = self._model.attention(state) if isinstance(self._model, ShowsWords) else None
+        request_bytes += 0 if watched is None else watched[0].nbytes
         launches = len(config.chunk_frames) + -(-slots // self._max_batch)
-        return slots * request_bytes + 2 * (launches + 1) * _ALIGNMENT_BYTES
+        return slots * request_bytes + 2 * (launches + 2) * _ALIGNMENT_BYTES
 
 
 def _with_sizes(config: EngineConfig, device: torch.device) -> EngineConfig:

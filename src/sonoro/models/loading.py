@@ -15,8 +15,10 @@ import torch
 
 from sonoro.core.types import ModelSpec, OptionValue
 from sonoro.models.base import Description, Family, LoadedModel
+from sonoro.models.words import ShowsWords
 from sonoro.nn import stored
 from sonoro.nn.weights import Shape
+from sonoro.words.heads import read_heads
 
 __all__ = ["Parts", "make_family"]
 
@@ -77,7 +79,10 @@ def make_family(model_type: str, configurations: Mapping[str, str], hub_files: S
         tokenizer = parts.tokenizer(config, folder)
         modules = weights.load(folder, config, device=device, dtype=dtype)
         stored.warn(name, modules.skipped)
-        return LoadedModel(parts.model(name, config, modules, tokenizer), device, dtype, parameters, modules.skipped)
+        model = parts.model(name, config, modules, tokenizer)
+        if isinstance(model, ShowsWords):
+            model.word_heads = read_heads(folder)
+        return LoadedModel(model, device, dtype, parameters, modules.skipped)
 
     def from_random(source: Path | str, name: str, device: torch.device, dtype: torch.dtype) -> LoadedModel:
         config = parts.read(source)

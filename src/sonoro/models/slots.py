@@ -20,10 +20,16 @@ from torch import Tensor
 from sonoro.models.base import Capacity, Pages, Prompt
 from sonoro.nn.kvcache import PackedTokens, PagedKVCache
 from sonoro.nn.transformer import DecoderConfig, DecoderStack, Rotary
+from sonoro.nn.watch import HeadWatch
 from sonoro.runtime.ring import overwrite, upload
 from sonoro.runtime.sampling import CLEARED, SamplingControls, SamplingState, pack
+from sonoro.words.heads import WordHeads
+
+MAX_COLUMNS = 512
+"""Positions of a text that are watched: a longer one has no times of its words."""
 
 __all__ = [
+    "MAX_COLUMNS",
     "BackboneState",
     "DepthState",
     "Ids",
@@ -31,12 +37,14 @@ __all__ = [
     "admit_staged",
     "allocate_backbone",
     "allocate_depth",
+    "allocate_watch",
     "append_frames",
     "clear_slots",
     "depth_passes",
     "fill_backbone",
     "stage_prompts",
     "staged_tokens",
+    "watch_text",
 ]
 
 Ids = npt.NDArray[np.int64]
@@ -66,7 +74,7 @@ class BackboneState:
 
     `pending` [H] is the backbone's next input, or all that is known of it, at `position`. Of `cache`, which may be that
     of several stacks, one behind the other, only positions before `position` count. `samplers` are the ways in which a
-    frame is drawn.
+    frame is drawn. `watch`, if there is one, holds what some heads of the backbone look at.
     """
 
     done: Tensor
@@ -78,6 +86,7 @@ class BackboneState:
     samplers: tuple[SamplingState, ...]
     cache: PagedKVCache
     rotary: Rotary
+    watch: HeadWatch | None = None
 
     @property
     def scratch(self) -> int:
@@ -332,3 +341,21 @@ def _check_room(state: BackboneState, prompt: Prompt, pages: Sequence[int], cach
     assert positions <= state.rotary[0].shape[0], (positions, state.rotary[0].shape[0])
     assert positions <= len(pages) * state.cache.page_positions, (positions, len(pages))
     assert limit <= state.frames.shape[1], (limit, state.frames.shape[1])
+
+
+def allocate_watch(heads: WordHeads | None, capacity: Capacity, device: torch.device) -> HeadWatch | None:
+    """What watches `heads` for `capacity`; None if there are none."""
+    if heads is None or not heads.places:
+        return None
+    columns = capacity.max_positions if heads.candidates else MAX_COLUMNS
+    return HeadWatch.allocate(heads.places, capacity.slots + 1, columns, device, is_whole=bool(heads.candidates))
+
+
+def watch_text(state: BackboneState, slots: Sequence[int], spans: Sequence[tuple[int, int]]) -> None:
+    """From now on watch for `slots`, which are free, the stretches `spans` (start, count) of their positions, if heads
+    are watched. No sync; not capturable."""
+    if state.watch is None:
+        return
+    device, columns = state.done.device, state.watch.attention.shape[2]
+    watched = [(0, columns) if state.watch.is_whole else span for span in spans]
+    state.watch.spans.index_copy_(0, upload(slots, torch.int64, device), upload(watched, torch.int64, device))

@@ -19,7 +19,9 @@ from torch import Tensor, nn
 
 from sonoro.core.errors import CheckpointError
 from sonoro.nn.linear import Linear, RMSNorm, random_like
+from sonoro.nn.watch import HeadWatch
 from sonoro.ops.attention import HeadNorms, PagedKV, decode_attention
+from sonoro.ops.pointer import point
 from sonoro.ops.varlen import varlen_attention
 
 __all__ = [
@@ -239,20 +241,35 @@ class DecoderStack(nn.Module):
             x = layer(x, index, rotary, attend)
         return self.norm(x)
 
-    def step(self, x: Tensor, rotary: Rotary, cache: Cache, slots: Tensor, positions: Tensor) -> Tensor:
+    def step(
+        self,
+        x: Tensor,
+        rotary: Rotary,
+        cache: Cache,
+        slots: Tensor,
+        positions: Tensor,
+        *,
+        watch: HeadWatch | None = None,
+    ) -> Tensor:
         """New positions of each row through all layers, not through the final norm: `x` [T * B, width], the same back.
 
         Row b is row `slots[b]` of `cache`'s table; its keys and values are kept at `positions[b]`, and it attends to
         them and all before. Line t * B + b of `x` is the t-th position from there on; mostly T is 1. `rotary` are
-        tables by position, [P, 1, head width]. Capturable; no sync; no autograd.
+        tables by position, [P, 1, head width]. `watch` keeps what some heads look at, if T is 1. Capturable; no sync;
+        no autograd.
         """
         for index, layer in enumerate(cast(Sequence[DecoderLayer], self.layers)):
             kv = PagedKV(cache.keys[index], cache.values[index], cache.page_table, slots)
-            heads = decode_attention(layer.project(x), layer.self_attn.head_norms, rotary, kv, positions)
+            given = layer.project(x), layer.self_attn.head_norms, rotary, kv, positions
+            heads = decode_attention(*given)
+            if watch is not None:
+                watch.keep(index, *given)
             x = layer.complete(x, heads)
         return x
 
-    def check_kernels(self, rows: int, table: Tensor, page: int, turns: int = 1) -> None:
+    def check_kernels(
+        self, rows: int, table: Tensor, page: int, turns: int = 1, *, watch: HeadWatch | None = None
+    ) -> None:
         """Compare every kernel of `step` with its reference at `turns` positions of `rows` rows; one that is wrong is
         not used again.
 
@@ -282,6 +299,10 @@ class DecoderStack(nn.Module):
         prompts = qkv[:rows].unflatten(-1, (-1, config.head_width)).split(attention.heads, dim=1)
         shared = torch.full_like(index, length - page)
         varlen_attention.check(lambda: (*prompts, index, shared, kv()), tolerance)
+        if watch is not None and turns == 1:
+            heads, spans = next(iter(watch.heads.values())), torch.stack((index % 5, index * 0 + length), dim=1)
+            out = torch.zeros_like(watch.attention[:1, : len(heads)]).repeat(rows, 1, 1)
+            point.check(lambda: (qkv, norms, rotary, kv(), positions, heads, spans, out.clone()), tolerance)
 
     @torch.no_grad()
     def part_pairs(self) -> None:

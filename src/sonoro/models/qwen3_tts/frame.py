@@ -49,7 +49,7 @@ def frame(talker: Talker, state: FrameState, slots: Tensor, record: list[Tensor]
 
 def check_kernels(talker: Talker, state: FrameState, rows: int) -> None:
     """Run each fused kernel of a frame of `rows` rows once against its reference. Synchronises; `state` stays."""
-    talker.model.check_kernels(rows, state.cache.page_table, state.cache.page_positions)
+    talker.model.check_kernels(rows, state.cache.page_table, state.cache.page_positions, watch=state.watch)
     for turns in (1, 2):
         talker.code_predictor.model.check_kernels(rows, state.loop.page_table, state.loop.page_positions, turns)
     decidable, codes = state.is_end.shape[0], talker.config.code_predictor_config.vocab_size
@@ -143,7 +143,7 @@ def _step_talker(
     talker: Talker, state: FrameState, rows: Tensor, inputs: Tensor, position: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Hidden rows [B, H] and logits [B, V] of `inputs` [B, H] at `position` [B]."""
-    outputs = talker.model.step(inputs, state.rotary, state.cache, rows, position)
+    outputs = talker.model.step(inputs, state.rotary, state.cache, rows, position, watch=state.watch)
     hidden = talker.model.norm.fused(outputs)
     return hidden, talker.codec_head(hidden)
 

@@ -21,6 +21,8 @@ from sonoro.models.loading import Parts, make_family
 from sonoro.models.settings import CONTROL_TOKENS
 from sonoro.nn.weights import fingerprint
 from sonoro.runtime.ring import upload
+from sonoro.words.heads import WordHeads
+from sonoro.words.tracking import Pointing
 
 from . import frame, voice, weights
 from .config import (
@@ -58,6 +60,7 @@ class Qwen3TTS:
     def __init__(self, name: str, configs: Configs, modules: Modules, tokenizer: TextTokenizer) -> None:
         self.spec = spec_of(name, configs)
         self.codec: Codec = modules.codec
+        self.word_heads = WordHeads()
         self._configs = configs
         self._modules = modules
         self._prompts = PromptBuilder(configs.model, tokenizer)
@@ -100,6 +103,28 @@ class Qwen3TTS:
         """Write `ids` as the pending ids of rows `slots` from number `starts` on. No sync."""
         append(state, slots, starts, ids)
 
+    @property
+    def attention_heads(self) -> tuple[int, int]:
+        """Layers of the talker, and query heads of each."""
+        talker = self._configs.model.talker_config
+        return talker.num_hidden_layers, talker.num_attention_heads
+
+    def pointing(self, request: SpeechRequest, voice: Voice | None) -> Pointing | None:
+        """How the talker points at a text that it has first, or that comes a token a frame."""
+        if request.options["non_streaming_mode"]:
+            return self.word_heads.text_first
+        # In context the text stands beside the reference's codes: that layout is not known.
+        is_in_context = voice is not None and voice.reference_frames is not None
+        return None if is_in_context else self.word_heads.text_along
+
+    def token_spans(self, text: str) -> list[tuple[int, int]]:
+        """Which characters of a segment `text` each of its tokens reads, the end of text included."""
+        return self._prompts.token_spans(text)
+
+    def attention(self, state: FrameState) -> Tensor | None:
+        """What the heads of `word_heads` looked at in the last frame, by slot: [N+1, H, W] float32."""
+        return None if state.watch is None else state.watch.attention
+
     def encode_voice(self, references: Sequence[Reference]) -> Voice:
         """The voice of one reference. Raises `InvalidReference` if it cannot be used."""
         encoder, config = self._modules.lm.speaker_encoder, self._configs.model.speaker_encoder_config
@@ -136,7 +161,8 @@ class Qwen3TTS:
         most = self._configs.model.talker_config.max_position_embeddings
         if capacity.max_positions > most:
             raise ConfigError("max_positions", capacity.max_positions, f"at most {most} for {self.spec.name}")
-        return allocate(self._modules.lm.talker, capacity, self._configs.model.tts_pad_token_id)
+        pad_id = self._configs.model.tts_pad_token_id
+        return allocate(self._modules.lm.talker, capacity, pad_id, self.word_heads)
 
     def reset(self, state: FrameState, slots: Sequence[int]) -> None:
         """Make rows `slots` free. No sync."""

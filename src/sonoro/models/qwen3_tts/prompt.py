@@ -61,7 +61,8 @@ class TalkerPrompt:
     `text_rows` [P] int64 index the projected text table. `code_rows` [P, K] int64: column 0 indexes the talker's codec
     embedding (codes, control ids, speakers), column g >= 1 the predictor's table g; a row's embeddings are summed.
     `x_vector_row` is the row that carries the voice's x-vector [H], if any. `trail` [n] int64 are the text ids fed one
-    a frame from the second frame on; then the pad id is fed.
+    a frame from the second frame on; then the pad id is fed. The text is at positions from `text_start` on,
+    `text_count` of them, or as many as come where it is fed a token a frame.
     """
 
     controls: Controls
@@ -70,6 +71,8 @@ class TalkerPrompt:
     code_rows: Tensor
     trail: Tensor
     x_vector_row: int | None = None
+    text_start: int = 0
+    text_count: int = 0
     prefix: None = None
     """A page at most: where a reference is continued, its codes stand beside or behind the new text."""
 
@@ -155,6 +158,10 @@ class TextTokenizer:
     def read(self, text: str) -> list[int]:
         """The ids of `text`, in which control tokens that it spells stand for themselves if they are to be read."""
         return self._reading.encode(text, add_special_tokens=False).ids
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Which characters of `text` each of the tokens that `read` gives stands for."""
+        return list(self._reading.encode(text, add_special_tokens=False).offsets)
 
     def encode_settled(self, text: str) -> tuple[list[int], str]:
         """The ids of `text` as far as whatever may follow it cannot change them, and the text that is left.
@@ -302,9 +309,11 @@ class PromptBuilder:
         rows.add([self.config.tts_bos_token_id], [[talker.codec_pad_id]])
         if voice is not None and voice.reference_frames is not None:
             assert voice.data.transcript is not None
-            whole = [*self._encode("ref_text", voice.data.transcript)[1:], *ids]
+            transcript = self._encode("ref_text", voice.data.transcript)[1:]
+            start, whole = len(rows) + len(transcript), [*transcript, *ids]
             trail = self._add_in_context(rows, whole, voice.reference_frames, is_non_streaming=is_non_streaming)
         else:
+            start = len(rows)
             trail = self._add_text(rows, ids, is_non_streaming=is_non_streaming)
         needed = len(rows) + controls.max_frames
         if needed > talker.max_position_embeddings:
@@ -317,7 +326,15 @@ class PromptBuilder:
             code_rows=rows.code_rows(talker.num_code_groups),
             trail=torch.tensor(trail, dtype=torch.int64),
             x_vector_row=x_vector_row,
+            text_start=start,
+            text_count=len(ids) if is_non_streaming else talker.max_position_embeddings,
         )
+
+    def token_spans(self, text: str) -> list[tuple[int, int]]:
+        """Which characters of a segment `text` each of its tokens reads, the end of text included."""
+        # As `build` reads it: behind the template's line break, the first token.
+        spans = [(start - 1, end - 1) for start, end in self.tokenizer.spans(f"\n{text}")[1:]]
+        return [*((max(start, 0), end) for start, end in spans), (len(text), len(text))]
 
     def _encode(self, field: str, text: str) -> list[int]:
         """The ids of the template's line break and `text`, which are one word where `text` begins with a line break."""

@@ -14,9 +14,19 @@ import torch
 from torch import Tensor
 
 from sonoro.models.base import Capacity, Pages
-from sonoro.models.slots import DepthState, admit_staged, allocate_depth, clear_slots, fill_backbone, stage_prompts
+from sonoro.models.slots import (
+    DepthState,
+    admit_staged,
+    allocate_depth,
+    allocate_watch,
+    clear_slots,
+    fill_backbone,
+    stage_prompts,
+    watch_text,
+)
 from sonoro.runtime.ring import upload
 from sonoro.runtime.sampling import SamplingState
+from sonoro.words.heads import WordHeads
 
 from .backbone import Talker
 from .prompt import TalkerPrompt
@@ -58,7 +68,7 @@ class FrameState(DepthState):
         return self.samplers[1]
 
 
-def allocate(talker: Talker, capacity: Capacity, pad_id: int) -> FrameState:
+def allocate(talker: Talker, capacity: Capacity, pad_id: int, word_heads: WordHeads | None = None) -> FrameState:
     """Free rows for `capacity.slots` requests. `pad_id` is the text id fed once a row's text has ended."""
     device, rows, end = talker.device, capacity.slots + 1, talker.config.codec_eos_token_id
     codes, text = torch.arange(end + 1, device=device), [pad_id] * (capacity.max_text + 1)
@@ -73,7 +83,7 @@ def allocate(talker: Talker, capacity: Capacity, pad_id: int) -> FrameState:
         samplers=2,
     )
     return FrameState(
-        **vars(common),
+        **vars(common) | {"watch": allocate_watch(word_heads, capacity, device)},
         text_ids=torch.full((rows, len(text)), pad_id, dtype=torch.int64, device=device),
         seen=zeros(rows, end + 1, dtype=torch.bool),
         voices=StagedVoices(zeros(rows, talker.config.hidden_size, dtype=talker.dtype)),
@@ -105,6 +115,7 @@ def stage(state: FrameState, prompts: Sequence[TalkerPrompt], slots: Sequence[in
             rows[prompt.x_vector_row, 0] = number
             state.voices.x_vectors[number] = prompt.voice.data.x_vector.to(state.done.device)
         ids.append(rows)
+    watch_text(state, slots, [(prompt.text_start, prompt.text_count) for prompt in prompts])
     return stage_prompts(state, prompts, slots, pages, ids, added)
 
 

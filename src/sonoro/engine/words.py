@@ -1,0 +1,150 @@
+"""When the words of a request are spoken: what the engine gives the clock of each segment, and what it is told.
+
+Knows the protocols of `models` and no model; pure bookkeeping on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sonoro.core.normalize import trace_english
+from sonoro.core.text import Segment
+from sonoro.core.words import Word
+from sonoro.words.spans import spoken_words, word_spans
+from sonoro.words.tracking import Pointing, SegmentClock
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from sonoro.core.types import ModelSpec
+    from sonoro.models.words import ShowsWords
+
+__all__ = ["RequestWords"]
+
+_BEYOND = 2
+"""Positions after a text that a head which reads ahead may look at, besides its distance."""
+
+_AROUND, _FARTHEST = 80, 4000
+"""Characters beyond twice its length among which a segment is looked for, and if it is not there, all in all."""
+
+
+class RequestWords:
+    """The words of a request's `text`, which may grow by `append`: begun anew for each attempt at a segment.
+
+    `told` are those whose times are certain, in order; `take` hands on those of them that a listener has reached.
+    """
+
+    def __init__(self, model: ShowsWords, spec: ModelSpec, text: str) -> None:
+        self.text, self.told = text, list[Word]()
+        self._model, self._spec = model, spec
+        self._clock: SegmentClock | None = None
+        self._pointing = Pointing(layer=0, head=0)
+        self._segment: Segment | None = None
+        self._tokens = self._known = self._column = self._columns = 0
+        self._told_before = self._handed = 0
+        self._begin = self._end = 0
+        """Of the segment, where in the text it is looked for and where it ends."""
+
+    def append(self, text: str) -> None:
+        """More of a live text."""
+        self.text += text
+
+    def begin(self, segment: Segment, pointing: Pointing | None, begins_s: float) -> None:
+        """An attempt at `segment` begins, `begins_s` after the first sample; what an earlier one told is forgotten.
+
+        None of its words are told if no head points at it.
+        """
+        if segment is self._segment:
+            del self.told[self._told_before :]
+        else:
+            self._begin = self._end
+        self._segment, self._told_before, self._clock = segment, len(self.told), None
+        if pointing is None:
+            return
+        places = self._model.word_heads.places
+        self._pointing, self._column = pointing, places.index((pointing.layer, pointing.head))
+        self._clock = SegmentClock(pointing, self._spec.frame_s, self._spec.sample_rate, begins_s)
+        self._known = self._columns = 0
+        self._map(segment)
+
+    def see(self, attention: npt.NDArray[np.float32], frames: int) -> None:
+        """The attention [H, W] of the segment's frame number `frames`, from 1."""
+        if self._clock is None or self._segment is None:
+            return
+        if not self._segment.is_whole or self._known != len(self._segment.ids or ()):
+            self._map(self._segment)
+        columns = self._tokens
+        if self._pointing.shift > 1:
+            # It reads ahead, so past the end of the text as well, where positions are fed that hold none.
+            columns += int(self._pointing.shift) + _BEYOND
+        if self._pointing.ramp:
+            # Of a text that comes a token a frame.
+            columns = min(columns, frames)
+        self._columns = max(columns, self._columns)
+        if self._columns > attention.shape[1]:
+            self._clock = None
+            return
+        self._clock.tracker.add(attention[self._column, : self._columns])
+
+    def hear(self, pcm: bytes) -> None:
+        """The next audio of the segment."""
+        if self._clock is not None:
+            self._clock.hear(pcm)
+            self.told += self._clock.take(self.text)
+
+    def end(self) -> None:
+        """The segment has ended: all of its words are told."""
+        if self._clock is not None and self._segment is not None:
+            self._map(self._segment)
+            self._clock.finish()
+            self.told += self._clock.take(self.text)
+            self._clock = None
+
+    def take(self, until_s: float | None = None) -> tuple[Word, ...]:
+        """Those told and not handed on yet, which begin before `until_s`."""
+        end = self._handed
+        while end < len(self.told) and (until_s is None or self.told[end].start_s < until_s):
+            end += 1
+        taken, self._handed = self.told[self._handed : end], end
+        return tuple(taken)
+
+    def _map(self, segment: Segment) -> None:
+        """Find which tokens speak which words of `segment`, as far as its text has come."""
+        assert self._clock is not None
+        self._known = len(segment.ids or ())
+        if segment.ids is None:
+            low, spoken, origins = self._found(segment)
+        else:
+            low, (spoken, origins) = segment.start, self._spoken(self.text[segment.start : segment.end])
+        high = max((end for _, end in origins), default=0)
+        self._end = low + high
+        words = [(low + start, low + end) for start, end in word_spans(self.text[low : low + high])]
+        tokens: Sequence[tuple[int, int]] = self._model.token_spans(spoken)
+        if segment.ids is not None and not segment.is_whole:
+            tokens = tokens[: len(segment.ids)]
+        self._tokens = len(tokens)
+        self._clock.words = spoken_words(words, spoken, [(low + start, low + end) for start, end in origins], tokens)
+
+    def _found(self, segment: Segment) -> tuple[int, str, list[tuple[int, int]]]:
+        """Where in the text `segment` is looked for, what is spoken of it, and where from there on that comes from: in
+        proportion if it is not found."""
+        low, wanted = self._begin, segment.text
+        for most in (2 * len(wanted) + _AROUND, _FARTHEST):
+            written = self.text[low : low + most]
+            # Not within a word: half a number is read otherwise.
+            written += (self.text[low + most :].split(maxsplit=1) or [""])[0] if len(written) == most else ""
+            spoken, origins = self._spoken(written)
+            at = spoken.lower().find(wanted.lower())
+            if at >= 0:
+                return low, wanted, origins[at : at + len(wanted)]
+        each = (segment.end - segment.start) / max(len(wanted), 1)
+        spread = [(int(at * each), int((at + 1) * each)) for at in range(len(wanted))]
+        return segment.start, wanted, spread
+
+    def _spoken(self, written: str) -> tuple[str, list[tuple[int, int]]]:
+        """What the model is given of `written`, and where each of its characters comes from."""
+        if self._spec.text_normalizer == "english":
+            return trace_english(written, lowercase=True)
+        return written, [(at, at + 1) for at in range(len(written))]

@@ -1,0 +1,38 @@
+"""What a model says of its text if its attention shows which word it speaks: an optional protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from sonoro.core.types import SpeechRequest
+from sonoro.models.base import Voice
+from sonoro.words.heads import WordHeads
+from sonoro.words.tracking import Pointing
+
+__all__ = ["ShowsWords"]
+
+
+@runtime_checkable
+class ShowsWords(Protocol):
+    """A `SpeechModel` whose backbone reads the text it speaks, a token a position, one behind the other."""
+
+    word_heads: WordHeads
+    """Set before any `allocate`; where it is empty nothing is watched."""
+
+    @property
+    def attention_heads(self) -> tuple[int, int]:
+        """Layers of the backbone, and query heads of each."""
+
+    def pointing(self, request: SpeechRequest, voice: Voice | None) -> Pointing | None:
+        """How the model points at the text of a resolved request's segments; None if it does not."""
+
+    def token_spans(self, text: str) -> Sequence[tuple[int, int]]:
+        """Of each token of a segment `text`, as it is spelled out, which characters it reads; of one that ends a text
+        none of them, at its end."""
+
+    def attention(self, state: Any) -> Tensor | None:
+        """What the heads of `word_heads.places` looked at in the last frame, by slot: [N+1, H, W] float32, of W
+        positions from the text's first on; None if nothing is watched."""

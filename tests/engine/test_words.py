@@ -1,0 +1,124 @@
+"""The engine tells when the words of a request are spoken, however its text and audio come: the built-in voice."""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+import pytest
+
+from fakes.sine import SineModel
+from sonoro.core.config import EngineConfig
+from sonoro.core.types import AudioChunk, Event, Failed, Finished, SpeechRequest
+from sonoro.core.words import Word
+from sonoro.engine.engine import Engine
+from sonoro.models import registry
+from sonoro.words.spans import word_spans
+
+TEXT = "Dr. Smith paid $5 on July 4, 1999. Nobody knew why!"
+# Beyond what the voice takes at once: two segments.
+LONG = "It was a quarter past nine when the 12 boys, who had waited all morning, came home. " * 3
+LAYOUTS = pytest.mark.parametrize("is_first", [True, False], ids=["text first", "text along"])
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    config = EngineConfig(slots=2, max_positions=1024, max_frames=400, prefill_tokens=1024)
+    return Engine(registry.load(None, device="cpu").model, config)
+
+
+@pytest.fixture(autouse=True)
+def _left_empty(engine: Engine) -> Iterator[None]:
+    yield
+    assert (engine.free_slots, engine.waiting) == (2, 0)
+
+
+def request(text: str, *, is_first: bool = True, **fields: object) -> SpeechRequest:
+    options = {"non_streaming_mode": is_first}
+    return SpeechRequest(id="a", text=text, with_words=True, options=options, seed=3, **fields)
+
+
+def events(engine: Engine, asked: SpeechRequest, feed: Sequence[Callable[[], None]] = ()) -> list[Event]:
+    """All that comes of a request; each of `feed` is called after another tick."""
+    engine.submit(asked)
+    made, steps = [], iter(feed)
+    while engine.has_work or feed:
+        made += engine.tick() if engine.has_work else []
+        step = next(steps, None)
+        if step is not None:
+            step()
+        elif not engine.has_work:
+            break
+    assert not any(isinstance(event, Failed) for event in made), made
+    return made
+
+
+def words_of(made: Sequence[Event]) -> list[Word]:
+    told = [event.words for event in made if isinstance(event, AudioChunk | Finished)]
+    assert all(words is not None for words in told)
+    return [word for words in told for word in words or ()]
+
+
+def check(text: str, words: Sequence[Word], audio_s: float) -> None:
+    """Every word of `text` once, in order, at times that never fall, within the audio."""
+    assert [(word.start, word.end) for word in words] == word_spans(text)
+    assert all(word.text == text[word.start : word.end] for word in words)
+    times = [at_s for word in words for at_s in (word.start_s, word.end_s)]
+    assert times == sorted(times)
+    assert 0 <= times[0] < 0.4
+    assert audio_s - 0.8 < times[-1] <= audio_s
+    longest_s = max(after.start_s - word.start_s for word, after in itertools.pairwise(words))
+    assert longest_s < 2.0
+    assert not any(word.is_estimated for word in words)
+
+
+def audio_s(made: Sequence[Event]) -> float:
+    return sum(len(event.pcm) for event in made if isinstance(event, AudioChunk)) / 2 / 24000
+
+
+@LAYOUTS
+def test_every_word_is_told_while_it_is_spoken(engine: Engine, is_first: bool) -> None:
+    made = events(engine, request(TEXT, is_first=is_first))
+    check(TEXT, words_of(made), audio_s(made))
+    chunks = [event for event in made if isinstance(event, AudioChunk)]
+    heard_s = 0.0
+    for chunk in chunks:
+        heard_s += len(chunk.pcm) / 2 / 24000
+        assert all(word.start_s < heard_s for word in chunk.words or ())
+    assert sum(bool(chunk.words) for chunk in chunks) > len(chunks) / 3
+
+
+def test_words_of_later_segments_go_on_where_the_earlier_ended(engine: Engine) -> None:
+    made = events(engine, request(LONG))
+    check(LONG, words_of(made), audio_s(made))
+
+
+def test_words_of_text_that_arrives_are_those_of_the_text(engine: Engine) -> None:
+    pieces = [TEXT[at : at + 5] for at in range(0, len(TEXT), 5)]
+    feed = [lambda piece=piece: engine.append("a", piece) for piece in pieces]
+    made = events(engine, request("", is_first=False, is_live=True), [*feed, lambda: engine.end_text("a")])
+    check(TEXT, words_of(made), audio_s(made))
+
+
+def test_words_of_audio_that_is_held_back_come_with_it(engine: Engine) -> None:
+    made = events(engine, request("Nobody knew why.", attempts=3, is_reproducible=True))
+    check("Nobody knew why.", words_of(made), audio_s(made))
+
+
+def test_none_are_told_to_who_does_not_ask_and_by_a_model_that_shows_none(engine: Engine) -> None:
+    plain = events(engine, SpeechRequest(id="a", text="Yes."))
+    other = Engine(SineModel(), EngineConfig(slots=2, max_positions=600, max_frames=512))
+    shown = events(other, SpeechRequest(id="a", text="Yes.", with_words=True))
+    for made in (plain, shown):
+        assert all(event.words is None for event in made if isinstance(event, AudioChunk | Finished))
+
+
+def test_a_request_that_is_cancelled_says_which_words_were_made(engine: Engine) -> None:
+    engine.submit(request(LONG))
+    made: list[Event] = []
+    while sum(isinstance(event, AudioChunk) for event in made) < 4:
+        made += engine.tick()
+    engine.cancel("a")
+    while engine.has_work:
+        made += engine.tick()
+    words = words_of(made)
+    assert [(word.start, word.end) for word in words] == word_spans(LONG)[: len(words)]
+    assert 0 < len(words) < len(word_spans(LONG)) / 2
