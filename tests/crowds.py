@@ -59,10 +59,11 @@ class Crowd:
     def sent_since(self, time_s: float) -> list[Ended]:
         return [ended for ended in self.ended if ended.sent_s > time_s]
 
-    def check_lost(self, killed_s: float, most: int) -> None:
-        """Something that spoke to at most `most` of them was killed: they heard of it soon, the others of nothing."""
+    def check_lost(self, killed_s: float, noticed_s: float, replaced_s: float, most: int) -> None:
+        """Something that spoke to at most `most` of them was killed: they, and whoever was sent to it until that was
+        noticed, heard of it before it was replaced, and the others of nothing."""
         lost = [ended for ended in self.ended if ended.how != "whole"]
-        assert 1 <= len(lost) <= most, lost
-        assert all(ended.sent_s < killed_s for ended in lost), "what came later was lost"
-        assert all(ended.over_s < killed_s + 5 for ended in lost), lost
+        assert 1 <= len([ended for ended in lost if ended.sent_s < killed_s]) <= most, lost
+        assert all(ended.sent_s <= noticed_s for ended in lost), "what came later was lost"
+        assert all(ended.over_s < replaced_s for ended in lost), lost
         assert not any(ended.how.startswith("200") for ended in lost), "an answer that was cut off looked whole"

@@ -21,7 +21,7 @@ def arguments(voices_folder, generation):
     return {
         "engine": {**engine, "voices_folder": voices_folder},
         # The number makes it another application, which takes the place of the one before.
-        "server": {"max_queue_wait_ms": 20_000 + generation},
+        "server": {"max_queue_wait_ms": 60_000 + generation},
         "cpus": 0.1,
         "min_replicas": 2,
         "max_replicas": 2,

@@ -117,10 +117,12 @@ def test_on_a_local_ray_clients_notice_no_redeploy_and_a_death_only_where_it_spo
                 ray.kill(b"sonoro.engine.worker")
                 killed_s = clock()
                 await until(ray.is_not_whole, timeout_s=60)
+                # Until Ray has noticed, its proxy sends requests to the dead.
+                noticed_s = clock()
                 await until(ray.is_whole, timeout_s=150)
                 healed_s = clock()
                 await until(lambda: len(crowd.sent_since(healed_s)) >= 4, timeout_s=150)
-            crowd.check_lost(killed_s, most=8)
+            crowd.check_lost(killed_s, noticed_s, healed_s, most=8)
 
     asyncio.run(asyncio.wait_for(ask(), 900))
 
