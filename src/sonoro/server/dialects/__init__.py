@@ -21,7 +21,7 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute
 
 from sonoro.core.errors import ConfigError
-from sonoro.server.dialects import cartesia, deepgram, elevenlabs
+from sonoro.server.dialects import cartesia, deepgram, elevenlabs, vllm_omni
 from sonoro.server.dialects.wyoming import wyoming_routes
 from sonoro.server.service import Service
 
@@ -31,6 +31,7 @@ DIALECTS: dict[str, Callable[[Service], Sequence[BaseRoute]]] = {
     "elevenlabs": elevenlabs.routes,
     "cartesia": cartesia.routes,
     "deepgram": deepgram.routes,
+    "vllm_omni": vllm_omni.routes,
 }
 
 

@@ -1,0 +1,204 @@
+"""vLLM-Omni's WebSocket, as LiveKit's Baseten plugin speaks it, on the path of our own sessions.
+
+The two are alike in what clients say, so one session holds both: the first message tells which is spoken. Unlike ours
+each `input.done` is answered, also one without a text, and the next text may come while one is spoken. Each text is
+one sentence here: it is spoken as it comes, and where the engine parts it no client needs to know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+from fastapi import APIRouter, WebSocket
+from starlette.routing import BaseRoute
+
+from sonoro.core.errors import InvalidRequest, SonoroError
+from sonoro.core.types import AudioChunk, Finished, SpeechRequest
+from sonoro.server.dialects.live import ForeignSession
+from sonoro.server.dialects.shared import Message, Timeline, WordTimes, key_of
+from sonoro.server.schemas import SpeechBody, parse
+from sonoro.server.service import Service
+from sonoro.server.utterance import Utterance
+from sonoro.server.websocket_session import End
+
+__all__ = ["routes"]
+
+_MARKS = {"stream_audio", "word_timestamps", "split_granularity", "timestamp_type"}
+"""What our own configurations do not have: a first one that has any of them is in this dialect."""
+
+_PASSED_OVER = {*_MARKS, "type", "timestamp_transport_strategy", "task_type"}
+"""What is no field of our request. Clients send the `task_type` of a checkpoint of theirs; here the voice tells."""
+
+MAX_WAITING = 1024
+"""Messages behind the text that is being spoken."""
+
+
+def routes(service: Service) -> Sequence[BaseRoute]:
+    """The path of our own sessions, for both."""
+    router = APIRouter()
+
+    @router.websocket("/v1/audio/speech/stream")
+    async def stream(socket: WebSocket) -> None:
+        if socket.headers.get("authorization", "").lower().startswith("api-key "):
+            service.admit(socket, key_of(socket))
+        else:
+            await service.authorise(socket)
+        with service.session():
+            await OmniSession(socket, service).run()
+
+    return router.routes
+
+
+class _Said(Message):
+    type: Literal["session.config", "input.text", "input.done", "session.close"]
+    text: str = ""
+    stream_audio: bool = False
+    word_timestamps: bool = False
+    timestamp_type: str | None = None
+
+
+class OmniSession(ForeignSession):
+    """One connection, in our own dialect unless its first message is a configuration in this one."""
+
+    def __init__(self, socket: WebSocket, service: Service) -> None:
+        super().__init__(socket, service)
+        self._is_first = True
+        self._config: _Said | None = None  # None: our own dialect
+        self._waiting: deque[str] = deque()
+        self._index, self._text = 0, ""
+        self._words: list[tuple[str, float, float]]  # of the text, with their starts and ends in seconds
+
+    async def handle(self, message: str) -> None:
+        is_first, self._is_first = self._is_first, False
+        if is_first and _is_ours(message):
+            self._config, self.dialect, self.facts["dialect"] = _Said(type="session.config"), "vllm_omni", "vllm_omni"
+        if self._config is None:
+            await super().handle(message)
+        elif self._utterance is None or not self._utterance.is_text_whole:
+            await self._obey(message)
+        elif len(self._waiting) < MAX_WAITING and sum(map(len, self._waiting)) < self.service.config.max_body_bytes:
+            self._waiting.append(message)
+        else:
+            raise InvalidRequest("message", "given", "too many wait behind what is being spoken")
+
+    async def _obey(self, message: str) -> None:
+        said = parse(_Said, message.encode())
+        match said.type:
+            case "session.config":
+                fields = {
+                    name: value for name, value in msgspec.json.decode(message).items() if name not in _PASSED_OVER
+                }
+                self._config = said
+                await self._configure({"response_format": "wav", **fields})
+            case "input.text":
+                self._text += said.text
+                if self._text.strip():
+                    await self._append(said.text if self._utterance else self._text)
+            case "input.done":
+                has_failed = self._is_skipping
+                self._end_text()
+                if self._utterance is None:
+                    await self._end_utterance(int(has_failed))
+            case "session.close":
+                self.end = "closed"
+                self._end_text()
+
+    async def _begin(self) -> Utterance:
+        utterance = await super()._begin()
+        self._held, self._total_bytes, self._chunks = bytearray(), 0, 0
+        assert self._settings is not None
+        self._timeline = Timeline(self.service.spec().sample_rate, self._settings[0].speed)
+        self._times, self._words = WordTimes(), []
+        return utterance
+
+    async def _settings_from(self, fields: dict[str, Any]) -> tuple[SpeechBody, SpeechRequest]:
+        body, request = await super()._settings_from(fields)
+        config = self._config
+        has_words = config is not None and (config.word_timestamps or config.timestamp_type == "word")
+        return body, msgspec.structs.replace(request, with_words=has_words)
+
+    async def on_done(self, task: asyncio.Task[Any]) -> None:
+        await super().on_done(task)
+        if self._config is not None and not self._is_skipping:
+            await self._end_utterance(1)
+        while self._waiting and (self._utterance is None or not self._utterance.is_text_whole):
+            try:
+                await self._obey(self._waiting.popleft())
+            except SonoroError as error:
+                await self.refuse(error)
+
+    async def _end_utterance(self, sentences: int) -> None:
+        index, self._index, self._text = self._index, self._index + 1, ""
+        await super().send_event("session.done", utterance_index=index, total_sentences=sentences)
+
+    async def _tell(self, event: str, **fields: Any) -> None:
+        await super().send_event(event, utterance_index=self._index, sentence_index=0, **fields)
+
+    async def send_event(self, event: str, **fields: Any) -> None:
+        if self._config is None:
+            await super().send_event(event, **fields)
+        elif event == "audio.start":
+            self._rate = fields["sample_rate"]
+            facts = {"sentence_text": self._text, "word_timestamps": self._config.word_timestamps}
+            await self._tell(event, format=fields["format"], sample_rate=self._rate, **facts)
+        elif event == "audio.done":
+            if self._held:
+                await self.send(bytes(self._held))
+            if self._config.word_timestamps:
+                names = ("word", "start_ms", "end_ms")
+                words = [
+                    dict(zip(names, (w, round(1000 * a), round(1000 * b)), strict=True)) for w, a, b in self._words
+                ]
+                await self._tell_chunk(b"", self._timeline.audio_s, words)
+            names = ("words", "word_start_times_seconds", "word_end_times_seconds")
+            aligned = {name: [word[column] for word in self._words] for column, name in enumerate(names)}
+            further = {"timestamp_info": {"word_alignment": aligned}} if self._config.timestamp_type == "word" else {}
+            await self._tell(event, total_bytes=self._total_bytes, error=False, **further)
+
+    async def send_audio(self, audio: bytes, source: AudioChunk | Finished) -> None:
+        if self._config is None:
+            await super().send_audio(audio, source)
+            return
+        start_s = self._timeline.audio_s
+        if isinstance(source, Finished):
+            times = self._times.tell(self._timeline.finish(self._text, source), is_last=True)
+        else:
+            times = self._times.tell(self._timeline.tell(self._text, source), is_last=False)
+        self._words += zip(*times, strict=True)
+        self._total_bytes += len(audio)
+        if self._config.word_timestamps and audio:
+            await self._tell_chunk(audio, start_s, None)
+        elif self._config.stream_audio and audio:
+            await self.send(audio)
+        else:
+            self._held += audio
+
+    async def _tell_chunk(self, audio: bytes, start_s: float, words: list[dict[str, Any]] | None) -> None:
+        span = {"chunk_start_ms": round(1000 * start_s), "chunk_end_ms": round(1000 * self._timeline.audio_s)}
+        data = {"audio_b64": base64.b64encode(audio).decode(), "timestamps": words, "sample_rate": self._rate}
+        await self._tell("audio.chunk", chunk_id=self._chunks, **span, **data)
+        self._chunks += 1
+
+    async def refuse(self, error: SonoroError, request_id: str | None = None) -> None:
+        if self._config is None:
+            await super().refuse(error, request_id)
+        else:
+            await super().send_event("error", message=str(error))
+
+    async def on_close(self, end: End) -> None:
+        if self._config is None:
+            await super().on_close(end)
+
+
+def _is_ours(message: str) -> bool:
+    """Whether a first message is in this dialect."""
+    try:
+        said = msgspec.json.decode(message)
+    except msgspec.DecodeError:
+        return False
+    return isinstance(said, dict) and said.get("type") == "session.config" and not _MARKS.isdisjoint(said)
