@@ -175,6 +175,23 @@ def test_speed_makes_the_file_shorter(sonoro: Run, models: Path) -> None:
     assert len(spoken()) == pytest.approx(6 * 1920 / 1.5, rel=0.03)
 
 
+def test_captions_and_words_are_written_beside_the_audio(sonoro: Run) -> None:
+    files = ["--srt", "a.srt", "--vtt", "a.vtt", "--words", "a.json"]
+    assert sonoro("say", "Good morning. It is 9:30.", "--speed", "2", *files)[0] == 0
+    assert Path("a.srt").read_text().startswith("1\n00:00:00,")
+    assert Path("a.vtt").read_text().splitlines()[3::3] == ["Good morning.", "It is 9:30."]
+    words = json.loads(Path("a.json").read_text())
+    assert [word["text"] for word in words] == ["Good", "morning", "It", "is", "9:30"]
+    heard_s = len(spoken()) / 24000
+    assert 0.6 * heard_s < words[-1]["end_s"] <= heard_s + 0.1
+
+
+def test_captions_of_a_model_that_shows_no_words_are_refused(sonoro: Run, models: Path) -> None:
+    asked = sonoro("say", "Hello.", "--model", models / "custom_voice", "--srt", "a.srt")
+    assert_refused(*asked, ["a.srt", "words"])
+    assert not Path("a.srt").exists()
+
+
 def test_progress_is_lines_where_it_is_asked_for_and_no_terminal_is(sonoro: Run, models: Path) -> None:
     common = ["say", "Hello there. " * 9, "--model", models / "custom_voice", "--config", "engine.yaml"]
     Path("engine.yaml").write_text("max_frames: 4\nslots: 1\n")

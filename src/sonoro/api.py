@@ -215,6 +215,11 @@ class TTS:
     def sample_rate(self) -> int:
         return self.spec.sample_rate
 
+    @property
+    def has_words(self) -> bool:
+        """Whether the model shows when its words are spoken: else `Audio.words` is None."""
+        return self._open.has_words
+
     def remarks(self, text: str) -> tuple[str, ...]:
         """What to know of `text` before it is spoken: characters that will be left out, another language.
 

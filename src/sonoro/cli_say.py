@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -22,14 +22,21 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from sonoro.api import TTS, AudioPiece, listen, speech_request
 from sonoro.cli_common import FAILURE, CodecType, Config, DataType, Device, LoadFormat, Model, Stopped, number, show
 from sonoro.core.audio import FORMATS, STDOUT, STREAMABLE_FORMATS, AudioWriter, output_format
+from sonoro.core.captions import srt as make_srt
+from sonoro.core.captions import vtt as make_vtt
+from sonoro.core.captions import words_json
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidReference, InvalidRequest, OutputError
 from sonoro.core.types import Finished, OptionValue, SpeechRequest
+from sonoro.core.words import Word
 
 if TYPE_CHECKING:
     from sonoro.models.base import LoadedModel
 
 __all__ = ["say"]
+
+Captions = Sequence[tuple[Callable[[str, Sequence[Word]], str], Path]]
+"""Files to write, each with what makes its content of a text and its words."""
 
 _LINE_S = 2.0
 """How often progress is a line where it cannot be a bar."""
@@ -48,6 +55,9 @@ def say(
     stream: Annotated[
         bool, typer.Option("--stream", help="refuse formats whose bytes cannot leave with each chunk (not wav or pcm)")
     ] = False,
+    srt: Annotated[Path | None, typer.Option(help="file of captions to write, as SubRip")] = None,
+    vtt: Annotated[Path | None, typer.Option(help="file of captions to write, as WebVTT")] = None,
+    words: Annotated[Path | None, typer.Option(help="file to write when each word is spoken, as JSON")] = None,
     progress: Annotated[
         bool | None, typer.Option("--progress/--no-progress", help="how far it is, on stderr; if that is a terminal")
     ] = None,
@@ -111,15 +121,33 @@ def say(
         registry.describe(model, device=device, dtype=dtype).spec.check_cloning(error.field)
         raise
     # The same request twice is the same file.
-    request = msgspec.structs.replace(request, options=_options(option or []), is_reproducible=True)
+    makers = (make_srt, srt), (make_vtt, vtt), (_words, words)
+    captions = [(write, path) for write, path in makers if path is not None]
+    request = msgspec.structs.replace(
+        request, options=_options(option or []), is_reproducible=True, with_words=bool(captions)
+    )
     engine = EngineConfig.from_file(config) if config else EngineConfig(slots=1)
     if codec_dtype is not None:
         engine = dataclasses.replace(engine, codec_dtype=codec_dtype)
     with _until_terminated():
         speaker = TTS(_load(model, device, dtype, load_format), config=engine)
+        if captions and not speaker.has_words:
+            raise OutputError(f"{captions[0][1]}: {speaker.spec.name} does not show when its words are spoken")
         for remark in speaker.remarks(request.text):
             print(f"warning: {remark}", file=sys.stderr)
-        return _speak_into(speaker, request, speed, out, chosen, is_shown=progress)
+        return _speak_into(speaker, request, speed, out, chosen, captions=captions, is_shown=progress)
+
+
+def _words(text: str, words: Sequence[Word]) -> str:
+    return words_json(words)
+
+
+def _write_captions(captions: Captions, text: str, words: Sequence[Word]) -> None:
+    for write, path in captions:
+        try:
+            path.write_text(write(text, words), encoding="utf-8")
+        except OSError as error:
+            raise OutputError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _load(model: str | None, device: str, dtype: str | None, load_format: str) -> LoadedModel:
@@ -184,10 +212,18 @@ def _until_terminated() -> Iterator[None]:
 
 
 def _speak_into(
-    speaker: TTS, request: SpeechRequest, speed: float, out: str, format: str, *, is_shown: bool | None
+    speaker: TTS,
+    request: SpeechRequest,
+    speed: float,
+    out: str,
+    format: str,
+    *,
+    captions: Captions,
+    is_shown: bool | None,
 ) -> int:
     """Speak and write; the exit code."""
     writers: list[AudioWriter] = []
+    words: list[Word] = []
     audio_s = 0.0
     try:
         with contextlib.ExitStack() as stack:
@@ -202,18 +238,22 @@ def _speak_into(
                 nonlocal audio_s
                 writer().write(piece.samples)
                 audio_s += piece.duration_s
+                words.extend(piece.words or ())
                 tell(audio_s, piece.characters)
 
             # The progress ends first: its last line must not cut into an error's.
             tell = stack.enter_context(_progress(len(request.text), is_shown=is_shown))
             finished = listen(speaker.stream(request, speed=speed), take)
             writer()
+            words.extend(finished.words or ())
     except (KeyboardInterrupt, _Terminated) as end:
         number, how = (
             (signal.SIGINT, "interrupted") if isinstance(end, KeyboardInterrupt) else (signal.SIGTERM, "terminated")
         )
         kept = f"; {out} holds the first {audio_s:.2f} s" if audio_s and out != STDOUT else ""
+        _write_captions(captions, request.text, words)
         raise Stopped(how + kept, number) from end
+    _write_captions(captions, request.text, words)
     summary = _summary(out, audio_s, finished)
     if out == STDOUT:
         print(summary, file=sys.stderr)

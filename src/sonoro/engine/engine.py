@@ -26,6 +26,7 @@ from sonoro.engine.scheduler import Plan, Scheduler
 from sonoro.engine.voices import Inline, Voices
 from sonoro.models.base import SpeechModel, Voice
 from sonoro.models.settings import configure
+from sonoro.models.words import ShowsWords
 from sonoro.runtime.slots import PagePool
 from sonoro.transport.messages import PrefixCounts
 
@@ -76,6 +77,11 @@ class Engine:
         """Whether a `tick` would do anything."""
         is_voiced = any(voice.done() for voice in self._awaiting_voice.values())
         return bool(self._events or self._in_flight) or is_voiced or self._scheduler.has_work
+
+    @property
+    def has_words(self) -> bool:
+        """Whether the model shows when its words are spoken."""
+        return isinstance(self._model, ShowsWords) and bool(self._model.word_heads.places)
 
     @property
     def is_encoding(self) -> bool:

@@ -1,0 +1,176 @@
+"""How far the times of words are from an aligner's: `Audio.words` against pocketsphinx, which is told the text.
+
+`python benchmarks/words.py speak TEXTS --first 0 --count 50 --raw FILE.jsonl` speaks texts, one a line, in both layouts
+of text and all voices in turn, and adds a line of times for each; in several runs if that takes long.
+`python benchmarks/words.py report FILE.jsonl --out RESULT.json` makes of all lines the figures, which it also prints.
+Needs the extra `align`. The aligner itself is 8 to 10 ms (median) from exact times of phones, 37 to 39 at p95.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import platform
+import re
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soxr
+
+from sonoro import TTS
+from sonoro.core.normalize import trace_english
+from sonoro.words.spans import spoken_words, word_spans
+
+ALIGNER_HZ, PAD_S = 16000, 0.1
+LAYOUTS = {"text_first": True, "text_along": False}
+BATCH = 8
+PAUSE_S = 0.05
+
+
+class Aligner:
+    """Forced alignment of spoken words."""
+
+    def __init__(self) -> None:
+        import pocketsphinx  # noqa: PLC0415
+
+        self._decoder = pocketsphinx.Decoder(
+            samprate=ALIGNER_HZ, cmn="batch", loglevel="FATAL", beam=1e-80, wbeam=1e-60, pbeam=1e-80
+        )
+
+    def align(self, samples: np.ndarray, rate: int, words: list[str]) -> list[tuple[float, float]] | None:
+        """Start and end of each of `words` in seconds; None if it does not know one, or hears something else."""
+        if any(self._decoder.lookup_word(word) is None for word in words):
+            return None
+        heard = soxr.resample(samples, rate, ALIGNER_HZ)
+        pad = np.zeros(round(PAD_S * ALIGNER_HZ), np.float32)
+        # A little noise: of digital silence it makes speech.
+        noise = 1e-4 * np.random.default_rng(0).standard_normal(len(heard) + 2 * len(pad))
+        pcm = ((np.concatenate([pad, heard, pad]) + noise) * 32768).clip(-32768, 32767).astype("<i2").tobytes()
+        self._decoder.set_align_text(" ".join(words))
+        self._decoder.start_utt()
+        self._decoder.process_raw(pcm, full_utt=True)
+        self._decoder.end_utt()
+        found = [seg for seg in self._decoder.seg() if not seg.word.startswith(("<", "["))]
+        if [seg.word.split("(")[0] for seg in found] != words:
+            return None
+        return [(seg.start_frame / 100 - PAD_S, (seg.end_frame + 1) / 100 - PAD_S) for seg in found]
+
+
+def speak(options: argparse.Namespace) -> None:
+    """Speak some texts, and add what was told and what the aligner found to the file of raw times."""
+    texts = [line.strip() for line in options.texts.read_text(encoding="utf-8").splitlines() if line.strip()]
+    texts = texts[options.first : options.first + options.count]
+    aligner = Aligner()
+    with TTS(options.model, config={"slots": BATCH, "max_positions": 1024, "max_frames": 400}) as tts:
+        for name, is_first in LAYOUTS.items():
+            for begin in range(0, len(texts), BATCH):
+                items: list[Any] = [
+                    {
+                        "text": text,
+                        "voice": tts.voices[(options.first + begin + number) % len(tts.voices)],
+                        "seed": options.first + begin + number,
+                        "non_streaming_mode": is_first,
+                    }
+                    for number, text in enumerate(texts[begin : begin + BATCH])
+                ]
+                with options.raw.open("a", encoding="utf-8") as raw:
+                    for item, audio in zip(items, tts.generate_batch(items), strict=True):
+                        raw.write(json.dumps(compared(aligner, name, item, audio)) + "\n")
+
+
+def compared(aligner: Aligner, layout: str, item: dict[str, Any], audio: Any) -> dict[str, Any]:
+    """One reading: times told and times found, by word as written."""
+    spoken, origins = trace_english(item["text"], lowercase=True)
+    places = [found.span() for found in re.finditer(r"[a-z']+", spoken)]
+    truth = aligner.align(audio.samples, audio.sample_rate, [spoken[start:end] for start, end in places])
+    written = spoken_words(word_spans(item["text"]), spoken, origins, places)
+    found = None
+    if truth is not None:
+        found = [(truth[int(word.first)][0], truth[int(word.last) - 1][1]) for word in written]
+    told = None if audio.words is None else [(word.start_s, word.end_s) for word in audio.words]
+    is_same = told is not None and [(w.start, w.end) for w in audio.words] == [(w.start, w.end) for w in written]
+    facts = {"layout": layout, "voice": item["voice"], "text": item["text"], "audio_s": audio.duration_s}
+    return facts | {"reason": audio.finish_reason, "told": told, "found": found, "is_same": is_same}
+
+
+def figures(errors_s: list[float]) -> dict[str, float]:
+    """Median and high percentiles of absolute errors, and the median error itself, in ms."""
+    ms = 1000 * np.array(errors_s or [np.nan])
+    high = {f"p{rank}_ms": round(float(np.percentile(abs(ms), rank)), 1) for rank in (50, 90, 95)}
+    return {"count": len(errors_s), **high, "bias_ms": round(float(np.median(ms)), 1)}
+
+
+def row(layout: str, readings: list[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of one layout."""
+    kept = [one for one in readings if one["found"] is not None and one["is_same"]]
+    starts, ends, firsts, lasts, pauses = ([] for _ in range(5))
+    for one in kept:
+        pairs = list(zip(one["told"], one["found"], strict=True))
+        starts += [told[0] - found[0] for told, found in pairs]
+        ends += [told[1] - found[1] for told, found in pairs]
+        firsts.append(pairs[0][0][0] - pairs[0][1][0])
+        lasts.append(pairs[-1][0][1] - pairs[-1][1][1])
+        for (told, found), (next_told, next_found) in itertools.pairwise(pairs):
+            if next_found[0] - found[1] >= PAUSE_S:
+                pauses += [told[1] - found[1], next_told[0] - next_found[0]]
+    return {
+        "layout": layout,
+        "texts": len(readings),
+        "aligned": sum(one["found"] is not None for one in readings),
+        "compared": len(kept),
+        "without_times": sum(one["told"] is None for one in readings),
+        "lookahead_frames": 0,
+        "starts": figures(starts),
+        "ends": figures(ends),
+        "first_starts": figures(firsts),
+        "last_ends": figures(lasts),
+        "edges_of_pauses": figures(pauses),
+    }
+
+
+def report(options: argparse.Namespace) -> None:
+    """Make the results of all raw times."""
+    readings = [json.loads(line) for file in options.raw for line in file.read_text(encoding="utf-8").splitlines()]
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    result = {
+        "bench": "words",
+        "model": "builtin",
+        "cpu": platform.processor() or platform.machine(),
+        "commit": commit.stdout.strip(),
+        "date": datetime.now(UTC).date().isoformat(),
+        "settings": {"texts": options.name, "aligner": "pocketsphinx", "batch": BATCH},
+        "rows": [row(layout, [one for one in readings if one["layout"] == layout]) for layout in LAYOUTS],
+    }
+    for one in result["rows"]:
+        print(json.dumps(one, indent=1))
+    if options.out is not None:
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(result))
+
+
+def main() -> None:
+    """Speak or report, as the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    speaking = commands.add_parser("speak")
+    speaking.add_argument("texts", type=Path)
+    speaking.add_argument("--model")
+    speaking.add_argument("--first", type=int, default=0)
+    speaking.add_argument("--count", type=int, default=20)
+    speaking.add_argument("--raw", type=Path, required=True)
+    speaking.set_defaults(run=speak)
+    reporting = commands.add_parser("report")
+    reporting.add_argument("raw", type=Path, nargs="+")
+    reporting.add_argument("--name", default="everyday.txt")
+    reporting.add_argument("--out", type=Path)
+    reporting.set_defaults(run=report)
+    options = parser.parse_args()
+    options.run(options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Captions of words whose times are known: SubRip and WebVTT. Knows no model."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from sonoro.core.words import Word
+
+__all__ = ["Cue", "cues", "srt", "vtt", "words_json"]
+
+MAX_LINE, MAX_LINES, MAX_S, MIN_S = 42, 2, 7.0, 0.5
+"""Characters of a line, lines and seconds of a caption, as broadcasters have them; and the least time it is shown."""
+
+_SENTENCE_END = re.compile(r"[.!?。！？…][\"'”’)\]」』]*\s*$")
+_CLAUSE_END = re.compile(r"[,;:—–、，；：][\"'”’)\]」』]*\s*$")
+
+
+class Cue(NamedTuple):
+    """One caption: from when to when it is shown, and its lines."""
+
+    start_s: float
+    end_s: float
+    lines: list[str]
+
+
+def cues(text: str, words: Sequence[Word]) -> list[Cue]:
+    """Captions of all of `text`, spoken as `words` say: one after the other, each of whole words, ending where a
+    sentence does, else after a clause if it is over half full, else where it is full."""
+    made: list[Cue] = []
+    group: list[int] = []
+    for number in range(len(words)):
+        if group and _is_full(text, words, group[0], number):
+            made.append(_cue(text, words, group))
+            group = []
+        group.append(number)
+        said = _said(text, words, group[0], number)
+        is_half = len(said) > MAX_LINE
+        if _SENTENCE_END.search(said) or (is_half and _CLAUSE_END.search(said)):
+            made.append(_cue(text, words, group))
+            group = []
+    if group:
+        made.append(_cue(text, words, group))
+    # A short one is shown for longer, but never beyond the beginning of the next.
+    for number, cue in enumerate(made):
+        limit_s = made[number + 1].start_s if number + 1 < len(made) else cue.start_s + MIN_S
+        made[number] = cue._replace(end_s=max(cue.end_s, min(cue.start_s + MIN_S, limit_s)))
+    return made
+
+
+def srt(text: str, words: Sequence[Word]) -> str:
+    """`cues` as a SubRip file."""
+    blocks = (
+        f"{number}\n{_clock(cue.start_s, ',')} --> {_clock(cue.end_s, ',')}\n" + "\n".join(cue.lines)
+        for number, cue in enumerate(cues(text, words), start=1)
+    )
+    return "".join(f"{block}\n\n" for block in blocks)
+
+
+def vtt(text: str, words: Sequence[Word]) -> str:
+    """`cues` as a WebVTT file."""
+    blocks = (
+        f"{_clock(cue.start_s, '.')} --> {_clock(cue.end_s, '.')}\n" + "\n".join(map(_escaped, cue.lines))
+        for cue in cues(text, words)
+    )
+    return "WEBVTT\n\n" + "".join(f"{block}\n\n" for block in blocks)
+
+
+def words_json(words: Sequence[Word]) -> str:
+    """All that is known of `words`, as JSON, a line each."""
+    lines = ",\n".join(json.dumps(msgspec.to_builtins(word), ensure_ascii=False) for word in words)
+    return f"[\n{lines}\n]\n" if lines else "[]\n"
+
+
+def _said(text: str, words: Sequence[Word], first: int, last: int) -> str:
+    """What is written from word number `first` to `last`, with the marks around them, on one line."""
+    start = words[first - 1].end if first else 0
+    end = words[last + 1].start if last + 1 < len(words) else len(text)
+    lead = text[start : words[first].start]
+    # Marks that open belong to the word after them, those that close to the one before, which a space tells.
+    lead = "" if first and not re.search(r"\s", lead) else re.split(r"\s", lead)[-1] if first else lead
+    tail = text[words[last].end : end]
+    tail = re.split(r"\s", tail)[0] if last + 1 < len(words) else tail
+    return " ".join((lead + text[words[first].start : words[last].end] + tail).split())
+
+
+def _is_full(text: str, words: Sequence[Word], first: int, last: int) -> bool:
+    """Whether word number `last` has no room in a caption that begins with number `first`."""
+    is_long = words[last].end_s - words[first].start_s > MAX_S
+    return is_long or len(_lines(_said(text, words, first, last))) > MAX_LINES
+
+
+def _cue(text: str, words: Sequence[Word], group: Sequence[int]) -> Cue:
+    first, last = group[0], group[-1]
+    return Cue(words[first].start_s, words[last].end_s, _lines(_said(text, words, first, last)))
+
+
+def _lines(said: str) -> list[str]:
+    """`said` in lines of at most `MAX_LINE` characters, but for longer words."""
+    lines = [""]
+    for part in re.findall(r"\S+", said):
+        pieces = [part[at : at + MAX_LINE] for at in range(0, len(part), MAX_LINE)]
+        for number, piece in enumerate(pieces):
+            joined = f"{lines[-1]}{'' if number or not lines[-1] else ' '}{piece}"
+            if len(joined) <= MAX_LINE:
+                lines[-1] = joined
+            else:
+                lines.append(piece)
+    return lines
+
+
+def _clock(at_s: float, point: str) -> str:
+    ms = round(at_s * 1000)
+    return f"{ms // 3_600_000:02d}:{ms // 60_000 % 60:02d}:{ms // 1000 % 60:02d}{point}{ms % 1000:03d}"
+
+
+def _escaped(line: str) -> str:
+    return line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
