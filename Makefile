@@ -7,12 +7,13 @@ TEXT ?= The birch canoe slid on the smooth planks.
 OUT ?= out.wav
 BIN := .venv/bin
 REFERENCE := .venv-reference
+CLIENTS := .venv-clients
 FISH_SPEECH := $(REFERENCE)/fish-speech
 
 PIP := $(BIN)/pip --disable-pip-version-check
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: say cpu test check format parity slow gpu clean
+.PHONY: say cpu test check format parity slow gpu clients clean
 .DELETE_ON_ERROR:
 
 say: .venv/.installed
@@ -44,6 +45,18 @@ slow: .venv/.installed-test
 # For a machine with a GPU: kernels, graphs, the released sizes with random weights.
 gpu: .venv/.installed-test
 	$(BIN)/python -m pytest -q -m gpu -n 4 --report benchmarks/results/tests-gpu.json
+
+# Unmodified clients of docs/clients.md, 830 MB in an environment of their own, speaking through `sonoro serve`. Four minutes,
+# so that CI runs tests/server/dialects in their place, which say what these say.
+clients: .venv/.installed $(CLIENTS)/.installed
+	$(CLIENTS)/bin/python -m pytest -q -c tests/clients/pytest.ini --confcutdir tests/clients tests/clients
+
+$(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/package.json
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check -r tests/clients/requirements.txt
+	mkdir -p $(CLIENTS)/npm && cp tests/clients/package.json $(CLIENTS)/npm
+	! command -v npm >/dev/null || npm install --silent --prefix $(CLIENTS)/npm
+	@touch $@
 
 # The stored reference tensors made anew by the official implementation, and our tests against them.
 # Fish's code is under the Fish Audio Research License: it is run here, for research, and nothing of it is kept.
@@ -85,4 +98,4 @@ $(FISH_SPEECH): | $(REFERENCE)/.installed
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-reference build out.wav
+	rm -rf .venv .venv-reference .venv-clients build out.wav

@@ -17,12 +17,14 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Coroutine, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
+from websockets.sync.client import connect
 
 ROOT = Path(__file__).parents[2]
 GUARD_S = 60
@@ -54,13 +56,29 @@ class Server:
         with urllib.request.urlopen(request, timeout=GUARD_S) as answer:
             return answer.read()
 
-    def native(self, text: str, voice: str = "alloy") -> np.ndarray:
+    def whole(self, text: str, **fields: str) -> np.ndarray:
         """What our own API says of a text, as PCM [samples] int16 at 24 kHz."""
-        fields = {"input": text, "voice": voice, "response_format": "pcm"}
+        body = json.dumps({"input": text, "response_format": "pcm", **fields}).encode()
         headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
-        request = urllib.request.Request(f"{self.v1}/audio/speech", json.dumps(fields).encode(), headers)
+        request = urllib.request.Request(f"{self.v1}/audio/speech", body, headers)
         with urllib.request.urlopen(request, timeout=GUARD_S) as answer:
             return np.frombuffer(answer.read(), np.int16)
+
+    def live(self, text: str, **fields: str) -> np.ndarray:
+        """As `whole`, of a text that is sent in pieces on one of our own sessions."""
+        pcm = b""
+        headers = {"authorization": f"Bearer {KEY}"}
+        with connect(f"{self.ws}/v1/audio/speech/stream", additional_headers=headers, proxy=None) as socket:
+            messages = [
+                {"type": "session.config", **fields},
+                {"type": "input.text", "text": text},
+                {"type": "input.done"},
+            ]
+            for message in messages:
+                socket.send(json.dumps(message))
+            while isinstance(heard := socket.recv(GUARD_S), bytes) or json.loads(heard)["type"] != "audio.done":
+                pcm += heard if isinstance(heard, bytes) else b""
+        return np.frombuffer(pcm, np.int16)
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric over all of its label sets that have `labels`."""
@@ -114,17 +132,16 @@ def server(shared: Server) -> Iterator[Server]:
     assert shared.metric("sonoro_engine_restarts_total") == 0
 
 
+class Native:
+    """What our own API says of texts, each asked for once: `whole` at once, `live` in pieces."""
+
+    def __init__(self, server: Server) -> None:
+        self.whole, self.live = cache(server.whole), cache(server.live)
+
+
 @pytest.fixture(scope="session")
-def native(shared: Server) -> Callable[..., np.ndarray]:
-    """What our own API says of a text, asked for once."""
-    said: dict[tuple[str, str], np.ndarray] = {}
-
-    def ask(text: str = TEXT, voice: str = "alloy") -> np.ndarray:
-        if (text, voice) not in said:
-            said[text, voice] = shared.native(text, voice)
-        return said[text, voice]
-
-    return ask
+def native(shared: Server) -> Native:
+    return Native(shared)
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:

@@ -6,16 +6,12 @@ import base64
 import json
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import openai
 import pytest
 
-from conftest import KEY, LONG, TEXT, Server, is_same, run, sounds_like, until
-
-Native = Callable[..., np.ndarray]
+from conftest import KEY, LONG, TEXT, Native, Server, is_same, run, sounds_like, until
 
 
 def client(server: Server, **settings: object) -> openai.OpenAI:
@@ -25,13 +21,13 @@ def client(server: Server, **settings: object) -> openai.OpenAI:
 def test_a_text_is_spoken_whole_and_streamed_with_a_voice_by_name_and_by_id(server: Server, native: Native) -> None:
     asked = client(server)
     whole = asked.audio.speech.create(model="tts-1", voice="alloy", input=TEXT, response_format="pcm")
-    assert is_same(whole.content, native())
+    assert is_same(whole.content, native.whole(TEXT))
     by_id = asked.audio.speech.create(model="tts-1", voice={"id": "nora"}, input=TEXT, response_format="pcm")
-    assert is_same(by_id.content, native())
+    assert is_same(by_id.content, native.whole(TEXT))
     with asked.audio.speech.with_streaming_response.create(model="tts-1", voice="alloy", input=TEXT) as answer:
         parts = list(answer.iter_bytes())
     assert len(parts) > 1, "it comes as it is made"
-    assert sounds_like(b"".join(parts), native())
+    assert sounds_like(b"".join(parts), native.whole(TEXT))
 
 
 def test_events_are_read_as_the_bytes_that_the_client_hands_on(server: Server, native: Native) -> None:
@@ -43,7 +39,7 @@ def test_events_are_read_as_the_bytes_that_the_client_hands_on(server: Server, n
     assert {event["type"] for event in deltas} == {"speech.audio.delta"}
     assert done["type"] == "speech.audio.done"
     assert done["usage"]["total_tokens"] == done["usage"]["input_tokens"] + done["usage"]["output_tokens"]
-    assert is_same(b"".join(base64.b64decode(event["audio"]) for event in deltas), native())
+    assert is_same(b"".join(base64.b64decode(event["audio"]) for event in deltas), native.whole(TEXT))
 
 
 def test_models_are_listed_and_retrieved(server: Server) -> None:
@@ -120,8 +116,8 @@ def test_the_client_of_npm_speaks_whole_streamed_and_cut(server: Server, native:
     left = server.metric("sonoro_requests_total", reason="disconnected")
     arguments = (server.v1, KEY, TEXT, LONG)
     said = json.loads(subprocess.check_output([node, "-e", SCRIPT, *arguments], cwd=folder, text=True, timeout=60))
-    assert is_same(base64.b64decode(said["whole"]), native())
-    assert is_same(base64.b64decode(said["streamed"]), native())
+    assert is_same(base64.b64decode(said["whole"]), native.whole(TEXT))
+    assert is_same(base64.b64decode(said["streamed"]), native.whole(TEXT))
     assert said["parts"] > 1
     assert said["model"]["id"] == "tts-1"
     assert said["code"] == "model_not_found"

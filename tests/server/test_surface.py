@@ -37,6 +37,16 @@ def test_head_answers_wherever_get_does_and_allow_names_every_method() -> None:
     run(ask())
 
 
+def test_the_names_of_the_model_are_listed_to_whom_comes_without_a_key() -> None:
+    async def ask() -> None:
+        async with serving(settings=dataclasses.replace(SETTINGS, api_keys=("hush",))) as server:
+            listed = (await server.http.get("/v1/audio/models")).json()["models"]
+            assert {"id": "tts-1", "name": "tts-1"} in listed
+            check_error(await server.http.get("/v1/audio/models", headers={"authorization": "Bearer loud"}), 401)
+
+    run(ask())
+
+
 def test_a_model_is_told_of_by_each_of_its_names() -> None:
     async def ask() -> None:
         async with serving() as server:

@@ -120,6 +120,11 @@ def operator_routes(service: Service) -> APIRouter:
             raise NotReady(reason)
         return {"status": "ready", "model": service.spec().name, "replicas": service.replicas}
 
+    @router.get("/v1/audio/models", responses=refusals(401, 403, 503), dependencies=[Depends(service.identify)])
+    async def speech_models() -> dict[str, Any]:
+        """The names of the loaded model, as Open WebUI asks for them, which sends no key."""
+        return {"models": [{"id": name, "name": name} for name in service.names(service.spec())]}
+
     exposed = {"description": "Prometheus' text format", "content": {"text/plain": {}}}
     metrics_answer: Answers = {200: exposed, **refusals(403)}
 
