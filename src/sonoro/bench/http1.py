@@ -1,6 +1,8 @@
 """HTTP/1.1 requests over connections that are kept, at a small cost per part of an answer. Knows no speech.
 
-A load generator must not be what it measures, and general HTTP clients take several times as long for each part.
+A load generator must not be what it measures. With 256 streams of a part every 80 ms aiohttp took 51 us of CPU a part
+where this takes 47, noted them 7.3 ms late (p95) where this does 3.0, and lagged 6.3 ms (p95) where this does 5.9
+(`benchmarks/http_clients.py`, two cores, medians of four turns each).
 """
 
 from __future__ import annotations
