@@ -1,4 +1,5 @@
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -6,7 +7,17 @@ import torch.nn.functional as F
 
 from interpreter import in_the_interpreter
 from sonoro.ops.activation import snake_beta_rates
-from sonoro.ops.conv import ConvTile, Epilogue, LeftContext, choose_tile, conv, conv_kernel, conv_reference
+from sonoro.ops.conv import (
+    ConvTile,
+    Epilogue,
+    LeftContext,
+    choose_tile,
+    conv,
+    conv_kernel,
+    conv_reference,
+    smaller_tile,
+)
+from sonoro.ops.device import TYPICAL
 
 # One rounding of the result in each dtype; float16 and bfloat16 inputs are the same for both sides.
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -197,3 +208,29 @@ def test_a_tile_divides_its_channels_and_wastes_few_rows():
         assert channels % tile.k == 0
         assert tile.k >= 16
         assert tile.m <= max(16, rows)
+
+
+@pytest.mark.parametrize("card", [*TYPICAL.values(), replace(TYPICAL[9, 0], shared_bytes=65536)], ids=str)
+def test_a_tile_fits_its_card(card):
+    for rows, outputs, (channels, taps) in itertools.product(
+        [1, 32, 640, 40960], [16, 96, 192, 512, 6144], [(16, 7), (96, 7), (512, 1), (1024, 7)]
+    ):
+        tile = choose_tile(rows, outputs, channels, taps, card)
+        assert tile.stages == tile.stages_on(card) > 1
+        shared = 2 * tile.k * (tile.m + tile.n + tile.extra) * card.buffers(tile.m, tile.stages)
+        assert shared <= card.shared_bytes
+        assert channels % tile.k == 0
+    # Where there is room, what was measured.
+    if card is TYPICAL[9, 0]:
+        assert choose_tile(40960, 384, 384, 7, card) == choose_tile(40960, 384, 384, 7)
+
+
+def test_tiles_become_smaller_to_the_end():
+    tile, steps = ConvTile(128, 64, 32, 64, 4, 4), 0
+    while (found := smaller_tile(tile)) is not None:
+        assert found.m * found.k * found.stages + (found.n + found.extra) * found.k * found.stages < (
+            tile.m * tile.k * tile.stages + (tile.n + tile.extra) * tile.k * tile.stages
+        )
+        tile, steps = found, steps + 1
+    assert (tile.m, tile.n, tile.k) == (16, 16, 16)
+    assert steps < 12

@@ -1,13 +1,68 @@
 """What devices can do."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
-from sonoro.ops.device import capability
+from sonoro.ops import device as module
+from sonoro.ops.device import TYPICAL, Card, capability, card, shared_limit
+
+KIB = 1024
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, **properties: Any) -> torch.device:
+    """A GPU that says this of itself."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**properties))
+    module._device_card.cache_clear()
+    return torch.device("cuda", 0)
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Any:
+    yield
+    module._device_card.cache_clear()
+    shared_limit(1 << 30)
 
 
 def test_numbers_of_amd_are_not_taken_for_those_of_nvidia(monkeypatch: pytest.MonkeyPatch) -> None:
     """An MI300 says (9, 4), and is no Hopper."""
     monkeypatch.setattr(torch.version, "hip", "7.0")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 4))
-    assert capability.__wrapped__(torch.device("cuda", 0)) == (0, 0)
+    device = pretend(
+        monkeypatch, name="AMD", major=9, minor=4, gcnArchName="gfx942:sramecc+:xnack-", multi_processor_count=228
+    )
+    assert capability(device) == (0, 0)
+    assert card(device).gfx == "gfx942"
+    assert card(device).shared_bytes == 64 * KIB
+    assert card(device).multiprocessors == 228
+
+
+@pytest.mark.parametrize(
+    ("number", "kib"),
+    [((7, 5), 64), ((8, 0), 163), ((8, 6), 99), ((8, 9), 99), ((9, 0), 227), ((12, 0), 99), ((12, 1), 99)],
+)
+def test_a_card_is_what_it_says_of_itself(number: tuple[int, int], kib: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = {"memory_clock_rate": 10_000_000, "memory_bus_width": 256, "multi_processor_count": 46}
+    device = pretend(monkeypatch, name="A card", major=number[0], minor=number[1], **properties)
+    found = card(device)
+    assert found == Card("A card", number, 46, kib * KIB, 6.4e11)
+    shared_limit(48 * KIB)
+    assert card(device).shared_bytes == 48 * KIB
+
+
+def test_a_card_that_says_little_is_one_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = pretend(monkeypatch, name="A card", major=8, minor=9, multi_processor_count=58)
+    assert card(device).bandwidth == TYPICAL[8, 9].bandwidth
+    assert card(torch.device("cpu")) == Card()
+
+
+def test_stages_are_as_many_as_there_is_memory_for() -> None:
+    hopper, ampere = TYPICAL[9, 0], TYPICAL[8, 6]
+    # Multiplied out of shared memory each stage has its blocks there; out of registers one is already on its way.
+    assert hopper.buffers(64, 4) == 4
+    assert hopper.buffers(16, 4) == ampere.buffers(64, 4) == 3
+    assert ampere.fit_stages(128, 32 * KIB, 4) == 4
+    assert ampere.fit_stages(128, 32 * KIB, 5) == 4
+    assert TYPICAL["gfx942"].fit_stages(128, 32 * KIB, 4) == 3
+    assert ampere.fit_stages(128, 100 * KIB, 4) == 1

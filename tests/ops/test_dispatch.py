@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sonoro.ops.dispatch import Operation, references_alone
+from sonoro.ops.dispatch import Operation, fallbacks, references_alone, shrunk
 
 
 def plus_one(x: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ def test_gradients_go_through_the_reference(on_gpu: Tensor) -> None:
 
 
 @pytest.mark.parametrize(("kernel", "words"), [(plus_two, "disagrees"), (failing, "no such instruction")])
-def test_a_kernel_that_disagrees_or_fails_is_left_for_good(
+def test_a_kernel_that_disagrees_or_fails_is_left(
     on_gpu: Tensor, caplog: pytest.LogCaptureFixture, kernel: object, words: str
 ) -> None:
     chosen = operation(kernel)
@@ -85,6 +85,95 @@ def test_a_kernel_that_disagrees_or_fails_is_left_for_good(
         assert chosen(on_gpu).tolist() == [2.0] * 3
     assert [record.message.split()[0] for record in caplog.records] == ["kernel=plus"]
     assert words in caplog.text
+    assert words in chosen.failure
+
+
+def test_a_kernel_that_disagrees_is_left_whatever_the_shapes(on_gpu: Tensor) -> None:
+    chosen = operation(plus_two)
+    with torch.inference_mode():
+        chosen.check(lambda: (on_gpu.clone(),), tolerance=1e-6)
+        assert chosen(on_gpu[:2]).tolist() == [2.0] * 2
+
+
+def failing_from(length: int) -> object:
+    """A kernel that says 3, but for too many elements nothing."""
+
+    def kernel(x: Tensor) -> Tensor:
+        if len(x) >= length:
+            raise RuntimeError("too much shared memory")
+        return x + 2
+
+    return kernel
+
+
+def test_a_launch_that_fails_leaves_other_shapes_to_the_kernel(
+    on_gpu: Tensor, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = operation(failing_from(3))
+    monkeypatch.setattr(Operation, "known", [chosen])
+    with torch.inference_mode(), caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert chosen(on_gpu).tolist() == [2.0] * 3
+            assert chosen(on_gpu[:2]).tolist() == [3.0] * 2
+            assert chosen(on_gpu[:1]).tolist() == [3.0]
+    # What it costs: how long the reference takes, and what the memory alone would.
+    (record,) = caplog.records
+    assert "shape=3 fallback=reference cost=" in record.message
+    assert "bandwidth_floor=" in record.message
+    assert fallbacks() == {"plus": {"reference": 1}}
+
+
+def test_shapes_are_those_of_everything_that_is_given(on_gpu: Tensor) -> None:
+    calls: list[int] = []
+
+    def kernel(x: Tensor, others: tuple[Tensor, int]) -> Tensor:
+        calls.append(len(others[0]))
+        if len(others[0]) == 2:
+            raise RuntimeError("too much")
+        return x
+
+    made = Operation("first", kernel, lambda x, others: x)
+    made.is_broken = False
+    with torch.inference_mode():
+        for length in (2, 2, 3, 2, 3):
+            made(on_gpu, (torch.ones(length), 5))
+    assert calls == [2, 3, 3]
+
+
+def halving(most: int, asked: list[int]) -> object:
+    """A kernel that runs in blocks of at most `most`, of 8 if it is asked for no smaller ones; the smallest are 2."""
+
+    def kernel(x: Tensor, *, shrink: int = 0) -> Tensor:
+        asked.append(shrink)
+        block = shrunk(8, lambda block: block // 2 if block > 2 else None, shrink)
+        if block > most:
+            raise RuntimeError("too many registers")
+        return x + block
+
+    return kernel
+
+
+def test_smaller_blocks_are_tried_before_the_reference(
+    on_gpu: Tensor, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    chosen = operation(halving(2, asked), can_shrink=True)
+    monkeypatch.setattr(Operation, "known", [chosen])
+    with torch.inference_mode(), caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert chosen(on_gpu).tolist() == [3.0] * 3
+        assert asked == [0, 1, 2, 2, 2]
+        assert chosen(on_gpu[:2]).tolist() == [3.0] * 2
+    assert [record.message.split()[2:4] for record in caplog.records] == [["fallback=smaller_blocks", "steps=2"]] * 2
+    assert fallbacks() == {"plus": {"smaller": 2}}
+
+
+def test_where_no_blocks_are_small_enough_the_reference_serves(on_gpu: Tensor) -> None:
+    asked: list[int] = []
+    chosen = operation(halving(1, asked), can_shrink=True)
+    with torch.inference_mode():
+        assert [chosen(on_gpu).tolist() for _ in range(2)] == [[2.0] * 3] * 2
+    assert asked == [0, 1, 2, 3]
 
 
 def test_a_kernel_that_agrees_stays(on_gpu: Tensor, caplog: pytest.LogCaptureFixture) -> None:

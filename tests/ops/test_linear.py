@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from interpreter import in_the_interpreter
-from sonoro.ops import plans
+from sonoro.ops.device import TYPICAL
 from sonoro.ops.linear import (
     linear_add,
     linear_add_kernel,
@@ -23,7 +23,7 @@ from sonoro.ops.linear import (
     norm_linear_reference,
 )
 from sonoro.ops.norm import rms_norm, rms_norm_kernel, rms_norm_reference
-from sonoro.ops.plans import HOPPER, LIMITS, CublasPlan, GemvPlan, Plan, TilePlan, plan_for
+from sonoro.ops.plans import CublasPlan, GemvPlan, Plan, TilePlan, measured, plan_for, smaller
 
 EPS = 1e-6
 BFLOAT16_STEP = 2**-8
@@ -160,75 +160,25 @@ def test_without_triton_the_references_serve() -> None:
     assert run.returncode == 0, run.stderr
 
 
-@pytest.fixture
-def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "capability", lambda device: (9, 0))
+@pytest.mark.parametrize("plan", SMALL_PLANS)
+def test_where_a_plan_cannot_be_launched_there_is_a_smaller_one_down_to_the_library(plan: Plan) -> None:
+    steps = 0
+    while not isinstance(plan, CublasPlan):
+        found = smaller(plan)
+        assert found is not None
+        plan, steps = found, steps + 1
+    assert smaller(plan) is None
+    assert steps < 10
 
 
-@pytest.mark.usefixtures("on_hopper")
-def test_plans_change_at_the_limits_of_the_table() -> None:
-    for shape, row in HOPPER.items():
-        weight = torch.empty(shape, dtype=torch.bfloat16, device="meta")
-        # A line may end sooner: what is beyond it is the library's.
-        line = (*row, *[CublasPlan()] * (len(LIMITS) - len(row)))
-        for limit, plan, beyond in zip(LIMITS, line, (*line[1:], CublasPlan()), strict=True):
-            assert plan_for(limit, weight, False) == plan
-            assert plan_for(limit + 1, weight, False) == beyond
-
-
-def test_measured_plans_fit_the_chip() -> None:
-    assert set(HOPPER) == {*NORM_SHAPES, *GATE_SHAPES, *ADD_SHAPES}
-    for (rows, inputs), row in HOPPER.items():
-        halves = 2 if (rows, inputs) in GATE_SHAPES else 1
+def test_measured_plans_are_of_the_shapes_that_models_have() -> None:
+    assert set(measured(TYPICAL[9, 0])) == {*NORM_SHAPES, *GATE_SHAPES, *ADD_SHAPES}
+    for (rows, inputs), row in measured(TYPICAL[9, 0]).items():
         for plan in row:
             if isinstance(plan, TilePlan):
-                bytes_per_stage = 2 * plan.slice_k * plan.block_k * (plan.block_m + halves * plan.block_n)
-                assert bytes_per_stage * (plan.stages - 1) <= 227 * 1024
                 assert plan.warps % plan.slice_k == 0
                 assert inputs % (plan.split_k * plan.slice_k * plan.block_k) == 0
-                assert plan.split_k == 1 or halves == 1
-            elif isinstance(plan, GemvPlan):
-                assert 2 * halves * plan.rows * inputs <= 512 * 32 * plan.warps
-
-
-@pytest.mark.parametrize("capability", [(0, 0), (7, 5), (8, 0), (9, 0), (12, 0)])
-def test_there_is_a_plan_for_every_size_and_device(capability: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "capability", lambda device: capability)
-    for inputs in (16, 1000, 5120, 40000):
-        for dtype in (torch.float32, torch.bfloat16):
-            weight = torch.empty((96, inputs), dtype=dtype, device="meta")
-            for batch in (1, 2, 3, 16, 17, 64, 65, 500):
-                plan = plan_for(batch, weight, True)
-                if isinstance(plan, GemvPlan):
-                    # Weights in registers: a thread has 255 of four bytes, for its sums too.
-                    assert 2 * plan.rows * inputs * dtype.itemsize <= 512 * 32 * plan.warps
-                # Products in float32 are left to the library, which knows what precision was asked for.
-                assert not isinstance(plan, TilePlan) or (dtype == torch.bfloat16 and capability >= (8, 0))
-
-
-@pytest.mark.usefixtures("on_hopper")
-@pytest.mark.parametrize("shape", [(96, 40), (1024, 5120), (2560, 1280), (10240, 1280), (2560, 1536), (20000, 3000)])
-@pytest.mark.parametrize("is_gated", [False, True])
-def test_what_was_not_measured_is_left_to_the_library_or_keeps_the_memory_busy(shape: tuple, is_gated: bool) -> None:
-    weight, outputs = torch.empty(shape, dtype=torch.bfloat16, device="meta"), shape[0] // (2 if is_gated else 1)
-    assert shape not in HOPPER
-    assert all(
-        isinstance(plan_for(batch, weight, is_gated), CublasPlan) for batch in (17, 32, 33, 64, 65, 128, 256, 257)
-    )
-    for batch in (3, 4, 8, 16):
-        plan = plan_for(batch, weight, is_gated)
-        if isinstance(plan, CublasPlan):
-            assert weight.nbytes > 20e6
-            continue
-        assert isinstance(plan, TilePlan)
-        # Any K, as all its split_k are one program's; and no more shared memory than every GPU since Ampere has.
-        assert plan.split_k == 1
-        assert plan.block_m >= batch
-        bytes_per_stage = 2 * plan.slice_k * plan.block_k * (plan.block_m + (2 if is_gated else 1) * plan.block_n)
-        assert plan.stages * bytes_per_stage <= 99 * 1024
-        # At 4 TB/s and a microsecond of delay 4 MB are on their way; half of that, or all there is.
-        on_their_way = -(-outputs // plan.block_n) * 2 * plan.slice_k * plan.block_k * plan.block_n * (plan.stages - 1)
-        assert on_their_way * (2 if is_gated else 1) >= min(2e6, weight.nbytes / 2)
+                assert plan.split_k == 1 or (rows, inputs) not in GATE_SHAPES
 
 
 def cases(batch: int) -> list[tuple]:

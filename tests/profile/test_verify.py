@@ -100,7 +100,7 @@ def test_a_kernel_that_disagrees_is_named(sonoro: Run, tiny: str, monkeypatch: p
     for operation in Operation.known:
         is_wrong = operation.name == "decode_attention"
         monkeypatch.setattr(operation, "kernel", wrong(operation) if is_wrong else operation.reference)
-        for name, value in (("is_broken", False), ("failure", ""), ("difference", None)):
+        for name, value in (("is_broken", False), ("disagreement", ""), ("fallbacks", {}), ("difference", None)):
             monkeypatch.setattr(operation, name, value)
     code, report, err = verified(sonoro, tiny)
     assert code == 1

@@ -16,7 +16,7 @@ from torch import Tensor
 from sonoro.models.slots import BackboneState, append_frames
 from sonoro.ops.device import seeded
 from sonoro.ops.dispatch import Operation
-from sonoro.ops.norm import has_pdl
+from sonoro.ops.norm import has_pdl, pdl_options
 
 try:
     import triton
@@ -244,7 +244,7 @@ def begin_kernel(slots: Tensor, state: StepState) -> Start:
     text = (None, None) if state.text is None else (state.text.ids, state.text.table)
     sizes = (1 if text[0] is None else text[0].shape[1], state.done.shape[0] - 1, width, _BLOCK, enable_pdl)
     grid = (count, triton.cdiv(width, _BLOCK))
-    _begin[grid](slots, *state[:4], *text, *start, *sizes, num_warps=4, launch_pdl=enable_pdl)
+    _begin[grid](slots, *state[:4], *text, *start, *sizes, num_warps=4, **pdl_options(enable_pdl))
     return start
 
 
@@ -271,7 +271,7 @@ def finish_kernel(codes: Tensor, start: Start, max_frames: Tensor, state: StepSt
         _BLOCK,
         enable_pdl,
         num_warps=4,
-        launch_pdl=enable_pdl,
+        **pdl_options(enable_pdl),
     )
 
 

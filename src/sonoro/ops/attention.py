@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sonoro.ops.dispatch import Operation
-from sonoro.ops.norm import has_pdl, unit_rms
+from sonoro.ops.device import Card, card
+from sonoro.ops.dispatch import Operation, shrunk
+from sonoro.ops.norm import has_pdl, pdl_options, unit_rms
 
 try:
     import triton
@@ -165,8 +166,20 @@ _MAX_SEMAPHORES = 1 << 16
 """Requests times kv heads up to which the KV cache may be split: the size of the split-K semaphore."""
 
 
-def _choose_config(pairs: int, capacity: int) -> DecodeConfig:
-    """What was fastest on an H200 for `pairs` of row and kv head and rows of `capacity` positions."""
+def _choose_config(pairs: int, capacity: int, on: Card) -> DecodeConfig:
+    """What was fastest on an H200 for `pairs` of row and kv head and rows of `capacity` positions.
+
+    With fewer tiles on a card that has few registers.
+    """
+    config = _fastest_config(pairs, capacity)
+    return config._replace(tiles=min(2, config.tiles)) if on.has_few_registers else config
+
+
+def _smaller_config(config: DecodeConfig) -> DecodeConfig | None:
+    return config._replace(tiles=config.tiles // 2) if config.tiles > 1 else None
+
+
+def _fastest_config(pairs: int, capacity: int) -> DecodeConfig:
     # Per layer of 16 heads, 8 kv heads, D 128, bfloat16: one row of at most 16 positions 2.2 us, 256 such rows 5.8.
     if capacity <= 16:
         return DecodeConfig(warps=1, tiles=4, splits=1, shortest=16)
@@ -198,6 +211,7 @@ def decode_attention_kernel(
     positions: Tensor,
     *,
     tuning: DecodeConfig | None = None,
+    shrink: int = 0,
     enable_pdl: bool = True,
 ) -> Tensor:
     """`decode_attention_reference` as one Triton kernel (flash decoding): a program per row, kv head and KV split.
@@ -210,7 +224,8 @@ def decode_attention_kernel(
     group_size, capacity = qkv.shape[1] // width // kv_heads - 2, cache.page_table.shape[1] * page
     programs_per_kv_head, group_size = max(1, group_size // _MAX_GROUP_SIZE), min(group_size, _MAX_GROUP_SIZE)
     programs = kv_heads * programs_per_kv_head
-    warps, tiles, num_splits, min_split = tuning or _choose_config(tokens * programs, capacity)
+    tuning = tuning or _choose_config(tokens * programs, capacity, card(qkv.device))
+    warps, tiles, num_splits, min_split = shrunk(tuning, _smaller_config, shrink)
     # As many positions side by side as the warps read in pieces of 16 bytes.
     lanes = min(page, max(1, warps * 32 * 16 // (width * qkv.dtype.itemsize)))
     enable_pdl = enable_pdl and has_pdl(qkv.device)
@@ -230,7 +245,7 @@ def decode_attention_kernel(
         # Exponentials to base two are an instruction of their own.
         math.log2(math.e) / math.sqrt(width),
         tokens // batch, kv_heads, programs_per_kv_head, group_size, width, page, lanes, tiles, num_splits, min_split,
-        capacity <= lanes * tiles, norms.query is not None, enable_pdl, num_warps=warps, launch_pdl=enable_pdl,
+        capacity <= lanes * tiles, norms.query is not None, enable_pdl, num_warps=warps, **pdl_options(enable_pdl),
     )  # fmt: skip
     return out
 
@@ -256,4 +271,6 @@ def is_power_of_two(number: int, low: int, high: int) -> bool:
     return low <= number <= high and number & (number - 1) == 0
 
 
-decode_attention = Operation("decode_attention", decode_attention_kernel, decode_attention_reference, _can_decode)
+decode_attention = Operation(
+    "decode_attention", decode_attention_kernel, decode_attention_reference, _can_decode, can_shrink=True
+)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sonoro.ops.dispatch import Operation
-from sonoro.ops.norm import has_pdl, is_row_major
+from sonoro.ops.norm import has_pdl, is_row_major, pdl_options
 
 try:
     import triton
@@ -120,7 +120,7 @@ def bidirectional_attention_kernel(
         enable_pdl,
         # 64 sequences on an H200: 5.2 us with one warp, 7.1 with two; 2 sequences: 2.6 and 2.3.
         num_warps=warps or (1 if sequences >= 32 else 2),
-        launch_pdl=enable_pdl,
+        **pdl_options(enable_pdl),
     )
     return out
 

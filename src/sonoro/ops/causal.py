@@ -14,7 +14,7 @@ from torch import Tensor
 from .activation import Rates, snake_beta_reference
 from .conv import COPY_BLOCK, NO_CONTEXT, LeftContext, join_context, saturate
 from .dispatch import Operation
-from .norm import has_pdl
+from .norm import has_pdl, pdl_options
 
 try:
     import triton
@@ -252,7 +252,7 @@ def embed_sum_kernel(frames: Tensor, tables: Tensor, context: LeftContext = NO_C
     enable_pdl = has_pdl(frames.device)
     _embed_sum[(rows + heads,)](
         frames, tables, out, context.slots, context.next_history, rows, columns, size, context.left, rows,
-        books, channels, triton.next_power_of_2(channels), COPY_BLOCK, enable_pdl, launch_pdl=enable_pdl,
+        books, channels, triton.next_power_of_2(channels), COPY_BLOCK, enable_pdl, **pdl_options(enable_pdl),
     )  # fmt: skip
     return out
 
@@ -271,7 +271,7 @@ def depthwise_norm_kernel(
     enable_pdl = has_pdl(x.device)
     _depthwise_norm[(rows + tails,)](
         x, weight, bias, norm_weight, norm_bias, out, context.slots, context.history, rows, columns, rows,
-        taps, channels, eps, triton.next_power_of_2(channels), COPY_BLOCK, enable_pdl, launch_pdl=enable_pdl,
+        taps, channels, eps, triton.next_power_of_2(channels), COPY_BLOCK, enable_pdl, **pdl_options(enable_pdl),
     )  # fmt: skip
     return out
 
@@ -302,7 +302,7 @@ def depthwise_kernel(
     enable_pdl = has_pdl(x.device)
     _depthwise[(tiles + tails,)](
         x, weight, bias, rate, scale, out, context.slots, context.history, rows, columns, dilation, tiles,
-        taps, channels, samples, block, COPY_BLOCK, enable_pdl, launch_pdl=enable_pdl,
+        taps, channels, samples, block, COPY_BLOCK, enable_pdl, **pdl_options(enable_pdl),
     )  # fmt: skip
     return out
 
@@ -330,7 +330,7 @@ def last_conv_kernel(
     _last_conv[(tiles + tails,)](
         x, weight, bias, out, context.slots, context.history, rows, columns, tiles,
         taps, channels, bound, triton.next_power_of_2(channels), samples, COPY_BLOCK, enable_pdl,
-        num_warps=warps, launch_pdl=enable_pdl,
+        num_warps=warps, **pdl_options(enable_pdl),
     )  # fmt: skip
     return out
 

@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .activation import Rates
-from .dispatch import Operation
-from .norm import has_pdl
+from .device import Card, card
+from .dispatch import Operation, shrunk
+from .norm import has_pdl, pdl_options
 
 try:
     import triton
@@ -34,6 +35,9 @@ __all__ = ["ConvTile", "Epilogue", "LeftContext", "choose_tile", "conv", "conv_k
 
 HALF_LIMIT = 65504.0
 """The largest float16."""
+
+ANY_CARD = Card()
+"""One that every tile fits."""
 
 COPY_BLOCK = 4096
 """Elements of left context that one program moves."""
@@ -305,6 +309,13 @@ class ConvTile:
     warps: int
     stages: int
 
+    def stages_on(self, on: Card) -> int:
+        """As many of the stages as a card has shared memory for, in two bytes an element; 1 if it has too little of
+        that or of registers."""
+        if on.has_few_registers and self.m * (self.n + self.extra) > 32 * 32 * self.warps:
+            return 1
+        return on.fit_stages(self.m, 2 * self.k * (self.m + self.n + self.extra), self.stages)
+
 
 DEEP = (
     (120, ConvTile(128, 128, 0, 64, 8, 3)),
@@ -336,8 +347,8 @@ NARROW = {
 """For 16384 rows and more, by outputs and whether there is one tap."""
 
 
-def choose_tile(rows: int, outputs: int, channels: int, taps: int) -> ConvTile:
-    """The tile for a product of `rows` columns by `outputs` from `taps` times `channels` inputs."""
+def choose_tile(rows: int, outputs: int, channels: int, taps: int, on: Card = ANY_CARD) -> ConvTile:
+    """The tile for a product of `rows` columns by `outputs` from `taps` times `channels` inputs, that fits a card."""
     if (outputs, taps == 1) in NARROW and rows >= 16384:
         tile = NARROW[outputs, taps == 1]
     else:
@@ -350,7 +361,22 @@ def choose_tile(rows: int, outputs: int, channels: int, taps: int) -> ConvTile:
         tile = fitting[0] if fitting else table[-1][1]
         if tile.m == 16 and taps > 2:
             tile = replace(tile, warps=4, stages=4)
-    return replace(tile, k=math.gcd(channels, tile.k))
+    fitting_tile: ConvTile | None = replace(tile, k=math.gcd(channels, tile.k))
+    while fitting_tile is not None and fitting_tile.stages_on(on) < min(2, fitting_tile.stages):
+        fitting_tile = smaller_tile(replace(fitting_tile, stages=2))
+    assert fitting_tile is not None
+    return replace(fitting_tile, stages=fitting_tile.stages_on(on))
+
+
+def smaller_tile(tile: ConvTile) -> ConvTile | None:
+    """The next to try where `tile` cannot be launched: fewer stages, then smaller blocks; none after the smallest."""
+    if tile.stages > 2:
+        return replace(tile, stages=2)
+    if tile.extra:
+        return replace(tile, extra=0)
+    if max(tile.m, tile.n) > 16:
+        return replace(tile, m=tile.m // 2) if tile.m >= tile.n else replace(tile, n=tile.n // 2)
+    return replace(tile, k=tile.k // 2) if tile.k > 16 else None
 
 
 def conv_kernel(
@@ -362,6 +388,7 @@ def conv_kernel(
     epilogue: Epilogue = NO_EPILOGUE,
     *,
     tile: ConvTile | None = None,
+    shrink: int = 0,
 ) -> tuple[Tensor | None, Tensor]:
     """`conv_reference` as one Triton kernel. `tile` is chosen by size unless given."""
     norm_eps, function, residual, plain, affine, rates = epilogue
@@ -378,7 +405,8 @@ def conv_kernel(
     if context.left and context.next_history is None:
         active[:, : context.left].zero_()
     first_result = None if plain is None else x.new_empty(batch, made, period, dtype=plain)
-    tile = tile or choose_tile(batch * columns, outputs, channels, taps)
+    tile = tile or choose_tile(batch * columns, outputs, channels, taps, card(x.device))
+    tile = shrunk(tile, smaller_tile, shrink)
     tiles = triton.cdiv(batch * columns, tile.m) * triton.cdiv(outputs, tile.n + tile.extra)
     tails = triton.cdiv(batch * length * channels, COPY_BLOCK) if context.history is not None else 0
     heads = triton.cdiv(batch * context.left * period, COPY_BLOCK) if context.next_history is not None else 0
@@ -392,7 +420,7 @@ def conv_kernel(
         context.left * period, tap_step, weight.stride(1), tiles, tails,
         channels, outputs, taps, period, function, norm_eps,
         tile.m, tile.n, tile.extra, tile.k, COPY_BLOCK, enable_pdl,
-        num_warps=tile.warps, num_stages=tile.stages, launch_pdl=enable_pdl,
+        num_warps=tile.warps, num_stages=tile.stages, **pdl_options(enable_pdl),
     )  # fmt: skip
     return first_result, active
 
@@ -401,4 +429,6 @@ def _is_supported(x: Tensor, weight: Tensor, *_: object, **__: object) -> bool:
     return weight.dtype in (torch.bfloat16, torch.float16) and weight.shape[2] % 16 == 0
 
 
-conv = Operation("conv", conv_kernel if triton is not None else conv_reference, conv_reference, _is_supported)
+conv = Operation(
+    "conv", conv_kernel if triton is not None else conv_reference, conv_reference, _is_supported, can_shrink=True
+)

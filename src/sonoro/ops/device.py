@@ -7,6 +7,8 @@ a GPU that need not be there (`sonoro.runtime.ahead`).
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 
@@ -15,21 +17,119 @@ try:
 except ImportError:
     triton = None
 
-__all__ = ["capability", "is_recorded", "seeded"]
+__all__ = ["TYPICAL", "Card", "capability", "card", "is_recorded", "seeded", "shared_limit"]
 
 
-@functools.cache
+@dataclass(frozen=True)
+class Card:
+    """What the blocks of kernels are chosen by.
+
+    `capability`: of NVIDIA's, (0, 0) of anything else. `gfx`: what AMD calls the architecture. `shared_bytes`: shared
+    memory that a program may have. `bandwidth`: of the memory, bytes a second.
+    """
+
+    name: str = "cpu"
+    capability: tuple[int, int] = (0, 0)
+    multiprocessors: int = 1
+    shared_bytes: int = 1 << 30
+    bandwidth: float = 5e10
+    gfx: str = ""
+
+    limit: ClassVar[int] = 1 << 30
+    """Shared memory that programs are held to on any card, bytes: see `shared_limit`."""
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.capability > (0, 0) or bool(self.gfx)
+
+    @property
+    def has_few_registers(self) -> bool:
+        """Whether large tiles spill: AMD's cards with waves of 32."""
+        return self.gfx.startswith("gfx1")
+
+    def buffers(self, block_m: int, stages: int) -> int:
+        """How many blocks of each operand a product of `block_m` rows keeps in shared memory, loading ahead."""
+        # Hopper and Blackwell's data centre parts multiply out of shared memory; others out of registers.
+        is_shared = (9, 0) <= self.capability < (12, 0) and block_m >= 64
+        return stages if is_shared else max(1, stages - 1)
+
+    def fit_stages(self, block_m: int, stage_bytes: int, stages: int, fixed_bytes: int = 0) -> int:
+        """As many of `stages` as there is shared memory for; below 2, the blocks are too large."""
+        while stages > 1 and fixed_bytes + stage_bytes * self.buffers(block_m, stages) > self.shared_bytes:
+            stages -= 1
+        return stages
+
+
+_KIB = 1024
+_SHARED = {(8, 0): 163 * _KIB, (8, 7): 163 * _KIB, (9, 0): 227 * _KIB, (10, 0): 227 * _KIB, (10, 3): 227 * _KIB}
+"""Of CUDA's "Compute Capabilities", what a block may ask for; 99 KiB from Ampere on elsewhere, 64 before and on AMD."""
+
+TYPICAL = {
+    card.capability if card.capability > (0, 0) else card.gfx: card
+    for card in (
+        Card("Tesla T4", (7, 5), 40, 64 * _KIB, 3.2e11),
+        Card("NVIDIA A100-SXM4-80GB", (8, 0), 108, 163 * _KIB, 2.0e12),
+        Card("NVIDIA A10", (8, 6), 72, 99 * _KIB, 6.0e11),
+        Card("NVIDIA L4", (8, 9), 58, 99 * _KIB, 3.0e11),
+        Card("NVIDIA H200", (9, 0), 132, 227 * _KIB, 4.8e12),
+        Card("NVIDIA B200", (10, 0), 148, 227 * _KIB, 8.0e12),
+        Card("NVIDIA GeForce RTX 5090", (12, 0), 170, 99 * _KIB, 1.79e12),
+        Card("AMD Instinct MI300X", (0, 0), 304, 64 * _KIB, 5.3e12, "gfx942"),
+        Card("AMD Radeon RX 7900 XTX", (0, 0), 96, 64 * _KIB, 9.6e11, "gfx1100"),
+    )
+}
+"""A card of each kind, by capability or AMD's name: what a kind stands for where no card is at hand."""
+
+
+def card(device: torch.device) -> Card:
+    """The card of a GPU, or a typical one of the kind that kernels are compiled for ahead; else a CPU's."""
+    found = _target_card() if device.type == "meta" and triton is not None else _device_card(device)
+    return found if found.shared_bytes <= Card.limit else replace(found, shared_bytes=Card.limit)
+
+
+def shared_limit(limit_bytes: int) -> None:
+    """From now on no program may have more shared memory than that, on any card. Plans are chosen accordingly."""
+    Card.limit = limit_bytes
+
+
 def capability(device: torch.device) -> tuple[int, int]:
     """The compute capability of a GPU, or of the one that kernels are compiled for ahead; (0, 0) of anything else.
 
     Those of AMD, which torch calls "cuda" too, are numbered otherwise.
     """
-    if device.type == "meta" and triton is not None:
-        target = triton.runtime.driver.active.get_current_target()
-        major, minor = divmod(target.arch, 10) if target.backend == "cuda" else (0, 0)
-        return major, minor
-    is_known = device.type == "cuda" and torch.version.hip is None
-    return torch.cuda.get_device_capability(device) if is_known else (0, 0)
+    return card(device).capability
+
+
+def _target_card() -> Card:
+    target = triton.runtime.driver.active.get_current_target()
+    kind = divmod(target.arch, 10) if target.backend == "cuda" else str(target.arch)
+    return TYPICAL.get(kind) or _unknown(kind)
+
+
+@functools.cache
+def _device_card(device: torch.device) -> Card:
+    if device.type != "cuda":
+        return Card()
+    found = torch.cuda.get_device_properties(device)
+    kind = found.gcnArchName.partition(":")[0] if torch.version.hip else (found.major, found.minor)
+    base = TYPICAL.get(kind) or _unknown(kind)
+    # In kilohertz and bits; twice a clock.
+    bandwidth = 2e3 * getattr(found, "memory_clock_rate", 0) * getattr(found, "memory_bus_width", 0) / 8
+    return replace(
+        base,
+        name=found.name,
+        multiprocessors=found.multi_processor_count,
+        bandwidth=bandwidth or base.bandwidth,
+    )
+
+
+def _unknown(kind: tuple[int, ...] | str) -> Card:
+    """A card of a kind that is not known: small."""
+    if isinstance(kind, str):
+        return Card(kind, (0, 0), 64, 64 * _KIB, 5e11, kind)
+    major, minor = kind
+    shared = _SHARED.get((major, minor), 99 * _KIB if major >= 8 else 48 * _KIB)
+    return Card(f"compute capability {major}.{minor}", (major, minor), 32, shared, 3e11)
 
 
 def is_recorded() -> bool:

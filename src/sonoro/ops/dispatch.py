@@ -1,33 +1,61 @@
-"""Choosing between a fused kernel and its torch reference, once per operation. Knows no operation."""
+"""Choosing between a fused kernel and its torch reference, for each operation and each shape. Knows no operation."""
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Callable, Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from sonoro.ops.device import is_recorded
+from sonoro.ops.device import card, is_recorded
 
 try:
     import triton
 except ImportError:
     triton = None
 
-__all__ = ["Operation", "references_alone"]
+__all__ = ["Fallback", "Operation", "fallbacks", "references_alone", "shrunk"]
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Fallback(NamedTuple):
+    """What serves a shape whose kernel failed: the kernel in blocks that are `shrink` steps smaller, or the reference
+    if that is 0; and why."""
+
+    shrink: int
+    reason: str
+
+
+class _NothingSmaller(Exception):
+    pass
+
+
+def shrunk(blocks: T, smaller: Callable[[T], T | None], steps: int) -> T:
+    """`blocks` made `smaller` so many times; where there is nothing smaller, no kernel is launched."""
+    for _ in range(steps):
+        made = smaller(blocks)
+        if made is None:
+            raise _NothingSmaller
+        blocks = made
+    return blocks
 
 
 class Operation:
     """Calls `kernel` where it can run and `reference` elsewhere; both take the same arguments.
 
     The kernel serves tensors on a GPU, or without memory where launches `is_recorded`, without gradients, that
-    `is_supported` accepts. One that fails, or that `check` finds to disagree, warns once and is not tried again: the
-    reference serves from then on.
+    `is_supported` accepts. Where a launch fails, for those shapes alone smaller blocks are tried, if the kernel
+    `can_shrink` (and takes how often as `shrink`), and then the reference serves; one warning says which, and what it
+    costs. A kernel that `check` finds to disagree is not tried again, whatever the shapes.
     """
 
     has_kernels: ClassVar[bool] = True
@@ -42,27 +70,46 @@ class Operation:
         kernel: Callable[..., Any],
         reference: Callable[..., Any],
         is_supported: Callable[..., bool] = lambda *args, **kwargs: True,
+        *,
+        can_shrink: bool = False,
     ) -> None:
         self.name, self.kernel, self.reference, self.is_supported = name, kernel, reference, is_supported
-        self.is_broken = triton is None
-        self.failure = ""
-        """Why the reference serves in place of a kernel that there is."""
+        self.can_shrink, self.is_broken = can_shrink, triton is None
+        self.fallbacks: dict[Hashable, Fallback] = {}
+        """By shapes, what serves where a launch failed."""
+        self.disagreement = ""
+        """Why the reference serves whatever the shapes."""
         self.difference: float | None = None
         """The largest that `check` has found, in units of the largest value."""
         Operation.known.append(self)
+
+    @property
+    def failure(self) -> str:
+        """Why something else serves in place of the kernel as it was chosen; empty if it does nowhere."""
+        reasons = dict.fromkeys(fallback.reason for fallback in self.fallbacks.values())
+        return self.disagreement or "; ".join(reasons)
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """The operation on `x` and what follows it. Capturable once it has run at these shapes."""
         is_plain = self.is_broken or not Operation.has_kernels or not _is_launched(x) or torch.is_grad_enabled()
         if is_plain or not self.is_supported(x, *args, **kwargs):
             return self.reference(x, *args, **kwargs)
+        fallback = self.fallbacks.get(_shapes((x, args, kwargs))) if self.fallbacks else None
+        if fallback is None:
+            result, error = self._launch(x, args, kwargs)
+            return result if error is None else self._fall_back(error, x, args, kwargs)
+        if fallback.shrink:
+            return self.kernel(x, *args, **kwargs, shrink=fallback.shrink)
+        return self.reference(x, *args, **kwargs)
+
+    def _launch(self, x: Tensor, args: Any, kwargs: Any) -> tuple[Any, Exception | None]:
+        """What the kernel returns, or why it could not be launched. Raises what says that memory is full."""
         try:
-            return self.kernel(x, *args, **kwargs)
+            return self.kernel(x, *args, **kwargs), None
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # a compiler's failure can be of any type, and the reference can always serve
-            self._fall_back(f"status=failed error={error!r}")
-            return self.reference(x, *args, **kwargs)
+            return None, error
 
     def check(self, arguments: Callable[[], tuple[Any, ...]], tolerance: float) -> None:
         """Run kernel and reference on equal `arguments()` (made twice, as both may write into them) and compare.
@@ -74,22 +121,62 @@ class Operation:
         ours, theirs = arguments(), arguments()
         if self.is_broken or not Operation.has_kernels or not _is_launched(ours[0]) or not self.is_supported(*ours):
             return
-        try:
-            results = (*_tensors(self.kernel(*ours)), *_tensors(ours))
-        except Exception as error:
-            self._fall_back(f"status=failed error={error!r}")
-            return
-        if ours[0].is_meta:
+        with torch.no_grad():
+            results = (*_tensors(self(*ours)), *_tensors(ours))
+        fallback = self.fallbacks.get(_shapes((ours[0], ours[1:], {})))
+        if ours[0].is_meta or (fallback is not None and not fallback.shrink):
             return
         expected = (*_tensors(self.reference(*theirs)), *_tensors(theirs))
         worst = max(_difference(ours, theirs) for ours, theirs in zip(results, expected, strict=True))
         self.difference = worst if self.difference is None else max(self.difference, worst)
         if not worst <= tolerance:
-            self._fall_back(f"status=disagrees difference={worst:.3g} limit={tolerance:.3g}")
+            self.is_broken, self.disagreement = True, f"status=disagrees difference={worst:.3g} limit={tolerance:.3g}"
+            logger.warning("kernel=%s fallback=reference %s", self.name, self.disagreement)
 
-    def _fall_back(self, reason: str) -> None:
-        self.is_broken, self.failure = True, reason
-        logger.warning("kernel=%s fallback=reference %s", self.name, reason)
+    def _fall_back(self, error: Exception, x: Tensor, args: Any, kwargs: Any) -> Any:
+        """What serves in place of a kernel that failed with `error`, for these shapes from now on: its result."""
+        reason = f"status=failed error={error!r}"
+        for shrink in itertools.count(1) if self.can_shrink else ():
+            result, again = self._launch(x, args, {**kwargs, "shrink": shrink})
+            if again is None:
+                self._note(Fallback(shrink, reason), x, args, kwargs, f"smaller_blocks steps={shrink}")
+                return result
+            if isinstance(again, _NothingSmaller):
+                break
+        result = self.reference(x, *args, **kwargs)
+        self._note(Fallback(0, reason), x, args, kwargs, f"reference cost={self._cost(x, args, kwargs)}")
+        return result
+
+    def _note(self, fallback: Fallback, x: Tensor, args: Any, kwargs: Any, serving: str) -> None:
+        self.fallbacks[_shapes((x, args, kwargs))] = fallback
+        shape = "x".join(map(str, x.shape))
+        logger.warning("kernel=%s shape=%s fallback=%s %s", self.name, shape, serving, fallback.reason)
+
+    def _cost(self, x: Tensor, args: Any, kwargs: Any) -> str:
+        """How long the reference takes, and how long reading its tensors does, which a kernel comes near to."""
+        if x.is_meta or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+            return "unknown"
+        # Once more, as the first call may have loaded what it needs; it writes what it has written.
+        began_s = _synchronised_s()
+        self.reference(x, *args, **kwargs)
+        taken_ms = 1000 * (_synchronised_s() - began_s)
+        read_bytes = sum(tensor.nbytes for tensor in _tensors((x, *args, *kwargs.values())))
+        return f"{taken_ms:.3g}ms bandwidth_floor={1000 * read_bytes / card(x.device).bandwidth:.3g}ms"
+
+
+def fallbacks() -> dict[str, dict[str, int]]:
+    """By operation, for how many shapes `smaller` blocks or the `reference` serve, as a launch failed.
+
+    One that disagrees counts once, as a `reference`.
+    """
+    found = {operation.name: operation for operation in Operation.known if operation.failure}
+    return {
+        name: dict(
+            Counter("smaller" if fallback.shrink else "reference" for fallback in operation.fallbacks.values())
+            + Counter({"reference": int(bool(operation.disagreement))})
+        )
+        for name, operation in found.items()
+    }
 
 
 @contextmanager
@@ -104,6 +191,23 @@ def references_alone() -> Iterator[None]:
 
 def _is_launched(x: Tensor) -> bool:
     return x.is_cuda or (x.is_meta and is_recorded())
+
+
+def _synchronised_s() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _shapes(value: Any) -> Hashable:
+    """What a launch depends on of its arguments: shapes and dtypes of tensors, and plain values."""
+    if isinstance(value, Tensor):
+        return tuple(value.shape), value.dtype
+    if isinstance(value, dict):
+        return tuple((name, _shapes(item)) for name, item in value.items())
+    if isinstance(value, tuple | list):
+        return tuple(_shapes(item) for item in value)
+    return str(value if isinstance(value, int | float | str | torch.dtype | slice) else type(value))
 
 
 def _tensors(value: Any) -> tuple[Tensor, ...]:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sonoro.ops.dispatch import Operation
-from sonoro.ops.norm import has_pdl, is_row_major
+from sonoro.ops.norm import has_pdl, is_row_major, pdl_options
 
 try:
     import triton
@@ -144,7 +144,7 @@ def advance_kernel(
         x, x if velocity is None else velocity, *step, *projections, tokens, out,
         *(tensor.stride(0) for tensor in step), velocity is not None, patch, latents, count, time_token, width,
         max(16, triton.next_power_of_2(patch)), max(16, triton.next_power_of_2(latents)), _BLOCK_W,
-        OPERAND[x.dtype], enable_pdl, num_warps=2, launch_pdl=enable_pdl,
+        OPERAND[x.dtype], enable_pdl, num_warps=2, **pdl_options(enable_pdl),
     )  # fmt: skip
     return out
 

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sonoro.ops.dispatch import Operation
-from sonoro.ops.norm import has_pdl, is_row_major, rms_norm_kernel, rms_norm_reference
-from sonoro.ops.plans import CublasPlan, GemvPlan, Plan, TilePlan, plan_for
+from sonoro.ops.dispatch import Operation, shrunk
+from sonoro.ops.norm import has_pdl, is_row_major, pdl_options, rms_norm_kernel, rms_norm_reference
+from sonoro.ops.plans import CublasPlan, GemvPlan, Plan, TilePlan, plan_for, smaller
 
 try:
     import triton
@@ -257,7 +257,9 @@ def _matmul(
         gain, eps = norm or (None, 0.0)
         inputs = (x, gain, weight, residual, out, batch, x.stride(0), residual_stride, eps)
         sizes = (width_out, width_in, plan.rows, plan.block_k, is_gated, enable_pdl)
-        _gemv_kernel[(triton.cdiv(width_out, plan.rows),)](*inputs, *sizes, num_warps=plan.warps, launch_pdl=enable_pdl)
+        _gemv_kernel[(triton.cdiv(width_out, plan.rows),)](
+            *inputs, *sizes, num_warps=plan.warps, **pdl_options(enable_pdl)
+        )
         return out
     if norm is not None:
         x = rms_norm_kernel(x, *norm, enable_pdl=plan.enable_pdl)
@@ -283,12 +285,12 @@ def _tile_matmul(x: Tensor, weight: Tensor, plan: TilePlan, residual: Tensor | N
         *(x, weight, rest, sums, batch, x.stride(0), residual_stride, width_out, width_in),
         *(*blocks, is_gated, plan.is_prefetched, enable_pdl, OPERAND[x.dtype]),
         num_warps=plan.warps,
-        launch_pdl=enable_pdl,
+        **pdl_options(enable_pdl),
     )
     if plan.split_k > 1:
         grid = (batch, triton.cdiv(width_out, ROW_BLOCK))
         inputs = (sums, residual, out, batch, residual_stride, width_out)
-        _reduce_split_k[grid](*inputs, plan.split_k, ROW_BLOCK, enable_pdl, launch_pdl=enable_pdl)
+        _reduce_split_k[grid](*inputs, plan.split_k, ROW_BLOCK, enable_pdl, **pdl_options(enable_pdl))
     return out
 
 
@@ -298,25 +300,34 @@ def _cublas_matmul(x: Tensor, weight: Tensor, residual: Tensor | None, is_gated:
         batch, width_out = product.shape[0], product.shape[1] // 2
         out = torch.empty((batch, width_out), dtype=x.dtype, device=x.device)
         grid = (batch, triton.cdiv(width_out, ROW_BLOCK))
-        _silu_mul_kernel[grid](product, out, width_out, ROW_BLOCK, enable_pdl, launch_pdl=enable_pdl)
+        _silu_mul_kernel[grid](product, out, width_out, ROW_BLOCK, enable_pdl, **pdl_options(enable_pdl))
         return out
     return product if residual is None else product.add_(residual)
 
 
-def norm_linear_kernel(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, plan: Plan | None = None) -> Tensor:
+def _chosen(x: Tensor, weight: Tensor, is_gated: bool, plan: Plan | None, shrink: int) -> Plan:
+    return shrunk(plan or plan_for(x.shape[0], weight, is_gated), smaller, shrink)
+
+
+def norm_linear_kernel(
+    x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, plan: Plan | None = None, *, shrink: int = 0
+) -> Tensor:
     """`norm_linear_reference` in one or two launches; no gradient."""
-    return _matmul(x, weight, plan or plan_for(x.shape[0], weight, False), (norm_weight, eps))
+    return _matmul(x, weight, _chosen(x, weight, False, plan, shrink), (norm_weight, eps))
 
 
-def norm_gate_up_kernel(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, plan: Plan | None = None) -> Tensor:
+def norm_gate_up_kernel(
+    x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, plan: Plan | None = None, *, shrink: int = 0
+) -> Tensor:
     """`norm_gate_up_reference` in one to three launches; no gradient."""
-    plan = plan or plan_for(x.shape[0], weight, True)
-    return _matmul(x, weight, plan, (norm_weight, eps), is_gated=True)
+    return _matmul(x, weight, _chosen(x, weight, True, plan, shrink), (norm_weight, eps), is_gated=True)
 
 
-def linear_add_kernel(x: Tensor, weight: Tensor, residual: Tensor, plan: Plan | None = None) -> Tensor:
+def linear_add_kernel(
+    x: Tensor, weight: Tensor, residual: Tensor, plan: Plan | None = None, *, shrink: int = 0
+) -> Tensor:
     """`linear_add_reference` in one or two launches; no gradient."""
-    return _matmul(x, weight, plan or plan_for(x.shape[0], weight, False), residual=residual)
+    return _matmul(x, weight, _chosen(x, weight, False, plan, shrink), residual=residual)
 
 
 def _takes_norm(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor) -> bool:
@@ -327,6 +338,6 @@ def _takes_residual(x: Tensor, weight: Tensor, residual: Tensor) -> bool:
     return x.ndim == 2 and is_row_major(x, weight, residual) and weight.is_contiguous()
 
 
-norm_linear = Operation("norm_linear", norm_linear_kernel, norm_linear_reference, _takes_norm)
-norm_gate_up = Operation("norm_gate_up", norm_gate_up_kernel, norm_gate_up_reference, _takes_norm)
-linear_add = Operation("linear_add", linear_add_kernel, linear_add_reference, _takes_residual)
+norm_linear = Operation("norm_linear", norm_linear_kernel, norm_linear_reference, _takes_norm, can_shrink=True)
+norm_gate_up = Operation("norm_gate_up", norm_gate_up_kernel, norm_gate_up_reference, _takes_norm, can_shrink=True)
+linear_add = Operation("linear_add", linear_add_kernel, linear_add_reference, _takes_residual, can_shrink=True)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sonoro.ops.device import capability
+from sonoro.ops.device import card
 from sonoro.ops.dispatch import Operation
 
 try:
@@ -23,7 +23,7 @@ try:
 except ImportError:
     triton = None
 
-__all__ = ["has_pdl", "is_row_major", "rms_norm", "rms_norm_kernel", "rms_norm_reference", "unit_rms"]
+__all__ = ["has_pdl", "is_row_major", "pdl_options", "rms_norm", "rms_norm_kernel", "rms_norm_reference", "unit_rms"]
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -92,15 +92,19 @@ def rms_norm_kernel(x: Tensor, weight: Tensor, eps: float, *, enable_pdl: bool =
     block = triton.next_power_of_2(width_in)
     warps = max(1, min(8, block // 512))
     _rms_norm_kernel[(batch,)](
-        x, weight, out, x.stride(0), eps, width_in, block, enable_pdl, num_warps=warps, launch_pdl=enable_pdl
+        x, weight, out, x.stride(0), eps, width_in, block, enable_pdl, num_warps=warps, **pdl_options(enable_pdl)
     )
     return out
 
 
-@functools.cache
 def has_pdl(device: torch.device) -> bool:
-    """Whether a kernel on `device` may start before the kernel ahead of it is done (Hopper and later)."""
-    return triton is not None and not triton.knobs.runtime.interpret and capability(device) >= (9, 0)
+    """Whether a kernel on `device` may start before the kernel ahead of it is done: NVIDIA's, Hopper and later."""
+    return card(device).capability >= (9, 0) and triton is not None and not triton.knobs.runtime.interpret
+
+
+def pdl_options(enable_pdl: bool) -> dict[str, bool]:
+    """What a launch is told of it; nothing where it is off, as other backends of Triton refuse the word."""
+    return {"launch_pdl": True} if enable_pdl else {}
 
 
 def is_row_major(*tensors: Tensor) -> bool:

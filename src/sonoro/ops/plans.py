@@ -1,18 +1,40 @@
-"""How to run a product of a few rows with a weight [N, K]: kinds of kernel, block sizes, and the measured choices.
+"""How to run a product of a few rows with a weight [N, K]: kinds of kernel, block sizes, and how they are chosen.
 
-Knows sizes and devices, no kernel and no operation; `sonoro.ops.linear` runs what is chosen here.
+Measured choices are files by the name of a card in `tuned/` (`sonoro tune` makes one); any other card, and any other
+size, gets a plan computed from its multiprocessors, shared memory and bandwidth. Knows sizes and cards, no kernel and
+no operation; `sonoro.ops.linear` runs what is chosen here.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 
-from sonoro.ops.device import capability
+from sonoro.ops.device import Card, card
 
-__all__ = ["HOPPER", "LIMITS", "CublasPlan", "GemvPlan", "Plan", "TilePlan", "plan_for"]
+__all__ = [
+    "LIMITS",
+    "CublasPlan",
+    "GemvPlan",
+    "Plan",
+    "Product",
+    "TilePlan",
+    "candidates",
+    "estimate_s",
+    "from_text",
+    "measured",
+    "plan_for",
+    "smaller",
+    "to_text",
+    "use_tuned",
+]
 
 
 @dataclass(frozen=True)
@@ -56,24 +78,182 @@ class CublasPlan:
 Plan = GemvPlan | TilePlan | CublasPlan
 
 LIMITS = (1, 2, 16, 32, 64, 128, 256, 1024)
-"""The most rows of each column of the table. Beyond the last of a line, where memory is not what takes time, the
-library serves: blocks chosen for fewer rows read the same weights again and again. Most lines end at 256.
+"""The most rows of each column of a file. Beyond the last of a line, where memory is not what takes time, the library
+serves: blocks chosen for fewer rows read the same weights again and again. Most lines end at 256.
 """
 
 REGISTER_BYTES = 256
 """Of weights per thread in an untuned `GemvPlan`: a quarter of its registers, as sums and `x` take more."""
 
-LARGE_BYTES = 24 << 20
-"""Of a weight that no plan was measured for, from which on the library is better for 3 to 16 rows as well.
+_TUNED = Path(__file__).parent / "tuned"
 
-From 17 rows on it always serves: a block size that is safe anywhere made layers 2560 wide take 2.0 times as long as the
-best plans for 32 rows and 2.8 times for 64, where the library for 128 rows takes 1.01 times as long (H200).
-"""
+
+@dataclass(frozen=True)
+class Product:
+    """Of `rows` rows with a weight `shape` [N, K], of two halves if gated, elements of `itemsize` bytes."""
+
+    rows: int
+    shape: tuple[int, int]
+    is_gated: bool = False
+    itemsize: int = 2
+
+    @property
+    def halves(self) -> int:
+        return 2 if self.is_gated else 1
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.shape[0] * self.shape[1] * self.itemsize
+
+    def programs(self, plan: GemvPlan | TilePlan) -> int:
+        outputs = self.shape[0] // self.halves
+        if isinstance(plan, GemvPlan):
+            return -(-outputs // plan.rows)
+        return -(-self.rows // plan.block_m) * -(-outputs // plan.block_n) * plan.split_k
+
+    def stage_bytes(self, plan: TilePlan) -> int:
+        """What one stage keeps in shared memory."""
+        return self.itemsize * plan.slice_k * plan.block_k * (plan.block_m + self.halves * plan.block_n)
+
+    def fits(self, plan: Plan, on: Card) -> bool:
+        """Whether `on` has the registers and the shared memory for `plan`, and the plan divides this product."""
+        if isinstance(plan, GemvPlan):
+            own = plan.rows * self.shape[1] * self.itemsize * self.halves
+            return own <= 2 * REGISTER_BYTES * 32 * plan.warps // (2 if on.has_few_registers else 1)
+        if isinstance(plan, CublasPlan):
+            return True
+        span, sums = plan.split_k * plan.slice_k * plan.block_k, plan.block_m * plan.block_n * plan.slice_k
+        is_small = sums * self.halves <= 32 * 32 * plan.warps or not on.has_few_registers
+        has_memory = on.fit_stages(plan.block_m, self.stage_bytes(plan), plan.stages) == plan.stages
+        return is_small and has_memory and (plan.split_k == 1 or not (self.shape[1] % span or self.is_gated))
 
 
 def plan_for(batch: int, weight: torch.Tensor, is_gated: bool) -> Plan:
-    """The plan for `batch` rows and a `weight` [N, K] on its GPU: measured where it was, otherwise safe anywhere."""
-    return _plan_for(_column(batch), tuple(weight.shape), weight.dtype, is_gated, capability(weight.device))
+    """The plan for `batch` rows and a `weight` [N, K] on its GPU: measured where it was, otherwise computed."""
+    n, k = weight.shape
+    return _plan_for(_column(batch), (n, k), weight.dtype, is_gated, card(weight.device))
+
+
+def measured(on: Card) -> dict[tuple[int, int], tuple[Plan, ...]]:
+    """The plans that were measured on a card of this name, or of one that is as fast, by shape; bfloat16."""
+    return _read().get(on.name) or next((plans for name, plans in _read().items() if on.name.startswith(name)), {})
+
+
+def use_tuned(text: str) -> str:
+    """Use the plans of a file as `sonoro tune` writes it, over those of the package; the name of its card.
+
+    Raises `ValueError` for what is no such file.
+    """
+    file = _parse(text)
+    for name, plans in file.items():
+        _read().setdefault(name, {}).update(plans)
+    _plan_for.cache_clear()
+    return next(iter(file))
+
+
+def from_text(text: str) -> Plan:
+    """The plan that `to_text` wrote. Raises `ValueError`."""
+    kind, *rest = text.split()
+    is_prefetched = rest[-1:] == ["prefetch"]
+    sizes = [int(size) for size in rest[: len(rest) - is_prefetched]]
+    match kind, sizes:
+        case "gemv", [rows, block_k, warps]:
+            return GemvPlan(rows, block_k, warps)
+        case "tile", [block_m, block_n, block_k, slice_k, split_k, stages, warps]:
+            return TilePlan(block_m, block_n, block_k, slice_k, split_k, stages, warps, is_prefetched)
+        case "cublas", []:
+            return CublasPlan()
+    raise ValueError(f"no plan: {text!r}")
+
+
+def to_text(plan: Plan) -> str:
+    """A plan as files have it."""
+    match plan:
+        case GemvPlan(rows, block_k, warps):
+            return f"gemv {rows} {block_k} {warps}"
+        case TilePlan():
+            sizes = (plan.block_m, plan.block_n, plan.block_k, plan.slice_k, plan.split_k, plan.stages, plan.warps)
+            return " ".join(["tile", *map(str, sizes), *["prefetch"] * plan.is_prefetched])
+    return "cublas"
+
+
+def smaller(plan: Plan) -> Plan | None:
+    """The next plan to try where `plan` cannot be launched: fewer stages, smaller blocks, at last the library's."""
+    match plan:
+        case TilePlan() if plan.stages > 2:
+            return replace(plan, stages=2)
+        case TilePlan() if plan.block_n > 16:
+            return replace(plan, block_n=plan.block_n // 2)
+        case TilePlan() if plan.block_k > 32:
+            return replace(plan, block_k=plan.block_k // 2)
+        case GemvPlan() if plan.rows > 1:
+            return replace(plan, rows=plan.rows // 2)
+        case CublasPlan():
+            return None
+    return CublasPlan(plan.enable_pdl)
+
+
+def candidates(product: Product, on: Card) -> Iterator[Plan]:
+    """What may be fastest for `product` on a card: plans that fit it, the library's last."""
+    if product.rows <= 2:
+        for rows, warps in itertools.product((1, 2, 4, 8, 16), (2, 4, 8)):
+            block_k = min(2048 if rows < 4 else 512, 1 << (product.shape[1] - 1).bit_length())
+            if product.fits(plan := GemvPlan(rows, block_k, warps), on):
+                yield plan
+    if product.itemsize == 2 and (on.capability >= (8, 0) or on.gfx):
+        block_m = next((limit for limit in (16, 32, 64) if product.rows <= limit), 64 if product.rows <= 256 else 128)
+        least_n = 16 if on.gfx or block_m >= 64 else 8
+        sizes = itertools.product((8, 16, 32, 64, 128), (64, 128, 256), (1, 4), (1, 4), (3, 4, 5))
+        for block_n, block_k, slice_k, split_k, stages in sizes:
+            # Slices are for chains that take longer than the memory; the sums of a split must be read again.
+            if block_n < least_n or (slice_k > 1 and block_m > 32) or (split_k > 1 and block_m < 64):
+                continue
+            tile = TilePlan(block_m, block_n, block_k, slice_k, split_k, stages, 8 if block_m > 64 else 4, False)
+            if product.fits(tile, on):
+                yield tile
+    yield CublasPlan()
+
+
+_DELAY_S = 1e-6
+"""From a load to its data, where the memory is busy."""
+_STEP_S = 25e-9
+"""Of a chain of sums, each of 16 of K."""
+_LAUNCH_S = 2e-6
+"""Of a kernel more, before or after."""
+_SHARE = 0.8
+"""Of the bandwidth, what products of a few rows reach where there is work for every multiprocessor."""
+
+
+def estimate_s(plan: Plan, product: Product, on: Card) -> float:
+    """How long `plan` takes for `product` on a card, roughly: to choose by, not to be told.
+
+    By Little's law: the memory is busy if enough bytes are on their way; then waves of programs, the chain of sums of
+    each, and launches.
+    """
+    (outputs, inputs), count = product.shape, on.multiprocessors
+    floor_s = product.weight_bytes / on.bandwidth
+    if isinstance(plan, CublasPlan):
+        busy = min(1.0, -(-outputs // 128) * -(-product.rows // 128) * -(-inputs // 512) / count)
+        return floor_s / (_SHARE * busy) + 2 * _LAUNCH_S
+    programs = product.programs(plan)
+    if isinstance(plan, GemvPlan):
+        own = plan.rows * inputs * product.itemsize * product.halves
+        at_once, loading, chain_s = 16 // plan.warps, own, product.rows * 1e-6
+    else:
+        stage = product.stage_bytes(plan)
+        used = stage * on.buffers(plan.block_m, plan.stages)
+        weights = stage * product.halves * plan.block_n // (plan.block_m + product.halves * plan.block_n)
+        at_once, loading = max(1, min(16 // plan.warps, on.shared_bytes // used)), weights * (plan.stages - 1)
+        chain_s = _STEP_S * inputs / (16 * plan.slice_k * plan.split_k) * max(1, plan.block_m * plan.block_n / 2048)
+    waves = -(-programs // (count * at_once))
+    here = min(at_once, -(-programs // count))
+    busy = min(1.0, programs / count) * programs / (waves * min(programs, count * at_once))
+    full = min(1.0, here * loading * count / (on.bandwidth * _DELAY_S))
+    again = 1 + 0.3 * (-(-product.rows // getattr(plan, "block_m", product.rows)) - 1)
+    last_s, share = (_LAUNCH_S, _SHARE) if isinstance(plan, TilePlan) else (0.0, 1.0)
+    return max(floor_s * again / (busy * full * share), waves * chain_s) + last_s * (
+        1 + (getattr(plan, "split_k", 1) > 1)
+    )
 
 
 def _column(batch: int) -> int:
@@ -81,24 +261,34 @@ def _column(batch: int) -> int:
 
 
 @functools.cache
-def _plan_for(
-    column: int, shape: tuple[int, ...], dtype: torch.dtype, is_gated: bool, generation: tuple[int, int]
-) -> Plan:
+def _plan_for(column: int, shape: tuple[int, int], dtype: torch.dtype, is_gated: bool, on: Card) -> Plan:
     if column == len(LIMITS):
         return CublasPlan()
-    if dtype == torch.bfloat16 and generation == (9, 0) and shape in HOPPER:
-        return HOPPER[shape][column] if column < len(HOPPER[shape]) else CublasPlan()
-    if column < 2:
-        return _untuned_vector(shape[1], dtype.itemsize * (2 if is_gated else 1))
-    is_large = shape[0] * shape[1] * dtype.itemsize >= LARGE_BYTES
-    if dtype == torch.bfloat16 and column == 2 and generation >= (8, 0) and not is_large:
-        # 96 KB of shared memory at most: every GPU since Ampere has them. Few programs must ask for more at a time.
-        return TilePlan(16, 8, 128, 4, 1, 3, 4, False) if shape[0] < 2048 else TilePlan(16, 16, 64, 4, 1, 3, 4, False)
-    return CublasPlan()
+    product = Product(LIMITS[column], shape, is_gated, dtype.itemsize)
+    if dtype == torch.bfloat16 and (line := measured(on).get(shape)) is not None:
+        plan: Plan | None = line[column] if column < len(line) else CublasPlan()
+        while plan is not None and not product.fits(plan, on):
+            plan = _fewer_stages(plan, product, on) or smaller(plan)
+        return plan or CublasPlan()
+    if not on.is_gpu:
+        return _untuned_vector(product) if column < 2 else CublasPlan()
+    choices = [
+        plan
+        for plan in candidates(product, on)
+        if not isinstance(plan, TilePlan) or (dtype == torch.bfloat16 and column > 1 and column < 6)
+    ]
+    return min(choices, key=lambda plan: estimate_s(plan, product, on))
 
 
-def _untuned_vector(width_in: int, bytes_per_column: int) -> Plan:
-    row_bytes = width_in * bytes_per_column
+def _fewer_stages(plan: Plan, product: Product, on: Card) -> Plan | None:
+    if not isinstance(plan, TilePlan):
+        return None
+    stages = on.fit_stages(plan.block_m, product.stage_bytes(plan), plan.stages)
+    return replace(plan, stages=stages) if 1 < stages < plan.stages else None
+
+
+def _untuned_vector(product: Product) -> Plan:
+    width_in, row_bytes = product.shape[1], product.shape[1] * product.itemsize * product.halves
     block_k = min(512, 1 << (width_in - 1).bit_length())
     for rows in (4, 2, 1):
         if rows * row_bytes <= 128 * REGISTER_BYTES:
@@ -106,198 +296,25 @@ def _untuned_vector(width_in: int, bytes_per_column: int) -> Plan:
     return GemvPlan(1, 1024, 8) if row_bytes <= 256 * REGISTER_BYTES else CublasPlan()
 
 
-# Chosen one by one inside chains of whole layers in CUDA graphs, on an H200 (torch 2.11, Triton 3.6): the layers of a
-# backbone 2048 wide (28, once) and of a depth model 1024 wide (5, 16 times), and their heads. As printed by
-# benchmarks/kernels/linear.py, these products of a frame take 1.85 ms for 1 row (torch's operations: 4.67), 2.59 for 8
-# (4.74), 2.95 for 64 (5.06) and 4.36 for 256 (6.50); reading the weights once takes 1.26 at the speed of a copy.
-# Layers 2560 wide, each with a head: 6 take 374 us for 1 row, 474 for 2, 469 for 8, 537 for 32, 495 for 64 and 557 for
-# 128; a copy takes 316. The head of one row more is not left to the library, for whose kernels its rows are misaligned.
-# Layers 1024 wide with 16 query heads: 6 take 119 us for 5 rows, 140 for 22, 198 for 176 and 404 for 704 (torch's
-# operations: 200, 192, 218 and 407); a copy takes 49. Layers 2048 wide with 2 key heads: 6 take 173 us for 1 row and
-# 239 for 32 (264 and 283); a copy takes 134.
-HOPPER: dict[tuple[int, ...], tuple[Plan, ...]] = {
-    (4096, 2048): (
-        GemvPlan(4, 512, 2),
-        TilePlan(16, 16, 128, 4, 1, 4, 4, False),
-        TilePlan(16, 16, 128, 4, 1, 4, 4, False),
-        CublasPlan(),
-        TilePlan(64, 32, 128, 1, 1, 6, 4, False),
-        CublasPlan(),
-        CublasPlan(),
-    ),
-    (2048, 2048): (
-        GemvPlan(4, 2048, 2),
-        GemvPlan(4, 2048, 4),
-        TilePlan(16, 16, 256, 4, 1, 3, 4, True),
-        TilePlan(32, 16, 128, 4, 1, 4, 4, False),
-        TilePlan(64, 64, 128, 1, 4, 4, 4, True),
-        TilePlan(64, 32, 128, 1, 1, 6, 4, False),
-        CublasPlan(),
-    ),
-    (12288, 2048): (
-        GemvPlan(1, 2048, 2),
-        TilePlan(16, 32, 256, 1, 1, 3, 4, False),
-        TilePlan(16, 64, 128, 1, 1, 5, 4, False),
-        TilePlan(32, 64, 128, 1, 1, 4, 4, False),
-        TilePlan(64, 32, 64, 1, 1, 7, 4, False),
-        CublasPlan(),
-        CublasPlan(),
-    ),
-    (2048, 6144): (
-        GemvPlan(2, 1024, 4),
-        TilePlan(16, 16, 256, 4, 1, 3, 4, False),
-        TilePlan(16, 8, 256, 4, 1, 3, 4, False),
-        TilePlan(32, 16, 128, 4, 1, 4, 4, False),
-        TilePlan(64, 64, 128, 1, 4, 4, 4, True),
-        TilePlan(64, 32, 128, 1, 1, 6, 4, False),
-        CublasPlan(),
-    ),
-    (3072, 2048): (
-        GemvPlan(8, 2048, 4),
-        GemvPlan(8, 2048, 4),
-        TilePlan(16, 16, 128, 4, 1, 4, 4, True),
-        CublasPlan(),
-        TilePlan(64, 32, 128, 1, 1, 5, 4, False),
-        CublasPlan(),
-        CublasPlan(),
-    ),
-    (4096, 1024): (
-        GemvPlan(16, 256, 4),
-        GemvPlan(4, 1024, 2),
-        TilePlan(16, 32, 128, 4, 1, 4, 4, True),
-        TilePlan(32, 32, 128, 1, 1, 6, 4, False),
-        TilePlan(64, 32, 128, 1, 1, 5, 4, True),
-        TilePlan(64, 64, 128, 1, 1, 5, 4, False),
-        CublasPlan(),
-    ),
-    (1024, 2048): (
-        GemvPlan(4, 1024, 4),
-        GemvPlan(2, 2048, 4),
-        TilePlan(16, 8, 256, 4, 1, 4, 4, True),
-        TilePlan(32, 8, 128, 4, 1, 4, 4, True),
-        TilePlan(64, 32, 128, 1, 1, 5, 4, True),
-        TilePlan(64, 32, 128, 1, 1, 5, 4, True),
-        TilePlan(64, 32, 128, 1, 1, 5, 4, False),
-    ),
-    (6144, 1024): (
-        GemvPlan(2, 256, 2),
-        TilePlan(16, 32, 256, 1, 1, 4, 4, False),
-        TilePlan(16, 32, 256, 1, 1, 4, 4, False),
-        TilePlan(32, 16, 256, 1, 1, 4, 2, True),
-        TilePlan(64, 32, 64, 1, 1, 8, 4, True),
-        TilePlan(64, 64, 64, 1, 1, 7, 4, False),
-        CublasPlan(),
-    ),
-    (1024, 3072): (
-        GemvPlan(2, 512, 2),
-        GemvPlan(4, 1024, 4),
-        TilePlan(16, 8, 256, 4, 1, 4, 4, True),
-        TilePlan(32, 8, 128, 4, 1, 4, 4, True),
-        TilePlan(64, 64, 128, 1, 4, 4, 4, True),
-        TilePlan(64, 64, 128, 1, 4, 4, 4, True),
-        TilePlan(64, 32, 128, 1, 1, 5, 4, False),
-    ),
-    (2048, 1024): (
-        GemvPlan(16, 256, 4),
-        GemvPlan(8, 1024, 2),
-        TilePlan(16, 16, 128, 4, 1, 3, 4, True),
-        TilePlan(32, 16, 256, 1, 1, 4, 4, True),
-        TilePlan(64, 32, 128, 1, 1, 5, 4, True),
-        TilePlan(64, 32, 128, 1, 1, 5, 4, True),
-        TilePlan(128, 32, 128, 1, 1, 3, 4, True),
-    ),
-    (19456, 2560): (
-        GemvPlan(2, 512, 2),
-        CublasPlan(),
-        TilePlan(16, 8, 64, 4, 1, 3, 4, False),
-        TilePlan(32, 64, 128, 1, 1, 4, 4, False),
-        TilePlan(64, 128, 64, 1, 1, 5, 4, False),
-        CublasPlan(),
-        CublasPlan(),
-    ),
-    (2560, 9728): (
-        GemvPlan(1, 512, 4),
-        GemvPlan(1, 512, 4),
-        CublasPlan(),
-        CublasPlan(),
-        CublasPlan(),
-        CublasPlan(),
-        CublasPlan(),
-    ),
-    (6144, 2560): (
-        GemvPlan(4, 512, 2),
-        GemvPlan(4, 512, 2),
-        TilePlan(16, 32, 128, 1, 1, 4, 4, False),
-        CublasPlan(),
-        TilePlan(64, 64, 128, 1, 1, 5, 4, False),
-        CublasPlan(),
-        CublasPlan(),
-    ),
-    (2560, 4096): (
-        GemvPlan(2, 1024, 4),
-        GemvPlan(2, 2048, 4),
-        TilePlan(16, 32, 128, 4, 1, 4, 4, False),
-        TilePlan(32, 32, 128, 4, 1, 3, 4, False),
-        TilePlan(64, 32, 128, 1, 1, 5, 4, False),
-        TilePlan(64, 64, 128, 1, 1, 5, 4, False),
-        CublasPlan(),
-    ),
-    (4096, 2560): (
-        GemvPlan(4, 512, 4),
-        TilePlan(16, 8, 128, 4, 1, 3, 4, False),
-        TilePlan(16, 32, 128, 4, 1, 4, 4, False),
-        CublasPlan(),
-        TilePlan(64, 32, 128, 1, 1, 5, 4, False),
-        TilePlan(64, 64, 128, 1, 1, 5, 4, False),
-        CublasPlan(),
-    ),
-    (4097, 2560): (
-        GemvPlan(4, 512, 4),
-        TilePlan(16, 8, 128, 4, 1, 3, 4, False),
-        TilePlan(16, 32, 128, 4, 1, 4, 4, False),
-        TilePlan(32, 32, 128, 4, 1, 3, 4, False),
-        TilePlan(64, 32, 128, 1, 1, 5, 4, False),
-        TilePlan(64, 64, 128, 1, 1, 5, 4, False),
-        TilePlan(64, 64, 128, 1, 1, 5, 4, False),
-    ),
-    (2560, 1024): (
-        GemvPlan(16, 256, 4),
-        GemvPlan(8, 1024, 2),
-        TilePlan(16, 32, 128, 4, 1, 4, 4, True),
-        TilePlan(32, 32, 128, 1, 1, 4, 4, True),
-        TilePlan(64, 32, 128, 1, 1, 5, 4, True),
-        TilePlan(64, 64, 128, 1, 1, 4, 4, False),
-        CublasPlan(),
-        TilePlan(128, 128, 64, 1, 1, 4, 8, False),
-    ),
-    (8192, 1024): (
-        GemvPlan(2, 256, 2),
-        TilePlan(16, 32, 256, 1, 1, 4, 4, False),
-        TilePlan(16, 32, 256, 1, 1, 4, 4, False),
-        TilePlan(32, 16, 256, 1, 1, 4, 2, True),
-        TilePlan(64, 32, 128, 1, 1, 4, 4, True),
-        TilePlan(64, 64, 128, 1, 1, 4, 4, False),
-        CublasPlan(),
-        CublasPlan(),
-    ),
-    (1024, 4096): (
-        GemvPlan(2, 512, 2),
-        GemvPlan(4, 1024, 4),
-        TilePlan(16, 8, 256, 4, 1, 4, 4, True),
-        TilePlan(32, 8, 128, 4, 1, 4, 4, True),
-        TilePlan(64, 64, 128, 1, 4, 4, 4, True),
-        TilePlan(64, 64, 128, 1, 4, 4, 4, True),
-        TilePlan(64, 32, 128, 1, 1, 5, 4, False),
-        TilePlan(128, 64, 128, 1, 1, 3, 8, False),
-    ),
-    (2560, 2048): (
-        GemvPlan(8, 2048, 4),
-        GemvPlan(8, 2048, 4),
-        TilePlan(16, 8, 128, 4, 1, 4, 4, False),
-        CublasPlan(),
-        TilePlan(64, 32, 128, 1, 1, 5, 4, False),
-        CublasPlan(),
-        CublasPlan(),
-        CublasPlan(),
-    ),
-}
+@functools.cache
+def _read() -> dict[str, dict[tuple[int, int], tuple[Plan, ...]]]:
+    files: dict[str, dict[tuple[int, int], tuple[Plan, ...]]] = {}
+    for path in sorted(_TUNED.glob("*.json")):
+        files |= _parse(path.read_text(encoding="utf-8"))
+    return files
+
+
+def _parse(text: str) -> dict[str, dict[tuple[int, int], tuple[Plan, ...]]]:
+    """The plans of a file by the names of the cards that they are for."""
+    try:
+        file: dict[str, Any] = json.loads(text)
+        if file["rows"] != list(LIMITS) or file["dtype"] != "bfloat16":
+            raise ValueError("its rows or its dtype are others")
+        plans = {
+            (int(n), int(k)): tuple(from_text(plan) for plan in line)
+            for shape, line in file["plans"].items()
+            for n, k in [shape.split("x")]
+        }
+        return {name: dict(plans) for name in (file["device"], *file.get("also", ()))}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"no file of plans: {error!r}") from error

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sonoro.ops.attention import DTYPES, HeadNorms, PagedKV, Rotary, is_power_of_two
 from sonoro.ops.dispatch import Operation
-from sonoro.ops.norm import has_pdl, unit_rms
+from sonoro.ops.norm import has_pdl, pdl_options, unit_rms
 
 try:
     import triton
@@ -163,7 +163,7 @@ def point_kernel(
         norms.query is not None,
         enable_pdl,
         num_warps=4,
-        launch_pdl=enable_pdl,
+        **pdl_options(enable_pdl),
     )
     return out
 

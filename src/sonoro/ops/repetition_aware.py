@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sonoro.ops.device import seeded
 from sonoro.ops.dispatch import Operation
-from sonoro.ops.norm import has_pdl
+from sonoro.ops.norm import has_pdl, pdl_options
 from sonoro.ops.sample import Sampling, gumbel_argmax, gumbel_noise
 
 try:
@@ -197,7 +197,7 @@ def sample_repetition_aware_kernel(
         0 if is_endless is None else is_endless.stride(0), second.noise.stride(0), *second.history.stride(),
         second.temperature, second.top_p, MIN_TEMPERATURE, table.shape[0], vocabulary, second.first, second.window,
         triton.next_power_of_2(max(second.window, 1)), width, triton.next_power_of_2(width), block, enable_pdl,
-        num_warps=max(1, min(16, block // 512)), launch_pdl=enable_pdl,
+        num_warps=max(1, min(16, block // 512)), **pdl_options(enable_pdl),
     )  # fmt: skip
     return embedded
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sonoro.ops.dispatch import Operation
-from sonoro.ops.norm import has_pdl
+from sonoro.ops.norm import has_pdl, pdl_options
 
 try:
     import triton
@@ -199,7 +199,7 @@ def gumbel_noise_kernel(seed: Tensor, segment: Tensor, frame: Tensor, codebooks:
         block,
         enable_pdl,
         num_warps=4,
-        launch_pdl=enable_pdl,
+        **pdl_options(enable_pdl),
     )
     return out
 
@@ -210,7 +210,7 @@ def normal_noise_kernel(seed: Tensor, segment: Tensor, frame: Tensor, count: int
     enable_pdl, block = has_pdl(seed.device), 64
     strides = (seed.stride(0), segment.stride(0), frame.stride(0))
     sample_kernels.make_normal_noise[triton.cdiv(count, 4 * block), seed.shape[0]](
-        seed, segment, frame, out, *strides, count, block, enable_pdl, num_warps=2, launch_pdl=enable_pdl
+        seed, segment, frame, out, *strides, count, block, enable_pdl, num_warps=2, **pdl_options(enable_pdl)
     )
     return out
 
@@ -253,7 +253,7 @@ def _launch_sample(given: tuple[Tensor, ...], ids: Tensor, table: Tensor | None)
         triton.next_power_of_2(max(width, 1)),
         enable_pdl,
         num_warps=warps,
-        launch_pdl=enable_pdl,
+        **pdl_options(enable_pdl),
     )
     return embedded
 
@@ -266,7 +266,7 @@ def mask_logits_kernel(logits: Tensor, seen: Tensor, penalty: Tensor, banned: Te
     given = (logits, seen, penalty, banned.expand(rows, vocabulary))
     strides = [tensor.stride(0) for tensor in given]
     sample_kernels.mask_logits[triton.cdiv(vocabulary, block), rows](
-        *given, out, *strides, vocabulary, block, enable_pdl, num_warps=4, launch_pdl=enable_pdl
+        *given, out, *strides, vocabulary, block, enable_pdl, num_warps=4, **pdl_options(enable_pdl)
     )
     return out
 

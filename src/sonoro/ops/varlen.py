@@ -6,13 +6,15 @@ A Triton kernel beside its torch reference. Grouped-query.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sonoro.ops.attention import DTYPES, PagedKV, is_power_of_two
-from sonoro.ops.dispatch import Operation
+from sonoro.ops.device import Card, card
+from sonoro.ops.dispatch import Operation, shrunk
 
 try:
     import triton
@@ -88,23 +90,51 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tens
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1)
 
 
+class _Blocks(NamedTuple):
+    m: int
+    n: int
+    stages: int
+
+
+def _choose_blocks(tokens: int, width: int, itemsize: int, on: Card) -> _Blocks:
+    # In float32 larger blocks do not fit the registers.
+    if itemsize != 2 or on.has_few_registers:
+        return _Blocks(16, 16, 3)
+    # H200, 16 heads of 128: 4.4 us for 128 tokens with blocks of 16, 12.9 for 512 with blocks of 64, 90 for 2048.
+    blocks = _Blocks(16, 64, 3) if tokens <= 256 else _Blocks(64, 64, 3)
+    queries_and_weights = itemsize * blocks.m * (width + blocks.n)
+    stages = on.fit_stages(blocks.m, 2 * itemsize * blocks.n * width, blocks.stages, queries_and_weights)
+    return blocks._replace(stages=stages)
+
+
+def _smaller_blocks(blocks: _Blocks) -> _Blocks | None:
+    """The next to try where `blocks` cannot be launched."""
+    if blocks.stages > 2:
+        return blocks._replace(stages=2)
+    return _Blocks(16, 16, 2) if (blocks.m, blocks.n) != (16, 16) else None
+
+
 def varlen_attention_kernel(
-    queries: Tensor, keys: Tensor, values: Tensor, starts: Tensor, cached_lengths: Tensor, cache: PagedKV
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    starts: Tensor,
+    cached_lengths: Tensor,
+    cache: PagedKV,
+    *,
+    shrink: int = 0,
 ) -> Tensor:
     """`varlen_attention_reference` as one Triton kernel, a program per block of tokens and head; no gradient."""
     tokens, heads, width = queries.shape
-    # In float32 larger blocks do not fit the registers.
-    block_m, block_n = 16, 16
-    if queries.dtype.itemsize == 2:
-        # H200, 16 heads of 128: 4.4 us for 128 tokens with blocks of 16, 12.9 for 512 with blocks of 64, 90 for 2048.
-        block_m, block_n = (16, 64) if tokens <= 256 else (64, 64)
+    blocks = _choose_blocks(tokens, width, queries.dtype.itemsize, card(queries.device))
+    block_m, block_n, stages = shrunk(blocks, _smaller_blocks, shrink)
     out = torch.empty((tokens, heads, width), dtype=queries.dtype, device=queries.device)
     attention_kernels.varlen[triton.cdiv(tokens, block_m), heads](
         queries, keys, values, starts, cached_lengths, cache.slots, *cache[:3], out, tokens,
         queries.stride(0), keys.stride(0), values.stride(0), cache.page_table.stride(0),
         math.log2(math.e) / math.sqrt(width), heads, heads // keys.shape[1], width, cache.keys.shape[1],
         # Triton's interpreter takes the bits of a bfloat16 operand for an integer; products in float32 are the same.
-        block_m, block_n, triton.knobs.runtime.interpret, num_warps=4, num_stages=3,
+        block_m, block_n, triton.knobs.runtime.interpret, num_warps=4, num_stages=stages,
     )  # fmt: skip
     return out
 
@@ -128,4 +158,6 @@ def _can_run(
     )
 
 
-varlen_attention = Operation("varlen_attention", varlen_attention_kernel, varlen_attention_reference, _can_run)
+varlen_attention = Operation(
+    "varlen_attention", varlen_attention_kernel, varlen_attention_reference, _can_run, can_shrink=True
+)

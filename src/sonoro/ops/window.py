@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .dispatch import Operation
-from .norm import has_pdl
+from .norm import has_pdl, pdl_options
 
 try:
     import triton
@@ -213,7 +213,7 @@ def window_attention_kernel(
         qkv, out, ring, seen, slots, columns, math.log2(theta), width**-0.5,
         heads[0], width, window, has_rounded_angles,
         max(16, triton.next_power_of_2(columns)), triton.next_power_of_2(window - 1), enable_pdl,
-        num_warps=warps, launch_pdl=enable_pdl,
+        num_warps=warps, **pdl_options(enable_pdl),
     )  # fmt: skip
     return out
 

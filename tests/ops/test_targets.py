@@ -1,0 +1,49 @@
+"""What launches are told on other cards, recorded without one."""
+
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+CODE = """
+import torch
+from sonoro.ops.conv import conv
+from sonoro.ops.dispatch import Operation
+from sonoro.ops.linear import linear_add, norm_gate_up
+from sonoro.ops.norm import rms_norm
+from sonoro.ops.sample import gumbel_noise
+from sonoro.runtime.ahead import Target, recording
+
+def made(*shape, dtype=torch.bfloat16):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+rows = torch.zeros(3, dtype=torch.int64, device="meta")
+with recording(Target({target})) as variants, torch.no_grad():
+    rms_norm(made(3, 64), made(64), 1e-6)
+    norm_gate_up(made(3, 64), made(64), 1e-6, made(256, 64))
+    linear_add(made(20, 2048), made(2048, 2048), made(20, 2048))
+    gumbel_noise(rows, rows, rows, 2, 50)
+    conv(made(1, 40, 512), made(1, 512, 512))
+assert len(variants) >= 5, variants
+assert not any(operation.failure for operation in Operation.known), [op.failure for op in Operation.known]
+print(sum('"launch_pdl": true' in variant.data for variant in variants))
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "has_pdl"),
+    [
+        ("'cuda', 80, 32", False),
+        ("'cuda', 90, 32", True),
+        ("'hip', 'gfx942', 64", False),
+        ("'hip', 'gfx1100', 32", False),
+    ],
+)
+def test_dependent_launches_are_asked_for_where_there_are_any_alone(target: str, has_pdl: bool) -> None:
+    """AMD's backend refuses the word, and each operation was its reference there."""
+    command = [sys.executable, "-c", CODE.replace("{target}", target)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert (int(run.stdout) > 0) == has_pdl
