@@ -2,7 +2,10 @@
 
 import ast
 import asyncio
+import base64
 import dataclasses
+import json
+import os
 import re
 import runpy
 import sys
@@ -10,11 +13,14 @@ import wave
 from collections.abc import Coroutine
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import soundfile
+from websockets.asyncio.client import connect
 
 from engine_processes import alone, nothing_left, run, until
+from guard import GUARD_S
 from server_processes import SETTINGS, Server, serving
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import SpeechRequest
@@ -52,7 +58,7 @@ async def execute(*command: object, folder: Path, pieces: tuple[str, ...] = ()) 
 
 
 def test_what_is_printed_runs_against_the_built_in_voice(tmp_path: Path, nothing_left: Path) -> None:
-    commands = [command for page in ("README.md", "docs/live.md") for command in curls(ROOT / page)]
+    commands = [command for page in ("README.md", "docs/live.md", "docs/clients.md") for command in curls(ROOT / page)]
     assert commands
 
     async def follow(server: Server) -> None:
@@ -166,3 +172,47 @@ def test_an_agent_says_only_what_a_session_understands() -> None:
     table = re.findall(r"^\| `(\w+\.\w+)` \|", (ROOT / "docs" / "live.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert kinds
     assert kinds <= set(table)
+
+
+def test_a_call_is_greeted_and_interrupted_by_a_key(nothing_left: Path) -> None:
+    """What Twilio sends, in its order; it is told to drop what it has not played before anything else is said."""
+
+    async def call(server: Server) -> None:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, ROOT / "examples" / "twilio_call.py", server.url, "0"),
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "SONORO_API_KEY": "hush"},
+        )
+        try:
+            port = int((await process.stdout.readline()).split()[-1])
+            async with connect(f"ws://127.0.0.1:{port}/", proxy=None) as phone:
+
+                async def say(event: str, **fields: object) -> None:
+                    await phone.send(json.dumps({"event": event, **fields}))
+
+                async def hear(last: str) -> list[dict[str, Any]]:
+                    heard: list[dict[str, Any]] = []
+                    while not heard or heard[-1]["event"] != last:
+                        heard.append(json.loads(await asyncio.wait_for(phone.recv(), GUARD_S)))
+                        assert heard[-1]["streamSid"] == "MZ1"
+                    return heard
+
+                await say("connected", protocol="Call", version="1.0.0")
+                await say("start", streamSid="MZ1", start={"streamSid": "MZ1", "callSid": "CA1"})
+                heard = await hear("media")
+                await say("dtmf", streamSid="MZ1", dtmf={"track": "inbound_track", "digit": "7"})
+                assert "mark" not in {event["event"] for event in (*heard, *await hear("clear"))}
+                media = await hear("mark")
+                assert {event["event"] for event in media[:-1]} == {"media"}
+                assert b"".join(base64.b64decode(event["media"]["payload"]) for event in media[:-1])
+                await say("stop", streamSid="MZ1", stop={"callSid": "CA1"})
+            await until(server.is_idle)
+        finally:
+            process.terminate()
+            await process.wait()
+
+    async def follow() -> None:
+        async with serving("slow_live", dataclasses.replace(SETTINGS, api_keys=("hush",))) as server:
+            await call(server)
+
+    run(follow())

@@ -119,6 +119,9 @@ def serve(
     reference_folder: Annotated[
         str | None, typer.Option(help="folder whose files recordings may be named from; none if none")
     ] = None,
+    dialects_off: Annotated[
+        list[str] | None, typer.Option(help="a wire format of other servers' clients not to answer; may be repeated")
+    ] = None,
     wyoming: Annotated[
         str | None, typer.Option(help="PORT or HOST:PORT to speak Wyoming at, of Home Assistant; it has no keys")
     ] = None,
@@ -149,6 +152,7 @@ def serve(
         "voice_aliases": _pairs(voice_alias) if voice_alias else None,
         "cors_origins": tuple(cors_origin or ()) or None,
         "allowed_hosts": tuple(allowed_host or ()) or None,
+        "dialects_off": tuple(dialects_off or ()) or None,
         "allow_reference_urls": allow_reference_urls or None,
     }
     server = _over(server, {**given, **renamed}).resolve(engine.slots * len(named))
