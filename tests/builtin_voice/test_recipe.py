@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from builtin_voice import recipe, settings, tokenizer
+from builtin_voice import recipe, rehearse, settings, tokenizer
+from builtin_voice.critic import Critic
 from builtin_voice.phones import UNHEARD, class_of
+from builtin_voice.settings import TalkerTraining
 from builtin_voice.shards import Utterance
 from builtin_voice.spectra import SpeechSpectra
-from builtin_voice.talker_training import Layout
-from builtin_voice.training import Run
+from builtin_voice.talker_training import Layout, Utterances
+from builtin_voice.training import Run, halved
 from builtin_voice.voice_codec import CONTEXT_FRAMES, VoiceCodec
 from sonoro.models.qwen3_tts import weights
 from sonoro.models.qwen3_tts.backbone import Talker
@@ -86,6 +89,75 @@ def test_a_codec_is_whole_before_what_it_could_go_on_from_is_gone(
     assert (result.exists(), state.exists()) == (True, False)
     stored = torch.load(result, weights_only=True)
     assert stored.keys() == tiny_codec.state_dict().keys()
+
+
+@pytest.mark.parametrize("has_critic", [True, False])
+def test_a_decoder_goes_on_from_what_it_has_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_codec: VoiceCodec, has_critic: bool
+) -> None:
+    """At a lower rate, the critic with it if it is kept."""
+    begun: dict[str, Any] = {}
+
+    def train(
+        codec: VoiceCodec, crops: object, training: settings.CodecTraining, *_: object, critic: Critic
+    ) -> VoiceCodec:
+        begun.update(codec=codec, rate=training.learning_rate, critic=next(critic.parameters()).flatten()[0].item())
+        return codec
+
+    monkeypatch.setattr(recipe, "train_codec", train)
+    monkeypatch.setattr(recipe, "load_codec", lambda path, device: tiny_codec)
+    monkeypatch.setattr(recipe, "audio_of", lambda *_: (torch.zeros(9, dtype=torch.int16), end_to_end(9)))
+    learned = {
+        name: value + 1 for name, value in tiny_codec.state_dict().items() if name.startswith("decoder.pre_conv")
+    }
+    assert learned
+    critic = {name: torch.full_like(value, 7.0) for name, value in Critic().state_dict().items()}
+    start = halved({"codec": learned} | ({"critic": critic} if has_critic else {}))
+    torch.save(start, tmp_path / "codec-start.pt")
+    run = Run(float("inf"), lambda record: None, tmp_path / "codec-state.pt")
+    recipe.run_codec(tmp_path, torch.device("cpu"), run)
+    assert begun["rate"] == settings.CodecTraining().further_rate
+    assert (begun["critic"] == 7.0) == has_critic
+    found = begun["codec"].state_dict()
+    assert all(torch.allclose(found[name], value, atol=1e-2) for name, value in learned.items())
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_a_talker_goes_on_from_what_it_has_learned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_begun: bool
+) -> None:
+    begun: dict[str, Any] = {}
+
+    def train(talker: Talker, *_: object, training: settings.TalkerTraining, run: Run) -> Talker:
+        begun.update(talker=talker, rate=training.learning_rate)
+        return talker
+
+    utterances = Utterances(*(torch.zeros(2, 1, dtype=torch.int64),) * 5)
+    monkeypatch.setattr(recipe, "train_talker", train)
+    monkeypatch.setattr(recipe, "utterances_on", lambda *_: (utterances, utterances))
+    tokenizer.write(tmp_path / "tokenizer", *tokenizer.train(["words and words"] * 4, 8))
+    learned = {
+        name: torch.full_like(value, 0.5)
+        for name, value in Talker(recipe.model_config(tmp_path / "tokenizer")[1].talker_config).state_dict().items()
+    }
+    if has_begun:
+        torch.save({"talker": halved(learned)}, tmp_path / "talker-start.pt")
+    run = Run(float("inf"), lambda record: None, tmp_path / "talker-state.pt")
+    recipe.run_talker(tmp_path, torch.device("cpu"), run)
+    training = settings.TalkerTraining()
+    assert begun["rate"] == (training.further_rate if has_begun else training.learning_rate)
+    assert all((value == 0.5).all() == has_begun for value in begun["talker"].state_dict().values() if value.ndim > 1)
+
+
+def test_a_rehearsal_tells_what_kernels_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = recipe.settings._talker_config(300) | {"hidden_size": 64, "num_hidden_layers": 1, "intermediate_size": 32}
+    values["code_predictor_config"] |= {"hidden_size": 64, "num_hidden_layers": 1, "intermediate_size": 32}
+    monkeypatch.setattr(settings, "_talker_config", lambda vocabulary: values | {"text_vocab_size": vocabulary})
+    monkeypatch.setattr(settings, "TalkerTraining", lambda: TalkerTraining(positions=400))
+    rehearse.lay_out(tmp_path, utterances=2, encoded=40)
+    table = rehearse.profile(tmp_path, torch.device("cpu"), steps=1)
+    assert re.match(r"1 steps, \d+ x \d+ rows", table)
+    assert "aten::mm" in table or "aten::addmm" in table
 
 
 def cut(*, margin: int, count: int) -> tuple[list[Utterance], Tensor, Tensor]:

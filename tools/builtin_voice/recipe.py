@@ -185,7 +185,7 @@ def run_encoder(work: Path, device: torch.device, run: Run) -> None:
 
 
 def run_codec(work: Path, device: torch.device, run: Run) -> None:
-    """From the weights in codec-start.pt, a snapshot of an earlier run, if there is one."""
+    """From the weights in codec-start.pt, a snapshot of an earlier run, if there is one; with or without its critic."""
     training = settings.CodecTraining()
     audio, utterances = audio_of(work / "audio", device, settings.DECODER_HOURS)
     places = random_places(utterances, training.crop_frames * settings.HOP, CONTEXT_FRAMES * settings.HOP, device)
@@ -193,7 +193,9 @@ def run_codec(work: Path, device: torch.device, run: Run) -> None:
     if (start := work / "codec-start.pt").exists():
         learned = torch.load(start, map_location=device, weights_only=True)
         codec.load_state_dict(learned["codec"], strict=False)
-        critic.load_state_dict(learned["critic"])
+        if "critic" in learned:
+            critic.load_state_dict(learned["critic"])
+        training = training.further()
     with kernels_tried():
         codec = train_codec(
             codec, lambda batch: sound_at(audio, *places(batch)), training, settings.SAMPLE_RATE, run, critic=critic
@@ -280,6 +282,7 @@ def run_talker(work: Path, device: torch.device, run: Run) -> None:
             torch.nn.init.normal_(parameter, std=0.02 if "embedding" in name else parameter.shape[-1] ** -0.5 * 0.7)
     if (start := work / "talker-start.pt").exists():
         talker.load_state_dict(torch.load(start, map_location=device, weights_only=True)["talker"])
+        training = training.further()
     held_out = held_out.take(torch.arange(held_out.text.shape[0], device=device))
     trained = train_talker(talker, data, held_out, layout, training=training, run=run)
     save(trained.state_dict(), work / "talker.pt")

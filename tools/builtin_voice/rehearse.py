@@ -17,6 +17,9 @@ import torch
 
 from builtin_voice import recipe, settings, shards, tokenizer
 from builtin_voice.__main__ import RESULTS, gpus_there, python, start
+from builtin_voice.talker_training import Layout, Lesson, Plan
+from builtin_voice.training import set_rate
+from sonoro.models.qwen3_tts.backbone import Talker
 
 _TEXT = "the quick brown fox jumps over the lazy dog, and the assistant reads about it."
 
@@ -49,15 +52,43 @@ def lay_out(work: Path, *, utterances: int = 40, encoded: int = 4000) -> None:
     torch.save(stored, work / "codes.pt")
 
 
+def profile(work: Path, device: torch.device, *, steps: int = 10) -> str:
+    """A table of what the kernels of `steps` steps of the talker's training take, all of one width, once recorded."""
+    training = settings.TalkerTraining()
+    _, config = recipe.model_config(work / "tokenizer")
+    layout = Layout(config, 0, device)
+    data, _ = recipe.utterances_on(device, work, layout, 8)
+    lesson = Lesson(Talker(config.talker_config).to(device), data, layout, training)
+    set_rate(lesson.optimizer, 1e-5)
+    batch = Plan((data.text_lengths + data.frame_lengths).cpu() + 10, training).batch(0)
+    is_cuda = device.type == "cuda"
+    for _ in range(4 if is_cuda else 0):
+        lesson(batch)
+    kind = torch.profiler.ProfilerActivity.CUDA if is_cuda else torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[kind]) as profiled:
+        for _ in range(steps):
+            lesson(batch)
+        if is_cuda:
+            torch.cuda.synchronize()
+    by = "self_device_time_total" if is_cuda else "self_cpu_time_total"
+    return f"{steps} steps, {len(batch.picks)} x {batch.width} rows\n" + profiled.key_averages().table(
+        sort_by=by, row_limit=30, max_name_column_width=90
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("work", type=Path)
     parser.add_argument("--prepared", type=Path, required=True)
     parser.add_argument("--phonemes", type=Path, help="what the teacher reads; left out, it does not")
     parser.add_argument("--seconds", type=float, default=75.0)
+    parser.add_argument("--profile", action="store_true", help="what the talker's kernels take, and nothing else")
     options = parser.parse_args()
     work, gpus, began_s = options.work, gpus_there(), time.monotonic()
     lay_out(work)
+    if options.profile:
+        print(profile(work, torch.device("cuda" if torch.cuda.is_available() else "cpu")))
+        return
 
     children: dict[str, subprocess.Popen[bytes]] = {}
 

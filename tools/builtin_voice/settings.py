@@ -106,6 +106,7 @@ class CodecTraining(Course):
     matching_weight: float = 2.0
     average_decay: float = 0.999
     seed: int = 0
+    further_rate: float | None = 2e-4
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,7 @@ class TalkerTraining(Course):
     held_out: int = 512
     noise: Noise = Noise()
     seed: int = 0
+    further_rate: float | None = 5e-4
 
 
 def codec_config() -> dict[str, Any]:

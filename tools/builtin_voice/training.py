@@ -11,9 +11,9 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -91,13 +91,19 @@ def cosine_schedule(step: int, warmup: int, falling: float) -> float:
 @dataclass(frozen=True)
 class Course:
     """So many `steps`, the first `warmup_steps` of them towards the `learning_rate`, all draws from `seed`. The rate
-    falls as if there were `decay_steps`, where that is given."""
+    falls as if there were `decay_steps`, where that is given. `further_rate` is the peak for weights that have learned
+    before: the full rate would undo the end of their course."""
 
     steps: int
     learning_rate: float
     warmup_steps: int
     seed: int
     decay_steps: int | None = None
+    further_rate: float | None = None
+
+    def further(self) -> Self:
+        """For weights that have learned before."""
+        return replace(self, learning_rate=self.further_rate or self.learning_rate)
 
 
 def steps_of(
