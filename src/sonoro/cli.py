@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import msgspec
 import typer
 
-from sonoro import cli_bench, cli_say, cli_serve, cli_verify
+from sonoro import cli_bench, cli_say, cli_serve, cli_tune, cli_verify
 from sonoro.cli_common import FAILURE, DataType, Device, NamedModel, Stopped, show
 from sonoro.core.config import log_level
 from sonoro.core.errors import EngineError, OutputError, SonoroError
@@ -41,6 +41,7 @@ app.add_typer(cli_bench.app, name="bench")
 app.command()(cli_say.say)
 app.command()(cli_serve.serve)
 app.command()(cli_verify.verify)
+app.command()(cli_tune.tune)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

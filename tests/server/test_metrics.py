@@ -1,5 +1,7 @@
 """What the server counts, as Prometheus reads it."""
 
+import msgspec
+
 from sonoro.server.metrics import EngineState, Metrics
 from sonoro.transport.messages import PrefixCounts, Stats
 
@@ -17,4 +19,14 @@ def test_samples_that_were_not_finite_are_counted_by_engine() -> None:
     assert found == [
         'sonoro_engine_broken_samples_total{replica="0"} 7.0',
         'sonoro_engine_broken_samples_total{replica="2"} 0.0',
+    ]
+
+
+def test_kernels_that_could_not_be_launched_are_counted_by_what_serves() -> None:
+    states = [EngineState(msgspec.structs.replace(stats(0), fallbacks={"conv": {"smaller": 2, "reference": 1}}), 0, 1)]
+    text = Metrics().exposition(states, queued=0).decode()
+    found = [line for line in text.splitlines() if line.startswith("sonoro_engine_kernel_fallbacks{")]
+    assert found == [
+        'sonoro_engine_kernel_fallbacks{operation="conv",replica="0",served_by="smaller"} 2.0',
+        'sonoro_engine_kernel_fallbacks{operation="conv",replica="0",served_by="reference"} 1.0',
     ]

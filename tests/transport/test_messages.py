@@ -98,6 +98,7 @@ FROM_ENGINE = [
         frame_ms={"p50": 2.0},
         gpu_memory_mib=0.0,
         broken_samples=7,
+        fallbacks={"conv": {"smaller": 1, "reference": 2}},
     ),
     Pong(),
     Fatal(ErrorFacts.of(ConfigError("pages", 3, "it must be at least 4"))),

@@ -14,6 +14,7 @@ import openai
 
 from sonoro.bench.client import SpeechClient, Target
 from sonoro.bench.metrics import Exchange
+from sonoro.core.errors import noting
 
 __all__ = ["OfficialClient"]
 
@@ -43,7 +44,7 @@ class OfficialClient(SpeechClient):
         named = {name: body[name] for name in _NAMED if name in body}
         others = {name: value for name, value in body.items() if name not in _NAMED}
         speech = self._openai.audio.speech.with_streaming_response
-        try:
+        with noting(lambda error: exchange.fail(_failure(error, exchange))):
             async with (
                 asyncio.timeout(self.target.timeout_s),
                 speech.create(**named, extra_body=others) as response,
@@ -51,12 +52,14 @@ class OfficialClient(SpeechClient):
                 self._note_head(exchange, response.status_code, response.headers)
                 async for data in response.iter_bytes():
                     exchange.take(data, time.perf_counter())
-        except openai.APIStatusError as error:
-            exchange.fail(f"status {error.status_code}")
-        except (TimeoutError, openai.APITimeoutError):
-            exchange.fail("timeout")
-        except Exception as error:
-            # Of a stream that breaks it passes on what its transport raised, which is another library by version.
-            exchange.fail("broken stream" if exchange.arrivals else type(error).__name__)
         exchange.end(time.perf_counter())
         return exchange
+
+
+def _failure(error: Exception, exchange: Exchange) -> str:
+    if isinstance(error, openai.APIStatusError):
+        return f"status {error.status_code}"
+    if isinstance(error, TimeoutError | openai.APITimeoutError):
+        return "timeout"
+    # Of a stream that breaks it passes on what its transport raised, which is another library by version.
+    return "broken stream" if exchange.arrivals else type(error).__name__

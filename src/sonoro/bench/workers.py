@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 from multiprocessing.connection import Connection, wait
 from typing import Self
@@ -38,11 +39,10 @@ class Workers:
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
-        try:
+        with contextlib.ExitStack() as starting:
+            starting.callback(self.__exit__)
             self._hear(self._count, _START_S)
-        except BaseException:
-            self.__exit__()
-            raise
+            starting.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -28,6 +28,7 @@ __all__ = [
     "log_as_json",
     "log_level",
     "see_gpus",
+    "tuned_folder",
 ]
 
 LOG_LEVEL_VARIABLE = "SONORO_LOG_LEVEL"
@@ -240,6 +241,11 @@ def _powers_of_two(largest: int, first: int = 1, factor: int = 2) -> tuple[int, 
 def kernel_cache_folder() -> Path:
     """Where Triton keeps compiled kernels: `TRITON_CACHE_DIR`, or its own default."""
     return Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")
+
+
+def tuned_folder() -> Path:
+    """Where the user's own measurements of kernels are kept, a file a card."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sonoro" / "tuned"
 
 
 def log_level(default: str = "WARNING") -> int:

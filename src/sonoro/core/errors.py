@@ -23,7 +23,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "UnknownLanguage",
     "UnknownVoice",
     "VoiceExists",
+    "noting",
     "suggestion",
     "without_addresses",
 ]
@@ -198,3 +200,12 @@ def _shown(value: object) -> str:
 def without_addresses(text: str) -> str:
     """`text` without places in memory, which the names that Python gives to objects tell."""
     return _ADDRESS.sub("", text)
+
+
+@contextmanager
+def noting(note: Callable[[Exception], object]) -> Iterator[None]:
+    """One of several measurements or checks: what it raises is given to `note`, and the others go on."""
+    try:
+        yield
+    except Exception as error:
+        note(error)

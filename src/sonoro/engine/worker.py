@@ -33,6 +33,7 @@ from sonoro.core.types import Event, Failed, Finished
 from sonoro.engine.compile import compiling
 from sonoro.engine.engine import Engine
 from sonoro.models.base import LoadedModel
+from sonoro.runtime.kernels import fallbacks
 from sonoro.transport.channel import WorkerLink, remove_endpoint
 from sonoro.transport.messages import (
     AppendText,
@@ -301,6 +302,7 @@ class Worker:
             frame_ms=_percentiles_ms(self._frame_s),
             gpu_memory_mib=self._gpu_memory_mib(),
             broken_samples=engine.broken_samples,
+            fallbacks=fallbacks(),
         )
 
     def _gpu_memory_mib(self) -> float:

@@ -22,6 +22,7 @@ from sonoro.models.fish_s2 import model as fish_s2
 from sonoro.models.qwen3_tts import model as qwen3_tts
 from sonoro.models.settings import configure
 from sonoro.models.voxcpm2 import model as voxcpm2
+from sonoro.runtime.kernels import use_own_plans
 
 __all__ = ["BUILTIN", "describe", "load", "locate", "names"]
 
@@ -68,6 +69,7 @@ def load(
         raise ConfigError("load_format", load_format, "it must be auto or dummy")
     torch_device = _device(device)
     torch_dtype = _dtype(dtype, torch_device)
+    use_own_plans(torch_device)
     source = _find(model, is_dummy=load_format == "dummy")
     if load_format == "dummy":
         return source.family.from_random(source.place, source.name, torch_device, torch_dtype)

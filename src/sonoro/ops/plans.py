@@ -29,11 +29,13 @@ __all__ = [
     "candidates",
     "estimate_s",
     "from_text",
+    "known_shapes",
     "measured",
     "plan_for",
     "smaller",
     "to_text",
     "use_tuned",
+    "variations",
 ]
 
 
@@ -139,6 +141,12 @@ def measured(on: Card) -> dict[tuple[int, int], tuple[Plan, ...]]:
     return _read().get(on.name) or next((plans for name, plans in _read().items() if on.name.startswith(name)), {})
 
 
+def known_shapes() -> dict[tuple[int, int], bool]:
+    """The weights [N, K] of the package's files, which are those of the models, and whether each is gated."""
+    files = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(_TUNED.glob("*.json"))]
+    return {_shape(name): name in file["gated"] for file in files for name in file["plans"]}
+
+
 def use_tuned(text: str) -> str:
     """Use the plans of a file as `sonoro tune` writes it, over those of the package; the name of its card.
 
@@ -212,6 +220,22 @@ def candidates(product: Product, on: Card) -> Iterator[Plan]:
             if product.fits(tile, on):
                 yield tile
     yield CublasPlan()
+
+
+def variations(plan: Plan, product: Product, on: Card) -> Iterator[Plan]:
+    """Plans that differ from `plan` in little: stages, warps, what is loaded ahead."""
+    found: list[Plan] = []
+    match plan:
+        case GemvPlan():
+            sizes = itertools.product((256, 512, 1024, 2048), (2, 4, 8))
+            found = [replace(plan, block_k=block_k, warps=warps) for block_k, warps in sizes]
+        case TilePlan():
+            ahead = (False, True) if on.capability >= (9, 0) else (False,)
+            found = [
+                replace(plan, stages=stages, is_prefetched=is_prefetched)
+                for stages, is_prefetched in itertools.product(range(2, 9), ahead)
+            ]
+    return (one for one in found if product.fits(one, on))
 
 
 _DELAY_S = 1e-6
@@ -304,17 +328,18 @@ def _read() -> dict[str, dict[tuple[int, int], tuple[Plan, ...]]]:
     return files
 
 
+def _shape(name: str) -> tuple[int, int]:
+    n, k = name.split("x")
+    return int(n), int(k)
+
+
 def _parse(text: str) -> dict[str, dict[tuple[int, int], tuple[Plan, ...]]]:
     """The plans of a file by the names of the cards that they are for."""
     try:
         file: dict[str, Any] = json.loads(text)
         if file["rows"] != list(LIMITS) or file["dtype"] != "bfloat16":
             raise ValueError("its rows or its dtype are others")
-        plans = {
-            (int(n), int(k)): tuple(from_text(plan) for plan in line)
-            for shape, line in file["plans"].items()
-            for n, k in [shape.split("x")]
-        }
+        plans = {_shape(shape): tuple(from_text(plan) for plan in line) for shape, line in file["plans"].items()}
         return {name: dict(plans) for name in (file["device"], *file.get("also", ()))}
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"no file of plans: {error!r}") from error

@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import gc
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sonoro.core.errors import ConfigError, EngineError
+from sonoro.core.errors import ConfigError, EngineError, noting
 from sonoro.models import registry
 from sonoro.models.base import Capacity, LoadedModel, Pages, Prompt, SpeechModel, Voice
 from sonoro.profile import snake
@@ -213,14 +213,14 @@ def _time_batch(
     return row
 
 
-@contextmanager
-def _keeping(row: dict[str, Any], piece: str) -> Iterator[None]:
+def _keeping(row: dict[str, Any], piece: str) -> AbstractContextManager[None]:
     """One measurement: what it raises is noted in `row`, and the others go on."""
-    try:
-        yield
-    except Exception as error:
+
+    def note(error: Exception) -> None:
         logger.warning("batch=%d piece=%s error=%r", row["batch"], piece, error)
         row.setdefault("errors", {})[piece] = " ".join(f"{piece}: {type(error).__name__}: {error}".split())
+
+    return noting(note)
 
 
 class _Rows:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sonoro.core.errors import noting
 from sonoro.ops.activation import snake_beta_kernel, snake_beta_rates, snake_beta_reference
 from sonoro.profile.timing import times_ms
 from sonoro.runtime.graphs import GraphSet
@@ -79,11 +80,9 @@ def _try(name: str, way: Snake | None, shape: tuple[int, ...], device: torch.dev
     x = torch.randn(shape, generator=generator).to(device)
     rates = 0.1 * torch.randn(2, shape[-1], generator=generator)
     rate, scale = snake_beta_rates(*rates.to(device))
-    try:
+    with noting(lambda error: logger.warning("snake=%s shape=%s error=%r", name, shape, error)):
         return 1000 * _call_ms(lambda: way(x, rate, scale), device)
-    except Exception as error:  # a compiler's failure can be of any type
-        logger.warning("snake=%s shape=%s error=%r", name, shape, error)
-        return None
+    return None
 
 
 def _call_ms(call: Callable[[], Tensor], device: torch.device) -> float:

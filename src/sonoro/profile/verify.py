@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -19,14 +19,14 @@ from torch import nn
 
 from sonoro.core.audio import from_pcm16, write_audio
 from sonoro.core.config import EngineConfig
-from sonoro.core.errors import EngineError
+from sonoro.core.errors import EngineError, noting
 from sonoro.core.types import AudioChunk, Failed, Finished, SpeechRequest
 from sonoro.engine.compile import compiling
 from sonoro.engine.engine import Engine
 from sonoro.models import registry
 from sonoro.models.base import CodecChoice, LoadedModel
 from sonoro.models.codec_choice import LEAST_DB, dtype_name, no_tf32, peaks, snr_db
-from sonoro.ops.dispatch import Operation, references_alone
+from sonoro.ops.dispatch import Operation, fallbacks, references_alone
 from sonoro.profile import official
 from sonoro.profile.report import Report
 from sonoro.profile.requests import speech_request
@@ -165,13 +165,9 @@ class _Checks:
         self.report.add({"check": check, "outcome": outcome, "found": found, "seconds": now_s - self._noted_s})
         self._noted_s = now_s
 
-    @contextmanager
-    def kept(self, check: str) -> Iterator[None]:
+    def kept(self, check: str) -> AbstractContextManager[None]:
         """A check: what it raises fails it, and the others go on."""
-        try:
-            yield
-        except Exception as error:
-            self.note(check, FAILED, " ".join(f"{type(error).__name__}: {error}".split()))
+        return noting(lambda error: self.note(check, FAILED, " ".join(f"{type(error).__name__}: {error}".split())))
 
     def run(self) -> Spoken | None:
         """Everything that needs no other dtype. What the eager launches made, to be compared with another."""
@@ -295,7 +291,7 @@ class _Checks:
             self.loaded.model.check_kernels(allocate(self.loaded, FRAMES), batch)
         checked = {op.name: op.difference for op in Operation.known if op.difference is not None}
         failed = {op.name: op.failure for op in Operation.known if op.failure != self._before.get(op, "")}
-        self.report.top["kernels"] = checked
+        self.report.top["kernels"], self.report.top["fallbacks"] = checked, fallbacks()
         if failed:
             self.note("kernels", FAILED, "; ".join(f"{name}: {why}" for name, why in failed.items()))
         elif checked:

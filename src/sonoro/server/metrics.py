@@ -170,6 +170,7 @@ class _EngineCollector(Collector):
         )
         yield from _shared_prompts([None if stats is None else stats.prefixes for stats in running])
         yield _launches(running)
+        yield _fallbacks(running)
 
 
 def _by_replica(
@@ -219,3 +220,16 @@ def _launches(running: Sequence[Stats | None]) -> Metric:
             for how, count in counts.items():
                 launches.add_metric([str(replica), kind, how], count)
     return launches
+
+
+def _fallbacks(running: Sequence[Stats | None]) -> Metric:
+    fallbacks = GaugeMetricFamily(
+        "sonoro_engine_kernel_fallbacks",
+        "shapes whose kernel could not be launched, and what serves: smaller blocks, or the reference",
+        labels=["replica", "operation", "served_by"],
+    )
+    for replica, stats in enumerate(running):
+        for operation, counts in (stats.fallbacks if stats else {}).items():
+            for served_by, count in counts.items():
+                fallbacks.add_metric([str(replica), operation, served_by], count)
+    return fallbacks

@@ -171,7 +171,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     `eager`.
     `running` hold a slot; `paused` are among these and the `waiting`. `tick_ms` is the time inside a tick, `frame_ms`
     that from the end of one to the end of the next while there is work: `p50`, `p95` and `p99` of the last 4096, 0 if
-    there were none. `broken_samples` were not finite, and went out as silence.
+    there were none. `broken_samples` were not finite, and went out as silence. `fallbacks` counts by operation for how
+    many shapes `smaller` blocks or the `reference` serve in place of a kernel that could not be launched.
     """
 
     launches: dict[str, dict[str, int]]
@@ -185,6 +186,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     frame_ms: dict[str, float]
     gpu_memory_mib: float
     broken_samples: int
+    fallbacks: dict[str, dict[str, int]] = {}
 
 
 class Pong(msgspec.Struct, frozen=True, tag=True):

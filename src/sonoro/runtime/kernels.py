@@ -1,0 +1,35 @@
+"""What is known of kernels beside their code: the plans that were measured on this card, and which kernels fell back.
+
+Reads and writes the user's file of plans; what a plan is, `sonoro.ops.plans` knows.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+
+from sonoro.core.config import tuned_folder
+from sonoro.ops.device import card
+from sonoro.ops.dispatch import fallbacks
+from sonoro.ops.plans import use_tuned
+
+__all__ = ["fallbacks", "own_plans", "use_own_plans"]
+
+logger = logging.getLogger(__name__)
+
+
+def own_plans(device: torch.device) -> Path:
+    """Where `sonoro tune` keeps what it has measured on the card of `device`."""
+    return tuned_folder() / f"{card(device).name.replace(' ', '_').replace('/', '_')}.json"
+
+
+def use_own_plans(device: torch.device) -> None:
+    """Choose kernels on `device` by the user's own measurements, if there are any; one that cannot be read warns."""
+    if device.type != "cuda" or not (path := own_plans(device)).is_file():
+        return
+    try:
+        use_tuned(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        logger.warning("event=plans_not_read path=%s error=%r", path, error)

@@ -1,0 +1,142 @@
+"""What `sonoro tune` does with its measurements: nothing here measures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from sonoro.core.errors import ConfigError
+from sonoro.ops import plans
+from sonoro.ops.device import Card
+from sonoro.ops.plans import LIMITS, CublasPlan, GemvPlan, Plan, Product, TilePlan, from_text, plan_for, use_tuned
+from sonoro.profile import tune
+from sonoro.profile.tune import MOST_ROWS, Tuning, parse_shape, run
+from sonoro.runtime import kernels
+
+CARD = Card("A card/2", (8, 9), 40, 99 * 1024, 3e11)
+SHAPES = (((2048, 1024), False), ((512, 256), True))
+COLUMNS = [limit for limit in LIMITS if limit <= MOST_ROWS]
+
+
+class Clock:
+    """Says how long plans take: the wanted one is fastest. It stops after so many products of its own."""
+
+    def __init__(self, stops_after: int = 10**6) -> None:
+        self.products, self._stops_after = list[Product](), stops_after
+
+    def __call__(self, product: Product, plan: Plan) -> float:
+        if product not in self.products:
+            if len(self.products) == self._stops_after:
+                raise KeyboardInterrupt
+            self.products.append(product)
+        match plan:
+            case CublasPlan():
+                return 5e-6 if product.rows < 64 else 1e-6
+            case GemvPlan():
+                return 2e-6 + 1e-7 * plan.rows + 1e-9 * plan.warps
+            case TilePlan():
+                return 3e-6 + 1e-9 * (plan.block_n + abs(plan.stages - 2))
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The made-up card, and a cache of its own."""
+    for module in (tune, kernels, plans):
+        monkeypatch.setattr(module, "card", lambda device: CARD)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(plans, "_read", lambda known={}: known)
+    plans._plan_for.cache_clear()
+    return tmp_path / "sonoro" / "tuned" / "A_card_2.json"
+
+
+def test_the_fastest_is_written_and_read_at_the_next_start(here: Path) -> None:
+    said: list[str] = []
+    assert run(Tuning(SHAPES), torch.device("cuda"), said.append, Clock()) == here
+    file = json.loads(here.read_text(encoding="utf-8"))
+    assert file["device"] == "A card/2"
+    assert file["gated"] == ["512x256"]
+    assert not file["unfinished"]
+    for line in file["plans"].values():
+        found = [from_text(plan) for plan in line]
+        assert len(found) == len(COLUMNS)
+        for rows, plan in zip(COLUMNS, found, strict=True):
+            assert isinstance(plan, GemvPlan if rows <= 2 else TilePlan if rows < 64 else CublasPlan), (rows, plan)
+        # Varied once it was found: two warps, two stages.
+        assert isinstance(found[0], GemvPlan)
+        assert (found[0].rows, found[0].warps) == (1, 2)
+        assert isinstance(found[2], TilePlan)
+        assert found[2].stages == 2
+    # How far it is, what it found, and what to contribute.
+    assert said[0].startswith("1/14 2048x1024 rows=1: gemv 1")
+    assert said[13].startswith("14/14 512x256 rows=256: cublas")
+    assert str(here) in said[14]
+    assert said[15] == here.read_text(encoding="utf-8")
+    kernels.use_own_plans(torch.device("cuda"))
+    for rows, text in zip(COLUMNS, file["plans"]["2048x1024"], strict=True):
+        weight = torch.empty(2048, 1024, dtype=torch.bfloat16, device="meta")
+        assert plan_for(rows, weight, False) == from_text(text)
+
+
+def test_it_goes_on_where_it_was_broken_off(here: Path) -> None:
+    first, second, said = Clock(stops_after=9), Clock(), list[str]()
+    with pytest.raises(KeyboardInterrupt):
+        run(Tuning(SHAPES), torch.device("cuda"), said.append, first)
+    # What is whole can be used already.
+    assert list(json.loads(here.read_text(encoding="utf-8"))["plans"]) == ["2048x1024"]
+    use_tuned(here.read_text(encoding="utf-8"))
+    run(Tuning(SHAPES), torch.device("cuda"), said.append, second)
+    assert len(first.products) == 9
+    assert [product.rows for product in second.products] == COLUMNS[2:]
+    assert {product.shape for product in second.products} == {(512, 256)}
+    assert len([line for line in said if "rows=" in line]) == 14
+
+
+def test_all_known_weights_are_measured_if_none_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune, "known_shapes", lambda: {(96, 64): False})
+    run(Tuning(), torch.device("cuda"), lambda line: None, Clock())
+    assert list(json.loads(here.read_text(encoding="utf-8"))["plans"]) == ["96x64"]
+
+
+def test_the_plans_of_another_card_are_not_written_over(here: Path, tmp_path: Path) -> None:
+    out = tmp_path / "mine.json"
+    out.write_text(json.dumps({"device": "Another", "dtype": "bfloat16", "rows": list(LIMITS), "plans": {}}))
+    with pytest.raises(ConfigError, match="another card"):
+        run(Tuning(SHAPES, out), torch.device("cuda"), lambda line: None, Clock())
+
+
+def test_a_file_that_cannot_be_read_is_a_warning(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+    here.parent.mkdir(parents=True)
+    here.write_text("{")
+    kernels.use_own_plans(torch.device("cuda"))
+    assert "event=plans_not_read" in caplog.text
+
+
+def test_without_a_gpu_nothing_is_measured() -> None:
+    with pytest.raises(ConfigError, match="measured on a GPU"):
+        run(Tuning(SHAPES), torch.device("cpu"), lambda line: None)
+
+
+@pytest.mark.parametrize("text", ["4096", "4096x", "0x5", "4096x2048:fast", "axb", "-1x5"])
+def test_a_shape_is_two_numbers(text: str) -> None:
+    assert parse_shape("12288x2048:gated") == ((12288, 2048), True)
+    with pytest.raises(ConfigError):
+        parse_shape(text)
+
+
+@pytest.mark.gpu
+def test_what_is_found_from_nothing_is_nearly_as_fast_as_what_is_committed(tmp_path: Path) -> None:
+    """On a card with a committed file: within 5% of its plans, by the same clock."""
+    device = torch.device("cuda")
+    known = plans.measured(plans.card(device))
+    if not known:
+        pytest.skip("no plans are committed for this card")
+    shape, measure = (1024, 2048), tune._measure_on(device)
+    path = run(Tuning(((shape, False),), tmp_path / "plans.json"), device, print)
+    for rows, text, committed in zip(
+        COLUMNS, json.loads(path.read_text(encoding="utf-8"))["plans"]["1024x2048"], known[shape], strict=False
+    ):
+        product = Product(rows, shape)
+        assert measure(product, from_text(text)) < 1.05 * measure(product, committed), (rows, text, committed)
