@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from guard import GUARD_S
-from sonoro.bench.http1 import Answer, Connections, HttpError
+from sonoro.bench.http1 import Connections, HttpError, ResponseHead
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -49,7 +49,7 @@ async def answering(*answers: Sequence[bytes], ends: bool = False) -> AsyncItera
             await asyncio.gather(*serving)
 
 
-async def ask(connections: Connections) -> tuple[Answer, bytes, int]:
+async def ask(connections: Connections) -> tuple[ResponseHead, bytes, int]:
     """The answer to a request, its body, and in how many parts it came."""
     parts: list[bytes] = []
     answer = await connections.exchange("POST /a", {"X": "y"}, b"body", on_part=lambda _, data: parts.append(data))

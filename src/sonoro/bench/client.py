@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from sonoro.bench.http1 import Answer, Connections, HttpError
+from sonoro.bench.http1 import Connections, HttpError, ResponseHead
 from sonoro.bench.metrics import Exchange
 from sonoro.core.errors import ConfigError, EngineError
 
@@ -114,7 +114,7 @@ class SpeechClient:
         def note_sent() -> None:
             exchange.sent_s = time.perf_counter()
 
-        def note_part(answer: Answer, data: bytes) -> None:
+        def note_part(answer: ResponseHead, data: bytes) -> None:
             if not exchange.has_head:
                 self._note_head(exchange, answer.status, answer.headers)
             exchange.take(data, time.perf_counter())

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import h11
 
-__all__ = ["Answer", "Connections", "HttpError"]
+__all__ = ["Connections", "HttpError", "ResponseHead"]
 
 _KEEP_ALIVE_S = 2.0
 """Below the five seconds of common servers, so that none closes a connection just as it is used again."""
@@ -26,14 +26,14 @@ class HttpError(Exception):
 
 
 @dataclass(frozen=True)
-class Answer:
+class ResponseHead:
     """The head of an answer; the names of `headers` are in lower case."""
 
     status: int
     headers: Mapping[str, str]
 
 
-OnPart = Callable[[Answer, bytes], None]
+OnPart = Callable[[ResponseHead, bytes], None]
 
 
 class _Connection(asyncio.Protocol):
@@ -43,8 +43,8 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._http, self._free_since_s = h11.Connection(h11.CLIENT), time.perf_counter()
-        self._done: asyncio.Future[Answer] | None = None
-        self._answer: Answer | None = None
+        self._done: asyncio.Future[ResponseHead] | None = None
+        self._answer: ResponseHead | None = None
 
     @property
     def is_usable(self) -> bool:
@@ -52,7 +52,9 @@ class _Connection(asyncio.Protocol):
         is_fresh = time.perf_counter() - self._free_since_s < _KEEP_ALIVE_S
         return is_fresh and not self._transport.is_closing()
 
-    async def exchange(self, head: h11.Request, body: bytes, on_sent: Callable[[], None], on_part: OnPart) -> Answer:
+    async def exchange(
+        self, head: h11.Request, body: bytes, on_sent: Callable[[], None], on_part: OnPart
+    ) -> ResponseHead:
         """Send a request and hear its answer to the end. Raises `HttpError`."""
         self._on_part, self._answer = on_part, None
         self._done = asyncio.get_running_loop().create_future()
@@ -91,7 +93,7 @@ class _Connection(asyncio.Protocol):
             while not self._done.done() and (event := self._http.next_event()) is not h11.NEED_DATA:
                 if isinstance(event, h11.Response):
                     headers = {name.decode("ascii"): value.decode("latin-1") for name, value in event.headers}
-                    self._answer = Answer(event.status_code, headers)
+                    self._answer = ResponseHead(event.status_code, headers)
                 elif isinstance(event, h11.Data) and self._answer is not None:
                     self._on_part(self._answer, bytes(event.data))
                 elif isinstance(event, h11.EndOfMessage) and self._answer is not None:
@@ -126,7 +128,7 @@ class Connections:
         *,
         on_part: OnPart,
         on_sent: Callable[[], None] = lambda: None,
-    ) -> Answer:
+    ) -> ResponseHead:
         """Send a `request` ("GET /path") and hear its answer to the end.
 
         `on_part` gets the head of the answer with each part of its body; `on_sent` is called as the request is handed

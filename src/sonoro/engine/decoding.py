@@ -37,14 +37,14 @@ class Decoding:
     """
 
     def __init__(
-        self, codec: Codec, rows: CodecState, config: EngineConfig, pool: GraphPool, stream: torch.cuda.Stream | None
+        self, codec: Codec, state: CodecState, config: EngineConfig, pool: GraphPool, stream: torch.cuda.Stream | None
     ) -> None:
-        self._codec, self._state, self.device = codec, rows, rows.device
+        self._codec, self._state, self.device = codec, state, state.device
         self.stream = stream
-        if rows.is_apart and stream is not None:
+        if state.is_apart and stream is not None:
             pool, self.stream = GraphPool(), torch.cuda.Stream(self.device, priority=-1)
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        scratch, is_eager = rows.decoded.shape[0] - 1, config.is_eager
+        scratch, is_eager = state.decoded.shape[0] - 1, config.is_eager
 
         def graphs(name: str, function: Callable[[Tensor], Any], sizes: Sequence[int]) -> GraphSet:
             return GraphSet(name, function, sizes, scratch, self.device, pool=pool, is_eager=is_eager)
@@ -114,17 +114,17 @@ class Decoding:
 
     def _decoder(self, frames: int) -> Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]:
         """A function of slots that gives what `decodes` do."""
-        codec, rows = self._codec, self._state
+        codec, state = self._codec, self._state
         offsets = torch.arange(frames, device=self.device)
-        last = rows.frames.shape[1] - 1
+        last = state.frames.shape[1] - 1
 
         def decode(slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            first = rows.decoded[slots]
+            first = state.decoded[slots]
             columns = (first[:, None] + offsets).clamp(max=last)
-            made = rows.frames[slots[:, None], columns]
-            pcm = codec.decode(made, slots, rows.history)
+            made = state.frames[slots[:, None], columns]
+            pcm = codec.decode(made, slots, state.history)
             # The scratch slot may repeat: it is given the same number each time.
-            rows.decoded.index_copy_(0, slots, first + frames)
+            state.decoded.index_copy_(0, slots, first + frames)
             is_finite = pcm.isfinite()
             return to_pcm16(pcm.where(is_finite, 0.0)), made, frames * codec.hop - is_finite.sum(1)
 

@@ -135,12 +135,12 @@ def _measure(model: SpeechModel, config: EngineConfig, page_bytes: int) -> tuple
     memory = device_memory(device)
     if memory is None:
         return model.codec.allocate(config.slots), None, [chosen]
-    total_bytes, with_rows_bytes = memory
+    total_bytes, with_state_bytes = memory
     frames, frames_bytes = least.frames[:1].to(home, copy=True), least.frames.nbytes
     del least
     _, loaded_bytes = device_memory(device) or memory
     history, codec = _measure_codec(model, config, frames)
-    rows_bytes = max(0, with_rows_bytes - loaded_bytes - (config.pages_per_slot + 1) * page_bytes)
+    state_bytes = max(0, with_state_bytes - loaded_bytes - (config.pages_per_slot + 1) * page_bytes)
     graphs_bytes = (2 * len(config.frame_batches) + len(config.prefill_buckets)) * _GRAPH_BYTES
     in_use, elsewhere = {"weights and all else": loaded_bytes}, [chosen]
     if home == device:
@@ -152,7 +152,7 @@ def _measure(model: SpeechModel, config: EngineConfig, page_bytes: int) -> tuple
         total_bytes=total_bytes,
         fraction=config.memory_fraction,
         in_use=in_use,
-        reserved={"rows": rows_bytes, "graphs": graphs_bytes},
+        reserved={"rows": state_bytes, "graphs": graphs_bytes},
     )
     return history, budget, elsewhere
 
@@ -184,9 +184,9 @@ def _check_room(home: torch.device, budget: MemoryBudget, more_bytes: int) -> st
 
 def _peak_bytes(model: SpeechModel, config: EngineConfig, history: Any, frames: Tensor) -> int:
     """What the largest launch of the codec takes while it runs, measured on the scratch slot with some `frames`."""
-    rows, device = config.codec_batches[-1], frames.device
-    chunk = frames[:, : config.chunk_frames[-1]].repeat_interleave(rows, dim=0)
-    slots = torch.full((rows,), config.slots, dtype=torch.int64, device=device)
+    batch, device = config.codec_batches[-1], frames.device
+    chunk = frames[:, : config.chunk_frames[-1]].repeat_interleave(batch, dim=0)
+    slots = torch.full((batch,), config.slots, dtype=torch.int64, device=device)
     torch.cuda.reset_peak_memory_stats(device)
     before_bytes = torch.cuda.memory_allocated(device)
     with torch.cuda.device_of(slots):

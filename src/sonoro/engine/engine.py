@@ -75,8 +75,8 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a `tick` would do anything."""
-        is_voiced = any(voice.done() for voice in self._awaiting_voice.values())
-        return bool(self._events or self._in_flight) or is_voiced or self._scheduler.has_work
+        has_new_voice = any(voice.done() for voice in self._awaiting_voice.values())
+        return bool(self._events or self._in_flight) or has_new_voice or self._scheduler.has_work
 
     @property
     def has_words(self) -> bool:

@@ -143,12 +143,12 @@ class Prompts:
 
     def _keys(self, prompt: Prompt) -> list[bytes]:
         """A key for each whole page of the prompt's prefix: the same for the same contents after the same pages."""
-        rows, page = prompt.prefix, self._config.page_positions
-        if rows is None or not self._config.prefix_cache_bytes:
+        prefix, page = prompt.prefix, self._config.page_positions
+        if prefix is None or not self._config.prefix_cache_bytes:
             return []
-        assert len(rows) < prompt.positions, (len(rows), prompt.positions)
+        assert len(prefix) < prompt.positions, (len(prefix), prompt.positions)
         keys, digest = [], b""
-        for end in range(page, len(rows) + 1, page):
-            digest = hashlib.sha256(digest + rows[end - page : end].tobytes()).digest()
+        for end in range(page, len(prefix) + 1, page):
+            digest = hashlib.sha256(digest + prefix[end - page : end].tobytes()).digest()
             keys.append(digest)
         return keys

@@ -150,13 +150,13 @@ class Scheduler:
     def _admit(self) -> list[RunningRequest]:
         """Admit the longest waiting, as far as slots, pages and the prefill tokens of a tick go."""
         admit: list[RunningRequest] = []
-        rows_left = self._config.prefill_tokens
+        tokens_left = self._config.prefill_tokens
         while (running := self._admissible()) is not None:
             assert running.prompt is not None
             found = self.pages.find(running.prefix)
             cached = len(found) * self._config.page_positions
-            rows_left -= running.prompt.positions - cached
-            if rows_left < 0:
+            tokens_left -= running.prompt.positions - cached
+            if tokens_left < 0:
                 break
             (self._speaking if running.index else self._waiting).remove(running)
             running.allocation = Allocation(
@@ -177,13 +177,15 @@ class Scheduler:
         """Pages for all positions the segment of `running` may come to need: it can never run out of them."""
         return -(-running.positions // self._config.page_positions)
 
-    def _plan_codec(self, rows: list[RunningRequest], now_s: float, tick_s: float) -> dict[int, list[RunningRequest]]:
+    def _plan_codec(
+        self, requests: list[RunningRequest], now_s: float, tick_s: float
+    ) -> dict[int, list[RunningRequest]]:
         """The chunks that go in this tick, within its frames: the most pressing first.
 
         A row that would run out of audio if it waited for another tick goes in any case.
         """
         due = sorted(
-            (chunk for running in rows if (chunk := self._due_chunk(running, now_s, tick_s)) is not None),
+            (chunk for running in requests if (chunk := self._due_chunk(running, now_s, tick_s)) is not None),
             key=lambda chunk: (chunk.urgency, chunk.lead_s),
         )
         left = self._config.codec_frames
@@ -247,5 +249,5 @@ def _wait_s(ticks: int, tick_s: float) -> float:
     return (ticks + LATENCY_TICKS) * tick_s * SAFETY
 
 
-def _first_unpaused(rows: Iterable[RunningRequest]) -> RunningRequest | None:
-    return next((running for running in rows if not running.is_paused), None)
+def _first_unpaused(requests: Iterable[RunningRequest]) -> RunningRequest | None:
+    return next((running for running in requests if not running.is_paused), None)

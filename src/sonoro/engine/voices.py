@@ -225,7 +225,7 @@ class Voices:
     def _share(self, voice: Voice) -> Voice:
         """Let memory that the ticks may still be reading when `voice` is dropped be used again only after that."""
         if self._readers:
-            primed = [tensor for row in voice.primed.values() for tensor in row.tensors]
+            primed = [tensor for saved in voice.primed.values() for tensor in saved.tensors]
             for tensor in (*self._model.save_voice(voice).tensors.values(), *primed):
                 if tensor.is_cuda:
                     tensor.record_stream(self._readers[tensor.device])

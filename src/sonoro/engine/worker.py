@@ -72,7 +72,7 @@ CANNOT_START, BROKEN = 2, 1
 _IDLE_S = 1.0
 _PARENT_CHECK_S = 0.5
 _WINDOW = 4096
-_OBEY_S = 0.005
+_HANDLE_S = 0.005
 _ENCODING_S = 0.002
 _SWITCH_S = 0.0005
 """What a tick waits at most for the thread that encodes to give up the interpreter; Python's own choice is 5 ms."""
@@ -199,7 +199,7 @@ class Worker:
         waiting: deque[ToEngine] = deque()
         while not self._is_stopping:
             waiting += self._link.receive(0.0 if waiting or self._engine.has_work else self._idle_s)
-            self._obey_some(waiting)
+            self._handle_some(waiting)
             self._tell_of_voices()
             if not self._engine.has_work:
                 self._ticked_at_s = None
@@ -222,13 +222,13 @@ class Worker:
             self._frame_s.append(ended_at_s - self._ticked_at_s)
         self._ticked_at_s = ended_at_s
 
-    def _obey_some(self, waiting: deque[ToEngine]) -> None:
+    def _handle_some(self, waiting: deque[ToEngine]) -> None:
         """Obey messages for a short time: whoever is listening already must not wait for a burst of new requests."""
-        until_s = time.perf_counter() + _OBEY_S
+        until_s = time.perf_counter() + _HANDLE_S
         while waiting and (time.perf_counter() < until_s or not self._engine.has_work):
-            self._obey(waiting.popleft())
+            self._handle(waiting.popleft())
 
-    def _obey(self, message: ToEngine) -> None:
+    def _handle(self, message: ToEngine) -> None:
         match message:
             case Submit(request):
                 try:

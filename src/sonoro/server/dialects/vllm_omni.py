@@ -80,13 +80,13 @@ class OmniSession(ForeignSession):
         if self._config is None:
             await super().handle(message)
         elif self._utterance is None or not self._utterance.is_text_whole:
-            await self._obey(message)
+            await self._handle(message)
         elif len(self._waiting) < MAX_WAITING and sum(map(len, self._waiting)) < self.service.config.max_body_bytes:
             self._waiting.append(message)
         else:
             raise InvalidRequest("message", "given", "too many wait behind what is being spoken")
 
-    async def _obey(self, message: str) -> None:
+    async def _handle(self, message: str) -> None:
         said = parse(_Said, message.encode())
         match said.type:
             case "session.config":
@@ -128,7 +128,7 @@ class OmniSession(ForeignSession):
             await self._end_utterance(1)
         while self._waiting and (self._utterance is None or not self._utterance.is_text_whole):
             try:
-                await self._obey(self._waiting.popleft())
+                await self._handle(self._waiting.popleft())
             except SonoroError as error:
                 await self.refuse(error)
 
