@@ -43,7 +43,8 @@ CORE_THIRD_PARTY = {"numpy", "msgspec", "yaml", "soundfile", "soxr", "sentencex"
 WITHOUT_TORCH = {"core", "words", "transport", "server", "scale", "bench"}
 MODEL_NAMES = re.compile(r"qwen|fish|voxcpm|talker", re.IGNORECASE)
 FACES = {
-    "api", "api_audio", "cli", "cli_bench", "cli_common", "cli_say", "cli_serve", "cli_tune", "cli_verify", "__init__", "__main__",
+    "api", "api_audio", "cli", "cli_bench", "cli_common", "cli_say", "cli_serve", "cli_tune", "cli_verify",
+    "__init__", "__main__",
 }  # fmt: skip
 
 
