@@ -10,6 +10,7 @@ import torch
 
 from fakes.live_sine import LiveSineModel
 from fakes.prefixed_sine import PrefixedSineModel
+from fakes.shown_sine import ShownSineModel
 from fakes.sine import SineModel
 from sonoro.core.errors import CheckpointNotFound
 from sonoro.models.base import LoadedModel
@@ -65,6 +66,7 @@ def load(model, *, device, dtype, load_format):
         time.sleep(60)
     kinds = {
         "slow": SlowModel,
+        "shown": ShownSineModel,
         "slow voices": SlowVoices,
         "breaking": BreakingModel,
         "live": LiveSineModel,

@@ -96,8 +96,13 @@ class SpeechBody(BaseModel):
         description="without a change of pitch",
         json_schema_extra={"type": ["number", "null"], **_span(MIN_SPEED, MAX_SPEED)},
     )
-    stream_format: Literal["audio", "sse"] = Field(
-        "audio", description="the audio itself, or events that hold it", json_schema_extra=_or_null("audio", "sse")
+    stream_format: Literal["audio", "sse", "json"] = Field(
+        "audio",
+        description="the audio itself, events that hold it as it is made, or JSON that holds it whole",
+        json_schema_extra=_or_null("audio", "sse", "json"),
+    )
+    timestamps: list[Literal["word"]] | None = Field(
+        None, description="when each word is spoken, beside the audio in events or JSON; null if the model shows none"
     )
     sample_rate: int | None = Field(
         None,
@@ -258,6 +263,7 @@ def speech_request(
         ignore_eos=bool(body.ignore_eos),
         is_live=is_live,
         attempts=1 if body.attempts is None else body.attempts,
+        with_words=bool(body.timestamps),
         options=_options(body, request_id, spec),
     )
     # Of an unknown voice it tells what there is by name; who is given one is given it by its id.

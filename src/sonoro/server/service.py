@@ -30,7 +30,7 @@ from sonoro.server.metrics import EngineState, Metrics, Observation
 from sonoro.server.middleware import RequestBodies
 from sonoro.server.recordings import Recordings
 from sonoro.server.schemas import SpeechBody, read_references, speech_request
-from sonoro.server.stream import NO_ENGINE, AudioBody, EventBody, Gate, Speech
+from sonoro.server.stream import NO_ENGINE, AudioBody, EventBody, Gate, JSONBody, Speech
 from sonoro.server.voice_store import VoiceStore
 from sonoro.transport.client import EngineClient
 from sonoro.transport.fleet import Fleet
@@ -272,8 +272,21 @@ class Service:
             request = asked_for(self.store.voices)
         except UnknownVoice:
             request = asked_for(await self.voices())
-        sent = EventBody() if body.stream_format == "sse" else AudioBody()
-        return Speech(name, request, self.encoding(body), sent, is_silent=is_silent)
+        return Speech(
+            name, request, self.encoding(body), self._put_together(body, is_live=is_live), is_silent=is_silent
+        )
+
+    def _put_together(self, body: SpeechBody, *, is_live: bool) -> AudioBody:
+        """What the answer to `body` is put together by."""
+        if body.stream_format == "sse":
+            return EventBody(body.speed)
+        if body.stream_format == "json":
+            return JSONBody(body.speed, body.response_format)
+        if body.timestamps and not is_live:
+            raise InvalidRequest(
+                "timestamps", body.timestamps, "audio alone cannot hold them: ask for stream_format sse or json"
+            )
+        return AudioBody()
 
     async def voices(self) -> tuple[VoiceFacts, ...]:
         """The registered voices, those that somebody else has put into the folder a moment ago among them.

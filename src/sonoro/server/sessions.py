@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from sonoro.core.errors import InvalidRequest, SonoroError
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest
+from sonoro.core.words import at_speed
 from sonoro.server.errors import refusal
 from sonoro.server.schemas import SpeechBody, parse
 from sonoro.server.service import Service
@@ -78,6 +79,9 @@ class LiveSession(WebSocketSession):
     async def send_audio(self, audio: bytes, source: AudioChunk | Finished) -> None:
         if audio:
             await self.send(audio)
+        if source.words and self._settings is not None:
+            words = at_speed(source.words, self._settings[0].speed)
+            await self.send_event("audio.words", words=words)
 
     async def refuse(self, error: SonoroError, request_id: str | None = None) -> None:
         await self.send_event("error", request_id=request_id, error=refusal(error).error)

@@ -16,11 +16,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
+import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from sonoro.core.errors import EngineError, SonoroError
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest, Timings
+from sonoro.core.words import Word, at_speed
 from sonoro.server.encode import Encoding
 from sonoro.server.errors import NotReady, Refusal, SlowReader, TooManyRequests, refusal
 from sonoro.server.metrics import Observation
@@ -36,6 +38,7 @@ __all__ = [
     "AudioBody",
     "EventBody",
     "Gate",
+    "JSONBody",
     "Permit",
     "RefusalResponse",
     "Speech",
@@ -209,20 +212,65 @@ class AudioBody:
         return b""
 
 
-class EventBody(AudioBody):
-    """Events of OpenAI's API that hold the audio."""
+class _WordsBody(AudioBody):
+    """One with room for words, whose audio is played at `speed`: `told` are those that no packet has held yet, None as
+    long as there were none to tell."""
+
+    def __init__(self, speed: float) -> None:
+        self._speed = speed
+        self.told: list[dict[str, Any]] | None = None
+
+    def note(self, chunk: AudioChunk) -> None:
+        self._tell(chunk.words)
+
+    def _tell(self, words: tuple[Word, ...] | None) -> None:
+        if words is not None:
+            made = [msgspec.to_builtins(word) for word in at_speed(words, self._speed)]
+            self.told = [*(self.told or []), *made]
+
+
+class EventBody(_WordsBody):
+    """Events of OpenAI's API that hold the audio, and events that hold the words whose times have become certain."""
 
     def content_type(self, audio: str) -> str:
         return "text/event-stream"
 
     def packet(self, audio: bytes) -> bytes:
-        return sse_event({"type": "speech.audio.delta", "audio": base64.b64encode(audio).decode()})
+        delta = sse_event({"type": "speech.audio.delta", "audio": base64.b64encode(audio).decode()})
+        return delta + self._words()
 
     def end(self, finished: Finished, usage: dict[str, int]) -> bytes:
-        return sse_event({"type": "speech.audio.done", "usage": usage, "finish_reason": finished.reason})
+        self._tell(finished.words)
+        done = {"type": "speech.audio.done", "usage": usage, "finish_reason": finished.reason}
+        return self._words() + sse_event(done)
+
+    def _words(self) -> bytes:
+        told, self.told = self.told, None
+        return sse_event({"type": "speech.words", "words": told}) if told else b""
 
     def failure(self, refused: Refusal) -> bytes:
         return sse_event({"type": "error", **refused.body})
+
+
+class JSONBody(_WordsBody):
+    """All of it as one object: the audio, of `format`, and its words."""
+
+    def __init__(self, speed: float, format: str) -> None:
+        super().__init__(speed)
+        self._format, self._audio = format, bytearray()
+
+    def content_type(self, audio: str) -> str:
+        return "application/json"
+
+    def packet(self, audio: bytes) -> bytes:
+        self._audio += audio
+        return b""
+
+    def end(self, finished: Finished, usage: dict[str, int]) -> bytes:
+        self._tell(finished.words)
+        audio = base64.b64encode(self._audio).decode()
+        facts = {"finish_reason": finished.reason, "usage": usage, "words": self.told}
+        return json.dumps({"audio": audio, "format": self._format, **facts}).encode()
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from sonoro.core.errors import EngineError, InvalidRequest, SonoroError
 from sonoro.core.logs import log_event
 from sonoro.core.text import is_speakable
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest
+from sonoro.core.words import Word, at_speed, last_heard
 from sonoro.server.errors import SlowReader
 from sonoro.server.schemas import SpeechBody
 from sonoro.server.service import Caller, Service
@@ -57,6 +58,9 @@ class Utterance:
         self._encoding = service.encoding(body)
         self._observation = service.observe(body.speed, time.perf_counter(), listener.dialect)
         self._sent_samples = 0  # of the model
+        self._words: list[Word] = []
+        self._plays_until_s = 0.0
+        self._heard_s: float | None = None  # of the audio as it is played, when it was aborted
         self._is_waiting = self._is_open = self._has_begun = self._is_aborted = False
         self._failure: SonoroError | None = None
         self.is_text_whole = False
@@ -95,6 +99,7 @@ class Utterance:
 
     def _abort(self, failure: SonoroError | None) -> None:
         self._is_aborted, self._failure = True, failure
+        self._heard_s = self._samples / self._encoding.rate - max(0.0, self._plays_until_s - time.perf_counter())
         if self._is_open:
             self._service.client.cancel(self._id)
         elif self._is_waiting:
@@ -164,6 +169,7 @@ class Utterance:
         audio = await self._encoding.feed(chunk.pcm)
         if not self._is_aborted:
             self._sent_samples += len(chunk.pcm) // 2
+            self._words += at_speed(chunk.words or (), self._body.speed)
             await self._send_audio(audio, chunk)
 
     async def _send_audio(self, audio: bytes, source: AudioChunk | Finished) -> None:
@@ -173,9 +179,15 @@ class Utterance:
             await self._listener.send_event("audio.start", request_id=self._id, format=kind, sample_rate=rate)
             self._observation.sent()
         await self._listener.send_audio(audio, source)
+        if isinstance(source, AudioChunk):
+            # A listener who had run out of audio waited for it.
+            begins_s = max(self._plays_until_s, time.perf_counter())
+            own_rate = self._service.client.spec.sample_rate
+            self._plays_until_s = begins_s + len(source.pcm) / 2 / own_rate / self._body.speed
 
     async def _finish(self, finished: Finished) -> str:
         if self._is_aborted:
+            self._words += at_speed(finished.words or (), self._body.speed)
             made = finished.frames * self._service.client.spec.hop
             return await self._report_cancelled(finished.characters * self._sent_samples // max(made, 1))
         if finished.reason in ("cancelled", "error"):
@@ -196,7 +208,9 @@ class Utterance:
         """Tell of a cut at `position` of the text; how it ended."""
         if self._failure is not None:
             raise self._failure
-        facts = {"samples_sent": self._samples, "text_position": position}
+        facts: dict[str, Any] = {"samples_sent": self._samples, "text_position": position}
+        if self._request.with_words:
+            facts["last_word"] = last_heard(self._words, self._heard_s or 0.0)
         await self._listener.send_event("response.cancelled", request_id=self._id, **facts)
         return CANCELLED
 

@@ -118,8 +118,9 @@ class OmniSession(ForeignSession):
 
     async def _settings_from(self, fields: dict[str, Any]) -> tuple[SpeechBody, SpeechRequest]:
         body, request = await super()._settings_from(fields)
-        config = self._config
-        has_words = config is not None and (config.word_timestamps or config.timestamp_type == "word")
+        if self._config is None:
+            return body, request
+        has_words = self._config.word_timestamps or self._config.timestamp_type == "word"
         return body, msgspec.structs.replace(request, with_words=has_words)
 
     async def on_done(self, task: asyncio.Task[Any]) -> None:
