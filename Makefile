@@ -47,7 +47,7 @@ gpu: .venv/.installed-test
 	$(BIN)/python -m pytest -q -m gpu -n 4 --report benchmarks/results/tests-gpu.json
 
 # Unmodified clients of docs/clients.md, 830 MB in an environment of their own, speaking through `sonoro serve`. Four minutes,
-# so that CI runs tests/server/dialects in their place, which say what these say.
+# so that CI runs tests/server/dialects in their place, where messages recorded from them are replayed.
 clients: .venv/.installed $(CLIENTS)/.installed
 	$(CLIENTS)/bin/python -m pytest -q -c tests/clients/pytest.ini --confcutdir tests/clients tests/clients
 
