@@ -35,6 +35,7 @@ __all__ = [
     "SpeechBody",
     "SpokenReference",
     "VoiceId",
+    "WithoutNulls",
     "parse",
     "read_references",
     "schema_of",
@@ -80,7 +81,19 @@ class SpokenReference(BaseModel):
     text: str | None = Field(None, description="as ref_text")
 
 
-class SpeechBody(BaseModel):
+class WithoutNulls(BaseModel):
+    """Fields of which null is the default, whatever they hold."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, fields: Any) -> Any:
+        """Many clients send null for what they leave to the server."""
+        return (
+            {name: value for name, value in fields.items() if value is not None} if isinstance(fields, dict) else fields
+        )
+
+
+class SpeechBody(WithoutNulls):
     """A text to speak, and how. A field that is left out, or null, is the model's choice."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
@@ -151,14 +164,6 @@ class SpeechBody(BaseModel):
     initial_codec_chunk_frames: int | None = Field(
         None, ge=1, description="passed over: the first packet is as short as the server was configured to make it"
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, fields: Any) -> Any:
-        """Many clients send null for what they leave to the server."""
-        return (
-            {name: value for name, value in fields.items() if value is not None} if isinstance(fields, dict) else fields
-        )
 
 
 class BatchBody(BaseModel):

@@ -8,8 +8,9 @@ import pytest
 import soundfile
 
 from sonoro.core.audio import to_pcm16
+from sonoro.core.g711 import a_law, mu_law
 from sonoro.server.dialects import cartesia, deepgram, elevenlabs
-from sonoro.server.dialects.formats import AudioFormat, a_law, mu_law
+from sonoro.server.dialects.formats import AudioFormat
 from sonoro.server.encode import Encoder, Encoding, encoder_threads
 
 LAWS = {"ULAW": mu_law, "ALAW": a_law}

@@ -1,7 +1,7 @@
 """Cartesia's API, as its own SDK, LiveKit and Pipecat speak it. Its base address is the root; any version is accepted.
 
-Ours, where nobody else says: a cancelled context ends with `done`, as any other; without `max_buffer_delay_ms` text is
-spoken as it comes, for the engine needs no buffer; slow and fast are .8 and 1.25.
+Ours, where nobody else says: nothing more is told of a cancelled context, as the SDK, which has forgotten it, would
+take its `done` for that of the next; text is spoken as it comes, never held back; slow and fast are .8 and 1.25.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any, Literal
 import msgspec
 from pydantic import Field
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 
 from sonoro.core.errors import InvalidRequest, SonoroError
-from sonoro.core.types import AudioChunk, Finished
 from sonoro.core.words import CharacterTimes
-from sonoro.server.dialects.contexts import Context, ContextSession
+from sonoro.server.contexts import Context
 from sonoro.server.dialects.formats import AudioFormat, sample_format
-from sonoro.server.dialects.shared import Asked, Dialect, Message, Timeline, WordTimes, json_response, languages_of
+from sonoro.server.dialects.shared import Asked, Dialect, DialectSession, Message, languages_of
 from sonoro.server.errors import Refusal, refusal
 from sonoro.server.schemas import parse
 from sonoro.server.service import Service
 from sonoro.server.stream import AudioBody
+from sonoro.server.timeline import TimedBody, Timeline, WordTimes
 
 __all__ = ["Output", "routes"]
 
@@ -62,7 +62,7 @@ class _Said(Message):
     output_format: Output = Field(default_factory=Output)
     language: str | None = None
     locale: str | None = None
-    generation_config: _Generation | None = None
+    generation_config: _Generation = Field(default_factory=_Generation)
     speed: float | Literal["slow", "normal", "fast"] | None = None
     context_id: str | None = None
     more: bool | None = Field(None, alias="continue")
@@ -74,7 +74,7 @@ class _Said(Message):
     @property
     def rate(self) -> float:
         """How fast to speak."""
-        given = self.speed if self.speed is not None else (self.generation_config or _Generation()).speed
+        given = self.generation_config.speed if self.speed is None else self.speed
         return (_SPEEDS[given] if isinstance(given, str) else given) or 1.0
 
     def asked(self, text: str, body: AudioBody | None = None) -> Asked:
@@ -94,7 +94,7 @@ def _error(refused: Refusal, request_id: str) -> dict[str, Any]:
 
 
 def _refusal(refused: Refusal, request_id: str) -> Response:
-    return json_response(refused.status, _error(refused, request_id), refused.headers)
+    return JSONResponse(_error(refused, request_id), refused.status, refused.headers)
 
 
 class _Messages:
@@ -104,52 +104,35 @@ class _Messages:
         self._name, self._words, self._last_s = name, WordTimes() if has_words else None, time.perf_counter()
 
     def audio(self, audio: bytes) -> list[dict[str, Any]]:
-        if not audio:
-            return []
         now_s = time.perf_counter()
         step_ms, self._last_s = round(1000 * (now_s - self._last_s), 1), now_s
         data = base64.b64encode(audio).decode()
-        return [self._message("chunk", 206, data=data, step_time=step_ms)]
+        return [self.message("chunk", 206, data=data, step_time=step_ms)] if audio else []
 
     def times(self, times: CharacterTimes, *, is_last: bool) -> list[dict[str, Any]]:
         words, starts, ends = self._words.tell(times, is_last=is_last) if self._words else ([], [], [])
         told = {"words": words, "start": starts, "end": ends}
-        return [self._message("timestamps", 206, word_timestamps=told)] if words else []
-
-    def flushed(self, mark: int) -> dict[str, Any]:
-        return self._message("flush_done", 206, flush_done=True, flush_id=mark)
-
-    def done(self) -> dict[str, Any]:
-        return self._message("done", 200)
+        return [self.message("timestamps", 206, word_timestamps=told)] if words else []
 
     def error(self, refused: Refusal, request_id: str) -> dict[str, Any]:
         return {**_error(refused, request_id), "context_id": self._name}
 
-    def _message(self, kind: str, status: int, **fields: Any) -> dict[str, Any]:
+    def message(self, kind: str, status: int, **fields: Any) -> dict[str, Any]:
         return {"type": kind, "context_id": self._name, "done": kind == "done", "status_code": status, **fields}
 
 
-class _Events(AudioBody):
+class _Events(TimedBody):
     """The messages as server-sent events."""
 
+    kind = "text/event-stream"
+
     def __init__(self, said: _Said, timeline: Timeline) -> None:
+        super().__init__(said.transcript or "", timeline, said.output_format.audio)
         self._messages = _Messages(said.context_id or "", has_words=bool(said.add_timestamps))
-        self._text, self._timeline, self._format = said.transcript or "", timeline, said.output_format.audio
-        self._before: list[dict[str, Any]] = []
 
-    def content_type(self, audio: str) -> str:
-        return "text/event-stream"
-
-    def note(self, chunk: AudioChunk) -> None:
-        self._before += self._messages.times(self._timeline.tell(self._text, chunk), is_last=False)
-
-    def packet(self, audio: bytes) -> bytes:
-        told, self._before = [*self._messages.audio(self._format(audio)), *self._before], []
-        return b"".join(map(self._event, told))
-
-    def end(self, finished: Finished, usage: dict[str, int]) -> bytes:
-        last = self._messages.times(self._timeline.finish(self._text, finished), is_last=True)
-        return b"".join(map(self._event, [*self._before, *last, self._messages.done()]))
+    def line(self, audio: bytes, times: CharacterTimes, *, is_last: bool) -> bytes:
+        told = [*self._messages.audio(audio), *self._messages.times(times, is_last=is_last)]
+        return b"".join(map(self._event, [*told, self._messages.message("done", 200)] if is_last else told))
 
     def failure(self, refused: Refusal) -> bytes:
         return self._event(self._messages.error(refused, ""))
@@ -158,7 +141,7 @@ class _Events(AudioBody):
         return b"event: %s\ndata: %s\n\n" % (message["type"].encode(), msgspec.json.encode(message))
 
 
-class _Session(ContextSession):
+class _Session(DialectSession):
     """A socket of many contexts."""
 
     async def handle(self, message: str) -> None:
@@ -187,14 +170,14 @@ class _Session(ContextSession):
             await self.say(message)
 
     async def on_flushed(self, context: Context, mark: int) -> None:
-        await self.say(context.wire.flushed(mark))
+        await self.say(context.wire.message("flush_done", 206, flush_done=True, flush_id=mark))
 
     async def on_failure(self, context: Context, error: SonoroError) -> None:
         await self.say(context.wire.error(refusal(error), self.id))
 
     async def on_end(self, context: Context) -> None:
-        if not context.has_failed:
-            await self.say(context.wire.done())
+        if not context.has_failed and not context.is_cancelled:
+            await self.say(context.wire.message("done", 200))
 
     async def refuse(self, error: SonoroError, request_id: str | None = None) -> None:
         """An error ends its context."""
@@ -221,26 +204,19 @@ def routes(service: Service) -> Sequence[BaseRoute]:
         return await dialect.speak(request, read)
 
     def shown(name: str) -> dict[str, Any]:
-        about = {
-            "id": name,
-            "name": name,
-            "description": "",
-            "tagline": "",
-            "language": languages_of(service.spec())[0],
-        }
         created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(service.created_s))
-        rights = {"access": "public", "visibility": "all", "is_owner": False, "is_public": True}
-        language = languages_of(service.spec())[0]
-        return {**about, **rights, "language": language, "created_at": created, "locales": []}
+        about = {"id": name, "name": name, "description": "", "tagline": "", "created_at": created, "locales": []}
+        rights = {"access": "public", "visibility": "all", "is_owner": False}
+        return {**about, **rights, "language": languages_of(service.spec())[0]}
 
     async def voices(request: Request) -> Response:
         names, after = await dialect.voices(request), request.query_params.get("starting_after")
         left = names[names.index(after) + 1 :] if after in names else names if after is None else []
         wanted = [name for name in left if request.query_params.get("q", "").lower() in name]
-        return json_response(200, {"data": [shown(name) for name in wanted], "has_more": False})
+        return JSONResponse({"data": [shown(name) for name in wanted], "has_more": False})
 
     async def voice(request: Request) -> Response:
-        return json_response(200, shown(await dialect.known_voice(request)))
+        return JSONResponse(shown(await dialect.known_voice(request)))
 
     dialect.post("/tts/bytes", convert)
     dialect.post("/tts/sse", convert)

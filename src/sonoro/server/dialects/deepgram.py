@@ -10,17 +10,16 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
-from starlette.datastructures import QueryParams
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 from starlette.websockets import WebSocket
 
 from sonoro.core.errors import InvalidRequest, SonoroError
 from sonoro.core.words import CharacterTimes
-from sonoro.server.dialects.contexts import Context, ContextSession
+from sonoro.server.contexts import Context
 from sonoro.server.dialects.formats import AudioFormat, sample_format
-from sonoro.server.dialects.shared import Asked, Dialect, Message, json_response, languages_of
+from sonoro.server.dialects.shared import Asked, Dialect, DialectSession, Message, languages_of
 from sonoro.server.errors import Refusal, refusal
 from sonoro.server.schemas import parse
 from sonoro.server.service import Service
@@ -65,23 +64,19 @@ class Query(Message):
         return sample_format(encoding, self.sample_rate or 24000, is_wav=self.container != "none")
 
 
-def _read(query: QueryParams) -> Query:
-    return parse(Query, dict(query))
-
-
 def _refusal(refused: Refusal, request_id: str) -> Response:
     code, message = str(refused.error["code"]), str(refused.error["message"])
-    told = message.encode("ascii", "backslashreplace").decode().replace("\n", " ")[:200]
+    told = " ".join(message.encode("ascii", "backslashreplace").decode().split())[:200]
     body = {"err_code": code.upper(), "err_msg": message, "request_id": request_id}
-    return json_response(refused.status, body, {**refused.headers, "dg-error": told})
+    return JSONResponse(body, refused.status, {**refused.headers, "dg-error": told})
 
 
-class _Session(ContextSession):
+class _Session(DialectSession):
     """A socket of one context after the other: clearing ends one, and the next text begins another."""
 
     def __init__(self, socket: WebSocket, service: Service, dialect: Dialect) -> None:
         super().__init__(socket, service, dialect)
-        self._query = _read(socket.query_params)
+        self._query = parse(Query, dict(socket.query_params))
         self._audio, self._sequence = self._query.streamed, itertools.count()
         self._context: Context | None = None
 
@@ -98,9 +93,8 @@ class _Session(ContextSession):
                 if said.text is None:
                     raise InvalidRequest("text", None, "Speak must have it")
                 if context is None:
-                    context = self._context = await self.open(
-                        str(next(self._numbers)), self._query.asked("", self._audio)
-                    )
+                    asked = self._query.asked("", self._audio)
+                    context = self._context = await self.open(str(next(self._numbers)), asked)
                 context.say(said.text)
             case "Flush":
                 if context is None:
@@ -120,7 +114,7 @@ class _Session(ContextSession):
             await context.until_ended()  # no audio may follow
         await self._count("Cleared")
 
-    async def _count(self, kind: str) -> None:
+    async def _count(self, kind: Literal["Flushed", "Cleared"]) -> None:
         await self.say({"type": kind, "sequence_id": next(self._sequence)})
 
     async def on_audio(self, context: Context, audio: bytes, times: CharacterTimes, *, is_last: bool) -> None:
@@ -129,12 +123,6 @@ class _Session(ContextSession):
 
     async def on_flushed(self, context: Context, mark: int) -> None:
         await self._count("Flushed")
-
-    async def on_failure(self, context: Context, error: SonoroError) -> None:
-        await self.refuse(error)
-
-    async def on_end(self, context: Context) -> None:
-        """Its client is told by what it asked for."""
 
     async def refuse(self, error: SonoroError, request_id: str | None = None) -> None:
         code, message = refusal(error).error["code"], refusal(error).error["message"]
@@ -146,7 +134,7 @@ def routes(service: Service) -> Sequence[BaseRoute]:
     dialect = Dialect("deepgram", service, _refusal, ("dg-request-id",))
 
     async def speak(request: Request) -> Response:
-        query = _read(request.query_params)
+        query = parse(Query, dict(request.query_params))
         return await dialect.speak(request, lambda payload: query.asked(parse(_Body, payload).text, query.whole))
 
     async def models(request: Request) -> Response:
@@ -155,7 +143,7 @@ def routes(service: Service) -> Sequence[BaseRoute]:
             return {"name": name, "canonical_name": name, **about}
 
         spec = service.spec()
-        return json_response(200, {"stt": [], "tts": [shown(name) for name in await dialect.voices(request)]})
+        return JSONResponse({"stt": [], "tts": [shown(name) for name in await dialect.voices(request)]})
 
     dialect.post("/v1/speak", speak)
     dialect.socket("/v1/speak", partial(_Session, dialect=dialect))

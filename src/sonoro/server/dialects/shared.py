@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
@@ -20,30 +20,19 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from sonoro.core.errors import UnknownVoice
-from sonoro.core.types import AudioChunk, Finished, ModelSpec
-from sonoro.core.words import CharacterTimes, Word, at_speed, character_times
+from sonoro.core.types import ModelSpec
+from sonoro.server.contexts import Context, ContextSession
 from sonoro.server.dialects.formats import PCM, AudioFormat, FormatBody
 from sonoro.server.encode import MAX_SPEED, MIN_SPEED
 from sonoro.server.errors import Refusal, Unauthorized
 from sonoro.server.routes import respond
-from sonoro.server.schemas import SpeechBody, parse
+from sonoro.server.schemas import SpeechBody, WithoutNulls, parse
 from sonoro.server.service import ANONYMOUS, Caller, Service
 from sonoro.server.stream import REFUSAL_SHAPE, AudioBody, Speech
+from sonoro.server.timeline import Timeline
 from sonoro.server.websocket_session import WebSocketSession
 
-__all__ = [
-    "Asked",
-    "Dialect",
-    "Message",
-    "Timeline",
-    "WordTimes",
-    "json_response",
-    "key_of",
-    "language_of",
-    "languages_of",
-    "spaced",
-    "voices_of",
-]
+__all__ = ["Asked", "Dialect", "DialectSession", "Message", "key_of", "language_of", "languages_of", "voices_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +43,7 @@ LANGUAGES = {
 """What models call the languages that clients name by a code of ISO 639-1."""
 
 
-class Message(BaseModel):
+class Message(WithoutNulls):
     """What a client sends in JSON. Null is as if it were left out; what is not known is passed over."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
@@ -164,53 +153,66 @@ class Dialect:
         return Timeline(self.service.spec().sample_rate, min(max(speed, MIN_SPEED), MAX_SPEED))
 
 
+class DialectSession(ContextSession):
+    """A socket on which `dialect` is spoken."""
+
+    def __init__(self, socket: WebSocket, service: Service, dialect: Dialect) -> None:
+        super().__init__(socket, service, dialect.name)
+        self._dialect = dialect
+
+    async def open(self, name: str | None, asked: Asked) -> Context:
+        """A context for a text that is to be spoken as `asked`. Raises what is wrong with that."""
+        self.check_open()
+        speech = await self._dialect.speech(asked, self.id, self.caller, is_live=True)
+        speech.encoding.close()
+        return self.begin(name, self._dialect.body_of(asked), speech.request, asked.audio)
+
+
 Answering = Callable[[Request], Awaitable[Response]]
 Sessions = Callable[[WebSocket, Service], WebSocketSession]
 Ours = Callable[[Headers], bool]
 
 
-class _HTTPRoute(Route):
+class _OfDialect(BaseRoute):
+    """A route on which `dialect` is spoken, with those whose headers `is_ours` approves of, if it is given."""
+
+    dialect: Dialect
+    is_ours: Ours | None = None
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, child = super().matches(scope)
+        if match is Match.NONE or (self.is_ours is not None and not self.is_ours(Headers(scope=scope))):
+            return Match.NONE, {}
+        return match, {**child, "route": self}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await super().handle(scope, receive, self.dialect.enter(scope, send))
+
+
+class _HTTPRoute(_OfDialect, Route):
     def __init__(self, dialect: Dialect, method: str, path: str, answer: Answering, is_ours: Ours | None) -> None:
         async def authorised(request: Request) -> Response:
             dialect.service.admit(request, key_of(request))
             return await answer(request)
 
         super().__init__(path, authorised, methods=[method], include_in_schema=False)
-        self._dialect, self._is_ours = dialect, is_ours
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        match, child = super().matches(scope)
-        if match is Match.NONE or (self._is_ours is not None and not self._is_ours(Headers(scope=scope))):
-            return Match.NONE, {}
-        return match, {**child, "route": self}
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await super().handle(scope, receive, self._dialect.enter(scope, send))
+        self.dialect, self.is_ours = dialect, is_ours
 
 
-class _SocketRoute(WebSocketRoute):
+class _SocketRoute(_OfDialect, WebSocketRoute):
     def __init__(self, dialect: Dialect, path: str, session: Sessions, has_late_key: bool) -> None:
-        service = dialect.service
-
         async def hold(socket: WebSocket) -> None:
             try:
-                service.admit(socket, key_of(socket))
+                dialect.service.admit(socket, key_of(socket))
             except Unauthorized:
                 if not has_late_key or key_of(socket):
                     raise
                 socket.state.caller = ANONYMOUS
-            with service.session():
-                await session(socket, service).run()
+            with dialect.service.session():
+                await session(socket, dialect.service).run()
 
         super().__init__(path, hold)
-        self._dialect = dialect
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        match, child = super().matches(scope)
-        return match, {**child, "route": self}
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await super().handle(scope, receive, self._dialect.enter(scope, send))
+        self.dialect = dialect
 
 
 def key_of(connection: HTTPConnection) -> str:
@@ -224,11 +226,6 @@ def key_of(connection: HTTPConnection) -> str:
     # Browsers, which cannot give a WebSocket headers: Deepgram's clients offer the protocols "token" and their key.
     offered = connection.scope.get("subprotocols", [])
     return offered[1] if len(offered) == 2 and offered[0] in ("token", "bearer") else ""
-
-
-def json_response(status: int, body: object, headers: dict[str, str] | None = None) -> Response:
-    """An answer in JSON."""
-    return Response(msgspec.json.encode(body), status, headers, "application/json")
 
 
 def voices_of(service: Service, caller: Caller) -> list[str]:
@@ -247,67 +244,3 @@ def language_of(code: str | None, spec: ModelSpec) -> str | None:
 def languages_of(spec: ModelSpec) -> list[str]:
     """The codes of the model's languages; English if it names none, as clients want one."""
     return [code for code, name in LANGUAGES.items() if name in spec.languages] or ["en"]
-
-
-def spaced(before: str, piece: str) -> str:
-    """`piece` as it follows the phrase that ends in `before`: with a space between the two if there is none."""
-    is_joined = before and piece and not before[-1].isspace() and not piece[0].isspace()
-    return f" {piece}" if is_joined else piece
-
-
-class WordTimes:
-    """Words between white space, as they are written, each told once its time is certain."""
-
-    def __init__(self) -> None:
-        self._word, self._start_s, self._end_s = "", 0.0, 0.0
-
-    def tell(self, times: CharacterTimes, *, is_last: bool) -> tuple[list[str], list[float], list[float]]:
-        """Words, their starts and ends, that end with further characters; `is_last`: or with the text."""
-        told: tuple[list[str], list[float], list[float]] = ([], [], [])
-        last = [(" ", self._end_s, self._end_s)] if is_last else []
-        for character, start_s, end_s in [*zip(*times, strict=True), *last]:
-            if not character.isspace():
-                self._start_s = self._start_s if self._word else start_s
-                self._word, self._end_s = self._word + character, end_s
-            elif self._word:
-                for column, value in zip(told, (self._word, self._start_s, self._end_s), strict=True):
-                    column.append(value)  # type: ignore[attr-defined]
-                self._word = ""
-        return told
-
-
-class Timeline:
-    """When the characters of a text are spoken, told as its audio is made, in seconds from its beginning.
-
-    By the model's words where it tells them. Where it does not the characters spoken by the end of each chunk share
-    its time, which is an estimate. `sample_rate` is the model's, `speed` that at which the audio is played.
-    """
-
-    def __init__(self, sample_rate: int, speed: float) -> None:
-        self._rate, self._speed = sample_rate, speed
-        self._at, self._at_s = 0, 0.0
-        self.audio_s = 0.0
-        """Of what was told so far."""
-
-    def tell(self, text: str, chunk: AudioChunk) -> CharacterTimes:
-        """Those that are certain now that `chunk` was made of `text`, of which more may come."""
-        self.audio_s += len(chunk.pcm) / 2 / self._rate / self._speed
-        words = chunk.words
-        if words is None and chunk.characters > self._at:
-            words = (self._estimate(text, chunk.characters),)
-        return self._advance(text, words or (), None)
-
-    def finish(self, text: str, finished: Finished | None = None) -> CharacterTimes:
-        """The rest, now that all of `text` has been spoken."""
-        return self._advance(text, (finished and finished.words) or (), self.audio_s)
-
-    def _estimate(self, text: str, end: int) -> Word:
-        start_s, end_s = self._at_s * self._speed, self.audio_s * self._speed
-        return Word(text=text[self._at : end], start_s=start_s, end_s=end_s, start=self._at, end=end, is_estimated=True)
-
-    def _advance(self, text: str, words: tuple[Word, ...], end_s: float | None) -> CharacterTimes:
-        played = at_speed(words, self._speed)
-        times = character_times(text, played, start=self._at, start_s=self._at_s, end_s=end_s)
-        self._at += len(times.characters)
-        self._at_s = times.ends_s[-1] if times.ends_s else self._at_s
-        return times

@@ -20,9 +20,10 @@ from starlette.routing import BaseRoute
 from sonoro.core.errors import InvalidRequest, SonoroError
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest
 from sonoro.server.dialects.live import ForeignSession
-from sonoro.server.dialects.shared import Message, Timeline, WordTimes, key_of
+from sonoro.server.dialects.shared import Message, key_of
 from sonoro.server.schemas import SpeechBody, parse
 from sonoro.server.service import Service
+from sonoro.server.timeline import Timeline, WordTimes
 from sonoro.server.utterance import Utterance
 from sonoro.server.websocket_session import End
 

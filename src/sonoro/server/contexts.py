@@ -1,7 +1,7 @@
 """Texts that come piece by piece on one socket, each under the id of a context, spoken side by side.
 
-A context is spoken by our utterances, one after the other: flushing ends one, more text begins the next. Knows no
-dialect: who derives from `ContextSession` reads its client's messages, and writes what a context comes to.
+A context is spoken by our utterances, one after the other: flushing ends one, more text begins the next. Knows no wire
+format: who derives from `ContextSession` reads its client's messages, and writes what a context comes to.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from abc import abstractmethod
+from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any
 
@@ -19,11 +20,10 @@ from starlette.websockets import WebSocket
 from sonoro.core.errors import InvalidRequest, SonoroError
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest
 from sonoro.core.words import CharacterTimes
-from sonoro.server.dialects.formats import AudioFormat
-from sonoro.server.dialects.shared import Asked, Dialect, Timeline, spaced
 from sonoro.server.errors import TooManyRequests, Unauthorized
 from sonoro.server.schemas import SpeechBody
 from sonoro.server.service import ANONYMOUS, Caller, Service
+from sonoro.server.timeline import Timeline
 from sonoro.server.utterance import Utterance
 from sonoro.server.websocket_session import WebSocketSession
 from sonoro.transport.launch import cancel_tasks
@@ -41,6 +41,9 @@ IDLE_S = 300.0
 sign of life, and one that is closed costs the next sentence a handshake."""
 
 
+Convert = Callable[[bytes], bytes]
+
+
 class _End(Enum):
     """Why no more text of a context comes: all of it is to be spoken, or only what was flushed."""
 
@@ -55,12 +58,12 @@ class Context:
     """
 
     def __init__(
-        self, session: ContextSession, name: str | None, body: SpeechBody, request: SpeechRequest, format: AudioFormat
+        self, session: ContextSession, name: str | None, body: SpeechBody, request: SpeechRequest, convert: Convert
     ) -> None:
         self.name, self.dialect = name, session.dialect
         self.wire: Any = None
         """What its session keeps of it."""
-        self._session, self._body, self._request, self._format = session, body, request, format
+        self._session, self._body, self._request, self._convert = session, body, request, convert
         self._steps: asyncio.Queue[str | int | Utterance | _End] = asyncio.Queue()
         self._waiting_characters, self._text, self._last_piece = 0, "", ""
         self._numbers, self._flushes = itertools.count(1), itertools.count(1)
@@ -87,7 +90,7 @@ class Context:
 
     def say(self, text: str, *, is_phrase: bool = False) -> None:
         """More text, as it is; a phrase stands apart from the one before by a space. Raises `InvalidRequest`."""
-        piece = spaced(self._last_piece, text) if is_phrase else text
+        piece = _spaced(self._last_piece, text) if is_phrase else text
         most = self._session.service.config.max_characters
         if self._waiting_characters + len(piece) > most or self._steps.qsize() >= MAX_STEPS:
             raise InvalidRequest("text", f"{len(piece)} characters", f"at most {most} may wait to be spoken")
@@ -178,7 +181,7 @@ class Context:
         starts, ends = ([self._before_s + at_s for at_s in at] for at in told[1:])
         times = CharacterTimes(told.characters, list(starts), list(ends))
         if audio or times.characters or is_last:
-            await self._session.on_audio(self, self._format(audio), times, is_last=is_last)
+            await self._session.on_audio(self, self._convert(audio), times, is_last=is_last)
 
     async def refuse(self, error: SonoroError, request_id: str | None = None) -> None:
         self.has_failed = True
@@ -186,12 +189,18 @@ class Context:
         self._skip_to_end()
 
 
+def _spaced(before: str, piece: str) -> str:
+    """`piece` as it follows the phrase that ends in `before`: with a space between the two if there is none."""
+    is_joined = before and piece and not before[-1].isspace() and not piece[0].isspace()
+    return f" {piece}" if is_joined else piece
+
+
 class ContextSession(WebSocketSession):
     """One socket. `contexts` are those that have not ended, by their ids."""
 
-    def __init__(self, socket: WebSocket, service: Service, dialect: Dialect) -> None:
+    def __init__(self, socket: WebSocket, service: Service, dialect: str) -> None:
         super().__init__(socket, service)
-        self.dialect, self._dialect = dialect.name, dialect
+        self.dialect = dialect
         self.contexts: dict[str | None, Context] = {}
         self._numbers = itertools.count(1)
         self._name: str | None = None
@@ -205,14 +214,13 @@ class ContextSession(WebSocketSession):
         """Send `message` as JSON; raises as `send` does."""
         await self.send(msgspec.json.encode(message).decode())
 
-    async def open(self, name: str | None, asked: Asked) -> Context:
-        """A context for a text that is to be spoken as `asked`. Raises what is wrong with that."""
-        self.check_open()
+    def begin(self, name: str | None, body: SpeechBody, request: SpeechRequest, convert: Convert) -> Context:
+        """A context for a text that is spoken as `request` says; its audio, encoded as `body` says, goes through
+        `convert`. Raises `TooManyRequests`."""
         if len(self.contexts) >= MAX_CONTEXTS:
             raise TooManyRequests(f"{MAX_CONTEXTS} contexts are open on this socket; end one first")
-        speech = await self._dialect.speech(asked, f"{self.id}.{next(self._numbers)}", self.caller, is_live=True)
-        speech.encoding.close()
-        context = self.contexts[name] = Context(self, name, self._dialect.body_of(asked), speech.request, asked.audio)
+        named = msgspec.structs.replace(request, id=f"{request.id}.{next(self._numbers)}")
+        context = self.contexts[name] = Context(self, name, body, named, convert)
         return context
 
     def check_key(self, key: str | None) -> None:
@@ -239,13 +247,12 @@ class ContextSession(WebSocketSession):
     async def on_flushed(self, context: Context, mark: int) -> None:
         """All that was flushed has been told; nothing to say unless overridden."""
 
-    @abstractmethod
     async def on_failure(self, context: Context, error: SonoroError) -> None:
-        """`context` cannot be spoken further; its end is told next."""
+        """`context` cannot be spoken further; its end is told next. As anything that is wrong unless overridden."""
+        await self.refuse(error)
 
-    @abstractmethod
     async def on_end(self, context: Context) -> None:
-        """The end of `context`, which comes once, however it ended."""
+        """The end of `context`, which comes once, however it ended; nothing to say unless overridden."""
 
     @property
     def speaking(self) -> list[asyncio.Task[None]]:

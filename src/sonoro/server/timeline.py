@@ -1,0 +1,107 @@
+"""When characters and words are spoken, told while audio is made: by the model's words, or estimated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sonoro.core.types import AudioChunk, Finished
+from sonoro.core.words import CharacterTimes, Word, at_speed, character_times
+from sonoro.server.stream import AudioBody
+
+__all__ = ["TimedBody", "Timeline", "WordTimes"]
+
+
+class WordTimes:
+    """Words between white space, as they are written, each told once its time is certain."""
+
+    def __init__(self) -> None:
+        self._word, self._start_s, self._end_s = "", 0.0, 0.0
+
+    def tell(self, times: CharacterTimes, *, is_last: bool) -> tuple[list[str], list[float], list[float]]:
+        """Words, their starts and ends, that end with further characters; `is_last`: or with the text."""
+        told: tuple[list[str], list[float], list[float]] = ([], [], [])
+        last = [(" ", self._end_s, self._end_s)] if is_last else []
+        for character, start_s, end_s in [*zip(*times, strict=True), *last]:
+            if not character.isspace():
+                self._start_s = self._start_s if self._word else start_s
+                self._word, self._end_s = self._word + character, end_s
+            elif self._word:
+                for column, value in zip(told, (self._word, self._start_s, self._end_s), strict=True):
+                    column.append(value)  # type: ignore[attr-defined]
+                self._word = ""
+        return told
+
+
+class Timeline:
+    """When the characters of a text are spoken, told as its audio is made, in seconds from its beginning.
+
+    By the model's words where it tells them. Where it does not the characters spoken by the end of each chunk share
+    its time, which is an estimate. `sample_rate` is the model's, `speed` that at which the audio is played.
+    """
+
+    def __init__(self, sample_rate: int, speed: float) -> None:
+        self._rate, self._speed = sample_rate, speed
+        self._at, self._at_s = 0, 0.0
+        self.audio_s = 0.0
+        """Of what was told so far."""
+
+    def tell(self, text: str, chunk: AudioChunk) -> CharacterTimes:
+        """Those that are certain now that `chunk` was made of `text`, of which more may come."""
+        self.audio_s += len(chunk.pcm) / 2 / self._rate / self._speed
+        words = chunk.words
+        if words is None and chunk.characters > self._at:
+            words = (self._estimate(text, chunk.characters),)
+        return self._advance(text, words or (), None)
+
+    def finish(self, text: str, finished: Finished | None = None) -> CharacterTimes:
+        """The rest, now that all of `text` has been spoken."""
+        return self._advance(text, (finished and finished.words) or (), self.audio_s)
+
+    def _estimate(self, text: str, end: int) -> Word:
+        start_s, end_s = self._at_s * self._speed, self.audio_s * self._speed
+        return Word(text=text[self._at : end], start_s=start_s, end_s=end_s, start=self._at, end=end, is_estimated=True)
+
+    def _advance(self, text: str, words: tuple[Word, ...], end_s: float | None) -> CharacterTimes:
+        played = at_speed(words, self._speed)
+        times = character_times(text, played, start=self._at, start_s=self._at_s, end_s=end_s)
+        self._at += len(times.characters)
+        self._at_s = times.ends_s[-1] if times.ends_s else self._at_s
+        return times
+
+
+class TimedBody(AudioBody):
+    """Audio with the times of the characters of its `text`; `line` puts the two together. Of type `kind`.
+
+    What the encoder makes goes through `convert`."""
+
+    kind = "application/json"
+
+    def __init__(self, text: str, timeline: Timeline, convert: Callable[[bytes], bytes]) -> None:
+        self._text, self._timeline, self._convert = text, timeline, convert
+        self._times = CharacterTimes([], [], [])
+
+    def content_type(self, audio: str) -> str:
+        return self.kind
+
+    def note(self, chunk: AudioChunk) -> None:
+        self._add(self._timeline.tell(self._text, chunk))
+
+    def packet(self, audio: bytes) -> bytes:
+        return self.line(self._convert(audio), self._taken(), is_last=False)
+
+    def end(self, finished: Finished, usage: dict[str, int]) -> bytes:
+        self._add(self._timeline.finish(self._text, finished))
+        return self.line(b"", self._taken(), is_last=True)
+
+    def line(self, audio: bytes, times: CharacterTimes, *, is_last: bool) -> bytes:
+        """What the body says next; of the last the audio is empty."""
+        raise NotImplementedError
+
+    def _add(self, times: CharacterTimes) -> None:
+        self._times.characters.extend(times.characters)
+        self._times.starts_s.extend(times.starts_s)
+        self._times.ends_s.extend(times.ends_s)
+
+    def _taken(self) -> CharacterTimes:
+        taken, self._times = self._times, CharacterTimes([], [], [])
+        return taken
