@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import soxr
+import torch
 
 from sonoro import TTS
 from sonoro.core.normalize import trace_english
@@ -132,15 +133,25 @@ def row(layout: str, readings: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def cpu_name() -> str:
+    """As Linux calls the processor."""
+    file = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*: (.*)", file.read_text(encoding="utf-8")) if file.is_file() else None
+    return found[1] if found else platform.machine()
+
+
 def report(options: argparse.Namespace) -> None:
     """Make the results of all raw times."""
     readings = [json.loads(line) for file in options.raw for line in file.read_text(encoding="utf-8").splitlines()]
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     result = {
         "bench": "words",
         "model": "builtin",
-        "cpu": platform.processor() or platform.machine(),
-        "commit": commit.stdout.strip(),
+        "arm": "eager",
+        "cpu": cpu_name(),
+        "torch": torch.__version__,
+        "dtype": "float32",
+        "commit": options.commit or git.stdout.strip(),
         "date": datetime.now(UTC).date().isoformat(),
         "settings": {"texts": options.name, "aligner": "pocketsphinx", "batch": BATCH},
         "rows": [row(layout, [one for one in readings if one["layout"] == layout]) for layout in LAYOUTS],
@@ -166,6 +177,7 @@ def main() -> None:
     reporting = commands.add_parser("report")
     reporting.add_argument("raw", type=Path, nargs="+")
     reporting.add_argument("--name", default="everyday.txt")
+    reporting.add_argument("--commit", help="at which the raw times were made; that of this tree if none")
     reporting.add_argument("--out", type=Path)
     reporting.set_defaults(run=report)
     options = parser.parse_args()
