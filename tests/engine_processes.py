@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fakes.sine import SineModel
+from fakes.voiced_sine import VoicedSineModel
 from guard import GUARD_S
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import AudioChunk, Event, Finished, SpeechRequest
@@ -48,7 +48,7 @@ async def gather(stream: AsyncIterator[AudioChunk | Finished]) -> tuple[bytes, F
 
 def alone(request: SpeechRequest, config: EngineConfig = CONFIG, model: SpeechModel | None = None) -> bytes:
     """What an engine in this process answers; it speaks sines unless a model is given."""
-    engine, events = Engine(model or SineModel(), config), list[Event]()
+    engine, events = Engine(model or VoicedSineModel(), config), list[Event]()
     engine.submit(request)
     while engine.has_work:
         events += engine.tick()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fakes.sine import SineModel
+from fakes.voiced_sine import VoicedSineModel
 from sonoro.core.audio import from_pcm16
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import AudioChunk, Event, Failed, Finished, Reference, SpeechRequest
@@ -21,7 +21,7 @@ def config_of(**changes: object) -> EngineConfig:
 
 def engine_of(ticks_late: int = 1, **changes: object) -> Engine:
     """Reads results one tick late, as on a GPU, unless told otherwise."""
-    return Engine(SineModel(), config_of(**changes), ticks_late=ticks_late)
+    return Engine(VoicedSineModel(), config_of(**changes), ticks_late=ticks_late)
 
 
 def drain(engine: Engine) -> list[Event]:
@@ -78,7 +78,7 @@ class Clock:
         return self.now_s
 
 
-class SlowModel(SineModel):
+class SlowModel(VoicedSineModel):
     """Its frames and its audio take as long as `frame_cost_s` and `codec_cost_s` say, on `clock`."""
 
     def __init__(self, clock: Clock, frame_cost_s: Callable[[], float], codec_cost_s: Callable[[int], float]) -> None:

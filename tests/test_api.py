@@ -20,7 +20,7 @@ import pytest
 import soundfile
 import torch
 
-from fakes.sine import SineModel
+from fakes.voiced_sine import VoicedSineModel
 from guard import GUARD_S
 from sonoro import TTS, Audio, EngineConfig
 from sonoro.api import speech_request
@@ -45,7 +45,7 @@ TEXTS = ["Good morning.", "A sentence of middling length, no more.", "Hm.", "One
 
 
 def tts(**config: int | tuple[int, ...]) -> TTS:
-    return TTS(LoadedModel(SineModel(), torch.device("cpu"), torch.float32, {}), config={"slots": 2} | config)
+    return TTS(LoadedModel(VoicedSineModel(), torch.device("cpu"), torch.float32, {}), config={"slots": 2} | config)
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def test_a_second_use_of_a_running_request_does_not_disturb_the_first() -> None:
 
 def test_a_stream_collected_inside_a_tick_is_cancelled() -> None:
     """The garbage collector runs anywhere, in the thread that holds the engine too."""
-    model, left = SineModel(), []
+    model, left = VoicedSineModel(), []
     speaker = TTS(LoadedModel(model, torch.device("cpu"), torch.float32, {}), config={"slots": 2})
     left.append(speaker.stream("word " * 200))
     next(left[0])
@@ -279,7 +279,7 @@ def test_a_request_that_fails_later_raises() -> None:
         tts(max_characters=16).generate("All is well now. It is unspeakable.")
 
 
-class DawdlingModel(SineModel):
+class DawdlingModel(VoicedSineModel):
     """Takes now this long for a frame, now that; `cuts` are the lengths its codec was asked for."""
 
     def __init__(self, seed: int) -> None:
@@ -357,7 +357,7 @@ def test_pieces_say_how_far_in_the_text_they_are() -> None:
 
 
 def test_a_closed_speaker_refuses_and_frees_its_model() -> None:
-    model = SineModel()
+    model = VoicedSineModel()
     left = weakref.ref(model)
     with TTS(LoadedModel(model, torch.device("cpu"), torch.float32, {}), config={"slots": 2}) as speaker:
         del model
@@ -520,7 +520,7 @@ def test_a_file_that_takes_no_audio_is_an_output_error(tmp_path: Path) -> None:
 
 
 def test_a_voice_that_cannot_clone_says_so_before_it_asks_for_a_transcript(recording: Path) -> None:
-    model = SineModel()
+    model = VoicedSineModel()
     model.spec = msgspec.structs.replace(model.spec, voice_modes=("named",))
     speaker = TTS(LoadedModel(model, torch.device("cpu"), torch.float32, {}), config={"slots": 1})
     for fields in (
@@ -554,7 +554,7 @@ def test_the_spec_is_at_hand() -> None:
 
 
 def test_the_configuration_comes_in_every_form(tmp_path: Path) -> None:
-    model = LoadedModel(SineModel(), torch.device("cpu"), torch.float32, {})
+    model = LoadedModel(VoicedSineModel(), torch.device("cpu"), torch.float32, {})
     path = tmp_path / "engine.yaml"
     path.write_text("slots: 3\n")
     for given in (EngineConfig(slots=3), {"slots": 3}, path, str(path)):

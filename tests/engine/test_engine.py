@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fakes.sine import SineModel
+from fakes.voiced_sine import VoicedSineModel
 from listening import HOP, audio, config_of, drain, end, engine_of, reference, speak
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import EngineBusy, InvalidReference, InvalidRequest, UnknownLanguage, UnknownVoice
@@ -25,7 +25,7 @@ LONG_SEGMENTS = [
 
 def test_streamed_audio_equals_the_whole_decode() -> None:
     samples, finished = speak(SpeechRequest(id="a", text="Twenty-one frames. ok", seed=3))
-    model = SineModel()
+    model = VoicedSineModel()
     codes = torch.tensor([[[(3 + at * at) % 50, 50] for at in range(21)]])
     whole = model.codec.decode(codes)[0].numpy()
     assert (finished.reason, finished.frames) == ("stop", 21)
@@ -36,7 +36,7 @@ def test_streamed_audio_equals_the_whole_decode() -> None:
 def test_segments_are_fresh_prompts_joined_end_to_end() -> None:
     samples, finished = speak(SpeechRequest(id="a", text=LONG))
     assert (finished.reason, finished.frames) == ("stop", sum(map(len, LONG_SEGMENTS)))
-    model, parts, before = SineModel(), [], 0
+    model, parts, before = VoicedSineModel(), [], 0
     for index, segment in enumerate(LONG_SEGMENTS):
         codes = torch.tensor([[[(index + before + at * at) % 50, 50] for at in range(len(segment))]])
         parts.append(model.codec.decode(codes)[0].numpy())
@@ -143,7 +143,7 @@ def test_what_the_model_cannot_speak_is_refused_at_once(request_of: dict, error:
 
 
 def test_a_model_that_only_clones_asks_for_a_reference() -> None:
-    engine = Engine(SineModel(voices=()), config_of())
+    engine = Engine(VoicedSineModel(voices=()), config_of())
     with pytest.raises(InvalidReference, match="ref_audio"):
         engine.submit(SpeechRequest(id="a", text="Hi"))
 
@@ -234,7 +234,7 @@ def test_results_of_a_request_that_left_are_not_taken_for_those_of_the_next_in_i
     np.testing.assert_array_equal(audio(events, "last"), speak(last)[0])
 
 
-class Faulty(SineModel):
+class Faulty(VoicedSineModel):
     """Raises `error` in the next `frame`, or in the next `decode` of its codec."""
 
     def __init__(self) -> None:
@@ -274,7 +274,7 @@ def test_a_launch_that_fails_fails_its_requests_and_the_engine_lives_on(fault: s
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_silent_and_counted(value: float, caplog: pytest.LogCaptureFixture) -> None:
     """In the samples of the request that it happened to alone; as its codec made the others, they are heard."""
-    model, requests = SineModel(), [SpeechRequest(id=name, text="Hello there.") for name in "ab"]
+    model, requests = VoicedSineModel(), [SpeechRequest(id=name, text="Hello there.") for name in "ab"]
     decode = model.codec.decode
 
     def spoilt(frames, slots, history):
@@ -335,7 +335,7 @@ def test_an_id_can_be_used_again_only_after_its_end() -> None:
 
 
 def test_a_reference_is_encoded_once_and_the_cache_is_bounded() -> None:
-    model = SineModel()
+    model = VoicedSineModel()
     engine = Engine(model, EngineConfig(slots=2, max_voices=2))
 
     def speak_as(pitch: float, **changes: object) -> None:
@@ -354,7 +354,7 @@ def test_a_reference_is_encoded_once_and_the_cache_is_bounded() -> None:
 def test_a_reference_that_is_a_prompt_primes_the_codec() -> None:
     primed, _ = speak(SpeechRequest(id="a", text="Same words", references=(reference("prompt"),)))
     unprimed, _ = speak(SpeechRequest(id="a", text="Same words", references=(reference("reference"),)))
-    model = SineModel()
+    model = VoicedSineModel()
     voice = model.encode_voice([reference("prompt")])
     codes = torch.tensor([[[(5 + at * at) % 50, 50] for at in range(10)]])
     whole = model.codec.decode(torch.cat([voice.reference_frames[None], codes], 1))[0].numpy()
@@ -365,7 +365,7 @@ def test_a_reference_that_is_a_prompt_primes_the_codec() -> None:
 def test_the_prompt_is_told_resolved_sampling_and_the_limit_of_its_segment() -> None:
     seen = []
 
-    class Recorder(SineModel):
+    class Recorder(VoicedSineModel):
         def prepare(self, request, segment, index, before, voice):
             seen.append((request.max_frames, request.sampling, request.language))
             return super().prepare(request, segment, index, before, voice)
@@ -378,7 +378,7 @@ def test_the_prompt_is_told_resolved_sampling_and_the_limit_of_its_segment() -> 
 
 def test_on_a_cpu_the_first_chunk_comes_with_its_own_tick() -> None:
     """Nothing runs beside the host there, so a result that is read late is late and nothing else."""
-    for engine, ticks in ((Engine(SineModel(), config_of()), 1), (engine_of(ticks_late=1), 2)):
+    for engine, ticks in ((Engine(VoicedSineModel(), config_of()), 1), (engine_of(ticks_late=1), 2)):
         engine.submit(SpeechRequest(id="a", text="Hello there."))
         counts = [len(engine.tick()) for _ in range(2)]
         assert counts.index(1) + 1 == ticks

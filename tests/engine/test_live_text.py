@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fakes.live_sine import LiveSineModel
-from fakes.sine import SineModel
+from fakes.voiced_sine import VoicedSineModel
 from listening import assert_empty, audio, config_of, drain, end, reference, speak
 from sonoro.core.errors import EngineBusy, InvalidRequest
 from sonoro.core.types import Event, Failed, Finished, SpeechRequest
@@ -18,7 +18,7 @@ TEXT = "A text that comes in pieces."
 LONG = "A first sentence that is spoken. A second one, with a clause, comes after it! And is this a third? It is."
 
 
-def live_engine(ticks_late: int = 1, model: SineModel | None = None, **changes: object) -> Engine:
+def live_engine(ticks_late: int = 1, model: VoicedSineModel | None = None, **changes: object) -> Engine:
     return Engine(model or LiveSineModel(), config_of(**changes), ticks_late=ticks_late)
 
 
@@ -94,10 +94,10 @@ def test_rows_without_text_stand_aside_for_those_that_run() -> None:
 def test_text_that_fits_no_segment_goes_on_in_the_next() -> None:
     sentences = [f"{word} sentence of some length here." for word in ("First", "Second", "Third")]
     text = " ".join(sentences)
-    whole, finished = speak(SpeechRequest(id="a", text=text, seed=7), Engine(SineModel(), config_of()))
+    whole, finished = speak(SpeechRequest(id="a", text=text, seed=7), Engine(VoicedSineModel(), config_of()))
     assert finished.reason == "stop"
 
-    class ForgetfulModel(SineModel):
+    class ForgetfulModel(VoicedSineModel):
         """Hears nothing of earlier segments, as the live one."""
 
         def prepare(self, request, segment, index, before, voice):
@@ -122,7 +122,7 @@ def test_text_of_any_shape_is_spoken_to_its_end(text: str) -> None:
 
 
 def test_a_model_that_needs_whole_text_speaks_each_sentence_when_it_is_complete() -> None:
-    engine = live_engine(model=SineModel())
+    engine = live_engine(model=VoicedSineModel())
     engine.submit(SpeechRequest(id="a", text="", is_live=True))
     assert not engine.has_work
     engine.append("a", "A first sentence that is spoken. ")
@@ -145,7 +145,9 @@ def test_a_model_that_needs_whole_text_speaks_each_sentence_when_it_is_complete(
 
 
 def test_sentences_are_the_same_segments_however_they_come() -> None:
-    answers = [audio(speak_live(live_engine(model=SineModel()), pieces_of(LONG, seed), 3), "a") for seed in range(8)]
+    answers = [
+        audio(speak_live(live_engine(model=VoicedSineModel()), pieces_of(LONG, seed), 3), "a") for seed in range(8)
+    ]
     assert all(np.array_equal(answer, answers[0]) for answer in answers)
     # White space is cut off at three sentence ends, and within the one sentence that a segment cannot hold.
     assert len(answers[0]) == 80 * (len(LONG) - 4)
@@ -162,8 +164,8 @@ def test_a_voice_that_is_continued_in_context_needs_whole_sentences() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "  \n", "...", "☃ …", " - "])
-@pytest.mark.parametrize("model", [LiveSineModel, SineModel])
-def test_text_without_anything_to_speak_is_refused_at_its_end(text: str, model: type[SineModel]) -> None:
+@pytest.mark.parametrize("model", [LiveSineModel, VoicedSineModel])
+def test_text_without_anything_to_speak_is_refused_at_its_end(text: str, model: type[VoicedSineModel]) -> None:
     engine = live_engine(model=model())
     engine.submit(SpeechRequest(id="a", text="", is_live=True))
     engine.append("a", text)
@@ -250,7 +252,7 @@ def test_it_can_be_cancelled_in_every_state_and_says_how_far_it_came() -> None:
     engine = begun("Hello there")
     engine.end_text("a")
     assert cancelled(engine, engine.tick()).frames == 0
-    engine = begun("One is spoken. Two ", model=SineModel())
+    engine = begun("One is spoken. Two ", model=VoicedSineModel())
     events = settle(engine)
     assert cancelled(engine, events).characters == len("One is spoken. ")
     # While it waits for a slot.

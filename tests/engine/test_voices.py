@@ -7,7 +7,7 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from fakes.sine import SineModel
+from fakes.voiced_sine import VoicedSineModel
 from listening import assert_empty, audio, config_of, drain, end, reference, speak
 from sonoro.core.encoded_voice import EncodedVoice
 from sonoro.core.errors import EngineBusy, InvalidReference, InvalidRequest, UnknownVoice
@@ -39,7 +39,7 @@ class Later(Executor):
                     future.set_exception(error)
 
 
-class Choosy(SineModel):
+class Choosy(VoicedSineModel):
     """Cannot use a reference at a rate of 1000; the voice of any other is as high as its transcript is long."""
 
     def encode_voice(self, references):
@@ -50,7 +50,7 @@ class Choosy(SineModel):
         return type(voice)(len(references[0].text or ""), voice.reference_frames)
 
 
-class Held(SineModel):
+class Held(VoicedSineModel):
     """Says when it has begun to encode, and goes on when it may."""
 
     def __init__(self) -> None:
@@ -82,12 +82,12 @@ def later() -> Later:
 
 
 @pytest.fixture
-def model() -> SineModel:
+def model() -> VoicedSineModel:
     return Choosy()
 
 
 @pytest.fixture
-def engine(model: SineModel, later: Later) -> Engine:
+def engine(model: VoicedSineModel, later: Later) -> Engine:
     return Engine(model, config_of(), ticks_late=1, executor=later)
 
 
@@ -140,7 +140,9 @@ def test_a_stream_goes_on_while_a_reference_is_encoded(thread: Executor) -> None
     assert end(until_idle(engine), "cloned").reason == "stop"
 
 
-def test_a_reference_asked_for_twice_at_once_is_encoded_once(engine: Engine, model: SineModel, later: Later) -> None:
+def test_a_reference_asked_for_twice_at_once_is_encoded_once(
+    engine: Engine, model: VoicedSineModel, later: Later
+) -> None:
     for name in ("a", "b", "c"):
         engine.submit(clone(name))
     later.run()
@@ -153,7 +155,7 @@ def test_a_reference_asked_for_twice_at_once_is_encoded_once(engine: Engine, mod
 
 
 def test_a_reference_that_cannot_be_used_fails_its_requests_and_is_tried_again(
-    engine: Engine, model: SineModel, later: Later
+    engine: Engine, model: VoicedSineModel, later: Later
 ) -> None:
     for turn in (1, 2):
         for request in (bad("a"), bad("b"), SpeechRequest(id="good", text=TEXT)):
@@ -182,7 +184,7 @@ def test_a_text_that_cannot_be_spoken_fails_once_the_voice_is_there(engine: Engi
     assert end(drain(engine), "a").code == "invalid_request"
 
 
-def test_a_request_that_is_cancelled_gives_up_its_voice(engine: Engine, model: SineModel, later: Later) -> None:
+def test_a_request_that_is_cancelled_gives_up_its_voice(engine: Engine, model: VoicedSineModel, later: Later) -> None:
     engine.submit(clone("a"))
     engine.submit(clone("b"))
     engine.cancel("a")
@@ -231,7 +233,7 @@ def test_what_failed_when_nobody_waited_for_it_any_more_is_tried_again(thread: E
     assert end(until_idle(engine), "b").reason == "stop"
 
 
-def test_who_waits_for_a_voice_counts_as_waiting(model: SineModel, later: Later) -> None:
+def test_who_waits_for_a_voice_counts_as_waiting(model: VoicedSineModel, later: Later) -> None:
     engine = Engine(model, config_of(slots=1, max_waiting=2), executor=later)
     for name in ("a", "b", "c"):
         engine.submit(clone(name))
@@ -266,7 +268,7 @@ def named(name: str, digest: str) -> SpeechRequest:
 
 
 def test_an_upload_is_encoded_once_and_kept_for_who_speaks_first(
-    engine: Engine, model: SineModel, later: Later
+    engine: Engine, model: VoicedSineModel, later: Later
 ) -> None:
     encoded = encode(engine, later, "hm")
     engine.submit(named("a", encoded.digest))
@@ -278,7 +280,7 @@ def test_an_upload_is_encoded_once_and_kept_for_who_speaks_first(
 
 
 def test_an_encoded_voice_that_is_not_here_is_asked_for_once_and_sounds_like_its_reference(
-    engine: Engine, model: SineModel, later: Later
+    engine: Engine, model: VoicedSineModel, later: Later
 ) -> None:
     digest, data = encode(Engine(Choosy(), config_of(), executor=later), later, "as long as this")
     for name in "ab":
@@ -360,7 +362,7 @@ def test_an_upload_goes_on_when_nobody_else_wants_its_voice(engine: Engine, late
 
 
 def test_an_upload_that_cannot_be_used_says_why_and_is_tried_again(
-    engine: Engine, model: SineModel, later: Later
+    engine: Engine, model: VoicedSineModel, later: Later
 ) -> None:
     for turn in (1, 2):
         failed = engine.encode_voice(bad("a").references)
@@ -371,7 +373,7 @@ def test_an_upload_that_cannot_be_used_says_why_and_is_tried_again(
 
 
 def test_a_model_that_only_clones_speaks_as_a_registered_voice() -> None:
-    engine = Engine(SineModel(voices=()), config_of())
+    engine = Engine(VoicedSineModel(voices=()), config_of())
     with pytest.raises(UnknownVoice, match="sine has no named voices"):
         engine.submit(SpeechRequest(id="a", text=TEXT, voice="anna"))
     digest = engine.encode_voice(said("hm")).result(0).digest
@@ -402,7 +404,7 @@ def test_a_speaker_embedding_is_a_voice() -> None:
     ],
 )
 def test_a_speaker_embedding_that_cannot_be_used_is_refused(changes: dict, field: str, words: str) -> None:
-    engine = Engine(SineModel(), config_of())
+    engine = Engine(VoicedSineModel(), config_of())
     with pytest.raises(InvalidRequest, match=words) as refusal:
         engine.submit(SpeechRequest(id="a", text=TEXT, **changes))
     assert refusal.value.field == field

@@ -16,7 +16,7 @@ import torch
 
 from engine_peer import Peer
 from engine_processes import CONFIG, FACTORY, LONG, alone, nothing_left, run
-from fakes.sine import SineModel
+from fakes.voiced_sine import VoicedSineModel
 from guard import GUARD_S
 from sonoro.core.config import LOG_LEVEL_VARIABLE, EngineConfig
 from sonoro.core.errors import ConfigError
@@ -51,7 +51,7 @@ async def served() -> AsyncIterator[Peer]:
 
     def serve() -> None:
         link = WorkerLink(client.endpoint)
-        worker = Worker(Engine(SineModel(), CONFIG), link, torch.device("cpu"))
+        worker = Worker(Engine(VoicedSineModel(), CONFIG), link, torch.device("cpu"))
         link.send([worker.ready(1.5)])
         worker.serve()
         link.close()
@@ -61,7 +61,7 @@ async def served() -> AsyncIterator[Peer]:
     try:
         [ready] = await client.receive()
         assert isinstance(ready, Ready)
-        assert (ready.spec, ready.ready_s) == (SineModel().spec, 1.5)
+        assert (ready.spec, ready.ready_s) == (VoicedSineModel().spec, 1.5)
         assert ready.report
         yield client
     finally:
@@ -245,7 +245,7 @@ def test_a_small_model_gets_one_thread_and_a_large_one_keeps_its() -> None:
     try:
         for parameters, expected in ((60_000_000, 2), (1000, 1)):
             torch.set_num_threads(2)
-            spare_threads(LoadedModel(SineModel(), torch.device("cpu"), torch.float32, {"all": parameters}))
+            spare_threads(LoadedModel(VoicedSineModel(), torch.device("cpu"), torch.float32, {"all": parameters}))
             assert torch.get_num_threads() == expected
     finally:
         torch.set_num_threads(threads)

@@ -6,7 +6,7 @@ frame has come fails loudly; so does appending "☠".
 
 from types import SimpleNamespace
 
-from fakes.sine import SineModel
+from fakes.voiced_sine import VoicedSineModel
 
 END = 0
 ENDLESS = 1_000_000
@@ -33,7 +33,7 @@ class SineText:
         return [*last, END] if self.given else []
 
 
-class LiveSineModel(SineModel):
+class LiveSineModel(VoicedSineModel):
     def live_text(self, request, voice):
         return None if voice is not None and voice.reference_frames is not None else SineText()
 
@@ -52,7 +52,7 @@ class LiveSineModel(SineModel):
             state.texts[slot] = getattr(prompt, "ids", None)
             self._hear(state, slot)
 
-    def append(self, state, slots, starts, ids):
+    def append_text(self, state, slots, starts, ids):
         for slot, start, new in zip(slots, starts, ids, strict=True):
             if ord("☠") in new:
                 raise RuntimeError("it exploded late")

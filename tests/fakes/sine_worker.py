@@ -11,12 +11,12 @@ import torch
 from fakes.live_sine import LiveSineModel
 from fakes.prefixed_sine import PrefixedSineModel
 from fakes.shown_sine import ShownSineModel
-from fakes.sine import SineModel
+from fakes.voiced_sine import VoicedSineModel
 from sonoro.core.errors import CheckpointNotFound
 from sonoro.models.base import LoadedModel
 
 
-class SlowModel(SineModel):
+class SlowModel(VoicedSineModel):
     """Takes 5 ms for a frame, so that there is time to disturb it. A text that says "die" kills the process."""
 
     def prepare(self, request, segment, index, before, voice):
@@ -48,7 +48,7 @@ class SlowLiveModel(LiveSineModel):
         super().frame(state, slots)
 
 
-class BreakingModel(SineModel):
+class BreakingModel(VoicedSineModel):
     """After its first frame the results of a tick cannot be copied, as when a device is lost."""
 
     def frame(self, state, slots):
@@ -73,5 +73,5 @@ def load(model, *, device, dtype, load_format):
         "prefixed": PrefixedSineModel,
         "slow_live": SlowLiveModel,
     }
-    made = LiveSineModel(voices=()) if model == "cloning" else kinds.get(model, SineModel)()
+    made = LiveSineModel(voices=()) if model == "cloning" else kinds.get(model, VoicedSineModel)()
     return LoadedModel(made, torch.device("cpu"), torch.float32, {})

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine_processes import LONG, alone, nothing_left, run, until
-from fakes.sine import SineModel
+from fakes.voiced_sine import VoicedSineModel
 from server_processes import SETTINGS, check_error, recording, serving, sound
 from sonoro.core.types import SamplingParams, SpeechRequest
 from sonoro.server.config import ServerConfig
@@ -209,7 +209,7 @@ def test_an_engine_that_cannot_be_started_is_told_of(model: str, settings: Serve
 
 def test_the_defaults_of_sampling_stay_the_models() -> None:
     """Left out and null mean the same; what is given is kept."""
-    spec = SineModel().spec
+    spec = VoicedSineModel().spec
     for payload, expected in (
         (b'{"input": "a"}', spec.sampling),
         (b'{"input": "a", "temperature": null, "top_k": null, "seed": null}', spec.sampling),

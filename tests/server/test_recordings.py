@@ -17,7 +17,7 @@ import pytest
 import soundfile
 
 from engine_processes import nothing_left, run, until
-from fakes.sine import SineModel
+from fakes.voiced_sine import VoicedSineModel
 from server_processes import recording, serving, sound
 from sonoro.core.errors import InvalidReference
 from sonoro.core.types import Reference
@@ -319,7 +319,7 @@ def test_a_crowd_that_names_files_holds_no_more_of_them_than_are_decoded(tmp_pat
     ],
 )
 def test_a_model_that_cannot_clone_says_so_whatever_else_is_wrong(fields: dict[str, object]) -> None:
-    spec = msgspec.structs.replace(SineModel().spec, voice_modes=("named",))
+    spec = msgspec.structs.replace(VoicedSineModel().spec, voice_modes=("named",))
 
     async def body() -> None:
         with reading() as recordings:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from builtin_voice import settings
-from fakes.sine import SineModel
+from fakes.voiced_sine import VoicedSineModel
 from sonoro.core.types import ModelSpec
 from sonoro.models import registry
 from sonoro.server.config import OPENAI_VOICES, ServerConfig
@@ -59,7 +59,7 @@ def test_a_voice_that_the_recipe_trains_brings_its_own() -> None:
 
 @pytest.mark.parametrize("sexes", [{}, {"high": "female"}])
 def test_where_little_is_known_every_name_is_still_spoken(sexes: dict[str, str]) -> None:
-    spec = msgspec.structs.replace(SineModel().spec, voice_sexes=sexes)
+    spec = msgspec.structs.replace(VoicedSineModel().spec, voice_sexes=sexes)
     aliases = ServerConfig().aliases(spec)
     assert set(aliases) == set(OPENAI_VOICES)
     assert {aliases[name] for name, sex in OPENAI_VOICES.items() if sex == "male"} == {"low", "high"}
@@ -68,6 +68,6 @@ def test_where_little_is_known_every_name_is_still_spoken(sexes: dict[str, str])
 
 
 def test_what_the_operator_says_goes_before() -> None:
-    spec = msgspec.structs.replace(SineModel().spec, voice_sexes={"high": "female", "low": "male"})
+    spec = msgspec.structs.replace(VoicedSineModel().spec, voice_sexes={"high": "female", "low": "male"})
     config = dataclasses.replace(ServerConfig(), voice_aliases={"Onyx": "high"})
     assert config.aliases(spec)["onyx"] == "high"

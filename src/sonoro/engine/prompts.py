@@ -19,7 +19,7 @@ from sonoro.core.types import MAX_SEED, SpeechRequest
 from sonoro.engine.live_text import LiveFeed
 from sonoro.engine.request import RunningRequest
 from sonoro.engine.words import RequestWords
-from sonoro.models.base import Prompt, SpeechModel, Spoken
+from sonoro.models.base import LiveTextModel, Prompt, SpeechModel, Spoken
 from sonoro.models.words import ShowsWords
 
 __all__ = ["Prompts"]
@@ -67,6 +67,7 @@ class Prompts:
         if segment.ids is None:
             prompt = self._after_what_fits(running, limited, segment.text)
         else:
+            assert isinstance(self._model, LiveTextModel)
             prompt = self._model.prepare_live(limited, segment.ids, running.index, running.voice)
             running.taken_ids, running.pending_ids = len(segment.ids), prompt.text_ids
         running.prompt, running.limit = prompt, prompt.controls.max_frames
@@ -103,10 +104,10 @@ class Prompts:
                 running.tighten(self._most_frames(running, segment))
 
     def _feed(self, running: RunningRequest) -> LiveFeed:
-        split = self._split(running.request)
+        split, model = self._split(running.request), self._model
         return LiveFeed(
             # Whom it speaks as may be known only later.
-            lambda: self._model.live_text(running.request, running.voice),
+            lambda: model.live_text(running.request, running.voice) if isinstance(model, LiveTextModel) else None,
             # A piece begins with the white space behind the one before it.
             lambda text: split(text.lstrip()),
             running.request.language or "auto",

@@ -24,7 +24,7 @@ from sonoro.engine.decoding import Decoding
 from sonoro.engine.device_state import allocate_device_state
 from sonoro.engine.request import Allocation, RunningRequest
 from sonoro.engine.scheduler import Plan
-from sonoro.models.base import Pages, SpeechModel
+from sonoro.models.base import LiveTextModel, Pages, SpeechModel
 from sonoro.models.words import ShowsWords
 from sonoro.runtime.graphs import GraphPool, GraphSet
 from sonoro.runtime.ring import Entry, PinnedRing
@@ -255,7 +255,8 @@ class Runner:
             return
         ids, starts = [running.late_ids for running, _ in items], [running.pending_ids for running, _ in items]
         try:
-            self._model.append(self._state.state, _slots(items), starts, ids)
+            assert isinstance(self._model, LiveTextModel)
+            self._model.append_text(self._state.state, _slots(items), starts, ids)
         except Exception as error:
             launched.failed.update({running: error for running, _ in items})
             return

@@ -25,7 +25,7 @@ from sonoro.core.encoded_voice import EncodedVoice
 from sonoro.core.errors import InvalidReference
 from sonoro.core.types import Reference, SpeechRequest
 from sonoro.engine.saved_voices import dump, parse
-from sonoro.models.base import SpeechModel, Voice
+from sonoro.models.base import CloningModel, EmbeddingModel, SpeechModel, Voice
 
 __all__ = ["Inline", "Voices", "content_hash"]
 
@@ -94,6 +94,7 @@ class Voices:
         """
         if request.speaker_embedding is not None:
             voice: Future[Voice] = Future()
+            assert isinstance(self._model, EmbeddingModel)
             voice.set_result(self._model.voice_of(request.speaker_embedding))
         elif request.references:
             voice = self._get(content_hash(request.references), partial(self._encode, request.references))
@@ -157,6 +158,12 @@ class Voices:
                 logger.warning("event=voice_warm_up_failed reference_s=%g reason=%r", duration_s, str(error))
         logger.info("event=voices_warmed_up seconds=%.2f", time.perf_counter() - started_s)
 
+    @property
+    def _cloning(self) -> CloningModel:
+        """The model, of which nobody may ask for a recording's voice unless its `ModelSpec` says so."""
+        assert isinstance(self._model, CloningModel)
+        return self._model
+
     def _submit(self, make: Callable[[], Made]) -> Future[Made]:
         return self._executor.submit(self._run, make)
 
@@ -197,7 +204,7 @@ class Voices:
 
     def _encode(self, references: tuple[Reference, ...]) -> Voice:
         """The voice of `references`, its codec history primed: in a tick that is only copied."""
-        return self._share(self._primed(self._model.encode_voice(references)))
+        return self._share(self._primed(self._cloning.encode_voice(references)))
 
     def _encode_any(self, pcm: bytes, rate: int) -> Voice:
         """The voice of a recording in context, or by its timbre if the model can do no more."""
@@ -208,11 +215,11 @@ class Voices:
 
     def _load(self, data: bytes) -> Voice:
         saved = parse(data, self._model.fingerprint)
-        return self._share(self._primed(self._model.load_voice(saved)))
+        return self._share(self._primed(self._cloning.load_voice(saved)))
 
     def _save(self, digest: str, encoded: Future[Voice]) -> EncodedVoice:
         # Encoded, or failed, before: one thing is done after the other.
-        saved = self._model.save_voice(encoded.result(timeout=0))
+        saved = self._cloning.save_voice(encoded.result(timeout=0))
         return EncodedVoice(digest, dump(saved, self._model.spec.name, self._model.fingerprint))
 
     def _primed(self, voice: Voice) -> Voice:
@@ -226,7 +233,7 @@ class Voices:
         """Let memory that the ticks may still be reading when `voice` is dropped be used again only after that."""
         if self._readers:
             primed = [tensor for saved in voice.primed.values() for tensor in saved.tensors]
-            for tensor in (*self._model.save_voice(voice).tensors.values(), *primed):
+            for tensor in (*self._cloning.save_voice(voice).tensors.values(), *primed):
                 if tensor.is_cuda:
                     tensor.record_stream(self._readers[tensor.device])
         return voice

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 import numpy.typing as npt
@@ -23,21 +23,24 @@ from sonoro.runtime.sampling import SamplingControls
 
 __all__ = [
     "Capacity",
+    "CloningModel",
     "Codec",
     "CodecChoice",
     "Controls",
     "Description",
+    "EmbeddingModel",
     "Family",
     "LiveText",
+    "LiveTextModel",
     "LoadedModel",
     "Pages",
+    "ProfiledModel",
     "Prompt",
     "SavedVoice",
     "SlotState",
     "SpeechModel",
     "Spoken",
     "Voice",
-    "WholeSegments",
 ]
 
 
@@ -237,36 +240,18 @@ class Codec(Protocol):
         """Encode mono `audio` [S] float32, at the rate the codec hears, to frames [T, ...] as long as it or longer."""
 
 
-class WholeSegments:
-    """What a `SpeechModel` says that needs all of a segment's text before its first frame, and knows no embeddings.
-
-    Where text arrives, its sentences are spoken as they are complete.
-    """
-
-    def live_text(self, request: SpeechRequest, voice: Voice | None) -> None:
-        """No segment is spoken while its text arrives."""
-
-    def prepare_live(self, request: SpeechRequest, ids: Sequence[int], index: int, voice: Voice | None) -> Any:
-        """Never asked for, as there is no `LiveText`."""
-        raise AssertionError("there is no live text")
-
-    def append(self, state: Any, slots: Sequence[int], starts: Sequence[int], ids: Sequence[Sequence[int]]) -> None:
-        """Never asked for either."""
-        raise AssertionError("there is no live text")
-
-    def voice_of(self, embedding: Sequence[float]) -> Voice:
-        """Never asked for, as `ModelSpec.speaker_embedding_size` is 0."""
-        raise AssertionError("no voice is an embedding")
-
-
 class SpeechModel(Protocol):
-    """Text to frames: a prefill, then a fixed-shape step that makes one frame for every given row.
+    """Text to frames: a prefill, then a fixed-shape step that makes one frame for every given slot.
 
-    `state` is what `allocate` returned, `prompts` are what `prepare` returned.
+    `state` is what `allocate` returned, `prompts` are what `prepare` returned. What else a model has, optional
+    protocols below say.
     """
 
     spec: ModelSpec
     codec: Codec
+
+    def segments(self, text: str, language: str) -> list[str]:
+        """`text` as this model's checkpoint wants it: normalised if it asks for that, and split where it must be."""
 
     def prepare(
         self, request: SpeechRequest, segment: str, index: int, before: Sequence[Spoken], voice: Voice | None
@@ -276,11 +261,55 @@ class SpeechModel(Protocol):
         `before` holds the earlier segments; `request.max_frames` is the limit of this one.
         """
 
-    def live_text(self, request: SpeechRequest, voice: Voice | None) -> LiveText | None:
-        """A new segment of a resolved request whose text is spoken while it arrives.
+    def allocate(self, capacity: Capacity) -> SlotState:
+        """Zeroed state for `capacity.slots` requests and the scratch slot. Raises `ConfigError` for what it lacks."""
 
-        None if the model needs all of a segment's text before its first frame.
+    def reset(self, state: Any, slots: Sequence[int]) -> None:
+        """Make `slots` free: done, and nothing of an earlier request can be read from them. No sync."""
+
+    def stage(self, state: Any, prompts: Sequence[Any], slots: Sequence[int], pages: Sequence[Pages]) -> int:
+        """Copy to the device what `slots` need to speak `prompts`, each on its `pages`; returns the number of tokens.
+
+        Cached tokens are not among them. Does not wait for the copies; touches no state by slot; not capturable.
         """
+
+    def admit(self, state: Any, slots: Tensor) -> None:
+        """Reset `slots` and give each what was staged for it in order, ready for `prefill`. Capturable."""
+
+    def prefill(self, state: Any, tokens: Tensor) -> None:
+        """Run the staged `tokens` [T] int64, leaving their slots ready for the first frame. Capturable.
+
+        Token `max_tokens` of the staging area is scratch, for padding. All tokens of a prompt are run by one call.
+        """
+
+    def frame(self, state: Any, slots: Tensor, record: list[Tensor] | None = None) -> None:
+        """One frame for each of `slots`: appended to `frames`, `length` advanced, `done` set at its end. Capturable.
+
+        A slot that is done is left as it is. A frame that carries the end-of-speech decision is appended only if it is
+        spoken too. `record` is given the logits [B, V] of every decision, in order.
+        """
+
+    def check_kernels(self, state: Any, batch: int) -> None:
+        """Run each fused kernel of a `frame` of `batch` slots once against its reference; a wrong one serves no more.
+
+        Leaves `state` as it is. Synchronises. Kernels warn by themselves; without a GPU there is nothing to check.
+        """
+
+    @property
+    def position_bytes(self) -> int:
+        """Memory one backbone position takes, in bytes: keys and values of all stacks that live on pages."""
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for the same configuration, weights and dtypes, whose voices can be exchanged; costs some ms."""
+
+
+@runtime_checkable
+class LiveTextModel(Protocol):
+    """A `SpeechModel` that speaks the text of a segment while it arrives. Others are given whole sentences."""
+
+    def live_text(self, request: SpeechRequest, voice: Voice | None) -> LiveText | None:
+        """A new segment of a resolved request; None where the request needs all of its text before its first frame."""
 
     def prepare_live(self, request: SpeechRequest, ids: Sequence[int], index: int, voice: Voice | None) -> Prompt:
         """As `prepare`, of a segment that begins with `ids` of a `LiveText` (one at least); the others are appended.
@@ -288,20 +317,21 @@ class SpeechModel(Protocol):
         Frame n needs n pending ids, those of the prompt counted, unless the text has ended before.
         """
 
-    def append(self, state: Any, slots: Sequence[int], starts: Sequence[int], ids: Sequence[Sequence[int]]) -> None:
-        """Write `ids` as the pending ids of rows `slots` from number `starts` on, behind all that was launched.
+    def append_text(
+        self, state: Any, slots: Sequence[int], starts: Sequence[int], ids: Sequence[Sequence[int]]
+    ) -> None:
+        """Write `ids` as the pending ids of `slots` from number `starts` on, behind all that was launched.
 
         No sync; not capturable.
         """
 
-    def segments(self, text: str, language: str) -> list[str]:
-        """`text` as this model's checkpoint wants it: normalised if it asks for that, and split where it must be."""
+
+@runtime_checkable
+class CloningModel(Protocol):
+    """A `SpeechModel` that speaks as recordings do."""
 
     def encode_voice(self, references: Sequence[Reference]) -> Voice:
         """What the model keeps of reference audio. Raises `InvalidReference` if it cannot be used."""
-
-    def voice_of(self, embedding: Sequence[float]) -> Voice:
-        """The voice of a speaker embedding that `ModelSpec.resolve` let pass. No sync."""
 
     def save_voice(self, voice: Voice) -> SavedVoice:
         """All that `load_voice` needs to make `voice` again. Its tensors are those of the voice, on its device."""
@@ -312,58 +342,29 @@ class SpeechModel(Protocol):
         `saved` may come from anywhere: raises `TensorMismatch` naming what does not belong to a voice of this model.
         """
 
-    @property
-    def fingerprint(self) -> str:
-        """The same for the same configuration, weights and dtypes, whose voices can be exchanged; costs some ms."""
 
-    def allocate(self, capacity: Capacity) -> SlotState:
-        """Zeroed rows for `capacity.slots` requests and the scratch row. Raises `ConfigError` for what it lacks."""
+@runtime_checkable
+class EmbeddingModel(Protocol):
+    """A `SpeechModel` that speaks as a speaker embedding says; `ModelSpec.speaker_embedding_size` is its length."""
 
-    def reset(self, state: Any, slots: Sequence[int]) -> None:
-        """Make rows `slots` free: done, and nothing of an earlier request can be read from them. No sync."""
+    def voice_of(self, embedding: Sequence[float]) -> Voice:
+        """The voice of a speaker embedding that `ModelSpec.resolve` let pass. No sync."""
 
-    def stage(self, state: Any, prompts: Sequence[Any], slots: Sequence[int], pages: Sequence[Pages]) -> int:
-        """Copy to the device what `slots` need to speak `prompts`, each on its `pages`; returns the number of tokens.
 
-        Cached tokens are not among them. Does not wait for the copies; touches no state by slot; not capturable.
-        """
-
-    def admit(self, state: Any, slots: Tensor) -> None:
-        """Admit: reset `slots`, each given what was staged for it in order, ready for `prefill`. Capturable."""
-
-    def prefill(self, state: Any, tokens: Tensor) -> None:
-        """Run the staged prompt rows `tokens` [T] int64, leaving their slots ready for the first frame. Capturable.
-
-        Row `max_tokens` of the staging area is scratch, for padding. All rows of a prompt are run by one call.
-        """
-
-    def frame(self, state: Any, slots: Tensor, record: list[Tensor] | None = None) -> None:
-        """One frame for each of `slots`: appended to `frames`, `length` advanced, `done` set at its end. Capturable.
-
-        A row that is done is left as it is. A frame that carries the end-of-speech decision is appended only if it is
-        spoken too. `record` is given the logits [B, V] of every decision, in order.
-        """
-
-    def check_kernels(self, state: Any, rows: int) -> None:
-        """Run each fused kernel of a `frame` of `rows` rows once against its reference; a wrong one serves no more.
-
-        Leaves `state` as it is. Synchronises. Kernels warn by themselves; without a GPU there is nothing to check.
-        """
-
-    @property
-    def position_bytes(self) -> int:
-        """Memory one backbone position takes, in bytes: keys and values of all stacks that live on pages."""
-
-    def frame_bytes(self, rows: int, context: int) -> int:
-        """Bytes that one `frame` of `rows` rows at `context` positions must read: the floor of its time.
-
-        Weights once for each time the chain of the frame needs them, keys and values once a row.
-        """
+@runtime_checkable
+class ProfiledModel(Protocol):
+    """A `SpeechModel` that says what a frame is made of, for `bench frame`."""
 
     def parts(self, state: Any) -> Mapping[str, Callable[[Tensor], Any]]:
         """The pieces of a frame that a profile times, by name: `backbone`, `depth`, `sample`.
 
-        Each takes `slots`, is capturable, and may leave the rows in a state that means nothing.
+        Each takes `slots`, is capturable, and may leave the slots in a state that means nothing.
+        """
+
+    def frame_bytes(self, batch: int, context: int) -> int:
+        """Bytes that one `frame` of `batch` slots at `context` positions must read: the floor of its time.
+
+        Weights once for each time the chain of the frame needs them, keys and values once a slot.
         """
 
 

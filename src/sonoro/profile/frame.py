@@ -20,7 +20,16 @@ from torch import Tensor
 
 from sonoro.core.errors import ConfigError, EngineError, noting
 from sonoro.models import registry
-from sonoro.models.base import Capacity, LoadedModel, Pages, Prompt, SpeechModel, Voice
+from sonoro.models.base import (
+    Capacity,
+    CloningModel,
+    LoadedModel,
+    Pages,
+    ProfiledModel,
+    Prompt,
+    SpeechModel,
+    Voice,
+)
 from sonoro.profile import snake
 from sonoro.profile.report import Report, dtype_name, show_table
 from sonoro.profile.requests import speech_request
@@ -142,7 +151,8 @@ class _Script:
         """
         first = context - _STEPPED // 2
         references = speech_request(model.spec, 0, _WORD, 1).references
-        chosen = cls(model, model.encode_voice(references) if references else None, 0, 0, 0, 0)
+        voice = model.encode_voice(references) if references and isinstance(model, CloningModel) else None
+        chosen = cls(model, voice, 0, 0, 0, 0)
         for words in range(1, max(first, 1) + 1):
             prompt = replace(chosen, words=words).prompt(0, 1)
             if prompt.positions > first:
@@ -190,6 +200,7 @@ def _time_batch(
 ) -> dict[str, Any]:
     """The row of one batch size; what could not be measured is None, and `errors` says why."""
     model, context = script.model, script.positions + script.lead + _STEPPED // 2
+    assert isinstance(model, ProfiledModel)
     floor_ms = 1000 * model.frame_bytes(batch, context) / bandwidth
     row: dict[str, Any] = {"batch": batch, "context": context, "eager_ms": None, "graph_ms": None, "floor_ms": floor_ms}
     row |= {"backbone_ms": None, "depth_ms": None, "sample_ms": None}

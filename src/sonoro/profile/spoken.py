@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sonoro.core.types import SpeechRequest
-from sonoro.models.base import Capacity, LoadedModel, Pages, Prompt
+from sonoro.models.base import Capacity, CloningModel, LoadedModel, Pages, Prompt
 from sonoro.runtime.graphs import GraphPool, GraphSet
 from sonoro.runtime.ring import upload
 
@@ -103,5 +103,8 @@ def speak(loaded: LoadedModel, requests: Sequence[SpeechRequest], frames: int, *
 def _prompts(loaded: LoadedModel, requests: Sequence[SpeechRequest]) -> list[Prompt]:
     model = loaded.model
     wanted = [model.spec.resolve(request) for request in requests]
-    voices = [model.encode_voice(one.references) if one.references else None for one in wanted]
+    voices = [
+        model.encode_voice(one.references) if one.references and isinstance(model, CloningModel) else None
+        for one in wanted
+    ]
     return [model.prepare(one, one.text, 0, [], voice) for one, voice in zip(wanted, voices, strict=True)]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import Tensor
 
 from sonoro.core.errors import InvalidRequest
-from sonoro.core.types import ModelSpec, OptionValue, SamplingParams, SpeechRequest
-from sonoro.models.base import Codec, Controls, Spoken, Voice, WholeSegments
+from sonoro.core.types import ModelSpec, OptionValue, Reference, SamplingParams, SpeechRequest
+from sonoro.models.base import Capacity, Codec, Controls, Pages, SavedVoice, Spoken, Voice
 from sonoro.models.loading import Parts, make_family
 from sonoro.models.settings import CONTROL_TOKENS
 from sonoro.models.slots import DepthState, admit_staged, clear_slots
@@ -28,20 +30,18 @@ _SAMPLING = SamplingParams(temperature=0.8, top_k=30, top_p=0.8, repetition_pena
 """What the official server draws with. It accepts a repetition penalty and ignores it."""
 
 
-class FishS2(WholeSegments):
-    """Slow AR, fast AR and codec behind the protocol `SpeechModel`. Holds no state of a request."""
+class FishS2:
+    """Slow AR, fast AR and codec behind `SpeechModel`, `CloningModel` and `ProfiledModel`.
+
+    Holds no state of a request.
+    """
 
     def __init__(self, name: str, config: ModelConfig, modules: FishModules, tokenizer: TextTokenizer) -> None:
         self.spec = spec_of(name, config)
         self.codec: Codec = modules.codec
-        self._modules, lm, bound = modules, modules.lm, functools.partial
+        self._modules, lm = modules, modules.lm
         self._conversations = ConversationBuilder(config, tokenizer)
         self.position_bytes = lm.slow.config.position_bytes(lm.head.weight.dtype)
-        self.encode_voice = bound(voice.encode_voice, codec=modules.codec, device=lm.device)
-        self.save_voice, self.load_voice = voice.save_voice, bound(voice.load_voice, lm.codebooks, lm.codes)
-        self.reset, self.stage, self.admit = clear_slots, stage, admit_staged
-        self.allocate, self.prefill = bound(allocate, lm), bound(prefill, lm)
-        self.frame, self.parts = bound(frame.frame, lm), bound(frame.parts, lm)
 
     settings = (CONTROL_TOKENS,)
 
@@ -67,16 +67,47 @@ class FishS2(WholeSegments):
         """Of the configuration, and of every tensor its name, shape, dtype and first numbers."""
         return fingerprint(repr(self._modules.lm.config), self._modules.lm, self._modules.codec)
 
-    def check_kernels(self, state: DepthState, rows: int) -> None:
-        """Run each fused kernel of a frame of `rows` rows once against its reference."""
-        frame.check_kernels(self._modules.lm, state, rows)
+    def encode_voice(self, references: Sequence[Reference]) -> Voice:
+        return voice.encode_voice(references, self._modules.codec, self._modules.lm.device)
 
-    def frame_bytes(self, rows: int, context: int) -> int:
-        """What one frame of `rows` rows must read: slow AR and its head once, fast layers once a codebook."""
+    def save_voice(self, spoken: Voice) -> SavedVoice:
+        return voice.save_voice(spoken)
+
+    def load_voice(self, saved: SavedVoice) -> Voice:
+        return voice.load_voice(self._modules.lm.codebooks, self._modules.lm.codes, saved)
+
+    def allocate(self, capacity: Capacity) -> DepthState:
+        return allocate(self._modules.lm, capacity)
+
+    def reset(self, state: DepthState, slots: Sequence[int]) -> None:
+        clear_slots(state, slots)
+
+    def stage(
+        self, state: DepthState, prompts: Sequence[FishPrompt], slots: Sequence[int], pages: Sequence[Pages]
+    ) -> int:
+        return stage(state, prompts, slots, pages)
+
+    def admit(self, state: DepthState, slots: Tensor) -> None:
+        admit_staged(state, slots)
+
+    def prefill(self, state: DepthState, tokens: Tensor) -> None:
+        prefill(self._modules.lm, state, tokens)
+
+    def frame(self, state: DepthState, slots: Tensor, record: list[Tensor] | None = None) -> None:
+        frame.frame(self._modules.lm, state, slots, record)
+
+    def check_kernels(self, state: DepthState, batch: int) -> None:
+        frame.check_kernels(self._modules.lm, state, batch)
+
+    def parts(self, state: DepthState) -> dict[str, Callable[[Tensor], object]]:
+        return frame.parts(self._modules.lm, state)
+
+    def frame_bytes(self, batch: int, context: int) -> int:
+        # Slow AR and its head once, fast layers once a codebook.
         lm = self._modules.lm
         slow, fast = (sum(weight.nbytes for weight in stack.layers.parameters()) for stack in (lm.slow, lm.fast))
         depth = (lm.codebooks - 1) * (fast + lm.fast.output.weight.nbytes)
-        return slow + lm.head.weight.nbytes + depth + rows * context * self.position_bytes
+        return slow + lm.head.weight.nbytes + depth + batch * context * self.position_bytes
 
 
 def spec_of(name: str, config: ModelConfig) -> ModelSpec:

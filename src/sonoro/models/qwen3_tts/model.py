@@ -36,7 +36,7 @@ from .config import (
 )
 from .live_text import LiveSegment
 from .prompt import SPLITS, ClonedVoice, PromptBuilder, TalkerPrompt, TextTokenizer
-from .state import FrameState, admit, allocate, append, prefill, reset, stage
+from .state import FrameState, admit, allocate, append_text, prefill, reset, stage
 from .weights import Modules
 
 __all__ = ["FAMILY", "Qwen3TTS", "spec_of"]
@@ -55,7 +55,7 @@ _SPLIT = OptionSpec(
 
 
 class Qwen3TTS:
-    """Talker, code predictor and codec behind the protocol `SpeechModel`. Holds no state of a request."""
+    """Talker, code predictor and codec behind all protocols of `models.base`. Holds no state of a request."""
 
     def __init__(self, name: str, configs: Configs, modules: Modules, tokenizer: TextTokenizer) -> None:
         self.spec = spec_of(name, configs)
@@ -83,7 +83,6 @@ class Qwen3TTS:
     def prepare(
         self, request: SpeechRequest, segment: str, index: int, before: Sequence[Spoken], voice: Voice | None
     ) -> TalkerPrompt:
-        """The prompt of `segment`; `request.max_frames` is the limit of this segment."""
         return self._prompts.build(segment, Controls.of(request, index), **_layout(request, voice))
 
     def live_text(self, request: SpeechRequest, voice: Voice | None) -> LiveSegment | None:
@@ -97,11 +96,10 @@ class Qwen3TTS:
         """The prompt of a segment whose text begins with `ids`, of which all but the first are pending."""
         return self._prompts.build_from_ids(ids, Controls.of(request, index), **_layout(request, voice))
 
-    def append(
+    def append_text(
         self, state: FrameState, slots: Sequence[int], starts: Sequence[int], ids: Sequence[Sequence[int]]
     ) -> None:
-        """Write `ids` as the pending ids of rows `slots` from number `starts` on. No sync."""
-        append(state, slots, starts, ids)
+        append_text(state, slots, starts, ids)
 
     @property
     def attention_heads(self) -> tuple[int, int]:
@@ -126,7 +124,6 @@ class Qwen3TTS:
         return None if state.watch is None else state.watch.attention
 
     def encode_voice(self, references: Sequence[Reference]) -> Voice:
-        """The voice of one reference. Raises `InvalidReference` if it cannot be used."""
         encoder, config = self._modules.lm.speaker_encoder, self._configs.model.speaker_encoder_config
         if encoder is None or config is None:
             raise InvalidReference("ref_audio", "given", f"{self.spec.name} cannot clone voices")
@@ -135,15 +132,12 @@ class Qwen3TTS:
         return voice.encode_voice(references, encoder, config, self.codec)
 
     def voice_of(self, embedding: Sequence[float]) -> Voice:
-        """The voice whose x-vector is `embedding`. No sync."""
         return Voice(ClonedVoice(upload(embedding, torch.float32, self._modules.lm.talker.device)))
 
     def save_voice(self, spoken: Voice) -> SavedVoice:
-        """All that `load_voice` needs to make a voice, which is primed, again."""
         return voice.save_voice(spoken)
 
     def load_voice(self, saved: SavedVoice) -> Voice:
-        """The voice that was saved. Raises `TensorMismatch` for what is no voice of this model."""
         return voice.load_voice(
             saved, self.spec.speaker_embedding_size, self._modules.codec, self._modules.lm.talker.device
         )
@@ -154,10 +148,6 @@ class Qwen3TTS:
         return fingerprint(repr(self._configs), self._modules.lm, self._modules.codec)
 
     def allocate(self, capacity: Capacity) -> FrameState:
-        """Free rows for `capacity.slots` requests and the scratch row.
-
-        Raises `ConfigError` for more positions than the model has.
-        """
         most = self._configs.model.talker_config.max_position_embeddings
         if capacity.max_positions > most:
             raise ConfigError("max_positions", capacity.max_positions, f"at most {most} for {self.spec.name}")
@@ -165,49 +155,41 @@ class Qwen3TTS:
         return allocate(self._modules.lm.talker, capacity, pad_id, self.word_heads)
 
     def reset(self, state: FrameState, slots: Sequence[int]) -> None:
-        """Make rows `slots` free. No sync."""
         reset(state, slots)
 
     def stage(
         self, state: FrameState, prompts: Sequence[TalkerPrompt], slots: Sequence[int], pages: Sequence[Pages]
     ) -> int:
-        """Lay out what rows `slots` need to speak `prompts` on `pages`; how many prompt rows were staged. No sync."""
         return stage(state, prompts, slots, pages)
 
     def admit(self, state: FrameState, slots: Tensor) -> None:
-        """Empty rows `slots` and give each what was staged for it. Capturable; no sync."""
         admit(state, slots)
 
     def prefill(self, state: FrameState, tokens: Tensor) -> None:
-        """Run the staged prompt rows `tokens`, leaving their slots ready for the first frame. Capturable; no sync."""
         prefill(self._modules.lm.talker, state, tokens)
 
     def frame(self, state: FrameState, slots: Tensor, record: list[Tensor] | None = None) -> None:
-        """One frame for each of `slots`. Capturable; no sync."""
         frame.frame(self._modules.lm.talker, state, slots, record)
 
-    def check_kernels(self, state: FrameState, rows: int) -> None:
-        """Run each fused kernel of a frame of `rows` rows once against its reference."""
-        frame.check_kernels(self._modules.lm.talker, state, rows)
+    def check_kernels(self, state: FrameState, batch: int) -> None:
+        frame.check_kernels(self._modules.lm.talker, state, batch)
 
     def parts(self, state: FrameState) -> dict[str, Callable[[Tensor], object]]:
-        """The pieces of a frame a profile times: backbone, depth, sample."""
         return frame.parts(self._modules.lm.talker, state)
 
     @property
     def position_bytes(self) -> int:
-        """Keys and values of one talker position."""
         return _position_bytes(self._configs, self._modules.lm.talker.dtype)
 
-    def frame_bytes(self, rows: int, context: int) -> int:
-        """What one frame of `rows` rows must read: talker and heads once, the predictor's layers once a codebook."""
+    def frame_bytes(self, batch: int, context: int) -> int:
+        # Talker and heads once, the predictor's layers once a codebook.
         talker = self._modules.lm.talker
         predictor = talker.code_predictor
         layers = sum(weight.nbytes for weight in talker.model.layers.parameters())
         heads = talker.codec_head.weight.nbytes + sum(weight.nbytes for weight in predictor.lm_head.parameters())
         depth = (talker.codebooks - 1) * sum(weight.nbytes for weight in predictor.model.layers.parameters())
         projection = sum(weight.nbytes for weight in predictor.small_to_mtp_projection.parameters())
-        return layers + heads + depth + projection + rows * context * self.position_bytes
+        return layers + heads + depth + projection + batch * context * self.position_bytes
 
 
 def spec_of(name: str, configs: Configs) -> ModelSpec:

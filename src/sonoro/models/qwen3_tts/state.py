@@ -32,7 +32,7 @@ from .backbone import Talker
 from .prompt import TalkerPrompt
 from .sampling import sampling_controls
 
-__all__ = ["FrameState", "StagedVoices", "admit", "allocate", "append", "prefill", "reset", "stage"]
+__all__ = ["FrameState", "StagedVoices", "admit", "allocate", "append_text", "prefill", "reset", "stage"]
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def admit(state: FrameState, slots: Tensor) -> None:
     state.seen.index_fill_(0, slots, False)
 
 
-def append(state: FrameState, slots: Sequence[int], starts: Sequence[int], ids: Sequence[Sequence[int]]) -> None:
+def append_text(state: FrameState, slots: Sequence[int], starts: Sequence[int], ids: Sequence[Sequence[int]]) -> None:
     """Write `ids` as the text ids of rows `slots` from number `starts` on. No sync; not capturable."""
     most = state.text_ids.shape[1] - 1
     assert all(start + len(new) <= most for start, new in zip(starts, ids, strict=True)), (starts, most)

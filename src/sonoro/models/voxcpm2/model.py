@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import torch
+from torch import Tensor
 
 from sonoro.core.errors import InvalidRequest
 from sonoro.core.types import ModelSpec, OptionSpec, OptionValue, Reference, SamplingParams, SpeechRequest
-from sonoro.models.base import Codec, Controls, SavedVoice, Spoken, Voice, WholeSegments
+from sonoro.models.base import Capacity, Codec, Controls, Pages, SavedVoice, Spoken, Voice
 from sonoro.models.loading import Parts, make_family
 from sonoro.models.settings import CONTROL_TOKENS
 from sonoro.nn.tokenizer import TextTokenizer
@@ -59,19 +60,16 @@ _OPTIONS = (
 )  # fmt: skip
 
 
-class VoxCPM2(WholeSegments):
-    """Both language models, flow and codec behind the protocol `SpeechModel`. Holds no state of a request."""
+class VoxCPM2:
+    """Both language models, flow and codec behind `SpeechModel`, `CloningModel` and `ProfiledModel`. Holds no state of
+    a request."""
 
     def __init__(self, name: str, config: ModelConfig, modules: VoxModules, tokenizer: TextTokenizer) -> None:
         self.spec, self.position_bytes = spec_of(name, config), _position_bytes(config, modules.lm.weight.dtype)
         self.codec: Codec = modules.codec
-        self._modules, lm, bound = modules, modules.lm, functools.partial
+        self._modules = modules
         self._prompts = PromptBuilder(config, tokenizer)
         self._config, self._priming = config, _PRIMING.default
-        self.save_voice = voice.save_voice
-        self.reset, self.stage, self.admit = reset, stage, admit
-        self.allocate, self.prefill = bound(allocate, lm), bound(prefill, lm)
-        self.frame, self.parts = bound(frame.frame, lm), bound(frame.parts, lm)
 
     settings = (CONTROL_TOKENS, _MOST_STEPS, _PRIMING)
 
@@ -90,12 +88,13 @@ class VoxCPM2(WholeSegments):
         self._priming = values.get(_PRIMING.name, self._priming)
 
     def encode_voice(self, references: Sequence[Reference]) -> Voice:
-        """The voice of recordings. Raises `InvalidReference`."""
         codec, device = self._modules.codec, self._modules.lm.weight.device
         return voice.encode_voice(self._config, codec, device, references, _PATCHES[str(self._priming)])
 
+    def save_voice(self, spoken: Voice) -> SavedVoice:
+        return voice.save_voice(spoken)
+
     def load_voice(self, saved: SavedVoice) -> Voice:
-        """The voice that was saved. Raises `TensorMismatch` for what is no voice of this model."""
         return voice.load_voice(self._config, saved, _PATCHES[str(self._priming)])
 
     def segments(self, text: str, language: str) -> list[str]:
@@ -118,13 +117,34 @@ class VoxCPM2(WholeSegments):
         primed = "" if self._priming == _PRIMING.default else f" {self._priming}"
         return fingerprint(repr(self._modules.lm.config) + primed, self._modules.lm, self._modules.codec)
 
-    def check_kernels(self, state: FrameState, rows: int) -> None:
-        """Run each fused kernel of a frame of `rows` rows once against its reference."""
-        frame.check_kernels(self._modules.lm, state, rows)
+    def allocate(self, capacity: Capacity) -> FrameState:
+        return allocate(self._modules.lm, capacity)
 
-    def frame_bytes(self, rows: int, context: int) -> int:
-        """What one frame of `rows` rows must read."""
-        return frame.floor_bytes(self._modules.lm) + rows * context * self.position_bytes
+    def reset(self, state: FrameState, slots: Sequence[int]) -> None:
+        reset(state, slots)
+
+    def stage(
+        self, state: FrameState, prompts: Sequence[VoxPrompt], slots: Sequence[int], pages: Sequence[Pages]
+    ) -> int:
+        return stage(state, prompts, slots, pages)
+
+    def admit(self, state: FrameState, slots: Tensor) -> None:
+        admit(state, slots)
+
+    def prefill(self, state: FrameState, tokens: Tensor) -> None:
+        prefill(self._modules.lm, state, tokens)
+
+    def frame(self, state: FrameState, slots: Tensor, record: list[Tensor] | None = None) -> None:
+        frame.frame(self._modules.lm, state, slots, record)
+
+    def check_kernels(self, state: FrameState, batch: int) -> None:
+        frame.check_kernels(self._modules.lm, state, batch)
+
+    def parts(self, state: FrameState) -> dict[str, Callable[[Tensor], object]]:
+        return frame.parts(self._modules.lm, state)
+
+    def frame_bytes(self, batch: int, context: int) -> int:
+        return frame.floor_bytes(self._modules.lm) + batch * context * self.position_bytes
 
 
 def spec_of(name: str, config: ModelConfig) -> ModelSpec:
