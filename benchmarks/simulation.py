@@ -20,7 +20,7 @@ import numpy as np
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError
 from sonoro.engine.live_text import Segment
-from sonoro.engine.request import RunningRequest
+from sonoro.engine.request import Playback, Progress, RunningRequest
 from sonoro.engine.scheduler import Plan, Scheduler
 from sonoro.runtime.slots import PagePool
 
@@ -157,7 +157,11 @@ class _Engine:
         # Half of what a request takes outside of ticks it takes on its way here.
         sent_s = at_s - self.times.overhead_ms / 2000
         row = RunningRequest(
-            cast(Any, _REQUEST), [Segment("", 0, 0)], None, sent_s, prompt=cast(Any, prompt), limit=frames
+            cast(Any, _REQUEST),
+            [Segment("", 0, 0)],
+            None,
+            Playback(sent_s),
+            progress=Progress(cast(Any, prompt), frames),
         )
         if not self.has_work:
             self.now_s = max(self.now_s, at_s)
@@ -179,11 +183,11 @@ class _Engine:
 
     def _collect(self, plan: Plan) -> None:
         for row in plan.frame:
-            row.length += 1
-            row.is_done = row.length >= row.limit
+            row.progress.length += 1
+            row.progress.is_done = row.progress.length >= row.progress.limit
         for frames, rows in plan.codec.items():
             for row in rows:
-                if made := min(frames, row.length - row.decoded):
+                if made := min(frames, row.progress.length - row.progress.decoded):
                     self.count_sent(row, made, self.now_s)
                     row.count_sent(made, self.now_s, self.times.frame_s)
         for row in [row for row in self.scheduler.running if row.is_drained]:
@@ -264,8 +268,8 @@ class _Simulation:
             self._longest = max(self._longest, engine.scheduler.waiting)
 
     def _hear(self, row: RunningRequest, frames: int, now_s: float) -> None:
-        if row.first_audio_at_s is None and self._counts(row.accepted_at_s):
-            self._first_ms.append(1000 * (now_s - row.accepted_at_s) + self._times.overhead_ms / 2)
+        if row.playback.first_audio_at_s is None and self._counts(row.playback.accepted_at_s):
+            self._first_ms.append(1000 * (now_s - row.playback.accepted_at_s) + self._times.overhead_ms / 2)
         if self._counts(now_s):
             self._audio_s += frames * self._times.frame_s
 

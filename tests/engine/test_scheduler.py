@@ -13,7 +13,7 @@ import pytest
 from sonoro.core.config import EngineConfig
 from sonoro.core.text import Segment
 from sonoro.core.types import SpeechRequest
-from sonoro.engine.request import RunningRequest
+from sonoro.engine.request import Playback, Progress, RunningRequest
 from sonoro.engine.scheduler import Plan, Scheduler
 from sonoro.runtime.slots import PagePool
 
@@ -30,8 +30,8 @@ def scheduler_of(pages: int = 1_000_000, **changes: object) -> Scheduler:
 def waiting(name: str, limit: int = LIMIT, index: int = 0, positions: int = 10) -> RunningRequest:
     request = SpeechRequest(id=name, text="a")
     segments = [Segment(text, 0, 1) for text in "abc"]
-    row = RunningRequest(request, segments, None, accepted_at_s=0.0, index=index, limit=limit)
-    row.prompt = SimpleNamespace(positions=positions)
+    row = RunningRequest(request, segments, None, Playback(0.0), index=index)
+    row.progress = Progress(SimpleNamespace(positions=positions, text_ids=0), limit)
     return row
 
 
@@ -70,12 +70,12 @@ class Simulation:
     def _collect(self, plan: Plan, steps: dict[RunningRequest, int]) -> None:
         for row in plan.frame:
             if row.allocation is not None:
-                length = self.lengths[row.request.id]
-                row.length = min(steps[row], length)
-                row.is_done = steps[row] > length or steps[row] == row.limit
+                length, progress = self.lengths[row.request.id], row.progress
+                progress.length = min(steps[row], length)
+                progress.is_done = steps[row] > length or steps[row] == progress.limit
         for frames, rows in plan.codec.items():
             for row in rows:
-                made = min(frames, row.length - row.decoded)
+                made = min(frames, row.progress.length - row.progress.decoded)
                 if row.allocation is not None and made:
                     row.count_sent(made, self.now_s, FRAME_S)
                     self.heard[row.request.id].append((self.now_s, made))
@@ -196,19 +196,20 @@ def test_a_listener_at_playback_speed_never_runs_out(mean_s: float, seed: int) -
         assert simulation.underruns(name) == 0, (name, simulation.heard[name])
 
 
-def speaking(name: str, ready: int, lead_frames: float, now_s: float = 10.0) -> RunningRequest:
-    """A request that has `ready` frames to decode after the next step, and so much audio left to play."""
-    row = waiting(name)
-    row.steps = 100 + ready - 1
-    row.columns = row.decoded = 100
-    row.first_audio_at_s, row.plays_until_s = 0.0, now_s + lead_frames * FRAME_S
-    return row
+def begin_speaking(scheduler: Scheduler, **lead_frames: float) -> None:
+    """Admit requests that have 12 frames to decode after the next step and, at 10 s, so much audio left to play."""
+    rows = {waiting(name.removeprefix("_")): lead for name, lead in lead_frames.items()}
+    for row in rows:
+        scheduler.add(row)
+    scheduler.plan(10.0, 0.001)
+    for row, lead in rows.items():
+        row.allocation.steps, row.allocation.columns, row.progress.decoded = 111, 100, 100
+        row.playback = Playback(0.0, first_audio_at_s=0.0, plays_until_s=10.0 + lead * FRAME_S)
 
 
 def test_first_chunks_go_first_then_the_earliest_deadline_within_the_frames_of_a_tick() -> None:
     scheduler = scheduler_of(slots=8, codec_frames=24)
-    for name, lead in (("long", 50), ("short", 20), ("middle", 30)):
-        scheduler.add(speaking(name, 12, lead))
+    begin_speaking(scheduler, long=50, short=20, middle=30)
     scheduler.add(waiting("new"))
     first = scheduler.plan(10.0, 0.001)
     assert codec_of(first) == {1: ["new"], 12: ["short"]}
@@ -219,36 +220,32 @@ def test_first_chunks_go_first_then_the_earliest_deadline_within_the_frames_of_a
 
 def test_whoever_would_run_out_goes_beyond_the_frames_of_a_tick() -> None:
     scheduler = scheduler_of(slots=8, codec_frames=12)
-    for name, lead in (("a", 1), ("b", 40), ("c", 2), ("d", 3)):
-        scheduler.add(speaking(name, 12, lead))
+    begin_speaking(scheduler, a=1, b=40, c=2, d=3)
     assert codec_of(scheduler.plan(10.0, 0.05)) == {12: ["a", "c", "d"]}
 
 
 def test_a_first_chunk_is_not_held_up_by_those_who_would_run_out() -> None:
     scheduler = scheduler_of(slots=8, codec_frames=12)
-    scheduler.add(speaking("late", 12, 0.1))
+    begin_speaking(scheduler, late=0.1)
     scheduler.add(waiting("new"))
     assert codec_of(scheduler.plan(10.0, 0.05)) == {1: ["new"], 12: ["late"]}
 
 
 def test_a_launch_goes_even_if_it_alone_is_more_than_the_frames_of_a_tick() -> None:
     scheduler = scheduler_of(slots=2, codec_frames=4)
-    for name in "ab":
-        scheduler.add(speaking(name, 12, 60))
+    begin_speaking(scheduler, a=60, b=60)
     assert codec_of(scheduler.plan(10.0, 0.001)) == {12: ["a"]}
 
 
 def test_those_that_can_wait_fill_captured_batches() -> None:
     scheduler = scheduler_of(codec_batches=(1, 4, 16), codec_frames=1000)
-    for number in range(6):
-        scheduler.add(speaking(str(number), 12, 60 + number))
+    begin_speaking(scheduler, **{f"_{number}": 60 + number for number in range(6)})
     assert codec_of(scheduler.plan(10.0, 0.001)) == {12: ["0", "1", "2", "3"]}
     assert codec_of(scheduler.plan(10.0, 0.001)) == {12: ["4"]}
     # A deadline does not wait for company, nor does a slot that is only held.
-    late, ended = speaking("late", 12, 0.1), speaking("ended", 12, 60)
+    begin_speaking(scheduler, late=0.1, ended=60)
+    ended = scheduler.running[-1].progress
     ended.is_done, ended.length = True, 112
-    for row in (late, ended):
-        scheduler.add(row)
     assert codec_of(scheduler.plan(10.0, 0.01)) == {12: ["late", "ended"]}
 
 

@@ -5,19 +5,19 @@ from types import SimpleNamespace
 
 import torch
 
-from fakes.sine_codec import LOUDNESS, SineCodec
+from fakes.sine_codec import LOUDNESS, SAMPLING, SineCodec
 from sonoro.core.errors import InvalidRequest
-from sonoro.core.types import ModelSpec, SamplingParams
+from sonoro.core.types import ModelSpec
 from sonoro.models.base import Controls
 
 
 class SineModel:
-    position_bytes, fingerprint, codec = 64, "of a sine", SineCodec()
-    sampling = SamplingParams(temperature=1.0, top_k=50, top_p=1.0, repetition_penalty=1.0)
+    position_bytes, fingerprint = 64, "of a sine"
 
     def __init__(self, voices=("low", "high"), modes=("named",)):
         self.spec = ModelSpec(name="sine", sample_rate=8000, hop=80, max_frames=2000, voice_modes=modes, voices=voices,
-                              languages=("auto", "english"), sampling=self.sampling, options=(LOUDNESS,))  # fmt: skip
+                              languages=("auto", "english"), sampling=SAMPLING, options=(LOUDNESS,))  # fmt: skip
+        self.codec = SineCodec()
 
     def segments(self, text, language):
         return [text]
@@ -42,8 +42,8 @@ class SineModel:
         assert state.done.all(), "kernels are checked before anybody speaks"
 
     def reset(self, state, slots):
-        state.done[slots], state.length[slots], state.frames[slots], state.not_run[slots] = True, 0, 0, 0
-        state.pages_of = {slot: pages for slot, pages in state.pages_of.items() if slot not in slots}
+        for slot in slots:
+            state.done[slot], state.length[slot], state.frames[slot], state.not_run[slot] = True, 0, 0, 0
 
     def stage(self, state, prompts, slots, pages):
         end, capacity, state.staged = 0, state.capacity, list(zip(prompts, slots, pages, strict=True))

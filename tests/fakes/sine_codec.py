@@ -2,10 +2,11 @@
 
 import torch
 
-from sonoro.core.types import OptionSpec
+from sonoro.core.types import OptionSpec, SamplingParams
 from sonoro.models.base import CodecChoice
 
 LOUDNESS = OptionSpec(name="loudness", type="int", default=50, minimum=0, maximum=100)
+SAMPLING = SamplingParams(temperature=1.0, top_k=50, top_p=1.0, repetition_penalty=1.0)
 
 
 class SineCodec:

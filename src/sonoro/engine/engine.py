@@ -20,7 +20,7 @@ from sonoro.core.encoded_voice import EncodedVoice
 from sonoro.core.errors import EngineBusy, EngineError, InvalidRequest
 from sonoro.core.types import AudioChunk, Event, Failed, Finished, FinishReason, Reference, SpeechRequest
 from sonoro.engine.prompts import Prompts
-from sonoro.engine.request import RunningRequest
+from sonoro.engine.request import Playback, RunningRequest
 from sonoro.engine.runner import Decoded, Launched, Runner
 from sonoro.engine.scheduler import Plan, Scheduler
 from sonoro.engine.voices import Inline, Voices
@@ -156,7 +156,7 @@ class Engine:
         known = {request.voice or "": request.voice_digest} if request.voice_digest else {}
         request = self.spec.resolve(request, known)
         with self._runner.active():
-            running = RunningRequest(request, [], None, accepted_at_s=self._clock_s())
+            running = RunningRequest(request, [], None, Playback(self._clock_s()))
             self._prompts.cut_segments(running)
             voice = self._voices.of(request)
             if voice is not None:
@@ -294,13 +294,10 @@ class Engine:
                 zip(launched.stepped, launched.length, launched.done, strict=True)
             ):
                 if item.is_current:
-                    words = item.running.words
-                    if words is not None and launched.attention is not None and length > item.running.length:
+                    progress, words = item.running.progress, item.running.words
+                    if words is not None and launched.attention is not None and length > progress.length:
                         words.see(launched.attention[at], int(length))
-                    item.running.length, item.running.is_done = (
-                        int(length),
-                        bool(is_done) or length >= item.running.limit,
-                    )
+                    progress.length, progress.is_done = int(length), bool(is_done) or length >= progress.limit
             for decoded in launched.decoded:
                 for at, item in enumerate(decoded.items):
                     if item.is_current:
@@ -315,19 +312,20 @@ class Engine:
 
         Where the segment may be spoken again it is held back.
         """
-        made = min(decoded.frames, running.length - running.decoded - running.held_frames)
+        progress = running.progress
+        made = min(decoded.frames, progress.length - progress.decoded - running.held_frames)
         assert made >= 0
         if not made:
             return
         self._count_broken(running, int(decoded.broken[at]))
         pcm = decoded.pcm_of(at, made)
-        running.held.append((pcm, made))
+        progress.held.append((pcm, made))
         if running.words is not None:
             running.words.hear(pcm)
             if running.is_drained:
                 running.words.end()
         if running.has_more_segments:
-            running.made.append(decoded.frames_of(at, made))
+            progress.made.append(decoded.frames_of(at, made))
         if running.request.attempts == 1:
             self._emit_held(running, now_s)
 
@@ -342,8 +340,8 @@ class Engine:
 
     def _emit_held(self, running: RunningRequest, now_s: float) -> None:
         """Send what is held back."""
-        for pcm, frames in running.held:
-            index = running.chunks
+        for pcm, frames in running.progress.held:
+            index = running.playback.chunks
             running.count_sent(frames, now_s, self.spec.frame_s)
             characters = running.characters(self.spec.frame_s)
             until_s = running.audio_frames * self.spec.frame_s
@@ -351,7 +349,7 @@ class Engine:
             self._events.append(
                 AudioChunk(request_id=running.request.id, index=index, pcm=pcm, characters=characters, words=words)
             )
-        running.held = []
+        running.progress.held = []
 
     def _advance(self, running: RunningRequest) -> None:
         """Take a drained segment out of its slot: on to the next segment, or to the end."""
@@ -368,7 +366,7 @@ class Engine:
         if reason is not None and not is_again:
             self._finish(running, reason)
             return
-        frames = self._runner.join(running.made)
+        frames = self._runner.join(running.progress.made)
         self._scheduler.release(running)
         if is_again:
             running.try_again()
@@ -406,7 +404,7 @@ class Engine:
             self._finish(running, "stop")
         elif segment is None:
             raise InvalidRequest("text", f"{running.text_length} characters", "nothing in it can be spoken")
-        elif running.prompt is None:
+        elif running.progress.prompt is None:
             self._prompts.prepare(running, segment)
             self._scheduler.add(running)
         else:

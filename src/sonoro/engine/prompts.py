@@ -69,15 +69,15 @@ class Prompts:
         else:
             assert isinstance(self._model, LiveTextModel)
             prompt = self._model.prepare_live(limited, segment.ids, running.index, running.voice)
-            running.taken_ids, running.pending_ids = len(segment.ids), prompt.text_ids
-        running.prompt, running.limit = prompt, prompt.controls.max_frames
+            running.progress.given_ids = len(segment.ids)
+        running.progress.prompt, running.progress.limit = prompt, prompt.controls.max_frames
         if running.positions > self._max_positions:
             limit = (
                 f"with its voice and instructions it needs {running.positions} positions; at most {self._max_positions}"
             )
             raise InvalidRequest("text", segment.text, limit)
         self._check_text_ids(segment, prompt.text_ids)
-        running.prefix = self._keys(prompt)
+        running.progress.prefix = self._keys(prompt)
         if running.words is not None and isinstance(self._model, ShowsWords):
             begins_s = running.frames_before * self._spec.frame_s
             running.words.begin(segment, self._model.pointing(running.request, running.voice), begins_s)

@@ -16,67 +16,95 @@ if TYPE_CHECKING:
     from sonoro.engine.words import RequestWords
     from sonoro.models.base import Prompt, Voice
 
-__all__ = ["Allocation", "RunningRequest"]
+__all__ = ["Allocation", "Playback", "Progress", "RunningRequest"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Allocation:
-    """Slot and pages of a segment from admission to release. Results carry the allocation they were made under, one
-    object per admission, so a reused slot is not mistaken. The first `cached` positions are filled already."""
+    """What a segment holds from admission to release, and what was launched for it: the scheduler's alone to write.
+
+    The first `cached` positions of `pages` are filled already. Launched are `steps` frames, `columns` frames to be
+    decoded, surplus included, and the `appended` ids of live text. Results carry the allocation they were made under,
+    one object per admission, so a reused slot is not mistaken.
+    """
 
     slot: int
     pages: list[int]
     cached: int = 0
+    steps: int = 0
+    columns: int = 0
+    appended: int = 0
+
+
+@dataclass
+class Progress:
+    """How far one attempt at a segment is, as far as its results have come back: the engine's to write.
+
+    `limit` is the most frames it may have, `prefix` are the keys of the pages it may share, the first of its `prompt`,
+    which holds the first `given_ids` of live text. `length` frames are made and `decoded` of them sent as audio; once
+    it `is_done` no more come. `made` are those frames [T, ...] (kept only if another segment follows), `held` the
+    chunks that are not sent yet, each with its frames.
+    """
+
+    prompt: Prompt | None = None
+    limit: int = 0
+    prefix: list[bytes] = field(default_factory=list)
+    given_ids: int = 0
+    length: int = 0
+    decoded: int = 0
+    is_done: bool = False
+    made: list[npt.NDArray[Any]] = field(default_factory=list)
+    held: list[tuple[bytes, int]] = field(default_factory=list)
+
+
+@dataclass
+class Playback:
+    """What was sent to a request's listener, and until when that plays."""
+
+    accepted_at_s: float
+    chunks: int = 0
+    first_audio_at_s: float | None = None
+    plays_until_s: float = 0.0
 
 
 @dataclass(eq=False)
 class RunningRequest:
-    """A resolved request and how far it is.
+    """A resolved request and how far it is. The engine writes it, but for the scheduler's `allocation`.
 
-    Of the current segment: `limit` is the most frames it may have, `prefix` are the keys of the pages it may share, the
-    first of its prompt. What was launched: `steps` frames, and `columns` frames to be turned into audio, surplus
-    included. What has come back: `length` frames made, whether it `is_done` and will make no more, and `decoded` frames
-    of audio sent. The scheduler owns `allocation`, `steps` and `columns`; the engine writes the rest. `before` holds
-    the frames [T, ...] of earlier segments, `made` those of this one as far as they came back (kept only if another
-    segment follows). Of a live request `segments` grow, as `live` cuts them; `taken_ids` of the current one have been
-    handed to the model, of which `pending_ids` are fed frame by frame. Where it may be spoken again, `attempt` counts
-    from 0, and its chunks are `held`, each with its frames, until it has ended. `words` tell when its words are spoken,
-    if it is to be told and the model shows it.
+    `before` holds the frames [T, ...] of the segments before number `index`, `frames_before` counts them. Of a live
+    request `segments` grow, as `live` cuts them. Where a segment may be spoken again, `attempt` counts from 0. `words`
+    tell when its words are spoken, if it is to be told and the model shows it.
     """
 
     request: SpeechRequest
     segments: list[Segment]
     voice: Voice | None
-    accepted_at_s: float
+    playback: Playback
     live: LiveFeed | None = None
     index: int = 0
-    prompt: Prompt | None = None
-    limit: int = 0
-    prefix: list[bytes] = field(default_factory=list)
+    attempt: int = 0
+    progress: Progress = field(default_factory=Progress)
     before: list[Tensor] = field(default_factory=list)
-    made: list[npt.NDArray[Any]] = field(default_factory=list)
     frames_before: int = 0
     allocation: Allocation | None = None
     is_paused: bool = False
-    taken_ids: int = 0
-    pending_ids: int = 0
-    steps: int = 0
-    columns: int = 0
-    length: int = 0
-    decoded: int = 0
-    is_done: bool = False
-    attempt: int = 0
     words: RequestWords | None = None
-    held: list[tuple[bytes, int]] = field(default_factory=list)
-    chunks: int = 0
-    first_audio_at_s: float | None = None
-    plays_until_s: float = 0.0
 
     @property
     def positions(self) -> int:
         """Backbone positions the current segment may come to need."""
-        assert self.prompt is not None
-        return self.prompt.positions + self.limit
+        assert self.progress.prompt is not None
+        return self.progress.prompt.positions + self.progress.limit
+
+    @property
+    def steps(self) -> int:
+        """Frames of the segment that were launched."""
+        return 0 if self.allocation is None else self.allocation.steps
+
+    @property
+    def columns(self) -> int:
+        """Frames of the segment that were launched to be decoded, surplus included."""
+        return 0 if self.allocation is None else self.allocation.columns
 
     @property
     def segment(self) -> Segment | None:
@@ -98,9 +126,17 @@ class RunningRequest:
 
     @property
     def late_ids(self) -> list[int]:
-        """Ids of the current segment that came after its prompt was made and have not been handed on."""
+        """Ids of the current segment that came after its prompt was made and have not been appended."""
         segment = None if self.live is None else self.segment
-        return [] if segment is None or segment.ids is None else segment.ids[self.taken_ids :]
+        if segment is None or segment.ids is None:
+            return []
+        return segment.ids[self.progress.given_ids + (0 if self.allocation is None else self.allocation.appended) :]
+
+    @property
+    def pending_ids(self) -> int:
+        """Ids that the model has been given to be fed frame by frame."""
+        assert self.progress.prompt is not None
+        return self.progress.prompt.text_ids + (0 if self.allocation is None else self.allocation.appended)
 
     @property
     def is_starving(self) -> bool:
@@ -108,7 +144,7 @@ class RunningRequest:
         segment = None if self.live is None else self.segment
         if segment is None or segment.ids is None or segment.is_whole or self.is_ending:
             return False
-        return self.steps > self.pending_ids + len(segment.ids) - self.taken_ids
+        return self.steps > self.pending_ids + len(self.late_ids)
 
     @property
     def undecoded(self) -> int:
@@ -123,22 +159,22 @@ class RunningRequest:
     @property
     def audio_frames(self) -> int:
         """Frames of the whole request turned into audio so far."""
-        return self.frames_before + self.decoded
+        return self.frames_before + self.progress.decoded
 
     @property
     def held_frames(self) -> int:
         """Frames of the segment whose audio is held back."""
-        return sum(frames for _, frames in self.held)
+        return sum(frames for _, frames in self.progress.held)
 
     @property
     def presumed_length(self) -> int:
         """Frames made once everything launched has run: as many as steps, until it is known that there were fewer."""
-        return self.length if self.is_done else self.steps
+        return self.progress.length if self.progress.is_done else self.steps
 
     @property
     def is_ending(self) -> bool:
         """Whether the segment makes no frame beyond those presumed."""
-        return self.is_done or self.steps >= self.limit
+        return self.progress.is_done or self.steps >= self.progress.limit
 
     @property
     def is_silent(self) -> bool:
@@ -148,7 +184,7 @@ class RunningRequest:
     @property
     def is_drained(self) -> bool:
         """Whether the segment has ended and all of its audio is sent, or held back."""
-        return self.is_done and self.decoded + self.held_frames == self.length
+        return self.progress.is_done and self.progress.decoded + self.held_frames == self.progress.length
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -156,24 +192,26 @@ class RunningRequest:
 
         A segment that runs into its limit ends the whole request: what would follow a runaway cannot be trusted.
         """
-        if self.length >= self.limit:
-            return "length" if self.frames_before + self.length == self.request.max_frames else "runaway"
+        if self.progress.length >= self.progress.limit:
+            return "length" if self.frames_before + self.progress.length == self.request.max_frames else "runaway"
         return None if self.has_more_segments else "stop"
 
     @property
     def may_try_again(self) -> bool:
         """Whether the segment, which is drained, ran away and is to be spoken again."""
-        assert self.prompt is not None
+        assert self.progress.prompt is not None
         assert self.request.attempts is not None
         is_left = self.attempt + 1 < self.request.attempts and not self.request.ignore_eos
-        doubtful = self.prompt.controls.doubtful_frames
-        is_doubtful = doubtful is not None and self.length >= doubtful and self.finish_reason != "length"
+        doubtful = self.progress.prompt.controls.doubtful_frames
+        is_doubtful = doubtful is not None and self.progress.length >= doubtful and self.finish_reason != "length"
         return is_left and (is_doubtful or self.finish_reason == "runaway")
 
     def timings(self, now_s: float) -> Timings:
         """Those of a request that ends at `now_s`."""
-        first_audio_at_s = now_s if self.first_audio_at_s is None else self.first_audio_at_s
-        return Timings(first_audio_s=first_audio_at_s - self.accepted_at_s, total_s=now_s - self.accepted_at_s)
+        accepted_at_s, first_at_s = self.playback.accepted_at_s, self.playback.first_audio_at_s
+        return Timings(
+            first_audio_s=(now_s if first_at_s is None else first_at_s) - accepted_at_s, total_s=now_s - accepted_at_s
+        )
 
     def characters(self, frame_s: float) -> int:
         """Characters of the text that are spoken by the end of the audio sent so far.
@@ -183,48 +221,42 @@ class RunningRequest:
         segment = self.segment
         if segment is None:
             return self.segments[-1].end if self.segments else 0
-        if self.is_done and self.length < self.limit:
-            share = self.decoded / max(self.length, 1)
+        if self.progress.is_done and self.progress.length < self.progress.limit:
+            share = self.progress.decoded / max(self.progress.length, 1)
         else:
-            share = self.decoded * frame_s * LETTERS_PER_S / max(segment.letters, 1)
+            share = self.progress.decoded * frame_s * LETTERS_PER_S / max(segment.letters, 1)
         return segment.start + int((segment.end - segment.start) * min(share, 1.0))
 
     def tighten(self, limit: int) -> None:
         """Lower the limit, now that the text of the segment is known, to `limit` or to the very next frame."""
-        self.limit = min(self.limit, max(limit, self.steps + 1))
+        self.progress.limit = min(self.progress.limit, max(limit, self.steps + 1))
 
     def lead_s(self, now_s: float, frame_s: float) -> float:
         """Playback lead: seconds of audio sent or under way that the listener has not heard yet."""
-        under_way = min(self.columns, self.presumed_length) - self.decoded
-        played_s = 0.0 if self.first_audio_at_s is None else self.plays_until_s - now_s
+        under_way = min(self.columns, self.presumed_length) - self.progress.decoded
+        played_s = 0.0 if self.playback.first_audio_at_s is None else self.playback.plays_until_s - now_s
         return played_s + under_way * frame_s
 
     def count_sent(self, frames: int, now_s: float, frame_s: float) -> None:
         """Count a chunk of `frames` frames as sent now; a listener who had run out of audio waited for it."""
-        self.chunks += 1
-        self.decoded += frames
-        if self.first_audio_at_s is None:
-            self.first_audio_at_s = self.plays_until_s = now_s
-        self.plays_until_s = max(self.plays_until_s, now_s) + frames * frame_s
+        playback = self.playback
+        playback.chunks += 1
+        self.progress.decoded += frames
+        if playback.first_audio_at_s is None:
+            playback.first_audio_at_s = playback.plays_until_s = now_s
+        playback.plays_until_s = max(playback.plays_until_s, now_s) + frames * frame_s
 
     def next_segment(self, frames: Tensor) -> None:
         """Move on to the following segment; `frames` [T, ...] are those of the one that ended."""
         assert self.allocation is None
         self.before.append(frames)
-        self.frames_before += self.length
+        self.frames_before += self.progress.length
         self.index += 1
         self.attempt = 0
-        self._begin()
+        self.progress = Progress()
 
     def try_again(self) -> None:
         """Discard what the segment has made and begin its next attempt."""
         assert self.allocation is None
         self.attempt += 1
-        self._begin()
-
-    def _begin(self) -> None:
-        self.made, self.held = [], []
-        self.prompt = None
-        self.taken_ids = self.pending_ids = 0
-        self.steps = self.columns = self.length = self.decoded = 0
-        self.is_done = False
+        self.progress = Progress()

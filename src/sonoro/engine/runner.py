@@ -23,7 +23,7 @@ from sonoro.core.config import EngineConfig
 from sonoro.engine.decoding import Decoding
 from sonoro.engine.device_state import allocate_device_state
 from sonoro.engine.request import Allocation, RunningRequest
-from sonoro.engine.scheduler import Plan
+from sonoro.engine.scheduler import LateText, Plan
 from sonoro.models.base import LiveTextModel, Pages, SpeechModel
 from sonoro.models.words import ShowsWords
 from sonoro.runtime.graphs import GraphPool, GraphSet
@@ -202,7 +202,7 @@ class Runner:
         launched = Launched(self.ring.acquire())
         try:
             self._prefill(plan.admit, launched)
-            self._append(plan.frame, launched)
+            self._append(plan.text, launched)
             self._step(plan.frame, launched)
             for frames, batch in plan.codec.items():
                 for start in range(0, len(batch), self._max_batch):
@@ -229,8 +229,8 @@ class Runner:
         if not batch:
             return
         items = launched.items(batch)
-        slots, prompts = _slots(items), [running.prompt for running, _ in items]
-        voices = [running.prompt.voice or running.voice for running, _ in items if running.prompt is not None]
+        slots, prompts = _slots(items), [running.progress.prompt for running, _ in items]
+        voices = [prompt.voice or running.voice for prompt, (running, _) in zip(prompts, items, strict=True) if prompt]
         try:
             pages = [Pages(allocation.pages, allocation.cached) for _, allocation in items]
             tokens = self._model.stage(self._state.state, prompts, slots, pages)
@@ -248,21 +248,18 @@ class Runner:
             for running in batch:
                 self._prefill([running], launched)
 
-    def _append(self, batch: Sequence[RunningRequest], launched: Launched) -> None:
-        """Hand on the text that has come late for those of `batch` that are live."""
-        items = launched.items([running for running in batch if running.late_ids])
+    def _append(self, text: Sequence[LateText], launched: Launched) -> None:
+        """Append the `text` that has come late, but for requests that have failed."""
+        late = {running: (start, ids) for running, start, ids in text}
+        items = launched.items([*late])
         if not items:
             return
-        ids, starts = [running.late_ids for running, _ in items], [running.pending_ids for running, _ in items]
+        starts, ids = zip(*(late[running] for running, _ in items), strict=True)
         try:
             assert isinstance(self._model, LiveTextModel)
             self._model.append_text(self._state.state, _slots(items), starts, ids)
         except Exception as error:
             launched.failed.update({running: error for running, _ in items})
-            return
-        for (running, _), handed in zip(items, ids, strict=True):
-            running.taken_ids += len(handed)
-            running.pending_ids += len(handed)
 
     def _step(self, batch: Sequence[RunningRequest], launched: Launched) -> None:
         """One frame for each of `batch`."""

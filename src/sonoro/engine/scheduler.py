@@ -17,7 +17,7 @@ from sonoro.engine.request import Allocation, RunningRequest
 from sonoro.runtime.slots import PagePool, SlotPool
 from sonoro.transport.messages import PrefixCounts
 
-__all__ = ["LATENCY_TICKS", "SAFETY", "Plan", "Scheduler"]
+__all__ = ["LATENCY_TICKS", "SAFETY", "LateText", "Plan", "Scheduler"]
 
 LATENCY_TICKS = 2
 """Ticks from a plan to the hand-over of its audio, which is collected while the next tick runs."""
@@ -26,16 +26,26 @@ SAFETY = 2.0
 """How many times its average a tick may take before a listener runs out of audio."""
 
 
+class LateText(NamedTuple):
+    """Ids of live text to be appended to those of `running`, from number `start` on."""
+
+    running: RunningRequest
+    start: int
+    ids: list[int]
+
+
 @dataclass(frozen=True)
 class Plan:
     """The work of one tick, in this order.
 
-    `admit` have just been given a slot and pages and are prefilled; `frame` make one frame each (the admitted too);
-    `codec` maps a chunk length to those that decode so many frames, shortest first. Chunk lengths count the frame of
-    this very tick as made, and the last chunk of a segment is padded: what was not made is cut when it comes back.
+    `admit` have just been given a slot and pages and are prefilled; `text` has come late for those that make a frame;
+    `frame` make one each (the admitted too); `codec` maps a chunk length to those that decode so many frames, shortest
+    first. Chunk lengths count the frame of this very tick as made, and the last chunk of a segment is padded: what was
+    not made is cut when it comes back.
     """
 
     admit: list[RunningRequest]
+    text: list[LateText]
     frame: list[RunningRequest]
     codec: dict[int, list[RunningRequest]]
 
@@ -126,11 +136,11 @@ class Scheduler:
         """Add the prefixes of `admitted`, which are launched now, to the prefix cache."""
         for running in admitted:
             assert running.allocation is not None
-            assert running.prompt is not None
-            self.pages.cache(running.prefix, running.allocation.pages)
+            assert running.progress.prompt is not None
+            self.pages.cache(running.progress.prefix, running.allocation.pages)
             self.prefixes.rows_cached += running.allocation.cached
-            self.prefixes.rows_prefilled += running.prompt.positions - running.allocation.cached
-            if running.prefix:
+            self.prefixes.rows_prefilled += running.progress.prompt.positions - running.allocation.cached
+            if running.progress.prefix:
                 self.prefixes.hits += running.allocation.cached > 0
                 self.prefixes.misses += running.allocation.cached == 0
 
@@ -139,9 +149,12 @@ class Scheduler:
         admit = self._admit()
         active = [running for running in self.running if not running.is_paused]
         frame = [running for running in active if not running.is_ending and not running.is_starving]
+        text = [LateText(running, running.pending_ids, ids) for running in frame if (ids := running.late_ids)]
+        for running, _, ids in text:
+            _held(running).appended += len(ids)
         for running in frame:
-            running.steps += 1
-        return Plan(admit, frame, self._plan_codec(active, now_s, tick_s))
+            _held(running).steps += 1
+        return Plan(admit, text, frame, self._plan_codec(active, now_s, tick_s))
 
     def _is_work(self, running: RunningRequest) -> bool:
         is_stuck = running.is_starving and running.undecoded < self._config.chunk_frames[0]
@@ -152,10 +165,10 @@ class Scheduler:
         admit: list[RunningRequest] = []
         tokens_left = self._config.prefill_tokens
         while (running := self._admissible()) is not None:
-            assert running.prompt is not None
-            found = self.pages.find(running.prefix)
+            assert running.progress.prompt is not None
+            found = self.pages.find(running.progress.prefix)
             cached = len(found) * self._config.page_positions
-            tokens_left -= running.prompt.positions - cached
+            tokens_left -= running.progress.prompt.positions - cached
             if tokens_left < 0:
                 break
             (self._speaking if running.index else self._waiting).remove(running)
@@ -171,21 +184,23 @@ class Scheduler:
         running = _first_unpaused(self._speaking) or _first_unpaused(self._waiting)
         if running is None or not self._slots.free:
             return None
-        return running if self.pages.can_acquire(self._pages_of(running), self.pages.find(running.prefix)) else None
+        return (
+            running
+            if self.pages.can_acquire(self._pages_of(running), self.pages.find(running.progress.prefix))
+            else None
+        )
 
     def _pages_of(self, running: RunningRequest) -> int:
         """Pages for all positions the segment of `running` may come to need: it can never run out of them."""
         return -(-running.positions // self._config.page_positions)
 
-    def _plan_codec(
-        self, requests: list[RunningRequest], now_s: float, tick_s: float
-    ) -> dict[int, list[RunningRequest]]:
+    def _plan_codec(self, active: list[RunningRequest], now_s: float, tick_s: float) -> dict[int, list[RunningRequest]]:
         """The chunks that go in this tick, within its frames: the most pressing first.
 
-        A row that would run out of audio if it waited for another tick goes in any case.
+        A request that would run out of audio if it waited for another tick goes in any case.
         """
         due = sorted(
-            (chunk for running in requests if (chunk := self._due_chunk(running, now_s, tick_s)) is not None),
+            (chunk for running in active if (chunk := self._due_chunk(running, now_s, tick_s)) is not None),
             key=lambda chunk: (chunk.urgency, chunk.lead_s),
         )
         left = self._config.codec_frames
@@ -197,7 +212,7 @@ class Scheduler:
         codec = {frames: self._batch(chunks) for frames, chunks in sorted(chosen.items())}
         for frames, batch in codec.items():
             for running in batch:
-                running.columns += frames
+                _held(running).columns += frames
         return codec
 
     def _batch(self, chunks: list[_Chunk]) -> list[RunningRequest]:
@@ -244,10 +259,15 @@ class Scheduler:
         return allowed[-1] if allowed and allowed[-1] <= ready else 0
 
 
+def _held(running: RunningRequest) -> Allocation:
+    assert running.allocation is not None
+    return running.allocation
+
+
 def _wait_s(ticks: int, tick_s: float) -> float:
     """How long it takes until audio planned `ticks` ticks from now is handed over, on the safe side."""
     return (ticks + LATENCY_TICKS) * tick_s * SAFETY
 
 
-def _first_unpaused(requests: Iterable[RunningRequest]) -> RunningRequest | None:
-    return next((running for running in requests if not running.is_paused), None)
+def _first_unpaused(queue: Iterable[RunningRequest]) -> RunningRequest | None:
+    return next((running for running in queue if not running.is_paused), None)
