@@ -8,13 +8,17 @@ one thread at a time.
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextlib import AbstractContextManager
+from functools import partial
 
 import msgspec
 
+from sonoro.core.borders import border
 from sonoro.core.config import EngineConfig
 from sonoro.core.encoded_voice import EncodedVoice
 from sonoro.core.errors import EngineBusy, EngineError, InvalidRequest
@@ -229,7 +233,7 @@ class Engine:
         Returns what came of the tick `ticks_late` before, so a tick may return nothing. One that raises fails all
         requests that hold a slot.
         """
-        started_s, is_collected = self._clock_s(), False
+        started_s, is_collected, is_broken = self._clock_s(), False, True
         try:
             with self._runner.active():
                 self._queue_with_voice()
@@ -239,9 +243,10 @@ class Engine:
                 if len(self._in_flight) > (0 if plan.is_empty else self._ticks_late):
                     self._collect(self._in_flight.popleft())
                     is_collected = True
-        except BaseException as error:
-            self._abandon(error)
-            raise
+            is_broken = False
+        finally:
+            if is_broken:
+                self._abandon(sys.exception())
         # Others are shorter than what the device takes: they launch without waiting, or wait without launching.
         if is_collected and not plan.is_empty:
             self._measure(self._clock_s() - started_s)
@@ -260,11 +265,9 @@ class Engine:
         if running is None:
             return
         voice = self._awaiting_voice.pop(running)
-        try:
+        with self._border(running):
             self._attach_voice(running, voice)
             self._continue(running)
-        except Exception as error:
-            self._fail(running, error)
 
     def _attach_voice(self, running: RunningRequest, voice: Future[Voice] | None) -> None:
         """Give `running` the voice that is there now. Raises what its encoding raised."""
@@ -372,14 +375,12 @@ class Engine:
             running.try_again()
         else:
             running.next_segment(frames)
-        try:
+        with self._border(running):
             self._continue(running)
-        except Exception as error:
-            self._fail(running, error)
 
     def _take_text(self, running: RunningRequest, text: str, *, is_last: bool) -> None:
         """Take more text of `running`. What goes wrong ends it."""
-        try:
+        with self._border(running):
             if running.live is None:
                 raise InvalidRequest("text", text, "only a live request takes more text")
             running.live.append(text)
@@ -390,8 +391,6 @@ class Engine:
             if running not in self._awaiting_voice:
                 with self._runner.active():
                     self._continue(running)
-        except Exception as error:
-            self._fail(running, error)
 
     def _continue(self, running: RunningRequest) -> None:
         """Bring `running` as far as its text goes: into the queue with its next segment, or to its end."""
@@ -425,6 +424,10 @@ class Engine:
             )
         )
 
+    def _border(self, running: RunningRequest) -> AbstractContextManager[None]:
+        """Within, what goes wrong ends `running`, and the others go on."""
+        return border(partial(self._fail, running))
+
     def _fail(self, running: RunningRequest, error: Exception) -> None:
         self._abort(running)
         self._forget(running)
@@ -443,7 +446,7 @@ class Engine:
             self._voices.leave(voice)
         del self._running[running.request.id]
 
-    def _abandon(self, cause: BaseException) -> None:
+    def _abandon(self, cause: BaseException | None) -> None:
         """Fail every request that holds a slot: how far they are is not known after a tick was broken off."""
         error = EngineError(f"the engine's tick was broken off by {type(cause).__name__}: {cause}")
         self._scheduler.pages.clear_cache()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sonoro.core.borders import border
 from sonoro.core.config import EngineConfig
 from sonoro.engine.decoding import Decoding
 from sonoro.engine.device_state import allocate_device_state
@@ -90,6 +91,10 @@ class Launched:
     done: list[bool] | npt.NDArray[np.bool_] = field(default_factory=list)
     attention: npt.NDArray[np.float32] | None = None
     decoded: list[Decoded] = field(default_factory=list)
+
+    def border(self, items: Sequence[BatchItem]) -> AbstractContextManager[None]:
+        """Within, what goes wrong fails the requests of `items`, and the others go on."""
+        return border(lambda error: self.failed.update({running: error for running, _ in items}))
 
     def items(self, batch: Sequence[RunningRequest]) -> list[BatchItem]:
         """The batch items of those of `batch` that have not failed in this tick."""
@@ -200,16 +205,15 @@ class Runner:
         To be called while `active`.
         """
         launched = Launched(self.ring.acquire())
-        try:
+        with ExitStack() as stack:
+            stack.callback(launched.entry.release)
             self._prefill(plan.admit, launched)
             self._append(plan.text, launched)
             self._step(plan.frame, launched)
             for frames, batch in plan.codec.items():
                 for start in range(0, len(batch), self._max_batch):
                     self._decode(batch[start : start + self._max_batch], frames, launched)
-        except BaseException:
-            launched.entry.release()
-            raise
+            stack.pop_all()
         launched.entry.close()
         return launched
 
@@ -228,10 +232,18 @@ class Runner:
         """Fill the slots of `batch`. When that fails for several together, the one at fault fails alone."""
         if not batch:
             return
+
+        def fail(error: Exception) -> None:
+            if len(batch) == 1:
+                launched.failed[batch[0]] = error
+                return
+            for running in batch:
+                self._prefill([running], launched)
+
         items = launched.items(batch)
         slots, prompts = _slots(items), [running.progress.prompt for running, _ in items]
         voices = [prompt.voice or running.voice for prompt, (running, _) in zip(prompts, items, strict=True) if prompt]
-        try:
+        with border(fail):
             pages = [Pages(allocation.pages, allocation.cached) for _, allocation in items]
             tokens = self._model.stage(self._state.state, prompts, slots, pages)
             self._admits.run(slots)
@@ -241,12 +253,6 @@ class Runner:
                 if self._decoding.is_apart:
                     self._decoding.admits.run(slots)
                 self._decoding.prime(slots, voices)
-        except Exception as error:
-            if len(batch) == 1:
-                launched.failed[batch[0]] = error
-                return
-            for running in batch:
-                self._prefill([running], launched)
 
     def _append(self, text: Sequence[LateText], launched: Launched) -> None:
         """Append the `text` that has come late, but for requests that have failed."""
@@ -255,27 +261,24 @@ class Runner:
         if not items:
             return
         starts, ids = zip(*(late[running] for running, _ in items), strict=True)
-        try:
+        with launched.border(items):
             assert isinstance(self._model, LiveTextModel)
             self._model.append_text(self._state.state, _slots(items), starts, ids)
-        except Exception as error:
-            launched.failed.update({running: error for running, _ in items})
 
     def _step(self, batch: Sequence[RunningRequest], launched: Launched) -> None:
         """One frame for each of `batch`."""
         items = launched.items(batch)
         if not items:
             return
-        try:
+        with launched.border(items):
             length, done, attention, *newest = self._frames.run(_slots(items))
             if self._decoding.is_apart:
                 self._decoding.send(length, *newest)
                 with self._decoding.active():
                     self._decoding.receives.run(_slots(items))
-        except Exception as error:
-            launched.failed.update({running: error for running, _ in items})
+            launched.stepped = items
+        if not launched.stepped:
             return
-        launched.stepped = items
         launched.length = launched.entry.copy(length[: len(items)])
         launched.done = launched.entry.copy(done[: len(items)])
         if attention is not None and any(running.words is not None for running, _ in items):
@@ -286,12 +289,12 @@ class Runner:
         items = launched.items(batch)
         if not items:
             return
-        try:
-            with self._decoding.active():
-                pcm, made, broken = self._decoding.decodes[frames].run(_slots(items))
-        except Exception as error:
-            launched.failed.update({running: error for running, _ in items})
+        results: tuple[Tensor, ...] = ()
+        with launched.border(items), self._decoding.active():
+            results = self._decoding.decodes[frames].run(_slots(items))
+        if not results:
             return
+        pcm, made, broken = results
         is_kept = any(running.has_more_segments for running, _ in items)
         heard, *counted = (launched.entry.copy(part[: len(items)]) for part in (pcm, broken, *[made] * is_kept))
         launched.decoded.append(Decoded(items, frames, heard, counted[0], counted[1] if is_kept else None))

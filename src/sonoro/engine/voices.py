@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from sonoro.core.audio import MAX_REFERENCE_S
+from sonoro.core.borders import border
 from sonoro.core.config import EngineConfig
 from sonoro.core.encoded_voice import EncodedVoice
 from sonoro.core.errors import InvalidReference
@@ -42,10 +43,8 @@ class Inline(Executor):
 
     def submit(self, function: Callable[..., Made], /, *args: Any, **kwargs: Any) -> Future[Made]:
         future: Future[Made] = Future()
-        try:
+        with border(future.set_exception):
             future.set_result(function(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
         return future
 
 
@@ -152,10 +151,9 @@ class Voices:
         for duration_s in _WARM_UPS_S:
             noise = 0.1 * np.random.default_rng(0).standard_normal(round(duration_s * rate))
             pcm = noise.astype("<f4").tobytes()
-            try:
+            # The reference that needs as much will fail, and nothing else.
+            with border(partial(logger.warning, "event=voice_warm_up_failed reference_s=%g reason=%r", duration_s)):
                 self._submit(partial(self._encode_any, pcm, rate)).result()
-            except Exception as error:  # the reference that needs as much will fail, and nothing else
-                logger.warning("event=voice_warm_up_failed reference_s=%g reason=%r", duration_s, str(error))
         logger.info("event=voices_warmed_up seconds=%.2f", time.perf_counter() - started_s)
 
     @property

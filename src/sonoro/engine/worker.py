@@ -20,11 +20,15 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from functools import partial
 from importlib.machinery import ModuleSpec
+from typing import NoReturn
 
 import msgspec
 import torch
 
+from sonoro.core.borders import border
 from sonoro.core.config import is_log_json, log_level, see_gpus
 from sonoro.core.encoded_voice import EncodedVoice
 from sonoro.core.errors import ConfigError, ErrorFacts, SonoroError
@@ -88,30 +92,34 @@ def main() -> None:
     threading.Thread(target=_die_with, args=(int(parent), endpoint), daemon=True).start()
     sys.setswitchinterval(_SWITCH_S)
     with contextlib.closing(WorkerLink(endpoint)) as link, _encoder() as executor:
-        try:
+        with border(partial(_cannot_start, link)):
             configure_logging(log_level(), is_json=is_log_json())
             wanted = on_own_gpus(msgspec.json.decode(settings, type=WorkerSettings))
             with compiling(wanted):
                 loaded = load(wanted)
             engine = Engine(loaded.model, wanted.config, executor=executor)
             engine.warm_up()
-        except Exception as error:
-            if not isinstance(error, SonoroError):
-                logger.exception("event=start_failed")
-            link.send([Fatal(ErrorFacts.of(error))])
-            sys.exit(CANNOT_START)
         # What has been made so far stays; a collection would only walk it again and again.
         gc.collect()
         gc.freeze()
         worker = Worker(engine, link, loaded.device)
         link.send([worker.ready(time.monotonic() - float(started_at_s))])
-        try:
+        with border(partial(_end_broken, link)):
             worker.serve()
-        except Exception:
-            logger.exception("event=engine_broken")
-            link.close()
-            # Not sys.exit, which waits for what is being encoded: those who listen wait to be told.
-            os._exit(BROKEN)
+
+
+def _cannot_start(link: WorkerLink, error: Exception) -> NoReturn:
+    if not isinstance(error, SonoroError):
+        logger.exception("event=start_failed")
+    link.send([Fatal(ErrorFacts.of(error))])
+    sys.exit(CANNOT_START)
+
+
+def _end_broken(link: WorkerLink, error: Exception) -> NoReturn:
+    logger.error("event=engine_broken", exc_info=error)
+    link.close()
+    # Not sys.exit, which waits for what is being encoded: those who listen wait to be told.
+    os._exit(BROKEN)
 
 
 @contextlib.contextmanager
@@ -231,11 +239,8 @@ class Worker:
     def _handle(self, message: ToEngine) -> None:
         match message:
             case Submit(request):
-                try:
+                with border(lambda error: self._link.send([Failed.of(request.id, error)])):
                     self._engine.submit(request)
-                except Exception as error:
-                    self._link.send([Failed.of(request.id, error)])
-                else:
                     self._is_paused[request.id] = False
             case AppendText(request_id, text):
                 self._engine.append(request_id, text)
@@ -259,10 +264,8 @@ class Worker:
             case Ping():
                 self._link.send([Pong()])
             case EncodeVoice(number, references):
-                try:
+                with self._voice_border(number):
                     self._encoding[number] = self._engine.encode_voice(references)
-                except Exception as error:
-                    self._link.send([VoiceFailed(number, ErrorFacts.of(error))])
             case LoadVoice(digest, data):
                 self._engine.load_voice(digest, data)
             case VoiceLost(digest, facts):
@@ -273,14 +276,15 @@ class Worker:
     def _tell_of_voices(self) -> None:
         """Say which voices have been encoded, or could not be, and which are wanted."""
         for number in [number for number, future in self._encoding.items() if future.done()]:
-            try:
+            with self._voice_border(number):
                 encoded = self._encoding.pop(number).result()
-            except Exception as error:
-                self._link.send([VoiceFailed(number, ErrorFacts.of(error))])
-            else:
                 self._link.send([VoiceEncoded(number, encoded.digest, encoded.data)])
         if wanted := self._engine.take_wanted():
             self._link.send([VoiceWanted(digest) for digest in wanted])
+
+    def _voice_border(self, number: int) -> AbstractContextManager[None]:
+        """Within, what goes wrong is told to who asked for voice `number`."""
+        return border(lambda error: self._link.send([VoiceFailed(number, ErrorFacts.of(error))]))
 
     def _send(self, events: Sequence[Event]) -> None:
         for event in events:

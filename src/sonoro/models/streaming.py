@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from sonoro.core.borders import border
 from sonoro.core.errors import ConfigError
 from sonoro.models.base import Voice
 from sonoro.models.codec_choice import (
@@ -175,15 +176,20 @@ class StreamingCodec(nn.Module):
         self._narrow(dtype)
         tried = dtype_name(dtype)
         ratio_db: float | None = None
-        try:
+        failures: list[str] = []
+
+        def fail(error: Exception) -> None:
+            # As for a single operation: the modules can always serve.
+            if isinstance(error, torch.OutOfMemoryError):
+                raise error
+            failures.append(f", but it failed: {error!r}")
+
+        with border(fail):
             history, slots = self.allocate(batch), torch.arange(batch, device=frames.device)
             parts = [self.decode(part, slots, history) for part in frames.split([*chunks], dim=1)]
             ratio_db = snr_db(torch.cat(parts, dim=1), heard[0])
             reason += "" if ratio_db >= limit_db else f", but less than {limit_db:g} dB"
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # as for a single operation: the modules can always serve
-            reason += f", but it failed: {error!r}"
+        reason += "".join(failures)
         if ratio_db is None or ratio_db < limit_db:
             self.decoder, self.fused, dtype = wide, None, wide.weight.dtype
         return CodecChoice(wanted, dtype, reason, found, tried, ratio_db)

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import NoReturn
 
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
+from sonoro.core.borders import border
 from sonoro.core.errors import CheckpointError, CheckpointNotFound
 
-__all__ = ["TextTokenizer"]
+__all__ = ["TextTokenizer", "library_border"]
+
+
+def library_border(complaint: str) -> AbstractContextManager[None]:
+    """Within, what the library raises, plain `Exception`, becomes a `CheckpointError` that begins with `complaint`."""
+
+    def refuse(error: Exception) -> NoReturn:
+        raise CheckpointError(f"{complaint}: {error}") from error
+
+    return border(refuse)
 
 
 class TextTokenizer:
@@ -24,10 +36,8 @@ class TextTokenizer:
         file = folder / "tokenizer.json"
         if not file.is_file():
             raise CheckpointNotFound(f"{file} does not exist")
-        try:
+        with library_border(f"{file} is no tokeniser"):
             return cls(Tokenizer.from_file(str(file)))
-        except Exception as error:  # the library raises plain Exception
-            raise CheckpointError(f"{file} is no tokeniser: {error}") from error
 
     @classmethod
     def stand_in(cls, special: Mapping[str, int], *, first: int = 0) -> TextTokenizer:

@@ -23,6 +23,7 @@ from sonoro.core.normalize import NormalizedText, normalize_english
 from sonoro.core.text import check_text
 from sonoro.models.base import Controls, Voice
 from sonoro.nn.configs import read_json
+from sonoro.nn.tokenizer import library_border
 
 from .config import ModelConfig
 
@@ -129,10 +130,8 @@ class TextTokenizer:
         for file in (vocabulary, merges):
             if not file.is_file():
                 raise CheckpointNotFound(f"{file} does not exist; a checkpoint folder holds vocab.json and merges.txt")
-        try:
+        with library_border(f"{vocabulary} and {merges} are no byte-level BPE"):
             made = models.BPE.from_file(str(vocabulary), str(merges))
-        except Exception as error:  # the library raises plain Exception
-            raise CheckpointError(f"{vocabulary} and {merges} are no byte-level BPE: {error}") from error
         tokenizer = cls(made, config=folder / "tokenizer_config.json")
         if _is_taken_for_mistral(folder, tokenizer.size):
             tokenizer.split_by("mistral")
