@@ -18,8 +18,9 @@ import tiny_talker
 import tiny_vox
 import tiny_vox_lm
 from sonoro.core.types import Reference, SamplingParams, SpeechRequest
-from sonoro.models.base import Controls, Family, LoadedModel, Prompt
+from sonoro.models.base import Controls, LoadedModel, Prompt
 from sonoro.models.fish_s2.model import FAMILY as FISH_S2
+from sonoro.models.loading import Family
 from sonoro.models.qwen3_tts.model import FAMILY as QWEN3_TTS
 from sonoro.models.voxcpm2.model import FAMILY as VOXCPM2
 

@@ -93,8 +93,6 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
 """By package, names that have such a word, and why it is right there."""
 
 TO_GO: dict[str, set[str]] = {
-    "models": {"Parts", "_Draws", "_draws", "check_draws", "draw", "drawn", "draws", "place"},
-    "nn": {"draw", "turned", "turns"},
     "server": {"_places", "places"},
 }
 """By package, names that are still to be changed. None may be added."""

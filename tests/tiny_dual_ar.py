@@ -42,7 +42,7 @@ def tiny_config() -> ModelConfig:
 def tiny_dual_ar(dtype: torch.dtype = torch.float32, end_scale: float = 0.25) -> DualAR:
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode(False):
         tiny_fish.write_checkpoint(folder, end_scale=end_scale)
-        return weights.load(Path(folder), tiny_config(), device=torch.device("cpu"), dtype=dtype).lm
+        return weights.FILES.load(Path(folder), tiny_config(), device=torch.device("cpu"), dtype=dtype).lm
 
 
 @functools.cache

@@ -47,7 +47,7 @@ def tiny_config() -> ModelConfig:
 def tiny_lm(dtype: torch.dtype = torch.float32, stop: str = "random") -> VoxLM:
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode(False):
         tiny_vox.write_checkpoint(folder, stop=stop)
-        return weights.load(Path(folder), tiny_config(), device=torch.device("cpu"), dtype=dtype).lm
+        return weights.FILES.load(Path(folder), tiny_config(), device=torch.device("cpu"), dtype=dtype).lm
 
 
 @functools.cache

@@ -20,7 +20,7 @@ def make_codec(config=TINY_CODEC, dtype=torch.float64, snake_std=0.3):
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / codec_weights.CODEC_FILE
         write_codec(file, config=config, snake_std=snake_std)
-        codec = codec_weights.load(file, msgspec.convert(config, CodecConfig), device=CPU, dtype=torch.float32)
+        codec = codec_weights.FILE.load(file, msgspec.convert(config, CodecConfig), device=CPU, dtype=torch.float32)
     codec = codec.to(dtype)
     codec.finalize()
     return codec

@@ -316,7 +316,7 @@ def test_a_written_checkpoint_decodes_to_the_sound_of_training(
     folder = tmp_path / "checkpoint"
 
     assert "encoder_config" not in json.loads((folder / "speech_tokenizer" / "config.json").read_text("utf-8"))
-    loaded = weights.load(folder, read_configs(folder), device=torch.device("cpu"), dtype=torch.float32)
+    loaded = weights.FILES.load(folder, read_configs(folder), device=torch.device("cpu"), dtype=torch.float32)
     found = loaded.codec.decode(codes)
     assert expected.std() > 1e-3
     assert codes.unique().numel() > 10

@@ -74,7 +74,7 @@ class Shipped(NamedTuple):
 @pytest.fixture(scope="module")
 def shipped() -> Shipped:
     configs, tokenizer = read_configs(FOLDER), TextTokenizer.from_folder(FOLDER)
-    modules = weights.load(FOLDER, configs, device=torch.device("cpu"), dtype=torch.float64)
+    modules = weights.FILES.load(FOLDER, configs, device=torch.device("cpu"), dtype=torch.float64)
     model = Qwen3TTS("builtin", configs, modules, tokenizer)
     return Shipped(configs, tokenizer, model, modules.lm.talker, Layout(configs.model, tokenizer.encode("\n")[0]))
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import torch
 
-from fakes.sine import SineModel
+from fakes.voiced_sine import VoicedSineModel
 from families import TinyFamily, tiny
 from listening import Clock, config_of, drain
 from sonoro.core.config import EngineConfig
@@ -93,14 +93,14 @@ def test_a_voice_primes_a_codec_that_is_apart() -> None:
     request = SpeechRequest(id="0", text="It goes on from there.", references=(reference,), max_frames=30)
     answers = []
     for where in ("", "cpu"):
-        engine = Engine(SineModel(), config_of(codec_device=where), Clock())
+        engine = Engine(VoicedSineModel(), config_of(codec_device=where), Clock())
         engine.submit(request)
         answers.append(facts(drain(engine)))
     assert answers[0] == answers[1]
 
 
 def test_what_is_sent_over_is_counted_by_itself() -> None:
-    engine = Engine(SineModel(), config_of(chunk_frames=(1, 4), codec_device="cpu"), Clock(), ticks_late=1)
+    engine = Engine(VoicedSineModel(), config_of(chunk_frames=(1, 4), codec_device="cpu"), Clock(), ticks_late=1)
     engine.submit(SpeechRequest(id="0", text="Hello there.", max_frames=9))
     drain(engine)
     counts = {name: kind["eager"] for name, kind in engine.launches.items()}
@@ -113,7 +113,7 @@ def test_what_is_sent_over_is_counted_by_itself() -> None:
 )
 def test_a_device_that_cannot_be_the_codecs_is_refused(where: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as refused:
-        Runner(SineModel(), config_of(codec_device=where))
+        Runner(VoicedSineModel(), config_of(codec_device=where))
     assert "codec_device" in str(refused.value)
     assert where in str(refused.value)
 

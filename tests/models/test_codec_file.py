@@ -38,8 +38,8 @@ class Codec(NamedTuple):
     def loaded(self, folder, stored):
         file = folder / self.weights.CODEC_FILE
         torch.save(stored, file)
-        self.weights.check(file, self.config)
-        return self.weights.load(file, self.config, device=CPU, dtype=torch.float32)
+        self.weights.FILE.check(file, self.config)
+        return self.weights.FILE.load(file, self.config, device=CPU, dtype=torch.float32)
 
     def refused(self, folder, stored, message, error=TensorMismatch):
         """Loading and checking refuse alike."""
@@ -51,8 +51,8 @@ class Codec(NamedTuple):
 
     def uses(self):
         return (
-            lambda file: self.weights.check(file, self.config),
-            lambda file: self.weights.load(file, self.config, device=CPU, dtype=torch.float32),
+            lambda file: self.weights.FILE.check(file, self.config),
+            lambda file: self.weights.FILE.load(file, self.config, device=CPU, dtype=torch.float32),
         )
 
 
@@ -105,7 +105,7 @@ def plain(stored):
 
 
 def test_released_names_and_shapes_are_known(codec):
-    assert codec.weights.stored_shapes(codec.config) == codec.tiny.shapes_of()
+    assert codec.weights.FILE.stored_shapes(codec.config) == codec.tiny.shapes_of()
 
 
 @pytest.mark.parametrize("spell", [other_spelling, plain, lambda stored: {"state_dict": stored}])
@@ -182,12 +182,12 @@ def test_what_is_no_file_of_tensors_is_refused(tmp_path, codec):
 def test_half_precision_beside_a_half_backbone_on_a_cpu_is_not_used(tmp_path, codec):
     file = tmp_path / codec.weights.CODEC_FILE
     codec.tiny.write_codec(file)
-    loaded = codec.weights.load(file, codec.config, device=CPU, dtype=torch.bfloat16)
+    loaded = codec.weights.FILE.load(file, codec.config, device=CPU, dtype=torch.bfloat16)
     assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
 
 
 def test_random_weights_sound(codec):
-    drawn = [codec.weights.init_dummy(codec.config, 0, device=CPU, dtype=torch.float32) for _ in range(2)]
+    drawn = [codec.weights.FILE.init_dummy(codec.config, 0, device=CPU, dtype=torch.float32) for _ in range(2)]
     frames = drawn[0].decoder.example(2, 64)
     audio, again = (one.decode(frames) for one in drawn)
     assert 0.05 < audio.square().mean().sqrt() < 0.5

@@ -8,8 +8,7 @@ import torch
 
 from sonoro.core.errors import CheckpointError
 from sonoro.core.types import ModelSpec, SamplingParams
-from sonoro.models.base import Family
-from sonoro.models.loading import Parts, make_family
+from sonoro.models.loading import Family
 
 CPU = torch.device("cpu")
 SHAPES = {"lm.safetensors": {"lm.a": (2, 3), "lm.b": (5,)}, "codec.pth": {"codec.c": (4, 1, 2)}}
@@ -74,9 +73,12 @@ def family(calls: Calls) -> Family:
         words = {"voice_modes": ("named",), "voices": ("a",), "languages": ("auto",), "sampling": SamplingParams()}
         return ModelSpec(name=name, sample_rate=24000, hop=600, max_frames=9, **words)
 
-    parts = Parts(
+    return Family(
+        model_type="toy",
+        configurations={"toy-1b": "someone/Toy-1B"},
+        hub_files=("*.json",),
         read=calls.read,
-        weights=calls,
+        files=calls,
         tokenizer=calls.tokenizer,
         tokenizer_file="words.json",
         model=lambda *given: given,
@@ -84,7 +86,6 @@ def family(calls: Calls) -> Family:
         sizes=lambda config: {"layers": 3},
         position_bytes=lambda config, dtype: 10 * dtype.itemsize,
     )
-    return make_family("toy", {"toy-1b": "someone/Toy-1B"}, ("*.json",), parts)
 
 
 def test_a_family_is_known_by_what_it_was_given(family: Family) -> None:

@@ -211,7 +211,7 @@ def test_weights_made_for_neighbouring_pairs_serve_once_parted(attention: type[A
                 if ours is not None and theirs is not None:
                     ours.copy_(theirs[order])
     apart = stack(rows, positions, causal_attention)
-    stack.part_pairs()
+    stack.split_pairs()
     whole = expected(rows, positions, causal_attention)
     torch.testing.assert_close(stack(rows, positions, causal_attention), whole, atol=1e-12, rtol=0)
     assert not torch.allclose(apart, whole)

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from builtin_voice.export import export
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, OutputError, TensorMismatch
 from sonoro.nn.stored import find
 from sonoro.nn.transformer import DecoderConfig, DecoderStack
@@ -20,7 +21,6 @@ from sonoro.nn.weights import (
     Fusion,
     check,
     empty,
-    export,
     init_dummy,
     llama_names,
     load,

@@ -3,7 +3,7 @@
 import torch
 
 from sonoro.nn.history import WHOLE
-from sonoro.nn.window import WindowConfig, WindowLayers, part_pairs
+from sonoro.nn.window import WindowConfig, WindowLayers, split_pairs
 
 CONFIG = WindowConfig(
     width=12,
@@ -45,7 +45,7 @@ def test_parted_pairs_turn_as_neighbours_did():
         return torch.cat([first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()])
 
     before = (weight @ x).unflatten(0, (-1, width))
-    after = (part_pairs(weight, heads, width) @ x).unflatten(0, (-1, width))
+    after = (split_pairs(weight, heads, width) @ x).unflatten(0, (-1, width))
     for one in range(heads):
         for two in range(heads):
             expected = neighbours(before[one]) @ before[two]

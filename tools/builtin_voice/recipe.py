@@ -26,6 +26,7 @@ from torch import Tensor
 from builtin_voice import settings
 from builtin_voice.codec_training import train_codec, train_encoder
 from builtin_voice.critic import Critic
+from builtin_voice.export import export_checkpoint
 from builtin_voice.phones import PAUSE, class_of
 from builtin_voice.shards import Utterance, load
 from builtin_voice.spectra import SpeechSpectra
@@ -36,7 +37,6 @@ from builtin_voice.voice_codec import CONTEXT_FRAMES, VoiceCodec
 from sonoro.models.qwen3_tts.backbone import Talker
 from sonoro.models.qwen3_tts.config import CodecConfig, ModelConfig
 from sonoro.models.qwen3_tts.prompt import TextTokenizer
-from sonoro.models.qwen3_tts.weights import export_checkpoint
 from sonoro.nn.configs import build
 
 LONGEST_FRAMES = 400

@@ -231,7 +231,7 @@ class Worker:
         self._ticked_at_s = ended_at_s
 
     def _handle_some(self, waiting: deque[ToEngine]) -> None:
-        """Obey messages for a short time: whoever is listening already must not wait for a burst of new requests."""
+        """Handle messages for a short time: whoever is listening already must not wait for a burst of new requests."""
         until_s = time.perf_counter() + _HANDLE_S
         while waiting and (time.perf_counter() < until_s or not self._engine.has_work):
             self._handle(waiting.popleft())

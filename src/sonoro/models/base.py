@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
@@ -29,7 +28,6 @@ __all__ = [
     "Controls",
     "Description",
     "EmbeddingModel",
-    "Family",
     "LiveText",
     "LiveTextModel",
     "LoadedModel",
@@ -87,12 +85,12 @@ class Controls:
     def of(cls, request: SpeechRequest, segment: int) -> Controls:
         """Those of segment number `segment` of a resolved request, whose `max_frames` is the segment's own limit."""
         assert request.max_frames is not None
-        drawn = (request.sampling, request.seed, segment, request.max_frames)
-        return cls(*drawn, ignore_eos=request.ignore_eos, options=request.options)
+        given = (request.sampling, request.seed, segment, request.max_frames)
+        return cls(*given, ignore_eos=request.ignore_eos, options=request.options)
 
     @property
-    def row(self) -> SamplingControls:
-        """How the first decision of each frame is drawn; the sampling must be complete."""
+    def sampling_controls(self) -> SamplingControls:
+        """How the first decision of each frame is sampled; the sampling must be complete."""
         sampling = msgspec.structs.asdict(self.sampling)
         assert None not in sampling.values()
         return SamplingControls(
@@ -396,22 +394,3 @@ class Description:
     parameters: dict[str, int]
     files: dict[str, int]
     memory_bytes: dict[str, int]
-
-
-@dataclass(frozen=True)
-class Family:
-    """A model folder's entry in the registry. A source is a checkpoint folder, or one of `configurations`.
-
-    `model_type` is that of its config.json, or its `architecture` where there is none. `configurations` maps the
-    released ones, which need no folder, to hub ids; `hub_files` are patterns of what to download, `hub_settings` what
-    is set of a model that is loaded by such an id (`models.settings`). `from_folder` and `from_random` (random weights)
-    take (source, name, device, dtype), `describe` (source, name, dtype).
-    """
-
-    model_type: str
-    configurations: Mapping[str, str]
-    hub_files: Sequence[str]
-    from_folder: Callable[[Path, str, torch.device, torch.dtype], LoadedModel]
-    from_random: Callable[[Path | str, str, torch.device, torch.dtype], LoadedModel]
-    describe: Callable[[Path | str, str, torch.dtype], Description]
-    hub_settings: Mapping[str, OptionValue] = field(default_factory=dict)

@@ -1,6 +1,6 @@
-"""The three ways of getting a model, the same for every family: its folder's tensors, random ones, or a description.
+"""A model family: what its folder gives the registry, and the three ways of getting a model of it.
 
-Knows no model: what a family is made of is handed in.
+Those are its folder's tensors, random ones, or a description. Knows no model: what a family is made of is handed in.
 """
 
 from __future__ import annotations
@@ -9,56 +9,41 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from sonoro.core.types import ModelSpec, OptionValue
-from sonoro.models.base import Description, Family, LoadedModel
+from sonoro.models.base import Description, LoadedModel
+from sonoro.models.model_files import ModelFiles
 from sonoro.models.words import ShowsWords
 from sonoro.nn import stored
-from sonoro.nn.weights import Shape
 from sonoro.words.heads import read_heads
 
-__all__ = ["Parts", "make_family"]
+__all__ = ["Family"]
 
 _DUMMY_SEED = 0
 _WEIGHT_FILES = ("*.safetensors*", "pytorch_model*", "model.bin*", "model.pth*")
 
-Shapes = dict[str, dict[str, Shape]]
-
-
-class Weights(Protocol):
-    """What a model's `weights` module offers, of its `config`."""
-
-    def load(self, folder: Path, config: Any, *, device: torch.device, dtype: torch.dtype) -> Any:
-        """The modules of a folder, ready to speak, and which of its tensors they `skipped`.
-
-        Raises `CheckpointError` naming the file or tensor.
-        """
-
-    def init_dummy(self, config: Any, seed: int, *, device: torch.device, dtype: torch.dtype) -> Any:
-        """Modules of random weights, ready to speak."""
-
-    def stored_shapes(self, config: Any, folder: Path | None = None) -> Shapes:
-        """By file, the tensors of a release; those in `folder`, having raised what `load` would."""
-
-    def count_parts(self, shapes: Mapping[str, Mapping[str, Shape]]) -> dict[str, int]:
-        """Elements by part of the model."""
-
-    def weight_bytes(self, config: Any, dtype: torch.dtype) -> int:
-        """What the weights take in memory."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
-    """What a model brings: `read` its configuration (of a folder, or by a released name), its `weights`; its
-    `tokenizer` (of a folder, which must have `tokenizer_file`, or None for a stand-in), and `model` (name,
-    configuration, modules, tokeniser). `spec`, `sizes` and `position_bytes` describe it without allocating it.
+class Family:
+    """A model folder's entry in the registry. A source is a checkpoint folder, or one of `configurations`.
+
+    `model_type` is that of its config.json, or its `architecture` where there is none. `configurations` maps the
+    released ones, which need no folder, to hub ids; `hub_files` are patterns of what to download, `hub_settings` what
+    is set of a model that is loaded by such an id (`models.settings`).
+
+    `read` gives the configuration of a source, `files` its weights; `tokenizer` is that of a folder, which must have
+    `tokenizer_file`, or with None a stand-in; `model` takes name, configuration, modules and tokeniser. `spec`, `sizes`
+    and `position_bytes` describe a model without allocating it.
     """
 
+    model_type: str
+    configurations: Mapping[str, str]
+    hub_files: Sequence[str]
     read: Callable[[Any], Any]
-    weights: Weights
+    files: ModelFiles[Any, Any, Any]
     tokenizer: Callable[[Any, Path | None], Any]
     tokenizer_file: str
     model: Callable[[str, Any, Any, Any], Any]
@@ -67,46 +52,42 @@ class Parts:
     position_bytes: Callable[[Any, torch.dtype], int]
     hub_settings: Mapping[str, OptionValue] = field(default_factory=dict)
 
-
-def make_family(model_type: str, configurations: Mapping[str, str], hub_files: Sequence[str], parts: Parts) -> Family:
-    """The registry's entry of a model that is made of `parts`."""
-    weights = parts.weights
-
-    def from_folder(folder: Path, name: str, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+    def from_folder(self, folder: Path, name: str, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+        """The model of `folder`. Raises `CheckpointError` naming file, key or tensor."""
         # Headers and small files come first: what is wrong with them is said before gigabytes are read.
-        config = parts.read(folder)
-        parameters = weights.count_parts(weights.stored_shapes(config, folder))
-        tokenizer = parts.tokenizer(config, folder)
-        modules = weights.load(folder, config, device=device, dtype=dtype)
+        config = self.read(folder)
+        parameters = self.files.count_parts(self.files.stored_shapes(config, folder))
+        tokenizer = self.tokenizer(config, folder)
+        modules = self.files.load(folder, config, device=device, dtype=dtype)
         stored.warn(name, modules.skipped)
-        model = parts.model(name, config, modules, tokenizer)
+        model = self.model(name, config, modules, tokenizer)
         if isinstance(model, ShowsWords):
             model.word_heads = read_heads(folder)
         return LoadedModel(model, device, dtype, parameters, modules.skipped)
 
-    def from_random(source: Path | str, name: str, device: torch.device, dtype: torch.dtype) -> LoadedModel:
-        config = parts.read(source)
-        has_tokenizer = isinstance(source, Path) and (source / parts.tokenizer_file).is_file()
-        tokenizer = parts.tokenizer(config, Path(source) if has_tokenizer else None)
-        modules = weights.init_dummy(config, _DUMMY_SEED, device=device, dtype=dtype)
-        parameters = weights.count_parts(weights.stored_shapes(config))
-        return LoadedModel(parts.model(name, config, modules, tokenizer), device, dtype, parameters)
+    def from_random(self, source: Path | str, name: str, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+        """A model of random weights in the shapes of `source`."""
+        config = self.read(source)
+        has_tokenizer = isinstance(source, Path) and (source / self.tokenizer_file).is_file()
+        tokenizer = self.tokenizer(config, Path(source) if has_tokenizer else None)
+        modules = self.files.init_dummy(config, _DUMMY_SEED, device=device, dtype=dtype)
+        parameters = self.files.count_parts(self.files.stored_shapes(config))
+        return LoadedModel(self.model(name, config, modules, tokenizer), device, dtype, parameters)
 
-    def describe(source: Path | str, name: str, dtype: torch.dtype) -> Description:
-        config = parts.read(source)
+    def describe(self, source: Path | str, name: str, dtype: torch.dtype) -> Description:
+        """What `source` holds and would take. Raises as `from_folder` does."""
+        config = self.read(source)
         # A folder's tensors are checked as `from_folder` would, unless it has none.
         has_weights = isinstance(source, Path) and any(any(source.glob(kind)) for kind in _WEIGHT_FILES)
-        shapes = weights.stored_shapes(config, Path(source) if has_weights else None)
-        spec = parts.spec(name, config)
+        shapes = self.files.stored_shapes(config, Path(source) if has_weights else None)
+        spec = self.spec(name, config)
         return Description(
             spec=spec,
-            configuration={"family": model_type, **parts.sizes(config)},
-            parameters=weights.count_parts(shapes),
+            configuration={"family": self.model_type, **self.sizes(config)},
+            parameters=self.files.count_parts(shapes),
             files={file: sum(math.prod(shape) for shape in named.values()) for file, named in shapes.items()},
             memory_bytes={
-                "weights": weights.weight_bytes(config, dtype),
-                "attention, per second of audio": round(parts.position_bytes(config, dtype) / spec.frame_s),
+                "weights": self.files.weight_bytes(config, dtype),
+                "attention, per second of audio": round(self.position_bytes(config, dtype) / spec.frame_s),
             },
         )
-
-    return Family(model_type, configurations, hub_files, from_folder, from_random, describe, parts.hub_settings)

@@ -17,8 +17,9 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, ConfigError
-from sonoro.models.base import Description, Family, LoadedModel
+from sonoro.models.base import Description, LoadedModel
 from sonoro.models.fish_s2 import model as fish_s2
+from sonoro.models.loading import Family
 from sonoro.models.qwen3_tts import model as qwen3_tts
 from sonoro.models.settings import configure
 from sonoro.models.voxcpm2 import model as voxcpm2
@@ -42,7 +43,7 @@ class _Source(NamedTuple):
     """A folder, or the name of a released configuration; and what to call the model."""
 
     family: Family
-    place: Path | str
+    origin: Path | str
     name: str
     is_hub: bool = False
 
@@ -72,13 +73,13 @@ def load(
     use_own_plans(torch_device)
     source = _find(model, is_dummy=load_format == "dummy")
     if load_format == "dummy":
-        return source.family.from_random(source.place, source.name, torch_device, torch_dtype)
-    if isinstance(source.place, Path):
-        loaded = source.family.from_folder(source.place, source.name, torch_device, torch_dtype)
+        return source.family.from_random(source.origin, source.name, torch_device, torch_dtype)
+    if isinstance(source.origin, Path):
+        loaded = source.family.from_folder(source.origin, source.name, torch_device, torch_dtype)
         if source.is_hub:
             configure(loaded.model, source.family.hub_settings)
         return loaded
-    hub_id = source.family.configurations[source.place]
+    hub_id = source.family.configurations[source.origin]
     raise CheckpointNotFound(f"{source.name} is a configuration without weights: name {hub_id}, or ask for dummy ones")
 
 
@@ -87,13 +88,13 @@ def describe(
 ) -> Description:
     """What `model`, named as for `load`, holds and would take; allocates no weight. Raises as `load` does."""
     source = _find(model, is_dummy=False)
-    return source.family.describe(source.place, source.name, _dtype(dtype, _device(device)))
+    return source.family.describe(source.origin, source.name, _dtype(dtype, _device(device)))
 
 
 def locate(model: str | Path | None = None) -> Path | None:
     """The folder that `load` reads `model` from; None for a configuration that has none. Raises as `load` does."""
-    place = _find(model, is_dummy=False).place
-    return place if isinstance(place, Path) else None
+    origin = _find(model, is_dummy=False).origin
+    return origin if isinstance(origin, Path) else None
 
 
 def _find(model: str | Path | None, *, is_dummy: bool) -> _Source:
@@ -156,7 +157,7 @@ def _from_hub(hub_id: str, *, is_dummy: bool) -> _Source:
         folder = Path(snapshot_download(hub_id, allow_patterns=files))
         if not is_dummy and not any(folder.glob("*.safetensors")):
             folder = Path(snapshot_download(hub_id, allow_patterns=[*files, *_OTHER_FORMATS]))
-        return source._replace(place=folder, is_hub=True)
+        return source._replace(origin=folder, is_hub=True)
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointNotFound(

@@ -35,10 +35,10 @@ __all__ = [
     "NormedAttention",
     "Rotary",
     "causal_attention",
-    "part_pairs",
     "rotary_of_angles",
     "rotary_tables",
     "rotate",
+    "split_pairs",
 ]
 
 Rotary = tuple[Tensor, Tensor]
@@ -83,7 +83,7 @@ class DecoderConfig:
         if self.heads % self.kv_heads:
             raise CheckpointError(f"{self.heads} heads of queries cannot share {self.kv_heads} of keys and values")
         if self.head_width % 2:
-            raise CheckpointError(f"heads of {self.head_width} cannot be turned: the width must be even")
+            raise CheckpointError(f"heads of {self.head_width} cannot be rotated: the width must be even")
 
     def position_bytes(self, dtype: torch.dtype) -> int:
         """What keys and values of one position take in `dtype`."""
@@ -112,18 +112,18 @@ def rotary_of_angles(scaled: Tensor, width: int, theta: float, dtype: torch.dtyp
 
 
 def rotate(x: Tensor, rotary: Rotary) -> Tensor:
-    """`x` [..., T, heads, D] turned by its positions."""
+    """`x` [..., T, heads, D] rotated by its positions."""
     cos, signed_sin = rotary
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), signed_sin)
 
 
-def part_pairs(weight: Tensor, heads: int, head_width: int) -> Tensor:
+def split_pairs(weight: Tensor, heads: int, head_width: int) -> Tensor:
     """`weight` [rows, C] made for rotary pairs of neighbours as `rotate` needs it, its pairs half a head apart.
 
     Of the first `heads` heads, those of queries and keys; the rows of values stay as they are.
     """
-    turned, values = weight.tensor_split([heads * head_width])
-    pairs = turned.unflatten(0, (heads, head_width // 2, 2))
+    rotated, values = weight.tensor_split([heads * head_width])
+    pairs = rotated.unflatten(0, (heads, head_width // 2, 2))
     return torch.cat([pairs.transpose(1, 2).flatten(0, 2), values])
 
 
@@ -205,7 +205,7 @@ class DecoderLayer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
     def project(self, x: Tensor) -> Tensor:
-        """Queries, keys and values [B, heads * D] of `x` [B, width], neither normed nor turned; fused, no autograd."""
+        """Queries, keys and values [B, heads * D] of `x` [B, width], neither normed nor rotated; fused, no autograd."""
         return self.self_attn.qkv_proj.after_norm(x, self.input_layernorm)
 
     def complete(self, x: Tensor, heads: Tensor) -> Tensor:
@@ -268,27 +268,27 @@ class DecoderStack(nn.Module):
         return x
 
     def check_kernels(
-        self, rows: int, table: Tensor, page: int, turns: int = 1, *, watch: HeadWatch | None = None
+        self, batch: int, table: Tensor, page: int, tokens: int = 1, *, watch: HeadWatch | None = None
     ) -> None:
-        """Compare every kernel of `step` with its reference at `turns` positions of `rows` rows; one that is wrong is
-        not used again.
+        """Compare every kernel of `step` with its reference at `tokens` positions of each of `batch` slots, and the
+        kernel of prompts, each of which goes on from a page; one that is wrong is not used again.
 
-        And that of prompts, with one that goes on from a page in each row. Random inputs, the weights of the first
-        layer, contexts of up to two pages of `page` positions, or of one in a `table` [.., 1] (which is not written).
-        Synchronises; does nothing on a CPU.
+
+        Random inputs, the weights of the first layer, contexts of up to two pages of `page` positions, or of one in a
+        `table` [.., 1] (which is not written). Synchronises; does nothing on a CPU.
         """
         layer, config = cast(DecoderLayer, self.layers[0]), self.config
-        layer.check_kernels(turns * rows)
+        layer.check_kernels(tokens * batch)
         attention, weight = layer.self_attn, layer.self_attn.qkv_proj.weight
         random, tolerance = random_like(weight)
-        norms, qkv = attention.head_norms, random(turns * rows, weight.shape[0])
-        index = torch.arange(rows, device=weight.device)
+        norms, qkv = attention.head_norms, random(tokens * batch, weight.shape[0])
+        index = torch.arange(batch, device=weight.device)
         # Part of a table as wide as the one that will serve, or kernels would be compiled for this alone.
-        table = torch.zeros_like(table[:1]).repeat(rows, 1)[:, :2]
-        table.copy_(torch.arange(2 * rows, device=weight.device).view(rows, 2)[:, : table.shape[1]])
+        table = torch.zeros_like(table[:1]).repeat(batch, 1)[:, :2]
+        table.copy_(torch.arange(2 * batch, device=weight.device).view(batch, 2)[:, : table.shape[1]])
         length = table.shape[1] * page
-        positions = (index * 7 + 3) % (length - turns + 1)
-        pages = random(2, 2 * rows, page, config.kv_heads, config.head_width)
+        positions = (index * 7 + 3) % (length - tokens + 1)
+        pages = random(2, 2 * batch, page, config.kv_heads, config.head_width)
         rotary = self.rotary(torch.arange(length, device=weight.device), weight.dtype)
 
         def kv() -> PagedKV:
@@ -296,16 +296,16 @@ class DecoderStack(nn.Module):
             return PagedKV(keys, values, table, index)
 
         decode_attention.check(lambda: (qkv, norms, rotary, kv(), positions), tolerance)
-        prompts = qkv[:rows].unflatten(-1, (-1, config.head_width)).split(attention.heads, dim=1)
+        prompts = qkv[:batch].unflatten(-1, (-1, config.head_width)).split(attention.heads, dim=1)
         shared = torch.full_like(index, length - page)
         varlen_attention.check(lambda: (*prompts, index, shared, kv()), tolerance)
-        if watch is not None and turns == 1:
+        if watch is not None and tokens == 1:
             heads, spans = next(iter(watch.heads.values())), torch.stack((index % 5, index * 0 + length), dim=1)
-            out = torch.zeros_like(watch.attention[:1, : len(heads)]).repeat(rows, 1, 1)
+            out = torch.zeros_like(watch.attention[:1, : len(heads)]).repeat(batch, 1, 1)
             point.check(lambda: (qkv, norms, rotary, kv(), positions, heads, spans, out.clone()), tolerance)
 
     @torch.no_grad()
-    def part_pairs(self) -> None:
+    def split_pairs(self) -> None:
         """Turn weights that were made for rotary pairs of neighbours into what `forward` and `step` need, in place.
 
         Products of queries and keys do not change.
@@ -313,10 +313,10 @@ class DecoderStack(nn.Module):
         for layer in cast(Sequence[DecoderLayer], self.layers):
             attention = layer.self_attn
             weight, width = attention.qkv_proj.weight, attention.head_width
-            weight.copy_(part_pairs(weight, sum(attention.heads[:2]), width))
+            weight.copy_(split_pairs(weight, sum(attention.heads[:2]), width))
             for norm in attention.head_norms[:2]:
                 if norm is not None:
-                    norm.copy_(part_pairs(norm[:, None], 1, width)[:, 0])
+                    norm.copy_(split_pairs(norm[:, None], 1, width)[:, 0])
 
     def rotary(self, positions: Tensor, dtype: torch.dtype) -> Rotary:
         """The stack's rotary tables for int64 `positions` [...]: [..., 1, head width] each."""

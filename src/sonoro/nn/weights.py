@@ -7,7 +7,6 @@ Modules are built on the meta device and filled here, so every tensor is allocat
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
 import zlib
@@ -18,12 +17,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from sonoro.core.errors import OutputError
 from sonoro.nn import stored
 from sonoro.nn.stored import Shape
 from sonoro.ops.device import seeded
@@ -35,7 +31,6 @@ __all__ = [
     "check",
     "count_parts",
     "empty",
-    "export",
     "fill",
     "fingerprint",
     "init_dummy",
@@ -186,68 +181,6 @@ def _spelled(shapes: Mapping[str, Shape], spell: Callable[[str], str]) -> dict[s
     return {spell(name): shape for name, shape in shapes.items()}
 
 
-def export(
-    module: nn.Module,
-    file: Path,
-    *,
-    dtype: torch.dtype,
-    fusions: Sequence[Fusion] = (),
-    is_in_8_bits: Callable[[str, Tensor], bool] = lambda name, value: False,
-    shard_bytes: int | None = None,
-) -> None:
-    """Write `module`'s tensors to `file` in `dtype`, fusions undone: `load` reads it back.
-
-    Those of which `is_in_8_bits` says so, by their stored name, are integers with a scale by row. Beyond `shard_bytes`
-    of tensors there are several files with an index, named as released ones are. Raises `OutputError` for a place that
-    cannot be written, or a value that `dtype` cannot hold.
-    """
-    tensors: dict[str, Tensor] = {}
-    for name, tensor in module.state_dict().items():
-        parts = _stored(name, tuple(tensor.shape), fusions)
-        pieces = tensor.split([shape[0] for shape in parts.values()]) if len(parts) > 1 else (tensor,)
-        for part, piece in zip(parts, pieces, strict=True):
-            value = piece.detach().to("cpu", copy=True).contiguous()
-            if is_in_8_bits(part, value):
-                tensors[part], tensors[part + stored.SCALE] = _in_8_bits(value)
-            else:
-                tensors[part] = value.to(dtype)
-            if not all(tensors.get(key, value).isfinite().all() for key in (part, part + stored.SCALE)):
-                raise OutputError(f"{file}: tensor {part!r} has a value that {dtype} cannot hold")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        _save(tensors, file, shard_bytes)
-    except (OSError, SafetensorError) as error:
-        raise OutputError(f"{file} cannot be written: {error}") from error
-
-
-def _in_8_bits(value: Tensor) -> tuple[Tensor, Tensor]:
-    """`value` [rows, ...] as int8 from -127 to 127, and the float32 scale of each row."""
-    rows = value.float().flatten(1)
-    scale = (rows.abs().amax(1) / 127).clamp_min(torch.finfo(torch.float32).tiny)
-    return (rows / scale[:, None]).round().to(torch.int8).view(value.shape), scale
-
-
-def _save(tensors: Mapping[str, Tensor], file: Path, shard_bytes: int | None) -> None:
-    shards: list[dict[str, Tensor]] = [{}]
-    filled = 0
-    for name, tensor in tensors.items():
-        if shard_bytes is not None and shards[-1] and filled + tensor.nbytes > shard_bytes:
-            shards.append({})
-            filled = 0
-        shards[-1][name] = tensor
-        filled += tensor.nbytes
-    if len(shards) == 1:
-        save_file(shards[0], file, metadata={"format": "pt"})
-        return
-    places: dict[str, str] = {}
-    for number, shard in enumerate(shards, start=1):
-        part = file.with_name(f"{file.stem}-{number:05d}-of-{len(shards):05d}{file.suffix}")
-        save_file(shard, part, metadata={"format": "pt"})
-        places |= dict.fromkeys(shard, part.name)
-    index = {"metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())}, "weight_map": places}
-    file.with_name(f"{file.name}.index.json").write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
-
-
 def count_parts(shapes: Mapping[str, Shape], parts: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
     """Elements of the tensors `shapes` by part; `parts` are prefixes of names, each tensor in exactly one."""
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
@@ -313,14 +246,14 @@ def init_dummy(
     weights of norms N(1, .1^2). Values depend on (seed, name, shape, dtype, kind of device) alone.
     """
 
-    def draw(name: str, shape: Shape) -> Tensor:
+    def random_value(name: str, shape: Shape) -> Tensor:
         rule = next(rule for rule in (*rules, *_DEFAULT_RULES) if re.search(rule.pattern, name))
         std = rule.gain / math.sqrt(rule.fan_in(shape)) if rule.std is None else rule.std
         generator = seeded(device, zlib.crc32(f"{seed}:{name}".encode()))
         numbers = torch.empty(shape, dtype=dtype_of(name), device=device)
         return numbers if numbers.is_meta else numbers.normal_(rule.mean, std, generator=generator)
 
-    fill(module, draw)
+    fill(module, random_value)
 
 
 def fill(module: nn.Module, value_of: Callable[[str, Shape], Tensor]) -> None:

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from sonoro.nn.causal import CausalLayer
 from sonoro.nn.history import Context
 from sonoro.nn.linear import Linear, RMSNorm
-from sonoro.nn.transformer import FeedForward, Rotary, part_pairs, rotary_tables, rotate
+from sonoro.nn.transformer import FeedForward, Rotary, rotary_tables, rotate, split_pairs
 from sonoro.ops.window import window_attention
 
-__all__ = ["WindowAttention", "WindowConfig", "WindowLayer", "WindowLayers", "WindowTransformer", "part_pairs"]
+__all__ = ["WindowAttention", "WindowConfig", "WindowLayer", "WindowLayers", "WindowTransformer", "split_pairs"]
 
 
 @dataclass(frozen=True)

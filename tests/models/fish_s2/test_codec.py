@@ -112,7 +112,7 @@ def test_a_configuration_that_contradicts_itself_is_refused(changes, message):
 @pytest.mark.gpu
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (8, 4)])
 def test_the_released_size_streams_fused_on_a_gpu(rows, columns):
-    codec = codec_weights.init_dummy(CodecConfig(), 0, device=torch.device("cuda"), dtype=torch.bfloat16)
+    codec = codec_weights.FILE.init_dummy(CodecConfig(), 0, device=torch.device("cuda"), dtype=torch.bfloat16)
     choice = codec.settle("auto", rows, [columns, columns])
     assert choice.dtype == codec.decoder.weight.dtype == torch.float16
     assert choice.tried_db >= 40

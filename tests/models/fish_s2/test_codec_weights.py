@@ -18,7 +18,7 @@ STALE = {
 
 
 def test_released_names_and_shapes_are_known():
-    released = codec_weights.stored_shapes(CodecConfig())
+    released = codec_weights.FILE.stored_shapes(CodecConfig())
     assert len(released) == 535
     assert sum(map(math.prod, released.values())) == 391_430_530
     assert count_parts(released, codec_weights.PARTS) == {
@@ -27,8 +27,8 @@ def test_released_names_and_shapes_are_known():
         "codec encoder": 76_851_328 + 109_085_696 + 21_006_336,
     }
     folded = 391_398_385
-    assert codec_weights.weight_bytes(CodecConfig(), torch.float32) == 4 * folded
-    assert codec_weights.weight_bytes(CodecConfig(), torch.float16) < 4 * folded - 2 * 184_000_000
+    assert codec_weights.FILE.weight_bytes(CodecConfig(), torch.float32) == 4 * folded
+    assert codec_weights.FILE.weight_bytes(CodecConfig(), torch.float16) < 4 * folded - 2 * 184_000_000
 
 
 @pytest.mark.parametrize(
@@ -42,13 +42,13 @@ def test_released_names_and_shapes_are_known():
 def test_derived_tensors_are_dropped_and_outer_names_stripped(tmp_path, wrap):
     file = tmp_path / codec_weights.CODEC_FILE
     torch.save(wrap({name: torch.from_numpy(tensor) for name, tensor in codec_tensors().items()}), file)
-    codec_weights.check(file, CONFIG)
-    loaded = codec_weights.load(file, CONFIG, device=CPU, dtype=torch.float32)
+    codec_weights.FILE.check(file, CONFIG)
+    loaded = codec_weights.FILE.load(file, CONFIG, device=CPU, dtype=torch.float32)
     assert torch.equal(loaded.decoder.weight, make_codec(dtype=torch.float32).decoder.weight)
 
 
 def test_random_weights_make_codes_that_vary():
-    codec = codec_weights.init_dummy(CONFIG, 0, device=CPU, dtype=torch.float32)
+    codec = codec_weights.FILE.init_dummy(CONFIG, 0, device=CPU, dtype=torch.float32)
     codes = codec.encode(torch.from_numpy(sound(64 * codec.hop)).float())
     assert codes.shape == (64, 10)
     assert min(len(column.unique()) for column in codes.T) >= 5

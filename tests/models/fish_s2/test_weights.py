@@ -14,7 +14,6 @@ from sonoro.core.errors import CheckpointError, CheckpointNotFound, TensorMismat
 from sonoro.models import registry
 from sonoro.models.fish_s2 import weights
 from sonoro.models.fish_s2.config import ModelConfig, model_config
-from sonoro.models.fish_s2.weights import count_parts, init_dummy, load, stored_shapes
 from sonoro.models.model_files import MODEL_FILES
 from tiny_checkpoint import digest
 from tiny_dual_ar import tiny_config, tiny_dual_ar
@@ -33,7 +32,7 @@ def test_the_weights_drawn_here_are_those_the_official_code_ran_with(reference_r
 
 
 def test_the_released_model_has_the_released_tensors() -> None:
-    shapes = stored_shapes(model_config("fish-s2-pro"))
+    shapes = weights.FILES.stored_shapes(model_config("fish-s2-pro"))
     model = shapes[MODEL_FILES]
     assert len(model) == 358
     assert model["text_model.model.layers.35.attention.wqkv.weight"] == (6144, 2560)
@@ -41,7 +40,7 @@ def test_the_released_model_has_the_released_tensors() -> None:
     assert model["text_model.model.layers.0.attention.q_norm.weight"] == (128,)
     assert model["audio_decoder.codebook_embeddings.weight"] == (40960, 2560)
     assert not any("layers" in name and "q_norm" in name for name in model if name.startswith("audio_decoder."))
-    counts = count_parts(shapes)
+    counts = weights.FILES.count_parts(shapes)
     expected = {
         "slow layers": 3_633_509_376,
         "text embedding and head": 398_786_560,
@@ -56,7 +55,7 @@ def test_the_released_model_has_the_released_tensors() -> None:
 
 
 def test_the_tiny_checkpoint_has_the_released_names() -> None:
-    assert stored_shapes(tiny_config())[MODEL_FILES] == tiny_fish.shapes()
+    assert weights.FILES.stored_shapes(tiny_config())[MODEL_FILES] == tiny_fish.shapes()
 
 
 def test_every_tensor_arrives_and_pairs_become_halves() -> None:
@@ -80,7 +79,7 @@ def test_every_tensor_arrives_and_pairs_become_halves() -> None:
 def test_a_single_file_without_an_index_serves_too(tmp_path: Path) -> None:
     tiny_fish.write_checkpoint(tmp_path)
     save_file(joined(tmp_path), tmp_path / "model.safetensors")
-    lm = load(tmp_path, tiny_config(), device=CPU, dtype=torch.float32).lm
+    lm = weights.FILES.load(tmp_path, tiny_config(), device=CPU, dtype=torch.float32).lm
     assert torch.equal(lm.fast.output.weight, tiny_dual_ar().fast.output.weight)
 
 
@@ -108,7 +107,7 @@ def rewrite(folder: Path, change: dict[str, torch.Tensor | None]) -> None:
 def test_a_wrong_tensor_is_named(folder: Path, change: dict[str, torch.Tensor | None], reason: str) -> None:
     rewrite(folder, change)
     with pytest.raises(TensorMismatch, match=reason):
-        load(folder, tiny_config(), device=CPU, dtype=torch.float32)
+        weights.FILES.load(folder, tiny_config(), device=CPU, dtype=torch.float32)
 
 
 def joined(folder: Path) -> dict[str, torch.Tensor]:
@@ -144,11 +143,14 @@ def official(tensors: dict[str, torch.Tensor], prefix: str = "") -> dict[str, to
 
 def assert_loads(folder: Path) -> None:
     """Like the released files, and the check agrees."""
-    lm, expected = load(folder, tiny_config(), device=CPU, dtype=torch.float32).lm, tiny_dual_ar().state_dict()
+    lm, expected = (
+        weights.FILES.load(folder, tiny_config(), device=CPU, dtype=torch.float32).lm,
+        tiny_dual_ar().state_dict(),
+    )
     for name, value in lm.state_dict().items():
         assert torch.equal(value, expected[name]), name
-    released = count_parts(stored_shapes(tiny_config()))
-    assert count_parts(stored_shapes(tiny_config(), folder)) == released
+    released = weights.FILES.count_parts(weights.FILES.stored_shapes(tiny_config()))
+    assert weights.FILES.count_parts(weights.FILES.stored_shapes(tiny_config(), folder)) == released
 
 
 def test_queries_keys_and_values_may_be_apart(folder: Path) -> None:
@@ -158,7 +160,7 @@ def test_queries_keys_and_values_may_be_apart(folder: Path) -> None:
     del tensors["audio_decoder.layers.1.attention.wk.weight"]
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(TensorMismatch, match=r"audio_decoder.layers.1.attention.wk.weight' \[32, 64\] is missing"):
-        load(folder, tiny_config(), device=CPU, dtype=torch.float32)
+        weights.FILES.load(folder, tiny_config(), device=CPU, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("is_apart", [False, True])
@@ -171,7 +173,7 @@ def test_the_older_file_serves_under_its_own_names(folder: Path, is_apart: bool,
     torch.save({"state_dict": old} if is_wrapped else old, folder / "model.pth")
     assert_loads(folder)
     with pytest.raises(TensorMismatch, match=r"layers.0.attention.wo.weight' has shape \[64, 128\], expected"):
-        load(folder, wider(), device=CPU, dtype=torch.float32)
+        weights.FILES.load(folder, wider(), device=CPU, dtype=torch.float32)
 
 
 def wider() -> ModelConfig:
@@ -195,7 +197,7 @@ def wider() -> ModelConfig:
 def test_an_older_file_is_read_as_strictly(folder: Path, change: dict[str, torch.Tensor | None], reason: str) -> None:
     old = official(joined(folder)) | change
     torch.save({name: value for name, value in old.items() if value is not None}, folder / "model.pth")
-    for read in (load, lambda *_, **__: stored_shapes(tiny_config(), folder)):
+    for read in (weights.FILES.load, lambda *_, **__: weights.FILES.stored_shapes(tiny_config(), folder)):
         with pytest.raises(TensorMismatch, match=reason):
             read(folder, tiny_config(), device=CPU, dtype=torch.float32)
 
@@ -205,7 +207,7 @@ def test_released_files_come_before_older_ones(folder: Path) -> None:
     assert_loads(folder)
     (folder / "model-00001-of-00002.safetensors").unlink()
     with pytest.raises(CheckpointNotFound, match="model-00001-of-00002"):
-        load(folder, tiny_config(), device=CPU, dtype=torch.float32)
+        weights.FILES.load(folder, tiny_config(), device=CPU, dtype=torch.float32)
 
 
 def test_a_folder_of_the_older_file_is_described_and_checked(folder: Path) -> None:
@@ -221,11 +223,11 @@ def test_a_folder_of_the_older_file_is_described_and_checked(folder: Path) -> No
 def test_a_broken_index_or_a_missing_shard_is_named(folder: Path) -> None:
     (folder / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(CheckpointNotFound, match="model-00002-of-00002"):
-        load(folder, tiny_config(), device=CPU, dtype=torch.float32)
+        weights.FILES.load(folder, tiny_config(), device=CPU, dtype=torch.float32)
     for text in ("{", "{}", '{"weight_map": 3}', "[]"):
         (folder / "model.safetensors.index.json").write_text(text)
         with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json is not a readable index"):
-            load(folder, tiny_config(), device=CPU, dtype=torch.float32)
+            weights.FILES.load(folder, tiny_config(), device=CPU, dtype=torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -256,9 +258,9 @@ def test_a_configuration_that_contradicts_itself_is_refused(
 
 
 def test_random_weights_are_the_same_each_time_and_lively() -> None:
-    first, second = (init_dummy(tiny_config(), 3, device=CPU, dtype=torch.bfloat16).lm for _ in range(2))
+    first, second = (weights.FILES.init_dummy(tiny_config(), 3, device=CPU, dtype=torch.bfloat16).lm for _ in range(2))
     assert first.head.weight.dtype == torch.bfloat16
     for name, value in first.state_dict().items():
         assert torch.equal(value, second.state_dict()[name]), name
         assert value.float().std() > 0.01, name
-    assert weights.weight_bytes(tiny_config(), torch.bfloat16) > 2 * sum(p.numel() for p in first.parameters())
+    assert weights.FILES.weight_bytes(tiny_config(), torch.bfloat16) > 2 * sum(p.numel() for p in first.parameters())

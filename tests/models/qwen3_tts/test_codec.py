@@ -100,7 +100,7 @@ def tiny(tmp_path_factory):
         folder = tmp_path_factory.mktemp("checkpoint")
         write_checkpoint(folder, variant=variant, snake_std=snake_std)
         configs = read_configs(folder)
-        return weights.load(folder, configs, device=torch.device("cpu"), dtype=torch.float32).codec
+        return weights.FILES.load(folder, configs, device=torch.device("cpu"), dtype=torch.float32).codec
 
     return load
 

@@ -81,7 +81,7 @@ def test_prompt_rows_and_trail_are_the_official_ones(
     cases = reference("prompts")
     assert len(cases) >= 20
     talkers = {
-        key: weights.load(folder, read_configs(folder), device=torch.device("cpu"), dtype=torch.float32).lm.talker
+        key: weights.FILES.load(folder, read_configs(folder), device=torch.device("cpu"), dtype=torch.float32).lm.talker
         for key, folder in checkpoints.items()
     }
     for case in cases.values():

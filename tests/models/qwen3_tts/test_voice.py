@@ -35,7 +35,7 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Configs]:
 
 @pytest.fixture(scope="module")
 def modules(configs: tuple[Path, Configs]) -> Modules:
-    return weights.load(*configs, device=torch.device("cpu"), dtype=torch.float32)
+    return weights.FILES.load(*configs, device=torch.device("cpu"), dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,12 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
+from builtin_voice.export import export_checkpoint
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, TensorMismatch
 from sonoro.models.model_files import MODEL_FILES
 from sonoro.models.qwen3_tts import weights
 from sonoro.models.qwen3_tts.config import RELEASED, Configs, read_configs, released_configs
-from sonoro.models.qwen3_tts.weights import CODEC_FILE, Modules, count_parts, stored_shapes, unused_shapes
+from sonoro.models.qwen3_tts.weights import CODEC_FILE, Modules, unused_shapes
 from tiny_checkpoint import TOPOLOGIES, VARIANTS, state_dicts, write_checkpoint
 
 CPU = torch.device("cpu")
@@ -45,12 +46,12 @@ OFFICIAL_PARTS = {
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> Modules:
-    return weights.load(folder, read_configs(folder), device=CPU, dtype=dtype)
+    return weights.FILES.load(folder, read_configs(folder), device=CPU, dtype=dtype)
 
 
 @pytest.mark.parametrize("name", RELEASED)
 def test_a_released_configuration_has_the_official_number_of_parameters(name: str) -> None:
-    shapes = stored_shapes(released_configs(name))
+    shapes = weights.FILES.stored_shapes(released_configs(name))
     counts = {file: sum(math.prod(shape) for shape in stored.values()) for file, stored in shapes.items()}
     assert counts == {MODEL_FILES: OFFICIAL_ELEMENTS[name], CODEC_FILE: 170_557_441}
     assert len(shapes[CODEC_FILE]) == 496
@@ -59,11 +60,14 @@ def test_a_released_configuration_has_the_official_number_of_parameters(name: st
 
 
 def test_the_parts_of_the_largest_have_the_official_sizes() -> None:
-    assert count_parts(stored_shapes(released_configs("qwen3-tts-1.7b-base"))) == OFFICIAL_PARTS
+    assert (
+        weights.FILES.count_parts(weights.FILES.stored_shapes(released_configs("qwen3-tts-1.7b-base")))
+        == OFFICIAL_PARTS
+    )
 
 
 def test_names_and_shapes_are_the_released_ones() -> None:
-    shapes = stored_shapes(released_configs("qwen3-tts-0.6b-base"))
+    shapes = weights.FILES.stored_shapes(released_configs("qwen3-tts-0.6b-base"))
     model, codec = shapes[MODEL_FILES], shapes[CODEC_FILE]
     assert model["talker.model.layers.27.self_attn.o_proj.weight"] == (1024, 2048)
     assert model["talker.model.layers.0.self_attn.k_proj.weight"] == (1024, 1024)
@@ -79,7 +83,7 @@ def test_names_and_shapes_are_the_released_ones() -> None:
 def test_the_tensors_of_every_variant_are_exactly_those_expected(variant: str, topology: str, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, variant=variant, topology=topology)
     main, codec = state_dicts(variant, topology)
-    expected = stored_shapes(read_configs(tmp_path))
+    expected = weights.FILES.stored_shapes(read_configs(tmp_path))
     for tensors, shapes in ((main, expected[MODEL_FILES]), (codec, expected[CODEC_FILE])):
         assert {name: tensor.shape for name, tensor in tensors.items()} == shapes
 
@@ -166,7 +170,7 @@ def test_export_writes_a_folder_that_loads_to_the_same_tensors(
     """Bfloat16 and float32 storage are exact here: the checkpoint's talker holds bfloat16 values."""
     modules, copy = load(folder), tmp_path_factory.mktemp("copy")
     copy_configurations(folder, copy)
-    weights.export_checkpoint(
+    export_checkpoint(
         copy,
         modules.lm.talker,
         modules.codec.decoder,
@@ -191,9 +195,7 @@ def test_a_codec_without_an_encoder_is_exported_and_loaded(tmp_path: Path) -> No
     del config["encoder_config"]
     (small / "speech_tokenizer/config.json").write_text(json.dumps(config))
     modules = load(whole)
-    weights.export_checkpoint(
-        small, modules.lm.talker, modules.codec.decoder, dtype=torch.float16, codec_dtype=torch.float16
-    )
+    export_checkpoint(small, modules.lm.talker, modules.codec.decoder, dtype=torch.float16, codec_dtype=torch.float16)
     assert {tensor.dtype for tensor in load_file(small / CODEC_FILE).values()} == {np.dtype(np.float16)}
     assert load(small).codec.encoder is None
 
@@ -201,7 +203,7 @@ def test_a_codec_without_an_encoder_is_exported_and_loaded(tmp_path: Path) -> No
 def test_an_export_that_contradicts_its_configuration_is_refused(folder: Path, tmp_path: Path) -> None:
     modules = load(folder)
     with pytest.raises(TensorMismatch, match=r"'encoder\..*is missing"):
-        weights.export_checkpoint(
+        export_checkpoint(
             folder,
             modules.lm.talker,
             modules.codec.decoder,
@@ -247,7 +249,7 @@ def reduced() -> Configs:
 
 
 def test_dummy_weights_are_random_and_finite_everywhere() -> None:
-    modules = weights.init_dummy(reduced(), 0, device=CPU, dtype=torch.float32)
+    modules = weights.FILES.init_dummy(reduced(), 0, device=CPU, dtype=torch.float32)
     for module in (modules.lm, modules.codec):
         for name, tensor in module.state_dict().items():
             assert tensor.isfinite().all(), name
@@ -261,7 +263,7 @@ def test_dummy_weights_are_random_and_finite_everywhere() -> None:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_dummy_codec_is_loud_but_not_clipped(seed: int) -> None:
-    modules = weights.init_dummy(reduced(), seed, device=CPU, dtype=torch.float32)
+    modules = weights.FILES.init_dummy(reduced(), seed, device=CPU, dtype=torch.float32)
     frames = torch.randint(0, 2048, (1, 16, 16), generator=torch.Generator().manual_seed(seed))
     pcm = modules.codec.decode(frames)
     assert 0.05 < pcm.square().mean().sqrt() < 0.5

@@ -23,12 +23,12 @@ def tensors(seed=0):
 
 
 def load(file):
-    codec_weights.check(file, CONFIG)
-    return codec_weights.load(file, CONFIG, device=CPU, dtype=torch.float32)
+    codec_weights.FILE.check(file, CONFIG)
+    return codec_weights.FILE.load(file, CONFIG, device=CPU, dtype=torch.float32)
 
 
 def test_released_names_and_shapes_are_known():
-    released = codec_weights.stored_shapes(CodecConfig())
+    released = codec_weights.FILE.stored_shapes(CodecConfig())
     # The published counts are of 312 tensors, as those hold the three edges too.
     assert len(released) == 311
     assert count_parts(released, codec_weights.PARTS) == {
@@ -38,8 +38,8 @@ def test_released_names_and_shapes_are_known():
     norms = sum(math.prod(shape) for name, shape in released.items() if name.endswith("weight_g"))
     spread = 64 * 2048 * 3 + 2 * 64
     folded = 94_213_954 - norms - spread
-    assert codec_weights.weight_bytes(CodecConfig(), torch.float32) == 4 * (folded + 64)
-    assert codec_weights.weight_bytes(CodecConfig(), torch.float16) < 4 * folded - 2 * 45_700_000
+    assert codec_weights.FILE.weight_bytes(CodecConfig(), torch.float32) == 4 * (folded + 64)
+    assert codec_weights.FILE.weight_bytes(CodecConfig(), torch.float16) < 4 * folded - 2 * 45_700_000
 
 
 def test_the_spread_of_what_is_encoded_may_be_there_and_must_fit(tmp_path):
@@ -56,7 +56,10 @@ def test_other_edges_than_those_of_the_configuration_are_refused(tmp_path, edges
     stored, file = tensors(), tmp_path / codec_weights.CODEC_FILE
     del stored[EDGES]
     torch.save(stored if edges is None else stored | {EDGES: edges}, file)
-    for use in (codec_weights.check, lambda *given: codec_weights.load(*given, device=CPU, dtype=torch.float32)):
+    for use in (
+        codec_weights.FILE.check,
+        lambda *given: codec_weights.FILE.load(*given, device=CPU, dtype=torch.float32),
+    ):
         with pytest.raises(TensorMismatch, match=rf"{EDGES}' is \[.*but sr_bin_boundaries .*\[20000, 30000, 40000\]"):
             use(file, CONFIG)
 
@@ -105,7 +108,7 @@ def test_other_kinds_of_the_official_class_are_refused(tmp_path, name, shape):
 
 
 def test_random_weights_make_patches_that_vary():
-    codec = codec_weights.init_dummy(CONFIG, 0, device=CPU, dtype=torch.float32)
+    codec = codec_weights.FILE.init_dummy(CONFIG, 0, device=CPU, dtype=torch.float32)
     patches = codec.encode(torch.from_numpy(sound(64 * 40)).float())
     assert patches.shape == (64, 4, 8)
     assert 0.1 < patches.std() < 3

@@ -13,7 +13,6 @@ from sonoro.models import registry
 from sonoro.models.model_files import MODEL_FILES
 from sonoro.models.voxcpm2 import weights
 from sonoro.models.voxcpm2.config import read
-from sonoro.models.voxcpm2.weights import count_parts, init_dummy, load, stored_shapes
 from tiny_checkpoint import digest
 from tiny_vox_lm import tiny_config, tiny_lm
 
@@ -30,7 +29,7 @@ def test_the_weights_drawn_here_are_those_the_official_code_ran_with(reference_r
 
 
 def test_the_released_model_has_the_released_tensors() -> None:
-    shapes = stored_shapes(read("voxcpm2"))
+    shapes = weights.FILES.stored_shapes(read("voxcpm2"))
     model = shapes[MODEL_FILES]
     assert len(model) == 577
     assert model["base_lm.layers.27.self_attn.k_proj.weight"] == (256, 2048)
@@ -40,7 +39,7 @@ def test_the_released_model_has_the_released_tensors() -> None:
     assert model["fusion_concat_proj.weight"] == (2048, 4096)
     assert "stop_head.bias" not in model
     assert not any("q_norm" in name or name.startswith("residual_lm.embed") for name in model)
-    counts = count_parts(shapes)
+    counts = weights.FILES.count_parts(shapes)
     expected = {
         "base LM": 1_321_322_496,
         "text embedding": 150_421_504,
@@ -54,7 +53,7 @@ def test_the_released_model_has_the_released_tensors() -> None:
 
 
 def test_the_tiny_checkpoint_has_the_released_names() -> None:
-    assert stored_shapes(tiny_config())[MODEL_FILES] == tiny_vox.shapes()
+    assert weights.FILES.stored_shapes(tiny_config())[MODEL_FILES] == tiny_vox.shapes()
 
 
 def test_every_tensor_arrives() -> None:
@@ -90,7 +89,7 @@ def test_a_wrong_tensor_is_named(folder: Path, change: dict[str, torch.Tensor | 
     values = load_file(folder / MODEL_FILES) | change
     save_file({name: value for name, value in values.items() if value is not None}, folder / MODEL_FILES)
     with pytest.raises(TensorMismatch, match=reason):
-        load(folder, tiny_config(), device=CPU, dtype=torch.float32)
+        weights.FILES.load(folder, tiny_config(), device=CPU, dtype=torch.float32)
     with pytest.raises(TensorMismatch, match=reason):
         registry.describe(folder)
 
@@ -131,9 +130,9 @@ def test_a_configuration_that_contradicts_itself_is_refused(
 
 
 def test_random_weights_are_the_same_each_time_and_lively() -> None:
-    first, second = (init_dummy(tiny_config(), 3, device=CPU, dtype=torch.bfloat16).lm for _ in range(2))
+    first, second = (weights.FILES.init_dummy(tiny_config(), 3, device=CPU, dtype=torch.bfloat16).lm for _ in range(2))
     assert first.weight.dtype == torch.bfloat16
     for name, value in first.state_dict().items():
         assert torch.equal(value, second.state_dict()[name]), name
         assert value.float().std() > 0.01, name
-    assert weights.weight_bytes(tiny_config(), torch.bfloat16) > 2 * sum(p.numel() for p in first.parameters())
+    assert weights.FILES.weight_bytes(tiny_config(), torch.bfloat16) > 2 * sum(p.numel() for p in first.parameters())

@@ -57,7 +57,7 @@ class DualAR(nn.Module):
         self.requires_grad_(False).eval()
         # Rotated pairs are neighbours in the files. Products of queries and keys do not change.
         for stack in (self.slow, self.fast):
-            stack.part_pairs()
+            stack.split_pairs()
         first, table = self.config.semantic_start_token_id, self.slow.embeddings.weight
         # Nothing else can be decided: 21 MB to read instead of 798.
         rows = (table[first : first + self.codes], table[self.config.eos_token_id][None])

@@ -10,12 +10,12 @@ from torch import Tensor
 from sonoro.models.codec_file import UNIT_NAMES, CodecFile, spread_rates
 from sonoro.nn import weights
 from sonoro.nn.weights import DummyRule
-from sonoro.nn.window import WindowAttention, part_pairs
+from sonoro.nn.window import WindowAttention, split_pairs
 
 from .codec import CodecConfig, FishCodec
 from .decoder import CodecDecoder
 
-__all__ = ["CODEC_FILE", "FILE", "PARTS", "check", "init_dummy", "load", "stored_shapes", "weight_bytes"]
+__all__ = ["CODEC_FILE", "FILE", "PARTS"]
 
 CODEC_FILE = "codec.pth"
 
@@ -40,7 +40,7 @@ def _arrange(codec: FishCodec, name: str, value: Tensor) -> Tensor:
     # Neighbours of a rotary pair are parted.
     stem, found, _ = name.rpartition(".qkv_proj.")
     attention = cast(WindowAttention, codec.get_submodule(stem))
-    return part_pairs(value, sum(attention.heads[:2]), attention.head_width) if found else value
+    return split_pairs(value, sum(attention.heads[:2]), attention.head_width) if found else value
 
 
 def _is_wide(name: str) -> bool:
@@ -71,5 +71,3 @@ FILE = CodecFile(
     is_wide=_is_wide,
     rules=_DUMMY_RULES,
 )
-load, init_dummy, check = FILE.load, FILE.init_dummy, FILE.check
-stored_shapes, weight_bytes = FILE.stored_shapes, FILE.weight_bytes

@@ -11,7 +11,7 @@ from torch import Tensor
 from sonoro.core.errors import InvalidRequest
 from sonoro.core.types import ModelSpec, OptionValue, Reference, SamplingParams, SpeechRequest
 from sonoro.models.base import Capacity, Codec, Controls, Pages, SavedVoice, Spoken, Voice
-from sonoro.models.loading import Parts, make_family
+from sonoro.models.loading import Family
 from sonoro.models.settings import CONTROL_TOKENS
 from sonoro.models.slots import DepthState, admit_staged, clear_slots
 from sonoro.nn.tokenizer import TextTokenizer
@@ -140,18 +140,16 @@ def _sizes(config: ModelConfig) -> dict[str, str | int | float]:
     }
 
 
-FAMILY = make_family(
-    "fish_qwen3_omni",
-    RELEASED,
-    ("*.json", "*.safetensors", "codec.pth"),
-    Parts(
-        read=model_config,
-        weights=weights,
-        tokenizer=lambda config, folder: stand_in(config) if folder is None else TextTokenizer.from_folder(folder),
-        tokenizer_file="tokenizer.json",
-        model=FishS2,
-        spec=spec_of,
-        sizes=_sizes,
-        position_bytes=lambda config, dtype: decoder_config(config, config.text_config).position_bytes(dtype),
-    ),
+FAMILY = Family(
+    model_type="fish_qwen3_omni",
+    configurations=RELEASED,
+    hub_files=("*.json", "*.safetensors", "codec.pth"),
+    read=model_config,
+    files=weights.FILES,
+    tokenizer=lambda config, folder: stand_in(config) if folder is None else TextTokenizer.from_folder(folder),
+    tokenizer_file="tokenizer.json",
+    model=FishS2,
+    spec=spec_of,
+    sizes=_sizes,
+    position_bytes=lambda config, dtype: decoder_config(config, config.text_config).position_bytes(dtype),
 )

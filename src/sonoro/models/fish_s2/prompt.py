@@ -141,7 +141,7 @@ class ConversationBuilder:
 def stand_in(config: ModelConfig) -> TextTokenizer:
     """A tokeniser for `config` where there is none."""
     known = _special_ids(config)
-    return TextTokenizer.stand_in({token: index or 256 + place for place, (token, index) in enumerate(known.items())})
+    return TextTokenizer.stand_in({token: index or 256 + number for number, (token, index) in enumerate(known.items())})
 
 
 def _special_ids(config: ModelConfig) -> dict[str, int | None]:

@@ -27,7 +27,7 @@ def allocate(lm: DualAR, capacity: Capacity) -> DepthState:
 
 def stage(state: BackboneState, prompts: Sequence[FishPrompt], slots: Sequence[int], pages: Sequence[Pages]) -> int:
     """Lay out what rows `slots` need to speak `prompts` on `pages`; how many prompt rows. No sync; not capturable."""
-    added = [((prompt.controls.row,), ()) for prompt in prompts]
+    added = [((prompt.controls.sampling_controls,), ()) for prompt in prompts]
     return stage_prompts(state, prompts, slots, pages, [prompt.columns for prompt in prompts], added)
 
 

@@ -15,7 +15,7 @@ from .backbone import DualAR
 from .codec import FishCodec
 from .config import ModelConfig
 
-__all__ = ["FishModules", "count_parts", "init_dummy", "load", "stored_shapes", "weight_bytes"]
+__all__ = ["FILES", "FishModules"]
 
 _SLOW, _FAST = "text_model.model.", "audio_decoder."
 
@@ -71,7 +71,7 @@ def _old_name(name: str) -> str:
     return own if own.startswith("codebook_embeddings.") else f"fast_{own}"
 
 
-_FILES = ModelFiles(
+FILES = ModelFiles(
     make=DualAR,
     finalize=DualAR.finalize,
     fusions=_fusions,
@@ -83,5 +83,3 @@ _FILES = ModelFiles(
     codec_parts=codec_weights.PARTS,
     codec_config=lambda config: config.codec_config,
 )
-load, init_dummy, stored_shapes = _FILES.load, _FILES.init_dummy, _FILES.stored_shapes
-count_parts, weight_bytes = _FILES.count_parts, _FILES.weight_bytes

@@ -1,7 +1,7 @@
 """One frame for a batch of slots: talker, codebook 0, code predictor, feedback. The state it runs on is in `state.py`.
 
-A step redirects rows that are done to the scratch row, which is itself always done at length 0: so they are left as
-they are, without a branch (`sonoro.models.step`).
+Slots that are done are replaced by the scratch slot, so that they stay as they are without a branch
+(`sonoro.models.step`).
 """
 
 from __future__ import annotations
@@ -37,32 +37,32 @@ def frame(talker: Talker, state: FrameState, slots: Tensor, record: list[Tensor]
     start = begin_step(slots, stepped)
     hidden, logits = _step_talker(talker, state, start.slots, start.inputs, start.position)
     decided = [logits]
-    draws = _Draws.of(talker, state, start.slots, start.length)
-    fed = [talker.code_predictor.small_to_mtp_projection(hidden), draws.first(logits)]
+    sampler = _Sampler.of(talker, state, start.slots, start.length)
+    fed = [talker.code_predictor.small_to_mtp_projection(hidden), sampler.first(logits)]
     for book, depth_logits in enumerate(_depth_logits(talker, state, start.slots, fed), start=1):
-        fed.append(draws.rest(book, depth_logits))
+        fed.append(sampler.rest(book, depth_logits))
         decided.append(depth_logits)
     if record is not None:
         record.extend(decided)
-    finish_step(draws.codes, start, draws.first_row.max_frames, stepped, talker.feedback)
+    finish_step(sampler.codes, start, sampler.first_controls.max_frames, stepped, talker.feedback)
 
 
-def check_kernels(talker: Talker, state: FrameState, rows: int) -> None:
-    """Run each fused kernel of a frame of `rows` rows once against its reference. Synchronises; `state` stays."""
-    talker.model.check_kernels(rows, state.cache.page_table, state.cache.page_positions, watch=state.watch)
-    for turns in (1, 2):
-        talker.code_predictor.model.check_kernels(rows, state.loop.page_table, state.loop.page_positions, turns)
+def check_kernels(talker: Talker, state: FrameState, batch: int) -> None:
+    """Run each fused kernel of a frame of `batch` slots once against its reference. Synchronises; `state` stays."""
+    talker.model.check_kernels(batch, state.cache.page_table, state.cache.page_positions, watch=state.watch)
+    for tokens in (1, 2):
+        talker.code_predictor.model.check_kernels(batch, state.loop.page_table, state.loop.page_positions, tokens)
     decidable, codes = state.is_end.shape[0], talker.config.code_predictor_config.vocab_size
     inputs = talker.code_predictor.inputs(0)
-    sampling.check_kernels(rows, decidable, inputs[: talker.codes])
-    sampling.check_kernels(rows, codes, inputs)
-    check_step(rows, _step_state(talker, state), talker.feedback)
+    sampling.check_kernels(batch, decidable, inputs[: talker.codes])
+    sampling.check_kernels(batch, codes, inputs)
+    check_step(batch, _step_state(talker, state), talker.feedback)
 
 
 def parts(talker: Talker, state: FrameState) -> dict[str, Callable[[Tensor], object]]:
-    """The pieces of a frame a profile times: `backbone`, `depth` without its draws, and `sample`, all draws of a frame.
+    """The pieces of a frame a profile times: `backbone`, `depth` without sampling, and `sample`, all of a frame.
 
-    Each takes `slots` [B] int64, may be captured, and leaves the rows where they are.
+    Each takes `slots` [B] int64, may be captured, and advances no slot.
     """
     codes = torch.zeros(state.scratch + 1, dtype=torch.int64, device=state.done.device)
 
@@ -79,24 +79,24 @@ def parts(talker: Talker, state: FrameState) -> dict[str, Callable[[Tensor], obj
         length = state.length[slots]
         first = talker.codec_head(state.pending[slots])
         rest = first[:, : talker.config.code_predictor_config.vocab_size].contiguous()
-        draws = _Draws.of(talker, state, slots, length)
-        draws.first(first)
+        sampler = _Sampler.of(talker, state, slots, length)
+        sampler.first(first)
         for book in range(1, talker.codebooks):
-            draws.rest(book, rest)
-        return list(draws.codes.unbind(1))
+            sampler.rest(book, rest)
+        return list(sampler.codes.unbind(1))
 
     return {"backbone": backbone, "depth": depth, "sample": sample}
 
 
-class _Draws(NamedTuple):
-    """The draws of one step into `codes` [B, K]: parameters of its rows, noise [B, K, V], what codebook 0 must not be.
+class _Sampler(NamedTuple):
+    """Samples the `codes` [B, K] of one step: parameters of its slots, noise [B, K, V], what codebook 0 must not be.
 
-    A draw returns the predictor's input rows [B, width] for what it drew; nothing after the last codebook.
+    Each method returns the predictor's inputs [B, width] of what it sampled; nothing after the last codebook.
     """
 
     codes: Tensor
-    first_row: BatchSampling
-    rest_row: BatchSampling
+    first_controls: BatchSampling
+    rest_controls: BatchSampling
     noise: Tensor
     seen: Tensor
     length: Tensor
@@ -104,35 +104,35 @@ class _Draws(NamedTuple):
     talker: Talker
 
     @classmethod
-    def of(cls, talker: Talker, state: FrameState, rows: Tensor, length: Tensor) -> _Draws:
-        first, rest = state.first.read(rows), state.rest.read(rows)
+    def of(cls, talker: Talker, state: FrameState, slots: Tensor, length: Tensor) -> _Sampler:
+        first, rest = state.first.read(slots), state.rest.read(slots)
         ids = max(state.is_end.shape[0], talker.config.code_predictor_config.vocab_size)
         noise = gumbel_noise(first.seed, first.segment, length, talker.codebooks, ids)
-        codes = torch.empty((rows.shape[0], talker.codebooks), dtype=torch.int64, device=rows.device)
-        return cls(codes, first, rest, noise, state.seen[rows], length, state, talker)
+        codes = torch.empty((slots.shape[0], talker.codebooks), dtype=torch.int64, device=slots.device)
+        return cls(codes, first, rest, noise, state.seen[slots], length, state, talker)
 
     def first(self, logits: Tensor) -> Tensor | None:
         """Codebook 0 of the talker's `logits` [B, V]; the last decidable id is the end of speech."""
         decidable, state = self.seen.shape[1], self.state
         scores = mask_first(
             logits[:, :decidable],
-            self.first_row,
+            self.first_controls,
             self.seen,
             self.length,
             suppressed=state.suppressed,
             is_end=state.is_end,
         )
-        # The table ends before the control ids: after an end of speech the row goes on as if code 0 had been drawn.
+        # The table ends before the control ids: after an end of speech the slot goes on as if code 0 had been sampled.
         table = self.talker.code_predictor.inputs(0)[: self.talker.codes]
-        return sample_code_and_embed(scores, self.noise[:, 0, :decidable], self.first_row, table, self.codes[:, 0])
+        return sample_code_and_embed(scores, self.noise[:, 0, :decidable], self.first_controls, table, self.codes[:, 0])
 
     def rest(self, book: int, logits: Tensor) -> Tensor | None:
         """Codebook `book` of the predictor's `logits` [B, V]."""
         noise, ids = self.noise[:, book, : logits.shape[1]], self.codes[:, book]
         if book == self.talker.codebooks - 1:
-            sample_code(logits, noise, self.rest_row, ids)
+            sample_code(logits, noise, self.rest_controls, ids)
             return None
-        return sample_code_and_embed(logits, noise, self.rest_row, self.talker.code_predictor.inputs(book), ids)
+        return sample_code_and_embed(logits, noise, self.rest_controls, self.talker.code_predictor.inputs(book), ids)
 
 
 def _step_state(talker: Talker, state: FrameState) -> StepState:
@@ -140,16 +140,16 @@ def _step_state(talker: Talker, state: FrameState) -> StepState:
 
 
 def _step_talker(
-    talker: Talker, state: FrameState, rows: Tensor, inputs: Tensor, position: Tensor
+    talker: Talker, state: FrameState, slots: Tensor, inputs: Tensor, position: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Hidden rows [B, H] and logits [B, V] of `inputs` [B, H] at `position` [B]."""
-    outputs = talker.model.step(inputs, state.rotary, state.cache, rows, position, watch=state.watch)
+    """Hidden states [B, H] and logits [B, V] of `inputs` [B, H] at `position` [B]."""
+    outputs = talker.model.step(inputs, state.rotary, state.cache, slots, position, watch=state.watch)
     hidden = talker.model.norm.fused(outputs)
     return hidden, talker.codec_head(hidden)
 
 
-def _depth_logits(talker: Talker, state: FrameState, rows: Tensor, fed: Sequence[Tensor | None]) -> Iterator[Tensor]:
+def _depth_logits(talker: Talker, state: FrameState, slots: Tensor, fed: Sequence[Tensor | None]) -> Iterator[Tensor]:
     """Logits [B, V] of codebooks 1 to K - 1 in turn, of the inputs `fed` as `depth_passes` takes them."""
     predictor, norm = talker.code_predictor, talker.code_predictor.model.norm
-    for head, outputs in zip(predictor.lm_head, depth_passes(state, predictor.model, rows, fed), strict=True):
+    for head, outputs in zip(predictor.lm_head, depth_passes(state, predictor.model, slots, fed), strict=True):
         yield cast(Linear, head).after_norm(outputs, norm)

@@ -17,7 +17,7 @@ from sonoro.core.errors import ConfigError, InvalidReference
 from sonoro.core.text import split_text, with_lead
 from sonoro.core.types import ModelSpec, OptionSpec, OptionValue, Reference, SamplingParams, SpeechRequest, VoiceMode
 from sonoro.models.base import Capacity, Codec, Controls, Pages, SavedVoice, Spoken, Voice
-from sonoro.models.loading import Parts, make_family
+from sonoro.models.loading import Family
 from sonoro.models.settings import CONTROL_TOKENS
 from sonoro.nn.weights import fingerprint
 from sonoro.runtime.ring import upload
@@ -302,20 +302,18 @@ def _position_bytes(configs: Configs, dtype: torch.dtype) -> int:
     return 2 * talker.num_hidden_layers * talker.num_key_value_heads * talker.head_dim * dtype.itemsize
 
 
-FAMILY = make_family(
-    "qwen3_tts",
-    RELEASED,
-    ("*.json", "merges.txt", "*.safetensors"),
-    Parts(
-        read=lambda source: read_configs(source) if isinstance(source, Path) else released_configs(source),
-        weights=weights,
-        tokenizer=lambda _, folder: TextTokenizer.stand_in() if folder is None else TextTokenizer.from_folder(folder),
-        tokenizer_file="vocab.json",
-        model=Qwen3TTS,
-        spec=spec_of,
-        sizes=_sizes,
-        position_bytes=_position_bytes,
-        # Which transformers does not look at, where a model is named by its id.
-        hub_settings={_SPLIT.name: "qwen2"},
-    ),
+FAMILY = Family(
+    model_type="qwen3_tts",
+    configurations=RELEASED,
+    hub_files=("*.json", "merges.txt", "*.safetensors"),
+    read=lambda source: read_configs(source) if isinstance(source, Path) else released_configs(source),
+    files=weights.FILES,
+    tokenizer=lambda _, folder: TextTokenizer.stand_in() if folder is None else TextTokenizer.from_folder(folder),
+    tokenizer_file="vocab.json",
+    model=Qwen3TTS,
+    spec=spec_of,
+    sizes=_sizes,
+    position_bytes=_position_bytes,
+    # Which transformers does not look at, where a model is named by its id.
+    hub_settings={_SPLIT.name: "qwen2"},
 )

@@ -1,6 +1,6 @@
 """The checkpoint's order of logit processors, for codebook 0 and for the others. Follows transformers 4.57.3.
 
-Works on rows of `sonoro.runtime.sampling`; capturable, no sync.
+Takes the parameters that `sonoro.runtime.sampling` reads; capturable, no sync.
 """
 
 from __future__ import annotations
@@ -29,45 +29,45 @@ def sampling_controls(controls: Controls) -> tuple[SamplingControls, SamplingCon
         segment=controls.segment,
         max_frames=controls.max_frames,
     )
-    return controls.row, rest
+    return controls.sampling_controls, rest
 
 
 def mask_first(
-    logits: Tensor, row: BatchSampling, seen: Tensor, length: Tensor, *, suppressed: Tensor, is_end: Tensor
+    logits: Tensor, controls: BatchSampling, seen: Tensor, length: Tensor, *, suppressed: Tensor, is_end: Tensor
 ) -> Tensor:
-    """What codebook 0 is drawn from, [B, V] float32, of `logits` [B, V], whose last column is end of speech.
+    """What codebook 0 is sampled from, [B, V] float32, of `logits` [B, V], whose last column is end of speech.
 
     `seen` [B, V] bool are the ids this segment has had, `suppressed` [V] bool the other control ids, `is_end` [V] bool
     end of speech, `length` [B] the frames made so far. End is banned for the first frames and with `ignore_eos`.
     """
-    is_endless = row.ignore_eos | (length < MIN_FRAMES)[:, None]
-    return mask_logits(logits, seen, row.repetition_penalty, suppressed | (is_end & is_endless))
+    is_endless = controls.ignore_eos | (length < MIN_FRAMES)[:, None]
+    return mask_logits(logits, seen, controls.repetition_penalty, suppressed | (is_end & is_endless))
 
 
-def sample_code(scores: Tensor, noise: Tensor, row: BatchSampling, ids: Tensor | None = None) -> Tensor:
-    """One id per row, [B] int64, of `scores` [B, V] with Gumbel `noise` [B, V]: temperature, top-k, top-p, argmax.
+def sample_code(scores: Tensor, noise: Tensor, controls: BatchSampling, ids: Tensor | None = None) -> Tensor:
+    """Ids [B] int64 of `scores` [B, V] with Gumbel `noise` [B, V]: temperature, top-k, top-p, argmax.
 
     They are written to `ids` [B] if it is given.
     """
-    return sample(scores, noise, row.sampling, ids)
+    return sample(scores, noise, controls.sampling, ids)
 
 
-def sample_code_and_embed(scores: Tensor, noise: Tensor, row: BatchSampling, table: Tensor, ids: Tensor) -> Tensor:
+def sample_code_and_embed(scores: Tensor, noise: Tensor, controls: BatchSampling, table: Tensor, ids: Tensor) -> Tensor:
     """`sample_code` into `ids` [B]; the rows of `table` [T, W] at them, [B, W], its first for ids beyond it."""
-    return sample_and_embed(scores, noise, row.sampling, table, ids)
+    return sample_and_embed(scores, noise, controls.sampling, table, ids)
 
 
-def check_kernels(rows: int, vocabulary: int, table: Tensor) -> None:
-    """Compare the kernels that draw `rows` ids out of `vocabulary`, rows of `table`, with references. Synchronises.
+def check_kernels(batch: int, vocabulary: int, table: Tensor) -> None:
+    """Compare the kernels that sample `batch` ids out of `vocabulary`, rows of `table`, with references. Synchronises.
 
-    Draws must be the same id by id; noise may differ by the rounding of two logarithms.
+    Samples must be the same id by id; noise may differ by the rounding of two logarithms.
     """
     device = table.device
-    index = torch.arange(rows, device=device)
+    index = torch.arange(batch, device=device)
     gumbel_noise.check(lambda: (index * 7919, index % 3, index, 2, vocabulary), tolerance=1e-5)
-    logits = torch.randn(rows, vocabulary, device=device, generator=seeded(device))
+    logits = torch.randn(batch, vocabulary, device=device, generator=seeded(device))
     noise = gumbel_noise.reference(index, index, index, 1, vocabulary)[:, 0]
-    temperature, top_p = torch.full((rows, 1), 0.9, device=device), torch.ones(rows, 1, device=device)
+    temperature, top_p = torch.full((batch, 1), 0.9, device=device), torch.ones(batch, 1, device=device)
     given = Sampling(temperature, (index[:, None] * 13) % 60, top_p, index[:, None] % 5 == 4)
     sample.check(lambda: (logits, noise, given), tolerance=0.0)
     sample.check(lambda: (logits, noise, given._replace(top_p=0.8 * top_p)), tolerance=0.0)

@@ -1,40 +1,24 @@
-"""The tensors of a checkpoint folder: its modules, their released names and shapes, loading, random filling, export.
+"""The tensors of a checkpoint folder: its modules, their released names and shapes, loading, random filling.
 
 Two files: model.safetensors (talker, speaker encoder) and speech_tokenizer/model.safetensors (codec).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
-import torch
 from torch import nn
 
 from sonoro.models import model_files
 from sonoro.models.codec_file import CodecFile
-from sonoro.models.model_files import MODEL_FILES, ModelFiles
+from sonoro.models.model_files import ModelFiles
 from sonoro.nn import weights
 from sonoro.nn.weights import DummyRule, Fusion, Shape
 
 from .backbone import Talker
 from .codec import CodecDecoder, Qwen3Codec
-from .config import CodecConfig, Configs, ModelConfig, read_configs
-from .encoder import CodecEncoder
+from .config import CodecConfig, Configs, ModelConfig
 from .voice import SpeakerEncoder
 
-__all__ = [
-    "CODEC_FILE",
-    "LanguageModel",
-    "Modules",
-    "count_parts",
-    "export_checkpoint",
-    "init_dummy",
-    "load",
-    "stored_shapes",
-    "unused_shapes",
-    "weight_bytes",
-]
+__all__ = ["CODEC_FILE", "FILES", "LanguageModel", "Modules", "codec_fusions", "main_fusions", "unused_shapes"]
 
 CODEC_FILE = "speech_tokenizer/model.safetensors"
 
@@ -73,40 +57,7 @@ class LanguageModel(nn.Module):
 Modules = model_files.Modules[LanguageModel, Qwen3Codec]
 
 
-def export_checkpoint(
-    folder: Path,
-    talker: Talker,
-    decoder: CodecDecoder,
-    *,
-    dtype: torch.dtype,
-    codec_dtype: torch.dtype,
-    speaker_encoder: SpeakerEncoder | None = None,
-    encoder: CodecEncoder | None = None,
-    is_in_8_bits: Callable[[str, torch.Tensor], bool] = lambda name, value: False,
-    shard_bytes: int | None = None,
-) -> None:
-    """Write both files as they are released, less the tensors that nothing reads, into a folder of configuration files.
-
-    `is_in_8_bits` and `shard_bytes` are as `sonoro.nn.weights.export` takes them. Raises `OutputError`, and
-    `TensorMismatch` if the configuration files call for other tensors.
-    """
-    configs = read_configs(folder)
-    main, codec = _named(talker=talker, speaker_encoder=speaker_encoder), _named(decoder=decoder, encoder=encoder)
-    for module, file, own_dtype, fusions in (
-        (main, MODEL_FILES, dtype, _main_fusions(configs.model)),
-        (codec, CODEC_FILE, codec_dtype, _codec_fusions(configs.codec)),
-    ):
-        weights.export(
-            module, folder / file, dtype=own_dtype, fusions=fusions, is_in_8_bits=is_in_8_bits, shard_bytes=shard_bytes
-        )
-    stored_shapes(configs, folder)
-
-
-def _named(**modules: nn.Module | None) -> nn.ModuleDict:
-    return nn.ModuleDict({name: module for name, module in modules.items() if module is not None})
-
-
-def _main_fusions(config: ModelConfig) -> tuple[Fusion, ...]:
+def main_fusions(config: ModelConfig) -> tuple[Fusion, ...]:
     talker, predictor = config.talker_config, config.talker_config.code_predictor_config
     return (
         *weights.parted_names("talker.model.", talker.num_attention_heads, talker.num_key_value_heads),
@@ -116,7 +67,7 @@ def _main_fusions(config: ModelConfig) -> tuple[Fusion, ...]:
     )
 
 
-def _codec_fusions(config: CodecConfig) -> tuple[Fusion, ...]:
+def codec_fusions(config: CodecConfig) -> tuple[Fusion, ...]:
     decoder, encoder = config.decoder_config, config.encoder_config
     return (
         *weights.parted_names("decoder.pre_transformer.", decoder.num_attention_heads, decoder.num_key_value_heads),
@@ -178,19 +129,15 @@ def _is_wide(name: str) -> bool:
     return not name.startswith("decoder.") or CodecDecoder.is_wide(name.removeprefix("decoder."))
 
 
-_FILES = ModelFiles(
+FILES = ModelFiles(
     make=LanguageModel,
     finalize=LanguageModel.finalize,
-    fusions=lambda configs, names: _main_fusions(configs.model),
+    fusions=lambda configs, names: main_fusions(configs.model),
     parts=_PARTS,
     rules=_DUMMY_RULES,
     is_wide=lambda name: name.startswith("speaker_encoder."),
-    codec=CodecFile(
-        make=Qwen3Codec, fusions=_codec_fusions, unused=unused_shapes, is_wide=_is_wide, rules=_DUMMY_RULES
-    ),
+    codec=CodecFile(make=Qwen3Codec, fusions=codec_fusions, unused=unused_shapes, is_wide=_is_wide, rules=_DUMMY_RULES),
     codec_file=CODEC_FILE,
     codec_parts=_CODEC_PARTS,
     codec_config=lambda configs: configs.codec,
 )
-load, init_dummy, stored_shapes = _FILES.load, _FILES.init_dummy, _FILES.stored_shapes
-count_parts, weight_bytes = _FILES.count_parts, _FILES.weight_bytes

@@ -14,7 +14,7 @@ from sonoro.nn.weights import DummyRule, Shape
 from .codec import CodecConfig, VoxCodec
 from .decoder import CodecDecoder
 
-__all__ = ["CODEC_FILE", "FILE", "PARTS", "check", "init_dummy", "load", "stored_shapes", "weight_bytes"]
+__all__ = ["CODEC_FILE", "FILE", "PARTS"]
 
 CODEC_FILE = "audiovae.pth"
 
@@ -62,5 +62,3 @@ FILE = CodecFile(
         DummyRule(r"^decoder\.model\.[2-9]\d*\.conv\.weight$", gain=0.06),
     ),
 )
-load, init_dummy, check = FILE.load, FILE.init_dummy, FILE.check
-stored_shapes, weight_bytes = FILE.stored_shapes, FILE.weight_bytes

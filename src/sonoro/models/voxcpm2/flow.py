@@ -66,7 +66,7 @@ class Flow(nn.Module):
         """Patches [B, P, D] from `noise`, that follow the patches `cond` (both [B, P, D]) as `mu` [B, 2, width] asks.
 
         Guided by `cfg` [B] float32; in `steps` [B] int64 steps. Rows with fewer than the most take as many calls, of
-        which the last go nowhere: so rows of a batch may differ, and one graph serves all. Capturable; no sync.
+        which the last go nowhere: so requests of a batch may differ, and one graph serves all. Capturable; no sync.
         """
         dit, times, sizes = self.estimator, self.times[steps], self.sizes[steps]
         ends, tokens = dit.ends, dit.fixed_tokens(mu, cond)
@@ -77,17 +77,20 @@ class Flow(nn.Module):
             x = advance(x, dit.velocities(tokens), SolverStep(sizes[:, call], cfg, then), ends, tokens, _CLOCK)
         return x
 
-    def check_kernels(self, rows: int) -> None:
-        """Compare every kernel of `sample` with its reference at `rows` rows. Synchronises; does nothing on a CPU."""
+    def check_kernels(self, batch: int) -> None:
+        """Compare every kernel of `sample` with its reference at batch size `batch`. Synchronises; idle on a CPU."""
         dit = self.estimator
         latents, width = dit.out_proj.weight.shape
         random, tolerance = random_like(dit.out_proj.weight)
-        dit.decoder.check_bidirectional(2 * rows)
-        x = random(rows, dit.decoder.kept.stop - dit.decoder.kept.start, latents)
-        hidden, velocities = random(2 * rows * x.shape[1], width), random(2 * rows * x.shape[1], latents)
+        dit.decoder.check_bidirectional(2 * batch)
+        x = random(batch, dit.decoder.kept.stop - dit.decoder.kept.start, latents)
+        hidden, velocities = random(2 * batch * x.shape[1], width), random(2 * batch * x.shape[1], latents)
         dit.out_proj.check_after_norm(hidden, dit.decoder.norm, tolerance)
-        cfg, tokens = torch.full_like(x[:, 0, 0], 2.0, dtype=torch.float32), random(2 * rows, dit.decoder.tokens, width)
-        given = (SolverStep(x[:, 0, 0], cfg, random(rows, width)), dit.ends)
+        cfg, tokens = (
+            torch.full_like(x[:, 0, 0], 2.0, dtype=torch.float32),
+            random(2 * batch, dit.decoder.tokens, width),
+        )
+        given = (SolverStep(x[:, 0, 0], cfg, random(batch, width)), dit.ends)
         advance.check(lambda: (x, velocities, *given, tokens.clone(), _CLOCK), tolerance)
         advance.check(lambda: (x, None, *given, tokens.clone(), _CLOCK), tolerance)
 
@@ -116,7 +119,7 @@ class _LocalDiT(nn.Module):
         return PatchProjections(self.in_proj.weight, self.in_proj.bias, self.out_proj.bias)
 
     def fixed_tokens(self, mu: Tensor, cond: Tensor) -> Tensor:
-        """All that it sees [2 B, tokens, width], of rows with condition and then of the same without, but for time and
+        """All that it sees [2 B, tokens, width], with condition and then without, but for time and
         patch, which are left empty. The patch before is known to both.
         """
         tokens = mu.new_zeros(2, mu.shape[0], self.decoder.tokens, mu.shape[2])
@@ -125,5 +128,5 @@ class _LocalDiT(nn.Module):
         return tokens.flatten(0, 1)
 
     def velocities(self, tokens: Tensor) -> Tensor:
-        """Those of all rows, [2 B P, D], before their bias is added."""
+        """Those of `tokens`, [2 B P, D], before their bias is added."""
         return self.out_proj.after_norm(self.decoder.see(tokens), self.decoder.norm)

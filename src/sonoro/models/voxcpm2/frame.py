@@ -1,7 +1,7 @@
 """One frame for a batch of slots: base LM, residual LM, the flow that makes a patch, feedback.
 
-A step redirects rows that are done to the scratch row, which is itself always done at length 0: so they are left as
-they are, without a branch.
+Slots that are done are replaced by the scratch slot, which is itself always done at length 0, so that they stay as they
+are without a branch.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ __all__ = ["check_kernels", "floor_bytes", "frame", "parts"]
 def frame(lm: VoxLM, state: FrameState, slots: Tensor, record: list[Tensor] | None = None) -> None:
     """One frame for each of `slots` [B] int64, as `SpeechModel.frame` promises. Capturable; no sync.
 
-    The frame that ends speech is kept: it was made before that is asked. `record` is given the hidden rows [B, H] of
+    The frame that ends speech is kept: it was made before that is asked. `record` is given the hidden states [B, H] of
     both LMs, the logits [B, 2] of going on and of ending, and the patch [B, P, D].
     """
     assert not torch.is_grad_enabled()
-    rows = slots.masked_fill(state.done[slots], state.scratch)
-    length, position, row = state.length[rows], state.position[rows], state.samplers[0].read(rows)
-    cfg, steps, min_len = state.read_options(rows)
-    hidden, residual = _step(lm, state, rows, position)
-    noise = _noise(row, length, state.patch)
-    patch = lm.feat_decoder.sample(lm.condition(hidden, residual), state.patch[rows], noise, cfg, steps)
+    slots = slots.masked_fill(state.done[slots], state.scratch)
+    length, position, controls = state.length[slots], state.position[slots], state.samplers[0].read(slots)
+    cfg, steps, min_len = state.read_options(slots)
+    hidden, residual = _step(lm, state, slots, position)
+    noise = _noise(controls, length, state.patch)
+    patch = lm.feat_decoder.sample(lm.condition(hidden, residual), state.patch[slots], noise, cfg, steps)
     stop = lm.stop_logits(hidden)
     if record is not None:
         record.extend((hidden, residual, stop, patch))
-    is_last = (stop[:, 1] > stop[:, 0]) & (length > min_len) & ~row.ignore_eos[:, 0]
-    most = torch.where(is_last, length + 1, row.max_frames)
+    is_last = (stop[:, 1] > stop[:, 0]) & (length > min_len) & ~controls.ignore_eos[:, 0]
+    most = torch.where(is_last, length + 1, controls.max_frames)
     made, pending = patch.to(state.frames.dtype), lm.embed_patches(patch)
     never = torch.zeros_like(is_last)
-    kept = append_frames(state, rows, length, position, made, pending, is_end=never, max_frames=most)
+    kept = append_frames(state, slots, length, position, made, pending, is_end=never, max_frames=most)
     state.patch[kept] = patch
     state.is_audio.index_fill_(0, kept, True)
 
 
-def check_kernels(lm: VoxLM, state: FrameState, rows: int) -> None:
-    """Run each fused kernel of a frame of `rows` rows once against its reference. Synchronises; `state` stays."""
+def check_kernels(lm: VoxLM, state: FrameState, batch: int) -> None:
+    """Run each fused kernel of a frame of `batch` slots once against its reference. Synchronises; `state` stays."""
     for stack in (lm.base_lm, lm.residual_lm):
-        stack.check_kernels(rows, state.cache.page_table, state.cache.page_positions)
-    lm.feat_encoder.encoder.check_bidirectional(rows)
-    lm.feat_decoder.check_kernels(rows)
-    index = torch.arange(rows, device=lm.weight.device)
+        stack.check_kernels(batch, state.cache.page_table, state.cache.page_positions)
+    lm.feat_encoder.encoder.check_bidirectional(batch)
+    lm.feat_decoder.check_kernels(batch)
+    index = torch.arange(batch, device=lm.weight.device)
     # Float32: angles of up to 6.3, rounded, times distances of up to 5.8.
     normal_noise.check(lambda: (index, index, index, state.patch[0].numel()), 2e-6)
 
@@ -67,7 +67,7 @@ def floor_bytes(lm: VoxLM) -> int:
 def parts(lm: VoxLM, state: FrameState) -> dict[str, Callable[[Tensor], object]]:
     """The pieces of a frame a profile times: `backbone`, both LMs; `depth`, the flow; `sample`, noise, stop, feedback.
 
-    Each takes `slots` [B] int64, may be captured, and leaves the rows where they are.
+    Each takes `slots` [B] int64, may be captured, and advances no slot.
     """
 
     def backbone(slots: Tensor) -> tuple[Tensor, Tensor]:
@@ -84,20 +84,20 @@ def parts(lm: VoxLM, state: FrameState) -> dict[str, Callable[[Tensor], object]]
     return {"backbone": backbone, "depth": depth, "sample": sample}
 
 
-def _step(lm: VoxLM, state: FrameState, rows: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-    """Hidden rows [B, H] of both LMs after their norms, of what is pending; those of the base LM are quantised."""
-    embedded, is_audio = state.pending[rows], state.is_audio[rows]
+def _step(lm: VoxLM, state: FrameState, slots: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+    """Hidden states [B, H] of both LMs after their norms, of what is pending; those of the base LM are quantised."""
+    embedded, is_audio = state.pending[slots], state.is_audio[slots]
     base, above = lm.base_lm, lm.residual_lm
-    outputs = base.step(embedded, state.rotary, state.base, rows, position)
+    outputs = base.step(embedded, state.rotary, state.base, slots, position)
     hidden = lm.quantize(base.norm.fused(outputs), is_audio)
-    outputs = above.step(lm.fuse(hidden, embedded, is_audio), state.still, state.residual, rows, position)
+    outputs = above.step(lm.fuse(hidden, embedded, is_audio), state.still, state.residual, slots, position)
     return hidden, above.norm.fused(outputs)
 
 
-def _noise(row: BatchSampling, length: Tensor, patches: Tensor) -> Tensor:
-    """What patch number `length` [B] of each row begins as: [B, P, D] in the shape and dtype of `patches`."""
+def _noise(controls: BatchSampling, length: Tensor, patches: Tensor) -> Tensor:
+    """What patch number `length` [B] of each slot begins as: [B, P, D] in the shape and dtype of `patches`."""
     shape = patches.shape[1:]
-    return normal_noise(row.seed, row.segment, length, shape.numel()).unflatten(1, shape).to(patches.dtype)
+    return normal_noise(controls.seed, controls.segment, length, shape.numel()).unflatten(1, shape).to(patches.dtype)
 
 
 def _bytes(*modules: nn.Module) -> int:

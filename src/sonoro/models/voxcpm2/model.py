@@ -13,7 +13,7 @@ from torch import Tensor
 from sonoro.core.errors import InvalidRequest
 from sonoro.core.types import ModelSpec, OptionSpec, OptionValue, Reference, SamplingParams, SpeechRequest
 from sonoro.models.base import Capacity, Codec, Controls, Pages, SavedVoice, Spoken, Voice
-from sonoro.models.loading import Parts, make_family
+from sonoro.models.loading import Family
 from sonoro.models.settings import CONTROL_TOKENS
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.nn.weights import fingerprint
@@ -185,18 +185,16 @@ def _position_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     return lm_config(config, config.paged_layers).position_bytes(dtype)
 
 
-FAMILY = make_family(
-    "voxcpm2",
-    RELEASED,
-    ("*.json", "*.safetensors", "audiovae.pth"),
-    Parts(
-        read=read,
-        weights=weights,
-        tokenizer=lambda config, folder: stand_in(config) if folder is None else TextTokenizer.from_folder(folder),
-        tokenizer_file="tokenizer.json",
-        model=VoxCPM2,
-        spec=spec_of,
-        sizes=_sizes,
-        position_bytes=_position_bytes,
-    ),
+FAMILY = Family(
+    model_type="voxcpm2",
+    configurations=RELEASED,
+    hub_files=("*.json", "*.safetensors", "audiovae.pth"),
+    read=read,
+    files=weights.FILES,
+    tokenizer=lambda config, folder: stand_in(config) if folder is None else TextTokenizer.from_folder(folder),
+    tokenizer_file="tokenizer.json",
+    model=VoxCPM2,
+    spec=spec_of,
+    sizes=_sizes,
+    position_bytes=_position_bytes,
 )

@@ -85,7 +85,7 @@ def reset(state: FrameState, slots: Sequence[int]) -> None:
 
 def stage(state: FrameState, prompts: Sequence[VoxPrompt], slots: Sequence[int], pages: Sequence[Pages]) -> int:
     """Lay out what rows `slots` need to speak `prompts` on `pages`; how many prompt rows. No sync; not capturable."""
-    added = [((prompt.controls.row,), _pack(prompt.controls)) for prompt in prompts]
+    added = [((prompt.controls.sampling_controls,), _pack(prompt.controls)) for prompt in prompts]
     return stage_prompts(state, prompts, slots, pages, [prompt.rows for prompt in prompts], added)
 
 

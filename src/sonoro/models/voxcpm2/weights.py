@@ -10,7 +10,7 @@ from .backbone import VoxLM
 from .codec import VoxCodec
 from .config import ModelConfig
 
-__all__ = ["VoxModules", "count_parts", "init_dummy", "load", "stored_shapes", "weight_bytes"]
+__all__ = ["FILES", "VoxModules"]
 
 _PARTS = {
     "base LM": ("base_lm.layers.", "base_lm.norm."),
@@ -31,7 +31,7 @@ def _fusions(config: ModelConfig) -> tuple[Fusion, ...]:
     return tuple(name for prefix, heads in stacks.items() for name in parted_names(prefix, heads, shared))
 
 
-_FILES = ModelFiles(
+FILES = ModelFiles(
     make=VoxLM,
     finalize=VoxLM.finalize,
     fusions=lambda config, names: _fusions(config),
@@ -41,5 +41,3 @@ _FILES = ModelFiles(
     codec_parts=codec_weights.PARTS,
     codec_config=lambda config: config.codec,
 )
-load, init_dummy, stored_shapes = _FILES.load, _FILES.init_dummy, _FILES.stored_shapes
-count_parts, weight_bytes = _FILES.count_parts, _FILES.weight_bytes
