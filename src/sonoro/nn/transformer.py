@@ -83,7 +83,7 @@ class DecoderConfig:
         if self.heads % self.kv_heads:
             raise CheckpointError(f"{self.heads} heads of queries cannot share {self.kv_heads} of keys and values")
         if self.head_width % 2:
-            raise CheckpointError(f"heads of {self.head_width} cannot be rotated: the width must be even")
+            raise CheckpointError(f"heads of {self.head_width} cannot be turned: the width must be even")
 
     def position_bytes(self, dtype: torch.dtype) -> int:
         """What keys and values of one position take in `dtype`."""
