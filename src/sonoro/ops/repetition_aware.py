@@ -5,7 +5,7 @@ A Triton kernel beside its torch reference. Every parameter is per request and l
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -202,15 +202,8 @@ def sample_repetition_aware_kernel(
     return embedded
 
 
-def _can_run(
-    logits: Tensor,
-    noise: Tensor,
-    sampling: Sampling,
-    table: Tensor,
-    ids: Tensor,
-    is_endless: Tensor | None = None,
-    resample: Resample | None = None,
-) -> bool:
+def _can_run(logits: Tensor, noise: Tensor, sampling: Sampling, table: Tensor, ids: Tensor, *more: Any) -> bool:
+    resample: Resample | None = more[1] if len(more) > 1 else None
     return (
         logits.numel() > 0
         and logits.shape[1] <= 16384

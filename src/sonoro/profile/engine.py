@@ -11,16 +11,15 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError, EngineError, SonoroError
 from sonoro.core.types import AudioChunk
 from sonoro.profile.report import Report, has_gpu
-from sonoro.profile.requests import speech_request
+from sonoro.profile.requests import Launched, speech_request
 from sonoro.transport.client import EngineClient
-from sonoro.transport.messages import DEFAULT_FACTORY, Stats
+from sonoro.transport.messages import Stats
 
 __all__ = ["EngineBench", "Listener", "run"]
 
@@ -29,32 +28,23 @@ _BYTES_PER_SAMPLE = 2
 
 
 @dataclass(frozen=True)
-class EngineBench:
-    """What to load and how. `model`, `device`, `dtype` and `load_format` are those of `sonoro.models.registry.load`.
+class EngineBench(Launched):
+    """What to load and how.
 
     `concurrency`: clients at once, one level after the other. `frames`: each request is spoken for a number of frames
-    drawn from this range. `config` is the engine's; if None, its defaults with as many slots as there are clients.
+    drawn from this range. Without a `config` there are as many slots as clients.
     `slots` and `is_eager` go over it. A level lasts `duration_s`, of which the first `warm_up_s` do not count.
-    `factory` is that of `sonoro.transport.messages.WorkerSettings`. `out` is written after every level.
 
     Raises `ConfigError` naming the field, `concurrency` if it is above the slots.
     """
 
-    model: str | None = None
-    load_format: str = "auto"
     concurrency: tuple[int, ...] = (1, 8, 32, 64, 128, 256)
     frames: tuple[int, int] = (30, 90)
     is_eager: bool = False
     slots: int | None = None
-    config: EngineConfig | None = None
     duration_s: float = 8.0
     warm_up_s: float = 2.0
     seed: int = 0
-    device: str = "auto"
-    dtype: str | None = None
-    factory: str = DEFAULT_FACTORY
-    out: Path | None = None
-    commit: str | None = None
 
     def __post_init__(self) -> None:
         if not self.concurrency or min(self.concurrency) < 1:
@@ -88,15 +78,7 @@ def run(bench: EngineBench) -> dict[str, Any]:
 
 async def _run(bench: EngineBench) -> dict[str, Any]:
     config, is_gpu = bench.engine, has_gpu(bench.device)
-    client = EngineClient.launch(
-        bench.model,
-        device=bench.device,
-        dtype=bench.dtype,
-        load_format=bench.load_format,
-        config=config,
-        factory=bench.factory,
-    )
-    async with client:
+    async with bench.launch(config) as client:
         top = {
             "bench": "engine",
             "model": client.spec.name,

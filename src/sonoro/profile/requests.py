@@ -1,14 +1,42 @@
-"""Requests that any model can speak, however it is told whom to speak as."""
+"""The engine processes that are measured, and requests that any model can speak, whomever it speaks as."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+
 import numpy as np
 
+from sonoro.core.config import EngineConfig
 from sonoro.core.types import ModelSpec, Reference, SpeechRequest
+from sonoro.transport.client import EngineClient
+from sonoro.transport.messages import DEFAULT_FACTORY
 
-__all__ = ["speech_request"]
+__all__ = ["Launched", "speech_request"]
 
 _REFERENCE_S = 3
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What to load, and where results go. `model`, `device`, `dtype` and `load_format` are those of
+    `sonoro.models.registry.load`, `factory` that of `sonoro.transport.messages.WorkerSettings`. `config` is the
+    engine's, its defaults if None. `out` is written after every result.
+    """
+
+    model: str | None = None
+    load_format: str = "auto"
+    config: EngineConfig | None = None
+    device: str = "auto"
+    dtype: str | None = None
+    factory: str = DEFAULT_FACTORY
+    out: Path | None = None
+    commit: str | None = None
+
+    def launch(self, config: EngineConfig) -> EngineClient:
+        """The process of an engine of `config`."""
+        names = ("device", "dtype", "load_format", "factory")
+        return EngineClient.launch(self.model, config=config, **{name: getattr(self, name) for name in names})
 
 
 def speech_request(spec: ModelSpec, number: int, text: str, frames: int) -> SpeechRequest:

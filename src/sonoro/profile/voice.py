@@ -10,7 +10,6 @@ import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,8 @@ from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError, SonoroError
 from sonoro.core.types import AudioChunk, Reference
 from sonoro.profile.report import Report, has_gpu
-from sonoro.profile.requests import speech_request
+from sonoro.profile.requests import Launched, speech_request
 from sonoro.transport.client import EngineClient
-from sonoro.transport.messages import DEFAULT_FACTORY
 
 __all__ = ["VoiceBench", "run"]
 
@@ -31,24 +29,15 @@ _TEXT = "A calm voice reads what was written for it."
 
 
 @dataclass(frozen=True)
-class VoiceBench:
+class VoiceBench(Launched):
     """What to load and how: `streams` at once, beside which `repeats` references of each of `reference_s` are encoded.
 
-    `model`, `load_format`, `device`, `dtype` and `factory` are as in `EngineBench`. `config` is the engine's, but
-    for its slots and chunks; its defaults if None. Raises `ConfigError` naming the field.
+    Slots and chunks of a `config` are not used. Raises `ConfigError` naming the field.
     """
 
-    model: str | None = None
-    load_format: str = "auto"
     streams: int = 16
     reference_s: tuple[int, ...] = (10, 60)
     repeats: int = 5
-    config: EngineConfig | None = None
-    device: str = "auto"
-    dtype: str | None = None
-    factory: str = DEFAULT_FACTORY
-    out: Path | None = None
-    commit: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("streams", "repeats"):
@@ -70,15 +59,7 @@ def run(bench: VoiceBench) -> dict[str, Any]:
 
 async def _run(bench: VoiceBench) -> dict[str, Any]:
     config, is_gpu = bench.engine, has_gpu(bench.device)
-    client = EngineClient.launch(
-        bench.model,
-        device=bench.device,
-        dtype=bench.dtype,
-        load_format=bench.load_format,
-        config=config,
-        factory=bench.factory,
-    )
-    async with client:
+    async with bench.launch(config) as client:
         top = {
             "bench": "voice",
             "model": client.spec.name,
