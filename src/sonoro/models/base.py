@@ -1,8 +1,8 @@
 """The protocols a speech model is reached through. The engine knows these and no model.
 
-Per-request state on the device is rows of static tensors with `slots + 1` rows; the last row is scratch, for padding.
-`slots` arguments are int64 `[B]` of distinct rows (the scratch row may repeat). Everything marked capturable has fixed
-shapes for a given B, does not synchronise with the host, and touches no row outside `slots`.
+Per-request state on the device lies in static tensors of `slots + 1` slots; the last slot is scratch, for padding.
+`slots` arguments are int64 `[B]`, all different but for the scratch slot. Everything marked capturable has fixed shapes
+for a given B, does not synchronise with the host, and touches no state outside `slots`.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Capacity:
     """How much static state to allocate.
 
     Rows for `slots` requests, each of at most `max_positions` backbone positions, `max_frames` frames and `max_text`
-    pending text ids. `pages` pages of `page_positions` positions are shared by all rows; one more is scratch.
-    `max_tokens` prompt rows can be staged together.
+    pending text ids. `pages` pages of `page_positions` positions are shared by all slots; one more is scratch.
+    `max_tokens` prompt tokens can be staged together.
     """
 
     slots: int
@@ -61,13 +61,13 @@ class Capacity:
 
     @property
     def pages_per_slot(self) -> int:
-        """The width of a row's page table."""
+        """The width of a slot's page table."""
         return -(-self.max_positions // self.page_positions)
 
 
 @dataclass(frozen=True)
 class Controls:
-    """The per-row controls of one segment: how it is drawn and when it must end.
+    """The controls of one segment: how it is sampled and when it must end.
 
     Draws are addressed by (seed, segment, frame, codebook), so they do not depend on the batch. A segment that ends by
     itself after `doubtful_frames` or more is taken for one that ran away, where it may be spoken again.
@@ -135,11 +135,11 @@ class Prompt(Protocol):
 
     @property
     def controls(self) -> Controls:
-        """How it is drawn and when it must end; `max_frames` is at most what the request was limited to."""
+        """How it is sampled and when it must end; `max_frames` is at most what the request was limited to."""
 
     @property
     def voice(self) -> Voice | None:
-        """Whom it speaks as or goes on from, if that is not in its rows; primes the codec in place of the request's."""
+        """Whom it speaks as or goes on from, if its tokens do not say; primes the codec in place of the request's."""
 
     @property
     def positions(self) -> int:
@@ -147,9 +147,9 @@ class Prompt(Protocol):
 
     @property
     def prefix(self) -> npt.NDArray[Any] | None:
-        """What its first rows are made of, [rows, ...], as far as they do not depend on its new text; not the last row.
+        """What its first tokens are made of, [tokens, ...], less the last one and those that depend on its new text.
 
-        Prompts that begin with equal contents begin with equal rows. None if there is nothing worth sharing.
+        Prompts that begin with equal contents begin with equal tokens. None if there is nothing worth sharing.
         """
 
     @property
@@ -159,7 +159,7 @@ class Prompt(Protocol):
 
 class Pages(NamedTuple):
     """The pages of a slot in the order of its positions. The first `cached` positions, whole pages, are filled already
-    by a prompt that began with the same rows: they are read by others too, and never written."""
+    by a prompt that began with the same tokens: they are read by others too, and never written."""
 
     numbers: Sequence[int]
     cached: int = 0
@@ -189,7 +189,7 @@ class SlotState(Protocol):
 
     @property
     def done(self) -> Tensor:
-        """Whether the row will make no more frames: [N+1] bool."""
+        """Whether the slot will make no more frames: [N+1] bool."""
 
     @property
     def length(self) -> Tensor:
@@ -219,16 +219,16 @@ class Codec(Protocol):
         """
 
     def allocate(self, slots: int) -> Any:
-        """A zeroed history for `slots` rows and the scratch row."""
+        """A zeroed history for `slots` slots and the scratch slot."""
 
     def reset(self, history: Any, slots: Tensor) -> None:
-        """Forget what rows `slots` saw."""
+        """Forget what `slots` saw."""
 
     def prime(self, history: Any, slots: Tensor, voice: Voice) -> None:
-        """Leave rows `slots` (freshly reset) as if they had decoded the voice's reference frames; no audio."""
+        """Leave `slots` (freshly reset) as if they had decoded the voice's reference frames; no audio."""
 
     def decode(self, frames: Tensor, slots: Tensor | None = None, history: Any = None) -> Tensor:
-        """Decode `frames` [B, T, ...] to PCM [B, T * hop] in [-1, 1], advancing rows `slots` of `history`.
+        """Decode `frames` [B, T, ...] to PCM [B, T * hop] in [-1, 1], advancing `slots` of `history`.
 
         Capturable; no sync. Without a history it is the whole-sequence decode.
         Exact: any split into chunks gives the whole, up to rounding.
