@@ -185,7 +185,7 @@ def test_answers_that_are_held_have_room_together_and_give_it_back() -> None:
 
 
 def test_an_item_that_takes_more_than_it_could_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Service, "most_audio_bytes", lambda self, body: 4000 if body.input == LONG else 100_000)
+    monkeypatch.setattr(Service, "max_audio_bytes", lambda self, body: 4000 if body.input == LONG else 100_000)
 
     async def ask() -> None:
         async with serving() as server:

@@ -458,7 +458,7 @@ def test_many_who_look_at_once_look_together(tmp_path: Path, monkeypatch: pytest
             may_go_on.wait()
             look(store)
 
-        monkeypatch.setattr(VoiceStore, "_look", counted)
+        monkeypatch.setattr(VoiceStore, "_scan", counted)
         first = [asyncio.create_task(store.refresh()) for _ in range(20)]
         await until(lambda: looks == 1)
         encoded = await encode((reference(),))
