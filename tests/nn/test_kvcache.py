@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sonoro.nn.kvcache import PackedTokens, PagedKVCache
-from sonoro.nn.transformer import DecoderConfig, DecoderStack, causal_attention
+from sonoro.nn.transformer import DecoderConfig, DecoderStack, NormedAttention, causal_attention
 
 CONFIG = DecoderConfig(
     width=12, intermediate=20, layers=2, heads=4, kv_heads=2, head_width=6, norm_eps=1e-6, rope_theta=1e4
@@ -20,7 +20,7 @@ TOLERANCE = {"atol": 1e-12, "rtol": 0.0}
 @pytest.fixture
 def stack() -> DecoderStack:
     torch.manual_seed(5)
-    return DecoderStack(CONFIG).double().requires_grad_(False)
+    return DecoderStack(CONFIG, NormedAttention).double().requires_grad_(False)
 
 
 def new_cache(fill: float = 0.0) -> PagedKVCache:
@@ -93,7 +93,11 @@ def test_positions_at_once_equal_the_whole_sequence(stack: DecoderStack) -> None
 def test_stacks_share_pages_and_keep_apart(stack: DecoderStack) -> None:
     """Two of them, one behind the other in the cache of both: each as if it were alone."""
     torch.manual_seed(6)
-    other = DecoderStack(dataclasses.replace(CONFIG, layers=3, width=8, intermediate=10)).double().requires_grad_(False)
+    other = (
+        DecoderStack(dataclasses.replace(CONFIG, layers=3, width=8, intermediate=10), NormedAttention)
+        .double()
+        .requires_grad_(False)
+    )
     table = new_cache().page_table
     cache = PagedKVCache.allocate(dataclasses.replace(CONFIG, layers=5), table, PAGE, int(table.max()), torch.float64)
     parts = {stack: cache.part(slice(2)), other: cache.part(slice(2, None))}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from builtin_voice.export import export
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, OutputError, TensorMismatch
 from sonoro.nn.stored import find
-from sonoro.nn.transformer import DecoderConfig, DecoderStack
+from sonoro.nn.transformer import DecoderConfig, DecoderStack, NormedAttention
 from sonoro.nn.weights import (
     DummyRule,
     Fusion,
@@ -279,7 +279,9 @@ def test_stacks_are_read_by_the_names_of_llama_files() -> None:
     config = DecoderConfig(
         width=8, intermediate=6, layers=1, heads=4, kv_heads=2, head_width=4, norm_eps=1e-6, rope_theta=1e4
     )
-    shapes = stored_shapes(nn.ModuleDict({"model": DecoderStack(config)}), llama_names("model.layers."))
+    shapes = stored_shapes(
+        nn.ModuleDict({"model": DecoderStack(config, NormedAttention)}), llama_names("model.layers.")
+    )
     layer = "model.layers.0"
     assert shapes == {
         f"{layer}.attention_norm.weight": (8,),
