@@ -1,6 +1,6 @@
 """Results files: what every bench says of the machine, and rows that are kept as soon as they are measured.
 
-Knows no bench. The fields are those of docs/design.md section 8.
+Knows no bench. The fields are those of docs/results.md.
 """
 
 from __future__ import annotations
