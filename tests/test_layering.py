@@ -43,7 +43,7 @@ CORE_THIRD_PARTY = {"numpy", "msgspec", "yaml", "soundfile", "soxr", "sentencex"
 WITHOUT_TORCH = {"core", "words", "transport", "server", "scale", "bench"}
 MODEL_NAMES = re.compile(r"qwen|fish|voxcpm|talker", re.IGNORECASE)
 FACES = {
-    "api", "api_audio", "cli", "cli_bench", "cli_common", "cli_say", "cli_serve", "cli_tune", "cli_verify",
+    "api", "api_audio", "cli", "cli_bench", "cli_common", "cli_say", "cli_serve", "cli_tune",
     "__init__", "__main__",
 }  # fmt: skip
 
@@ -182,7 +182,6 @@ def test_function_level_imports_live_only_in_the_faces() -> None:
         "sonoro.cli",
         "sonoro.cli_bench",
         "sonoro.cli_serve",
-        "sonoro.cli_verify",
         "sonoro.server.app",
         "sonoro.transport.client",
     ],

@@ -92,9 +92,7 @@ EXCEPTIONS: dict[str, dict[str, str]] = {
 }
 """By package, names that have such a word, and why it is right there."""
 
-TO_GO: dict[str, set[str]] = {
-    "server": {"_places", "places"},
-}
+TO_GO: dict[str, set[str]] = {}
 """By package, names that are still to be changed. None may be added."""
 
 

@@ -1,4 +1,4 @@
-"""The Python face: `TTS(...).generate("...")`. Knows no model; torch is loaded with the first `TTS`."""
+"""The Python API: `TTS(...).generate("...")`. Torch is loaded with the first `TTS`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import logging
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar, overload
 
 import msgspec
 import numpy as np
@@ -34,7 +35,6 @@ from sonoro.core.types import (
     Failed,
     Finished,
     ModelSpec,
-    OptionValue,
     Reference,
     SamplingParams,
     SpeechRequest,
@@ -56,25 +56,35 @@ logger = logging.getLogger(__name__)
 _request_numbers = itertools.count()
 
 
-def speech_request(
-    text: str,
-    voice: str | None = None,
-    *,
-    language: str | None = None,
-    instructions: str | None = None,
-    ref_audio: bytes | str | Path | None = None,
-    ref_text: str | None = None,
-    x_vector_only: bool = False,
-    seed: int | None = None,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    repetition_penalty: float | None = None,
-    max_frames: int | None = None,
-    ignore_eos: bool = False,
-    attempts: int | None = None,
-    **options: OptionValue,
-) -> SpeechRequest:
+@dataclass(frozen=True, kw_only=True)
+class _Keywords:
+    """The keywords of `speech_request`, which explains them; any other is an option of the model."""
+
+    language: str | None = None
+    instructions: str | None = None
+    ref_audio: bytes | str | Path | None = None
+    ref_text: str | None = None
+    x_vector_only: bool = False
+    seed: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float | None = None
+    max_frames: int | None = None
+    ignore_eos: bool = False
+    attempts: int | None = None
+
+
+def _with_keywords(function: Method) -> Method:
+    """Show `_Keywords` in the signature of `function`, before its own `**options`."""
+    *first, options = (made := inspect.signature(function)).parameters.values()
+    parameters = [*first, *inspect.signature(_Keywords).parameters.values(), options]
+    function.__signature__ = made.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return function
+
+
+@_with_keywords
+def speech_request(text: str, voice: str | None = None, **options: Any) -> SpeechRequest:
     """A request to speak `text`; None stands for the model's default, and for seed 0. Raises `InvalidRequest`.
 
     text: what to speak.
@@ -84,10 +94,10 @@ def speech_request(
     ref_audio: a recording to speak like, 0.5 to 60 s: a file's path or its bytes, where the model can clone.
     ref_text: what is said in `ref_audio`, which is then continued in context.
     x_vector_only: take only the timbre of `ref_audio`; needs no `ref_text`.
-    seed: the same seed draws the same speech.
+    seed: the same seed gives the same speech.
     temperature: 0 is greedy; higher is livelier and less sure.
-    top_k: draw from the k likeliest; 0 keeps all.
-    top_p: draw from the likeliest that hold this probability; above 0, at most 1.
+    top_k: sample from the k likeliest; 0 keeps all.
+    top_p: sample from the likeliest that hold this probability; above 0, at most 1.
     repetition_penalty: above 1 avoids repetition.
     max_frames: the most frames of audio; by default the text's length bounds them.
     ignore_eos: go on to `max_frames` whatever the model says; for measuring.
@@ -95,36 +105,36 @@ def speech_request(
         as often as the model asks for (`TTS.spec.attempts`) where the audio is returned whole.
     options: the model's own options, as `TTS.spec.options` lists them.
     """
+    given = _Keywords(**{name: options.pop(name) for name in _Keywords.__dataclass_fields__ if name in options})
     return SpeechRequest(
         id=f"tts-{next(_request_numbers)}",
         text=text,
         voice=voice,
-        language=language,
-        instructions=instructions,
-        references=_references(ref_audio, ref_text, x_vector_only),
-        sampling=SamplingParams(
-            temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty
-        ),
-        seed=0 if seed is None else seed,
-        max_frames=max_frames,
-        ignore_eos=ignore_eos,
-        attempts=attempts,
+        language=given.language,
+        instructions=given.instructions,
+        references=_references(given),
+        sampling=SamplingParams(**{name: getattr(given, name) for name in SamplingParams.__struct_fields__}),
+        seed=0 if given.seed is None else given.seed,
+        max_frames=given.max_frames,
+        ignore_eos=given.ignore_eos,
+        attempts=given.attempts,
         options=options,
     )
 
 
-def _references(audio: bytes | str | Path | None, text: str | None, x_vector_only: bool) -> tuple[Reference, ...]:
-    if audio is not None:
-        return (read_reference(audio, text=text, use="reference" if x_vector_only else "prompt"),)
-    if text is not None:
-        raise InvalidReference("ref_text", text, "it is the transcript of ref_audio; give that too")
-    if x_vector_only:
-        raise InvalidReference("x_vector_only", x_vector_only, "it says how to use ref_audio; give that too")
+def _references(given: _Keywords) -> tuple[Reference, ...]:
+    if given.ref_audio is not None:
+        use: Literal["reference", "prompt"] = "reference" if given.x_vector_only else "prompt"
+        return (read_reference(given.ref_audio, text=given.ref_text, use=use),)
+    if given.ref_text is not None:
+        raise InvalidReference("ref_text", given.ref_text, "it is the transcript of ref_audio; give that too")
+    if given.x_vector_only:
+        raise InvalidReference("x_vector_only", True, "it says how to use ref_audio; give that too")
     return ()
 
 
 def listen(pieces: Generator[AudioPiece, None, Finished], take: Callable[[AudioPiece], None]) -> Finished:
-    """Hand every piece of a stream to `take`; how the speech ended."""
+    """Hand every piece of a stream to `take`; returns how the speech ended."""
     while isinstance(received := _next(pieces), AudioPiece):
         take(received)
     return received
@@ -140,7 +150,7 @@ def _next(pieces: Generator[AudioPiece, None, Finished]) -> AudioPiece | Finishe
 
 
 class _Job(NamedTuple):
-    """A request, and how fast its audio is to be played, without a change of pitch."""
+    """A request and the speed of its audio, at the same pitch."""
 
     request: SpeechRequest
     speed: float
@@ -150,7 +160,7 @@ _SPEED_HELP = "speed: how fast it is played, 0.25 to 4, without a change of pitc
 
 
 def _with_request_keywords(method: Method) -> Method:
-    """Show and explain the keywords of `speech_request`, which `method` passes on, and `speed` beside them."""
+    """Show and explain the keywords of `speech_request`, which `method` passes on, and `speed`."""
     made = inspect.signature(speech_request)
     owner = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     speed = inspect.Parameter("speed", inspect.Parameter.KEYWORD_ONLY, default=1.0, annotation="float")
@@ -166,7 +176,7 @@ def _with_request_keywords(method: Method) -> Method:
 
 
 Item = str | Mapping[str, Any] | SpeechRequest
-"""One of several to be spoken: a text, the keywords of `speech_request`, or what that made."""
+"""An item of a batch: a text, the keywords of `speech_request`, or a request made by it."""
 
 
 class TTS:
@@ -339,11 +349,11 @@ class TTS:
                 job = self._job(**(shared | dict(item) if isinstance(item, Mapping) else {"text": item} | shared))
             yield job
 
-    def _speak(self, job: Sequence[_Job]) -> list[Audio]:
+    def _speak(self, jobs: Sequence[_Job]) -> list[Audio]:
         audio = []
-        requests = [_returned_whole(request, self.spec) for request, _ in job]
+        requests = [_returned_whole(request, self.spec) for request, _ in jobs]
         with self._running(requests):
-            for number, (request, (_, speed)) in enumerate(zip(requests, job, strict=True)):
+            for number, (request, (_, speed)) in enumerate(zip(requests, jobs, strict=True)):
                 with _noting_item(number if len(requests) > 1 else None):
                     pieces: list[AudioPiece] = []
                     finished = listen(self._at_speed(speed, self._pieces(request.id)), pieces.append)
@@ -392,7 +402,7 @@ class TTS:
 
     @contextlib.contextmanager
     def _running(self, requests: Sequence[SpeechRequest]) -> Iterator[None]:
-        """Hold `requests` in the engine; whatever has not ended at the end is cancelled."""
+        """Run `requests` in the engine; those that have not ended with the block are cancelled."""
         held: list[tuple[str, deque[Event]]] = []
         try:
             for number, request in enumerate(requests):
@@ -407,7 +417,7 @@ class TTS:
             self._abandoned.extend(held)
 
     def _submit(self, request: SpeechRequest) -> None:
-        """Give `request` to the engine, once as few are waiting there as may."""
+        """Submit `request`, ticking the engine while its queue is full."""
         while True:
             try:
                 self._open.submit(request)
@@ -424,7 +434,7 @@ class TTS:
         return self._engine
 
     def _cancel_abandoned(self) -> None:
-        """Cancel what has been left since the last call. An id may have been taken anew; its inbox tells."""
+        """Cancel what was abandoned since the last call. An id may be in use again, with another queue."""
         while self._abandoned:
             request_id, queue = self._abandoned.popleft()
             if self._queues.get(request_id) is queue:
@@ -432,7 +442,7 @@ class TTS:
                 self._open.cancel(request_id)
 
     def _pieces(self, request_id: str) -> Generator[AudioPiece, None, Finished]:
-        """The audio of a running request; ticks the engine, for everybody, while there is none."""
+        """The audio of a running request; ticks the engine, for all threads, while there is none."""
         queue = self._queues[request_id]
         while True:
             while not queue:
@@ -451,7 +461,7 @@ class TTS:
         self._cancel_abandoned()
         assert self._open.has_work, "a request is awaited that the engine does not hold"
         for event in self._open.tick():
-            # A request that was cancelled has no inbox any more; its end interests nobody.
+            # A cancelled request has no queue any more.
             if event.request_id in self._queues:
                 self._queues[event.request_id].append(event)
 
@@ -460,7 +470,7 @@ _KEYWORDS = tuple(inspect.signature(TTS.generate).parameters)[1:-1]
 
 
 def _returned_whole(request: SpeechRequest, spec: ModelSpec) -> SpeechRequest:
-    """`request`, whose audio is returned whole: cut by rule, and spoken again as often as the model asks for."""
+    """`request` with what suits audio that is returned whole: chunks by rule, and the attempts the model asks for."""
     attempts = request.attempts or (1 if request.is_live else spec.attempts)
     return msgspec.structs.replace(request, is_reproducible=True, attempts=attempts)
 
@@ -476,7 +486,7 @@ def _closed() -> EngineClosed:
 
 
 async def _in_thread(work: Callable[[Argument], Result], argument: Argument) -> Result:
-    """What `work` makes of `argument` in a thread, which has ended when this raises: what runs cannot be closed."""
+    """`work(argument)` in a thread, which has ended when this raises: a generator that runs cannot be closed."""
     turn = asyncio.ensure_future(asyncio.to_thread(work, argument))
     try:
         return await asyncio.shield(turn)
@@ -487,7 +497,7 @@ async def _in_thread(work: Callable[[Argument], Result], argument: Argument) -> 
 
 @contextlib.contextmanager
 def _noting_item(number: int | None) -> Iterator[None]:
-    """Add to what is raised which item of a batch it is about; nothing for None."""
+    """Note on what is raised which item of a batch it is about; nothing for None."""
     try:
         yield
     except SonoroError as error:

@@ -1,4 +1,4 @@
-"""What `sonoro.api` answers with: speech, whole or in pieces. Knows no engine and no model."""
+"""The audio that `sonoro.api` returns, whole or in pieces."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Audio", "AudioPiece"]
 
 @dataclass(frozen=True, eq=False)
 class _Sound:
-    """Mono `samples` [S] float32 in [-1, 1]; `len` counts them, and numpy takes the whole for an array of them."""
+    """Mono `samples` [S] float32 in [-1, 1]; `len` counts them, and numpy converts it to an array of them."""
 
     samples: npt.NDArray[np.float32] = field(repr=False)
     sample_rate: int

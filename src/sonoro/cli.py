@@ -1,7 +1,6 @@
-"""The command line: `sonoro say | serve | info | voices | verify | bench`. Bad input is one line on stderr and exit
-code 2.
+"""The command line: `sonoro say | serve | info | voices | verify | bench`.
 
-Knows no model; torch is loaded only by the commands that need it.
+Bad input is one line on stderr and exit code 2. Torch is loaded only by the commands that need it.
 """
 
 from __future__ import annotations
@@ -10,13 +9,24 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import msgspec
 import typer
 
-from sonoro import cli_bench, cli_say, cli_serve, cli_tune, cli_verify
-from sonoro.cli_common import FAILURE, DataType, Device, NamedModel, Stopped, show
+from sonoro import cli_bench, cli_say, cli_serve, cli_tune
+from sonoro.cli_common import (
+    FAILURE,
+    CodecType,
+    Commit,
+    DataType,
+    Device,
+    LoadFormat,
+    NamedModel,
+    Stopped,
+    show,
+)
 from sonoro.core.config import log_level
 from sonoro.core.errors import EngineError, OutputError, SonoroError
 from sonoro.core.logs import configure_logging
@@ -40,7 +50,6 @@ app = typer.Typer(
 app.add_typer(cli_bench.app, name="bench")
 app.command()(cli_say.say)
 app.command()(cli_serve.serve)
-app.command()(cli_verify.verify)
 app.command()(cli_tune.tune)
 
 
@@ -96,6 +105,29 @@ def voices(model: NamedModel = None, *, device: Device = "auto", dtype: DataType
     show(*spec.voices)
 
 
+@app.command()
+def verify(
+    model: NamedModel = None,
+    *,
+    device: Device = "auto",
+    dtype: DataType = None,
+    codec_dtype: CodecType = "auto",
+    load_format: LoadFormat = "auto",
+    reference: Annotated[
+        str | None, typer.Option(help="a Python that has the official package, to compare codes and audio with it")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--output", "-o", help="the report; verify-MODEL.json if none, sentences beside it")
+    ] = None,
+    commit: Commit = None,
+) -> None:
+    """Check a model on this machine: kernels, graphs, precisions, three sentences; a report to attach."""
+    given = locals()
+    from sonoro.profile.verify import Verification, run
+
+    run(Verification(**given))
+
+
 def _describe(model: str | None, device: str, dtype: str | None) -> Description:
     from sonoro.models import registry
 
@@ -132,11 +164,11 @@ def _counted(counts: dict[str, int]) -> list[list[str]]:
 
 
 def _exit(message: str, code: int) -> NoReturn:
-    """One line on stderr, and the end."""
+    """Print one line on stderr and exit."""
     print("error: " + " ".join(message.split()), file=sys.stderr)
     try:
         show()
     except OutputError:
-        # What is left in the buffer would raise again when the interpreter flushes it at its end.
+        # The interpreter would raise again when it flushes the buffer at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)

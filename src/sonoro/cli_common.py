@@ -1,20 +1,24 @@
-"""What the commands of `sonoro` share: options, their parsers, and lines on stdout."""
+"""What the commands of `sonoro` share: options and their parsers, commands from dataclasses, lines on stdout."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import sys
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Callable
+from inspect import Parameter, Signature
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 from typer.models import OptionInfo
 
-from sonoro.core.config import CODEC_DTYPES
+from sonoro.core.config import CODEC_DTYPES, EngineConfig
 from sonoro.core.errors import ConfigError, InvalidRequest, OutputError
 
 __all__ = [
     "FAILURE",
     "CodecType",
+    "Commit",
     "Config",
     "DataType",
     "Device",
@@ -22,11 +26,18 @@ __all__ = [
     "Model",
     "NamedModel",
     "Stopped",
+    "fields_of",
+    "floats",
+    "json_object",
     "number",
     "numbers",
+    "range_of",
     "show",
-    "span",
+    "takes",
 ]
+
+Options = TypeVar("Options")
+Value = TypeVar("Value")
 
 Model = Annotated[str | None, typer.Option(help="checkpoint folder, hub id or known name; the built-in voice if none")]
 NamedModel = Annotated[
@@ -39,8 +50,11 @@ CodecType = Annotated[
     str | None, typer.Option("--codec-dtype", help=f"{', '.join(CODEC_DTYPES)}; the configuration's, or auto, if none")
 ]
 LoadFormat = Annotated[str, typer.Option(help="auto, or dummy for random weights")]
-Config = Annotated[Path | None, typer.Option(help="YAML file with the engine's configuration")]
-
+Commit = Annotated[str | None, typer.Option(help="the revision that is run, where there is no checkout to ask")]
+Config = Annotated[
+    Any,
+    typer.Option(parser=EngineConfig.from_file, metavar="FILE", help="YAML file with the engine's configuration"),
+]
 
 FAILURE = 1
 
@@ -53,8 +67,38 @@ class Stopped(Exception):
         self.code = 128 + number
 
 
-def number(field: str, kind: type[int] | type[float], help: str) -> OptionInfo:
-    """An option that holds a number. Its refusal shows the value, which the command-line library's own does not."""
+def takes(options: type[Options]) -> Callable[[Callable[[Options], Value]], Callable[..., Value]]:
+    """Make a function of `options`, a dataclass, a command whose options are its fields, with their annotations."""
+
+    def decorate(function: Callable[[Options], Value]) -> Callable[..., Value]:
+        def command(**given: Any) -> Value:
+            return function(options(**given))
+
+        hints = get_type_hints(options, include_extras=True)
+        parameters = [
+            Parameter(
+                entry.name,
+                Parameter.KEYWORD_ONLY,
+                default=Parameter.empty if entry.default is dataclasses.MISSING else entry.default,
+                annotation=hints[entry.name],
+            )
+            for entry in dataclasses.fields(options)  # type: ignore[arg-type]
+        ]
+        command.__name__, command.__doc__ = function.__name__, function.__doc__
+        command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        return command
+
+    return decorate
+
+
+def fields_of(kind: type[Any], options: object) -> dict[str, Any]:
+    """Those of `options` that are fields of `kind`, a dataclass, by name."""
+    names = {entry.name for entry in dataclasses.fields(kind)}
+    return {name: value for name, value in vars(options).items() if name in names}
+
+
+def number(field: str, kind: type[int] | type[float], help: str, **shown: Any) -> OptionInfo:
+    """An option --`field` that holds a number. Its refusal shows the value, which the library's own does not."""
 
     def parse(value: str) -> int | float:
         try:
@@ -62,24 +106,56 @@ def number(field: str, kind: type[int] | type[float], help: str) -> OptionInfo:
         except ValueError as error:
             raise InvalidRequest(field, value, f"it must be a {'whole ' * (kind is int)}number") from error
 
-    return typer.Option(parser=parse, metavar="INTEGER" if kind is int else "FLOAT", help=help)
+    metavar = "INTEGER" if kind is int else "FLOAT"
+    return typer.Option(_flag(field), parser=parse, metavar=metavar, help=help, **shown)
 
 
-def numbers(field: str, text: str) -> tuple[int, ...]:
-    """Whole numbers between commas, as "1,8,32". Raises `ConfigError` naming the field."""
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise ConfigError(field, text, 'it must be whole numbers between commas, as "1,8,32"') from error
+def numbers(field: str, help: str) -> OptionInfo:
+    """An option --`field` that holds whole numbers between commas, as "1,8,32"."""
+    return _parsed(field, help, lambda text: tuple(int(part) for part in text.split(",")), _COMMAS.format("whole "))
 
 
-def span(field: str, text: str) -> tuple[int, int]:
-    """Two whole numbers around a dash, as "30-90", or one for both. Raises `ConfigError` naming the field."""
-    first, dash, last = text.partition("-")
-    try:
+def floats(field: str, help: str) -> OptionInfo:
+    """An option --`field` that holds numbers between commas."""
+    return _parsed(field, help, lambda text: tuple(float(part) for part in text.split(",")), _COMMAS.format(""))
+
+
+def range_of(field: str, help: str) -> OptionInfo:
+    """An option --`field` that holds two whole numbers around a dash, as "30-90", or one for both."""
+
+    def parse(text: str) -> tuple[int, int]:
+        first, dash, last = text.partition("-")
         return int(first), int(last if dash else first)
-    except ValueError as error:
-        raise ConfigError(field, text, 'it must be two whole numbers around a dash, as "30-90"') from error
+
+    return _parsed(field, help, parse, 'it must be two whole numbers around a dash, as "30-90"')
+
+
+def json_object(field: str, help: str) -> OptionInfo:
+    """An option --`field` that holds a JSON object."""
+
+    def parse(text: str) -> dict[str, Any]:
+        if not isinstance(value := json.loads(text), dict):
+            raise ValueError(f"a {type(value).__name__} is none")
+        return value
+
+    return _parsed(field, help, parse, 'it must be a JSON object, as {"name": "value"}')
+
+
+_COMMAS = 'it must be {}numbers between commas, as "1,8,32"'
+
+
+def _parsed(field: str, help: str, parse: Callable[[str], Any], limit: str) -> OptionInfo:
+    def parse_or_refuse(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise ConfigError(field, text, limit) from error
+
+    return typer.Option(_flag(field), parser=parse_or_refuse, metavar="TEXT", help=help)
+
+
+def _flag(field: str) -> str:
+    return "--" + field.replace("_", "-")
 
 
 def show(*lines: str) -> None:

@@ -1,4 +1,4 @@
-"""`sonoro say`: a text into a file, written while it is spoken. Knows no model; loads torch when it begins."""
+"""`sonoro say`: speak a text into a file, written as it is spoken. Loads torch when it begins."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from inspect import signature
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -20,7 +21,19 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sonoro.api import TTS, AudioPiece, listen, speech_request
-from sonoro.cli_common import FAILURE, CodecType, Config, DataType, Device, LoadFormat, Model, Stopped, number, show
+from sonoro.cli_common import (
+    FAILURE,
+    CodecType,
+    Config,
+    DataType,
+    Device,
+    LoadFormat,
+    Model,
+    Stopped,
+    number,
+    show,
+    takes,
+)
 from sonoro.core.audio import FORMATS, STDOUT, STREAMABLE_FORMATS, AudioWriter, output_format
 from sonoro.core.captions import srt as make_srt
 from sonoro.core.captions import vtt as make_vtt
@@ -39,103 +52,95 @@ Captions = Sequence[tuple[Callable[[str, Sequence[Word]], str], Path]]
 """Files to write, each with what makes its content of a text and its words."""
 
 _LINE_S = 2.0
-"""How often progress is a line where it cannot be a bar."""
+"""How often progress is printed where it cannot be a bar."""
 
 
 class _Terminated(BaseException):
-    """SIGTERM came."""
+    """SIGTERM was received."""
 
 
-def say(
-    text: Annotated[str | None, typer.Argument(help="what to speak; - reads stdin", show_default=False)] = None,
-    *,
-    file: Annotated[Path | None, typer.Option(help="speak the text in this file")] = None,
-    out: Annotated[str, typer.Option("--out", "-o", help="file to write; - is stdout")] = "out.wav",
-    format: Annotated[str | None, typer.Option(help=f"{', '.join(FORMATS)}; by the suffix of --out if none")] = None,
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Say:
+    text: Annotated[str | None, typer.Argument(help="what to speak; - reads stdin", show_default=False)] = None
+    file: Annotated[Path | None, typer.Option(help="speak the text in this file")] = None
+    out: Annotated[str, typer.Option("--out", "-o", help="file to write; - is stdout")] = "out.wav"
+    format: Annotated[str | None, typer.Option(help=f"{', '.join(FORMATS)}; by the suffix of --out if none")] = None
     stream: Annotated[
         bool, typer.Option("--stream", help="refuse formats whose bytes cannot leave with each chunk (not wav or pcm)")
-    ] = False,
-    srt: Annotated[Path | None, typer.Option(help="file of captions to write, as SubRip")] = None,
-    vtt: Annotated[Path | None, typer.Option(help="file of captions to write, as WebVTT")] = None,
-    words: Annotated[Path | None, typer.Option(help="file to write when each word is spoken, as JSON")] = None,
+    ] = False
+    srt: Annotated[Path | None, typer.Option(help="file of captions to write, as SubRip")] = None
+    vtt: Annotated[Path | None, typer.Option(help="file of captions to write, as WebVTT")] = None
+    words: Annotated[Path | None, typer.Option(help="file to write when each word is spoken, as JSON")] = None
     progress: Annotated[
         bool | None, typer.Option("--progress/--no-progress", help="how far it is, on stderr; if that is a terminal")
-    ] = None,
-    model: Model = None,
-    voice: Annotated[str | None, typer.Option(help="a voice of the model; `sonoro voices` lists them")] = None,
-    language: Annotated[str | None, typer.Option(help="a language of the model, or auto")] = None,
-    instructions: Annotated[str | None, typer.Option(help="how to speak, or who speaks, in words")] = None,
-    ref_audio: Annotated[Path | None, typer.Option(help="recording of the voice to clone")] = None,
-    ref_text: Annotated[str | None, typer.Option(help="transcript of --ref-audio")] = None,
-    x_vector_only: Annotated[bool, typer.Option("--x-vector-only", help="clone the timbre alone")] = False,
-    speed: Annotated[float, number("speed", float, "how fast it is played, 0.25 to 4, at the same pitch")] = 1.0,
-    seed: Annotated[int, number("seed", int, "the same seed draws the same speech")] = 0,
+    ] = None
+    model: Model = None
+    voice: Annotated[str | None, typer.Option(help="a voice of the model; `sonoro voices` lists them")] = None
+    language: Annotated[str | None, typer.Option(help="a language of the model, or auto")] = None
+    instructions: Annotated[str | None, typer.Option(help="how to speak, or who speaks, in words")] = None
+    ref_audio: Annotated[Path | None, typer.Option(help="recording of the voice to clone")] = None
+    ref_text: Annotated[str | None, typer.Option(help="transcript of --ref-audio")] = None
+    x_vector_only: Annotated[bool, typer.Option("--x-vector-only", help="clone the timbre alone")] = False
+    speed: Annotated[float, number("speed", float, "how fast it is played, 0.25 to 4, at the same pitch")] = 1.0
+    seed: Annotated[int, number("seed", int, "the same seed draws the same speech")] = 0
     attempts: Annotated[
         int, number("attempts", int, "how often a part that runs away is spoken, with seeds one after the other")
-    ] = 1,
-    temperature: Annotated[
-        float | None, number("temperature", float, "0 is greedy; the model's default if none")
-    ] = None,
-    top_k: Annotated[int | None, number("top_k", int, "draw from the k likeliest; 0 keeps all")] = None,
-    top_p: Annotated[float | None, number("top_p", float, "draw from the likeliest that hold this probability")] = None,
-    repetition_penalty: Annotated[
-        float | None, number("repetition_penalty", float, "above 1 avoids repetition")
-    ] = None,
-    max_frames: Annotated[int | None, number("max_frames", int, "most frames; bounded by the text if none")] = None,
-    option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, an option of the model (see info)")] = None,
-    device: Device = "auto",
-    dtype: DataType = None,
-    codec_dtype: CodecType = None,
-    load_format: LoadFormat = "auto",
-    config: Config = None,
-) -> int:
+    ] = 1
+    temperature: Annotated[float | None, number("temperature", float, "0 is greedy; the model's default if none")] = (
+        None
+    )
+    top_k: Annotated[int | None, number("top_k", int, "sample from the k likeliest; 0 keeps all")] = None
+    top_p: Annotated[float | None, number("top_p", float, "sample from the likeliest that hold this probability")] = (
+        None
+    )
+    repetition_penalty: Annotated[float | None, number("repetition_penalty", float, "above 1 avoids repetition")] = None
+    max_frames: Annotated[int | None, number("max_frames", int, "most frames; bounded by the text if none")] = None
+    option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, an option of the model (see info)")] = None
+    device: Device = "auto"
+    dtype: DataType = None
+    codec_dtype: CodecType = None
+    load_format: LoadFormat = "auto"
+    config: Config = None
+
+
+@takes(_Say)
+def say(options: _Say) -> int:
     """Speak TEXT into a file.
 
     The file grows while it is spoken, and can be played as far as it came if that is interrupted. The exit code is 1 if
     a part of the text did not end by itself.
     """
-    chosen = output_format(out, format)
-    if stream and chosen not in STREAMABLE_FORMATS:
-        raise OutputError(f"--stream: {chosen} cannot be written chunk by chunk; use {' or '.join(STREAMABLE_FORMATS)}")
+    format = output_format(options.out, options.format)
+    if options.stream and format not in STREAMABLE_FORMATS:
+        raise OutputError(f"--stream: {format} cannot be written chunk by chunk; use {' or '.join(STREAMABLE_FORMATS)}")
+    known = {**vars(options), "text": _read_text(options.text, options.file)}
     try:
         request = speech_request(
-            _read_text(text, file),
-            voice,
-            language=language,
-            instructions=instructions,
-            ref_audio=ref_audio,
-            ref_text=ref_text,
-            x_vector_only=x_vector_only,
-            seed=seed,
-            attempts=attempts,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            repetition_penalty=repetition_penalty,
-            max_frames=max_frames,
+            **{name: known[name] for name in signature(speech_request).parameters if name in known}
         )
     except InvalidReference as error:
         from sonoro.models import registry
 
         # What is wrong with a recording is of no interest where none can be used.
-        registry.describe(model, device=device, dtype=dtype).spec.check_cloning(error.field)
+        spec = registry.describe(options.model, device=options.device, dtype=options.dtype).spec
+        spec.check_cloning(error.field)
         raise
     # The same request twice is the same file.
-    makers = (make_srt, srt), (make_vtt, vtt), (_words, words)
+    makers = (make_srt, options.srt), (make_vtt, options.vtt), (_words, options.words)
     captions = [(write, path) for write, path in makers if path is not None]
     request = msgspec.structs.replace(
-        request, options=_options(option or []), is_reproducible=True, with_words=bool(captions)
+        request, options=_options(options.option or []), is_reproducible=True, with_words=bool(captions)
     )
-    engine = EngineConfig.from_file(config) if config else EngineConfig(slots=1)
-    if codec_dtype is not None:
-        engine = dataclasses.replace(engine, codec_dtype=codec_dtype)
+    engine = options.config or EngineConfig(slots=1)
+    if options.codec_dtype is not None:
+        engine = dataclasses.replace(engine, codec_dtype=options.codec_dtype)
     with _until_terminated():
-        speaker = TTS(_load(model, device, dtype, load_format), config=engine)
+        speaker = TTS(_load(options), config=engine)
         if captions and not speaker.has_words:
             raise OutputError(f"{captions[0][1]}: {speaker.spec.name} does not show when its words are spoken")
         for remark in speaker.remarks(request.text):
             print(f"warning: {remark}", file=sys.stderr)
-        return _speak_into(speaker, request, speed, out, chosen, captions=captions, is_shown=progress)
+        return _speak_into(speaker, request, options, format, captions)
 
 
 def _words(text: str, words: Sequence[Word]) -> str:
@@ -150,12 +155,12 @@ def _write_captions(captions: Captions, text: str, words: Sequence[Word]) -> Non
             raise OutputError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _load(model: str | None, device: str, dtype: str | None, load_format: str) -> LoadedModel:
+def _load(options: _Say) -> LoadedModel:
     """The model, with one CPU thread for it if it is small."""
     from sonoro.engine.worker import spare_threads
     from sonoro.models import registry
 
-    loaded = registry.load(model, device=device, dtype=dtype, load_format=load_format)
+    loaded = registry.load(options.model, device=options.device, dtype=options.dtype, load_format=options.load_format)
     spare_threads(loaded)
     return loaded
 
@@ -211,25 +216,15 @@ def _until_terminated() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _speak_into(
-    speaker: TTS,
-    request: SpeechRequest,
-    speed: float,
-    out: str,
-    format: str,
-    *,
-    captions: Captions,
-    is_shown: bool | None,
-) -> int:
+def _speak_into(speaker: TTS, request: SpeechRequest, options: _Say, format: str, captions: Captions) -> int:
     """Speak and write; the exit code."""
-    writers: list[AudioWriter] = []
-    words: list[Word] = []
+    out, writers, words = options.out, list[AudioWriter](), list[Word]()
     audio_s = 0.0
     try:
         with contextlib.ExitStack() as stack:
 
             def writer() -> AudioWriter:
-                # What is there stays until there is something to put in its place.
+                # An existing file is kept until there is audio to replace it.
                 if not writers:
                     writers.append(stack.enter_context(AudioWriter(out, speaker.sample_rate, format)))
                 return writers[0]
@@ -241,9 +236,9 @@ def _speak_into(
                 words.extend(piece.words or ())
                 tell(audio_s, piece.characters)
 
-            # The progress ends first: its last line must not cut into an error's.
-            tell = stack.enter_context(_progress(len(request.text), is_shown=is_shown))
-            finished = listen(speaker.stream(request, speed=speed), take)
+            # The progress ends first, so that its last line does not mix with an error.
+            tell = stack.enter_context(_progress(len(request.text), is_shown=options.progress))
+            finished = listen(speaker.stream(request, speed=options.speed), take)
             writer()
             words.extend(finished.words or ())
     except (KeyboardInterrupt, _Terminated) as end:
@@ -273,9 +268,9 @@ def _summary(out: str, audio_s: float, finished: Finished) -> str:
 
 @contextlib.contextmanager
 def _progress(characters: int, *, is_shown: bool | None) -> Iterator[Callable[[float, int], None]]:
-    """How far it is, on stderr: a bar on a terminal, else a line now and then, the latter only if it is asked for.
+    """Show progress on stderr: a bar on a terminal, else, if asked for, a line now and then.
 
-    Yields what is to be told the audio so far, in seconds, and the characters of `characters` that are spoken by then.
+    Yields a function of the audio so far, in seconds, and how many of the `characters` are spoken by then.
     """
     console, began_s = Console(stderr=True), time.monotonic()
     if is_shown is False or (is_shown is None and not console.is_terminal):

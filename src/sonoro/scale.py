@@ -1,7 +1,7 @@
 """The speech server as an application of Ray Serve: `serve run sonoro.scale:app model=... gpus=1`.
 
-Needs the extra `scale`. Each replica is the server of `sonoro.server` over engines of its own. Ray places, counts and
-replaces the replicas and carries their answers: nothing here knows of another replica.
+Needs the extra `scale`. Each replica is the server of `sonoro.server` over engines of its own; Ray places, counts and
+replaces replicas and proxies their responses.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["Arguments", "ByLoadAndWait", "Replica", "app"]
 _WAIT = "queue_wait_s"
 
 _WATCH_S = 0.02
-"""How long a replica without an engine may go on refusing requests that another would take."""
+"""How long a replica without an engine may refuse requests that another would serve."""
 
 
 class Arguments(BaseModel):
@@ -79,12 +79,12 @@ def app(args: dict[str, Any]) -> serve.Application:
     slots = config.slots * len(devices)
     # It listens where Ray does, behind Ray's proxy.
     server = ServerConfig.from_mapping({"allowed_hosts": ["*"], **wanted.server}).resolve(slots)
-    # Beyond these a request waits, at the gate or in an engine, and still counts as one that a replica holds.
+    # Requests beyond these wait, at the gate or in an engine; Ray counts them as running.
     at_once = min(slots, server.max_concurrency)
     deployment = serve.deployment(
         name="sonoro",
         ray_actor_options={"num_gpus": wanted.gpus, "num_cpus": wanted.cpus},
-        # What it holds waits at its own gate, which refuses in time; a session counts whether or not it speaks.
+        # All of them are the gate's to queue and refuse; a session counts whether or not it speaks.
         max_ongoing_requests=server.max_concurrency + server.max_waiting + server.max_sessions,
         autoscaling_config={
             "min_replicas": wanted.min_replicas,
@@ -103,10 +103,10 @@ def app(args: dict[str, Any]) -> serve.Application:
 
 
 class Replica:
-    """One server and its engines. It ends with the last of them: Ray starts another, where there is room for it."""
+    """One server and its engines. It exits with the last of them: Ray starts another where there is room."""
 
     def __init__(self, settings: WorkerSettings, devices: tuple[str, ...], server: ServerConfig) -> None:
-        # A single engine is not restarted behind Ray's back, which would go on sending requests here.
+        # A single engine is not restarted here: Ray would go on sending requests meanwhile.
         limits = Limits(
             slow_reader_timeout_s=server.slow_reader_timeout_s,
             max_restarts=server.max_restarts if len(devices) > 1 else 0,
@@ -116,13 +116,13 @@ class Replica:
         self._watching: asyncio.Task[None] | None = None
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """What Ray calls for the application, in the event loop that will run it."""
+        """Called by Ray for the application, in the event loop that will run it."""
         self._app = create_app(self._fleet, self._config)
         self._app.add_middleware(_Unnamed)
         return self._app
 
     async def check_health(self) -> None:
-        """What Ray asks now and then, and before it sends the first request: raises unless the server is ready."""
+        """Called by Ray periodically, and before the first request: raises unless the server is ready."""
         service = self._app.state.service
         await service.until_started()
         if (reason := service.unready) is not None:
@@ -131,26 +131,24 @@ class Replica:
             self._watching = asyncio.create_task(self._watch())
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What Ray asks now and then, for `ByLoadAndWait`."""
+        """Called by Ray periodically, for `ByLoadAndWait`."""
         return {_WAIT: self._app.state.service.gate.longest_wait_s}
 
     async def _watch(self) -> None:
-        """End this process as soon as it has no engine: Ray would give it requests, which it had to refuse."""
+        """Exit as soon as no engine is left: Ray would go on sending requests."""
         while self._can_speak or self._app.state.service.is_ending:
             await asyncio.sleep(_WATCH_S)
         os._exit(1)
 
     @property
     def _can_speak(self) -> bool:
-        """Whether there is an engine, or will be one without Ray's doing."""
+        """Whether an engine runs, or will be restarted here."""
         return self._fleet.is_ready or (len(self._fleet.replicas) > 1 and self._fleet.closed_reason is None)
 
 
 class ByLoadAndWait:
-    """How many replicas there should be: as many as the requests they hold ask for, and one more than there are as long
-    as the first in their queues has waited for more than `target_wait_s`, all of them taken together.
-
-    A batch is one request, whatever it keeps busy: others may wait while the replicas hold few.
+    """The number of replicas: what their load asks for, and one more than now while the mean of the longest waits in
+    their queues exceeds `target_wait_s`. The wait matters because a batch counts as one request however long it is.
     """
 
     def __init__(self, target_wait_s: float) -> None:
@@ -164,7 +162,7 @@ class ByLoadAndWait:
 
 
 class _Unnamed:
-    """An application whose answers have no `X-Request-Id`: Ray's proxy, which has handed it on, sets it itself."""
+    """Drops `X-Request-Id` from responses: Ray's proxy sets it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

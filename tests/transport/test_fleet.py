@@ -18,7 +18,7 @@ from sonoro.core.errors import (
     InvalidRequest,
 )
 from sonoro.core.types import Finished, Reference, SpeechRequest
-from sonoro.transport.answer import RequestStream
+from sonoro.transport.client import RequestStream
 from sonoro.transport.fleet import Fleet, device_list
 
 __all__ = ["nothing_left"]

@@ -9,7 +9,7 @@ import dataclasses
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -23,10 +23,12 @@ __all__ = [
     "CODEC_DTYPES",
     "LOG_LEVEL_VARIABLE",
     "EngineConfig",
+    "Settings",
     "is_log_json",
     "kernel_cache_folder",
     "log_as_json",
     "log_level",
+    "read_yaml",
     "see_gpus",
     "tuned_folder",
 ]
@@ -36,8 +38,79 @@ _LOG_FORMAT_VARIABLE = "SONORO_LOG_FORMAT"
 CODEC_DTYPES = ("auto", "float16", "bfloat16", "float32")
 
 
+class Settings:
+    """A frozen dataclass of settings: types are checked, unknown keys refused. Raises `ConfigError`."""
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """The defaults with `values` over them. Raises `ConfigError` for a key that is not a field."""
+        known = [entry.name for entry in _fields(cls)]
+        for key, value in values.items():
+            if key not in known:
+                nearest = suggestion(str(key), known)
+                limit = f"there is no such key; {nearest}{' ' * bool(nearest)}known keys: {', '.join(known)}"
+                raise ConfigError(str(key), value, limit)
+        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Self:
+        """The defaults with the YAML mapping at `path` over them. Raises `ConfigError`."""
+        return cls.from_mapping(read_yaml(path))
+
+    def _check_types(self) -> None:
+        for entry in _fields(type(self)):
+            value = getattr(self, entry.name)
+            is_right, limit = _KINDS[str(entry.type)]
+            if not is_right(value):
+                raise ConfigError(entry.name, value if entry.repr else "...", limit)
+
+    def _check(self, name: str, low: float, high: float, reason: str = "") -> None:
+        value = getattr(self, name)
+        if not low <= value <= high:
+            because = f" ({reason})" if reason else ""
+            raise ConfigError(name, value, f"it must be at least {low:.15g} and at most {high:.15g}{because}")
+
+
+def _fields(kind: Any) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(kind)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_mapping(value: object, kinds: type | tuple[type, ...]) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and all(isinstance(key, str) for key in value)
+        and (all(isinstance(one, kinds) for one in value.values()))
+    )
+
+
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "bool": (lambda value: isinstance(value, bool), "it must be true or false"),
+    "int": (_is_whole, "it must be a whole number"),
+    "float": (lambda value: isinstance(value, float) or _is_whole(value), "it must be a number"),
+    "str": (lambda value: isinstance(value, str) and "\0" not in value, "it must be a string"),
+    "tuple[int, ...]": (
+        lambda value: isinstance(value, tuple) and all(map(_is_whole, value)),
+        "it must be a list of whole numbers",
+    ),
+    "tuple[str, ...]": (
+        lambda value: isinstance(value, tuple) and all(isinstance(word, str) and word for word in value),
+        "it must be a list of strings that are not empty",
+    ),
+    "Mapping[str, str]": (lambda value: _is_mapping(value, str), "it must hold strings by name"),
+    "Mapping[str, bool | int | float | str]": (
+        lambda value: _is_mapping(value, object),
+        "it must hold settings by name",
+    ),
+}
+"""By the declared type of a field, what its values are and what is said of others."""
+
+
 @dataclass(frozen=True)
-class EngineConfig:
+class EngineConfig(Settings):
     """How much the engine holds and how it divides its work. Raises `ConfigError` naming field, value and limit.
 
     What it holds. `slots`: requests that run at once; `max_waiting`: requests that may wait for one. `max_positions`:
@@ -93,8 +166,7 @@ class EngineConfig:
     model_settings: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for one in dataclasses.fields(self):
-            self._check_type(one.name, str(one.type))
+        self._check_types()
         self._check("slots", 1, 4096)
         self._check("max_waiting", 0, 10_000_000)
         self._check("max_frames", 1, 1_000_000)
@@ -150,67 +222,12 @@ class EngineConfig:
             codec_frames=self.codec_frames or 4 * self.slots,
         )
 
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """The defaults with `values` over them. Raises `ConfigError` for a key that is not a field."""
-        known = [field.name for field in dataclasses.fields(cls)]
-        for key, value in values.items():
-            if key not in known:
-                nearest = suggestion(str(key), known)
-                limit = f"there is no such key; {nearest}{' ' * bool(nearest)}known keys: {', '.join(known)}"
-                raise ConfigError(str(key), value, limit)
-        fields: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
-        }
-        return cls(**fields)
-
-    @classmethod
-    def from_file(cls, path: str | Path) -> Self:
-        """The defaults with the YAML mapping at `path` over them. Raises `ConfigError`."""
-        try:
-            values = yaml.load(Path(path).read_text(encoding="utf-8"), StrictLoader)
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError("config", str(path), f"it must be a readable file ({error})") from error
-        except yaml.YAMLError as error:
-            reason = " ".join(str(error).split())
-            raise ConfigError("config", str(path), f"it must be YAML ({reason})") from error
-        if values is None:
-            return cls()
-        if not isinstance(values, dict):
-            raise ConfigError("config", str(path), f"it must hold keys and values, not a {type(values).__name__}")
-        return cls.from_mapping(values)
-
-    def _check_type(self, name: str, kind: str) -> None:
-        value, whole = getattr(self, name), "it must be a whole number"
-        if kind == "bool":
-            is_right, limit = isinstance(value, bool), "it must be true or false"
-        elif kind == "float":
-            is_right, limit = isinstance(value, (int, float)) and not isinstance(value, bool), "it must be a number"
-        elif kind == "int":
-            is_right, limit = _is_whole(value), whole
-        elif kind == "str":
-            is_right, limit = isinstance(value, str) and "\0" not in value, "it must be a string"
-        elif kind.startswith("Mapping"):
-            is_right = isinstance(value, Mapping) and all(isinstance(one, str) for one in value)
-            limit = "it must hold settings by name"
-        else:
-            is_right = isinstance(value, tuple) and all(map(_is_whole, value))
-            limit = "it must be a list of whole numbers"
-        if not is_right:
-            raise ConfigError(name, value, limit)
-
     def _check_sizes(self, name: str, low: int, high: int) -> None:
         sizes = getattr(self, name)
         if list(sizes) != sorted(set(sizes)):
             raise ConfigError(name, sizes, "it must ascend, without repeats")
         if sizes and not low <= sizes[0] <= sizes[-1] <= high:
             raise ConfigError(name, sizes, f"each must be at least {low} and at most {high}")
-
-    def _check(self, name: str, low: float, high: float, reason: str = "") -> None:
-        value = getattr(self, name)
-        if not low <= value <= high:
-            because = f" ({reason})" if reason else ""
-            raise ConfigError(name, value, f"it must be at least {low:.15g} and at most {high:.15g}{because}")
 
 
 class StrictLoader(yaml.SafeLoader):  # type: ignore[misc]
@@ -225,8 +242,17 @@ class StrictLoader(yaml.SafeLoader):  # type: ignore[misc]
         return mapping
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def read_yaml(path: str | Path, what: str = "keys and values") -> dict[str, Any]:
+    """The mapping in the YAML file at `path`, which holds `what`; empty if it is. Raises `ConfigError`."""
+    try:
+        values = yaml.load(Path(path).read_text(encoding="utf-8"), StrictLoader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("config", str(path), f"it must be a readable file ({error})") from error
+    except yaml.YAMLError as error:
+        raise ConfigError("config", str(path), f"it must be YAML ({' '.join(str(error).split())})") from error
+    if values is not None and not isinstance(values, dict):
+        raise ConfigError("config", str(path), f"it must hold {what}, not a {type(values).__name__}")
+    return values or {}
 
 
 def _powers_of_two(largest: int, first: int = 1, factor: int = 2) -> tuple[int, ...]:

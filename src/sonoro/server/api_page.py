@@ -1,4 +1,4 @@
-"""The reference of the API at /docs: a page made of its own description. It runs no script and asks no other host."""
+"""The API reference at /docs: a static page rendered from the OpenAPI description, without scripts or other hosts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-
 
 
 def api_page_routes(app: FastAPI) -> APIRouter:
-    """The page at /docs, made when it is first asked for."""
+    """The page at /docs, rendered on first use."""
     router = APIRouter(include_in_schema=False)
     page = functools.cache(lambda: _page(app.openapi()))
 

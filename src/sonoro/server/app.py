@@ -1,6 +1,6 @@
-"""The HTTP face of engines: OpenAI's speech API, and what operators ask. Loads no torch.
+"""The ASGI application: middleware, error handlers and routes of the speech API, and how uvicorn serves it. No torch.
 
-The engines are started behind it: the server is alive from its first moment and ready when they are.
+Engines are started in the background: the server is alive at once and ready when they are.
 """
 
 from __future__ import annotations
@@ -18,17 +18,15 @@ from starlette.routing import Match
 
 from sonoro.core.errors import SonoroError
 from sonoro.core.version import VERSION
-from sonoro.server.access import HostCheck
 from sonoro.server.api_page import api_page_routes
 from sonoro.server.config import ServerConfig
 from sonoro.server.dialects import add_dialects
-from sonoro.server.errors import plain_refusal, refusal
-from sonoro.server.middleware import HeadAsGet, RequestIds, connection, listen
+from sonoro.server.errors import RefusalResponse, plain_refusal, refusal
+from sonoro.server.middleware import HeadAsGet, HostCheck, RequestIds, connection, listen
 from sonoro.server.playground import playground_routes
 from sonoro.server.routes import operator_routes, speech_routes
 from sonoro.server.service import Service
 from sonoro.server.sessions import session_routes
-from sonoro.server.stream import RefusalResponse
 from sonoro.server.voices import voice_routes
 from sonoro.server.websocket import WebSocketConnection
 from sonoro.transport.fleet import Fleet
@@ -39,8 +37,8 @@ __all__ = ["create_app", "listen", "serve", "uvicorn_config"]
 def create_app(client: Fleet, config: ServerConfig, on_failure: Callable[[SonoroError], None] | None = None) -> FastAPI:
     """The application over `client`, which it starts and closes. `config` is resolved.
 
-    `on_failure` is told why an engine could not be started, or why there is none any more: requests are refused from
-    then on, until somebody ends the server.
+    `on_failure` is called with the error if an engine could not be started or none is left: requests are refused from
+    then on.
     """
     service = Service(client, config, on_failure)
     app = FastAPI(title="sonoro", version=VERSION, lifespan=service.running, docs_url=None, redoc_url=None)
@@ -79,7 +77,7 @@ def create_app(client: Fleet, config: ServerConfig, on_failure: Callable[[Sonoro
 
 
 async def _tell_of_http(request: Request, error: Exception) -> Response:
-    """A path or method that is not there."""
+    """Answer an unknown path or method."""
     assert isinstance(error, HTTPException), error
     refused = plain_refusal(error.status_code, f"{request.method} {request.url.path}: {error.detail}", "http")
     request.state.facts["code"] = refused.error["code"]
@@ -90,7 +88,7 @@ async def _tell_of_http(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> list[str]:
-    """What may be asked of the path of `request`. The router names those of the first route of that path alone."""
+    """The methods of the path of `request`; the router names only those of the first route with that path."""
     at = {name: request.scope[name] for name in ("type", "path", "root_path", "headers")}
     methods = [
         method
@@ -101,7 +99,7 @@ def _methods(request: Request) -> list[str]:
 
 
 async def _tell_of_defect(request: Request, error: Exception) -> Response:
-    """Answered outside of `RequestIds`, which therefore does not name it."""
+    """Answer a bug. This handler runs outside of `RequestIds`, so it adds the id itself."""
     refused = plain_refusal(500, "the server failed; its log says how", "internal")
     return RefusalResponse(dataclasses.replace(refused, headers={"X-Request-Id": request.state.request_id}))
 
@@ -116,7 +114,7 @@ def uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
         ws_max_size=config.max_body_bytes,
         ws_ping_interval=20.0,
         ws_ping_timeout=20.0,
-        # Samples do not get smaller, and texts are small.
+        # Audio does not compress, and texts are small.
         ws_per_message_deflate=False,
         log_config=None,
         access_log=False,
@@ -128,7 +126,7 @@ def uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
 
 
 def serve(client: Fleet, config: ServerConfig, sock: socket.socket) -> None:
-    """Serve on `sock` until a signal ends it; what is under way then gets `shutdown_timeout_s`.
+    """Serve on `sock` until a signal ends it; running requests then get `shutdown_timeout_s`.
 
     Raises what was wrong with an engine that could not be started, and `EngineClosed` once none is left.
     """

@@ -1,7 +1,6 @@
-"""Several texts in one request, answered together: each spoken as if it had come alone, one failing without the others.
+"""Batches: several texts in one request, answered together. Each is spoken on its own and fails on its own.
 
-The answer is held whole until the last is spoken, so its bytes are bounded before the first is. Knows speech requests,
-not the path they came on.
+The answer is held in memory until the last text is spoken, so its size is bounded before the first is.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ logger = logging.getLogger(__name__)
 MAX_AT_ONCE = 8
 
 ITEM_BYTES = 1024
-"""What a result takes beside its audio, at most."""
+"""Bound of a result without its audio."""
 
 SEND_BYTES = 256 * 1024
 
@@ -63,14 +62,14 @@ RESULTS_SCHEMA = {
 
 
 class AnswerMemory:
-    """The answers that are held whole: `max_total_bytes` of them at once."""
+    """The memory of the answers that are held: `max_total_bytes` together."""
 
     def __init__(self, max_total_bytes: int) -> None:
         self._max_total_bytes, self._bytes = max_total_bytes, 0
 
     @contextlib.contextmanager
     def reserve(self, count: int) -> Iterator[None]:
-        """Room for an answer of `count` bytes until the block ends. Raises `TooManyRequests` if others leave none."""
+        """Reserve `count` bytes for the block. Raises `TooManyRequests` if other answers leave too few."""
         if self._bytes + count > self._max_total_bytes:
             raise TooManyRequests(f"answers of {self._bytes} bytes are at work already; try again later")
         self._bytes += count
@@ -81,7 +80,7 @@ class AnswerMemory:
 
 
 class Item:
-    """One text of a batch: what is asked, or `error`, what is wrong with it. Its result takes `max_bytes` at most."""
+    """One text of a batch, or the `error` in it. Its result takes at most `max_bytes`."""
 
     def __init__(self, service: Service, fields: dict[str, Any]) -> None:
         self.error: SonoroError | None = None
@@ -100,7 +99,7 @@ class Item:
 
 
 def read_batch(service: Service, payload: bytes) -> list[Item]:
-    """The texts in `payload`. Raises what is wrong with the whole: `InvalidRequest`, `AnswerTooLarge`, `NotReady`."""
+    """The texts in `payload`. Raises `InvalidRequest`, `AnswerTooLarge` or `NotReady` for the batch as a whole."""
     config = service.config
     batch = parse(BatchBody, payload)
     service.spec()
@@ -120,9 +119,9 @@ def read_batch(service: Service, payload: bytes) -> list[Item]:
 
 
 class BatchResponse(Response):
-    """Speaks `items`, then sends what they came to, in their order; stops as soon as the client is gone.
+    """Speaks `items`, then sends their results in order; stops as soon as the client disconnects.
 
-    `name` is the id of the whole, which `caller` asks for; `held` is let go at the end.
+    `name` is the id of the batch, which `caller` asked for; `held` is released at the end.
     """
 
     def __init__(
@@ -138,12 +137,12 @@ class BatchResponse(Response):
             scope["state"]["facts"] |= facts
 
     async def _answer(self, send: Send) -> dict[str, object]:
-        """Speak and send; what the log says of it."""
-        # Half of the places at most: somebody with one text does not wait for a whole batch.
-        turns = asyncio.Semaphore(max(1, min(MAX_AT_ONCE, self._service.config.max_concurrency // 2)))
+        """Speak and send; returns the facts for the log."""
+        # At most half of the permits: a single text does not wait for a whole batch.
+        limit = asyncio.Semaphore(max(1, min(MAX_AT_ONCE, self._service.config.max_concurrency // 2)))
         async with asyncio.TaskGroup() as group:
             tasks = [
-                group.create_task(_attempt(self._service, item, f"{self._name}-{index}", self._caller, turns))
+                group.create_task(_attempt(self._service, item, f"{self._name}-{index}", self._caller, limit))
                 for index, item in enumerate(self._items)
             ]
         results = [task.result() for task in tasks]
@@ -160,7 +159,7 @@ class BatchResponse(Response):
         return {**counts, "reason": "stop"}
 
     async def _send(self, send: Send, parts: list[memoryview]) -> None:
-        """Send `parts`, never all at once. Raises `SlowReader` if the client does not take one in time."""
+        """Send `parts` one by one. Raises `SlowReader` if the client does not read one in time."""
         length = str(sum(map(len, parts))).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", length)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -177,11 +176,11 @@ class BatchResponse(Response):
 
 
 async def _attempt(
-    service: Service, item: Item, name: str, caller: Caller, turns: asyncio.Semaphore
+    service: Service, item: Item, name: str, caller: Caller, limit: asyncio.Semaphore
 ) -> tuple[bool, bytes]:
     """Whether `item` was spoken, and its result in JSON."""
     try:
-        async with turns:
+        async with limit:
             if item.error is not None:
                 raise item.error
             arrived_s = time.perf_counter()
@@ -189,7 +188,7 @@ async def _attempt(
     except SonoroError as error:
         service.count_refusal(refused := refusal(error), name)
         return False, msgspec.json.encode({"status": "error", **refused.body})
-    # Text already, item by item: all at once would hold up every stream (150 ms for 220 s of PCM).
+    # Encoded item by item: all at once would block the event loop (150 ms for 220 s of PCM).
     return True, msgspec.json.encode({"status": "success", **result})
 
 

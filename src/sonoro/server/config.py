@@ -13,128 +13,104 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self, get_args
 
-import yaml
-
-from sonoro.core.config import EngineConfig, StrictLoader
-from sonoro.core.errors import ConfigError, suggestion
+from sonoro.core.config import EngineConfig, Settings, read_yaml
+from sonoro.core.errors import ConfigError
 from sonoro.core.types import ModelSpec, VoiceSex
 
-__all__ = ["OPENAI_VOICES", "ServerConfig", "read_sections"]
+__all__ = ["LOG_FORMATS", "OPENAI_VOICES", "ServerConfig", "read_sections"]
 
 OPENAI_VOICES: dict[str, VoiceSex] = {
     **{"alloy": "female", "ash": "male", "ballad": "male", "cedar": "male", "coral": "female", "echo": "male"},
     **{"fable": "male", "marin": "female", "nova": "female", "onyx": "male", "sage": "female", "shimmer": "female"},
     "verse": "male",
 }
-"""Names that clients of that API send, and whom people expect to hear: each stands for one of the model's voices of
-that sex in turn, or of all its voices where it has none."""
+"""Names that clients of OpenAI's API send, and the sex that people expect to hear: each stands for one of the model's
+voices of that sex in turn, or of all its voices where it has none."""
 
-
-_SECRET = ("api_keys", "admin_keys")
 
 LOG_FORMATS = ("text", "json")
 
 
+def setting(default: Any, help: str, low: float | None = None, high: float | None = None, flag: str = "") -> Any:
+    """A field of `ServerConfig`. `help` says what it is for, `low` and `high` bound a number. Its option of `sonoro
+    serve` is its own name, or `flag`, which then gives one of several entries."""
+    metadata = {"help": help, "bounds": None if low is None else (low, high), "flag": flag}
+    if isinstance(default, Mapping):
+        return field(default_factory=lambda: default, metadata=metadata)
+    return field(default=default, metadata=metadata, repr=flag not in ("api_key", "admin_key"))
+
+
 @dataclass(frozen=True)
-class ServerConfig:
+class ServerConfig(Settings):
     """Who is served, and how much of what. Raises `ConfigError` naming field, value and limit.
 
-    `port` 0 takes any that is free. `api_keys` and `admin_keys`: one of them must come with each request under /v1; if
-    there are none, none is asked for. An uploaded voice belongs to the key that made it and no other knows of it;
-    one that an admin key made is everybody's, and those keys may use and delete all.
-    `max_body_bytes` and `max_characters` of the text bound one request, and its body must arrive in `body_timeout_s`;
-    `max_upload_bytes` bounds one recording, `max_total_body_bytes` all bodies at once, `max_batch_characters` the texts
-    of a batch, `max_answer_bytes` what its answer, which is held whole, could come to, and `max_total_answer_bytes`
-    all such answers at once. A head must arrive in `head_timeout_s`; a connection may idle for `keep_alive_timeout_s`.
-    Recordings come with the request; with `allow_reference_urls` they are fetched from public hosts too, and opened in
-    the folder `reference_folder` if one is given.
-    `max_concurrency`: requests spoken at once, 0 for the slots of all engines. Others wait for a place, `max_waiting`
-    of them at most, each for `max_queue_wait_ms` at most. A client that takes nothing for `slow_reader_timeout_s` is
-    given up, of `max_sessions` over WebSockets one in which it neither says nor awaits anything for
-    `session_idle_timeout_s` is closed; at the end requests under way get `shutdown_timeout_s`. An engine that crashes
-    is replaced, `max_restarts` times within `restart_window_s`; once none is left the server ends. `model_aliases` are
-    further names of the model; `voice_aliases` give names to its voices: those of OpenAI that are not in it go
-    round those of the sex people expect. Of the wire formats of other servers' clients those in `dialects_off` are not
-    answered. `cors_origins` may call from a browser, "*" for all. `allowed_hosts` are
-    names by which clients may ask beside what the server is bound to, "*" for any; bound to all addresses, with none
-    given, it is any. `log_format` is text or json. Wyoming, which has no keys, is spoken at `wyoming`, "PORT" on this
-    machine alone or "HOST:PORT", nowhere if empty, and announced to Home Assistant as `wyoming_name`, unless empty.
+    Without keys no request needs one. An uploaded voice belongs to the key that made it, and other keys do not see it;
+    a voice that an admin key made is everybody's, and admin keys may use and delete all voices. While `max_concurrency`
+    requests are spoken, `max_waiting` others wait, each for `max_queue_wait_ms` at most. After `max_restarts` crashes
+    of an engine within `restart_window_s` it is not replaced; a server without any engine ends.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_keys: tuple[str, ...] = field(default=(), repr=False)
-    admin_keys: tuple[str, ...] = field(default=(), repr=False)
-    max_body_bytes: int = 16 * 2**20
-    max_total_body_bytes: int = 256 * 2**20
-    max_upload_bytes: int = 10 * 2**20
-    max_characters: int = 4096
-    max_batch_characters: int = 32_768
-    max_answer_bytes: int = 128 * 2**20
-    max_total_answer_bytes: int = 512 * 2**20
-    max_concurrency: int = 0
-    max_waiting: int = 1024
-    max_sessions: int = 1024
-    max_queue_wait_ms: int = 5000
-    head_timeout_s: float = 10.0
-    keep_alive_timeout_s: int = 5
-    body_timeout_s: float = 30.0
-    slow_reader_timeout_s: float = 60.0
-    session_idle_timeout_s: float = 60.0
-    shutdown_timeout_s: float = 30.0
-    max_restarts: int = 3
-    restart_window_s: float = 600.0
-    model_aliases: tuple[str, ...] = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
-    voice_aliases: Mapping[str, str] = field(default_factory=dict)
-    dialects_off: tuple[str, ...] = ()
-    cors_origins: tuple[str, ...] = ()
-    allowed_hosts: tuple[str, ...] = ()
-    allow_reference_urls: bool = False
-    log_format: str = "text"
-    reference_folder: str = ""
-    wyoming: str = ""
-    wyoming_name: str = ""
+    host: str = setting("127.0.0.1", "address to listen at")
+    port: int = setting(8000, "port to listen at; 0 takes a free one", 0, 65535)
+    api_keys: tuple[str, ...] = setting((), "a key that clients must send", flag="api_key")
+    admin_keys: tuple[str, ...] = setting((), "a key that may use and delete everybody's voices", flag="admin_key")
+    max_body_bytes: int = setting(16 * 2**20, "largest body of a request", 1024, 2**30)
+    max_total_body_bytes: int = setting(256 * 2**20, "largest bodies at work, together", 1024, 2**40)
+    max_upload_bytes: int = setting(10 * 2**20, "largest recording", 1024, 2**30)
+    max_characters: int = setting(4096, "longest text of a request", 1, 1_000_000)
+    max_batch_characters: int = setting(32_768, "longest texts of a batch together", 1, 100_000_000)
+    max_answer_bytes: int = setting(
+        128 * 2**20, "largest answer of a batch, which is held whole, as its texts could be spoken", 1024, 2**40
+    )
+    max_total_answer_bytes: int = setting(512 * 2**20, "largest answers of batches at work, together", 1024, 2**40)
+    max_concurrency: int = setting(0, "requests spoken at once; 0 for as many as the engines have slots", 0, 100_000)
+    max_waiting: int = setting(1024, "requests that may wait to be spoken", 0, 100_000)
+    max_sessions: int = setting(1024, "sessions over a WebSocket at once", 0, 100_000)
+    max_queue_wait_ms: int = setting(5000, "how long a request waits before it is refused", 0, 600_000)
+    head_timeout_s: float = setting(10.0, "how long the head of a request may take to arrive", 0.01, 3600)
+    keep_alive_timeout_s: int = setting(5, "how long a connection may idle between requests", 1, 3600)
+    body_timeout_s: float = setting(30.0, "how long the body of a request may take to arrive", 0.01, 3600)
+    slow_reader_timeout_s: float = setting(60.0, "how long a client may take nothing of its answer", 0.01, 3600)
+    session_idle_timeout_s: float = setting(60.0, "how long a session may neither speak nor be spoken to", 0.01, 3600)
+    shutdown_timeout_s: float = setting(30.0, "how long requests under way may go on at the end", 0.01, 3600)
+    max_restarts: int = setting(3, "replacements of an engine within restart_window_s", 0, 1_000_000)
+    restart_window_s: float = setting(600.0, "the time in which crashes of an engine are counted", 0.01, 1e7)
+    model_aliases: tuple[str, ...] = setting(
+        ("tts-1", "tts-1-hd", "gpt-4o-mini-tts"),
+        "a further name of the model, in place of OpenAI's",
+        flag="model_alias",
+    )
+    voice_aliases: Mapping[str, str] = setting({}, "NAME=VOICE of the model", flag="voice_alias")
+    dialects_off: tuple[str, ...] = setting(
+        (), "a wire format of other servers' clients that is not answered", flag="dialects_off"
+    )
+    cors_origins: tuple[str, ...] = setting((), "an origin that browsers may call from; * for all", flag="cors_origin")
+    allowed_hosts: tuple[str, ...] = setting(
+        (), "a name that clients may ask by, beside host; * for any", flag="allowed_host"
+    )
+    allow_reference_urls: bool = setting(False, "fetch recordings from public hosts")
+    log_format: str = setting("text", "text or json, a line for each request")
+    reference_folder: str = setting("", "folder whose files recordings may be named from; none if empty")
+    wyoming: str = setting("", "PORT or HOST:PORT to speak Wyoming at, of Home Assistant; it has no keys")
+    wyoming_name: str = setting("", "the name by which Home Assistant discovers it; not announced if empty")
 
     def __post_init__(self) -> None:
-        self._check_host()
-        for name, low, high in (
-            ("port", 0, 65535),
-            ("max_body_bytes", 1024, 2**30),
-            ("max_total_body_bytes", 1024, 2**40),
-            ("max_upload_bytes", 1024, 2**30),
-            ("max_characters", 1, 1_000_000),
-            ("max_batch_characters", 1, 100_000_000),
-            ("max_answer_bytes", 1024, 2**40),
-            ("max_total_answer_bytes", 1024, 2**40),
-            ("max_concurrency", 0, 100_000),
-            ("max_waiting", 0, 100_000),
-            ("max_sessions", 0, 100_000),
-            ("max_queue_wait_ms", 0, 600_000),
-            ("keep_alive_timeout_s", 1, 3600),
-            ("max_restarts", 0, 1_000_000),
-        ):
-            self._check_number(name, low, high, is_whole=True)
-        for name in (
-            "head_timeout_s",
-            "body_timeout_s",
-            "slow_reader_timeout_s",
-            "session_idle_timeout_s",
-            "shutdown_timeout_s",
-        ):
-            self._check_number(name, 0.01, 3600, is_whole=False)
-        self._check_number("restart_window_s", 0.01, 1e7, is_whole=False)
-        for name in (*_SECRET, "model_aliases", "dialects_off", "cors_origins", "allowed_hosts"):
-            self._check_names(name)
+        self._check_types()
+        for entry in dataclasses.fields(self):
+            if entry.metadata["bounds"] is not None:
+                self._check(entry.name, *entry.metadata["bounds"])
+        if not self.host:
+            raise ConfigError("host", self.host, "it must be a name or an address")
         for host in self.allowed_hosts:
             if "/" in host or (":" in host and host.count(":") < 2):
                 raise ConfigError("allowed_hosts", host, "it must be a name or an address, without scheme and port")
-        for name in ("wyoming", "wyoming_name"):
-            if not isinstance(getattr(self, name), str):
-                raise ConfigError(name, getattr(self, name), "it must be a string; it may be empty")
         if self.log_format not in LOG_FORMATS:
             raise ConfigError("log_format", self.log_format, f"it must be {' or '.join(LOG_FORMATS)}")
-        self._check_voices()
-        self._check_references()
+        if self.reference_folder and not Path(self.reference_folder).is_dir():
+            raise ConfigError("reference_folder", self.reference_folder, "it must be a folder that is there, or empty")
+        if not all(word for pair in self.voice_aliases.items() for word in pair):
+            raise ConfigError("voice_aliases", self.voice_aliases, "it must map names to voices of the model")
+        object.__setattr__(self, "voice_aliases", MappingProxyType(dict(self.voice_aliases)))
 
     def resolve(self, slots: int) -> Self:
         """This configuration with what was left to the engines, which have `slots` together, filled in."""
@@ -143,15 +119,17 @@ class ServerConfig:
     @property
     def shown(self) -> dict[str, Any]:
         """Every field, the keys counted only."""
-        values = {name.name: getattr(self, name.name) for name in dataclasses.fields(self)}
-        counts = {name: f"{len(values[name])} set" for name in _SECRET}
+        values = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
+        secret = [entry.name for entry in dataclasses.fields(self) if not entry.repr]
+        counts = {name: f"{len(values[name])} set" for name in secret}
         return {**values, **counts, "voice_aliases": dict(self.voice_aliases)}
 
     @property
     def public(self) -> dict[str, Any]:
         """What of `shown` clients may know."""
         values = {**self.shown, "reference_folder": "set" if self.reference_folder else ""}
-        return {name: value for name, value in values.items() if name not in ("host", "port", "wyoming", *_SECRET)}
+        hidden = ("host", "port", "wyoming", "api_keys", "admin_keys")
+        return {name: value for name, value in values.items() if name not in hidden}
 
     def aliases(self, spec: ModelSpec) -> dict[str, str]:
         """The names, lower case, that stand for a voice of `spec`. Raises `ConfigError` for one that it lacks."""
@@ -159,7 +137,7 @@ class ServerConfig:
             if voice.lower() not in (*spec.voices, *spec.voice_aliases):
                 known = ", ".join(spec.voices) or "none"
                 raise ConfigError(f"voice_aliases.{name}", voice, f"{spec.name} has no such voice; it has {known}")
-        turns: dict[str, str] = {}
+        openai: dict[str, str] = {}
         voices = {
             sex: itertools.cycle([voice for voice in spec.voices if spec.voice_sexes.get(voice) == sex])
             for sex in get_args(VoiceSex)
@@ -167,58 +145,12 @@ class ServerConfig:
         anybody = itertools.cycle(spec.voices)
         for name, sex in OPENAI_VOICES.items():
             if spec.voices:
-                turns[name] = next(voices[sex], None) or next(anybody)
+                openai[name] = next(voices[sex], None) or next(anybody)
         given = {
             name.lower(): spec.voice_aliases.get(voice.lower(), voice.lower())
             for name, voice in self.voice_aliases.items()
         }
-        return {name: voice for name, voice in (turns | spec.voice_aliases | given).items() if name not in spec.voices}
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """The defaults with `values` over them. Raises `ConfigError` for a key that is not a field."""
-        known = [entry.name for entry in dataclasses.fields(cls)]
-        for key, value in values.items():
-            if key not in known:
-                nearest = suggestion(str(key), known)
-                limit = f"there is no such key; {nearest}{' ' * bool(nearest)}known keys: {', '.join(known)}"
-                raise ConfigError(str(key), value, limit)
-        fields: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
-        }
-        return cls(**fields)
-
-    def _check_host(self) -> None:
-        if not isinstance(self.host, str) or not self.host:
-            raise ConfigError("host", self.host, "it must be a name or an address")
-
-    def _check_number(self, name: str, low: float, high: float, *, is_whole: bool) -> None:
-        value = getattr(self, name)
-        kinds = int if is_whole else (int, float)
-        if not isinstance(value, kinds) or isinstance(value, bool) or not low <= value <= high:
-            kind = "a whole number" if is_whole else "a number"
-            raise ConfigError(name, value, f"it must be {kind} of at least {low:.15g} and at most {high:.15g}")
-
-    def _check_names(self, name: str) -> None:
-        values = getattr(self, name)
-        if not isinstance(values, tuple) or not all(isinstance(value, str) and value for value in values):
-            shown = "..." if name in _SECRET else values
-            raise ConfigError(name, shown, "it must be a list of strings that are not empty")
-
-    def _check_references(self) -> None:
-        if not isinstance(self.allow_reference_urls, bool):
-            raise ConfigError("allow_reference_urls", self.allow_reference_urls, "it must be true or false")
-        folder = self.reference_folder
-        if not isinstance(folder, str) or (folder and not Path(folder).is_dir()):
-            raise ConfigError("reference_folder", folder, "it must be a folder that is there, or empty for none")
-
-    def _check_voices(self) -> None:
-        voices = self.voice_aliases
-        if not isinstance(voices, Mapping) or not all(
-            isinstance(word, str) and word for pair in voices.items() for word in pair
-        ):
-            raise ConfigError("voice_aliases", voices, "it must map names to voices of the model")
-        object.__setattr__(self, "voice_aliases", MappingProxyType(dict(voices)))
+        return {name: voice for name, voice in (openai | spec.voice_aliases | given).items() if name not in spec.voices}
 
 
 def read_sections(path: str | Path) -> tuple[EngineConfig, ServerConfig]:
@@ -226,15 +158,7 @@ def read_sections(path: str | Path) -> tuple[EngineConfig, ServerConfig]:
 
     Raises `ConfigError` for a file that cannot be read and for any key that is not known.
     """
-    try:
-        values = yaml.load(Path(path).read_text(encoding="utf-8"), StrictLoader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("config", str(path), f"it must be a readable file ({error})") from error
-    except yaml.YAMLError as error:
-        raise ConfigError("config", str(path), f"it must be YAML ({' '.join(str(error).split())})") from error
-    sections = {} if values is None else values
-    if not isinstance(sections, dict):
-        raise ConfigError("config", str(path), f"it must hold sections, not a {type(sections).__name__}")
+    sections = read_yaml(path, "sections")
     for name, section in sections.items():
         if name not in ("engine", "server"):
             raise ConfigError(str(name), section, "there is no such section; known sections: engine, server")

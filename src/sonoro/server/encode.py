@@ -1,7 +1,7 @@
-"""PCM16 in, encoded bytes out while they are made: the six formats of the speech API, at any speed and rate.
+"""Streaming encoders: PCM16 in, encoded bytes out, in the six formats of the speech API at any speed and rate.
 
 The order is tempo, rate, format. PyAV is imported here alone and only where it is needed: without it WAV and PCM at
-speed 1 still serve. Knows no request, no HTTP and no engine. What leaves of 1, 2 and 5 chunks of 80 ms at 24 kHz:
+speed 1 still work. Bytes after 1, 2 and 5 chunks of 80 ms at 24 kHz:
 
 | format | content type | bytes after 1, 2, 5 | held back |
 |---|---|---|---|
@@ -9,11 +9,11 @@ speed 1 still serve. Knows no request, no HTTP and no engine. What leaves of 1, 
 | opus | audio/ogg; codecs=opus | 901, 1800, 4471 | one page of one 20 ms packet |
 | aac | audio/aac | 0, 863, 3172 | two frames of 43 ms: the first needs 85 ms of sound |
 | flac | audio/flac | 978, 1880, 4722 | a block of 24 ms |
-| wav | audio/wav | 3884, 7724, 19244 | nothing; its header says "until the end" |
+| wav | audio/wav | 3884, 7724, 19244 | nothing; the header gives no length |
 | pcm | audio/pcm | 3840, 7680, 19200 | nothing |
 
-A tempo holds back 40 to 80 ms of input besides, up to 200 ms above speed 2; another rate 10 to 60 ms. Whatever
-takes long is done by threads (`Encoding`), so that no other answer waits for it.
+A tempo holds back 40 to 80 ms of input besides, up to 200 ms above speed 2; another rate 10 to 60 ms. Slow work is
+done by threads (`Encoding`), so that it does not block the event loop.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ MIN_RATE, MAX_RATE = 8000, 48000
 MAX_BIT_RATE = 128_000
 
 MOST_DELAY_S = 1.0
-"""More than a tempo and a codec add to the audio, a header included."""
+"""More than what a tempo and a codec add to the audio, header included."""
 
 PAGES_PER_S, PAGE_BYTES = 50, 32
 """What a container adds at most: opus has the most pages, one for each 20 ms."""
@@ -125,7 +125,7 @@ class Encoder:
         self._half, self._is_begun, self._is_open = b"", False, True
 
     def max_bytes(self, audio_s: float) -> int:
-        """More than what leaves of `audio_s` seconds of audio that are fed."""
+        """An upper bound of the bytes that `audio_s` seconds of audio become."""
         played_s = audio_s / self.speed + MOST_DELAY_S
         bits = self._format.bits_per_sample
         rate_bits = 16 * self.rate if not bits else min(bits * self.rate, MAX_BIT_RATE)
@@ -133,11 +133,11 @@ class Encoder:
 
     @property
     def is_quick(self) -> bool:
-        """Whether samples leave as they came, in microseconds; anything else takes about a millisecond a chunk."""
+        """Whether samples pass unchanged, in microseconds; anything else takes about a millisecond a chunk."""
         return not self._format.codec and self.speed == 1 and self.rate == self._in_rate
 
     def feed(self, pcm: bytes) -> bytes:
-        """Encode more PCM16 little-endian, cut anywhere, and return what is ready: possibly nothing."""
+        """Encode more PCM16 little-endian, split anywhere, and return what is ready: possibly nothing."""
         assert self._is_open, "the encoder is closed"
         pcm = self._half + pcm
         whole = len(pcm) // 2 * 2
@@ -157,7 +157,7 @@ class Encoder:
             return last + self._coded.finish() if self._coded else last
 
     def close(self) -> None:
-        """Free the codec and what it holds back; nothing if it is closed."""
+        """Free the codec; may be called again."""
         self._is_open, self._tempo, self._resampler = False, None, None
         if self._coded:
             self._coded.close()
@@ -258,7 +258,7 @@ class _Tempo:
 
 
 class _Coded:
-    """A codec and its container, whose bytes are taken as they are written.
+    """A codec and its container, whose bytes can be taken as they are written.
 
     PyAV cuts frames with a filter graph that has up to 17 idle threads until `close`.
     """
@@ -268,15 +268,14 @@ class _Coded:
         # Codec and container each take the options they know.
         options = dict(pair.split("=") for pair in chosen.options.split(":"))
         self._container = av.open(self._made, "w", format=chosen.container, container_options=options)
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.close)
             bits = min(chosen.bits_per_sample * sample_rate, MAX_BIT_RATE)
             stream = self._container.add_stream(chosen.codec, sample_rate, options, layout="mono", bit_rate=bits)
             assert isinstance(stream, av.AudioStream)
             self._stream = stream
             self._container.start_encoding()
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
 
     def write(self, pcm: bytes) -> bytes:
         if pcm:
@@ -295,7 +294,7 @@ class _Coded:
 
 
 class _Written(io.BytesIO):
-    """A file that cannot be rewound, so that no format waits to complete its header."""
+    """A file that cannot seek, so that no container waits to complete its header."""
 
     def seekable(self) -> bool:
         return False
@@ -313,15 +312,12 @@ def _frame(samples: npt.NDArray[np.generic], kind: str, sample_rate: int, at: in
 
 
 def encoder_threads() -> ThreadPoolExecutor:
-    """Threads for the encoders of a whole server: as many as can run at once, two to eight."""
+    """The threads for all encoders of a server: one a core, two to eight."""
     return ThreadPoolExecutor(max(2, min(8, usable_cores())), thread_name_prefix="encoder")
 
 
 class Encoding:
-    """What `encoder` makes of the audio fed, in its order. Belongs to one task at a time.
-
-    An encoder that is quick works at once: handing a chunk over would cost more than the work.
-    """
+    """Runs `encoder` for one task, in a thread unless it is quick: then a thread would cost more than the work."""
 
     def __init__(self, encoder: Encoder, threads: ThreadPoolExecutor) -> None:
         self._encoder, self._threads = encoder, threads
@@ -342,7 +338,7 @@ class Encoding:
         return self._encoder.speed
 
     def max_bytes(self, audio_s: float) -> int:
-        """More than what leaves of `audio_s` seconds of audio that are fed."""
+        """An upper bound of the bytes that `audio_s` seconds of audio become."""
         return self._encoder.max_bytes(audio_s)
 
     async def feed(self, pcm: bytes) -> bytes:
@@ -354,7 +350,7 @@ class Encoding:
         return await self._do(self._encoder.finish)
 
     def close(self) -> None:
-        """Free the encoder, as soon as no thread works with it. Does not wait."""
+        """Free the encoder once no thread uses it. Does not wait."""
         if self._work is None:
             self._encoder.close()
         else:
@@ -363,6 +359,6 @@ class Encoding:
     async def _do(self, work: Callable[..., bytes], *arguments: bytes) -> bytes:
         if self._encoder.is_quick:
             return work(*arguments)
-        # Kept, because work that has begun goes on when its task is cancelled.
+        # Kept, because work that has begun continues when its task is cancelled.
         self._work = self._threads.submit(work, *arguments)
         return await asyncio.wrap_future(self._work)

@@ -1,29 +1,31 @@
-"""What a client is told when it is refused: one function from an error of the tree to status, headers and body.
+"""Error responses: one function from an error of the tree to status, headers and body.
 
-    InvalidRequest
-    └── UnknownModel              another model than the one that is loaded
-    EngineError
-    └── SlowReader                the client took nothing for too long
-    SonoroError
-    └── Refused                   turned away before its fields were looked at
-        ├── Unauthorized          no API key, or a wrong one
-        ├── ForeignHost           a name that this server does not go by
-        ├── ForeignOrigin         a page of another origin in a browser
-        ├── AnswerTooLarge        held whole, it could take more memory than it may
-        ├── BodyTooLarge
-        ├── BodyTooSlow
-        ├── IdleSession           a session in which nothing was said for too long
-        ├── TooManyRequests       no place came free in time; the same request can be accepted later
-        └── NotReady              there is no engine yet, or none any more
-
-Knows no engine.
+InvalidRequest
+└── UnknownModel              another model than the one that is loaded
+EngineError
+└── SlowReader                the client took nothing for too long
+SonoroError
+└── Refused                   refused before its fields were validated
+    ├── Unauthorized          no API key, or a wrong one
+    ├── ForeignHost           a host name that is not this server's
+    ├── ForeignOrigin         a page of another origin in a browser
+    ├── AnswerTooLarge        a batch whose answer could exceed its bound
+    ├── BodyTooLarge
+    ├── BodyTooSlow
+    ├── IdleSession           a session without a message for too long
+    ├── TooManyRequests       the server is full; try again later
+    └── NotReady              no engine runs yet, or none any more
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from sonoro.core.errors import (
     EngineBusy,
@@ -38,6 +40,7 @@ from sonoro.core.errors import (
 )
 
 __all__ = [
+    "REFUSAL_SHAPE",
     "AnswerTooLarge",
     "Answers",
     "BodyTooLarge",
@@ -47,6 +50,7 @@ __all__ = [
     "IdleSession",
     "NotReady",
     "Refusal",
+    "RefusalResponse",
     "Refused",
     "SlowReader",
     "TooManyRequests",
@@ -59,19 +63,19 @@ __all__ = [
 
 
 class UnknownModel(InvalidRequest):
-    """Another model than the one that is loaded; the message lists the names it goes by."""
+    """Another model than the one that is loaded; the message lists the names of that one."""
 
     code = "model_not_found"
 
 
 class SlowReader(EngineError):
-    """The client took nothing for too long."""
+    """The client read nothing for too long."""
 
     code = "slow_reader"
 
 
 class Refused(SonoroError):
-    """Turned away before its fields were looked at."""
+    """Refused before its fields were validated."""
 
     code = "refused"
 
@@ -83,7 +87,7 @@ class Unauthorized(Refused):
 
 
 class ForeignHost(Refused):
-    """A name that this server does not go by."""
+    """A host name that is not this server's."""
 
     code = "foreign_host"
 
@@ -95,13 +99,13 @@ class ForeignOrigin(Refused):
 
 
 class IdleSession(Refused):
-    """A session in which nothing was said for too long."""
+    """A session without a message for too long."""
 
     code = "idle_session"
 
 
 class AnswerTooLarge(Refused):
-    """Held whole, the answer could take more memory than it may."""
+    """A batch whose answer could exceed its bound of memory."""
 
     code = "answer_too_large"
 
@@ -119,13 +123,13 @@ class BodyTooSlow(Refused):
 
 
 class TooManyRequests(Refused):
-    """No place came free in time; the same request can be accepted later."""
+    """The server is full; the same request can be accepted later."""
 
     code = "too_many_requests"
 
 
 class NotReady(Refused):
-    """There is no engine yet, or none any more."""
+    """No engine runs yet, or none any more."""
 
     code = "not_ready"
 
@@ -155,7 +159,7 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}, 503: {"Retry-After": "2"}}
 
 _PARAMETERS = {"text": "input", "max_frames": "max_new_tokens"}
-"""Fields of a request that go by another name here."""
+"""Fields of a request that have another name in the API."""
 
 
 Answers = dict[int | str, dict[str, Any]]
@@ -176,6 +180,10 @@ _SCHEMA = {
 }
 
 
+REFUSAL_SHAPE = "refusal_shape"
+"""The key, in the state of a request's scope, of what makes a response of a `Refusal` and the request's id."""
+
+
 @dataclass(frozen=True)
 class Refusal:
     """An answer that is an error: `status`, `headers`, and the `error` object of its JSON body."""
@@ -194,7 +202,7 @@ class Refusal:
 
 
 def refusal(error: SonoroError) -> Refusal:
-    """What a client is told of `error`: the status of the nearest of its classes that has one, 500 if none has."""
+    """The response to `error`: the status is that of its nearest class that has one."""
     status = next(_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES)
     message, parameter = str(error), None
     if isinstance(error, InvalidRequest):
@@ -211,7 +219,22 @@ def plain_refusal(status: int, message: str, code: str, parameter: str | None = 
     return Refusal(status, error, dict(_HEADERS.get(status, {})))
 
 
+class RefusalResponse(Response):
+    """`refused` as an answer, in the words of the dialect that is spoken where it is sent."""
+
+    def __init__(self, refused: Refusal) -> None:
+        super().__init__(refused.payload, refused.status, refused.headers, "application/json")
+        self._refused = refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        shape: Callable[[Refusal, str], Response] | None = scope.get("state", {}).get(REFUSAL_SHAPE)
+        if shape is None:
+            await super().__call__(scope, receive, send)
+        else:
+            await shape(self._refused, scope["state"]["request_id"])(scope, receive, send)
+
+
 def refusals(*statuses: int) -> Answers:
-    """How the API's description says that `statuses` are answered."""
+    """The responses of `statuses` in the API's description."""
     content = {"application/json": {"schema": _SCHEMA}}
     return {status: {"description": "refused, and why", "content": content} for status in statuses}

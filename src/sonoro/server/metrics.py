@@ -1,6 +1,6 @@
-"""What the server counts, for Prometheus: requests by how they ended, their times, and how the engines are doing.
+"""Prometheus metrics: requests by how they ended, their times, and the engines' own figures.
 
-Knows no HTTP. Every count belongs to one `Metrics`, so that two servers of a process share none.
+Each belongs to one `Metrics`, so that two servers of a process share none.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RTF = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 
 
 @dataclass(frozen=True)
 class EngineState:
-    """How one engine is doing; it counts as down without `stats`."""
+    """The state of one engine; without `stats` it counts as down."""
 
     stats: Stats | None
     restarts: int
@@ -72,11 +72,11 @@ class Metrics:
         self._registry.register(self._engines)
 
     def refused(self, reason: str, dialect: str = "native") -> None:
-        """A request was turned away before it was under way."""
+        """Count a request that was refused before it ran."""
         self.requests.labels(self.model, dialect, reason).inc()
 
     def exposition(self, engines: Sequence[EngineState], *, queued: int) -> bytes:
-        """Everything in Prometheus' text format; `queued` requests wait for a place before the engines."""
+        """Everything in Prometheus' text format; `queued` requests wait at the gate."""
         self._engines.states, self._engines.queued = engines, queued
         return generate_latest(self._registry)
 
@@ -108,13 +108,13 @@ class Observation:
         return self._bytes / 2 / self._rate
 
     def made(self, pcm: bytes) -> None:
-        """`pcm` (PCM16 mono) came from the engine."""
+        """Add `pcm` (PCM16 mono) from the engine."""
         self._bytes += len(pcm)
         self._unsent_s += len(pcm) / 2 / self._rate / self._speed
         self._metrics.audio.labels(self._metrics.model).inc(len(pcm) / 2 / self._rate)
 
     def sent(self) -> None:
-        """Audio went to the client: all that was made before, as near as an encoder lets it be told."""
+        """Audio was sent: all that was made so far, but for what an encoder holds back."""
         now_s = self.elapsed_s
         if self.first_packet_s is None:
             self.first_packet_s = self._played_until_s = now_s
@@ -125,7 +125,7 @@ class Observation:
         self._unsent_s = 0.0
 
     def end(self, reason: str, *, is_whole: bool) -> None:
-        """It ended as `reason` says; the times of answers that were cut off do not count."""
+        """Count its end; times count only if the client got the whole of it."""
         model, elapsed_s = self._metrics.model, self.elapsed_s
         self._metrics.in_flight.dec()
         self._metrics.requests.labels(model, self._dialect, reason).inc()
@@ -136,7 +136,7 @@ class Observation:
 
 
 class _EngineCollector(Collector):
-    """What the engines last said of themselves, each under its number as `replica`."""
+    """The last figures of the engines, labelled by their number as `replica`."""
 
     def __init__(self) -> None:
         self.states: Sequence[EngineState] = ()
@@ -179,7 +179,7 @@ def _by_replica(
     values: Sequence[float | None],
     family: type[GaugeMetricFamily | CounterMetricFamily] = GaugeMetricFamily,
 ) -> Metric:
-    """A figure of each engine that has a value."""
+    """One value per engine; None is left out."""
     made = family(f"sonoro_engine_{name}", help, labels=["replica"])
     for replica, value in enumerate(values):
         if value is not None:

@@ -1,13 +1,15 @@
-"""One connection of a client, under uvicorn: who opens it and then says nothing, or never ends, is let go.
+"""What a request passes before any endpoint: limits of its connection, host and body; its id and its log line.
 
-Knows HTTP as bytes, not what is asked. `RequestIds` gives each request the id that its log lines and its answer carry,
-`HeadAsGet` answers HEAD wherever GET is answered, `RequestBodies` reads bodies within limits of size, time and memory.
+`Connection` times out heads that do not arrive, `RequestIds` names and logs requests, `HostCheck` refuses foreign hosts
+and origins, `HeadAsGet` answers HEAD, `RequestBodies` bounds bodies. No path and no key is known here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import ipaddress
 import logging
 import re
 import socket
@@ -27,46 +29,53 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from sonoro.core.errors import ConfigError
 from sonoro.core.logs import log_event
 from sonoro.server.config import ServerConfig
-from sonoro.server.errors import BodyTooLarge, BodyTooSlow, TooManyRequests, plain_refusal
+from sonoro.server.errors import (
+    BodyTooLarge,
+    BodyTooSlow,
+    ForeignHost,
+    ForeignOrigin,
+    Refusal,
+    RefusalResponse,
+    TooManyRequests,
+    plain_refusal,
+    refusal,
+)
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["CLIENT_GONE", "RESET", "Connection", "HeadAsGet", "RequestBodies", "RequestIds", "connection", "listen"]
+__all__ = [
+    "CLIENT_GONE",
+    "RESET",
+    "Connection",
+    "HeadAsGet",
+    "HostCheck",
+    "RequestBodies",
+    "RequestIds",
+    "connection",
+    "listen",
+]
 
 SEND_BUFFER_BYTES = 65536
-"""What the system keeps of an answer: about a second of audio, so that a client that takes nothing is felt soon."""
+"""The kernel's send buffer: about a second of audio, so that a client that reads nothing is noticed soon."""
 
-RESET = "cut"
-"""The name, in the state of a request's scope, of what resets its connection."""
+RESET = "reset"
+"""The key, in the state of a request's scope, of the function that resets its connection."""
 
 CLIENT_GONE = 499
-"""The status of an answer that nobody is there to see, as others log it."""
+"""The status in the log of a client that disconnected before its response, as in nginx."""
 
 _PROBES = ("/", "/playground/{name}", "/health", "/ready", "/metrics")
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
-
-
-class _OneFraming(h11.Connection):
-    """Refuses a request that says twice, or in a version that cannot say it, where its body ends.
-
-    A proxy in front may have read it the other way, and what it took for a body would be the next request here
-    (RFC 9112, 6.1). The refusal closes the connection.
-    """
-
-    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        event = super().next_event()
-        if isinstance(event, h11.Request):
-            names = {name for name, _ in event.headers}
-            is_old = event.http_version < b"1.1"
-            if b"transfer-encoding" in names and (is_old or b"content-length" in names):
-                raise h11.RemoteProtocolError("Transfer-Encoding with Content-Length, or in HTTP/1.0")
-        return event
+_AUTHORITY = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[^\[\]:/?#@\s]+)(:(?P<port>\d*))?", re.IGNORECASE)
+_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+_ANY = "*"
+_DEFAULT_PORTS = {"http": "80", "https": "443"}
 
 
 class Connection(H11Protocol):
-    """Between two answers a head must arrive in `head_timeout_s`, and so must what is left of a refused body.
+    """Between two responses a head must arrive in `head_timeout_s`, and so must the rest of a refused body.
 
-    uvicorn bounds the silence after an answer alone, not that before the first request nor a head that trickles in.
+    uvicorn has a timeout only after a response, not before the first request nor for a head that trickles in.
     """
 
     head_timeout_s = 10.0
@@ -74,8 +83,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.conn = _OneFraming(h11.SERVER)
-        self.app_state = {**self.app_state, RESET: self.cut}
+        self.app_state = {**self.app_state, RESET: self.reset}
         self._watch()
 
     def data_received(self, data: bytes) -> None:
@@ -90,9 +98,9 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP, in the words of every other refusal, unless an answer is under way or over."""
+        """Refuse what is not HTTP with our own error body, unless a response is under way or sent."""
         if self.cycle is not None:
-            # What it would still say has no place after this.
+            # The application must send nothing after this.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -108,8 +116,8 @@ class Connection(H11Protocol):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
-    def cut(self) -> None:
-        """Reset the connection, so that nobody takes its end for that of a body, as HTTP/1.0 has it."""
+    def reset(self) -> None:
+        """Reset the connection: in HTTP/1.0 a normal close would mean a complete body."""
         sock = self.transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
@@ -128,15 +136,15 @@ class Connection(H11Protocol):
 
 
 def connection(head_timeout_s: float) -> type[asyncio.Protocol]:
-    """`Connection` with its limit, as uvicorn wants it."""
+    """The class with that limit, as uvicorn takes it."""
     return type("Connection", (Connection,), {"head_timeout_s": head_timeout_s})
 
 
 class RequestIds:
-    """An application whose requests have an id: the client's `X-Request-Id` if it is sane, else a new one.
+    """Gives each request an id (the client's `X-Request-Id` if it is sane) and one log line.
 
-    Each leaves one line in the log, with what of it was put into the `facts` of its state. A path is named as the
-    router has it: what a client wrote into it is in no log. What operators ask every few seconds is for debugging.
+    The line holds the `facts` in the request's state and the path as its route declares it, so nothing that a client
+    wrote into the path. Operators' probes are logged at debug level.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -150,19 +158,20 @@ class RequestIds:
         request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
         facts: dict[str, object] = {"key": None}
         cast(dict[str, Any], scope.setdefault("state", {})).update(request_id=request_id, facts=facts, dialect="native")
-        started_s, status = time.perf_counter(), CLIENT_GONE
+        started_s, status, answered = time.perf_counter(), 500, CLIENT_GONE
 
         async def send_named(message: Message) -> None:
-            nonlocal status
+            nonlocal answered
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["x-request-id"] = request_id
-            status = 101 if message["type"] == "websocket.accept" else message.get("status", status)
+            answered = 101 if message["type"] == "websocket.accept" else message.get("status", answered)
             await send(message)
 
         try:
             await self._app(scope, receive, send_named)
-        except Exception:
-            status = 500
+            status = answered
+        except asyncio.CancelledError:
+            status = answered
             raise
         finally:
             route, method = scope.get("route"), scope.get("method", "WS")
@@ -175,7 +184,7 @@ class RequestIds:
 
 
 class HeadAsGet:
-    """An application that answers HEAD as it would GET, without the body (RFC 9110, 9.3.2)."""
+    """Answers HEAD as GET, without the body (RFC 9110, 9.3.2)."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -193,8 +202,49 @@ class HeadAsGet:
         scope["route"] = asked.get("route")
 
 
+class HostCheck:
+    """Refuses requests to a foreign host or from a page of a foreign origin, and bodies that are framed twice.
+
+    Any name can be made to point at a loopback address (DNS rebinding). To the browser the page it came from then has
+    the same origin as this server; only the `Host` that it sends tells them apart.
+
+    A `Host` must be one of `allowed_hosts` or what the server is bound to; bound to every address, with no names given,
+    it may be any. An `Origin` must be the `Host`'s, or of `allowed_hosts` (a proxy may have changed the `Host`), or one
+    of `cors_origins`. Who sends neither is no browser.
+    """
+
+    def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
+        self._app, self._origins = app, config.cors_origins
+        self._given = {host.lower() for host in config.allowed_hosts}
+        self._hosts = self._given | _bound_to(config.host, is_named=bool(self._given))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refused = self._refusal(scope, Headers(scope=scope)) if scope["type"] in ("http", "websocket") else None
+        if refused is None:
+            await self._app(scope, receive, send)
+            return
+        scope.get("state", {}).get("facts", {})["code"] = refused.error["code"]
+        await RefusalResponse(refused)(scope, receive, send)
+
+    def _refusal(self, scope: Scope, headers: Headers) -> Refusal | None:
+        if "transfer-encoding" in headers and (scope["http_version"] < "1.1" or "content-length" in headers):
+            # A proxy in front may have found the end of the body elsewhere (RFC 9112, 6.1): nothing after it is read.
+            refused = plain_refusal(400, "Transfer-Encoding with Content-Length, or in HTTP/1.0", "http")
+            return dataclasses.replace(refused, headers={"Connection": "close"})
+        host, origin = headers.get("host"), headers.get("origin")
+        if host is not None and _ANY not in self._hosts and _name(host) not in self._hosts:
+            return refusal(ForeignHost("this server does not go by that name; allowed_hosts says by which it does"))
+        if origin is None or origin in self._origins or _ANY in self._origins:
+            return None
+        scheme, _, authority = origin.partition("://")
+        is_own = host is not None and _with_port(authority, scheme) == _with_port(host, scheme) != ""
+        if is_own or _name(authority) in self._given - {_ANY, ""}:
+            return None
+        return refusal(ForeignOrigin("pages of this origin may not call; cors_origins says which may"))
+
+
 class RequestBodies:
-    """The bodies being received or worked on: `max_total_bytes` of them at once, each in `timeout_s` at most."""
+    """Reads request bodies: `max_total_bytes` of them in memory at once, each within `timeout_s`."""
 
     def __init__(self, max_total_bytes: int, timeout_s: float) -> None:
         self._max_total_bytes, self._timeout_s = max_total_bytes, timeout_s
@@ -204,8 +254,8 @@ class RequestBodies:
     async def body(self, request: Request, max_bytes: int) -> AsyncIterator[bytes]:
         """The body of `request`, which counts until the block ends.
 
-        Raises `BodyTooLarge` as soon as it is, `BodyTooSlow` if it does not come, `TooManyRequests` if others leave it
-        no room.
+        Raises `BodyTooLarge` as soon as it is, `BodyTooSlow` if it is not in time, `TooManyRequests` if other bodies
+        leave it no memory.
         """
         too_large = BodyTooLarge(f"the body must have at most {max_bytes} bytes")
         if (length := request.headers.get("content-length", "")).isdecimal() and int(length) > max_bytes:
@@ -238,7 +288,7 @@ class RequestBodies:
 def listen(config: ServerConfig) -> socket.socket:
     """A socket that listens where `config` says. Raises `ConfigError` naming host or port if it cannot.
 
-    What is accepted inherits its options: small packets leave at once, and what a client does not take in time is lost.
+    Accepted connections inherit its options: small packets leave at once, unread data is dropped after a timeout.
     """
     try:
         family, *_, address = socket.getaddrinfo(
@@ -251,10 +301,37 @@ def listen(config: ServerConfig) -> socket.socket:
     except OSError as error:
         raise ConfigError("port", config.port, f"cannot listen there: {error.strerror}") from error
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-    # The event loop does so for sockets that name their protocol alone, which those of `create_server` do not.
+    # The event loop sets it only on sockets that name their protocol, which those of `create_server` do not.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        # A connection that is closed still waits for its last bytes to be taken, and without this for ever. Twice what
-        # a reader gets, so that whoever is slow is given up by the server, which says so, before the system does.
+        # Without it a closed connection waits for ever until its last bytes are read. Twice the reader's timeout, so
+        # that a slow reader is dropped, and logged, by the server before the kernel does it.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(2000 * config.slow_reader_timeout_s))
     return sock
+
+
+def _name(authority: str) -> str:
+    """The host of "host:port", in lower case; empty if it is none."""
+    found = _AUTHORITY.fullmatch(authority)
+    return found["name"].strip("[]").rstrip(".").lower() if found else ""
+
+
+def _with_port(authority: str, scheme: str) -> str:
+    found = _AUTHORITY.fullmatch(authority)
+    return f"{found['name'].lower()}:{found['port'] or _DEFAULT_PORTS.get(scheme)}" if found else ""
+
+
+def _bound_to(host: str, *, is_named: bool) -> set[str]:
+    """The names of a server bound to `host`; any name if it is bound to all addresses and has no given names."""
+    names = {host.lower()}
+    with contextlib.suppress(OSError, UnicodeError):
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        names |= {str(address[0]).partition("%")[0] for *_, address in found}
+    for name in list(names):
+        with contextlib.suppress(ValueError):
+            address = ipaddress.ip_address(name)
+            if address.is_unspecified and not is_named:
+                names.add(_ANY)
+            if address.is_loopback or address.is_unspecified:
+                names |= _LOOPBACK
+    return names

@@ -1,7 +1,6 @@
-"""Recordings that requests name instead of holding: fetched and opened only as far as the operator allows.
+"""Reference recordings: decoded from data: URLs, fetched from http(s): URLs or read from a folder, as configured.
 
-Whatever a client writes, nothing but the public internet is connected to, and nothing outside one folder is opened.
-Knows no request and no engine.
+Only hosts on the public internet are connected to, and only files in one folder are opened, whatever a client sends.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 import httpcore2
 
 from sonoro.core.audio import read_reference
-from sonoro.core.errors import InvalidReference
+from sonoro.core.errors import InvalidReference, SonoroError
 from sonoro.core.types import Reference
 from sonoro.server.errors import TooManyRequests
 
@@ -35,20 +34,20 @@ Result = TypeVar("Result")
 FETCH_TIMEOUT_S = 10.0
 MAX_FETCHES = 8
 MAX_PENDING = 32
-"""Recordings that wait for a thread or have one, for some .2 s at most: nobody waits for more than a few seconds."""
+"""Recordings that wait for a thread or have one, for some .2 s each: the wait is a few seconds at most."""
 
 _NO_HOSTS = tuple(
     map(
         ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2002::/16", "2001:db8::/32", "3fff::/20")
     )
 )
-"""Networks that the standard library may take for global: of protocols and documents, and those whose addresses stand
-for an IPv4 address (6to4, Teredo)."""
+"""Networks that the standard library may count as global: of protocols and documentation, and those that embed an IPv4
+address (6to4, Teredo)."""
 
 
 def is_public(address: str) -> bool:
-    """Whether `address` is of a host on the public internet: not private, local, shared, multicast, reserved, and none
-    that stands for an IPv4 address (mapped, 6to4, Teredo, NAT64).
+    """Whether `address` is of a host on the public internet: not private, local, shared, multicast or reserved, and
+    without an embedded IPv4 address (mapped, 6to4, Teredo, NAT64).
     """
     host = ipaddress.ip_address(address.partition("%")[0])
     is_unicast = not host.is_multicast if host.version == 4 else host in ipaddress.ip_network("2000::/3")
@@ -62,7 +61,7 @@ async def _resolve(host: str, port: int) -> list[str]:
 
 
 class _CheckedBackend(httpcore2.AsyncNetworkBackend):
-    """Connects to the very address that was checked: a name that is asked twice can answer twice differently."""
+    """Connects to the address that was checked: a second lookup of the name may give another."""
 
     def __init__(self, resolve: Callable[[str, int], Awaitable[list[str]]], is_allowed: Callable[[str], bool]) -> None:
         self._resolve, self._is_allowed = resolve, is_allowed
@@ -83,8 +82,8 @@ class _CheckedBackend(httpcore2.AsyncNetworkBackend):
 
 
 class Recordings:
-    """Where recordings come from: data: URLs always, http(s): URLs if `allows_urls`, file: URLs in `folder` if one is
-    given; each of `max_bytes` at most. `resolve` and `is_allowed` stand for the network.
+    """Reads recordings of at most `max_bytes`: data: URLs, http(s): URLs if `allows_urls`, file: URLs in `folder` if
+    one is given. `resolve` looks up a host, `is_allowed` decides about its addresses.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class Recordings:
         self._folder = Path(folder).resolve() if folder else None
         self._backend = _CheckedBackend(resolve, is_allowed)
         self._tls = httpcore2.default_ssl_context() if allows_urls else None
-        # A minute of sound takes megabytes while it is decoded, whoever asks.
+        # Two at a time: a minute of sound takes megabytes while it is decoded.
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="recording")
         self.pending = 0
         """Recordings that wait for a thread or have one."""
@@ -115,7 +114,7 @@ class Recordings:
         try:
             if scheme in ("http", "https") and self._allows_urls:
                 return await self._fetch(url, text, use)
-            # Opened and decoded in one go: what waits for a thread is a name, not the bytes of a file.
+            # Opened and decoded in the thread, so that what waits for it is a name, not the bytes of a file.
             return await self._aside(lambda: self._decode(self._bytes_at(url, scheme), text, use))
         except InvalidReference as error:
             if error.field != "ref_audio":
@@ -131,12 +130,12 @@ class Recordings:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _aside(self, work: Callable[[], Result]) -> Result:
-        """What `work` gives in a thread; not begun if its caller leaves before. Raises `TooManyRequests`."""
+        """The result of `work` in a thread; dropped if its caller leaves before it begins. Raises `TooManyRequests`."""
         if self.pending >= MAX_PENDING:
             raise TooManyRequests(f"{self.pending} recordings are being decoded already; try again later")
         loop, future = asyncio.get_running_loop(), self._threads.submit(_without_frames, work)
         self.pending += 1
-        # Counted until a thread is done with it, whoever waits: what has begun goes on when its caller leaves.
+        # Counted until the thread is done: work that has begun continues when its caller is cancelled.
         future.add_done_callback(lambda _: _call_in(loop, self._forget_one))
         return await asyncio.wrap_future(future)
 
@@ -167,7 +166,7 @@ class Recordings:
         except TimeoutError as error:
             raise InvalidReference("ref_audio", url, f"it must arrive within {FETCH_TIMEOUT_S:g} s") from error
         except (OSError, UnicodeError, httpcore2.NetworkError, httpcore2.ProtocolError) as error:
-            # Not how the network failed: that would describe what the client cannot see from where it is.
+            # Without the network's own error, which could describe hosts that the client cannot see.
             raise InvalidReference("ref_audio", url, "it must be there to be fetched") from error
 
     async def _download(self, url: str, target: httpcore2.URL) -> bytes:
@@ -187,10 +186,10 @@ class Recordings:
 
 
 def _without_frames(work: Callable[[], Result]) -> Result:
-    """What `work` gives. Cleared are the frames of what it raises: they hold a file until somebody hears of that."""
+    """The result of `work`. The frames of what it raises are cleared: they would hold a file until that is handled."""
     try:
         return work()
-    except Exception as error:
+    except SonoroError as error:
         for raised in (error, error.__cause__):
             if raised is not None:
                 traceback.clear_frames(raised.__traceback__)
@@ -198,7 +197,7 @@ def _without_frames(work: Callable[[], Result]) -> Result:
 
 
 def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    """Call `call` in `loop`, from any thread; a loop that has ended needs it no more."""
+    """Call `call` in `loop`, from any thread; ignored if the loop has ended."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(call)
 
@@ -219,7 +218,7 @@ def _inline(url: str) -> bytes:
 
 
 def _target(url: str) -> httpcore2.URL:
-    """`url` taken apart once, so that what is checked is what is asked."""
+    """`url`, parsed once, so that what is checked is what is requested."""
     limit = "it must be an http(s): URL of a host, without a user, in ASCII"
     if not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
         raise InvalidReference("ref_audio", url, limit)
@@ -235,14 +234,14 @@ def _target(url: str) -> httpcore2.URL:
 
 
 def _open(url: str, folder: Path, max_bytes: int) -> bytes:
-    """The file at `url` if it lies within `folder`, symbolic links followed before that is decided."""
+    """The file at `url` if it is inside `folder` once symbolic links are resolved."""
     limit = "it must be a file in the folder of recordings"
     try:
         parts = urlsplit(url)
         path = (folder / unquote(parts.path, errors="strict")).resolve(strict=True)
         if parts.netloc not in ("", "localhost") or not path.is_relative_to(folder):
             raise InvalidReference("ref_audio", url, limit)
-        # Opened without waiting, as a pipe would make it, and without following a link put there meanwhile.
+        # Does not block on a pipe, nor follow a link that was put there meanwhile.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise InvalidReference("ref_audio", url, limit)

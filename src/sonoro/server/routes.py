@@ -1,4 +1,4 @@
-"""The paths that clients and operators ask, and what each says. Knows how it is asked, not how speech is made."""
+"""The HTTP routes: speech and batches, models, health and metrics."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ _BATCH: Answers = {
 async def respond(
     service: Service, request: Request, prepare: Callable[[bytes], Coroutine[Any, Any, Speech]]
 ) -> Response:
-    """The speech that `prepare` makes of the body of `request`, sent as it is made. Raises what `prepare` does."""
+    """Respond with the speech that `prepare` makes of the body of `request`. Raises what `prepare` does."""
     arrived_s = time.perf_counter()
     async with service.bodies.body(request, service.config.max_body_bytes) as payload:
-        # Whoever leaves meanwhile has recordings decoded for nobody.
+        # Decoding a recording stops when its client disconnects.
         speech = await cancel_on_disconnect(request.receive, prepare(payload))
     if speech is None:
         return Response(status_code=CLIENT_GONE)
@@ -54,7 +54,7 @@ async def respond(
 
 
 def speech_routes(service: Service) -> APIRouter:
-    """What clients ask, with a key if there are keys."""
+    """The speech API, with a key if there are keys."""
     router = APIRouter(prefix="/v1", dependencies=[Depends(service.authorise)])
     config = service.config
     answers = AnswerMemory(config.max_total_answer_bytes)
@@ -70,7 +70,7 @@ def speech_routes(service: Service) -> APIRouter:
 
     @router.post("/audio/speech/batch", response_class=Response, responses=_BATCH, openapi_extra=_takes(BatchBody))
     async def batch(request: Request) -> Response:
-        """Speak 1 to 32 texts; the answer comes when all are spoken."""
+        """Speak 1 to 32 texts; answered when all are spoken."""
         async with contextlib.AsyncExitStack() as held:
             payload = await held.enter_async_context(service.bodies.body(request, config.max_body_bytes))
             items = read_batch(service, payload)
@@ -105,7 +105,7 @@ def speech_routes(service: Service) -> APIRouter:
 
 
 def operator_routes(service: Service) -> APIRouter:
-    """What operators ask, without a key."""
+    """The operators' routes, without a key."""
     router = APIRouter()
 
     @router.get("/health", responses=refusals(403))
@@ -130,7 +130,7 @@ def operator_routes(service: Service) -> APIRouter:
 
     @router.get("/metrics", response_class=Response, responses=metrics_answer)
     async def metrics() -> Response:
-        """What is counted and measured, for Prometheus."""
+        """Metrics for Prometheus."""
         return Response(await service.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     return router

@@ -1,7 +1,7 @@
-"""The body of a speech request, checked, and what the engine is asked for it. Knows no engine and no HTTP.
+"""The JSON body of a speech request, its validation, and the `SpeechRequest` that it becomes.
 
-The fields are those of OpenAI's API and the further ones that speech servers share; the model's own options are fields
-too. What is neither is passed over.
+Fields are those of OpenAI's API, those that other speech servers share, and the model's own options. Others are
+ignored.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 def _span(minimum: float, maximum: float) -> dict[str, JsonValue]:
-    """What the schema says of a number that is checked elsewhere, with a message of ours."""
+    """The bounds in the schema of a number that is checked elsewhere, with our own message."""
     return {"minimum": minimum, "maximum": maximum}
 
 
 def _or_null(*words: str) -> dict[str, JsonValue]:
-    """What the schema says of one of `words`, or null for the default."""
+    """The schema of one of `words`, or null for the default."""
     return {"type": ["string", "null"], "enum": [*words, None]}
 
 
 _TASKS: dict[str, VoiceMode] = {"CustomVoice": "named", "VoiceDesign": "described", "Base": "cloned"}
-"""What clients call the ways of telling a model whom to speak as."""
+"""The task types of other speech servers, by voice mode."""
 
 
 class VoiceId(BaseModel):
@@ -124,14 +124,14 @@ class SpeechBody(WithoutNulls):
     )
     language: str | None = Field(None, description="a language of the model, or auto")
     seed: int | None = Field(
-        None, description="the same seed draws the same speech; 0 if left out", json_schema_extra=_span(0, MAX_SEED)
+        None, description="the same seed gives the same speech; 0 if left out", json_schema_extra=_span(0, MAX_SEED)
     )
     temperature: float | None = Field(None, description="0 is greedy", json_schema_extra=_span(0, 10))
     top_k: int | None = Field(
-        None, description="draw from the k likeliest; 0 keeps all", json_schema_extra=_span(0, 1_000_000)
+        None, description="sample from the k likeliest; 0 keeps all", json_schema_extra=_span(0, 1_000_000)
     )
     top_p: float | None = Field(
-        None, description="draw from the likeliest that hold this probability", json_schema_extra=_span(0, 1)
+        None, description="sample from the likeliest that hold this probability", json_schema_extra=_span(0, 1)
     )
     repetition_penalty: float | None = Field(
         None, description="above 1 avoids repetition", json_schema_extra=_span(0, 10)
@@ -160,14 +160,14 @@ class SpeechBody(WithoutNulls):
     speaker_embedding: list[float] | None = Field(
         None, max_length=16_384, description="the timbre itself, as the model's own encoder of speakers gives it"
     )
-    stream: bool | None = Field(None, description="passed over: the audio is always sent as it is made")
+    stream: bool | None = Field(None, description="ignored: the audio is always streamed")
     initial_codec_chunk_frames: int | None = Field(
-        None, ge=1, description="passed over: the first packet is as short as the server was configured to make it"
+        None, ge=1, description="ignored: the server's configuration decides"
     )
 
 
 class BatchBody(BaseModel):
-    """Texts to speak, each as a speech request; what stands beside `items` holds for those that do not say else."""
+    """Texts to speak, each as a speech request; fields beside `items` are their defaults."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
@@ -175,7 +175,7 @@ class BatchBody(BaseModel):
 
 
 def schema_of(kind: type[BaseModel]) -> dict[str, Any]:
-    """The JSON schema of `kind`, without references into itself."""
+    """The JSON schema of `kind`, with references inlined."""
     schema = kind.model_json_schema()
     inlined: dict[str, Any] = _inline(schema, schema.pop("$defs", {}))
     return inlined
@@ -190,12 +190,12 @@ def _inline(part: Any, kinds: dict[str, Any]) -> Any:
 
 
 def parse(kind: type[Body], payload: bytes | dict[str, Any]) -> Body:
-    """A `kind` from JSON, or from what was in it. Raises `InvalidRequest` naming the first field that is wrong."""
+    """A `kind` from JSON or a mapping. Raises `InvalidRequest` naming the first field that is wrong."""
     try:
         return kind.model_validate_json(payload) if isinstance(payload, bytes) else kind.model_validate(payload)
     except ValidationError as errors:
         first = errors.errors(include_url=False)[0]
-        # Of a field that may be of several types, the place names the type too.
+        # For a union the location continues with the type.
         field = str(first["loc"][0]) if first["loc"] else "body"
         shown = None if first["type"] == "missing" else first["input"]
         # Valid JSON that is no object, or bytes that are no JSON, would be shown whole as the value.
@@ -204,9 +204,7 @@ def parse(kind: type[Body], payload: bytes | dict[str, Any]) -> Body:
 
 
 async def read_references(body: SpeechBody, recordings: Recordings, spec: ModelSpec) -> tuple[Reference, ...]:
-    """The recordings that `body` names, decoded; nothing is read that the model of `spec` has no use for.
-
-    Raises `InvalidReference`."""
+    """The recordings of `body`, decoded; refused unread if the model cannot clone. Raises `InvalidReference`."""
     for field in ("ref_audio", "references", "ref_text", "x_vector_only_mode"):
         if getattr(body, field):
             spec.check_cloning(field)
@@ -237,8 +235,8 @@ def speech_request(
     registered: Mapping[str, VoiceFacts] = MappingProxyType({}),
     is_live: bool = False,
 ) -> SpeechRequest:
-    """What `body` asks of the model of `spec`; `aliases` are further names of its voices, in lower case, and
-    `registered` voices may be named beside them.
+    """The resolved request of `body` to the model of `spec`. `aliases` are further names of its voices, in lower case;
+    `registered` are the uploaded voices that may be named.
 
     Raises `InvalidRequest` (or a subclass) for what a request cannot be or this model cannot do.
     """
@@ -271,7 +269,7 @@ def speech_request(
         with_words=bool(body.timestamps),
         options=_options(body, request_id, spec),
     )
-    # Of an unknown voice it tells what there is by name; who is given one is given it by its id.
+    # The error about an unknown voice lists names; a voice that is found is passed on by its id.
     return spec.resolve(request, {uploaded.name: uploaded.digest} if uploaded else dict.fromkeys(registered, ""))
 
 
@@ -294,17 +292,17 @@ def _named_voice(body: SpeechBody) -> str | None:
 
 
 def _model_voice(name: str, spec: ModelSpec, aliases: Mapping[str, str], *, has_own_voice: bool) -> str | None:
-    # Clients of OpenAI's API must name a voice. Where there is none to name, any of its names will do.
+    # Clients of OpenAI's API must name a voice; where the model has none to name, any of OpenAI's names will do.
     if name.lower() in OPENAI_VOICES and (has_own_voice or not spec.voices):
         return None
     return aliases.get(name.lower(), name)
 
 
 def _options(body: SpeechBody, request_id: str, spec: ModelSpec) -> dict[str, bool | int | float | str]:
-    """The model's own options among the further fields; which others there were is a matter of the debug log."""
+    """The model's own options among the extra fields; the others are named in the debug log."""
     known = {option.name: option for option in spec.options}
     given = {name: value for name, value in (body.model_extra or {}).items() if value is not None}
-    passed_over = body.model_fields_set & {"stream", "initial_codec_chunk_frames"}
-    if unknown := sorted((given.keys() - known.keys()) | passed_over):
+    ignored = body.model_fields_set & {"stream", "initial_codec_chunk_frames"}
+    if unknown := sorted((given.keys() - known.keys()) | ignored):
         logger.debug("event=fields_ignored id=%s count=%d fields=%.200r", request_id, len(unknown), unknown)
     return {name: known[name].check(value) for name, value in given.items() if name in known}

@@ -1,7 +1,4 @@
-"""What the endpoints share: engines started behind the server's back, who may ask them, and what a request becomes.
-
-Knows the engines' client and requests, not the paths they come on.
-"""
+"""What the endpoints share: the fleet of engines, authorisation, the gate, voices, and requests made of bodies."""
 
 from __future__ import annotations
 
@@ -40,16 +37,16 @@ __all__ = ["KEY_PROTOCOL", "Caller", "Service"]
 logger = logging.getLogger(__name__)
 
 KEY_PROTOCOL = "openai-insecure-api-key."
-"""What a WebSocket's protocol that holds a key begins with, as OpenAI's own clients in browsers have it."""
+"""The prefix of a WebSocket subprotocol that holds a key, as OpenAI's clients in browsers send it."""
 
 VOICES_S = 5.0
-"""How often a folder of voices is looked at: after so long nobody speaks one that another server has deleted."""
+"""How often the folder of voices is read: the bound of how long a voice that another server deleted is spoken."""
 
 VOICES_TIMEOUT_S = 10.0
-"""How long anybody waits for a look at that folder: a mount or a bucket may hang for longer than clients wait."""
+"""How long a request waits for that folder to be read: a mount or a bucket may hang longer than clients wait."""
 
 ENGINES_S = 0.2
-"""How long those who wait may not notice that an engine is back, if nobody else comes or goes."""
+"""How soon waiting requests notice that an engine is back."""
 
 STATS_TIMEOUT_S = 2.0
 """How long /metrics waits for an engine before it counts as down."""
@@ -57,38 +54,37 @@ STATS_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks: whose voices are theirs by `owner`, which is empty for everybody's, and whether they see all. Logs call
-    their key by its `name`."""
+    """The owner of an API key: `owner` of their voices (empty for everybody's), and the `name` of the key in logs."""
 
     owner: str
     is_admin: bool = False
     name: str | None = None
 
     def sees(self, facts: VoiceFacts) -> bool:
-        """Whether they may know of a voice, and speak as it."""
+        """Whether they may see and use a voice."""
         return self.is_admin or (facts.owner in ("", self.owner) and self is not ANONYMOUS)
 
     def may_delete(self, facts: VoiceFacts) -> bool:
-        """Whether it is theirs to delete."""
+        """Whether they may delete a voice."""
         return self.is_admin or facts.owner == self.owner
 
 
 UNKEYED = Caller("")
-"""Who asks a server that has no keys."""
+"""The caller of a server without keys."""
 
 ANONYMOUS = Caller("stranger")
-"""Who asks one that has keys without any: no voice is theirs, or everybody's to them."""
+"""A caller without a key where there are keys: sees no uploaded voice."""
 
 
 def _owner(key: str) -> str:
-    """Whose a voice is: what a key leaves in its id, and from which nobody learns the key."""
+    """The owner that a key stands for: a digest, which does not reveal the key."""
     return hashlib.sha256(b"sonoro voices " + key.encode()).hexdigest()[:16]
 
 
 class Service:
-    """Engines that are started behind its back, and what the endpoints share.
+    """The engines, started in the background, and what the endpoints share.
 
-    `on_failure` is told what was wrong with an engine that could not be started, or why there is none any more.
+    `on_failure` is called with the error if an engine could not be started or none is left.
     """
 
     def __init__(self, client: Fleet, config: ServerConfig, on_failure: Callable[[SonoroError], None] | None) -> None:
@@ -147,18 +143,18 @@ class Service:
         logger.info("event=ready model=%s ready_s=%.1f", self.client.spec.name, self.client.ready.ready_s)
 
     async def until_started(self) -> None:
-        """Wait until the engines have been started or could not be; `unready` says which."""
+        """Wait until the engines have started or failed to; `unready` says which."""
         if self._starting is not None:
             await asyncio.wait({self._starting})
 
     @property
     def unready(self) -> str | None:
-        """Why nothing can be spoken now; None if it can."""
+        """Why requests would be refused now; None if they would not."""
         return self._no_model or (None if self.client.is_ready else NO_ENGINE)
 
     @property
     def _no_model(self) -> str | None:
-        """Why there is nothing to wait for: no engine yet, or none any more."""
+        """Why waiting is of no use: no engine has started yet, or none will run again."""
         if self._failure:
             return f"the engine could not be started: {self._failure}"
         if not self._is_started:
@@ -168,7 +164,7 @@ class Service:
         return None
 
     def spec(self) -> ModelSpec:
-        """What the model can do, known while its engine is being replaced too. Raises `NotReady`."""
+        """The model's spec, also while its engine is being replaced. Raises `NotReady`."""
         if (reason := self._no_model) is not None:
             raise NotReady(reason)
         return self.client.spec
@@ -190,7 +186,7 @@ class Service:
         connection.state.caller = UNKEYED
         if not self._callers:
             return
-        # Each is compared, in full: how long it takes must not tell how much of a key was right.
+        # Every key is compared in constant time, so that timing does not reveal a prefix.
         matches = [key for key in self._callers if hmac.compare_digest(given.strip().encode("latin-1"), key)]
         if not matches:
             raise Unauthorized("give one of the API keys of this server, as Authorization: Bearer KEY")
@@ -198,7 +194,7 @@ class Service:
         connection.state.facts["key"] = caller.name
 
     async def identify(self, connection: HTTPConnection) -> None:
-        """As `authorise`, but whoever comes without any key is a `ANONYMOUS` where there are keys."""
+        """As `authorise`, but a connection without a key is `ANONYMOUS` instead of refused."""
         if self._callers and "authorization" not in connection.headers:
             connection.state.caller = ANONYMOUS
         else:
@@ -216,11 +212,11 @@ class Service:
             self._sessions -= 1
 
     def names(self, spec: ModelSpec) -> tuple[str, ...]:
-        """What the model of `spec` may be called."""
+        """The names of the model of `spec`."""
         return tuple(dict.fromkeys((spec.name, *self.config.model_aliases)))
 
     async def _state(self, engine: EngineClient) -> EngineState:
-        """How an engine is doing; its stats are None if it does not say."""
+        """The state of an engine; its stats are None if they do not come in time."""
         stats = None
         if self._is_started and engine.is_ready:
             with contextlib.suppress(EngineError, TimeoutError):
@@ -229,7 +225,7 @@ class Service:
 
     @property
     def replicas(self) -> list[dict[str, Any]]:
-        """Of each engine where it runs, and whether."""
+        """Device, status and restarts of each engine."""
         return [
             {
                 "device": engine.settings.device,
@@ -240,9 +236,9 @@ class Service:
         ]
 
     async def speech(self, body: SpeechBody, name: str, caller: Caller, *, is_live: bool = False) -> Speech:
-        """What `body` asks for, of a request that its client knows as `name`. Raises what is wrong with it.
+        """The validated speech of `body`, whose request its client calls `name`. Raises what is wrong with it.
 
-        The text of a live request is still to come. One without letter or digit is silence.
+        The text of a live request is still to come. A text without letter or digit is spoken as silence.
         """
         is_silent = not is_live and not is_speakable(body.input) and bool(body.input.strip())
         spec, most = self.spec(), self.config.max_characters
@@ -251,9 +247,9 @@ class Service:
             raise InvalidRequest("input", f"{len(body.input)} characters", f"it must have at most {most}")
         references = await read_references(body, self.recordings, spec)
         if is_silent:
-            # Everything else about it must be right all the same.
+            # Everything else is validated as usual.
             body = body.model_copy(update={"attempts": None})
-        # The engine must tell apart what clients may give the same name.
+        # Clients may give several requests the same id; the engine needs unique ones.
         own_name = f"{name}.{uuid.uuid4().hex[:8]}"
 
         def asked_for(voices: Iterable[VoiceFacts]) -> SpeechRequest:
@@ -289,9 +285,9 @@ class Service:
         return AudioBody()
 
     async def voices(self) -> tuple[VoiceFacts, ...]:
-        """The registered voices, those that somebody else has put into the folder a moment ago among them.
+        """The registered voices, including those that another server has just added.
 
-        Raises `NotReady` if that could not be found out in time.
+        Raises `NotReady` if the folder could not be read in time.
         """
         try:
             await asyncio.wait_for(self.store.refresh(), VOICES_TIMEOUT_S)
@@ -300,16 +296,16 @@ class Service:
         return self.store.voices
 
     def voices_by_name(self, caller: Caller, voices: Iterable[VoiceFacts]) -> dict[str, VoiceFacts]:
-        """Those of `voices` that `caller` may use, by what they may be called: their ids, and by name their
-        own and everybody's. A name that stands for a voice of the model is none of theirs."""
+        """The `voices` that `caller` may use, by id, and by name if they are their own or everybody's. A name of the
+        model's voices is never one of them."""
         seen = [facts for facts in voices if caller.sees(facts) and facts.called not in self.reserved_names()]
-        # Their own last: it is theirs though everybody's came to have its name.
+        # Their own last, so that it wins over everybody's voice of the same name.
         named = sorted(seen, key=lambda facts: facts.owner == caller.owner)
         names = {facts.called: facts for facts in named if facts.owner in ("", caller.owner)}
         return names | {facts.name: facts for facts in seen if facts.owner}
 
     def reserved_names(self) -> set[str]:
-        """What stands for voices of the model, in lower case: no uploaded voice may be called so."""
+        """Names of the model's voices, in lower case, which no uploaded voice may have."""
         return {*self.client.spec.voices, *self.aliases, *OPENAI_VOICES}
 
     async def _watch_voices(self) -> None:
@@ -324,26 +320,24 @@ class Service:
         self._fail(EngineClosed(self.client.closed_reason))
 
     def _fail(self, error: SonoroError) -> None:
-        """There is no engine and will be none: whoever runs this server is to end it."""
+        """No engine will run again: report it to whoever runs this server."""
         logger.error("event=no_engine reason=%r", str(error))
         if self._on_failure is not None:
             self._on_failure(error)
 
     def encoding(self, body: SpeechBody) -> Encoding:
-        """What makes of the model's audio what `body` asks for. Raises what is wrong with that."""
+        """The encoder that `body` asks for. Raises `InvalidRequest`."""
         rate = self.spec().sample_rate
         encoder = Encoder(body.response_format, rate, speed=body.speed, out_rate=body.sample_rate)
         return Encoding(encoder, self._encoders)
 
     def max_audio_bytes(self, body: SpeechBody) -> int:
-        """The most that the audio of `body` can take, encoded, if each letter is spoken as slowly as may be.
-
-        Raises what is wrong with its format."""
+        """An upper bound of the encoded audio of `body`, at the slowest pace of speech. Raises `InvalidRequest`."""
         spec, config = self.spec(), self.client.settings.config
         encoding = self.encoding(body)
         encoding.close()
         letters = spoken_length(body.input)
-        # Each but the last is longer than half of what a segment may be, together with the one after it.
+        # Any two neighbours together are longer than a segment may be.
         segments = 1 + 2 * letters // config.max_characters
         if body.max_new_tokens is not None:
             audio_s = body.max_new_tokens * spec.frame_s
@@ -354,7 +348,7 @@ class Service:
         return encoding.max_bytes(audio_s)
 
     def count_refusal(self, refused: Refusal, name: str, dialect: str = "native") -> None:
-        """Count that the request `name` was turned away before it was under way. Its line says so."""
+        """Count the request `name` as refused before it ran, and log why."""
         code = refused.error["code"]
         self.metrics.refused(str(code), dialect)
         fields = name, refused.status, code, refused.error["param"]
@@ -367,7 +361,7 @@ class Service:
 
     @property
     def configuration(self) -> dict[str, Any]:
-        """What was decided about engines and server, without what is secret or tells of this machine's folders."""
+        """The resolved configuration of engines and server, without secrets and local paths."""
         settings, ready = self.client.settings, self.client.ready
         engine = dataclasses.asdict(settings.config.resolve())
         load = {name: getattr(settings, name) for name in ("device", "dtype", "load_format")}
@@ -380,7 +374,7 @@ class Service:
         }
 
     def observe(self, speed: float, arrived_s: float, dialect: str = "native") -> Observation:
-        """A request that arrived at `arrived_s` is under way."""
+        """Begin to observe a request that arrived at `arrived_s`."""
         return Observation(self.metrics, self.client.spec.sample_rate, arrived_s, speed, dialect)
 
     def check_model(self, name: str | None, spec: ModelSpec) -> None:

@@ -1,8 +1,7 @@
-"""An answer on its way out: audio encoded as it is made, from the engine's stream to the client's connection.
+"""Responses: audio encoded as it is made, from the engine's stream to the client's connection, behind a `Gate`.
 
-Knows the engines' client and ASGI, not where the request came from. The headers go out with the first audio, so a
-request that fails before it gets a status of its own; one that fails later ends in a broken body or an error event,
-never as if it were whole.
+Headers are sent with the first audio: a request that fails before gets a status of its own; one that fails later ends
+in an aborted body or an error event, never as if it were whole.
 """
 
 from __future__ import annotations
@@ -24,23 +23,21 @@ from sonoro.core.errors import EngineError, SonoroError
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest, Timings
 from sonoro.core.words import Word, at_speed
 from sonoro.server.encode import Encoding
-from sonoro.server.errors import NotReady, Refusal, SlowReader, TooManyRequests, refusal
+from sonoro.server.errors import NotReady, Refusal, RefusalResponse, SlowReader, TooManyRequests, refusal
 from sonoro.server.metrics import Observation
 from sonoro.server.middleware import CLIENT_GONE, RESET
-from sonoro.transport.answer import RequestStream
+from sonoro.transport.client import RequestStream
 from sonoro.transport.fleet import Fleet
 
 __all__ = [
     "CLIENT_GONE",
     "DISCONNECTED",
     "NO_ENGINE",
-    "REFUSAL_SHAPE",
     "AudioBody",
     "EventBody",
     "Gate",
     "JSONBody",
     "Permit",
-    "RefusalResponse",
     "Speech",
     "SpeechResponse",
     "cancel_on_disconnect",
@@ -54,41 +51,38 @@ Result = TypeVar("Result")
 
 DISCONNECTED = "disconnected"
 
-REFUSAL_SHAPE = "refusal_shape"
-"""The name, in the state of a request's scope, of what makes an answer of a `Refusal` and the request's id."""
-
 NO_ENGINE = "the engine process ended or hangs, and another does not run yet"
 
 SILENCE_S = 0.2
 
 MAX_UNREAD_BYTES = 256 * 2**20
-"""How much audio may wait for clients that read slowly, beside that of the requests that hold a place."""
+"""Bound of the audio that waits for slow clients, beside that of the requests that hold a permit."""
 
 
 @dataclass(eq=False)
 class _Waiter:
-    """One who waits at a gate since `since_s`, on the clock of the event loop."""
+    """A request that waits for a permit since `since_s`, on the clock of the event loop."""
 
     permit: asyncio.Future[None]
     since_s: float
 
 
 class Permit:
-    """A place inside a gate. It is given back once the engine is done with the answer that it follows, though the
-    client may still have to read, or at the end of the block that it was given for if it follows none."""
+    """The right to run a request. It is released when the engine has finished the stream that it follows, though the
+    client may still be reading, or with the block that it was acquired for if it follows none."""
 
     def __init__(self, gate: Gate) -> None:
-        self._gate, self._answer = gate, cast(RequestStream | None, None)
+        self._gate, self._stream = gate, cast(RequestStream | None, None)
         self._unread_bytes, self._is_held, self._is_over = 0, True, False
 
-    def follow(self, answer: RequestStream) -> None:
-        """The place is for the engine's work on `answer`."""
-        self._answer = answer
-        answer.on_done(self._end)
+    def follow(self, stream: RequestStream) -> None:
+        """Hold the permit for the engine's work on `stream`."""
+        self._stream = stream
+        stream.on_done(self._end)
 
     def _end(self) -> None:
-        """The engine is done. What its client has not read takes memory: beyond a bound it goes on taking a place."""
-        unread_bytes = 0 if self._is_over or self._answer is None else self._answer.unread_bytes
+        """The engine is done. Unread audio takes memory: what exceeds the gate's bound for it keeps its permit."""
+        unread_bytes = 0 if self._is_over or self._stream is None else self._stream.unread_bytes
         if self._gate.unread_bytes + unread_bytes <= MAX_UNREAD_BYTES:
             self._unread_bytes = unread_bytes
             self._gate.unread_bytes += unread_bytes
@@ -97,7 +91,7 @@ class Permit:
     def _close(self) -> None:
         self._is_over = True
         self._gate.unread_bytes -= self._unread_bytes
-        if self._answer is None or self._answer.is_ended:
+        if self._stream is None or self._stream.is_ended:
             self._release()
 
     def _release(self) -> None:
@@ -107,86 +101,87 @@ class Permit:
 
 
 class Gate:
-    """At most `places` requests inside at once, at most `max_waiting` before it, each for `wait_s` at most.
+    """Admits at most `max_concurrency` requests at once; at most `max_waiting` others wait, each for `wait_s` at most.
 
-    `share` tells how much of the places there is now, as while one engine of several is down, or none while there is no
-    engine; nobody inside is put out. The first to come is the next to enter, until it has waited for half of `wait_s`.
-    Then more come than can be served, and the last to come is the next: who is served is served soon, instead of
-    everybody just before being refused.
+    `share` is the fraction of them that can run now: less than 1 while one of several engines is down, 0 while there is
+    none; running requests are left alone. Waiters are admitted first in, first out, until the oldest has waited for
+    half of `wait_s`. From then on the newest is next: under overload some are then served soon, where in order all of
+    them would be served just before they time out.
     """
 
-    def __init__(self, places: int, max_waiting: int, wait_s: float, share: Callable[[], float] = lambda: 1.0) -> None:
-        self._places, self._max_waiting, self._wait_s, self._share = places, max_waiting, wait_s, share
-        self._inside = 0
+    def __init__(
+        self, max_concurrency: int, max_waiting: int, wait_s: float, share: Callable[[], float] = lambda: 1.0
+    ) -> None:
+        self._max_concurrency, self._max_waiting, self._wait_s = max_concurrency, max_waiting, wait_s
+        self._share, self._running = share, 0
         self._waiting: deque[_Waiter] = deque()
         self.unread_bytes = 0
-        """Audio of answers that the engine is done with and whose clients have not read it."""
+        """Audio that engines have finished and that its clients have not read."""
 
     @property
     def waiting(self) -> int:
-        """How many are before the gate."""
+        """How many requests wait."""
         return len(self._waiting)
 
     @property
     def longest_wait_s(self) -> float:
-        """How long the first of them has waited; 0 if there is none."""
+        """How long the oldest of them has waited; 0 if there is none."""
         return asyncio.get_running_loop().time() - self._waiting[0].since_s if self._waiting else 0.0
 
     @contextlib.asynccontextmanager
     async def acquire(self) -> AsyncIterator[Permit]:
-        """A place for what is done in the block. Raises `TooManyRequests` when none comes free in time, `NotReady` if
-        there is no engine by then."""
-        await self._enter()
+        """A permit for the block. Raises `TooManyRequests` if none is free in time, `NotReady` if no engine runs."""
+        await self._wait()
         permit = Permit(self)
         try:
             yield permit
         finally:
             permit._close()
 
-    async def _enter(self) -> None:
+    async def _wait(self) -> None:
         self.wake_waiters()
         if self._has_room:
-            self._inside += 1
+            self._running += 1
             return
         if len(self._waiting) >= self._max_waiting:
             raise TooManyRequests(f"{self.waiting} requests are waiting already; try again later")
         loop = asyncio.get_running_loop()
-        waiting = _Waiter(loop.create_future(), loop.time())
-        self._waiting.append(waiting)
+        waiter = _Waiter(loop.create_future(), loop.time())
+        self._waiting.append(waiter)
         try:
             async with asyncio.timeout(self._wait_s):
-                await waiting.permit
-        except BaseException as error:
-            if waiting in self._waiting:
-                self._waiting.remove(waiting)
-            elif not waiting.permit.cancelled():
-                # Its place came in the moment it gave up.
+                await waiter.permit
+        except (TimeoutError, asyncio.CancelledError) as error:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+            elif not waiter.permit.cancelled():
+                # The permit came in the moment it gave up.
                 self.release()
-            if isinstance(error, TimeoutError):
-                if not self._share():
-                    raise NotReady(f"{NO_ENGINE}; it was waited for {self._wait_s:g} s") from error
-                raise TooManyRequests(f"no place came free in {self._wait_s:g} s; try again later") from error
-            raise
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            if not self._share():
+                raise NotReady(f"{NO_ENGINE}; it was waited for {self._wait_s:g} s") from error
+            raise TooManyRequests(f"no place came free in {self._wait_s:g} s; try again later") from error
 
     def release(self) -> None:
-        """A place is free again."""
-        self._inside -= 1
+        """Give back a permit."""
+        self._running -= 1
         self.wake_waiters()
 
     @property
     def _has_room(self) -> bool:
         share = self._share()
-        return share > 0 and self._inside < max(1, round(self._places * share))
+        return share > 0 and self._running < max(1, round(self._max_concurrency * share))
 
     def wake_waiters(self) -> None:
-        """Let in those for whom there is room; to be called when `share` may tell of more."""
+        """Admit as many waiters as may run; to be called when `share` may have risen."""
         now_s = asyncio.get_running_loop().time()
         while self._waiting and self._has_room:
             is_overloaded = now_s - self._waiting[0].since_s > self._wait_s / 2
-            waiting = self._waiting.pop() if is_overloaded else self._waiting.popleft()
-            if not waiting.permit.done():
-                waiting.permit.set_result(None)
-                self._inside += 1
+            waiter = self._waiting.pop() if is_overloaded else self._waiting.popleft()
+            if not waiter.permit.done():
+                waiter.permit.set_result(None)
+                self._running += 1
 
 
 class AudioBody:
@@ -275,8 +270,8 @@ class JSONBody(_WordsBody):
 
 @dataclass(frozen=True)
 class Speech:
-    """What is to be spoken and how it is sent. `name` is the request's id as its client knows it. Of a text in which
-    there is nothing to speak, as of a full stop alone, a moment of silence `is_silent`."""
+    """A request and how its audio is sent. `name` is its id as its client knows it. It `is_silent` if its text has
+    nothing to speak, as a full stop alone."""
 
     name: str
     request: SpeechRequest
@@ -299,7 +294,7 @@ class Speech:
 async def encoded_audio(
     speech: Speech, client: Fleet, gate: Gate, observation: Observation
 ) -> AsyncGenerator[bytes | Finished, None]:
-    """The encoded audio of `speech` as it is made, then its end. A place is held while the engine works.
+    """The encoded audio of `speech` as it is made, then its end. A permit is held while the engine works.
 
     Raises `TooManyRequests`, `NotReady` and what `Fleet.open` and its answer raise.
     """
@@ -320,19 +315,19 @@ async def encoded_audio(
 
 
 async def _engine_events(speech: Speech, client: Fleet, gate: Gate) -> AsyncGenerator[AudioChunk | Finished, None]:
-    """What the engine says of `speech`; of a silent one what it would say, without it."""
+    """The events of `speech` from the engine; those of a silent one are made here."""
     if speech.is_silent:
         for event in silent_events(speech.request.id, speech.request.text, client.spec.sample_rate):
             yield event
         return
-    async with gate.acquire() as permit, contextlib.aclosing(await client.open(speech.request)) as answer:
-        permit.follow(answer)
-        async for event in answer:
+    async with gate.acquire() as permit, contextlib.aclosing(await client.open(speech.request)) as stream:
+        permit.follow(stream)
+        async for event in stream:
             yield event
 
 
 def silent_events(request_id: str, text: str, sample_rate: int) -> tuple[AudioChunk, Finished]:
-    """What is said of a `text` in which there is nothing to speak: `SILENCE_S` of nothing, then its end."""
+    """The events of a `text` that has nothing to speak: `SILENCE_S` of silence, then its end."""
     pcm = bytes(2 * round(SILENCE_S * sample_rate))
     chunk = AudioChunk(request_id=request_id, index=0, pcm=pcm, characters=len(text))
     end = Finished(
@@ -346,7 +341,7 @@ def silent_events(request_id: str, text: str, sample_rate: int) -> tuple[AudioCh
 
 
 def conclude(speech: Speech, observation: Observation, reason: str, *, is_whole: bool) -> dict[str, object]:
-    """Count the end of `speech`, and free its encoder; what the log says of it."""
+    """Count the end of `speech` and free its encoder; returns the facts for the log."""
     speech.encoding.close()
     observation.end(reason, is_whole=is_whole)
     first_s = observation.first_packet_s
@@ -359,7 +354,7 @@ def conclude(speech: Speech, observation: Observation, reason: str, *, is_whole:
 
 
 class SpeechResponse(Response):
-    """Speaks into the connection, and stops as soon as the client is gone."""
+    """Streams speech, and stops as soon as the client disconnects."""
 
     def __init__(
         self, speech: Speech, client: Fleet, gate: Gate, observation: Observation, slow_reader_timeout_s: float
@@ -377,11 +372,11 @@ class SpeechResponse(Response):
         finally:
             scope["state"]["facts"] |= conclude(self._speech, self._observation, reason, is_whole=is_whole)
             if self._has_begun and not self._has_ended and scope["http_version"] == "1.0" and RESET in scope["state"]:
-                # There, where many proxies still are, a closed connection is the clean end of a body.
+                # In HTTP/1.0, which many proxies still speak, a closed connection is the clean end of a body.
                 scope["state"][RESET]()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> tuple[str, bool]:
-        """Send everything; how it ended, and whether the client got the whole of it."""
+        """Send everything; returns how it ended, and whether the client got all of it."""
         try:
             arguments = self._speech, self._client, self._gate, self._observation
             async with contextlib.aclosing(encoded_audio(*arguments)) as parts:
@@ -399,11 +394,11 @@ class SpeechResponse(Response):
                 await RefusalResponse(refused)(scope, receive, send)
             elif not isinstance(error, SlowReader) and (last := self._speech.body.failure(refused)):
                 await self._send(send, last, is_last=True)
-            # Any other body is left without its end: the connection is closed on it.
+            # Any other body stays incomplete: the connection is closed.
             return error.code, False
 
     async def _send(self, send: Send, body: bytes, *, is_last: bool = False) -> None:
-        """Send a part of the body, the headers before the first. Raises `SlowReader` if it is not taken in time."""
+        """Send a part of the body, before the first the headers. Raises `SlowReader` if it is not read in time."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 if not self._has_begun:
@@ -414,21 +409,6 @@ class SpeechResponse(Response):
                 self._has_ended = is_last
         except TimeoutError as error:
             raise SlowReader(f"the client took nothing for {self._timeout_s:g} s") from error
-
-
-class RefusalResponse(Response):
-    """`refused` as an answer, in the words of the dialect that is spoken where it is sent."""
-
-    def __init__(self, refused: Refusal) -> None:
-        super().__init__(refused.payload, refused.status, refused.headers, "application/json")
-        self._refused = refused
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        shape: Callable[[Refusal, str], Response] | None = scope.get("state", {}).get(REFUSAL_SHAPE)
-        if shape is None:
-            await super().__call__(scope, receive, send)
-        else:
-            await shape(self._refused, scope["state"]["request_id"])(scope, receive, send)
 
 
 def sse_event(data: dict[str, Any]) -> bytes:

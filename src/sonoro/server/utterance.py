@@ -20,7 +20,7 @@ from sonoro.server.errors import SlowReader
 from sonoro.server.schemas import SpeechBody
 from sonoro.server.service import Caller, Service
 from sonoro.server.stream import Speech, conclude, silent_events
-from sonoro.transport.answer import RequestStream
+from sonoro.transport.client import RequestStream
 
 __all__ = ["CANCELLED", "Listener", "Utterance"]
 

@@ -1,4 +1,4 @@
-"""Where the files of voices are kept: a folder, a bucket of whatever fsspec speaks to, or memory."""
+"""Storage of voice files: a folder, a bucket that fsspec supports, or memory."""
 
 from __future__ import annotations
 
@@ -16,30 +16,27 @@ __all__ = ["Bucket", "Files", "Folder", "Memory"]
 
 _UNFINISHED = ".tmp"
 _ABANDONED_S = 3600.0
-"""After this long nobody is writing a file any more: a process was killed at it."""
+"""An unfinished file this old was left by a process that was killed."""
 
 
 class Files(Protocol):
-    """Files by name, which others may add and remove too. Everything raises `OSError`, and nothing else."""
+    """Files by name, which other processes may add and remove too. Every method raises only `OSError`."""
 
     def stamps(self) -> dict[str, Hashable]:
-        """What there is by name, and what differs when another takes the place of one."""
+        """The files by name, each with a stamp that changes when the file is replaced."""
 
     def create(self, name: str, data: bytes) -> Hashable:
-        """Keep `data`, whole or not at all; its stamp, None if that is not known yet.
-
-        Raises `FileExistsError` if there is one of that name.
-        """
+        """Write `data` atomically; returns its stamp, None if that is not known yet. Raises `FileExistsError`."""
 
     def read(self, name: str) -> bytes:
-        """The whole of a file. Raises `IsADirectoryError` for what is none and will not become one."""
+        """The content of a file. Raises `IsADirectoryError` for what is not a file."""
 
     def delete(self, name: str) -> None:
-        """Remove a file; one that is gone stays so."""
+        """Remove a file, if it is there."""
 
 
 class Memory:
-    """Files that are gone with the process."""
+    """Files in memory, lost with the process."""
 
     def __init__(self) -> None:
         self._files: dict[str, bytes] = {}
@@ -59,7 +56,7 @@ class Memory:
 
 
 class Folder:
-    """Files in the folder `path`, made if it is missing. What is being written is none of them."""
+    """Files in the folder `path`, which is made if it is missing. Unfinished files are not listed."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path).expanduser()
@@ -108,7 +105,7 @@ class Folder:
             os.close(handle)
 
     def _sweep(self) -> None:
-        """Remove what was being written when its process was killed. Another engine may be writing right now."""
+        """Remove files left unfinished by killed processes, not those that another server is writing now."""
         for path in self._path.iterdir():
             with contextlib.suppress(FileNotFoundError):
                 if _is_unfinished(path) and path.stat().st_mtime < time.time() - _ABANDONED_S:
@@ -116,17 +113,14 @@ class Folder:
 
 
 class Bucket:
-    """Objects below `url`, as `s3://bucket/voices`. The bucket must be there, what comes after it need not.
-
-    An object is there whole or not at all. Which libraries and credentials are used is fsspec's to say.
-    """
+    """Objects below `url`, as `s3://bucket/voices`. The bucket must exist. Libraries and credentials are fsspec's."""
 
     def __init__(self, url: str) -> None:
         with _as_os_error():
             self._files, path = fsspec.url_to_fs(url)
             self._path = path.rstrip("/")
             bucket = "/".join(self._path.split("/")[: 2 if self._path.startswith("/") else 1])
-            # To make a bucket of a name that is misspelt would help nobody.
+            # A bucket is not created: its name may be misspelt.
             if not self._files.exists(bucket):
                 raise FileNotFoundError(f"there is no {bucket!r} that can be reached")
             if bucket != self._path:
@@ -135,20 +129,20 @@ class Bucket:
 
     def stamps(self) -> dict[str, Hashable]:
         with _as_os_error():
-            # Others write there, of which a listing that is kept knows nothing.
+            # A cached listing lacks what other servers wrote.
             self._files.invalidate_cache()
             try:
                 found: list[dict[str, Any]] = self._files.ls(self._path, detail=True)
             except FileNotFoundError:
-                return {}  # without objects there is no folder either
+                return {}  # a bucket has no folder without objects
             names = {entry["name"].rpartition("/")[2]: entry for entry in found if entry["type"] == "file"}
-            # What tells objects apart goes by other names everywhere: an ETag, a generation, a time.
+            # Each store has its own name for an object's version: an ETag, a generation, a time.
             return {name: str(sorted(names[name].items())) for name in sorted(names) if name}
 
     def create(self, name: str, data: bytes) -> Hashable:
         with _as_os_error():
             self._files.pipe_file(f"{self._path}/{name}", data, mode="create")
-        # It is kept, whether or not it can be listed now.
+        # It is written, whether or not it can be listed now.
         with contextlib.suppress(OSError):
             return self.stamps().get(name)
         return None
@@ -165,7 +159,7 @@ class Bucket:
 
 @contextlib.contextmanager
 def _as_os_error() -> Iterator[None]:
-    """What a library raises that is no `OSError` (it is not installed, it finds no credentials) becomes one."""
+    """Turn any other error of a library (not installed, no credentials) into an `OSError`."""
     try:
         yield
     except OSError:
@@ -175,7 +169,7 @@ def _as_os_error() -> Iterator[None]:
 
 
 def _rename(unfinished: str, path: Path) -> None:
-    """Let a file be found at `path`. Raises `FileExistsError` if another was faster, but where there are no links."""
+    """Move a file to `path`. Raises `FileExistsError` if there is one, where the file system has hard links."""
     try:
         os.link(unfinished, path)
     except FileExistsError:

@@ -1,7 +1,7 @@
-"""The registered voices of a server: encoded by an engine once, kept in a folder, a bucket or memory, given by digest.
+"""The registered voices of a server: encoded once by an engine, stored in a folder, a bucket or memory, read by digest.
 
-Knows no model and loads no torch: a voice is bytes that say of themselves whose they are. Files are read and written by
-one thread, one thing after the other; what is known of them may be read at any time.
+A voice is bytes that name the model they are for. One thread reads and writes the files; the listing may be read at any
+time. No torch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SUFFIX = ".safetensors"
 
 
 class StoreUnreachable(EngineError):
-    """Where a voice is kept does not answer now; another time it may."""
+    """The storage does not answer now."""
 
 
 class VoiceStore:
@@ -48,7 +48,7 @@ class VoiceStore:
         self._fingerprint = ""
         self._voices: dict[str, VoiceFacts] = {}
         self.voices: tuple[VoiceFacts, ...] = ()
-        """What is known to be registered, by id."""
+        """The registered voices, sorted by id."""
         self._stamps: dict[str, Hashable] = {}
         self._warned: set[str] = set()
         self._adding: set[str] = set()
@@ -57,15 +57,12 @@ class VoiceStore:
         self._next_scan: asyncio.Task[None] | None = None
 
     async def open(self, fingerprint: str) -> None:
-        """Read what there is of the model with that fingerprint; anything else is passed over with a warning.
-
-        Raises `ConfigError` if the place cannot be used.
-        """
+        """Read the voices for the model of that fingerprint; skip others with a warning. Raises `ConfigError`."""
         self._fingerprint = fingerprint
         await self._in_thread(self._open)
 
     def close(self) -> None:
-        """Begin nothing more."""
+        """Start no more work."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def add(
@@ -75,10 +72,10 @@ class VoiceStore:
         consent: str | None,
         encode: Callable[[tuple[Reference, ...]], Awaitable[EncodedVoice]],
     ) -> VoiceFacts:
-        """Register what `encode` makes of `references` under the id `name`. Leaving it early does not undo it.
+        """Register what `encode` makes of `references` under the id `name`. Cancelling the call does not undo it.
 
-        Raises `InvalidRequest` for a name that cannot be used, or if as many are registered as may be; `VoiceExists`;
-        `EngineError` if it cannot be kept; and what `encode` raises.
+        Raises `InvalidRequest` for a bad name or if no more may be registered, `VoiceExists`, `EngineError` if it
+        cannot be stored, and what `encode` raises.
         """
         name = voice_id(name)
         if name in self._voices or name in self._adding:
@@ -100,17 +97,17 @@ class VoiceStore:
         return await asyncio.shield(self._begin(work()))
 
     async def delete(self, name: str) -> None:
-        """Forget a voice by its id; what is spoken with it goes on. Raises `UnknownVoice` or `EngineError`."""
+        """Delete a voice by its id; running requests keep it. Raises `UnknownVoice` or `EngineError`."""
         await asyncio.shield(self._begin(self._in_thread(partial(self._delete, name))))
 
     async def data(self, digest: str) -> bytes:
-        """The encoded voice of that digest. Raises `UnknownVoice` if it is not registered any more, `EngineError`."""
+        """The encoded voice of that digest. Raises `UnknownVoice` if it is gone, or `EngineError`."""
         return await self._in_thread(partial(self._data, digest))
 
     async def refresh(self) -> None:
-        """Look again at what there is, which others may have changed. Raises `EngineError` if it cannot be found out.
+        """Read the storage again, which others may have changed. Raises `EngineError` if that fails.
 
-        All who ask while somebody looks wait for one look more: what has been put there before is seen.
+        Calls during a scan wait for one further scan, so that each sees what was written before it.
         """
         if not self._location:
             return
@@ -131,7 +128,7 @@ class VoiceStore:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _begin(self, work: Awaitable[Result]) -> asyncio.Task[Result]:
-        """Do `work` to its end, whoever waits for it."""
+        """Run `work` to its end, whether or not its caller is cancelled."""
         task = asyncio.ensure_future(work)
         assert isinstance(task, asyncio.Task)
         self._work.add(task)
@@ -141,9 +138,9 @@ class VoiceStore:
     def _note_end(self, task: asyncio.Task[Any]) -> None:
         self._work.discard(task)
         if not task.cancelled():
-            task.exception()  # whoever began it may have left
+            task.exception()  # its caller may have been cancelled
 
-    # What follows is called by the thread, which alone writes what is known; readers see one state or the next.
+    # The rest runs in the thread, which alone replaces the listing; readers see the old or the new one.
 
     def _open(self) -> None:
         if self._location:
@@ -174,7 +171,7 @@ class VoiceStore:
         except OSError as error:
             raise EngineError(f"the voice {name!r} could not be deleted: {error.strerror or error}") from error
         self._publish({known: facts for known, facts in self._voices.items() if known != name})
-        # The next of that name may have the same: clocks of buckets count seconds.
+        # The next voice of that name may have the same stamp: clocks of buckets count seconds.
         self._stamps.pop(name, None)
 
     def _data(self, digest: str) -> bytes:
@@ -187,7 +184,7 @@ class VoiceStore:
         return data
 
     def _scan(self) -> None:
-        """Know what there is now; what is new, or another than before, is read to see whether it can be used."""
+        """Read the files that are new or changed, and list those that can be used."""
         stamps = self._stamped_files()
         known = {name: facts for name, facts in self._voices.items() if name in stamps}
         for name, stamp in stamps.items():
@@ -210,10 +207,7 @@ class VoiceStore:
         self._voices, self.voices = voices, tuple(voices[name] for name in sorted(voices))
 
     def _stamped_files(self) -> dict[str, Hashable]:
-        """By name the files that could be voices, and what differs when another takes the place of one.
-
-        Warns once of any other.
-        """
+        """The stamps of the files that could be voices, by name. Warns once of any other."""
         stamps: dict[str, Hashable] = {}
         for file, stamp in self._files.stamps().items():
             if file.endswith(_SUFFIX):
@@ -238,7 +232,7 @@ class VoiceStore:
             is_named = False
         if not is_named:
             raise EngineError(f"it holds the voice {facts.name!r}, not {name!r}")
-        # Those that were kept before they had a digest have that of their file.
+        # Older files have no digest of their own.
         return msgspec.structs.replace(facts, digest=facts.digest or hashlib.sha256(data).hexdigest()), data
 
 

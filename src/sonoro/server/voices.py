@@ -1,4 +1,4 @@
-"""Voices by upload: recordings that clients register under a name, list and delete. Knows the engine's client."""
+"""The routes of uploaded voices: register a recording under a name, list and delete voices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sonoro.server.stream import CLIENT_GONE, cancel_on_disconnect
 __all__ = ["voice_routes"]
 
 MAX_FORM_BYTES = 64 * 1024
-"""What a form may hold beside its recording."""
+"""Bound of a form without its recording."""
 
 MAX_CONSENT = 2000
 
@@ -79,16 +79,14 @@ _DELETED = _answers(200, {"type": "object", "required": ["name", "deleted"]}, 40
 
 
 def voice_routes(service: Service) -> APIRouter:
-    """What clients ask about voices, with a key if there are keys; without one they are told of the model's."""
+    """The routes, with a key if there are keys; without one only the model's voices are listed."""
     router = APIRouter(prefix="/v1/audio/voices")
     with_key = [Depends(service.authorise)]
     client, config = service.client, service.config
 
     @router.get("", responses=_LISTED, dependencies=[Depends(service.identify)])
     async def voices(request: Request) -> dict[str, Any]:
-        """Every voice that may be named: the model's, those uploaded, and further names of the model's.
-
-        To whom comes without a key where there are keys: those of the model alone."""
+        """Every voice that may be named: the model's, their aliases, and uploaded ones; those only with a key."""
         caller, spec = request.state.caller, service.spec()
         uploaded = [facts for facts in await service.voices() if caller.sees(facts)]
         named = sorted({facts.called for facts in uploaded} & service.voices_by_name(caller, uploaded).keys())
@@ -100,10 +98,10 @@ def voice_routes(service: Service) -> APIRouter:
         "", response_class=Response, responses=_ADDED, openapi_extra=_TAKES, status_code=201, dependencies=with_key
     )
     async def add(request: Request) -> Response:
-        """Register a recording as a voice; it can be spoken with when this is answered."""
+        """Register a recording as a voice; it can be used as soon as this is answered."""
         async with service.bodies.body(request, config.max_upload_bytes + MAX_FORM_BYTES) as payload:
             service.spec()
-            # Beside the event loop: of a minute of audio it takes 12 ms.
+            # In a thread: a minute of audio takes 12 ms.
             form = await asyncio.to_thread(_read_form, payload, request.headers.get("content-type"))
             name, use = _free_name(service, request.state.caller, _text(form, "name") or ""), _use(form)
             consent = _text(form, "consent", MAX_CONSENT)
@@ -117,7 +115,7 @@ def voice_routes(service: Service) -> APIRouter:
 
     @router.delete("/{name}", responses=_DELETED, dependencies=with_key)
     async def delete(request: Request, name: str) -> dict[str, Any]:
-        """Forget an uploaded voice. Requests that are being spoken with it go on."""
+        """Delete an uploaded voice. Running requests keep it."""
         service.spec()
         caller = request.state.caller
         theirs = [facts for facts in await service.voices() if caller.may_delete(facts)]
@@ -132,7 +130,7 @@ def voice_routes(service: Service) -> APIRouter:
 
 
 def _free_name(service: Service, caller: Caller, name: str) -> str:
-    """The id under which `caller` registers a voice called `name`. Raises `InvalidRequest` or `VoiceExists`."""
+    """The id of a new voice of `caller` called `name`. Raises `InvalidRequest` or `VoiceExists`."""
     called = voice_name(name)
     if called in service.reserved_names():
         raise InvalidRequest("name", name, "a voice of the model, or of OpenAI's API, goes by that name")
@@ -143,14 +141,14 @@ def _free_name(service: Service, caller: Caller, name: str) -> str:
 
 
 def _shown(facts: VoiceFacts, caller: Caller) -> dict[str, Any]:
-    """What `caller` is told of a voice: whose it is, if it may be another's."""
+    """A voice as `caller` sees it; admins see its owner."""
     shown = {name: getattr(facts, name) for name in ("use", "duration_s", "transcript", "consent")}
     whose = {"id": facts.name, "owner": facts.owner or None} if caller.is_admin else {}
     return {"name": facts.called, **shown, "created_at": int(facts.created_at_s), **whose}
 
 
 Form = Mapping[str, str | bytes]
-"""The fields of a form, the files among them as their bytes."""
+"""The fields of a form; files are bytes."""
 
 
 def _read_form(payload: bytes, content_type: str | None) -> Form:
@@ -158,7 +156,7 @@ def _read_form(payload: bytes, content_type: str | None) -> Form:
     kind, options = parse_options_header(content_type)
     edge = options.get(b"boundary", b"")
     if kind != b"multipart/form-data" or not payload.rstrip().endswith(b"--" + edge + b"--"):
-        # A form that was cut off would be taken for one whose last field is missing.
+        # A truncated form would parse as one whose last field is missing.
         raise InvalidRequest("body", f"{len(payload)} bytes", "it must be multipart/form-data, whole")
 
     async def stream() -> AsyncGenerator[bytes, None]:
@@ -208,7 +206,7 @@ def _audio(form: Form) -> bytes:
 
 @contextlib.contextmanager
 def _about_audio() -> Iterator[None]:
-    """The recording goes by another name in this form."""
+    """Errors about the recording name the field of this form."""
     try:
         yield
     except InvalidReference as error:

@@ -1,8 +1,7 @@
 """The engine process's end of its link to the server: a ZMQ socket over a Unix socket in a folder of its own.
 
-ZMQ's own threads move the bytes, so neither side ever waits for the other to read. No queue here has a bound: a client
-pauses requests whose audio it does not read, and a client that stops altogether holds what its running requests make.
-The other end is `transport.launch.EngineProcess`.
+ZMQ's threads move the bytes, so neither side waits for the other to read. Queues are unbounded: the client pauses
+requests whose audio it does not read. The other end is `transport.launch.EngineProcess`.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ __all__ = ["WorkerLink", "decode_to_engine", "encode_from_engine", "new_endpoint
 _SCHEME = "ipc://"
 
 LINGER_S = 2.0
-"""How long a worker that ends waits for its last messages to be read."""
+"""How long a worker that ends waits until its last messages are read."""
 
 
 class WorkerLink:
-    """The engine process's end: nothing here waits, but `receive` if it is asked to."""
+    """The engine process's end; only `receive` may wait."""
 
     def __init__(self, endpoint: str) -> None:
         self._context = zmq.Context()
@@ -35,7 +34,7 @@ class WorkerLink:
         self._socket.connect(endpoint)
 
     def receive(self, timeout_s: float) -> list[ToEngine]:
-        """All that has come, after waiting up to `timeout_s` for the first."""
+        """All messages that have come, after waiting up to `timeout_s` for the first."""
         messages: list[ToEngine] = []
         if self._socket.poll(int(timeout_s * 1000)):
             messages.append(decode_to_engine(self._socket.recv()))
@@ -48,7 +47,7 @@ class WorkerLink:
         try:
             self._socket.send(encode_from_engine(messages), zmq.NOBLOCK)
         except zmq.Again:
-            # Without a peer there is nobody to tell; the process is about to find its parent dead.
+            # Without a peer the process is about to find its parent dead.
             return
 
     def close(self) -> None:
@@ -57,7 +56,7 @@ class WorkerLink:
 
 
 def new_endpoint() -> str:
-    """Where a pair of processes may meet: a Unix socket in a folder that nobody else may enter."""
+    """An address for one pair of processes: a Unix socket in a folder that only this user may enter."""
     return f"{_SCHEME}{tempfile.mkdtemp(prefix='sonoro-')}/link"
 
 

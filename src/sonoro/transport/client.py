@@ -1,6 +1,6 @@
-"""The server's side of an engine: requests in, streams of audio out, and a process that is kept running. No torch.
+"""Engine clients: the server's side of an engine. Requests in, streams of audio out, over a process kept running.
 
-Every accepted request ends: with its `Finished`, with the error that the engine gave, or with that of its process.
+Every accepted request ends: with its `Finished`, with the engine's error, or with that of its process. No torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from sonoro.core.encoded_voice import EncodedVoice
@@ -33,8 +32,7 @@ from sonoro.core.types import (
     SpeechRequest,
     check_text,
 )
-from sonoro.transport.answer import RequestStream
-from sonoro.transport.launch import EngineProcess, Limits, cancel_tasks
+from sonoro.transport.launch import EngineProcess, Limits, Started, cancel_tasks
 from sonoro.transport.messages import (
     AppendText,
     Cancel,
@@ -42,9 +40,11 @@ from sonoro.transport.messages import (
     EndText,
     FromEngine,
     LoadVoice,
+    Pause,
     Ping,
     Pong,
     Ready,
+    Resume,
     Stats,
     StatsRequest,
     Submit,
@@ -56,9 +56,113 @@ from sonoro.transport.messages import (
     WorkerSettings,
 )
 
-__all__ = ["EngineClient", "VoiceSource"]
+__all__ = ["EngineClient", "RequestStream", "VoiceSource"]
 
 logger = logging.getLogger(__name__)
+
+
+class RequestStream:
+    """The events of one request as they are made, for one reader: `AudioChunk`s, then `Finished`.
+
+    Raises the error that the request failed with. Closing it early cancels the request. At `full_bytes` of unread audio
+    the request is paused, below half of that it resumes; a reader that takes nothing for `slow_reader_timeout_s` of a
+    paused request cancels it.
+    """
+
+    def __init__(
+        self, request_id: str, full_bytes: int, slow_reader_timeout_s: float, send: Callable[[ToEngine], None]
+    ) -> None:
+        self.request_id = request_id
+        self._full_bytes, self._timeout_s, self._send = full_bytes, slow_reader_timeout_s, send
+        self._events: deque[AudioChunk | Finished | Exception] = deque()
+        self._arrived = asyncio.Event()
+        self._is_paused = self._is_finished = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._on_end: Callable[[], None] | None = None
+        self.unread_bytes = 0
+        self.is_ended = False
+        """Whether the engine has finished the request; audio may still be unread."""
+        self.is_closed = False
+        """Whether its reader has left."""
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> AudioChunk | Finished:
+        if self._is_finished or self.is_closed:
+            raise StopAsyncIteration
+        while not self._events:
+            self._arrived.clear()
+            await self._arrived.wait()
+        event = self._events.popleft()
+        self._is_finished = not isinstance(event, AudioChunk)
+        if isinstance(event, Exception):
+            raise event
+        if isinstance(event, AudioChunk):
+            self.unread_bytes -= len(event.pcm)
+            self._resume()
+        return event
+
+    async def aclose(self) -> None:
+        """The reader leaves; does not wait. The id stays taken until the engine has ended the request too."""
+        self.is_closed = True
+        self._events.clear()
+        self._stop_timer()
+        if not self.is_ended:
+            self._send(Cancel(self.request_id))
+
+    def on_done(self, call: Callable[[], None]) -> None:
+        """Call `call`, the only callback, when the engine has finished the request; now if it has."""
+        self._on_end = call
+        if self.is_ended:
+            call()
+
+    async def wait_ended(self) -> None:
+        """Wait until the engine has finished a request whose reader has left."""
+        while not self.is_ended:
+            self._arrived.clear()
+            await self._arrived.wait()
+
+    def put(self, chunk: AudioChunk) -> None:
+        """Add audio from the engine."""
+        if self.is_closed:
+            return
+        self._events.append(chunk)
+        self._arrived.set()
+        self.unread_bytes += len(chunk.pcm)
+        if self.unread_bytes >= self._full_bytes and not self._is_paused:
+            self._is_paused = True
+            self._send(Pause(self.request_id))
+            self._start_timer()
+
+    def end(self, event: Finished | Exception) -> None:
+        """Add the last event; the reader gets it after the audio before it."""
+        self.is_ended = True
+        self._stop_timer()
+        self._events.append(event)
+        self._arrived.set()
+        if self._on_end is not None:
+            self._on_end()
+
+    def _resume(self) -> None:
+        if not self._is_paused or self.is_ended:
+            return
+        if self.unread_bytes < self._full_bytes / 2:
+            self._is_paused = False
+            self._stop_timer()
+            self._send(Resume(self.request_id))
+        else:
+            self._start_timer()
+
+    def _start_timer(self) -> None:
+        self._stop_timer()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._timeout_s, self._send, Cancel(self.request_id))
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 VoiceSource = Callable[[str], Awaitable[bytes]]
@@ -68,12 +172,12 @@ async def _no_voices(digest: str) -> bytes:
     raise UnknownVoice("voice", digest, "no voices are kept here")
 
 
-class EngineClient:
-    """The server's side of an engine: a process started with `settings`, kept running, and the requests it holds.
+class EngineClient(Started):
+    """Runs an engine process with `settings`, and its requests: `async with EngineClient.launch(...) as client`.
 
-    `async with EngineClient.launch(...) as client`. Belongs to the event loop it was started in. A process that crashes
-    or hangs fails the requests it held with `EngineCrashed` and is replaced; later requests wait for the new one. After
-    more than `max_restarts` crashes within `restart_window_s` there is none any more.
+    Belongs to the event loop it was started in. A process that crashes or hangs fails its requests with `EngineCrashed`
+    and is replaced; later requests wait for the new one. After more than `max_restarts` crashes within
+    `restart_window_s` the client is closed.
     """
 
     def __init__(self, settings: WorkerSettings, limits: Limits | None = None) -> None:
@@ -91,9 +195,9 @@ class EngineClient:
         self._voice_waiters: dict[int, asyncio.Future[EncodedVoice]] = {}
         self._fetches: set[asyncio.Task[None]] = set()
         self.voice_source: VoiceSource = _no_voices
-        """Where encoded voices come from that the engine lacks, by digest. Raises `SonoroError`."""
+        """Returns the encoded voice of a digest that the engine lacks. Raises `SonoroError`."""
         self.restarts = 0
-        """How often a replacement was started."""
+        """How many replacements were started."""
 
     @classmethod
     def launch(cls, model: str | Path | None = None, *, limits: Limits | None = None, **settings: Any) -> Self:
@@ -101,7 +205,7 @@ class EngineClient:
         return cls(WorkerSettings(model=None if model is None else str(model), **settings), limits)
 
     async def start(self) -> None:
-        """Start the engine and wait until it is ready; the first process is not tried twice.
+        """Start the engine and wait until it is ready; a first process that fails is not replaced.
 
         Raises what was wrong with it (`ConfigError`, `CheckpointError`), or `EngineError` if it died or took too long.
         """
@@ -118,18 +222,9 @@ class EngineClient:
             if process is not None:
                 await process.stop(self._limits.shutdown_timeout_s)
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
     @property
     def ready(self) -> Ready:
-        """What the newest engine said when it was ready."""
+        """The `Ready` message of the newest engine."""
         assert self._ready is not None, "the engine has not been started"
         return self._ready
 
@@ -140,29 +235,29 @@ class EngineClient:
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is an engine that answers. One that has ended is none, though its last messages may come."""
+        """Whether the engine answers. One that has ended does not, though its last messages may still come."""
         return self._process is not None and self._process.is_running and not self._is_hung and self._closed is None
 
     @property
     def closed_reason(self) -> str | None:
-        """Why there will be no engine any more; None as long as there may be one."""
+        """Why the engine will not run again; None while it runs or may be replaced."""
         return None if self._closed is None else str(self._closed)
 
     @property
     def open_requests(self) -> int:
-        """How many it has been given that have not ended: those that hold a slot and those that wait for one."""
+        """Requests that have not ended: those that hold a slot and those that wait for one."""
         return len(self._streams)
 
     def has_request(self, request_id: str) -> bool:
-        """Whether the request of that id is one of them."""
+        """Whether the request of that id has not ended."""
         return request_id in self._streams
 
     async def until_ready(self) -> None:
-        """Wait for an engine. Raises `EngineCrashed` if there is none in time, `EngineClosed` if there will be none."""
+        """Wait until the engine answers. Raises `EngineCrashed` if it is late, `EngineClosed` if it never will."""
         waits_s = self._limits.accept_timeout_s
         try:
             async with asyncio.timeout(waits_s):
-                # It may be lost again between the event and our turn.
+                # It may be lost again before this task runs.
                 while not self.is_ready and self._closed is None:
                     self._state_changed.clear()
                     await self._state_changed.wait()
@@ -172,11 +267,11 @@ class EngineClient:
             raise EngineClosed(str(self._closed))
 
     async def stream(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk | Finished, None]:
-        """The answer to `request` as it is made: `AudioChunk`s, then `Finished`.
+        """The events of `request` as they are made: `AudioChunk`s, then `Finished`.
 
-        Leaving it early (closing the generator, cancelling the task) cancels the request. A reader that falls behind by
-        `queue_s` of audio pauses the request, and one that then reads nothing for `slow_reader_timeout_s` ends it with
-        the reason `cancelled`. Raises `InvalidRequest` (or a subclass) or `EngineError`.
+        Closing the generator or cancelling its task cancels the request. A reader that falls behind by `queue_s` of
+        audio pauses it, and one that then reads nothing for `slow_reader_timeout_s` ends it with the reason
+        `cancelled`. Raises `InvalidRequest` (or a subclass) or `EngineError`.
         """
         answer = await self.open(request)
         try:
@@ -186,10 +281,7 @@ class EngineClient:
             await answer.aclose()
 
     async def open(self, request: SpeechRequest) -> RequestStream:
-        """The answer to `request`, which the engine has been given: text can be appended, and it can be cancelled.
-
-        It is to be closed in any case. Raises what `stream` does.
-        """
+        """Submit `request`; text can then be appended. The caller closes the stream. Raises what `stream` does."""
         await self.until_ready()
         while (previous := self._streams.get(request.id)) is not None and previous.is_closed:
             await previous.wait_ended()
@@ -203,28 +295,25 @@ class EngineClient:
         return answer
 
     def append_text(self, request_id: str, text: str) -> None:
-        """More text for a live request; one that has ended stays so.
-
-        Raises `InvalidRequest` for what is not text, which harms nobody.
-        """
+        """Append text to a live request; ignored if it has ended. Raises `InvalidRequest` for what is not text."""
         check_text(text)
         if request_id in self._streams:
             self._send(AppendText(request_id, text))
 
     def end_text(self, request_id: str) -> None:
-        """Say that a live request has all of its text; one that has ended stays so."""
+        """Mark the text of a live request as complete; ignored if it has ended."""
         if request_id in self._streams:
             self._send(EndText(request_id))
 
     def cancel(self, request_id: str) -> None:
-        """End a request with the reason `cancelled`, after the audio already made. One that has ended stays so."""
+        """End a request with the reason `cancelled`, after the audio already made; ignored if it has ended."""
         if request_id in self._streams:
             self._send(Cancel(request_id))
 
     async def stats(self, *, resets: bool = False) -> Stats:
-        """How the engine is doing. Raises `EngineError` if it does not say so in time.
+        """The engine's counters and times. Raises `EngineError` if they do not come in time.
 
-        With `resets` it then forgets the durations so far: the next answer is about the time between.
+        `resets` clears the times, so that the next call measures the interval between the two.
         """
         await self.until_ready()
         answer: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
@@ -236,7 +325,7 @@ class EngineClient:
             raise EngineError(f"the engine did not answer for {self._limits.answer_timeout_s:g} s") from error
 
     async def encode_voice(self, references: tuple[Reference, ...]) -> EncodedVoice:
-        """The voice of `references`, which the engine also keeps at hand. Leaving it early does not undo it.
+        """Encode `references`; the engine caches the voice too. Cancelling the call does not undo it.
 
         Raises `InvalidReference`, `EngineBusy`, or another `EngineError`.
         """
@@ -248,7 +337,7 @@ class EngineClient:
         return await answer
 
     def _send(self, message: ToEngine) -> None:
-        """Send `message` to the engine there is; whatever that one held is lost with it."""
+        """Send `message` to the present process, if there is one."""
         if self._process is not None:
             self._process.send(message)
 
@@ -273,7 +362,7 @@ class EngineClient:
             assert isinstance(message, Pong), message
 
     def _resolve_voice(self, message: VoiceEncoded | VoiceFailed) -> None:
-        """Tell whoever had a voice encoded, if they still wait."""
+        """Hand an encoded voice, or what was wrong, to the call that waits for it."""
         answer = self._voice_waiters.pop(message.number)
         if answer.done():
             return
@@ -283,20 +372,20 @@ class EngineClient:
             answer.set_result(EncodedVoice(message.digest, message.data))
 
     async def _fetch(self, digest: str) -> None:
-        """Give the engine a voice that it wants. A successor, which does not, passes it over."""
+        """Send the engine a voice that it asked for. A successor that did not ask ignores it."""
         try:
             self._send(LoadVoice(digest, await self.voice_source(digest)))
         except SonoroError as error:
             self._send(VoiceLost(digest, ErrorFacts.of(error)))
 
     def _fail_pending(self, error: EngineError) -> None:
-        """Fail everything that the engine held; each reader raises an exception of its own."""
-        answers, self._streams = self._streams, {}
-        asked, self._stats_waiters = self._stats_waiters, deque()
-        encoding, self._voice_waiters = self._voice_waiters, {}
-        for answer in answers.values():
-            answer.end(ErrorFacts.of(error).error)
-        futures: list[asyncio.Future[Any]] = [*asked, *encoding.values()]
+        """Fail whatever waits for the engine; each reader raises an exception of its own."""
+        streams, self._streams = self._streams, {}
+        futures: list[asyncio.Future[Any]] = [*self._stats_waiters, *self._voice_waiters.values()]
+        self._stats_waiters.clear()
+        self._voice_waiters.clear()
+        for stream in streams.values():
+            stream.end(ErrorFacts.of(error).error)
         for future in futures:
             if not future.done():
                 future.set_exception(ErrorFacts.of(error).error)
@@ -312,7 +401,7 @@ class EngineClient:
         self._fail_pending(error)
 
     async def _supervise(self) -> None:
-        """Serve the process there is, and replace it when it ends."""
+        """Receive from the process until it ends, replace it, and so on."""
         try:
             while self._process is not None:
                 error = await self._process.serve(self._dispatch)
@@ -322,13 +411,13 @@ class EngineClient:
             self._close_for_good(EngineClosed(f"the engine cannot be supervised any more: {error!r}"))
 
     async def _replace(self, error: SonoroError) -> None:
-        """Tell of the end of the present process and start another, as often as may be."""
+        """Fail what the ended process held and start another, unless too many crashed."""
         ended, self._process = self._process, None
         self._fail_pending(EngineCrashed(str(error)))
         if ended is not None:
             await ended.stop(0)
         while (crashes := self._count_crash(error)) <= self._limits.max_restarts:
-            # The first at once: most crashes are one request's fault. Later ones may wait for memory to come free.
+            # The first at once: most crashes are one request's fault. Later ones give memory time to be freed.
             await asyncio.sleep(0.5 * (crashes - 1))
             self.restarts += 1
             try:
@@ -340,7 +429,7 @@ class EngineClient:
         self._close_for_good(EngineClosed(f"the engine process ended {crashes} times within {window_s:g} s: {error}"))
 
     def _count_crash(self, error: SonoroError) -> int:
-        """Crashes within `restart_window_s`, this one among them."""
+        """Crashes within `restart_window_s`, including this one."""
         now_s = asyncio.get_running_loop().time()
         self._crashed_at_s.append(now_s)
         while self._crashed_at_s[0] <= now_s - self._limits.restart_window_s:
@@ -355,7 +444,7 @@ class EngineClient:
             self._state_changed.set()
 
     async def _ping(self) -> None:
-        """Ask now and then, so that a process that hangs is found out: given nothing more, and replaced in the end."""
+        """Ping the process: one that hangs is given no more requests, and killed in the end."""
         while True:
             if not self._is_hung:
                 self._send(Ping())

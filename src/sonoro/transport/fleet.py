@@ -1,7 +1,4 @@
-"""Engines of one model behind one server, each in a process of its own: every request goes to one of them.
-
-Knows of an engine what its client knows. Loads no torch.
-"""
+"""Replicas of one engine behind one server: routes every request to one of them. Loads no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ import re
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -20,9 +16,8 @@ import msgspec
 from sonoro.core.encoded_voice import EncodedVoice
 from sonoro.core.errors import ConfigError, EngineError
 from sonoro.core.types import ModelSpec, Reference, SpeechRequest
-from sonoro.transport.answer import RequestStream
-from sonoro.transport.client import EngineClient, VoiceSource
-from sonoro.transport.launch import Limits, cancel_tasks
+from sonoro.transport.client import EngineClient, RequestStream, VoiceSource
+from sonoro.transport.launch import Limits, Started, cancel_tasks
 from sonoro.transport.messages import Ready, WorkerSettings
 
 __all__ = ["Fleet", "device_list"]
@@ -32,17 +27,17 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 _MISS_SHARE = 8
-"""An engine that has to fetch a voice, which was uploaded or comes with the request, counts as if it had one request
-more for so many slots, and at least one."""
+"""An engine that would have to fetch a voice, uploaded or sent along, is charged a request for every so many slots, at
+least one."""
 
 
-class Fleet:
+class Fleet(Started):
     """Engines with `settings`, one on each of `devices`; `async with Fleet.launch(...) as fleet`.
 
-    A request goes to the engine with the fewest, one with a free slot before any other, and one that has spoken as the
-    request's voice before one that would have to fetch it, unless that has much less to do. What is said of a request
-    later goes where it went. An engine that crashes fails what it held; until it is replaced the others get its share.
-    Belongs to the event loop it was started in. Raises `ConfigError` if they would share a `codec_device`.
+    A request goes to the engine with the fewest requests: one with a free slot before any other, and one that has the
+    voice cached before one that would have to fetch it, unless the latter has much less to do. While a crashed engine
+    is replaced, the others get its share. Belongs to the event loop it was started in. Raises `ConfigError` if several
+    engines would share a `codec_device`.
     """
 
     def __init__(self, settings: WorkerSettings, devices: Sequence[str], limits: Limits | None = None) -> None:
@@ -70,29 +65,19 @@ class Fleet:
     async def start(self) -> None:
         """Start every engine and wait until all are ready. Raises what was wrong with the first to fail."""
         starting = [asyncio.create_task(client.start()) for client in self.replicas]
-        try:
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(self.close)
+            undo.push_async_callback(cancel_tasks, *starting)
             await asyncio.gather(*starting)
-        except BaseException:
-            await cancel_tasks(*starting)
-            await self.close()
-            raise
+            undo.pop_all()
 
     async def close(self) -> None:
         """End every engine; what is still running fails with `EngineClosed`."""
         await asyncio.gather(*(client.close() for client in self.replicas))
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
     @property
     def ready(self) -> Ready:
-        """What the first engine said when it was ready."""
+        """The `Ready` message of the first engine."""
         return self.replicas[0].ready
 
     @property
@@ -102,40 +87,40 @@ class Fleet:
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is an engine now."""
+        """Whether any engine answers."""
         return any(client.is_ready for client in self.replicas)
 
     @property
     def ready_share(self) -> float:
-        """How many of the engines there are now, of all; 1 if there will be none, as nobody should wait then."""
+        """The fraction of the engines that answer; 1 once all are closed, as waiting has no use then."""
         if self.closed_reason is not None:
             return 1.0
         return sum(client.is_ready for client in self.replicas) / len(self.replicas)
 
     @property
     def closed_reason(self) -> str | None:
-        """Why there will be no engine any more; None as long as there may be one."""
+        """Why no engine will run again; None while one runs or may be replaced."""
         reasons = [client.closed_reason for client in self.replicas]
         return None if None in reasons else reasons[0]
 
     @property
     def restarts(self) -> int:
-        """How often a replacement was started."""
+        """How many replacements were started."""
         return sum(client.restarts for client in self.replicas)
 
     async def open(self, request: SpeechRequest) -> RequestStream:
-        """The answer to `request`, given to an engine, as `EngineClient.open` gives it."""
-        # Whoever has a request of that id knows what to do with another. An engine may be lost again before our turn.
+        """Submit `request` to one of the engines, as `EngineClient.open` does."""
+        # The engine that has a request of that id handles another. Any engine may be lost again before this task runs.
         while (holder := self._find(request.id)) is None and not self.is_ready:
             await self._until_ready()
         return await (holder or self._choose(request)).open(request)
 
     def append_text(self, request_id: str, text: str) -> None:
-        """More text for a live request, as `EngineClient.append_text` takes it."""
+        """Append text to a live request, as `EngineClient.append_text` does."""
         self._client_of(request_id).append_text(request_id, text)
 
     def end_text(self, request_id: str) -> None:
-        """Say that a live request has all of its text; one that has ended stays so."""
+        """Mark the text of a live request as complete; ignored if it has ended."""
         self._client_of(request_id).end_text(request_id)
 
     def cancel(self, request_id: str) -> None:
@@ -143,17 +128,17 @@ class Fleet:
         self._client_of(request_id).cancel(request_id)
 
     async def encode_voice(self, references: tuple[Reference, ...]) -> EncodedVoice:
-        """The voice of `references`, as `EngineClient.encode_voice` gives it, by the engine with the least to do."""
+        """Encode `references` on the engine with the fewest requests, as `EngineClient.encode_voice` does."""
         while not self.is_ready:
             await self._until_ready()
         ready = [client for client in self.replicas if client.is_ready]
         chosen = min(ready, key=lambda client: client.open_requests)
         encoded = await chosen.encode_voice(references)
-        self._histories[chosen].note((encoded.digest, (), None))
+        self._histories[chosen].record((encoded.digest, (), None))
         return encoded
 
     def set_voice_source(self, source: VoiceSource) -> None:
-        """Give engines the encoded voices that they lack from `source`, by digest."""
+        """Let engines fetch encoded voices that they lack from `source`, by digest."""
         for client in self.replicas:
             client.voice_source = source
 
@@ -161,14 +146,14 @@ class Fleet:
         return next((client for client in self.replicas if client.has_request(request_id)), None)
 
     def _client_of(self, request_id: str) -> EngineClient:
-        """Where a request is; of one that has ended nobody knows, and anybody may be told."""
+        """The client that has a request; any, which will ignore it, for one that has ended."""
         return self._find(request_id) or self.replicas[0]
 
     def _choose(self, request: SpeechRequest) -> EngineClient:
-        """Where `request` is spoken soonest, of the engines there are, of which there is one."""
+        """The engine that will speak `request` soonest; one at least must be ready."""
         ready = [client for client in self.replicas if client.is_ready]
         slots, voice = self.settings.config.slots, _voice_of(request)
-        # A model's own voices are at hand everywhere.
+        # Every engine has the model's own voices.
         cold = max(1, slots // _MISS_SHARE) if request.voice_digest or request.references else 0
 
         def cost(client: EngineClient) -> tuple[bool, int, bool, int]:
@@ -177,11 +162,11 @@ class Fleet:
             return count >= slots, count + is_cold * cold, is_cold, history.requests
 
         chosen = min(ready, key=cost)
-        self._histories[chosen].note(voice)
+        self._histories[chosen].record(voice)
         return chosen
 
     async def _until_ready(self) -> None:
-        """Wait for an engine, whichever is the first. Raises as `EngineClient.until_ready` does if none comes."""
+        """Wait until any engine is ready. Raises as `EngineClient.until_ready` does if none comes."""
         waiting = [asyncio.create_task(client.until_ready()) for client in self.replicas]
         try:
             for first in asyncio.as_completed(waiting):
@@ -194,7 +179,7 @@ class Fleet:
 
 
 class _VoiceHistory:
-    """The voices that the process of `client` spoke as last and so has at hand; `requests` counts all it was given."""
+    """The voices that the process of `client` used last and so has cached; `requests` counts all it was given."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client, self._restarts, self.requests = client, 0, 0
@@ -206,8 +191,8 @@ class _VoiceHistory:
             self._voices.clear()
         return voice in self._voices
 
-    def note(self, voice: Hashable) -> None:
-        """It is given a request to speak as `voice`."""
+    def record(self, voice: Hashable) -> None:
+        """A request with `voice` is sent to it."""
         self.requests += 1
         self._voices[voice] = None
         self._voices.move_to_end(voice)
@@ -229,6 +214,6 @@ def device_list(text: str) -> tuple[str, ...]:
 
 
 def _voice_of(request: SpeechRequest) -> Hashable:
-    """Whom `request` is spoken as, alike for those that are spoken as the same."""
+    """A key of the voice of `request`: equal for equal voices."""
     references = tuple((reference.digest, reference.text, reference.use) for reference in request.references)
     return request.voice_digest or (request.voice and request.voice.lower()), references, request.speaker_embedding

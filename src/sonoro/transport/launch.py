@@ -1,6 +1,6 @@
-"""Engine processes: started, waited for, talked to and ended. Knows messages, not what the requests are.
+"""Engine processes: start, wait until ready, send and receive messages, stop.
 
-A process that ends without having been asked to is a crash, whatever its exit code.
+A process that ends without being asked to has crashed, whatever its exit code.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from sonoro.core.errors import ConfigError, EngineCrashed, EngineError, InvalidR
 from sonoro.transport.channel import new_endpoint, remove_endpoint
 from sonoro.transport.messages import EncodeVoice, Fatal, FromEngine, Ready, Shutdown, Submit, ToEngine, WorkerSettings
 
-__all__ = ["EngineProcess", "Limits", "cancel_tasks", "decode_from_engine", "encode_to_engine"]
+__all__ = ["EngineProcess", "Limits", "Started", "cancel_tasks", "decode_from_engine", "encode_to_engine"]
 
 logger = logging.getLogger(__name__)
 
 MODULE = "sonoro.engine.worker"
 
 DRAIN_S = 0.2
-"""How long the last messages of a process that has ended may still be on their way."""
+"""How long to wait for the last messages of a process that has ended."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,25 @@ class Limits:
                 raise ConfigError(field.name, value, f"it must be finite and at least {low:g}")
 
 
+class Started:
+    """An asynchronous context manager of what has `start` and `close`."""
+
+    async def start(self) -> None:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
 class EngineProcess:
-    """One engine process from its start to its end, and this side's end of the link to it.
+    """One engine process and this side's end of the link to it.
 
     Belongs to the running event loop. Neither side waits for the other to read.
     """
@@ -89,17 +106,16 @@ class EngineProcess:
         """Start a process and wait until its engine is ready.
 
         Raises the error that the child reported (`ConfigError`, `CheckpointError`, ...), `EngineCrashed` with its last
-        line if it died without one, and `EngineError` if it took too long. Nothing of it is left then.
+        line of output if it died without one, and `EngineError` if it took too long. The process is gone then.
         """
         engine = cls()
-        try:
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_callback(engine.stop, 0)
             engine._socket.bind(engine._endpoint)
             await engine._spawn(settings)
             engine.ready = await engine._until_ready(ready_timeout_s)
-        except BaseException:
-            await engine.stop(0)
-            raise
-        # The other end is there: nobody else has to find it, and nothing is left whichever of them dies first.
+            undo.pop_all()
+        # Both ends are connected; without the socket's file nothing is left whichever of them dies first.
         remove_endpoint(engine._endpoint)
         return engine
 
@@ -116,14 +132,14 @@ class EngineProcess:
             sent.result()
 
     async def serve(self, take: Callable[[FromEngine], None]) -> EngineCrashed:
-        """Hand every message to `take` until the process ends; how it ended."""
+        """Hand every message to `take` until the process ends; returns how it ended."""
         try:
             while (messages := await self._messages()) is not None:
                 for message in messages:
                     take(message)
             return self._crash()
         except Exception as error:
-            # A process that cannot be understood is as good as none.
+            # A process whose messages cannot be handled is treated as one that crashed.
             logger.exception("event=message_not_understood")
             self.kill()
             return EngineCrashed(f"a message of the engine process could not be understood: {error!r}")
@@ -135,7 +151,7 @@ class EngineProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     async def stop(self, timeout_s: float) -> None:
-        """Ask the process to end, make it after `timeout_s`, and wait until it has; then nothing of it is left."""
+        """Ask the process to end, kill it after `timeout_s`, wait for its end and free everything."""
         try:
             if self._process is not None and self.is_running and timeout_s > 0:
                 self.send(Shutdown())
@@ -165,8 +181,7 @@ class EngineProcess:
         self._output.started()
 
     async def _messages(self, timeout_s: float | None = None) -> list[FromEngine] | None:
-        """The next messages that came together; None if the process ended without leaving any, or nothing happens in
-        time."""
+        """The next messages that came together; None if the process ended without any, or at the timeout."""
         assert self._process is not None
         self._receiving = self._receiving or asyncio.create_task(self._receive())
         self._ending = self._ending or asyncio.create_task(self._process.wait())
@@ -182,7 +197,7 @@ class EngineProcess:
         return decode_from_engine(await self._socket.recv())
 
     async def _until_ended(self) -> None:
-        """Wait for the end of a process that is about to end, and of what waits for it."""
+        """Wait for the end of the process and of the tasks that wait for it."""
         if self._process is not None:
             await self._process.wait()
         await cancel_tasks(*(task for task in (self._receiving, self._ending) if task is not None))
@@ -209,7 +224,7 @@ class EngineProcess:
 
 
 async def _run_to_end(work: Coroutine[Any, Any, object]) -> None:
-    """Do `work`, which is over in a moment, to its end, and be cancelled only then."""
+    """Run `work`, which takes a moment, to its end; a cancellation takes effect after it."""
     task, cancelled = asyncio.create_task(work), None
     while not task.done():
         try:
@@ -255,7 +270,7 @@ def decode_from_engine(payload: bytes) -> list[FromEngine]:
 
 
 class _Output:
-    """What a process prints, passed on to our stderr as it comes; its last line is remembered."""
+    """The output of a process, forwarded to our stderr as it comes; keeps the last line."""
 
     def __init__(self) -> None:
         self._read_end, self.write_end = os.pipe()
@@ -274,12 +289,12 @@ class _Output:
         return f": {lines[-1]}" if lines else ""
 
     def started(self) -> None:
-        """Leave the end that is written to the process alone."""
+        """Close our copy of the end that the process writes to."""
         os.close(self.write_end)
         self.write_end = -1
 
     def close(self) -> None:
-        """Stop listening; what a forgotten child of the process still prints goes nowhere."""
+        """Stop reading; later output of a forgotten child of the process is dropped."""
         if self._is_open:
             self._forward()
         if self._is_open:
@@ -296,7 +311,7 @@ class _Output:
             text = self._decoder.decode(data)
             self._tail = (self._tail + text)[-4096:]
             with contextlib.suppress(OSError, ValueError, AttributeError):
-                # A stderr that is closed, or that nobody gave us, does not concern the engine.
+                # A stderr that is closed or missing does not concern the engine.
                 sys.stderr.write(text)
             if not data:
                 self._stop()

@@ -1,7 +1,7 @@
-"""What an engine process and its client say to each other, as MessagePack; and what such a process is started with.
+"""The messages between an engine process and its client, as MessagePack, and the settings of such a process.
 
-Knows no socket and no model. A tag in each message names its class, so nothing is pickled; each end packs and unpacks
-what it says and hears: `transport.launch` in the server, `transport.channel` in the engine.
+A tag in each message names its class; nothing is pickled. The ends encode and decode: `transport.launch` in the server,
+`transport.channel` in the engine.
 """
 
 from __future__ import annotations
@@ -68,38 +68,38 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """End a request now. It is answered by `Finished`; unknown ids are passed over."""
+    """End a request now. It is answered by `Finished`; unknown ids are ignored."""
 
     request_id: str
 
 
 class AppendText(msgspec.Struct, frozen=True, tag=True):
-    """More text of a live request; unknown ids are passed over."""
+    """More text of a live request; unknown ids are ignored."""
 
     request_id: str
     text: str
 
 
 class EndText(msgspec.Struct, frozen=True, tag=True):
-    """A live request has all of its text; unknown ids are passed over."""
+    """The text of a live request is complete; unknown ids are ignored."""
 
     request_id: str
 
 
 class Pause(msgspec.Struct, frozen=True, tag=True):
-    """Make no more audio of a request for now. What is under way still comes."""
+    """Decode no more audio of a request for now. What was launched still comes."""
 
     request_id: str
 
 
 class Resume(msgspec.Struct, frozen=True, tag=True):
-    """Go on with a paused request."""
+    """Continue a paused request."""
 
     request_id: str
 
 
 class StatsRequest(msgspec.Struct, frozen=True, tag=True):
-    """Answered by `Stats`. `resets` the durations so far, so that the next answer is about the time between."""
+    """Answered by `Stats`. `resets` clears the durations, so that the next answer covers the time between."""
 
     resets: bool = False
 
@@ -150,10 +150,10 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class PrefixCounts(msgspec.Struct, kw_only=True):
-    """What prompts have shared since the engine started.
+    """The prefix cache since the engine started.
 
-    Prompt rows that were run, and those that did not have to be. Prompts with pages that others may begin with too, by
-    whether the first of them was there. Kept pages given up for others, and what those take that are kept now.
+    Prompt tokens that were prefilled, and those found in cached pages. Prompts with pages that can be shared, by
+    whether the first of them was cached. Evicted pages, and the bytes of those cached now.
     """
 
     rows_prefilled: int = 0
@@ -170,9 +170,9 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     `launches` counts by kind of work (`place`, `prefill`, `frame`, `codec`) those from a `graph` and those launched
     `eager`.
     `running` hold a slot; `paused` are among these and the `waiting`. `tick_ms` is the time inside a tick, `frame_ms`
-    that from the end of one to the end of the next while there is work: `p50`, `p95` and `p99` of the last 4096, 0 if
-    there were none. `broken_samples` were not finite, and went out as silence. `fallbacks` counts by operation for how
-    many shapes `smaller` blocks or the `reference` serve in place of a kernel that could not be launched.
+    the time from the end of one to the end of the next while there is work: `p50`, `p95` and `p99` of the last 4096, 0
+    if there were none. `broken_samples` were not finite and were sent as silence. `fallbacks` counts by operation for
+    how many shapes `smaller` blocks or the `reference` serve in place of a kernel that could not be launched.
     """
 
     launches: dict[str, dict[str, int]]
@@ -190,11 +190,11 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Pong(msgspec.Struct, frozen=True, tag=True):
-    """The engine does not hang."""
+    """The engine is alive."""
 
 
 class VoiceEncoded(msgspec.Struct, frozen=True, tag=True):
-    """What references became: bytes that an engine of the same model can load, and the digest of their content."""
+    """Encoded references: bytes that an engine of the same model can load, and the digest of their content."""
 
     number: int
     digest: str
@@ -202,7 +202,7 @@ class VoiceEncoded(msgspec.Struct, frozen=True, tag=True):
 
 
 class VoiceWanted(msgspec.Struct, frozen=True, tag=True):
-    """Requests wait for the encoded voice of a digest. `LoadVoice` or `VoiceLost` answers it."""
+    """Requests wait for the encoded voice of a digest. Answered by `LoadVoice` or `VoiceLost`."""
 
     digest: str
 
@@ -221,7 +221,7 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
 
     @property
     def error(self) -> SonoroError:
-        """What to raise for it."""
+        """The exception to raise."""
         return self.facts.error
 
 

@@ -24,11 +24,11 @@ from sonoro.core.types import ModelSpec
 from sonoro.server.contexts import Context, ContextSession
 from sonoro.server.dialects.formats import PCM, AudioFormat, FormatBody
 from sonoro.server.encode import MAX_SPEED, MIN_SPEED
-from sonoro.server.errors import Refusal, Unauthorized
+from sonoro.server.errors import REFUSAL_SHAPE, Refusal, Unauthorized
 from sonoro.server.routes import respond
 from sonoro.server.schemas import SpeechBody, WithoutNulls, parse
 from sonoro.server.service import ANONYMOUS, Caller, Service
-from sonoro.server.stream import REFUSAL_SHAPE, AudioBody, Speech
+from sonoro.server.stream import AudioBody, Speech
 from sonoro.server.timeline import Timeline
 from sonoro.server.websocket_session import WebSocketSession
 

@@ -10,8 +10,8 @@ from websockets.exceptions import InvalidStatus
 from engine_processes import nothing_left, run
 from live_sessions import session
 from server_processes import SETTINGS, check_error, serving
-from sonoro.server.access import HostCheck
 from sonoro.server.config import ServerConfig
+from sonoro.server.middleware import HostCheck
 
 __all__ = ["nothing_left"]
 
