@@ -102,6 +102,13 @@ def test_resolve_fills_in_every_default() -> None:
     assert (resolved.sampling, resolved.options) == (DEFAULTS, {"pace": 1.0})
 
 
+def test_a_request_is_resolved_once() -> None:
+    resolved = spec().resolve(request(voice="Bob"))
+    assert resolved.is_resolved
+    # The engine resolves nothing that was resolved at the door, where other names may have been known.
+    assert spec(voices=("eve",)).resolve(resolved, {"bob": "0af3"}) is resolved
+
+
 def test_resolve_takes_names_in_any_case() -> None:
     resolved = spec().resolve(request(voice="Bob", language="English"))
     assert (resolved.voice, resolved.language) == ("bob", "english")

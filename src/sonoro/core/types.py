@@ -186,6 +186,7 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     A segment that runs away is spoken again with the next seed, up to `attempts` times in all: where there may be more
     than one, the audio of each segment is held back until it has ended. None is once.
     One that is `with_words` is told when each word is spoken, where the model shows it.
+    One that `is_resolved` was checked and completed by `ModelSpec.resolve`, which is done once, where it came in.
     """
 
     id: str
@@ -205,6 +206,7 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int | None = None
     with_words: bool = False
     options: dict[str, OptionValue] = {}
+    is_resolved: bool = False
 
     def __post_init__(self) -> None:
         for field in ("text", "voice", "language", "instructions"):
@@ -299,8 +301,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         """`request` with every default of this model filled in (voice, language, sampling, options).
 
         `registered` holds the digests of the registered voices by name. Raises `InvalidRequest` (or a subclass) for
-        what this model cannot do.
+        what this model cannot do. One that is resolved already is returned as it is.
         """
+        if request.is_resolved:
+            return request
         voice = self._voice(request, registered)
         return msgspec.structs.replace(
             request,
@@ -312,6 +316,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             max_frames=self._max_frames(request.max_frames),
             attempts=request.attempts or 1,
             options=self._options(request.options, is_live=request.is_live),
+            is_resolved=True,
         )
 
     def check_cloning(self, field: str) -> None:

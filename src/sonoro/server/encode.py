@@ -85,14 +85,10 @@ _NOW = "flush_packets=1"
 _MP3 = f"{_NOW}:reservoir=0:write_xing=0:id3v2_version=0"
 _FLAC = f"{_NOW}:compression_level=2:metadata_header_padding=0"
 _FORMATS = {
-    "mp3": _Format(
-        "audio/mpeg", "mp3", "libmp3lame", "mp3", 4, f"{_NOW}:reservoir=0:write_xing=0:id3v2_version=0", 1.3
-    ),
+    "mp3": _Format("audio/mpeg", "mp3", "libmp3lame", "mp3", 4, _MP3, 1.3),
     "opus": _Format("audio/ogg; codecs=opus", "opus", "libopus", "ogg", 3, f"{_NOW}:page_duration=20000", 2.0),
     "aac": _Format("audio/aac", "mp3", "aac", "adts", 4, _NOW, 1.5),
-    "flac": _Format(
-        "audio/flac", "flac", "flac", "flac", 0, f"{_NOW}:compression_level=2:metadata_header_padding=0", 1.05
-    ),
+    "flac": _Format("audio/flac", "flac", "flac", "flac", 0, _FLAC, 1.05),
     "wav": _Format("audio/wav", "wav"),
     "pcm": _Format("audio/pcm", "pcm"),
 }
