@@ -123,3 +123,11 @@ def test_a_segment_without_sound_or_attention_tells_words_of_no_time() -> None:
     clock.finish()
     (word,) = clock.take(TEXT)
     assert (word.start_s, word.end_s) == (0.0, 0.0)
+
+
+def test_the_first_word_begins_as_long_before_it_is_noticed_as_was_measured() -> None:
+    clock = SegmentClock(Pointing(layer=0, head=0, onset_s=-0.03), FRAME_S, RATE)
+    clock.words = WORDS[:1]
+    clock.hear(sound((0.1, 0), (0.3, 9000)))
+    clock.finish()
+    assert clock.take(TEXT)[0].start_s == pytest.approx(0.07)

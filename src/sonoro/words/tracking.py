@@ -38,8 +38,9 @@ class Pointing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How a head of a checkpoint points at a text, in one layout of text.
 
     `layer` and `head` count from 0. The sound of token i begins when the attention is `shift` tokens past its beginning
-    (less within the first `ramp` tokens of a text that arrives with the sound) plus `offset_s`. Where `is_measured`,
-    against the words of an aligner; else estimated.
+    (less within the first `ramp` tokens of a text that arrives with the sound) plus `offset_s`; that of the first word
+    `onset_s` after it is loud enough to be noticed. Where `is_measured`, against the words of an aligner; else
+    estimated.
     """
 
     layer: int
@@ -47,6 +48,7 @@ class Pointing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     shift: float = 0.0
     ramp: float = 0.0
     offset_s: float = 0.0
+    onset_s: float = 0.0
     lookahead: int = 0
     is_measured: bool = False
 
@@ -236,7 +238,8 @@ class SegmentClock:
 
     def _onset_s(self) -> float:
         limit = _SILENCE * self._peak
-        return next((number * _STEP_S for number, peak in enumerate(self._peaks) if peak > limit), 0.0)
+        loud = next((number for number, peak in enumerate(self._peaks) if peak > limit), 0)
+        return max(0.0, loud * _STEP_S + self._pointing.onset_s)
 
     def _last_sound_s(self) -> float:
         limit = _SILENCE * self._peak
