@@ -23,6 +23,7 @@ from sonoro.server.dialects.live import ForeignSession
 from sonoro.server.dialects.shared import Message, key_of
 from sonoro.server.schemas import SpeechBody, parse
 from sonoro.server.service import Service
+from sonoro.server.sessions import LiveSession
 from sonoro.server.timeline import Timeline, WordTimes
 from sonoro.server.utterance import Utterance
 from sonoro.server.websocket_session import End
@@ -86,6 +87,12 @@ class OmniSession(ForeignSession):
             self._waiting.append(message)
         else:
             raise InvalidRequest("message", "given", "too many wait behind what is being spoken")
+
+    async def _settings_from(self, fields: dict[str, Any]) -> tuple[SpeechBody, SpeechRequest]:
+        """In our own dialect an unknown voice is an error."""
+        if self._config is None:
+            return await LiveSession._settings_from(self, fields)
+        return await super()._settings_from(fields)
 
     async def _handle(self, message: str) -> None:
         said = parse(_Said, message.encode())
