@@ -190,7 +190,7 @@ def test_codes_are_those_of_the_whole_text(checkpoint: tuple[str, Path], device:
                     is_whole = piece is None
                     ids = text.finish() if is_whole else text.feed(piece)
                     if ids:
-                        model.append(state, [1], [pending], [ids])
+                        model.append_text(state, [1], [pending], [ids])
                         pending += len(ids)
                 while made < frames and (is_whole or made <= pending):
                     model.frame(state, slots)

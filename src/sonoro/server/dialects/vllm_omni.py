@@ -88,12 +88,6 @@ class OmniSession(ForeignSession):
         else:
             raise InvalidRequest("message", "given", "too many wait behind what is being spoken")
 
-    async def _settings_from(self, fields: dict[str, Any]) -> tuple[SpeechBody, SpeechRequest]:
-        """In our own dialect an unknown voice is an error."""
-        if self._config is None:
-            return await LiveSession._settings_from(self, fields)
-        return await super()._settings_from(fields)
-
     async def _handle(self, message: str) -> None:
         said = parse(_Said, message.encode())
         match said.type:
@@ -125,9 +119,10 @@ class OmniSession(ForeignSession):
         return utterance
 
     async def _settings_from(self, fields: dict[str, Any]) -> tuple[SpeechBody, SpeechRequest]:
-        body, request = await super()._settings_from(fields)
         if self._config is None:
-            return body, request
+            # In our own dialect an unknown voice is an error.
+            return await LiveSession._settings_from(self, fields)
+        body, request = await super()._settings_from(fields)
         has_words = self._config.word_timestamps or self._config.timestamp_type == "word"
         return body, msgspec.structs.replace(request, with_words=has_words)
 
