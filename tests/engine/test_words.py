@@ -114,7 +114,7 @@ def test_none_are_told_to_who_does_not_ask_and_by_a_model_that_shows_none(engine
 def test_a_request_that_is_cancelled_says_which_words_were_made(engine: Engine) -> None:
     engine.submit(request(LONG))
     made: list[Event] = []
-    while sum(isinstance(event, AudioChunk) for event in made) < 4:
+    while not any(event.words for event in made if isinstance(event, AudioChunk)):
         made += engine.tick()
     engine.cancel("a")
     while engine.has_work:
