@@ -46,10 +46,10 @@ slow: .venv/.installed-test
 gpu: .venv/.installed-test
 	$(BIN)/python -m pytest -q -m gpu -n 4 --report benchmarks/results/tests-gpu.json
 
-# Unmodified clients of docs/clients.md, 830 MB in an environment of their own, speaking through `sonoro serve`. Four minutes,
-# so that CI runs tests/server/dialects in their place, where messages recorded from them are replayed.
+# Unmodified clients of docs/clients.md, 830 MB in an environment of their own, speaking through `sonoro serve`. Minutes, so
+# that CI replays what was recorded from them in their place: `make clients RECORD=tests/server/dialects/recordings`.
 clients: .venv/.installed $(CLIENTS)/.installed
-	$(CLIENTS)/bin/python -m pytest -q -c tests/clients/pytest.ini --confcutdir tests/clients tests/clients
+	$(CLIENTS)/bin/python -m pytest -q -c tests/clients/pytest.ini --confcutdir tests/clients tests/clients $(RECORD:%=--record %)
 
 $(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/package.json
 	$(PYTHON) -m venv $(CLIENTS)

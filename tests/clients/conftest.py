@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import importlib.metadata
 import io
 import json
 import os
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
+from recorder import Recorder
 from websockets.sync.client import connect
 
 ROOT = Path(__file__).parents[2]
@@ -38,10 +40,12 @@ LONG = "The stale smell of old beer lingers, and it takes heat to bring out the 
 
 @dataclasses.dataclass(frozen=True)
 class Server:
-    """Where the server listens, as `http://HOST:PORT`, and the port of its Wyoming."""
+    """Where a client reaches the server, as `http://HOST:PORT`, and the port of its Wyoming; `own_url` is for the tests
+    themselves, of which nothing is recorded."""
 
     url: str
     wyoming_port: int
+    own_url: str
 
     @property
     def v1(self) -> str:
@@ -52,7 +56,7 @@ class Server:
         return self.url.replace("http", "ws", 1)
 
     def get(self, path: str, **headers: str) -> bytes:
-        request = urllib.request.Request(self.url + path, headers=headers)
+        request = urllib.request.Request(self.own_url + path, headers=headers)
         with urllib.request.urlopen(request, timeout=GUARD_S) as answer:
             return answer.read()
 
@@ -60,7 +64,7 @@ class Server:
         """What our own API says of a text, as PCM [samples] int16 at 24 kHz."""
         body = json.dumps({"input": text, "response_format": "pcm", **fields}).encode()
         headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
-        request = urllib.request.Request(f"{self.v1}/audio/speech", body, headers)
+        request = urllib.request.Request(f"{self.own_url}/v1/audio/speech", body, headers)
         with urllib.request.urlopen(request, timeout=GUARD_S) as answer:
             return np.frombuffer(answer.read(), np.int16)
 
@@ -68,7 +72,9 @@ class Server:
         """As `whole`, of a text that is sent in pieces on one of our own sessions."""
         pcm = b""
         headers = {"authorization": f"Bearer {KEY}"}
-        with connect(f"{self.ws}/v1/audio/speech/stream", additional_headers=headers, proxy=None) as socket:
+        with connect(
+            f"{self.own_url.replace('http', 'ws', 1)}/v1/audio/speech/stream", additional_headers=headers, proxy=None
+        ) as socket:
             messages = [
                 {"type": "session.config", **fields},
                 {"type": "input.text", "text": text},
@@ -96,9 +102,13 @@ class Server:
         return not any(self.metric(name) for name in held)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record", type=Path, help="folder for what clients and server say, in a file for each client")
+
+
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """The server that all tests ask."""
+    """The server that all tests ask, as it is."""
     command = os.environ.get("SONORO", str(ROOT / ".venv" / "bin" / "sonoro")).split()
     port = _free_port()
     options = ("--port", "0", "--wyoming", str(port), "--api-key", KEY, "--slots", "4", "--device", "cpu")
@@ -112,7 +122,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             assert made.stdout is not None
             listening = re.search(r"http://\S+", made.stdout.readline().decode())
             assert listening, log.read_text()
-            server = Server(listening[0], port)
+            server = Server(listening[0], port, listening[0])
             until(lambda: _is_ready(server))
             yield server
         finally:
@@ -122,11 +132,27 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
             print(log.read_text()[-20_000:])
 
 
+@pytest.fixture(scope="session")
+def recorder(shared: Server, pytestconfig: pytest.Config) -> Iterator[tuple[Server, Recorder | None]]:
+    """The server as clients reach it: through a recorder, with `--record`."""
+    if (folder := pytestconfig.getoption("record")) is None:
+        yield shared, None
+        return
+    made = Recorder(shared.url, shared.wyoming_port, folder)
+    with made.running() as (url, wyoming_port):
+        yield Server(url, wyoming_port, shared.url), made
+
+
 @pytest.fixture
-def server(shared: Server) -> Iterator[Server]:
+def server(
+    shared: Server, recorder: tuple[Server, Recorder | None], request: pytest.FixtureRequest
+) -> Iterator[Server]:
     """The server; afterwards nobody holds a slot of it, and nothing of the test was an error of its own."""
     failed = shared.metric("sonoro_requests_total", reason="internal")
-    yield shared
+    reached, recording = recorder
+    if recording is not None:
+        recording.client, recording.test = _client_of(request.node), request.node.name
+    yield reached
     until(lambda: shared.is_idle)
     assert shared.metric("sonoro_requests_total", reason="internal") == failed
     assert shared.metric("sonoro_engine_restarts_total") == 0
@@ -169,6 +195,17 @@ def sounds_like(audio: bytes, expected: np.ndarray) -> bool:
     seconds, loudness = len(samples) / rate, float(np.sqrt(np.mean(samples**2)))
     expected_loudness = float(np.sqrt(np.mean((expected / 32768) ** 2)))
     return abs(seconds - len(expected) / RATE) < 0.15 and 0.8 < loudness / expected_loudness < 1.25
+
+
+def _client_of(test: pytest.Item) -> str:
+    """The package that a test is of, and its version."""
+    module = test.path.stem.removeprefix("test_")
+    if "npm" in test.name:
+        return f"openai-npm {json.loads((ROOT / 'tests/clients/package.json').read_text())['dependencies']['openai']}"
+    vendor = test.callspec.params["name"] if hasattr(test, "callspec") else "openai"
+    names = {"deepgram": "deepgram-sdk", "pipecat": "pipecat-ai", "livekit": f"livekit-plugins-{vendor}"}
+    name = names.get(module, module)
+    return f"{name} {importlib.metadata.version(name)}"
 
 
 def _is_ready(server: Server) -> bool:

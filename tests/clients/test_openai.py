@@ -6,6 +6,7 @@ import base64
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import openai
@@ -110,7 +111,7 @@ const { default: OpenAI } = require("openai");
 
 
 def test_the_client_of_npm_speaks_whole_streamed_and_cut(server: Server, native: Native) -> None:
-    node, folder = shutil.which("node"), Path(__file__).parents[2] / ".venv-clients" / "npm"
+    node, folder = shutil.which("node"), Path(sys.prefix) / "npm"
     if node is None or not (folder / "node_modules" / "openai").exists():
         pytest.skip("node is not here, or openai of npm is not installed")
     left = server.metric("sonoro_requests_total", reason="disconnected")

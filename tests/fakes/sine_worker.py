@@ -5,6 +5,7 @@ Each is called as `sonoro.models.registry.load` is; `model` says how.
 
 import os
 import time
+from functools import partial
 
 import torch
 
@@ -72,6 +73,7 @@ def load(model, *, device, dtype, load_format):
         "live": LiveSineModel,
         "prefixed": PrefixedSineModel,
         "slow_live": SlowLiveModel,
+        "clients": partial(SlowLiveModel, voices=("nora", "miles")),
     }
     made = LiveSineModel(voices=()) if model == "cloning" else kinds.get(model, VoicedSineModel)()
     return LoadedModel(made, torch.device("cpu"), torch.float32, {})

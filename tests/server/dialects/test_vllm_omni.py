@@ -9,7 +9,6 @@ import json
 import logging
 import random
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +25,6 @@ __all__ = ["nothing_left"]
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
-RECORDED = Path(__file__).with_name("recorded.json")
 STREAMED = {"response_format": "pcm", "stream_audio": True}
 BASETEN = {"task_type": "Base", **STREAMED, "speed": 1.0, "voice": "a-voice-of-theirs", "language": "Auto"}
 METRIC = 'sonoro_requests_total{dialect="vllm_omni",model="sine",reason="%s"}'
@@ -75,32 +73,6 @@ async def client(server: Server, **config: Any) -> AsyncIterator[Client]:
         if config:
             await asked.say("session.config", **config)
         yield asked
-
-
-def test_what_the_plugin_of_livekit_sends_is_spoken() -> None:
-    """Recorded from it: whole, in pieces, and a text in whose midst it leaves."""
-    (messages,) = json.loads(RECORDED.read_text(encoding="utf-8"))["vllm_omni"]["connections"]
-    said = "Good morning, everyone."
-
-    async def replay() -> None:
-        async with serving("slow_live") as server:
-            async with client(server) as asked:
-                index = 0
-                for message in messages:
-                    await asked.socket.send(json.dumps(message))
-                    if message["type"] == "input.done" and index < 2:
-                        frames, (start, done) = await asked.hear_utterance(index)
-                        assert b"".join(frames) == whole(said)
-                        assert start["sentence_text"].split()[0] == "Good"
-                        assert done["timestamp_info"]["word_alignment"]["words"] == said.split()
-                        index += 1
-                assert index == 2
-                assert (await asked.hear())["type"] == "audio.start"
-                asked.socket.transport.abort()
-            await until(server.is_idle)
-            await until(lambda: server.has(METRIC % "disconnected", 1))
-
-    run(replay())
 
 
 def test_texts_are_spoken_in_pieces_as_they_come_and_each_end_is_answered() -> None:

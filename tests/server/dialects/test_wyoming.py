@@ -8,7 +8,6 @@ import logging
 import random
 import re
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -26,7 +25,6 @@ __all__ = ["nothing_left"]
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
-RECORDED = Path(__file__).with_name("recorded.json")
 LISTENING = dataclasses.replace(SETTINGS, wyoming="0")
 Event = tuple[str, dict[str, Any], bytes]
 
@@ -120,24 +118,6 @@ def test_a_description_says_all_that_clients_read_of_one(said: pytest.LogCapture
             assert all("en" in voice["languages"] for voice in program["voices"])
 
     run(ask())
-
-
-def test_what_home_assistants_client_sends_is_spoken(said: pytest.LogCaptureFixture) -> None:
-    """Recorded from it: a description, a whole text, one in pieces, and one in whose midst it leaves."""
-    recorded = json.loads(RECORDED.read_text(encoding="utf-8"))["wyoming"]["connections"]
-    lasts = ("info", "audio-stop", "synthesize-stopped", "audio-chunk")
-
-    async def replay() -> None:
-        async with serving("slow_live", LISTENING) as server:
-            for sent, last in zip(recorded, lasts, strict=True):
-                async with client(said) as asked:
-                    asked.writer.write(sent.encode())
-                    events = await asked.hear_until(last)
-                if last in ("audio-stop", "synthesize-stopped"):
-                    assert audio(events) == whole("Good morning, everyone.")
-            await until(server.is_idle)
-
-    run(replay())
 
 
 @pytest.mark.parametrize("is_apart", [True, False])
