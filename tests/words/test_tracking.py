@@ -131,3 +131,28 @@ def test_the_first_word_begins_as_long_before_it_is_noticed_as_was_measured() ->
     clock.hear(sound((0.1, 0), (0.3, 9000)))
     clock.finish()
     assert clock.take(TEXT)[0].start_s == pytest.approx(0.07)
+
+
+def told_of(*sounds: tuple[float, int], finish: bool = True) -> list[tuple[float, float]]:
+    """When three words without a mark between them are told, whose attention moves on at .4 and .8 s."""
+    clock = SegmentClock(Pointing(layer=0, head=0), FRAME_S, RATE)
+    clock.words = [SpokenWord(0, 2, 0, 1), SpokenWord(4, 6, 1, 2), SpokenWord(7, 11, 2, 3)]
+    clock.hear(sound(*sounds))
+    for share in attention([0.0, 5.0, 10.0], 25):
+        clock.tracker.add(share)
+    if finish:
+        clock.finish()
+    return [(word.start_s, word.end_s) for word in clock.take(TEXT)]
+
+
+def test_a_pause_counts_where_no_mark_stands_and_a_sound_that_stops_for_a_moment_does_not() -> None:
+    times = told_of((0.35, 9000), (0.3, 0), (0.2, 9000), (0.06, 0), (0.6, 9000))
+    assert times[0][1] == pytest.approx(0.35, abs=0.02)
+    assert times[1][0] == pytest.approx(0.65, abs=0.02)
+    assert times[1][1] == times[2][0] == pytest.approx(0.8, abs=0.04)
+
+
+def test_a_pause_that_goes_on_is_waited_for_but_not_for_ever() -> None:
+    assert told_of((0.35, 9000), (0.36, 0), finish=False) == []
+    assert told_of((0.35, 9000), (0.36, 0), (0.2, 9000), finish=False)[0][1] == pytest.approx(0.35, abs=0.02)
+    assert told_of((0.35, 9000), (1.0, 0), finish=False)[0][1] == pytest.approx(0.35, abs=0.02)

@@ -30,8 +30,13 @@ _STEP_S = 0.01
 _PAUSE, _SILENCE = 10 ** (-35 / 20), 10 ** (-45 / 20)
 """Of the peak: less is a pause between two words; less, silence before the first and after the last."""
 
-_LEAST_PAUSE_S, _AROUND_S = 0.04, 0.2
-"""The shortest pause that counts, and how far from where the attention says it may lie."""
+_AT_MARK = (0.04, 0.2)
+_IN_PHRASE = (0.1, 0.15)
+"""The shortest pause that counts between two words, and how far from where the attention says it may lie: where a mark
+stands, and where none does, for within a word sounds stop for up to .1 s as well."""
+
+_LONGEST_WAIT_S = 0.32
+"""How much longer a pause that goes on is listened to before the words around it are told."""
 
 
 class Pointing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -204,18 +209,20 @@ class SegmentClock:
             # That of the last word is known at the end alone; that of others once the one after them is reached.
             if after is None or self.tracker.reached < self._pointing.position(after.first):
                 return None
-            if self._heard_s < self._at(after.first) + _AROUND_S:
+            if self._heard_s < self._at(after.first) + _AT_MARK[1]:
                 return None
         start_s = self._latest_s if self._told else self._onset_s()
         if after is None:
             end_s = max(start_s, self._last_sound_s())
             return start_s, end_s, end_s
         next_s = max(self._at(after.first), start_s)
-        end_s = next_s
-        if after.first > word.last:
-            end_s, next_s = self._pause(max(self._at(word.last), start_s), next_s)
-            end_s, next_s = max(end_s, start_s), max(next_s, start_s)
-        return start_s, end_s, next_s
+        has_mark = after.first > word.last
+        end_s = max(self._at(word.last), start_s) if has_mark else next_s
+        pause = self._pause(end_s, next_s, *(_AT_MARK if has_mark else _IN_PHRASE))
+        if pause is None:
+            return None
+        end_s, next_s = pause
+        return start_s, max(end_s, start_s), max(next_s, start_s)
 
     def _at(self, token: float) -> float:
         """When the sound of `token` begins."""
@@ -246,19 +253,24 @@ class SegmentClock:
         loud = (number for number in range(len(self._peaks) - 1, -1, -1) if self._peaks[number] > limit)
         return (next(loud, -1) + 1) * _STEP_S
 
-    def _pause(self, end_s: float, start_s: float) -> tuple[float, float]:
+    def _pause(self, end_s: float, start_s: float, least_s: float, around_s: float) -> tuple[float, float] | None:
         """From when to when there is silence between two words, of which one ends near `end_s` and the other begins
-        near `start_s`: the longest there is. Without one the first ends as the second begins."""
-        first = max(0, round((end_s - _AROUND_S) / _STEP_S))
-        last = min(len(self._peaks), round((start_s + _AROUND_S) / _STEP_S))
+        near `start_s`: the longest there is. Without one the first ends as the second begins. None while it goes on."""
+        first = max(0, round((end_s - around_s) / _STEP_S))
+        last = min(len(self._peaks), round((start_s + around_s) / _STEP_S))
+        latest = round((start_s + around_s + _LONGEST_WAIT_S) / _STEP_S)
         limit, best, begun = _PAUSE * self._peak, (0, 0), None
-        for at in range(first, last + 1):
-            is_quiet = at < last and self._peaks[at] <= limit
-            if is_quiet and begun is None:
+        for at in range(first, latest + 1):
+            if at == len(self._peaks) and begun is not None and not self._is_over and at < latest:
+                return None
+            is_quiet = at < min(latest, len(self._peaks)) and self._peaks[at] <= limit
+            if is_quiet and begun is None and at < last:
                 begun = at
             elif not is_quiet and begun is not None:
                 best, begun = max(best, (at - begun, begun)), None
+            if at >= last and begun is None:
+                break
         length, at = best
-        if length * _STEP_S < _LEAST_PAUSE_S:
+        if length * _STEP_S < least_s:
             return start_s, start_s
         return at * _STEP_S, (at + length) * _STEP_S
