@@ -58,15 +58,15 @@ def torch_operations() -> tuple[Callable[..., Tensor], ...]:
 def fused_operations(enable_pdl: bool) -> tuple[Callable[..., Tensor], ...]:
     def norm_linear(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
         plan = replace(plan_for(x.shape[0], weight, False), enable_pdl=enable_pdl)
-        return linear.norm_linear_kernel(x, gain, eps, weight, plan)
+        return linear.norm_linear_kernel(x, gain, eps, weight, plan=plan)
 
     def norm_gate_up(x: Tensor, gain: Tensor, eps: float, weight: Tensor) -> Tensor:
         plan = replace(plan_for(x.shape[0], weight, True), enable_pdl=enable_pdl)
-        return linear.norm_gate_up_kernel(x, gain, eps, weight, plan)
+        return linear.norm_gate_up_kernel(x, gain, eps, weight, plan=plan)
 
     def linear_add(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
         plan = replace(plan_for(x.shape[0], weight, False), enable_pdl=enable_pdl)
-        return linear.linear_add_kernel(x, weight, residual, plan)
+        return linear.linear_add_kernel(x, weight, residual, plan=plan)
 
     return norm_linear, norm_gate_up, linear_add
 

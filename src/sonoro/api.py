@@ -204,7 +204,8 @@ class TTS:
 
         self.config = _engine_config(config)
         if model is None or isinstance(model, (str, Path)):
-            model = registry.load(model, device=device, dtype=dtype, load_format=load_format)
+            how = {"load_format": load_format, "quantization": self.config.quantization}
+            model = registry.load(model, device=device, dtype=dtype, **how)
         engine = Engine(model.model, self.config)
         self.spec: ModelSpec = engine.spec
         """What the model can do."""

@@ -24,6 +24,7 @@ from sonoro.cli_common import (
     Device,
     LoadFormat,
     NamedModel,
+    Quantization,
     Stopped,
     show,
 )
@@ -112,6 +113,7 @@ def verify(
     device: Device = "auto",
     dtype: DataType = None,
     codec_dtype: CodecType = "auto",
+    quantization: Quantization = None,
     load_format: LoadFormat = "auto",
     reference: Annotated[
         str | None, typer.Option(help="a Python that has the official package, to compare codes and audio with it")

@@ -17,6 +17,7 @@ from sonoro.cli_common import (
     Device,
     LoadFormat,
     Model,
+    Quantization,
     fields_of,
     floats,
     json_object,
@@ -75,6 +76,7 @@ class _ModelBench(_Bench):
     load_format: LoadFormat = "auto"
     device: Device = "auto"
     dtype: DataType = None
+    quantization: Quantization = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 from typer.models import OptionInfo
 
-from sonoro.core.config import CODEC_DTYPES, EngineConfig
+from sonoro.core.config import CODEC_DTYPES, QUANTIZATIONS, EngineConfig
 from sonoro.core.errors import ConfigError, InvalidRequest, OutputError
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "LoadFormat",
     "Model",
     "NamedModel",
+    "Quantization",
     "Stopped",
     "fields_of",
     "floats",
@@ -48,6 +49,9 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")]
 DataType = Annotated[str | None, typer.Option("--dtype", help="bfloat16 or float32; by device if none")]
 CodecType = Annotated[
     str | None, typer.Option("--codec-dtype", help=f"{', '.join(CODEC_DTYPES)}; the configuration's, or auto, if none")
+]
+Quantization = Annotated[
+    str | None, typer.Option(help=f"{', '.join(QUANTIZATIONS)}: the layers' weights; the configuration's, or none")
 ]
 LoadFormat = Annotated[str, typer.Option(help="auto, or dummy for random weights")]
 Commit = Annotated[str | None, typer.Option(help="the revision that is run, where there is no checkout to ask")]

@@ -29,6 +29,7 @@ from sonoro.cli_common import (
     Device,
     LoadFormat,
     Model,
+    Quantization,
     Stopped,
     number,
     show,
@@ -99,6 +100,7 @@ class _Say:
     device: Device = "auto"
     dtype: DataType = None
     codec_dtype: CodecType = None
+    quantization: Quantization = None
     load_format: LoadFormat = "auto"
     config: Config = None
 
@@ -132,10 +134,10 @@ def say(options: _Say) -> int:
         request, options=_options(options.option or []), is_reproducible=True, with_words=bool(captions)
     )
     engine = options.config or EngineConfig(slots=1)
-    if options.codec_dtype is not None:
-        engine = dataclasses.replace(engine, codec_dtype=options.codec_dtype)
+    given = {"codec_dtype": options.codec_dtype, "quantization": options.quantization}
+    engine = dataclasses.replace(engine, **{name: value for name, value in given.items() if value is not None})
     with _until_terminated():
-        speaker = TTS(_load(options), config=engine)
+        speaker = TTS(_load(options, engine.quantization), config=engine)
         if captions and not speaker.has_words:
             raise OutputError(f"{captions[0][1]}: {speaker.spec.name} does not show when its words are spoken")
         for remark in speaker.remarks(request.text):
@@ -155,12 +157,13 @@ def _write_captions(captions: Captions, text: str, words: Sequence[Word]) -> Non
             raise OutputError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _load(options: _Say) -> LoadedModel:
+def _load(options: _Say, quantization: str) -> LoadedModel:
     """The model, with one CPU thread for it if it is small."""
     from sonoro.engine.worker import spare_threads
     from sonoro.models import registry
 
-    loaded = registry.load(options.model, device=options.device, dtype=options.dtype, load_format=options.load_format)
+    how = {"load_format": options.load_format, "quantization": quantization}
+    loaded = registry.load(options.model, device=options.device, dtype=options.dtype, **how)
     spare_threads(loaded)
     return loaded
 

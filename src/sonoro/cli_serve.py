@@ -10,7 +10,17 @@ from typing import Annotated, Any, TypeVar
 import typer
 import yaml
 
-from sonoro.cli_common import CodecType, DataType, Device, LoadFormat, NamedModel, number, show, takes
+from sonoro.cli_common import (
+    CodecType,
+    DataType,
+    Device,
+    LoadFormat,
+    NamedModel,
+    Quantization,
+    number,
+    show,
+    takes,
+)
 from sonoro.core.config import EngineConfig, log_as_json, log_level
 from sonoro.core.errors import ConfigError
 from sonoro.core.logs import configure_logging
@@ -35,6 +45,7 @@ class _EngineOptions:
     ] = None
     dtype: DataType = None
     codec_dtype: CodecType = None
+    quantization: Quantization = None
     load_format: LoadFormat = "auto"
     config: Annotated[Path | None, typer.Option(help="YAML file with the sections engine and server")] = None
     slots: Annotated[int | None, number("slots", int, "requests that the engine runs at once")] = None

@@ -22,6 +22,7 @@ from sonoro.core.text import MIN_BOUND_S, MIN_MAX_CHARACTERS
 __all__ = [
     "CODEC_DTYPES",
     "LOG_LEVEL_VARIABLE",
+    "QUANTIZATIONS",
     "EngineConfig",
     "Settings",
     "is_log_json",
@@ -36,6 +37,7 @@ __all__ = [
 LOG_LEVEL_VARIABLE = "SONORO_LOG_LEVEL"
 _LOG_FORMAT_VARIABLE = "SONORO_LOG_FORMAT"
 CODEC_DTYPES = ("auto", "float16", "bfloat16", "float32")
+QUANTIZATIONS = ("none", "int8", "fp8")
 
 
 class Settings:
@@ -132,7 +134,9 @@ class EngineConfig(Settings):
 
     Where, and in what. `codec_device`: a device of its own for the codec, as "cuda:1"; empty for that of all else.
     `codec_dtype`: what its decoder runs in, float16, bfloat16 or float32; auto is float32 on a CPU, elsewhere float16
-    if that holds what its layers make with a margin, else whichever of the others is true to it.
+    if that holds what its layers make with a margin, else whichever of the others is true to it. `quantization`: what
+    the weights of the language model's layers are kept in, int8 or fp8 (E4M3), made while they are loaded; none for
+    what they are multiplied in.
 
     What is captured at start, ascending; empty for powers of two. `frame_batches` up to `slots`, `prefill_buckets` up
     to 512 tokens, `codec_batches` up to 64 rows. `is_eager` captures nothing: the same kernels, launched one by one.
@@ -159,6 +163,7 @@ class EngineConfig(Settings):
     codec_frames: int = 0
     codec_device: str = ""
     codec_dtype: str = "auto"
+    quantization: str = "none"
     frame_batches: tuple[int, ...] = ()
     prefill_buckets: tuple[int, ...] = ()
     codec_batches: tuple[int, ...] = ()
@@ -194,6 +199,8 @@ class EngineConfig(Settings):
             raise ConfigError("codec_device", self.codec_device, 'it must be empty, cpu, or a GPU as "cuda:1"')
         if self.codec_dtype not in CODEC_DTYPES:
             raise ConfigError("codec_dtype", self.codec_dtype, "it must be " + " or ".join(CODEC_DTYPES))
+        if self.quantization not in QUANTIZATIONS:
+            raise ConfigError("quantization", self.quantization, "it must be " + " or ".join(QUANTIZATIONS))
         for name, largest in (("frame_batches", self.slots), ("prefill_buckets", self.prefill_tokens)):
             self._check_sizes(name, 1, largest)
         self._check_sizes("codec_batches", 1, 4096)

@@ -41,7 +41,8 @@ def launched_by(settings: WorkerSettings, target: Target) -> list[Variant]:
     )
     with recording(target) as variants:
         nowhere = torch.device("meta")
-        loaded = registry.load(settings.model, device=nowhere, dtype=settings.dtype, load_format="dummy")
+        how = {"load_format": "dummy", "quantization": settings.config.quantization}
+        loaded = registry.load(settings.model, device=nowhere, dtype=settings.dtype, **how)
         Runner(loaded.model, config).warm_up()
     return variants
 

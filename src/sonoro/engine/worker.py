@@ -158,9 +158,10 @@ def load(settings: WorkerSettings) -> LoadedModel:
     factory = getattr(importlib.import_module(module), function, None) if spec else None
     if not callable(factory):
         raise ConfigError("factory", settings.factory, "it must be module:function, and found in the import path")
-    loaded: LoadedModel = factory(
-        settings.model, device=settings.device, dtype=settings.dtype, load_format=settings.load_format
-    )
+    how = {"device": settings.device, "dtype": settings.dtype, "load_format": settings.load_format}
+    if settings.config.quantization != "none":
+        how["quantization"] = settings.config.quantization
+    loaded: LoadedModel = factory(settings.model, **how)
     spare_threads(loaded)
     return loaded
 

@@ -371,7 +371,8 @@ class LoadedModel:
     """A model with its device, dtype and parameter counts by part, as `registry.load` returns it.
 
     `skipped` names the tensors of its files that nothing reads, as they are stored: those that are derived from others
-    or foreign to the model, not those that every release holds for training alone.
+    or foreign to the model, not those that every release holds for training alone. `quantization` is what its layers
+    are kept in, "none" for `dtype`.
     """
 
     model: SpeechModel
@@ -379,6 +380,7 @@ class LoadedModel:
     dtype: torch.dtype
     parameters: dict[str, int]
     skipped: tuple[str, ...] = ()
+    quantization: str = "none"
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,8 @@ class Family:
 
     `model_type` is that of its config.json, or its `architecture` where there is none. `configurations` maps the
     released ones, which need no folder, to hub ids; `hub_files` are patterns of what to download, `hub_settings` what
-    is set of a model that is loaded by such an id (`models.settings`).
+    is set of a model that is loaded by such an id (`models.settings`). `quantizations` are the formats in 8 bits that
+    it may be kept in.
 
     `read` gives the configuration of a source, `files` its weights; `tokenizer` is that of a folder, which must have
     `tokenizer_file`, or with None a stand-in; `model` takes name, configuration, modules and tokeniser. `spec`, `sizes`
@@ -51,28 +52,34 @@ class Family:
     sizes: Callable[[Any], dict[str, str | int | float]]
     position_bytes: Callable[[Any, torch.dtype], int]
     hub_settings: Mapping[str, OptionValue] = field(default_factory=dict)
+    quantizations: Sequence[str] = ("int8", "fp8")
 
-    def from_folder(self, folder: Path, name: str, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+    def from_folder(
+        self, folder: Path, name: str, device: torch.device, dtype: torch.dtype, quantization: str = "none"
+    ) -> LoadedModel:
         """The model of `folder`. Raises `CheckpointError` naming file, key or tensor."""
         # Headers and small files come first: what is wrong with them is said before gigabytes are read.
         config = self.read(folder)
         parameters = self.files.count_parts(self.files.stored_shapes(config, folder))
         tokenizer = self.tokenizer(config, folder)
-        modules = self.files.load(folder, config, device=device, dtype=dtype)
+        modules = self.files.load(folder, config, device=device, dtype=dtype, quantization=quantization)
         stored.warn(name, modules.skipped)
         model = self.model(name, config, modules, tokenizer)
         if isinstance(model, ShowsWords):
             model.word_heads = read_heads(folder)
-        return LoadedModel(model, device, dtype, parameters, modules.skipped)
+        return LoadedModel(model, device, dtype, parameters, modules.skipped, quantization)
 
-    def from_random(self, source: Path | str, name: str, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+    def from_random(
+        self, source: Path | str, name: str, device: torch.device, dtype: torch.dtype, quantization: str = "none"
+    ) -> LoadedModel:
         """A model of random weights in the shapes of `source`."""
         config = self.read(source)
         has_tokenizer = isinstance(source, Path) and (source / self.tokenizer_file).is_file()
         tokenizer = self.tokenizer(config, Path(source) if has_tokenizer else None)
-        modules = self.files.init_dummy(config, _DUMMY_SEED, device=device, dtype=dtype)
+        modules = self.files.init_dummy(config, _DUMMY_SEED, device=device, dtype=dtype, quantization=quantization)
         parameters = self.files.count_parts(self.files.stored_shapes(config))
-        return LoadedModel(self.model(name, config, modules, tokenizer), device, dtype, parameters)
+        model = self.model(name, config, modules, tokenizer)
+        return LoadedModel(model, device, dtype, parameters, quantization=quantization)
 
     def describe(self, source: Path | str, name: str, dtype: torch.dtype) -> Description:
         """What `source` holds and would take. Raises as `from_folder` does."""

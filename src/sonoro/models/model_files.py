@@ -16,6 +16,8 @@ from torch import nn
 from sonoro.models.codec_file import CodecFile
 from sonoro.models.streaming import StreamingCodec
 from sonoro.nn import stored, weights
+from sonoro.nn.linear import Linear
+from sonoro.nn.transformer import quantize_layers
 from sonoro.nn.weights import DummyRule, Fusion, Shape
 
 __all__ = ["MODEL_FILES", "ModelFiles", "Modules"]
@@ -59,18 +61,22 @@ class ModelFiles(Generic[C, L, M]):
     is_wide: Callable[[str], bool] = lambda name: False
     spelling: Callable[[Collection[str]], Callable[[str], str]] = lambda names: str
 
-    def load(self, folder: Path, config: C, *, device: torch.device, dtype: torch.dtype) -> Modules[L, M]:
+    def load(
+        self, folder: Path, config: C, *, device: torch.device, dtype: torch.dtype, quantization: str = "none"
+    ) -> Modules[L, M]:
         """The modules of a checkpoint folder. Raises `CheckpointError` naming tensors and files."""
-        lm = weights.empty(self.make, config)
+        lm = self._empty(config, quantization)
         reading = self._reading(folder, config)
         skipped = weights.load(lm, dtype_of=lambda name: self._dtype_of(name, dtype), device=device, **reading)
         self.finalize(lm)
         codec = self.codec.load(folder / self.codec_file, self.codec_config(config), device=device, dtype=dtype)
         return Modules(lm, codec, (*skipped, *codec.skipped))
 
-    def init_dummy(self, config: C, seed: int, *, device: torch.device, dtype: torch.dtype) -> Modules[L, M]:
+    def init_dummy(
+        self, config: C, seed: int, *, device: torch.device, dtype: torch.dtype, quantization: str = "none"
+    ) -> Modules[L, M]:
         """Modules of random weights at any size: frames that vary."""
-        lm, codec = weights.empty(self.make, config), self.codec_config(config)
+        lm, codec = self._empty(config, quantization), self.codec_config(config)
         weights.init_dummy(lm, seed, rules=self.rules, dtype_of=lambda name: self._dtype_of(name, dtype), device=device)
         self.finalize(lm)
         return Modules(lm, self.codec.init_dummy(codec, seed, device=device, dtype=dtype))
@@ -97,13 +103,23 @@ class ModelFiles(Generic[C, L, M]):
         counts |= weights.count_parts(shapes[self.codec_file], self.codec_parts)
         return {part: count for part, count in counts.items() if count}
 
-    def weight_bytes(self, config: C, dtype: torch.dtype) -> int:
+    def weight_bytes(self, config: C, dtype: torch.dtype, quantization: str = "none") -> int:
         """What the weights take in memory with the language model in `dtype` and the codec as it is loaded, in float32;
         derived tables not counted.
         """
+        lm = self._empty(config, quantization)
         tensors = weights.empty(self.make, config).state_dict().items()
         taken = sum(tensor.numel() * self._dtype_of(name, dtype).itemsize for name, tensor in tensors)
+        for part in lm.modules():
+            if isinstance(part, Linear) and part.quantization != "none":
+                rows, columns = part.weight.shape
+                taken += rows * torch.float32.itemsize - rows * columns * (dtype.itemsize - 1)
         return taken + self.codec.weight_bytes(self.codec_config(config), torch.float32)
+
+    def _empty(self, config: C, quantization: str) -> L:
+        lm = weights.empty(self.make, config)
+        quantize_layers(lm, quantization)
+        return lm
 
     def _dtype_of(self, name: str, dtype: torch.dtype) -> torch.dtype:
         return torch.float32 if self.is_wide(name) else dtype

@@ -23,6 +23,7 @@ from sonoro.models.loading import Family
 from sonoro.models.qwen3_tts import model as qwen3_tts
 from sonoro.models.settings import configure
 from sonoro.models.voxcpm2 import model as voxcpm2
+from sonoro.ops.device import card, is_recorded
 from sonoro.runtime.kernels import use_own_plans
 
 __all__ = ["BUILTIN", "describe", "load", "locate", "names"]
@@ -32,6 +33,9 @@ BUILTIN = "builtin"
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _OTHER_FORMATS = ("*.bin", "*.pth")
 """Patterns of what else may hold weights; asked for where there is no safetensors file."""
+
+_FP8_FROM = (8, 9)
+"""The compute capability from which on cards have units for E4M3; those of AMD have them in another form."""
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -59,12 +63,15 @@ def load(
     device: str | torch.device = "auto",
     dtype: str | torch.dtype | None = None,
     load_format: str = "auto",
+    quantization: str = "none",
 ) -> LoadedModel:
     """The model called `model`: a folder, a hub id, or one of `names()`; None is the built-in voice.
 
     `device` "auto" is CUDA where there is one. `dtype` None is bfloat16 on CUDA and float32 elsewhere. `load_format`
-    "dummy" draws random weights in the shapes of `model`. Raises `CheckpointNotFound` saying what is known,
-    `CheckpointError` for a folder that cannot be used, `ConfigError` for an empty name, a bad device, dtype or format.
+    "dummy" draws random weights in the shapes of `model`. `quantization` "int8" or "fp8" keeps the weights of layers
+    in 8 bits. Raises `CheckpointNotFound` saying what is known, `CheckpointError` for a folder that cannot be used,
+    `ConfigError` for an empty name, a bad device, dtype or format, and for a quantisation that the model or the card
+    does not have.
     """
     if load_format not in ("auto", "dummy"):
         raise ConfigError("load_format", load_format, "it must be auto or dummy")
@@ -72,10 +79,12 @@ def load(
     torch_dtype = _dtype(dtype, torch_device)
     use_own_plans(torch_device)
     source = _find(model, is_dummy=load_format == "dummy")
+    _check_quantization(quantization, source.family, torch_device)
+    how = (source.name, torch_device, torch_dtype, quantization)
     if load_format == "dummy":
-        return source.family.from_random(source.origin, source.name, torch_device, torch_dtype)
+        return source.family.from_random(source.origin, *how)
     if isinstance(source.origin, Path):
-        loaded = source.family.from_folder(source.origin, source.name, torch_device, torch_dtype)
+        loaded = source.family.from_folder(source.origin, *how)
         if source.is_hub:
             configure(loaded.model, source.family.hub_settings)
         return loaded
@@ -179,6 +188,17 @@ def _device(device: str | torch.device) -> torch.device:
     if parsed.type == "cuda" and (parsed.index or 0) >= torch.cuda.device_count():
         raise ConfigError("device", device, f"this machine has {torch.cuda.device_count()} CUDA devices")
     return parsed
+
+
+def _check_quantization(quantization: str, family: Family, device: torch.device) -> None:
+    offered = ("none", *family.quantizations)
+    if quantization not in offered:
+        raise ConfigError("quantization", quantization, f"{family.model_type} is offered as {' or '.join(offered)}")
+    on = card(device) if device.type == "cuda" or is_recorded() else None
+    if quantization == "fp8" and on is not None and on.capability < _FP8_FROM:
+        raise ConfigError(
+            "quantization", quantization, f"{on.name} has no units for it (compute capability 8.9 has); int8 runs on it"
+        )
 
 
 def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:

@@ -1,6 +1,7 @@
 """Products with weights: every weight product of a language model and of its flow is computed here.
 
-How a weight is stored and multiplied is known to this module alone. A codec's fused decoder multiplies by
+How a weight is stored and multiplied is known to this module alone: in the dtype of what it multiplies, or in 8 bits
+with a scale for each output channel. A codec's fused decoder multiplies by
 `sonoro.ops.conv` instead.
 """
 
@@ -10,16 +11,33 @@ import functools
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sonoro.ops.device import seeded
-from sonoro.ops.linear import linear_add, norm_gate_up, norm_linear
+from sonoro.ops.linear import EIGHT_BITS, linear, linear_add, norm_gate_up, norm_linear
 from sonoro.ops.norm import rms_norm, rms_norm_reference
 
-__all__ = ["Linear", "RMSNorm", "lay_out_by_input", "random_like"]
+__all__ = ["Linear", "RMSNorm", "lay_out_by_input", "quantize", "random_like"]
 
 _KERNEL_TOLERANCES = {torch.bfloat16: 2**-6, torch.float16: 2**-9}
 """Of the largest value: a few roundings of the dtype. Others: float32 sums of some thousand terms in another order."""
+
+
+_LARGEST = {"int8": 127.0, "fp8": 448.0}
+"""What the largest of a channel is stored as."""
+
+
+def quantize(weight: Tensor, quantization: str) -> tuple[Tensor, Tensor]:
+    """`weight` [N, K] in 8 bits, "int8" or "fp8" (E4M3), and the scale [N] float32 of its rows, the output channels.
+
+    Symmetric, rounded to nearest: the largest of a row is the largest of the format.
+    """
+    wide, largest = weight.float(), _LARGEST[quantization]
+    scale = wide.abs().amax(dim=1).clamp_min(1e-30) / largest
+    # Divided, not multiplied by the inverse; either may be a rounding beyond the largest.
+    steps = (wide / scale[:, None]).clamp(-largest, largest)
+    return (steps.round() if quantization == "int8" else steps).to(EIGHT_BITS[quantization]), scale
 
 
 class RMSNorm(nn.Module):
@@ -41,9 +59,43 @@ class RMSNorm(nn.Module):
 class Linear(nn.Linear):
     """`x` [..., K] times `weight` [N, K], plus a bias if there is one: [..., N].
 
+    Where `quantization` says so before it is filled (`nn.weights.fill`), the weight is kept in 8 bits, and row n stands
+    for `scale` [N] times as much; nothing trains it then. Otherwise `scale` is None.
+
     The methods are fused with what stands before or after the product: for `x` [B, K] of one token per row, without
     bias and autograd, capturable. Each has a check that compares its kernel with its reference.
     """
+
+    scale: Tensor | None
+    quantization = "none"
+
+    def __init__(self, in_features: int, out_features: int, bias: bool = True, device: str | None = None) -> None:
+        super().__init__(in_features, out_features, bias, device)
+        self.register_buffer("scale", None, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The product of `x` [..., K]: [..., N]. Differentiable by `x`."""
+        if self.scale is None:
+            return F.linear(x, self.weight, self.bias)
+        product: Tensor = linear(x, self.weight, self.scale)
+        return product if self.bias is None else product + self.bias
+
+    def stored(self, weight: Tensor) -> Tensor:
+        """How this layer keeps `weight` [N, K]; in 8 bits, it takes the scale itself."""
+        if self.quantization == "none":
+            return weight
+        self.weight.requires_grad_(False)
+        stored, self.scale = quantize(weight, self.quantization)
+        return stored
+
+    @torch.no_grad()
+    def reorder(self, order: Callable[[Tensor], Tensor]) -> None:
+        """Put the rows of the weight, and their scales, in the order that `order` makes of rows [N, ...], in place."""
+        # Not every operation knows 8-bit floats; their bits move alike.
+        weight = self.weight.data if self.scale is None else self.weight.data.view(torch.int8)
+        weight.copy_(order(weight))
+        if self.scale is not None:
+            self.scale.copy_(order(self.scale[:, None])[:, 0])
 
     @classmethod
     def derived(cls, weight: Tensor) -> Linear:
@@ -55,24 +107,29 @@ class Linear(nn.Linear):
 
     def after_norm(self, x: Tensor, norm: RMSNorm) -> Tensor:
         """The product of `norm` of `x` [B, K]: [B, N]."""
-        return norm_linear(x, norm.weight, norm.eps, self.weight)
+        return norm_linear(x, norm.weight, norm.eps, self.weight, self.scale)
 
     def gate_up_after_norm(self, x: Tensor, norm: RMSNorm) -> Tensor:
         """silu(gate) * up [B, N / 2] of the product of `norm` of `x` [B, K]; `weight` begins with the gate's rows."""
-        return norm_gate_up(x, norm.weight, norm.eps, self.weight)
+        return norm_gate_up(x, norm.weight, norm.eps, self.weight, self.scale)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """`residual` [B, N] plus the product of `x` [B, K]."""
-        return linear_add(x, self.weight, residual)
+        return linear_add(x, self.weight, residual, self.scale)
+
+    def check_alone(self, x: Tensor, tolerance: float) -> None:
+        """Where `forward` is a kernel of ours, that of `x` [B, K]."""
+        if self.scale is not None:
+            linear.check(lambda: (x, self.weight, self.scale), tolerance)
 
     def check_after_norm(self, x: Tensor, norm: RMSNorm, tolerance: float) -> None:
-        norm_linear.check(lambda: (x, norm.weight, norm.eps, self.weight), tolerance)
+        norm_linear.check(lambda: (x, norm.weight, norm.eps, self.weight, self.scale), tolerance)
 
     def check_gate_up_after_norm(self, x: Tensor, norm: RMSNorm, tolerance: float) -> None:
-        norm_gate_up.check(lambda: (x, norm.weight, norm.eps, self.weight), tolerance)
+        norm_gate_up.check(lambda: (x, norm.weight, norm.eps, self.weight, self.scale), tolerance)
 
     def check_add_to(self, residual: Tensor, x: Tensor, tolerance: float) -> None:
-        linear_add.check(lambda: (x, self.weight, residual), tolerance)
+        linear_add.check(lambda: (x, self.weight, residual, self.scale), tolerance)
 
 
 def random_like(weight: Tensor) -> tuple[Callable[..., Tensor], float]:
@@ -86,11 +143,12 @@ def random_like(weight: Tensor) -> tuple[Callable[..., Tensor], float]:
 
 @torch.no_grad()
 def lay_out_by_input(module: nn.Module) -> None:
-    """Store the weight of every `Linear` in `module` column by column, in place; its shape and values stay.
+    """Store the weight of every `Linear` in `module` column by column, in place; its shape and values stay. Those in 8
+    bits stay as they are.
 
     For decoding on a CPU: a product with one row then streams the weight in order, at twice the speed where it comes
     from memory (23 GB/s instead of 11, float32 [1536, 256], one core of an AMD EPYC).
     """
     for part in module.modules():
-        if isinstance(part, Linear):
+        if isinstance(part, Linear) and part.scale is None:
             part.weight.data = part.weight.t().contiguous().t()

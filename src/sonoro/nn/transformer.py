@@ -9,6 +9,7 @@ each other.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -35,6 +36,7 @@ __all__ = [
     "NormedAttention",
     "Rotary",
     "causal_attention",
+    "quantize_layers",
     "rotary_of_angles",
     "rotary_tables",
     "rotate",
@@ -224,6 +226,15 @@ class DecoderLayer(nn.Module):
         attention.o_proj.check_add_to(x, heads, tolerance)
         feed.gate_up_proj.check_gate_up_after_norm(x, second, tolerance)
         feed.down_proj.check_add_to(x, inner, tolerance)
+        attention.qkv_proj.check_alone(x, tolerance)
+
+
+def quantize_layers(module: nn.Module, quantization: str) -> None:
+    """Have the weights of every layer in `module` kept in 8 bits, "int8" or "fp8", once they are filled."""
+    for layer in module.modules():
+        for part in layer.modules() if isinstance(layer, DecoderLayer) else ():
+            if isinstance(part, Linear):
+                part.quantization = quantization
 
 
 class DecoderStack(nn.Module):
@@ -279,9 +290,9 @@ class DecoderStack(nn.Module):
         """
         layer, config = cast(DecoderLayer, self.layers[0]), self.config
         layer.check_kernels(tokens * batch)
-        attention, weight = layer.self_attn, layer.self_attn.qkv_proj.weight
+        attention, weight = layer.self_attn, self.norm.weight
         random, tolerance = random_like(weight)
-        norms, qkv = attention.head_norms, random(tokens * batch, weight.shape[0])
+        norms, qkv = attention.head_norms, random(tokens * batch, attention.qkv_proj.out_features)
         index = torch.arange(batch, device=weight.device)
         # Part of a table as wide as the one that will serve, or kernels would be compiled for this alone.
         table = torch.zeros_like(table[:1]).repeat(batch, 1)[:, :2]
@@ -312,8 +323,8 @@ class DecoderStack(nn.Module):
         """
         for layer in cast(Sequence[DecoderLayer], self.layers):
             attention = layer.self_attn
-            weight, width = attention.qkv_proj.weight, attention.head_width
-            weight.copy_(split_pairs(weight, sum(attention.heads[:2]), width))
+            heads, width = sum(attention.heads[:2]), attention.head_width
+            attention.qkv_proj.reorder(functools.partial(split_pairs, heads=heads, head_width=width))
             for norm in attention.head_norms[:2]:
                 if norm is not None:
                     norm.copy_(split_pairs(norm[:, None], 1, width)[:, 0])

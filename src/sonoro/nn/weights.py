@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from sonoro.nn import stored
+from sonoro.nn.linear import Linear
 from sonoro.nn.stored import Shape
 from sonoro.ops.device import seeded
 
@@ -257,9 +258,15 @@ def init_dummy(
 
 
 def fill(module: nn.Module, value_of: Callable[[str, Shape], Tensor]) -> None:
-    """Make `value_of(name, shape)` every parameter and persistent buffer of `module`, which keeps what it is given."""
+    """Make `value_of(name, shape)` every parameter and persistent buffer of `module`, which keeps what it is given, or
+    of a weight what its `Linear` makes of it.
+    """
+    layers = {f"{name}.weight": layer for name, layer in module.named_modules() if isinstance(layer, Linear)}
+    values = {}
     with torch.no_grad():
-        values = {name: value_of(name, tuple(tensor.shape)) for name, tensor in module.state_dict().items()}
+        for name, tensor in module.state_dict().items():
+            value = value_of(name, tuple(tensor.shape))
+            values[name] = layers[name].stored(value) if name in layers else value
     module.load_state_dict(values, assign=True)
 
 

@@ -3,6 +3,9 @@
 A frame is a chain of hundreds of such products, each waiting for the one before, so three things count: every weight is
 read from memory once, at its full rate; launches are few; and the weights of a kernel are on their way while the kernel
 ahead of it still runs (see `sonoro.ops.norm`). `sonoro.ops.plans` chooses between the ways to run one.
+
+A weight is stored in the dtype of what it multiplies, or in 8 bits: int8 or float8_e4m3fn, each of which 16 bits hold
+exactly. Then `scale` [N] float32 times row n is what that row stands for, and the kernels multiply their sums by it.
 """
 
 from __future__ import annotations
@@ -24,9 +27,14 @@ except ImportError:
     triton = None
 
 __all__ = [
+    "EIGHT_BITS",
+    "dequantized",
+    "linear",
     "linear_add",
     "linear_add_kernel",
     "linear_add_reference",
+    "linear_kernel",
+    "linear_reference",
     "norm_gate_up",
     "norm_gate_up_kernel",
     "norm_gate_up_reference",
@@ -39,29 +47,48 @@ ROW_BLOCK = 1024
 """Elements per program of the small kernels after a product."""
 
 
-def norm_linear_reference(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
+EIGHT_BITS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+"""What weights are stored in, by what that is called."""
+
+
+def dequantized(weight: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """What `weight` [N, K] stands for, rounded once to `dtype`; itself without `scale` [N]."""
+    return weight if scale is None else (weight.to(torch.promote_types(dtype, scale.dtype)) * scale[:, None]).to(dtype)
+
+
+def norm_linear_reference(
+    x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, scale: Tensor | None = None
+) -> Tensor:
     """The RMS norm of `x` [B, K] times `weight` [N, K]: [B, N]. Differentiable."""
-    return F.linear(rms_norm_reference(x, norm_weight, eps), weight)
+    return linear_reference(rms_norm_reference(x, norm_weight, eps), weight, scale)
 
 
-def norm_gate_up_reference(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor) -> Tensor:
+def linear_reference(x: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
+    """`x` [..., K] times `weight` [N, K]: [..., N]. Differentiable."""
+    return F.linear(x, dequantized(weight, scale, x.dtype))
+
+
+def norm_gate_up_reference(
+    x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, scale: Tensor | None = None
+) -> Tensor:
     """silu(gate) * up of the RMS norm of `x` [B, K], for `weight` [2 N, K] with the gate's rows first: [B, N].
 
     Differentiable.
     """
-    gate, up = norm_linear_reference(x, norm_weight, eps, weight).chunk(2, dim=-1)
+    gate, up = norm_linear_reference(x, norm_weight, eps, weight, scale).chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
-def linear_add_reference(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
+def linear_add_reference(x: Tensor, weight: Tensor, residual: Tensor, scale: Tensor | None = None) -> Tensor:
     """`residual` [B, N] plus `x` [B, K] times `weight` [N, K]. Differentiable."""
-    return residual + F.linear(x, weight)
+    return residual + linear_reference(x, weight, scale)
 
 
 if triton is not None:
     # Triton's interpreter takes the bits of a bfloat16 operand for an integer; products in float32 are the same.
     OPERAND = {
         torch.float32: tl.float32,
+        torch.float16: tl.float16,
         torch.bfloat16: tl.float32 if triton.knobs.runtime.interpret else tl.bfloat16,
     }
 
@@ -91,7 +118,7 @@ if triton is not None:
 
     @triton.jit(do_not_specialize=["batch"])
     def _gemv_kernel(
-        x, norm_weight, weight, residual, out, batch, x_stride, residual_stride, eps,
+        x, norm_weight, weight, scale, residual, out, batch, x_stride, residual_stride, eps,
         N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_GATED: tl.constexpr,
         ENABLE_PDL: tl.constexpr,
     ):  # fmt: skip
@@ -107,9 +134,13 @@ if triton is not None:
             k = chunk * BLOCK_K
             for half in tl.static_range(HALVES):
                 mask = (n < N)[:, None] & (k + k_offset < K)[None, :]
-                tiles += (tl.load(start + half * N * K + k, mask=mask, other=0),)  # type: ignore[assignment]
+                tiles += (tl.load(start + half * N * K + k, mask=mask, other=0.0),)  # type: ignore[assignment]
             if norm_weight is not None:
                 norm_tiles += (tl.load(norm_weight + k + k_offset, mask=k + k_offset < K, other=0),)  # type: ignore[assignment]
+        if scale is not None:
+            n_scale = tl.load(scale + n, mask=n < N, other=0)
+            if IS_GATED:
+                up_scale = tl.load(scale + N + n, mask=n < N, other=0)
         pdl_wait(ENABLE_PDL)
         for b in range(batch):
             if residual is not None:
@@ -127,9 +158,15 @@ if triton is not None:
                 for chunk in tl.static_range(CHUNKS):
                     normed += (scale_and_weigh(values[chunk], inverse, norm_tiles[chunk], dtype).to(tl.float32),)  # type: ignore[assignment]
                 values = normed
-            result = _dot_rows(tiles, values, CHUNKS, 0, HALVES).to(dtype)
+            result = _dot_rows(tiles, values, CHUNKS, 0, HALVES)
+            if scale is not None:
+                result *= n_scale
+            result = result.to(dtype)
             if IS_GATED:
-                result = _silu_mul(result, _dot_rows(tiles, values, CHUNKS, 1, HALVES), dtype)
+                up = _dot_rows(tiles, values, CHUNKS, 1, HALVES)
+                if scale is not None:
+                    up *= up_scale
+                result = _silu_mul(result, up, dtype)
             if residual is not None:
                 result = (result.to(tl.float32) + rest).to(dtype)
             tl.store(out + b * N + n, result, mask=n < N)
@@ -151,13 +188,13 @@ if triton is not None:
 
     @triton.jit(do_not_specialize=["batch"])
     def _tile_kernel(  # noqa: PLR0915 (a kernel's arguments are positional)
-        x, weight, residual, out, batch, x_stride, residual_stride,
+        x, weight, scale, residual, out, batch, x_stride, residual_stride,
         N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
         SLICE_K: tl.constexpr, SPLIT_K: tl.constexpr, NUM_STAGES: tl.constexpr, IS_GATED: tl.constexpr,
         PREFETCH_L2: tl.constexpr, ENABLE_PDL: tl.constexpr, OPERAND_DTYPE: tl.constexpr,
     ):  # fmt: skip
         pdl_launch_dependents(ENABLE_PDL)
-        dtype: tl.constexpr = weight.dtype.element_ty
+        dtype: tl.constexpr = x.dtype.element_ty
         STEP: tl.constexpr = SLICE_K * BLOCK_K
         SPAN: tl.constexpr = (K + SPLIT_K - 1) // SPLIT_K
         # Added to the pointers, so that the loop has constant ends: it is 6% faster (8 rows, as below).
@@ -189,7 +226,7 @@ if triton is not None:
             acc = tl.zeros([SLICE_K, BLOCK_M, BLOCK_N], tl.float32)
         acc_up = acc
         if ENABLE_PDL and PREFETCH_L2:
-            LINE: tl.constexpr = 1024 // dtype.primitive_bitwidth
+            LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth
             _prefetch_l2(weight, n_source, K, SPAN, LINE)
             if IS_GATED:
                 _prefetch_l2(weight, n_source + N, K, SPAN, LINE)
@@ -200,17 +237,21 @@ if triton is not None:
                 w_tile = tl.load(w_ptrs + k).to(OPERAND_DTYPE)
             else:
                 x_tile = tl.load(x_ptrs + k, mask=is_row & (k + k_row < K), other=0).to(OPERAND_DTYPE)
-                w_tile = tl.load(w_ptrs + k, mask=k + k_column < K, other=0).to(OPERAND_DTYPE)
+                w_tile = tl.load(w_ptrs + k, mask=k + k_column < K, other=0.0).to(OPERAND_DTYPE)
             acc = tl.dot(x_tile, w_tile, acc, input_precision="ieee")
             if IS_GATED:
                 if K % STEP == 0:
                     w_tile = tl.load(w_ptrs + N * K + k).to(OPERAND_DTYPE)
                 else:
-                    w_tile = tl.load(w_ptrs + N * K + k, mask=k + k_column < K, other=0).to(OPERAND_DTYPE)
+                    w_tile = tl.load(w_ptrs + N * K + k, mask=k + k_column < K, other=0.0).to(OPERAND_DTYPE)
                 acc_up = tl.dot(x_tile, w_tile, acc_up, input_precision="ieee")
         if SLICE_K > 1:
             acc, acc_up = tl.sum(acc, 0), tl.sum(acc_up, 0)
         mask = (m64 < batch)[:, None] & (n < N)[None, :]
+        if scale is not None:
+            acc *= tl.load(scale + n_source)[None, :]
+            if IS_GATED:
+                acc_up *= tl.load(scale + N + n_source)[None, :]
         result = acc if SPLIT_K > 1 else acc.to(dtype)
         if IS_GATED:
             result = _silu_mul(result, acc_up, dtype)
@@ -243,6 +284,7 @@ if triton is not None:
 def _matmul(
     x: Tensor,
     weight: Tensor,
+    scale: Tensor | None,
     plan: Plan,
     norm: tuple[Tensor, float] | None = None,
     residual: Tensor | None = None,
@@ -255,7 +297,7 @@ def _matmul(
     if isinstance(plan, GemvPlan):
         out = torch.empty((batch, width_out), dtype=x.dtype, device=x.device)
         gain, eps = norm or (None, 0.0)
-        inputs = (x, gain, weight, residual, out, batch, x.stride(0), residual_stride, eps)
+        inputs = (x, gain, weight, scale, residual, out, batch, x.stride(0), residual_stride, eps)
         sizes = (width_out, width_in, plan.rows, plan.block_k, is_gated, enable_pdl)
         _gemv_kernel[(triton.cdiv(width_out, plan.rows),)](
             *inputs, *sizes, num_warps=plan.warps, **pdl_options(enable_pdl)
@@ -264,11 +306,13 @@ def _matmul(
     if norm is not None:
         x = rms_norm_kernel(x, *norm, enable_pdl=plan.enable_pdl)
     if isinstance(plan, CublasPlan):
-        return _cublas_matmul(x, weight, residual, is_gated, enable_pdl)
-    return _tile_matmul(x, weight, plan, residual, is_gated)
+        return _cublas_matmul(x, dequantized(weight, scale, x.dtype), residual, is_gated, enable_pdl)
+    return _tile_matmul(x, weight, scale, plan, residual, is_gated)
 
 
-def _tile_matmul(x: Tensor, weight: Tensor, plan: TilePlan, residual: Tensor | None, is_gated: bool) -> Tensor:
+def _tile_matmul(
+    x: Tensor, weight: Tensor, scale: Tensor | None, plan: TilePlan, residual: Tensor | None, is_gated: bool
+) -> Tensor:
     batch, width_in = x.shape
     width_out = weight.shape[0] // 2 if is_gated else weight.shape[0]
     enable_pdl = plan.enable_pdl and has_pdl(x.device)
@@ -282,7 +326,7 @@ def _tile_matmul(x: Tensor, weight: Tensor, plan: TilePlan, residual: Tensor | N
         rest = None
     blocks = (plan.block_m, plan.block_n, plan.block_k, plan.slice_k, plan.split_k, plan.stages)
     _tile_kernel[(triton.cdiv(batch, plan.block_m), triton.cdiv(width_out, plan.block_n), plan.split_k)](
-        *(x, weight, rest, sums, batch, x.stride(0), residual_stride, width_out, width_in),
+        *(x, weight, scale, rest, sums, batch, x.stride(0), residual_stride, width_out, width_in),
         *(*blocks, is_gated, plan.is_prefetched, enable_pdl, OPERAND[x.dtype]),
         num_warps=plan.warps,
         **pdl_options(enable_pdl),
@@ -309,35 +353,73 @@ def _chosen(x: Tensor, weight: Tensor, is_gated: bool, plan: Plan | None, shrink
     return shrunk(plan or plan_for(x.shape[0], weight, is_gated), smaller, shrink)
 
 
+def linear_kernel(
+    x: Tensor, weight: Tensor, scale: Tensor | None = None, plan: Plan | None = None, *, shrink: int = 0
+) -> Tensor:
+    """`linear_reference` in one or two launches; no gradient."""
+    rows = x.flatten(0, -2)
+    return _matmul(rows, weight, scale, _chosen(rows, weight, False, plan, shrink)).unflatten(0, x.shape[:-1])
+
+
 def norm_linear_kernel(
-    x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, plan: Plan | None = None, *, shrink: int = 0
+    x: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    scale: Tensor | None = None,
+    plan: Plan | None = None,
+    *,
+    shrink: int = 0,
 ) -> Tensor:
     """`norm_linear_reference` in one or two launches; no gradient."""
-    return _matmul(x, weight, _chosen(x, weight, False, plan, shrink), (norm_weight, eps))
+    return _matmul(x, weight, scale, _chosen(x, weight, False, plan, shrink), (norm_weight, eps))
 
 
 def norm_gate_up_kernel(
-    x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, plan: Plan | None = None, *, shrink: int = 0
+    x: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    scale: Tensor | None = None,
+    plan: Plan | None = None,
+    *,
+    shrink: int = 0,
 ) -> Tensor:
     """`norm_gate_up_reference` in one to three launches; no gradient."""
-    return _matmul(x, weight, _chosen(x, weight, True, plan, shrink), (norm_weight, eps), is_gated=True)
+    return _matmul(x, weight, scale, _chosen(x, weight, True, plan, shrink), (norm_weight, eps), is_gated=True)
 
 
 def linear_add_kernel(
-    x: Tensor, weight: Tensor, residual: Tensor, plan: Plan | None = None, *, shrink: int = 0
+    x: Tensor,
+    weight: Tensor,
+    residual: Tensor,
+    scale: Tensor | None = None,
+    plan: Plan | None = None,
+    *,
+    shrink: int = 0,
 ) -> Tensor:
     """`linear_add_reference` in one or two launches; no gradient."""
-    return _matmul(x, weight, _chosen(x, weight, False, plan, shrink), residual=residual)
+    return _matmul(x, weight, scale, _chosen(x, weight, False, plan, shrink), residual=residual)
 
 
-def _takes_norm(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor) -> bool:
-    return x.ndim == 2 and is_row_major(x, norm_weight, weight) and weight.is_contiguous()
+def _takes_rows(x: Tensor, weight: Tensor, scale: Tensor | None = None) -> bool:
+    return x.ndim > 1 and x.is_contiguous() and is_row_major(x) and _takes_weight(x, weight, scale)
 
 
-def _takes_residual(x: Tensor, weight: Tensor, residual: Tensor) -> bool:
-    return x.ndim == 2 and is_row_major(x, weight, residual) and weight.is_contiguous()
+def _takes_norm(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, scale: Tensor | None = None) -> bool:
+    return x.ndim == 2 and is_row_major(x, norm_weight) and _takes_weight(x, weight, scale)
 
 
+def _takes_residual(x: Tensor, weight: Tensor, residual: Tensor, scale: Tensor | None = None) -> bool:
+    return x.ndim == 2 and is_row_major(x, residual) and _takes_weight(x, weight, scale)
+
+
+def _takes_weight(x: Tensor, weight: Tensor, scale: Tensor | None) -> bool:
+    is_known = weight.dtype == x.dtype if scale is None else weight.dtype in EIGHT_BITS.values()
+    return is_known and weight.numel() > 0 and weight.is_contiguous()
+
+
+linear = Operation("linear", linear_kernel, linear_reference, _takes_rows, can_shrink=True)
 norm_linear = Operation("norm_linear", norm_linear_kernel, norm_linear_reference, _takes_norm, can_shrink=True)
 norm_gate_up = Operation("norm_gate_up", norm_gate_up_kernel, norm_gate_up_reference, _takes_norm, can_shrink=True)
 linear_add = Operation("linear_add", linear_add_kernel, linear_add_reference, _takes_residual, can_shrink=True)

@@ -108,10 +108,10 @@ def pdl_options(enable_pdl: bool) -> dict[str, bool]:
 
 
 def is_row_major(*tensors: Tensor) -> bool:
-    """Whether all are of one dtype a kernel knows (float32 or bfloat16), with rows that are dense; none empty."""
+    """Whether all are of one dtype a kernel knows (float32, or 16 bits), with rows that are dense; none empty."""
     dtypes = {tensor.dtype for tensor in tensors}
     return (
-        dtypes in ({torch.float32}, {torch.bfloat16})
+        dtypes in ({torch.float32}, {torch.bfloat16}, {torch.float16})
         and all(tensor.stride(-1) == 1 for tensor in tensors)
         and all(tensor.numel() > 0 for tensor in tensors)
     )

@@ -92,7 +92,8 @@ _TUNED = Path(__file__).parent / "tuned"
 
 @dataclass(frozen=True)
 class Product:
-    """Of `rows` rows with a weight `shape` [N, K], of two halves if gated, elements of `itemsize` bytes."""
+    """Of `rows` rows with a weight `shape` [N, K], of two halves if gated, elements of `itemsize` bytes; those of the
+    rows have as many, but at least 2."""
 
     rows: int
     shape: tuple[int, int]
@@ -115,12 +116,15 @@ class Product:
 
     def stage_bytes(self, plan: TilePlan) -> int:
         """What one stage keeps in shared memory."""
-        return self.itemsize * plan.slice_k * plan.block_k * (plan.block_m + self.halves * plan.block_n)
+        column_bytes = max(2, self.itemsize) * plan.block_m + self.itemsize * self.halves * plan.block_n
+        return plan.slice_k * plan.block_k * column_bytes
 
     def fits(self, plan: Plan, on: Card) -> bool:
         """Whether `on` has the registers and the shared memory for `plan`, and the plan divides this product."""
         if isinstance(plan, GemvPlan):
-            own = plan.rows * self.shape[1] * self.itemsize * self.halves
+            # Compilers keep each of 8 bits in a register of its own (Triton 3.6, sm_80 to sm_90: 1.7 kB spilled).
+            size = 4 if self.itemsize == 1 else self.itemsize
+            own = plan.rows * self.shape[1] * size * self.halves
             return own <= 2 * REGISTER_BYTES * 32 * plan.warps // (2 if on.has_few_registers else 1)
         if isinstance(plan, CublasPlan):
             return True
@@ -208,7 +212,7 @@ def candidates(product: Product, on: Card) -> Iterator[Plan]:
             block_k = min(2048 if rows < 4 else 512, 1 << (product.shape[1] - 1).bit_length())
             if product.fits(plan := GemvPlan(rows, block_k, warps), on):
                 yield plan
-    if product.itemsize == 2 and (on.capability >= (8, 0) or on.gfx):
+    if product.itemsize <= 2 and (on.capability >= (8, 0) or on.gfx):
         block_m = next((limit for limit in (16, 32, 64) if product.rows <= limit), 64 if product.rows <= 256 else 128)
         least_n = 16 if on.gfx or block_m >= 64 else 8
         sizes = itertools.product((8, 16, 32, 64, 128), (64, 128, 256), (1, 4), (1, 4), (3, 4, 5))
@@ -257,6 +261,8 @@ def estimate_s(plan: Plan, product: Product, on: Card) -> float:
     (outputs, inputs), count = product.shape, on.multiprocessors
     floor_s = product.weight_bytes / on.bandwidth
     if isinstance(plan, CublasPlan):
+        # A weight in 8 bits is read, written in 16 and read again.
+        floor_s *= 5 if product.itemsize == 1 else 1
         busy = min(1.0, -(-outputs // 128) * -(-product.rows // 128) * -(-inputs // 512) / count)
         return floor_s / (_SHARE * busy) + 2 * _LAUNCH_S
     programs = product.programs(plan)
@@ -266,7 +272,7 @@ def estimate_s(plan: Plan, product: Product, on: Card) -> float:
     else:
         stage = product.stage_bytes(plan)
         used = stage * on.buffers(plan.block_m, plan.stages)
-        weights = stage * product.halves * plan.block_n // (plan.block_m + product.halves * plan.block_n)
+        weights = product.itemsize * product.halves * plan.slice_k * plan.block_k * plan.block_n
         at_once, loading = max(1, min(16 // plan.warps, on.shared_bytes // used)), weights * (plan.stages - 1)
         chain_s = _STEP_S * inputs / (16 * plan.slice_k * plan.split_k) * max(1, plan.block_m * plan.block_n / 2048)
     waves = -(-programs // (count * at_once))
@@ -296,10 +302,10 @@ def _plan_for(column: int, shape: tuple[int, int], dtype: torch.dtype, is_gated:
         return plan or CublasPlan()
     if not on.is_gpu:
         return _untuned_vector(product) if column < 2 else CublasPlan()
+    # In 8 bits the library is given a copy in 16, which pays where there are many rows alone.
+    last = {torch.bfloat16: 5, torch.float16: 5, torch.int8: 6, torch.float8_e4m3fn: 6}.get(dtype, 0)
     choices = [
-        plan
-        for plan in candidates(product, on)
-        if not isinstance(plan, TilePlan) or (dtype == torch.bfloat16 and column > 1 and column < 6)
+        plan for plan in candidates(product, on) if not isinstance(plan, TilePlan) or (column > 1 and column <= last)
     ]
     return min(choices, key=lambda plan: estimate_s(plan, product, on))
 

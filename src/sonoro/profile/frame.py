@@ -56,7 +56,8 @@ _STAGED_TOKENS = 2048
 
 @dataclass(frozen=True)
 class FrameBench:
-    """What to time. `model`, `device`, `dtype` and `load_format` are those of `sonoro.models.registry.load`.
+    """What to time. `model`, `device`, `dtype` and `load_format` are those of `sonoro.models.registry.load`, and
+    `quantization`, of which None is none.
 
     `batch`: batch sizes. `context`: positions attended to, kept within half the timed frames of it. `is_eager` times
     without graphs alone, as on a CPU. `has_snake` adds a table of SnakeBeta. `out` is written after every batch size.
@@ -71,6 +72,7 @@ class FrameBench:
     has_snake: bool = False
     device: str = "auto"
     dtype: str | None = None
+    quantization: str | None = None
     out: Path | None = None
     commit: str | None = None
 
@@ -87,7 +89,8 @@ def run(bench: FrameBench, loaded: LoadedModel | None = None) -> dict[str, Any]:
     A batch size that fails leaves its error in its row and the others theirs; then it raises `EngineError`, at the end.
     """
     if loaded is None:
-        loaded = registry.load(bench.model, device=bench.device, dtype=bench.dtype, load_format=bench.load_format)
+        how = {"load_format": bench.load_format, "quantization": bench.quantization or "none"}
+        loaded = registry.load(bench.model, device=bench.device, dtype=bench.dtype, **how)
     is_gpu, is_eager = loaded.device.type == "cuda", bench.is_eager or loaded.device.type != "cuda"
     if is_gpu:
         torch.cuda.synchronize(loaded.device)  # the weights were made on another stream
@@ -112,6 +115,7 @@ def run(bench: FrameBench, loaded: LoadedModel | None = None) -> dict[str, Any]:
             "model": loaded.model.spec.name,
             "arm": "eager" if is_eager else "graph",
             "dtype": dtype_name(loaded.dtype),
+            "quantization": loaded.quantization,
         }
         report = Report(top, is_gpu=is_gpu, settings=settings, commit=bench.commit, out=bench.out)
         for batch in bench.batch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +20,9 @@ _REFERENCE_S = 3
 @dataclass(frozen=True)
 class Launched:
     """What to load, and where results go. `model`, `device`, `dtype` and `load_format` are those of
-    `sonoro.models.registry.load`, `factory` that of `sonoro.transport.messages.WorkerSettings`. `config` is the
-    engine's, its defaults if None. `out` is written after every result.
+    `sonoro.models.registry.load`, and `quantization`, the configuration's if None; `factory` is that of
+    `sonoro.transport.messages.WorkerSettings`. `config` is the engine's, its defaults if None. `out` is written after
+    every result.
     """
 
     model: str | None = None
@@ -29,12 +30,15 @@ class Launched:
     config: EngineConfig | None = None
     device: str = "auto"
     dtype: str | None = None
+    quantization: str | None = None
     factory: str = DEFAULT_FACTORY
     out: Path | None = None
     commit: str | None = None
 
     def launch(self, config: EngineConfig) -> EngineClient:
         """The process of an engine of `config`."""
+        if self.quantization is not None:
+            config = replace(config, quantization=self.quantization)
         names = ("device", "dtype", "load_format", "factory")
         return EngineClient.launch(self.model, config=config, **{name: getattr(self, name) for name in names})
 

@@ -173,7 +173,7 @@ def _measure_on(device: torch.device) -> Measure:
 
         def products() -> None:
             for weight in chain:
-                kernel(x, gain, 1e-6, weight, plan)
+                kernel(x, gain, 1e-6, weight, plan=plan)
 
         try:
             products()

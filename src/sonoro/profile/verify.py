@@ -63,7 +63,8 @@ CONFIG = EngineConfig(
 
 @dataclass(frozen=True)
 class Verification:
-    """What to verify. `model`, `device`, `dtype` and `load_format` are those of `sonoro.models.registry.load`.
+    """What to verify. `model`, `device`, `dtype`, `quantization` and `load_format` are those of
+    `sonoro.models.registry.load`.
 
     `reference` is an interpreter that has the official package. The report goes to `out`, and sentences beside it; None
     is `verify-<model>.json` in the current folder. `commit` names what is run where there is no checkout.
@@ -74,6 +75,7 @@ class Verification:
     dtype: str | None = None
     load_format: str = "auto"
     codec_dtype: str = "auto"
+    quantization: str | None = None
     reference: str | None = None
     out: Path | None = None
     commit: str | None = None
@@ -87,10 +89,11 @@ def run(wanted: Verification, config: EngineConfig = CONFIG) -> dict[str, Any]:
     raises.
     """
     started_s = time.perf_counter()
-    config = replace(config, codec_dtype=wanted.codec_dtype)
+    quantization = wanted.quantization or "none"
+    config = replace(config, codec_dtype=wanted.codec_dtype, quantization=quantization)
     how = {"device": wanted.device, "load_format": wanted.load_format}
     with compiling(WorkerSettings(model=wanted.model, dtype=wanted.dtype, config=config, **how)):
-        loaded = registry.load(wanted.model, dtype=wanted.dtype, **how)
+        loaded = registry.load(wanted.model, dtype=wanted.dtype, quantization=quantization, **how)
     out = wanted.out or Path(f"verify-{loaded.model.spec.name}.json")
     report = _report(wanted, loaded, out)
     checks = _Checks(report, loaded, config, out, started_s)
@@ -107,7 +110,7 @@ def run(wanted: Verification, config: EngineConfig = CONFIG) -> dict[str, Any]:
         if short_gib > 0:
             checks.note("bfloat16 and float32", LEFT_OUT, f"float32 needs {short_gib:.1f} GiB more than are free")
         elif spoken is not None:
-            again = registry.load(wanted.model, dtype=dtype_name(other), **how)
+            again = registry.load(wanted.model, dtype=dtype_name(other), quantization=quantization, **how)
             checks.compare(spoken, again)
             if is_wide:
                 checks.compare_with_official(again, wanted)
