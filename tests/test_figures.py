@@ -36,6 +36,5 @@ def test_the_way_of_a_request_and_of_a_frame_is_short() -> None:
     counted = figures.traced()
 
     assert counted["calls_from_loop_to_replay"] <= 5
-    assert len(counted["modules_in_server"]) <= 14, counted["modules_in_server"]
-    # Of the 25 that it should be at most, core.borders and runtime.bits are two too many.
-    assert len(counted["modules_in_engine"]) <= 27, counted["modules_in_engine"]
+    assert len(counted["modules_in_server"]) <= 13, counted["modules_in_server"]
+    assert len(counted["modules_in_engine"]) <= 25, counted["modules_in_engine"]

@@ -15,7 +15,7 @@ from sonoro.core.errors import (
     SonoroError,
 )
 
-NO_ERRORS = ("ErrorFacts", "noting", "suggestion", "without_addresses")
+NO_ERRORS = ("ErrorFacts", "border", "suggestion", "without_addresses")
 
 
 def test_every_error_is_one_of_ours_with_a_code_of_its_own() -> None:

@@ -3,7 +3,8 @@
 import pytest
 
 from sonoro.core.errors import InvalidRequest
-from sonoro.core.readable import check_readable, remarks
+from sonoro.core.normalize import check_readable
+from sonoro.core.readable import remarks
 
 UNREADABLE = {
     "Привет, как дела?": "Cyrillic",

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from sonoro.runtime.bits import pack_floats, unpack_flags, unpack_floats
+from sonoro.runtime.sampling import pack_floats, unpack_flags, unpack_floats
 
 
 def test_floats_come_back_in_float32() -> None:

@@ -14,7 +14,7 @@ import openai
 
 from sonoro.bench.client import SpeechClient, Target
 from sonoro.bench.metrics import Exchange
-from sonoro.core.errors import noting
+from sonoro.core.errors import border
 
 __all__ = ["OfficialClient"]
 
@@ -44,7 +44,7 @@ class OfficialClient(SpeechClient):
         named = {name: body[name] for name in _NAMED if name in body}
         others = {name: value for name, value in body.items() if name not in _NAMED}
         speech = self._openai.audio.speech.with_streaming_response
-        with noting(lambda error: exchange.fail(_failure(error, exchange))):
+        with border(lambda error: exchange.fail(_failure(error, exchange))):
             async with (
                 asyncio.timeout(self.target.timeout_s),
                 speech.create(**named, extra_body=others) as response,

@@ -44,7 +44,7 @@ __all__ = [
     "UnknownLanguage",
     "UnknownVoice",
     "VoiceExists",
-    "noting",
+    "border",
     "suggestion",
     "without_addresses",
 ]
@@ -203,9 +203,12 @@ def without_addresses(text: str) -> str:
 
 
 @contextmanager
-def noting(note: Callable[[Exception], object]) -> Iterator[None]:
-    """One of several measurements or checks: what it raises is given to `note`, and the others go on."""
+def border(tell: Callable[[Exception], object]) -> Iterator[None]:
+    """A border that no error crosses: that of a request, of a start, of one of several checks.
+
+    Within, an error ends the block and is given to `tell` while it is handled, which may log it or raise another.
+    """
     try:
         yield
     except Exception as error:
-        note(error)
+        tell(error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -37,9 +38,10 @@ from sonoro.core.english import (
     UNITS,
     UNSURE_STATES,
 )
+from sonoro.core.errors import InvalidRequest
 from sonoro.core.roman import ROMAN_RULES, Rule
 
-__all__ = ["NormalizedText", "fold", "normalize_english", "trace_english"]
+__all__ = ["NormalizedText", "check_readable", "normalize_english", "trace_english"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -545,11 +547,17 @@ def _matching(old: str, new: str) -> Iterator[tuple[int, int, int, int]]:
     yield old_at, len(old), new_at, len(new)
 
 
-def fold(text: str) -> str:
-    """ASCII where a letter has one: quotes and dashes unified, accents and invisible characters gone."""
+def check_readable(text: str) -> None:
+    """Refuse a text of which more letters cannot be read than can. Raises `InvalidRequest` that names its script."""
     written = _Written(text)
     written.apply(_FOLD)
-    return written.text
+    folded = written.text
+    # A Greek letter by itself is read by its name.
+    words = re.findall(r"[^\W\d_a-zA-Z]{2,}|[^\W\d_a-zA-ZͰ-Ͽ]", folded)
+    foreign = Counter(_script(letter) for word in words for letter in word)
+    if foreign.total() > sum(letter.isascii() and letter.isalpha() for letter in folded):
+        [(script, _)] = foreign.most_common(1)
+        raise InvalidRequest("text", text, f"it is written in {script}; this voice reads English, in Latin letters")
 
 
 def normalize_english(text: str, *, lowercase: bool = False) -> NormalizedText:
@@ -571,3 +579,10 @@ def _normalize(written: _Written, *, lowercase: bool) -> NormalizedText:
     dropped = "".join(dict.fromkeys(_UNREAD.findall(written.text)))
     written.apply(_LAST)
     return NormalizedText(written.text.lower() if lowercase else written.text, dropped)
+
+
+def _script(letter: str) -> str:
+    """The name of the script `letter` is of, as Unicode has it."""
+    name = unicodedata.name(letter, "an unknown script").split()[0]
+    known = {"CJK": "Chinese characters", "HIRAGANA": "Japanese", "KATAKANA": "Japanese", "HANGUL": "Korean"}
+    return known.get(name, name.title())

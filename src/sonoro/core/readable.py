@@ -1,4 +1,4 @@
-"""What a voice that reads English letters alone will make of a text, said before it is spoken.
+"""What a voice that reads English letters alone will make of a text, said to its author before it is spoken.
 
 Knows no voice; what letters become is `sonoro.core.normalize`'s matter. Languages are told by their most frequent
 words: enough for a warning, and no more is made of it.
@@ -7,13 +7,10 @@ words: enough for a warning, and no more is made of it.
 from __future__ import annotations
 
 import re
-import unicodedata
-from collections import Counter
 
-from sonoro.core.errors import InvalidRequest
-from sonoro.core.normalize import fold, normalize_english
+from sonoro.core.normalize import check_readable, normalize_english
 
-__all__ = ["check_readable", "remarks"]
+__all__ = ["remarks"]
 
 _SHOWN = 40
 _MIN_FOREIGN = 2
@@ -48,17 +45,6 @@ _FREQUENT = {
 _LANGUAGES = {language: frozenset(words.split()) for language, words in _FREQUENT.items()}
 
 
-def check_readable(text: str) -> None:
-    """Refuse a text of which more letters cannot be read than can. Raises `InvalidRequest` that names its script."""
-    folded = fold(text)
-    # A Greek letter by itself is read by its name.
-    words = re.findall(r"[^\W\d_a-zA-Z]{2,}|[^\W\d_a-zA-ZͰ-Ͽ]", folded)
-    foreign = Counter(_script(letter) for word in words for letter in word)
-    if foreign.total() > sum(letter.isascii() and letter.isalpha() for letter in folded):
-        [(script, _)] = foreign.most_common(1)
-        raise InvalidRequest("text", text, f"it is written in {script}; this voice reads English, in Latin letters")
-
-
 def remarks(text: str) -> tuple[str, ...]:
     """What its author may want to know of a text before it is spoken, in sentences; mostly nothing.
 
@@ -74,13 +60,6 @@ def remarks(text: str) -> tuple[str, ...]:
     if language := _language(text):
         said.append(f"this looks like {language}; the voice reads English, and will read it as if it were that")
     return tuple(said)
-
-
-def _script(letter: str) -> str:
-    """The name of the script `letter` is of, as Unicode has it."""
-    name = unicodedata.name(letter, "an unknown script").split()[0]
-    known = {"CJK": "Chinese characters", "HIRAGANA": "Japanese", "KATAKANA": "Japanese", "HANGUL": "Korean"}
-    return known.get(name, name.title())
 
 
 def _language(text: str) -> str:

@@ -18,10 +18,9 @@ from functools import partial
 
 import msgspec
 
-from sonoro.core.borders import border
 from sonoro.core.config import EngineConfig
 from sonoro.core.encoded_voice import EncodedVoice
-from sonoro.core.errors import EngineBusy, EngineError, InvalidRequest
+from sonoro.core.errors import EngineBusy, EngineError, InvalidRequest, border
 from sonoro.core.types import AudioChunk, Event, Failed, Finished, FinishReason, Reference, SpeechRequest
 from sonoro.engine.prompts import Prompts
 from sonoro.engine.request import Playback, RunningRequest

@@ -13,7 +13,7 @@ import msgspec
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidRequest
-from sonoro.core.readable import check_readable
+from sonoro.core.normalize import check_readable
 from sonoro.core.text import SECONDS_PER_LETTER, Segment, frames_bound, segment_ends, split_text, with_lead
 from sonoro.core.types import MAX_SEED, SpeechRequest
 from sonoro.engine.live_text import LiveFeed

@@ -19,8 +19,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sonoro.core.borders import border
 from sonoro.core.config import EngineConfig
+from sonoro.core.errors import border
 from sonoro.engine.decoding import Decoding
 from sonoro.engine.device_state import allocate_device_state
 from sonoro.engine.request import Allocation, RunningRequest

@@ -28,10 +28,9 @@ from typing import NoReturn
 import msgspec
 import torch
 
-from sonoro.core.borders import border
 from sonoro.core.config import is_log_json, log_level, see_gpus
 from sonoro.core.encoded_voice import EncodedVoice
-from sonoro.core.errors import ConfigError, ErrorFacts, SonoroError
+from sonoro.core.errors import ConfigError, ErrorFacts, SonoroError, border
 from sonoro.core.logs import configure_logging
 from sonoro.core.types import Event, Failed, Finished
 from sonoro.engine.compile import compiling

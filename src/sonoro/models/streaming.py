@@ -13,8 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from sonoro.core.borders import border
-from sonoro.core.errors import ConfigError
+from sonoro.core.errors import ConfigError, border
 from sonoro.models.base import Voice
 from sonoro.models.codec_choice import (
     HALF_LIMIT,

@@ -9,8 +9,7 @@ from typing import NoReturn
 
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
-from sonoro.core.borders import border
-from sonoro.core.errors import CheckpointError, CheckpointNotFound
+from sonoro.core.errors import CheckpointError, CheckpointNotFound, border
 
 __all__ = ["TextTokenizer", "library_border"]
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sonoro.core.errors import ConfigError, EngineError, noting
+from sonoro.core.errors import ConfigError, EngineError, border
 from sonoro.models import registry
 from sonoro.models.base import (
     Capacity,
@@ -235,7 +235,7 @@ def _keeping(row: dict[str, Any], piece: str) -> AbstractContextManager[None]:
         logger.warning("batch=%d piece=%s error=%r", row["batch"], piece, error)
         row.setdefault("errors", {})[piece] = " ".join(f"{piece}: {type(error).__name__}: {error}".split())
 
-    return noting(note)
+    return border(note)
 
 
 class _Rows:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sonoro.core.errors import noting
+from sonoro.core.errors import border
 from sonoro.ops.activation import snake_beta_kernel, snake_beta_rates, snake_beta_reference
 from sonoro.profile.timing import times_ms
 from sonoro.runtime.graphs import GraphSet
@@ -80,7 +80,7 @@ def _try(name: str, way: Snake | None, shape: tuple[int, ...], device: torch.dev
     x = torch.randn(shape, generator=generator).to(device)
     rates = 0.1 * torch.randn(2, shape[-1], generator=generator)
     rate, scale = snake_beta_rates(*rates.to(device))
-    with noting(lambda error: logger.warning("snake=%s shape=%s error=%r", name, shape, error)):
+    with border(lambda error: logger.warning("snake=%s shape=%s error=%r", name, shape, error)):
         return 1000 * _call_ms(lambda: way(x, rate, scale), device)
     return None
 

@@ -19,7 +19,7 @@ from torch import nn
 
 from sonoro.core.audio import from_pcm16, write_audio
 from sonoro.core.config import EngineConfig
-from sonoro.core.errors import EngineError, noting
+from sonoro.core.errors import EngineError, border
 from sonoro.core.types import AudioChunk, Failed, Finished, SpeechRequest
 from sonoro.engine.compile import compiling
 from sonoro.engine.engine import Engine
@@ -170,7 +170,7 @@ class _Checks:
 
     def kept(self, check: str) -> AbstractContextManager[None]:
         """A check: what it raises fails it, and the others go on."""
-        return noting(lambda error: self.note(check, FAILED, " ".join(f"{type(error).__name__}: {error}".split())))
+        return border(lambda error: self.note(check, FAILED, " ".join(f"{type(error).__name__}: {error}".split())))
 
     def run(self) -> Spoken | None:
         """Everything that needs no other dtype. What the eager launches made, to be compared with another."""

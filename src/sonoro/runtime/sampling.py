@@ -1,6 +1,8 @@
 """Sampling parameters by slot, as a static tensor that captured graphs read.
 
-The host knows none of them: a step that was captured once serves whatever parameters the slots come to have.
+The host knows none of them: a step that was captured once serves whatever parameters the slots come to have. Floats and
+flags are kept as the bits of int64, so that all of a slot is staged in one copy and read without a cast, which would be
+a kernel of its own.
 """
 
 from __future__ import annotations
@@ -9,14 +11,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from sonoro.ops.sample import Sampling
-from sonoro.runtime.bits import pack_floats, unpack_flags, unpack_floats
 from sonoro.runtime.ring import upload
 
-__all__ = ["CLEARED", "BatchSampling", "SamplingControls", "SamplingState", "pack"]
+__all__ = [
+    "CLEARED",
+    "BatchSampling",
+    "SamplingControls",
+    "SamplingState",
+    "pack",
+    "pack_floats",
+    "unpack_flags",
+    "unpack_floats",
+]
 
 
 @dataclass(frozen=True)
@@ -75,7 +87,6 @@ class SamplingState:
 
     def read(self, slots: Tensor) -> BatchSampling:
         """The parameters of `slots` [B] int64. Capturable; no sync."""
-        # One gather, and views of it: each cast would be a kernel of its own.
         rows = self._packed[slots]
         seed, segment, max_frames = rows[:, :3].unbind(1)
         temperature, top_p, repetition_penalty, _ = unpack_floats(rows[:, 6:]).split(1, dim=1)
@@ -91,6 +102,21 @@ class SamplingState:
             segment,
             max_frames,
         )
+
+
+def pack_floats(values: ArrayLike) -> NDArray[np.int64]:
+    """The bits of `values` [..., 2 N], rounded to float32, in pairs: [..., N]."""
+    return np.ascontiguousarray(values, np.float32).view(np.int64)
+
+
+def unpack_floats(numbers: Tensor) -> Tensor:
+    """What `pack_floats` was given, of `numbers` [..., N] int64 with dense rows: a view [..., 2 N]. Capturable."""
+    return numbers.view(torch.float32)
+
+
+def unpack_flags(numbers: Tensor) -> Tensor:
+    """Whether each of `numbers` [..., N] int64, 0 or 1 with dense rows, is 1: a view. Capturable."""
+    return numbers.view(torch.bool)[..., ::8]  # the lowest byte comes first
 
 
 def pack(row: SamplingControls) -> tuple[int, ...]:

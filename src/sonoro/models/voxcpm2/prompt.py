@@ -18,7 +18,7 @@ from sonoro.core.text import check_text, join_text
 from sonoro.models.base import Controls, Spoken, Voice
 from sonoro.models.slots import Ids
 from sonoro.nn.tokenizer import TextTokenizer
-from sonoro.runtime.bits import pack_floats
+from sonoro.runtime.sampling import pack_floats
 
 from .config import ModelConfig
 

@@ -20,7 +20,7 @@ from sonoro.models.slots import (
 )
 from sonoro.nn.kvcache import PagedKVCache
 from sonoro.nn.transformer import Rotary
-from sonoro.runtime.bits import pack_floats, unpack_floats
+from sonoro.runtime.sampling import pack_floats, unpack_floats
 
 from .backbone import VoxLM
 from .config import lm_config

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from sonoro.core.borders import border
+from sonoro.core.errors import border
 
 
 def test_an_error_is_told_and_ends_the_block_alone() -> None:
