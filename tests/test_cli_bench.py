@@ -40,10 +40,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["engine", "--model", "none", "--concurrency", "1"], ["no folder 'none'"]),
         (["frame", "--out", "none/r.json"], ["none/r.json", "No such file or directory"]),
         (["engine", "--out", "none/r.json"], ["none/r.json", "No such file or directory"]),
-        (["voice", "--out", "none/r.json"], ["none/r.json", "No such file or directory"]),
-        (["voice", "--reference", "5,long"], ["reference", "'5,long'", "between commas"]),
-        (["voice", "--reference", "0"], ["reference_s", "(0,)", "at most 60"]),
-        (["voice", "--streams", "0"], ["streams", "0", "at least 1"]),
         (["sing"], ["sing"]),
     ],
 )

@@ -1,4 +1,4 @@
-"""`sonoro bench frame | engine | voice | serve | live`: times measured, as a table and as JSON."""
+"""`sonoro bench frame | engine | serve | live`: times measured, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -84,9 +84,6 @@ class _Frame(_ModelBench):
     batch: Annotated[Any, numbers("batch", "batch sizes")] = "1,8,32,64,128,256"
     context: Annotated[int, number("context", int, "positions that are attended to")] = 512
     is_eager: Eager = False
-    has_snake: Annotated[bool, typer.Option("--snake", help="add a table of the codec's activation at its shapes")] = (
-        False
-    )
 
 
 @app.command()
@@ -119,23 +116,6 @@ def engine(options: _Engine) -> None:
     from sonoro.profile.engine import EngineBench, run
 
     run(EngineBench(**vars(options)))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Voice(_ModelBench):
-    streams: Annotated[int, number("streams", int, "requests that are spoken meanwhile")] = 16
-    reference_s: Annotated[Any, numbers("reference", "seconds of the references that are encoded")] = "10,60"
-    repeats: Annotated[int, number("repeats", int, "references of each length")] = 5
-    config: Config = None
-
-
-@app.command()
-@takes(_Voice)
-def voice(options: _Voice) -> None:
-    """Time the longest wait for a frame of running streams while reference audio is encoded."""
-    from sonoro.profile.voice import VoiceBench, run
-
-    run(VoiceBench(**vars(options)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import sentencex
 
-from sonoro.core.errors import InvalidRequest
+from sonoro.core.types import is_speakable
 
 __all__ = [
     "LETTERS_PER_S",
@@ -24,11 +24,9 @@ __all__ = [
     "MIN_MAX_CHARACTERS",
     "SECONDS_PER_LETTER",
     "Segment",
-    "check_text",
     "cut_live",
     "cut_sentence",
     "frames_bound",
-    "is_speakable",
     "join_text",
     "segment_ends",
     "split_text",
@@ -146,11 +144,6 @@ def join_text(segments: Sequence[str]) -> str:
     return joined
 
 
-def is_speakable(text: str) -> bool:
-    """Whether `text` holds a letter or a digit."""
-    return any(character.isalnum() for character in text)
-
-
 def segment_ends(text: str, segments: Sequence[str]) -> list[int]:
     """Where in `text` each of `segments`, into which it was split, ends: in proportion where it was rewritten."""
     ends: list[int] = []
@@ -164,14 +157,6 @@ def segment_ends(text: str, segments: Sequence[str]) -> list[int]:
         letters -= len(segment)
         ends.append(at)
     return [*ends[:-1], len(text)] if ends else []
-
-
-def check_text(field: str, text: str) -> None:
-    """Raise `InvalidRequest` for `text` given as `field` that UTF-8 cannot hold."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(field, text, "it must be text that UTF-8 can hold (no lone surrogates)") from error
 
 
 def cut_live(

@@ -47,6 +47,7 @@ __all__ = [
     "VoiceMode",
     "VoiceSex",
     "check_text",
+    "is_speakable",
     "listed",
     "voice_id",
     "voice_name",
@@ -210,13 +211,11 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for field in ("text", "voice", "language", "instructions"):
-            value = getattr(self, field)
-            if not isinstance(value, str) and (field == "text" or value is not None):
-                raise InvalidRequest(field, value, "it must be a string")
+            if field == "text" or getattr(self, field) is not None:
+                check_text(field, getattr(self, field))
         if not self.is_live and not self.text.strip():
             raise InvalidRequest("text", self.text, "it must hold at least one character that is not white space")
-        check_text(self.text)
-        if not self.is_live and not any(character.isalnum() for character in self.text):
+        if not self.is_live and not is_speakable(self.text):
             raise InvalidRequest("text", self.text, "it must hold at least one letter or digit")
         _check_number("seed", self.seed, 0, MAX_SEED)
         _check_number("max_frames", self.max_frames, 1, 1_000_000)
@@ -459,12 +458,17 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 Event = AudioChunk | Finished | Failed
 
 
-def check_text(text: object) -> None:
-    """Refuse what is not a string that UTF-8 can hold."""
+def check_text(field: str, text: object) -> None:
+    """Raise `InvalidRequest` for `text` given as `field` that is not a string, or not one that UTF-8 can hold."""
     if not isinstance(text, str):
-        raise InvalidRequest("text", text, "it must be a string")
+        raise InvalidRequest(field, text, "it must be a string")
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-        raise InvalidRequest("text", text, "it must be valid Unicode, without surrogates")
+        raise InvalidRequest(field, text, "it must be text that UTF-8 can hold, without lone surrogates")
+
+
+def is_speakable(text: str) -> bool:
+    """Whether `text` holds a letter or a digit."""
+    return any(character.isalnum() for character in text)
 
 
 def _everybodys(voices: Collection[str]) -> list[str]:

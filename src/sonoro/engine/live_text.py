@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sonoro.core.errors import InvalidRequest
-from sonoro.core.text import Segment, cut_live, cut_sentence, is_speakable, segment_ends
+from sonoro.core.text import Segment, cut_live, cut_sentence, segment_ends
+from sonoro.core.types import is_speakable
 
 if TYPE_CHECKING:
     from sonoro.models.base import LiveText

@@ -30,8 +30,7 @@ from sonoro.models.base import (
     SpeechModel,
     Voice,
 )
-from sonoro.profile import snake
-from sonoro.profile.report import Report, dtype_name, show_table
+from sonoro.profile.report import Report, dtype_name
 from sonoro.profile.requests import speech_request
 from sonoro.profile.timing import copy_bandwidth, median_ms
 from sonoro.runtime.graphs import GraphPool, GraphSet
@@ -60,7 +59,7 @@ class FrameBench:
     `quantization`, of which None is none.
 
     `batch`: batch sizes. `context`: positions attended to, kept within half the timed frames of it. `is_eager` times
-    without graphs alone, as on a CPU. `has_snake` adds a table of SnakeBeta. `out` is written after every batch size.
+    without graphs alone, as on a CPU. `out` is written after every batch size.
     `commit` names what is run where there is no checkout.
     """
 
@@ -69,7 +68,6 @@ class FrameBench:
     batch: tuple[int, ...] = (1, 8, 32, 64, 128, 256)
     context: int = 512
     is_eager: bool = False
-    has_snake: bool = False
     device: str = "auto"
     dtype: str | None = None
     quantization: str | None = None
@@ -123,9 +121,6 @@ def run(bench: FrameBench, loaded: LoadedModel | None = None) -> dict[str, Any]:
             gc.collect()
             if is_gpu:
                 torch.cuda.empty_cache()
-        if bench.has_snake:
-            report.top["snake"] = snake.compare(loaded.device, bandwidth)
-            show_table("SnakeBeta, us", report.top["snake"])
     values = report.finish(f"one frame of {top['model']} at context {bench.context}, ms")
     failed = [f"batch {row['batch']}: {error}" for row in report.rows for error in row.get("errors", {}).values()]
     if failed:

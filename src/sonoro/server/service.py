@@ -18,8 +18,8 @@ from fastapi import FastAPI
 from starlette.requests import HTTPConnection
 
 from sonoro.core.errors import EngineClosed, EngineError, InvalidRequest, SonoroError, UnknownVoice
-from sonoro.core.text import MIN_BOUND_S, SECONDS_PER_LETTER, is_speakable, spoken_length
-from sonoro.core.types import ModelSpec, SpeechRequest, VoiceFacts
+from sonoro.core.text import MIN_BOUND_S, SECONDS_PER_LETTER, spoken_length
+from sonoro.core.types import ModelSpec, SpeechRequest, VoiceFacts, is_speakable
 from sonoro.server.config import OPENAI_VOICES, ServerConfig
 from sonoro.server.encode import Encoder, Encoding, encoder_threads
 from sonoro.server.errors import NotReady, Refusal, TooManyRequests, Unauthorized, UnknownModel

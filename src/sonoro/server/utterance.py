@@ -13,8 +13,7 @@ import msgspec
 
 from sonoro.core.errors import EngineError, InvalidRequest, SonoroError
 from sonoro.core.logs import log_event
-from sonoro.core.text import is_speakable
-from sonoro.core.types import AudioChunk, Finished, SpeechRequest
+from sonoro.core.types import AudioChunk, Finished, SpeechRequest, is_speakable
 from sonoro.core.words import Word, at_speed, last_heard
 from sonoro.server.errors import SlowReader
 from sonoro.server.schemas import SpeechBody

@@ -296,7 +296,7 @@ class EngineClient(Started):
 
     def append_text(self, request_id: str, text: str) -> None:
         """Append text to a live request; ignored if it has ended. Raises `InvalidRequest` for what is not text."""
-        check_text(text)
+        check_text("text", text)
         if request_id in self._streams:
             self._send(AppendText(request_id, text))
 

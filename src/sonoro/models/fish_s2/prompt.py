@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sonoro.core.errors import CheckpointError, InvalidRequest
-from sonoro.core.text import check_text
+from sonoro.core.types import check_text
 from sonoro.models.base import Controls, Spoken, Voice
 from sonoro.models.slots import Ids
 from sonoro.nn.tokenizer import TextTokenizer

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, InvalidRequest
 from sonoro.core.normalize import NormalizedText, normalize_english
-from sonoro.core.text import check_text
+from sonoro.core.types import check_text
 from sonoro.models.base import Controls, Voice
 from sonoro.nn.configs import read_json
 from sonoro.nn.tokenizer import library_border

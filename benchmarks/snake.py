@@ -1,10 +1,18 @@
-"""SnakeBeta three ways at every shape the released codec decoder gives it: how long, beside its memory traffic."""
+"""SnakeBeta three ways at every shape the released codec decoder gives it: how long, beside its memory traffic.
+
+    python benchmarks/snake.py [DEVICE]
+
+A line of JSON for each batch and shape.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import statistics
+import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,7 +20,7 @@ from torch import Tensor
 
 from sonoro.core.errors import border
 from sonoro.ops.activation import snake_beta_kernel, snake_beta_rates, snake_beta_reference
-from sonoro.profile.timing import times_ms
+from sonoro.profile.timing import copy_bandwidth, times_ms
 from sonoro.runtime.graphs import GraphSet
 
 __all__ = ["SHAPES", "compare"]
@@ -100,3 +108,15 @@ def _call_ms(call: Callable[[], Tensor], device: torch.device) -> float:
     for _ in range(_WARM_UPS):
         calls.run([0])
     return statistics.median(times_ms(lambda: calls.run([0]), _REPEATS, device)) / together
+
+
+def main() -> None:
+    device = torch.device(sys.argv[1] if len(sys.argv) > 1 else "cuda")
+    stream = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
+    with torch.inference_mode(), stream:
+        for row in compare(device, copy_bandwidth(device)):
+            print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    main()

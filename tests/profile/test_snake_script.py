@@ -7,7 +7,7 @@ from importlib import resources
 import pytest
 import torch
 
-from sonoro.profile.snake import BATCHES, CHUNK_FRAMES, SHAPES, compare
+from snake import BATCHES, CHUNK_FRAMES, SHAPES, compare
 
 
 def test_the_shapes_are_those_of_the_released_decoder() -> None:

@@ -1,14 +1,14 @@
-"""`bench voice` on a tiny checkpoint: it counts the gaps of running streams while references are encoded."""
+"""`benchmarks/encoding.py` on a tiny checkpoint: it counts the gaps of running streams while references are encoded."""
 
 import json
 from pathlib import Path
 
 import pytest
 
+from encoding import VoiceBench, arguments, run
 from engine_processes import CONFIG, FACTORY, nothing_left
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError, InvalidReference
-from sonoro.profile.voice import VoiceBench, run
 from tiny_checkpoint import write_checkpoint
 
 __all__ = ["nothing_left"]
@@ -55,3 +55,8 @@ def test_a_model_that_cannot_clone_says_so(out: Path, tmp_path: Path) -> None:
     bench = VoiceBench(model=str(tmp_path / "named"), streams=1, reference_s=(1,), config=config, device="cpu")
     with pytest.raises(InvalidReference, match="cannot clone voices"):
         run(bench)
+
+
+def test_the_command_line_says_what_is_measured() -> None:
+    bench = arguments(["--model", "base", "--reference", "5", "20", "--out", "r.json"])
+    assert (bench.model, bench.reference_s, bench.streams, bench.out) == ("base", (5, 20), 16, Path("r.json"))

@@ -1,15 +1,20 @@
-"""How long running streams wait for the next frame while reference audio is encoded: `sonoro bench voice`.
+"""How long running streams wait for the next frame while reference audio is encoded.
+
+    python benchmarks/encoding.py --model MODEL --out voice-MODEL.json
 
 The streams are listened to as a client hears them, a frame a chunk; each reference is new, so nothing is cached.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import itertools
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -153,3 +158,28 @@ class _Stream:
                         self.gaps_s.append(now_s - self._heard_at_s)
                     self._heard_at_s = now_s
                     self.is_heard.set()
+
+
+def arguments(argv: Sequence[str] | None = None) -> VoiceBench:
+    """The bench that the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("model", "dtype", "commit"):
+        parser.add_argument(f"--{name}")
+    for name in ("device", "load_format"):
+        parser.add_argument(f"--{name.replace('_', '-')}", default="auto")
+    parser.add_argument("--streams", type=int, default=16, help="requests that are spoken meanwhile")
+    parser.add_argument(
+        "--reference", dest="reference_s", type=int, nargs="+", default=[10, 60], help="seconds of each"
+    )
+    parser.add_argument("--repeats", type=int, default=5, help="references of each length")
+    parser.add_argument("--config", type=EngineConfig.from_file, help="YAML file with the engine's configuration")
+    parser.add_argument("--out", type=Path)
+    given = vars(parser.parse_args(argv))
+    return VoiceBench(**{**given, "reference_s": tuple(given["reference_s"])})
+
+
+if __name__ == "__main__":
+    try:
+        run(arguments())
+    except SonoroError as error:
+        sys.exit(str(error))
