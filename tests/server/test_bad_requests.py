@@ -52,6 +52,8 @@ BAD_FIELDS = [
     ({"stream_format": "websocket"}, 400, "stream_format"),
     ({"sample_rate": 7}, 400, "sample_rate"),
     ({"sample_rate": 8000.5}, 400, "sample_rate"),
+    ({"bit_rate": 7999, "response_format": "mp3"}, 400, "bit_rate"),
+    ({"bit_rate": 64_000, "response_format": "wav"}, 400, "bit_rate"),
     ({"language": "klingon"}, 400, "language"),
     ({"seed": -1}, 400, "seed"),
     ({"seed": 2**63}, 400, "seed"),

@@ -269,6 +269,26 @@ assert "torch" not in sys.modules
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
+@pytest.mark.parametrize(("format", "rate"), [("mp3", 44100), ("mp3", 24000), ("opus", 48000), ("aac", 44100)])
+@pytest.mark.parametrize("bit_rate", [32_000, 64_000, 96_000])
+def test_a_bit_rate_is_what_it_takes(format: str, rate: int, bit_rate: int) -> None:
+    """Within a fifth, in eight seconds of noise: opus and aac vary. Ogg adds 28 bytes to each packet of 20 ms."""
+    noise = np.random.default_rng(7).normal(0, 3000, 8 * rate).astype("<i2").tobytes()
+    encoder = Encoder(format, rate, out_rate=rate, bit_rate=bit_rate)
+    size_bytes = len(encoder.feed(noise) + encoder.finish()) - (8 * 50 * 28 if format == "opus" else 0)
+    assert size_bytes / bit_rate == pytest.approx(1, rel=0.2)
+
+
+@pytest.mark.parametrize("format", ["mp3", "opus", "aac"])
+@pytest.mark.parametrize("bit_rate", [8000, 256_000])
+@pytest.mark.parametrize("rate", [8000, 24000, 48000])
+def test_no_more_leaves_than_could_at_any_bit_rate(format: str, bit_rate: int, rate: int) -> None:
+    noise = np.random.default_rng(7).integers(-32768, 32767, 4 * 24000, dtype=np.int16).tobytes()
+    encoder = Encoder(format, 24000, out_rate=rate, bit_rate=bit_rate)
+    most = encoder.max_bytes(4.0)
+    assert 0 < len(encoder.feed(noise) + encoder.finish()) <= most
+
+
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("rate", [8000, 24000, 48000])
 @pytest.mark.parametrize("speed", [0.25, 1.0, 4.0])

@@ -43,8 +43,10 @@ except ImportError:  # an extra: WAV and PCM serve without it
 __all__ = [
     "CONTENT_TYPES",
     "FORMATS",
+    "MAX_BIT_RATE",
     "MAX_RATE",
     "MAX_SPEED",
+    "MIN_BIT_RATE",
     "MIN_RATE",
     "MIN_SPEED",
     "Encoder",
@@ -56,7 +58,11 @@ Samples = npt.NDArray[np.float32]
 
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
 MIN_RATE, MAX_RATE = 8000, 48000
-MAX_BIT_RATE = 128_000
+MIN_BIT_RATE, MAX_BIT_RATE = 8000, 256_000
+MOST_BITS_UNASKED = 128_000
+
+LEAST_BITS = 32_000
+"""What mp3 takes at the least at 32 kHz and above, whatever it is asked for."""
 
 MOST_DELAY_S = 1.0
 """More than what a tempo and a codec add to the audio, header included."""
@@ -100,31 +106,41 @@ class Encoder:
     """One answer's audio in `format`; a context manager. Not for two threads at once.
 
     `sample_rate` (Hz) is that of the PCM16 mono fed. `out_rate` is the rate wanted, `rate` the one written: the next
-    that the format has. The result is the same for any split of the bytes fed. Nothing is opened before the first feed:
+    that the format has. `bit_rate` (bits a second) is that of mp3, opus and aac, or the nearest that they have at their
+    rate. The result is the same for any split of the bytes fed. Nothing is opened before the first feed:
     opening a codec takes up to 5 ms.
-    Raises `InvalidRequest` naming `response_format`, `speed` or `sample_rate`.
+    Raises `InvalidRequest` naming `response_format`, `speed`, `sample_rate` or `bit_rate`.
     """
 
     _tempo: _Tempo | None = None
     _resampler: soxr.ResampleStream | None = None
     _coded: _Coded | None = None
 
-    def __init__(self, format: str, sample_rate: int, *, speed: float = 1.0, out_rate: int | None = None) -> None:
+    def __init__(
+        self,
+        format: str,
+        sample_rate: int,
+        *,
+        speed: float = 1.0,
+        out_rate: int | None = None,
+        bit_rate: int | None = None,
+    ) -> None:
         assert MIN_RATE <= sample_rate <= MAX_RATE, sample_rate
-        _check(format, speed, out_rate)
+        _check(format, speed, out_rate, bit_rate)
         self._format, self._in_rate, self.speed = _FORMATS[format], sample_rate, speed
         self.content_type = self._format.content_type
         self.rate = out_rate or sample_rate
         if self._format.codec:
             self.rate = encoder_rate(self._format.rates, self.rate)
+        # 0: PCM16, or a format that takes what it needs.
+        self._bit_rate = bit_rate or min(self._format.bits_per_sample * self.rate, MOST_BITS_UNASKED)
         self._header = wav_header(self.rate) if format == "wav" else b""
         self._half, self._is_begun, self._is_open = b"", False, True
 
     def max_bytes(self, audio_s: float) -> int:
         """An upper bound of the bytes that `audio_s` seconds of audio become."""
         played_s = audio_s / self.speed + MOST_DELAY_S
-        bits = self._format.bits_per_sample
-        rate_bits = 16 * self.rate if not bits else min(bits * self.rate, MAX_BIT_RATE)
+        rate_bits = max(self._bit_rate, LEAST_BITS) if self._bit_rate else 16 * self.rate
         return math.ceil(played_s * (rate_bits / 8 * self._format.excess + PAGES_PER_S * PAGE_BYTES))
 
     @property
@@ -175,7 +191,7 @@ class Encoder:
         if self.rate != self._in_rate:
             self._resampler = soxr.ResampleStream(self._in_rate, self.rate, 1)
         if self._format.codec:
-            self._coded = _Coded(self._format, self.rate)
+            self._coded = _Coded(self._format, self.rate, self._bit_rate)
 
     def _encode(self, samples: Samples, *, is_last: bool = False) -> bytes:
         if not self._is_begun:
@@ -194,9 +210,13 @@ class Encoder:
         return header + pcm
 
 
-def _check(format: str, speed: float, out_rate: int | None) -> None:
+def _check(format: str, speed: float, out_rate: int | None, bit_rate: int | None) -> None:
     if format not in _FORMATS:
         raise InvalidRequest("response_format", format, f"it must be one of {', '.join(FORMATS)}")
+    if bit_rate is not None and not _FORMATS[format].bits_per_sample:
+        raise InvalidRequest("bit_rate", bit_rate, f"mp3, opus and aac have one, {format} has none")
+    if bit_rate is not None and not MIN_BIT_RATE <= bit_rate <= MAX_BIT_RATE:
+        raise InvalidRequest("bit_rate", bit_rate, f"it must be from {MIN_BIT_RATE} to {MAX_BIT_RATE} bits a second")
     if not (isinstance(speed, (int, float)) and MIN_SPEED <= speed <= MAX_SPEED):
         raise InvalidRequest("speed", speed, f"it must be from {MIN_SPEED:g} to {MAX_SPEED:g}")
     if out_rate is not None and not MIN_RATE <= out_rate <= MAX_RATE:
@@ -259,15 +279,14 @@ class _Coded:
     PyAV cuts frames with a filter graph that has up to 17 idle threads until `close`.
     """
 
-    def __init__(self, chosen: _Format, sample_rate: int) -> None:
+    def __init__(self, chosen: _Format, sample_rate: int, bit_rate: int) -> None:
         self._rate, self._samples, self._made = sample_rate, 0, _Written()
         # Codec and container each take the options they know.
         options = dict(pair.split("=") for pair in chosen.options.split(":"))
         self._container = av.open(self._made, "w", format=chosen.container, container_options=options)
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
-            bits = min(chosen.bits_per_sample * sample_rate, MAX_BIT_RATE)
-            stream = self._container.add_stream(chosen.codec, sample_rate, options, layout="mono", bit_rate=bits)
+            stream = self._container.add_stream(chosen.codec, sample_rate, options, layout="mono", bit_rate=bit_rate)
             assert isinstance(stream, av.AudioStream)
             self._stream = stream
             self._container.start_encoding()

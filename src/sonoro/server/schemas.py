@@ -27,7 +27,15 @@ from sonoro.core.types import (
     VoiceMode,
 )
 from sonoro.server.config import OPENAI_VOICES
-from sonoro.server.encode import FORMATS, MAX_RATE, MAX_SPEED, MIN_RATE, MIN_SPEED
+from sonoro.server.encode import (
+    FORMATS,
+    MAX_BIT_RATE,
+    MAX_RATE,
+    MAX_SPEED,
+    MIN_BIT_RATE,
+    MIN_RATE,
+    MIN_SPEED,
+)
 from sonoro.server.recordings import Recordings
 
 __all__ = [
@@ -121,6 +129,11 @@ class SpeechBody(WithoutNulls):
         None,
         description="of the audio, in Hz; the model's own if left out",
         json_schema_extra=_span(MIN_RATE, MAX_RATE),
+    )
+    bit_rate: int | None = Field(
+        None,
+        description="of mp3, opus and aac, in bits a second; the server's choice if left out",
+        json_schema_extra=_span(MIN_BIT_RATE, MAX_BIT_RATE),
     )
     language: str | None = Field(None, description="a language of the model, or auto")
     seed: int | None = Field(

@@ -328,7 +328,8 @@ class Service:
     def encoding(self, body: SpeechBody) -> Encoding:
         """The encoder that `body` asks for. Raises `InvalidRequest`."""
         rate = self.spec().sample_rate
-        encoder = Encoder(body.response_format, rate, speed=body.speed, out_rate=body.sample_rate)
+        rates = {"out_rate": body.sample_rate, "bit_rate": body.bit_rate}
+        encoder = Encoder(body.response_format, rate, speed=body.speed, **rates)
         return Encoding(encoder, self._encoders)
 
     def max_audio_bytes(self, body: SpeechBody) -> int:

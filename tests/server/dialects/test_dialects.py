@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ __all__ = ["nothing_left"]
 PACKAGE = Path(sonoro.__file__).parent
 FOLDER = PACKAGE / "server" / "dialects"
 MOST_LINES = 1600
+TEXT = "Some words, which are spoken."
 
 
 def test_the_folder_is_small() -> None:
@@ -40,6 +42,31 @@ def test_each_can_be_switched_off() -> None:
         async with serving(settings=settings) as server:
             assert (await server.http.post("/tts/bytes", json={"transcript": "Hm."})).status_code == 404
             assert (await server.http.post("/v1/speak", json={"text": "Hm."})).status_code == 200
+
+    run(ask())
+
+
+@pytest.mark.usefixtures("nothing_left")
+def test_a_bit_rate_is_honoured_and_one_that_cannot_be_is_refused() -> None:
+    """The same text as mp3 of 32 and of 128 kbit/s, and of 1 Mbit/s; frames of both are as many."""
+
+    def asked(bits: int) -> list[tuple[str, dict[str, Any]]]:
+        mp3 = {"container": "mp3", "sample_rate": 44100, "bit_rate": bits}
+        return [
+            ("/v1/audio/speech", {"input": TEXT, "sample_rate": 44100, "bit_rate": bits}),
+            (f"/v1/text-to-speech/any?output_format=mp3_44100_{bits // 1000}", {"text": TEXT}),
+            ("/tts/bytes", {"transcript": TEXT, "output_format": mp3}),
+            (f"/v1/speak?encoding=mp3&sample_rate=44100&bit_rate={bits}", {"text": TEXT}),
+        ]
+
+    async def ask() -> None:
+        async with serving() as server:
+            for less, more, wrong in zip(*map(asked, (32_000, 128_000, 1_000_000)), strict=True):
+                sizes = [len((await server.http.post(path, json=body)).content) for path, body in (less, more)]
+                assert 3.9 < sizes[1] / sizes[0] < 4.1, less
+                refused = await server.http.post(wrong[0], json=wrong[1])
+                assert refused.status_code == 400
+                assert "bit_rate" in refused.text
 
     run(ask())
 

@@ -8,10 +8,12 @@ import pytest
 import soundfile
 
 from sonoro.core.audio import to_pcm16
+from sonoro.core.errors import InvalidRequest
 from sonoro.core.g711 import a_law, mu_law
 from sonoro.server.dialects import cartesia, deepgram, elevenlabs
 from sonoro.server.dialects.formats import AudioFormat
 from sonoro.server.encode import Encoder, Encoding, encoder_threads
+from sonoro.server.schemas import parse
 
 LAWS = {"ULAW": mu_law, "ALAW": a_law}
 RATES = (8000, 24000, 44100, 48000)
@@ -51,6 +53,20 @@ def encoded(format: AudioFormat, samples: np.ndarray, rate: int) -> bytes:
         return asyncio.run(encode())
     finally:
         threads.shutdown()
+
+
+def test_bit_rates_are_those_that_names_and_fields_ask_for() -> None:
+    """Samples have none, so that a name which gives them one is none of ElevenLabs'."""
+    assert elevenlabs.audio_format("mp3_44100_64") == AudioFormat("mp3", 44100, bit_rate=64_000)
+    assert elevenlabs.audio_format("opus_48000_96") == AudioFormat("opus", 48000, bit_rate=96_000)
+    for name in ("mp3_44100", "pcm_24000_64", "mp3_44100_", "ulaw_8000_8"):
+        with pytest.raises(InvalidRequest, match="output_format"):
+            elevenlabs.audio_format(name)
+    mp3 = cartesia.Output.model_validate({"container": "mp3", "sample_rate": 44100, "bit_rate": 192_000})
+    assert mp3.audio == AudioFormat("mp3", 44100, bit_rate=192_000)
+    for encoding in ("mp3", "opus", "aac"):
+        query = parse(deepgram.Query, {"encoding": encoding, "bit_rate": "48000"})
+        assert query.whole == AudioFormat(encoding, bit_rate=48_000)
 
 
 @pytest.mark.parametrize("law", LAWS)

@@ -42,11 +42,12 @@ class Output(Message):
     container: Literal["raw", "wav", "mp3"] = "raw"
     encoding: str = "pcm_s16le"
     sample_rate: int | None = None
+    bit_rate: int | None = None
 
     @property
     def audio(self) -> AudioFormat:
         if self.container == "mp3":
-            return AudioFormat("mp3", self.sample_rate)
+            return AudioFormat("mp3", self.sample_rate, bit_rate=self.bit_rate)
         return sample_format(self.encoding, self.sample_rate, is_wav=self.container == "wav")
 
 

@@ -45,6 +45,7 @@ class Query(Message):
     encoding: str | None = None
     container: Literal["none", "wav", "ogg"] | None = None
     sample_rate: int | None = None
+    bit_rate: int | None = None
     speed: float = 1.0
 
     def asked(self, text: str, audio: AudioFormat) -> Asked:
@@ -60,7 +61,7 @@ class Query(Message):
         """The audio of an answer."""
         encoding = self.encoding or "mp3"
         if encoding in ("mp3", "opus", "flac", "aac"):
-            return AudioFormat(encoding, self.sample_rate)
+            return AudioFormat(encoding, self.sample_rate, bit_rate=self.bit_rate)
         return sample_format(encoding, self.sample_rate or 24000, is_wav=self.container != "none")
 
 

@@ -1,6 +1,6 @@
 """ElevenLabs' API, as its own SDK, LiveKit, Pipecat and Open WebUI speak it. Its base address is the root.
 
-Ours, where nobody else says: bit rates are the server's own; `close_context` for the second time cancels; the times of
+Ours, where nobody else says: `close_context` for the second time cancels; the times of
 an alignment count from the end of the last character told before, and with `sync_alignment` from the beginning of the
 context; what is flushed ends with a space, so that clients that wait for one time the last word.
 """
@@ -69,11 +69,12 @@ class _Body(_Said):
 
 def audio_format(name: str) -> AudioFormat:
     """The audio that is called `name`, as "mp3_44100_128" or "ulaw_8000"."""
-    found = re.fullmatch(r"(mp3|opus|pcm|ulaw|alaw)_(\d{4,5})(_\d+)?", name, re.ASCII)
+    found = re.fullmatch(r"(?:(mp3|opus)|pcm|ulaw|alaw)_(\d{4,5})(?(1)_(\d{1,4}))", name, re.ASCII)
     if found is None:
         raise InvalidRequest("output_format", name, "it must be as mp3_44100_128, pcm_24000, ulaw_8000, opus_48000_64")
-    codec, rate = found[1], int(found[2])
-    return AudioFormat(codec, rate) if codec in ("mp3", "opus") else sample_format(codec, rate)
+    if found[1]:
+        return AudioFormat(found[1], int(found[2]), bit_rate=1000 * int(found[3]))
+    return sample_format(name.partition("_")[0], int(found[2]))
 
 
 def _alignment(times: CharacterTimes) -> dict[str, Any]:

@@ -26,14 +26,15 @@ _UNKNOWN = b"\xff\xff\xff\xff"
 
 @dataclass(frozen=True)
 class AudioFormat:
-    """`codec` is a format of our own API and `rate` in Hz, None for the model's own. Of PCM each sample goes through
-    `convert`; `header` comes before the first. `content_type` is the codec's unless given."""
+    """`codec` is a format of our own API, `rate` in Hz and `bit_rate` in bits a second, None for our own. Of PCM each
+    sample goes through `convert`; `header` comes before the first. `content_type` is the codec's unless given."""
 
     codec: str = "pcm"
     rate: int | None = None
     convert: Convert | None = None
     header: bytes = b""
     content_type: str | None = None
+    bit_rate: int | None = None
 
     def __call__(self, audio: bytes) -> bytes:
         """`audio` of our encoder in this format, without the header."""

@@ -133,6 +133,7 @@ class Dialect:
             "seed": asked.seed,
             "response_format": asked.audio.codec,
             "sample_rate": asked.audio.rate,
+            "bit_rate": asked.audio.bit_rate,
         }
         return parse(SpeechBody, fields)
 
