@@ -38,6 +38,12 @@ RUN --mount=type=bind,source=constraints.txt,target=/constraints.txt \
     --mount=type=bind,from=wheel,source=/wheels,target=/wheels \
     pip install --no-cache-dir --constraint /constraints.txt /wheels/*.whl
 USER 10001
+# Kernels for the models that it will serve, as in --build-arg MODELS="fish-s2-pro voxcpm2": then a start compiles none.
+# Names, card and slots must be those of the server; a volume on /cache begins with what is here.
+ARG MODELS=""
+ARG CARD="NVIDIA H200"
+ARG SLOTS=16
+RUN for model in $MODELS; do sonoro compile "$model" --device-name "$CARD" --slots "$SLOTS" || exit 1; done
 
 # For Ray's clusters, whose nodes start Ray themselves; KubeRay asks for their health by wget.
 FROM cuda AS ray

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import typer
 import yaml
 
 from sonoro.cli import app
+from sonoro.core.config import EngineConfig
+from sonoro.ops.device import CARDS
 from sonoro.server.app import create_app
 from sonoro.server.config import ServerConfig, read_sections
 from sonoro.transport.fleet import Fleet
@@ -84,6 +87,14 @@ def test_a_service_runs_a_stage_that_exists_and_is_asked_whether_it_is_ready(nam
     assert server.host == "0.0.0.0"
     assert plain(service["ports"][0]) == f"127.0.0.1:{server.port}:{server.port}"
     assert float(service["stop_grace_period"].removesuffix("s")) > server.shutdown_timeout_s
+
+
+def test_the_image_compiles_kernels_by_a_command_that_exists_for_a_card_that_is_known() -> None:
+    given = dict(re.findall(r'^ARG (\w+)="?([^"\n]*)"?$', DOCKERFILE, re.MULTILINE)) | {"model": "fish-s2-pro"}
+    command = re.search(r"; do sonoro (.+?) \|\|", DOCKERFILE)[1]
+    asked = arguments_of(shlex.split(re.sub(r"\$(\w+)", lambda name: given[name[1]], command)))
+    assert asked["device_name"] in CARDS
+    assert asked["slots"] == EngineConfig().slots
 
 
 def test_the_service_for_a_gpu_reserves_one() -> None:

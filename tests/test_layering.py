@@ -43,7 +43,7 @@ CORE_THIRD_PARTY = {"numpy", "msgspec", "yaml", "soundfile", "soxr", "sentencex"
 WITHOUT_TORCH = {"core", "words", "transport", "server", "scale", "bench"}
 MODEL_NAMES = re.compile(r"qwen|fish|voxcpm|talker", re.IGNORECASE)
 FACES = {
-    "api", "api_audio", "cli", "cli_bench", "cli_common", "cli_say", "cli_serve", "cli_tune",
+    "api", "api_audio", "cli", "cli_bench", "cli_common", "cli_compile", "cli_say", "cli_serve", "cli_tune",
     "__init__", "__main__",
 }  # fmt: skip
 
@@ -181,6 +181,7 @@ def test_function_level_imports_live_only_in_the_faces() -> None:
         "sonoro.core.text",
         "sonoro.cli",
         "sonoro.cli_bench",
+        "sonoro.cli_compile",
         "sonoro.cli_serve",
         "sonoro.server.app",
         "sonoro.transport.client",

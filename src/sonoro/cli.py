@@ -1,4 +1,4 @@
-"""The command line: `sonoro say | serve | info | voices | verify | bench`.
+"""The command line: `sonoro say | serve | compile | info | voices | verify | bench`.
 
 Bad input is one line on stderr and exit code 2. Torch is loaded only by the commands that need it.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import msgspec
 import typer
 
-from sonoro import cli_bench, cli_say, cli_serve, cli_tune
+from sonoro import cli_bench, cli_compile, cli_say, cli_serve, cli_tune
 from sonoro.cli_common import (
     FAILURE,
     CodecType,
@@ -51,6 +51,7 @@ app = typer.Typer(
 app.add_typer(cli_bench.app, name="bench")
 app.command()(cli_say.say)
 app.command()(cli_serve.serve)
+app.command("compile")(cli_compile.compile_command)
 app.command()(cli_tune.tune)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sonoro.ops import device as module
-from sonoro.ops.device import TYPICAL, Card, capability, card, shared_limit
+from sonoro.ops.device import CARDS, TYPICAL, Card, capability, card, is_recorded, recorded, shared_limit
 
 KIB = 1024
 
@@ -66,3 +66,23 @@ def test_stages_are_as_many_as_there_is_memory_for() -> None:
     assert ampere.fit_stages(128, 32 * KIB, 5) == 4
     assert TYPICAL["gfx942"].fit_stages(128, 32 * KIB, 4) == 3
     assert ampere.fit_stages(128, 100 * KIB, 4) == 1
+
+
+def test_a_known_card_is_what_is_compiled_for_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its clocks say, or its plans would not be those that were compiled."""
+    clocks = {"memory_clock_rate": 3_201_000, "memory_bus_width": 6144}
+    device = pretend(monkeypatch, name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, **clocks)
+    assert card(device) == CARDS["NVIDIA H200"]
+    assert card(device).target == ("cuda", 90, 32)
+    assert [CARDS[name].target for name in ("AMD Instinct MI300X", "AMD Radeon RX 7900 XTX")] == [
+        ("hip", "gfx942", 64),
+        ("hip", "gfx1100", 32),
+    ]
+
+
+def test_tensors_without_memory_stand_for_a_card_while_they_are_recorded() -> None:
+    nowhere, h200 = torch.device("meta"), CARDS["NVIDIA H200"]
+    assert (card(nowhere), is_recorded()) == (Card(), False)
+    with recorded(h200):
+        assert (card(nowhere), capability(nowhere), is_recorded()) == (h200, (9, 0), True)
+    assert (card(nowhere), is_recorded()) == (Card(), False)

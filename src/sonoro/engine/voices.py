@@ -142,9 +142,9 @@ class Voices:
             voice.set_exception(error)
 
     def warm_up(self) -> None:
-        """Encode noise of some lengths on a GPU: kernels are compiled and loaded, and memory for the longest is taken.
-        Running streams would wait for that."""
-        if not self._streams or "cloned" not in self._model.spec.voice_modes:
+        """Encode noise of some lengths, but on a CPU: kernels are compiled and loaded, and memory for the longest is
+        taken. Running streams would wait for that."""
+        if self._codec_device.type == "cpu" or "cloned" not in self._model.spec.voice_modes:
             return
         started_s, rate = time.perf_counter(), self._model.spec.sample_rate
         for duration_s in _WARM_UPS_S:

@@ -33,8 +33,8 @@ from sonoro.core.encoded_voice import EncodedVoice
 from sonoro.core.errors import ConfigError, ErrorFacts, SonoroError, border
 from sonoro.core.logs import configure_logging
 from sonoro.core.types import Event, Failed, Finished
-from sonoro.engine.compile import compiling
 from sonoro.engine.engine import Engine
+from sonoro.engine.kernel_cache import compiling
 from sonoro.models.base import LoadedModel
 from sonoro.runtime.kernels import fallbacks
 from sonoro.transport.channel import WorkerLink, remove_endpoint

@@ -1,23 +1,31 @@
 """What a device can do, and what it draws random numbers with. Knows no operation.
 
 Tensors on torch's device "meta" have shapes and no memory; operations on them find out which kernels are launched, for
-a GPU that need not be there (`sonoro.runtime.ahead`).
+a GPU that need not be there (`sonoro.runtime.variants`).
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
-try:
-    import triton
-except ImportError:
-    triton = None
-
-__all__ = ["TYPICAL", "Card", "capability", "card", "is_recorded", "seeded", "shared_limit"]
+__all__ = [
+    "CARDS",
+    "TYPICAL",
+    "Card",
+    "capability",
+    "card",
+    "is_recorded",
+    "recorded",
+    "seeded",
+    "shared_limit",
+]
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,13 @@ class Card:
 
     limit: ClassVar[int] = 1 << 30
     """Shared memory that programs are held to on any card, bytes: see `shared_limit`."""
+
+    @property
+    def target(self) -> tuple[str, int | str, int]:
+        """What Triton compiles for: a backend, what it calls the architecture, and the width of a warp."""
+        if self.gfx:
+            return "hip", self.gfx, 64 if self.gfx.startswith("gfx9") else 32
+        return "cuda", 10 * self.capability[0] + self.capability[1], 32
 
     @property
     def is_gpu(self) -> bool:
@@ -81,9 +96,35 @@ TYPICAL = {
 """A card of each kind, by capability or AMD's name: what a kind stands for where no card is at hand."""
 
 
+CARDS = {
+    card.name: card
+    for card in (
+        *TYPICAL.values(),
+        Card("NVIDIA GeForce RTX 3060", (8, 6), 28, 99 * _KIB, 3.6e11),
+        Card("NVIDIA GeForce RTX 3090", (8, 6), 82, 99 * _KIB, 9.36e11),
+        Card("NVIDIA GeForce RTX 4090", (8, 9), 128, 99 * _KIB, 1.01e12),
+        Card("NVIDIA L40S", (8, 9), 142, 99 * _KIB, 8.64e11),
+        Card("NVIDIA H100 80GB HBM3", (9, 0), 132, 227 * _KIB, 3.35e12),
+    )
+}
+"""Cards by name. One at hand is taken for what is said here, so that what was compiled for it elsewhere fits."""
+
+_recorded: ContextVar[Card | None] = ContextVar("recorded", default=None)
+
+
+@contextmanager
+def recorded(card: Card) -> Iterator[None]:
+    """Within, tensors without memory stand for those on a `card`, and launches are noted in place of being run."""
+    token = _recorded.set(card)
+    try:
+        yield
+    finally:
+        _recorded.reset(token)
+
+
 def card(device: torch.device) -> Card:
-    """The card of a GPU, or a typical one of the kind that kernels are compiled for ahead; else a CPU's."""
-    found = _target_card() if device.type == "meta" and triton is not None else _device_card(device)
+    """The card of a GPU, or the one that tensors without memory stand for; else a CPU's."""
+    found = (_recorded.get() or Card()) if device.type == "meta" else _device_card(device)
     return found if found.shared_bytes <= Card.limit else replace(found, shared_bytes=Card.limit)
 
 
@@ -93,17 +134,11 @@ def shared_limit(limit_bytes: int) -> None:
 
 
 def capability(device: torch.device) -> tuple[int, int]:
-    """The compute capability of a GPU, or of the one that kernels are compiled for ahead; (0, 0) of anything else.
+    """The compute capability of the `card`; (0, 0) of anything but NVIDIA's.
 
     Those of AMD, which torch calls "cuda" too, are numbered otherwise.
     """
     return card(device).capability
-
-
-def _target_card() -> Card:
-    target = triton.runtime.driver.active.get_current_target()
-    kind = divmod(target.arch, 10) if target.backend == "cuda" else str(target.arch)
-    return TYPICAL.get(kind) or _unknown(kind)
 
 
 @functools.cache
@@ -111,6 +146,8 @@ def _device_card(device: torch.device) -> Card:
     if device.type != "cuda":
         return Card()
     found = torch.cuda.get_device_properties(device)
+    if found.name in CARDS:
+        return CARDS[found.name]
     kind = found.gcnArchName.partition(":")[0] if torch.version.hip else (found.major, found.minor)
     base = TYPICAL.get(kind) or _unknown(kind)
     # In kilohertz and bits; twice a clock.
@@ -134,7 +171,7 @@ def _unknown(kind: tuple[int, ...] | str) -> Card:
 
 def is_recorded() -> bool:
     """Whether launches are noted in place of being run, as on tensors without memory they must be."""
-    return triton is not None and triton.knobs.runtime.jit_cache_hook is not None
+    return _recorded.get() is not None
 
 
 def seeded(device: torch.device, seed: int = 0) -> torch.Generator | None:

@@ -21,8 +21,8 @@ from sonoro.core.audio import from_pcm16, write_audio
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import EngineError, border
 from sonoro.core.types import AudioChunk, Failed, Finished, SpeechRequest
-from sonoro.engine.compile import compiling
 from sonoro.engine.engine import Engine
+from sonoro.engine.kernel_cache import compiling
 from sonoro.models import registry
 from sonoro.models.base import CodecChoice, LoadedModel
 from sonoro.models.codec_choice import LEAST_DB, dtype_name, no_tf32, peaks, snr_db

@@ -11,23 +11,31 @@ from pathlib import Path
 import torch
 
 from sonoro.core.config import tuned_folder
-from sonoro.ops.device import card
+from sonoro.ops.device import Card, card
 from sonoro.ops.dispatch import fallbacks
 from sonoro.ops.plans import use_tuned
 
-__all__ = ["fallbacks", "own_plans", "use_own_plans"]
+__all__ = ["fallbacks", "own_plans", "plans_of", "use_own_plans"]
 
 logger = logging.getLogger(__name__)
 
 
 def own_plans(device: torch.device) -> Path:
     """Where `sonoro tune` keeps what it has measured on the card of `device`."""
-    return tuned_folder() / f"{card(device).name.replace(' ', '_').replace('/', '_')}.json"
+    return plans_of(card(device))
+
+
+def plans_of(on: Card) -> Path:
+    """Where the user's own plans for such a card are, if there are any."""
+    return tuned_folder() / f"{on.name.replace(' ', '_').replace('/', '_')}.json"
 
 
 def use_own_plans(device: torch.device) -> None:
-    """Choose kernels on `device` by the user's own measurements, if there are any; one that cannot be read warns."""
-    if device.type != "cuda" or not (path := own_plans(device)).is_file():
+    """Choose kernels on `device` by the user's own measurements, if there are any; one that cannot be read warns.
+
+    On tensors without memory by those for the card that they stand for.
+    """
+    if device.type == "cpu" or not (path := own_plans(device)).is_file():
         return
     try:
         use_tuned(path.read_text(encoding="utf-8"))

@@ -1,0 +1,69 @@
+"""`sonoro compile`: the kernels of an engine compiled before it starts, where there need be no GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sonoro.cli_common import CodecType, DataType, NamedModel, number, show
+from sonoro.core.config import EngineConfig, kernel_cache_folder
+from sonoro.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sonoro.runtime.variants import Compiled, Variant
+
+__all__ = ["compile_command"]
+
+
+def compile_command(
+    model: NamedModel = None,
+    *,
+    device_name: Annotated[
+        str | None, typer.Option(help='the GPU to compile for, as its driver calls it: "NVIDIA H200"; this one if none')
+    ] = None,
+    slots: Annotated[int | None, number("slots", int, "requests that the engine runs at once")] = None,
+    config: Annotated[Path | None, typer.Option(help="the YAML file that the server is started with")] = None,
+    dtype: DataType = None,
+    codec_dtype: CodecType = None,
+    processes: Annotated[int | None, number("processes", int, "compilers at once; one for each core if none")] = None,
+) -> None:
+    """Compile every kernel that a server of MODEL uses, into the folder TRITON_CACHE_DIR; needs no GPU.
+
+    MODEL, slots, configuration and dtype must be those of the server.
+    """
+    if importlib.util.find_spec("triton") is None:
+        raise ConfigError("triton", None, "it is not installed: kernels are compiled by it")
+    from sonoro.core.machine import usable_cores
+    from sonoro.engine.kernels import compile_kernels
+    from sonoro.runtime.variants import card_named, current_card
+    from sonoro.server.config import read_sections
+    from sonoro.transport.messages import WorkerSettings
+
+    if processes is not None and processes < 1:
+        raise ConfigError("processes", processes, "it must be at least 1")
+    card = card_named(device_name) if device_name is not None else current_card()
+    engine = read_sections(config)[0] if config else EngineConfig()
+    engine = replace(
+        engine, slots=engine.slots if slots is None else slots, codec_dtype=codec_dtype or engine.codec_dtype
+    )
+
+    def tell(done: int, count: int, variant: Variant, compiled: Compiled) -> None:
+        kernel = variant.kernel.rpartition(":")[2]
+        too_large = compiled.shared_bytes > card.shared_bytes
+        what = compiled.error or (
+            f"takes {compiled.shared_bytes} bytes of shared memory, too many" if too_large else ""
+        )
+        show(f"{done}/{count} {kernel}" + (f": {what}" if what else ""))
+
+    settings = WorkerSettings(model=model, device="cuda", dtype=dtype, config=engine)
+    record = compile_kernels(settings, card, processes or usable_cores(), tell)
+    if record is None:
+        show(f"all kernels for {card.name} are in {kernel_cache_folder()}")
+        return
+    show(f"{len(record.entries)} kernels for {card.name} in {kernel_cache_folder()}")
+    if record.errors:
+        show(f"{len(record.errors)} cannot be had there: slower operations of PyTorch take their places")

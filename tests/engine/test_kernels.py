@@ -1,0 +1,304 @@
+"""The list of an engine's kernels is what it launches, and they are compiled once, before it needs them."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+TESTS = Path(__file__).parents[1]
+FAMILIES = ["talker", "dual_ar", "patches"]
+RELEASED = ["qwen3-tts-0.6b-customvoice", "fish-s2-pro", "voxcpm2"]
+
+
+def begin(code: str, *arguments: str, cache: Path | None = None, **settings: str) -> subprocess.Popen[str]:
+    """A process without threads, in which kernels are compiled, that runs `code`."""
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "0",
+        "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(TESTS)]),
+        "TRITON_CACHE_DIR": str(cache),
+        "XDG_CACHE_HOME": str(cache),
+        **settings,
+    }
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run(code: str, *arguments: str, cache: Path | None = None) -> tuple[str, str]:
+    """What `code` prints, and what it logs."""
+    process = begin(code, *arguments, cache=cache)
+    printed, logged = process.communicate()
+    assert process.returncode == 0, logged
+    return printed.strip(), logged.strip()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_list_is_all_that_is_launched(family: str) -> None:
+    """By an engine that speaks to requests of all kinds, encodes voices and does all else as on a GPU.
+
+    Snake by itself is left out: only a codec's encoder launches it, and by how a convolution of the library lays out
+    what it returns, which tensors without memory do not tell.
+    """
+    (listed, launched, *missing), _ = (part.splitlines() for part in run(SERVE, family))
+    assert int(listed) >= int(launched) > 10
+    assert missing == []
+
+
+SERVE = """
+import sys, tempfile
+from pathlib import Path
+import torch
+from families import FAMILIES
+from listening import Clock, drain
+from sonoro.core.config import EngineConfig
+from sonoro.core.types import Finished
+from sonoro.engine import voices
+from sonoro.engine.engine import Engine
+from sonoro.engine.kernels import list_variants
+from sonoro.ops import device
+from sonoro.ops.dispatch import Operation
+from sonoro.runtime.variants import card_named, recording
+from sonoro.transport.messages import WorkerSettings
+
+tiny, card = FAMILIES[sys.argv[1]], card_named("NVIDIA H200")
+voices._WARM_UPS_S = (1.28, 0.3)  # a tiny codec makes many frames of a second
+sizes = {"frame_batches": (1, 2, 3), "prefill_buckets": (16, 64), "codec_batches": (1, 3), "chunk_frames": (1, 3, 8)}
+bounds = {"slots": 3, "max_positions": 1024, "max_frames": 64, "max_characters": 60, "codec_dtype": "float32"}
+config, listed, launched = EngineConfig(**bounds, **sizes), set(), set()
+with tempfile.TemporaryDirectory() as folder:
+    tiny.write(Path(folder))
+    list_variants(WorkerSettings(model=folder, dtype="float32", config=config), card, listed.add)
+
+def form(value):
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.stride(), value.dtype, value.data_ptr() % 16
+    if isinstance(value, (tuple, list)):
+        return [form(item) for item in value]
+    return form(list(value.items())) if isinstance(value, dict) else repr(value)
+
+called = set()
+
+def call(operation, *args, **kwargs):
+    if operation.is_supported(*args, **kwargs) and (key := (operation.name, str(form((args, kwargs))))) not in called:
+        called.add(key)
+        operation.kernel(*args, **kwargs)
+    return operation.reference(*args, **kwargs)
+
+# A CPU computes, and what a card would launch is noted.
+Operation.__call__, device._device_card = call, lambda _: card
+model = tiny.load(torch.float32).model
+with recording(card, launched.add):
+    engine = Engine(model, config, Clock(), ticks_late=1)
+    for request in tiny.requests_of_all_kinds():
+        engine.submit(request)
+        engine.tick()
+    assert isinstance(drain(engine)[-1], Finished)
+print(len(listed), len(launched), sep="\\n")
+print(*(variant for variant in launched - listed if not variant.kernel.endswith(":_snake_beta")), sep="\\n", end="")
+"""
+
+
+@pytest.mark.parametrize("model", RELEASED)
+def test_the_attention_that_serves_is_the_one_that_is_checked(model: str) -> None:
+    """And none besides: each takes seconds to compile."""
+    run(COMPARE, model)
+
+
+COMPARE = """
+import sys
+import torch
+from sonoro.core.config import EngineConfig
+from sonoro.engine.runner import Runner
+from sonoro.models import registry
+from sonoro.runtime.variants import card_named, recording
+
+def attention(variants):
+    return {variant for variant in variants if variant.kernel.endswith(":decode")}
+
+card, checked, served = card_named("NVIDIA H200"), [], []
+with recording(card, checked.append):
+    loaded = registry.load(sys.argv[1], device=torch.device("meta"), load_format="dummy")
+    config = EngineConfig(slots=8, codec_batches=(1,), prefill_buckets=(16,), is_eager=True)
+    runner = Runner(loaded.model, config.resolve())
+with recording(card, served.append):
+    runner.warm_up()
+assert attention(checked) == attention(served) != set()
+"""
+
+FEW = """
+import os, sys, time
+from pathlib import Path
+import msgspec
+from fakes.kernels import double, launch, wrong
+from sonoro.core.config import EngineConfig
+from sonoro.core.logs import configure_logging
+from sonoro.engine import kernel_cache, kernels
+from sonoro.runtime.kernels import plans_of
+from sonoro.runtime.variants import card_named, recording
+from sonoro.transport.messages import WorkerSettings
+
+configure_logging(30)
+cache, card = Path(os.environ["TRITON_CACHE_DIR"]), card_named("NVIDIA H200")
+
+def list_variants(settings, card, note):
+    with recording(card, note):
+        launch(double, (32, 64, 128))
+        launch(wrong, (32,))
+
+def compile(card=card, **config):
+    settings = WorkerSettings(model="a", device="cuda", config=EngineConfig(**config))
+    return kernels.compile_kernels(settings, card, 2)
+
+kernels.list_variants = list_variants
+"""
+
+
+def test_kernels_are_compiled_once_whatever_does_not_change_them(tmp_path: Path) -> None:
+    code = """
+record = compile(slots=4)
+assert [kernel for kernel, _ in record.entries] == ["fakes.kernels:double"] * 3
+assert all((cache / entry / "double.cubin").exists() for _, entry in record.entries)
+assert [kernel for kernel, _ in record.errors] == ["fakes.kernels:wrong"]
+assert compile(slots=4) is None
+assert compile(slots=4, voices_folder="a", max_waiting=7) is None
+assert compile(slots=5) is not None
+"""
+    _, logged = run(FEW + code, cache=tmp_path)
+    assert "made_anew" not in logged
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("kernel_cache._code = lambda: 'another'", "code"),
+        ("kernel_cache.importlib.metadata.version = lambda name: '3.5'", "triton"),
+        ("card = card_named('NVIDIA B200')", "card"),
+        ("plans_of(card).parent.mkdir(parents=True); plans_of(card).write_text('{}')", "plans"),
+        ("import shutil; shutil.rmtree(cache / record.entries[0][1])", "entries"),
+    ],
+)
+def test_a_cache_that_does_not_fit_is_said_and_made_anew(change: str, said: str, tmp_path: Path) -> None:
+    code = f"""
+record = compile()
+{change}
+assert len(compile(card).entries) == 3
+assert compile(card) is None
+"""
+    _, logged = run(FEW + code, cache=tmp_path)
+    assert [line for line in logged.splitlines() if f"event=kernels_made_anew differs={said}" in line], logged
+
+
+MAIN = (
+    FEW
+    + """
+seconds, parent, cardinal = float(sys.argv[1]), sys.argv[2], kernels.compile_variant
+
+def compile_variant(variant, card):
+    (cache / f"began.{os.getpid()}").touch()
+    time.sleep(seconds)
+    return cardinal(variant, card)
+
+kernels.compile_variant = compile_variant
+given = (WorkerSettings(model="a"), card)
+sys.argv[1:] = [*(msgspec.json.encode(part).decode() for part in given), parent]
+kernels.main()
+"""
+)
+
+
+def compile_slowly(cache: Path, seconds: float, parent: int | None = None) -> subprocess.Popen[str]:
+    return begin(MAIN, str(seconds), str(parent or os.getpid()), cache=cache)
+
+
+def compilers(cache: Path) -> list[int]:
+    """The processes that have begun to compile a kernel."""
+    return [int(path.suffix[1:]) for path in cache.glob("began.*")]
+
+
+def test_engines_that_start_at_once_compile_once(tmp_path: Path) -> None:
+    processes = [compile_slowly(tmp_path, 0.1) for _ in range(3)]
+    assert [(process.communicate(), process.returncode)[1] for process in processes] == [0, 0, 0]
+    # Those of one of the three: it has two at most.
+    assert 1 <= len(compilers(tmp_path)) <= 16
+    assert len(list((tmp_path / "sonoro").glob("*.json"))) == 1
+
+
+def test_nobody_waits_for_one_that_was_killed_and_its_forks_end_with_it(tmp_path: Path) -> None:
+    killed = compile_slowly(tmp_path, 600)
+    wait_for(lambda: compilers(tmp_path))
+    killed.kill()
+    killed.communicate()
+    wait_for(lambda: not any(map(is_running, compilers(tmp_path))))
+    second = compile_slowly(tmp_path, 0)
+    second.communicate()
+    assert second.returncode == 0
+
+
+def test_compiling_ends_with_the_engine(tmp_path: Path) -> None:
+    """Which may have been killed; it cannot end what it has started then."""
+    gone = 2**22 + 1  # no process has such a number on Linux
+    process = compile_slowly(tmp_path, 600, gone)
+    process.communicate()
+    assert process.returncode != 0
+    assert compilers(tmp_path) == []
+
+
+def wait_for(holds: object) -> None:
+    while not holds():
+        time.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    """Whether `pid` is there and not merely waiting to be reaped by whoever inherited it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("model", ["qwen3-tts-0.6b-base", "fish-s2-pro", "voxcpm2"])
+def test_a_start_compiles_nothing_after_sonoro_compile(model: str, tmp_path: Path) -> None:
+    """Neither do its checks, its graphs and the encoding of voices; an engine finds each kernel in the cache."""
+    name, _ = run("import torch; print(torch.cuda.get_device_name())")
+    command = [sys.executable, "-m", "sonoro", "compile", model, "--device-name", name, "--slots", "4"]
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    # Where it is compiled there is no GPU to be seen.
+    done = subprocess.run(command, env={**environment, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (hits, *missed), _ = (part.split() for part in run(START, model, cache=tmp_path))
+    assert int(hits) > 50
+    # See test_the_list_is_all_that_is_launched.
+    assert [kernel for kernel in missed if kernel != "_snake_beta"] == []
+
+
+START = """
+import sys
+import triton
+from sonoro.core.config import EngineConfig
+from sonoro.engine import kernel_cache
+from sonoro.engine.engine import Engine
+from sonoro.models import registry
+from sonoro.transport.messages import WorkerSettings
+
+def start(*_):
+    raise AssertionError("there was something to compile")
+
+kernel_cache._start = start
+hits, missed = [], []
+
+def listen(*, src, cache_hit, **_):
+    (hits if cache_hit else missed).append(src.name)
+
+triton.knobs.compilation.listener = listen
+settings = WorkerSettings(model=sys.argv[1], device="cuda", load_format="dummy", config=EngineConfig(slots=4))
+with kernel_cache.compiling(settings):
+    loaded = registry.load(settings.model, load_format="dummy")
+Engine(loaded.model, settings.config).warm_up()
+print(len(hits), *missed)
+"""
