@@ -13,7 +13,7 @@ FISH_SPEECH := $(REFERENCE)/fish-speech
 PIP := $(BIN)/pip --disable-pip-version-check
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 
-.PHONY: say cpu test check format parity slow gpu clients clean
+.PHONY: say cpu test check format parity slow gpu clients targets clean
 .DELETE_ON_ERROR:
 
 say: .venv/.installed
@@ -45,6 +45,11 @@ slow: .venv/.installed-test
 # For a machine with a GPU: kernels, graphs, the released sizes with random weights.
 gpu: .venv/.installed-test
 	$(BIN)/python -m pytest -q -m gpu -n 4 --report benchmarks/results/tests-gpu.json
+
+# Every kernel variant of the three families for eight kinds of GPU, none of which need be there: a second or more of a core each.
+# What is there of the same code is kept, so that it may be interrupted; a sample of it is tests/test_targets.py.
+targets: .venv/.installed-test
+	$(BIN)/python benchmarks/targets.py --out benchmarks/results/targets.json
 
 # Unmodified clients of docs/clients.md, 830 MB in an environment of their own, speaking through `sonoro serve`. Minutes, so
 # that CI replays what was recorded from them in their place: `make clients RECORD=tests/server/dialects/recordings`.

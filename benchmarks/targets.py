@@ -1,0 +1,178 @@
+"""Compiles every kernel variant of the three families for every kind of GPU, none of which need be there.
+
+    python benchmarks/targets.py --out benchmarks/results/targets.json --seconds 240
+    python benchmarks/targets.py --out sample.json --target sm_90 --model voxcpm2 --sample 3
+
+For each target, a card of its kind stands for all. A variant is one row: the shared memory that a block takes and may
+take, the registers and spilled bytes of a thread, or why it cannot be compiled; and which models use it at `SLOTS`
+slots. An operation whose kernel cannot even be launched is a row without numbers. What `--out` has already of the same
+variants is kept, so that it can be interrupted; after `--seconds` nothing more is begun. `--sample` compiles only so
+many of each kernel and target. Ends with exit code 1 if a row has an error or is over its limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import hashlib
+import json
+import multiprocessing
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import as_completed
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import triton
+
+from sonoro.core.config import EngineConfig
+from sonoro.core.machine import commit_of_checkout, usable_cores
+from sonoro.engine.kernels import list_variants
+from sonoro.ops.dispatch import Operation
+from sonoro.runtime.variants import Card, Variant, card_named, compile_variant, compilers
+from sonoro.transport.messages import WorkerSettings
+
+MODELS = ("qwen3-tts-1.7b-base", "fish-s2-pro", "voxcpm2")
+SLOTS = 64
+TARGETS = {
+    "sm_80": "NVIDIA A100-SXM4-80GB",
+    "sm_86": "NVIDIA GeForce RTX 3060",
+    "sm_89": "NVIDIA L4",
+    "sm_90": "NVIDIA H200",
+    "sm_100": "NVIDIA B200",
+    "sm_120": "NVIDIA GeForce RTX 5090",
+    "gfx942": "AMD Instinct MI300X",
+    "gfx1100": "AMD Radeon RX 7900 XTX",
+}
+ROW = ("target", "kernel", "shared_bytes", "shared_limit", "registers", "spilled_bytes", "error", "models", "variant")
+
+
+def listed(card: Card, models: Sequence[str]) -> tuple[dict[Variant, list[str]], dict[str, str]]:
+    """The variants on a `card` with the models that launch them, and the operations that cannot be launched there."""
+    variants: dict[Variant, list[str]] = defaultdict(list)
+    for model in models:
+        settings = WorkerSettings(model=model, device="cuda", config=EngineConfig(slots=SLOTS))
+        list_variants(settings, card, lambda variant, model=model: variants[variant].append(model))
+    failed = {operation.name: operation.failure for operation in Operation.known if operation.failure}
+    return variants, failed
+
+
+def digest(variant: Variant, card: Card) -> str:
+    """The same for the same kernel source, constants, types and options on the same card."""
+    module, _, name = variant.kernel.partition(":")
+    source = getattr(sys.modules[module], name).cache_key
+    what = msgspec.json.encode((variant, source, card, triton.__version__))
+    return hashlib.sha256(what).hexdigest()[:16]
+
+
+def measure(target: str, given: argparse.Namespace, until_s: float, known: Mapping[str, dict[str, Any]]) -> Any:
+    """Rows of a `target`, as they come: those that are `known` by digest, and then of what is compiled."""
+    card = card_named(TARGETS[target])
+    # The forks come first: what is listed makes threads and a recorder.
+    with tempfile.TemporaryDirectory() as cache, triton.knobs.cache.scope():
+        triton.knobs.cache.dir = cache
+        with compilers(given.processes) as pool:
+            variants, failed = listed(card, given.model or MODELS)
+            for name, failure in failed.items():
+                yield row(target, name, card, error=failure)
+            futures, counts = {}, defaultdict(int)
+            for variant, models in variants.items():
+                counts[variant.kernel] += 1
+                key = digest(variant, card)
+                if key in known:
+                    yield known[key] | {"models": models}
+                elif not given.sample or counts[variant.kernel] <= given.sample:
+                    futures[pool.submit(compile_variant, variant, card, is_measured=True)] = variant, models, key
+            for future in as_completed(futures):
+                variant, models, key = futures[future]
+                if future.cancelled():
+                    continue
+                done = future.result()
+                taken = dict(zip(("shared_bytes", "registers", "spilled_bytes"), done[2:], strict=True))
+                yield row(target, variant.kernel, card, **taken, error=done.error, models=models, variant=key)
+                if time.monotonic() > until_s:
+                    for waiting in futures:
+                        waiting.cancel()
+
+
+def row(target: str, kernel: str, card: Card, **given: Any) -> dict[str, Any]:
+    """One row, with all that is the same for a target and what is `given`."""
+    usual = {"shared_bytes": 0, "registers": 0, "spilled_bytes": 0, "error": "", "models": [], "variant": ""}
+    values = {"target": target, "kernel": kernel, "shared_limit": card.shared_bytes, **usual, **given}
+    return {name: values[name] for name in ROW}
+
+
+def is_wrong(one: dict[str, Any]) -> bool:
+    """Whether this card cannot have what `one` is about."""
+    return bool(one["error"]) or one["shared_bytes"] > one["shared_limit"]
+
+
+def write(out: Path, rows: list[dict[str, Any]], missing: list[str]) -> None:
+    """The results file, a row a line."""
+    top = {
+        "bench": "targets",
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "commit": commit_of_checkout(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "settings": {"models": MODELS, "slots": SLOTS},
+        "unfinished": missing,
+    }
+    ordered = sorted(rows, key=lambda one: (list(TARGETS).index(one["target"]), one["kernel"], one["variant"]))
+    lines = ",\n".join(json.dumps(one) for one in ordered)
+    head = json.dumps(top, indent=1).removesuffix("\n}")
+    out.write_text(f'{head},\n "rows": [\n{lines}\n]}}\n', encoding="utf-8")
+
+
+def run(target: str, given: argparse.Namespace, until_s: float) -> None:
+    """Write the rows of `target` anew, in a process of its own: what failed on one card must not decide for another."""
+    before = read(given.out)
+    known = {one["variant"]: one for one in before["rows"] if one["target"] == target and one["variant"]}
+    rows = list(measure(target, given, until_s, known))
+    others = [one for one in before["rows"] if one["target"] != target]
+    missing = [other for other in before["unfinished"] if other != target]
+    is_whole = not (given.sample or given.model or time.monotonic() > until_s)
+    write(given.out, others + rows, missing if is_whole else [*missing, target])
+    print(f"{target}: {len(rows)} rows", flush=True)
+
+
+def read(out: Path) -> dict[str, Any]:
+    """What is in the results file, if there is one."""
+    return json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"rows": [], "unfinished": [*TARGETS]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--target", action="append", choices=TARGETS, help="may be repeated; all if none")
+    parser.add_argument("--model", action="append", choices=MODELS, help="may be repeated; all if none")
+    parser.add_argument("--sample", type=int, default=0, help="variants of a kernel at most; 0 for all")
+    parser.add_argument("--seconds", type=float, default=1e9, help="after which nothing more is begun")
+    parser.add_argument("--processes", type=int, default=usable_cores())
+    given = parser.parse_args()
+    until_s = time.monotonic() + given.seconds
+    for target in given.target or TARGETS:
+        if time.monotonic() < until_s:
+            process = multiprocessing.get_context("spawn").Process(target=run, args=(target, given, until_s))
+            process.start()
+            process.join()
+            if process.exitcode:
+                sys.exit(process.exitcode)
+    done = read(given.out)
+    wrong = [one for one in done["rows"] if is_wrong(one)]
+    for one in wrong:
+        print(
+            f"{one['target']} {one['kernel']}: {one['error'] or str(one['shared_bytes']) + ' bytes of shared memory'}"
+        )
+    unfinished = f"; unfinished: {', '.join(done['unfinished'])}" if done["unfinished"] else ""
+    print(f"{len(done['rows'])} rows, {len(wrong)} of them wrong{unfinished}")
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
