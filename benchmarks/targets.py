@@ -4,10 +4,10 @@
     python benchmarks/targets.py --out sample.json --target sm_90 --model voxcpm2 --sample 3
 
 For each target, a card of its kind stands for all. A variant is one row: the shared memory that a block takes and may
-take, the registers and spilled bytes of a thread, or why it cannot be compiled; and which models use it at `SLOTS`
-slots. An operation whose kernel cannot even be launched is a row without numbers. What `--out` has already of the same
-variants is kept, so that it can be interrupted; after `--seconds` nothing more is begun. `--sample` compiles only so
-many of each kernel and target. Ends with exit code 1 if a row has an error or is over its limit.
+take, the registers and spilled bytes of a thread, or why it cannot be compiled. An operation whose kernel cannot even
+be launched is a row without numbers. What `--out` has already of the same variants is kept, and it is written often, so
+that this may be interrupted; after `--seconds` nothing more is begun. `--sample` compiles only so many of each kernel
+and target, of an engine with few sizes. Ends with exit code 1 if a row has an error or is over its limit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import as_completed
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,9 @@ from sonoro.ops.dispatch import Operation
 from sonoro.runtime.variants import Card, Variant, card_named, compile_variant, compilers
 from sonoro.transport.messages import WorkerSettings
 
-MODELS = ("qwen3-tts-1.7b-base", "fish-s2-pro", "voxcpm2")
-SLOTS = 64
+MODELS = {"qwen3-tts-1.7b-base": 256, "fish-s2-pro": 64, "voxcpm2": 64}
+"""By name, the slots of a large server. Other released configurations use no other variants."""
+
 TARGETS = {
     "sm_80": "NVIDIA A100-SXM4-80GB",
     "sm_86": "NVIDIA GeForce RTX 3060",
@@ -49,15 +50,17 @@ TARGETS = {
     "gfx942": "AMD Instinct MI300X",
     "gfx1100": "AMD Radeon RX 7900 XTX",
 }
-ROW = ("target", "kernel", "shared_bytes", "shared_limit", "registers", "spilled_bytes", "error", "models", "variant")
+ROW = ("target", "kernel", "shared_bytes", "shared_limit", "registers", "spilled_bytes", "error", "variant")
+WRITTEN_EVERY_S = 20.0
+FEW_SIZES = {"codec_batches": (1,), "prefill_buckets": (16,), "frame_batches": (1, 64)}
 
 
-def listed(card: Card, models: Sequence[str]) -> tuple[dict[Variant, list[str]], dict[str, str]]:
-    """The variants on a `card` with the models that launch them, and the operations that cannot be launched there."""
-    variants: dict[Variant, list[str]] = defaultdict(list)
+def listed(card: Card, models: Iterable[str], **sizes: Any) -> tuple[dict[Variant, None], dict[str, str]]:
+    """The variants that `models` launch on a `card`, each once, and the operations that cannot be launched there."""
+    variants: dict[Variant, None] = {}
     for model in models:
-        settings = WorkerSettings(model=model, device="cuda", config=EngineConfig(slots=SLOTS))
-        list_variants(settings, card, lambda variant, model=model: variants[variant].append(model))
+        settings = WorkerSettings(model=model, device="cuda", config=EngineConfig(slots=MODELS[model], **sizes))
+        list_variants(settings, card, variants.setdefault)
     failed = {operation.name: operation.failure for operation in Operation.known if operation.failure}
     return variants, failed
 
@@ -70,31 +73,33 @@ def digest(variant: Variant, card: Card) -> str:
     return hashlib.sha256(what).hexdigest()[:16]
 
 
-def measure(target: str, given: argparse.Namespace, until_s: float, known: Mapping[str, dict[str, Any]]) -> Any:
+def measure(
+    target: str, given: argparse.Namespace, until_s: float, known: Mapping[str, dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
     """Rows of a `target`, as they come: those that are `known` by digest, and then of what is compiled."""
     card = card_named(TARGETS[target])
     # The forks come first: what is listed makes threads and a recorder.
     with tempfile.TemporaryDirectory() as cache, triton.knobs.cache.scope():
         triton.knobs.cache.dir = cache
         with compilers(given.processes) as pool:
-            variants, failed = listed(card, given.model or MODELS)
+            variants, failed = listed(card, given.model or MODELS, **(FEW_SIZES if given.sample else {}))
             for name, failure in failed.items():
                 yield row(target, name, card, error=failure)
             futures, counts = {}, defaultdict(int)
-            for variant, models in variants.items():
+            for variant in variants:
                 counts[variant.kernel] += 1
                 key = digest(variant, card)
                 if key in known:
-                    yield known[key] | {"models": models}
+                    yield known[key]
                 elif not given.sample or counts[variant.kernel] <= given.sample:
-                    futures[pool.submit(compile_variant, variant, card, is_measured=True)] = variant, models, key
+                    futures[pool.submit(compile_variant, variant, card, is_measured=True)] = variant, key
             for future in as_completed(futures):
-                variant, models, key = futures[future]
+                variant, key = futures[future]
                 if future.cancelled():
                     continue
                 done = future.result()
                 taken = dict(zip(("shared_bytes", "registers", "spilled_bytes"), done[2:], strict=True))
-                yield row(target, variant.kernel, card, **taken, error=done.error, models=models, variant=key)
+                yield row(target, variant.kernel, card, **taken, error=done.error, variant=key)
                 if time.monotonic() > until_s:
                     for waiting in futures:
                         waiting.cancel()
@@ -102,7 +107,7 @@ def measure(target: str, given: argparse.Namespace, until_s: float, known: Mappi
 
 def row(target: str, kernel: str, card: Card, **given: Any) -> dict[str, Any]:
     """One row, with all that is the same for a target and what is `given`."""
-    usual = {"shared_bytes": 0, "registers": 0, "spilled_bytes": 0, "error": "", "models": [], "variant": ""}
+    usual = {"shared_bytes": 0, "registers": 0, "spilled_bytes": 0, "error": "", "variant": ""}
     values = {"target": target, "kernel": kernel, "shared_limit": card.shared_bytes, **usual, **given}
     return {name: values[name] for name in ROW}
 
@@ -120,7 +125,7 @@ def write(out: Path, rows: list[dict[str, Any]], missing: list[str]) -> None:
         "triton": triton.__version__,
         "commit": commit_of_checkout(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "settings": {"models": MODELS, "slots": SLOTS},
+        "settings": {"slots": MODELS},
         "unfinished": missing,
     }
     ordered = sorted(rows, key=lambda one: (list(TARGETS).index(one["target"]), one["kernel"], one["variant"]))
@@ -133,9 +138,16 @@ def run(target: str, given: argparse.Namespace, until_s: float) -> None:
     """Write the rows of `target` anew, in a process of its own: what failed on one card must not decide for another."""
     before = read(given.out)
     known = {one["variant"]: one for one in before["rows"] if one["target"] == target and one["variant"]}
-    rows = list(measure(target, given, until_s, known))
     others = [one for one in before["rows"] if one["target"] != target]
     missing = [other for other in before["unfinished"] if other != target]
+    rows: list[dict[str, Any]] = []
+    written_s = time.monotonic()
+    for one in measure(target, given, until_s, known):
+        rows.append(one)
+        # Those that are known come first.
+        if one["variant"] not in known and time.monotonic() > written_s + WRITTEN_EVERY_S:
+            write(given.out, others + rows, [*missing, target])
+            written_s = time.monotonic()
     is_whole = not (given.sample or given.model or time.monotonic() > until_s)
     write(given.out, others + rows, missing if is_whole else [*missing, target])
     print(f"{target}: {len(rows)} rows", flush=True)
@@ -158,7 +170,7 @@ def main() -> None:
     until_s = time.monotonic() + given.seconds
     for target in given.target or TARGETS:
         if time.monotonic() < until_s:
-            process = multiprocessing.get_context("spawn").Process(target=run, args=(target, given, until_s))
+            process = multiprocessing.get_context("fork").Process(target=run, args=(target, given, until_s))
             process.start()
             process.join()
             if process.exitcode:

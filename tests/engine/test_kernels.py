@@ -1,6 +1,7 @@
 """The list of an engine's kernels is what it launches, and they are compiled once, before it needs them."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -172,25 +173,47 @@ assert compile(slots=5) is not None
     assert "made_anew" not in logged
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ("kernel_cache._code = lambda: 'another'", "code"),
-        ("kernel_cache.importlib.metadata.version = lambda name: '3.5'", "triton"),
-        ("card = card_named('NVIDIA B200')", "card"),
-        ("plans_of(card).parent.mkdir(parents=True); plans_of(card).write_text('{}')", "plans"),
-        ("import shutil; shutil.rmtree(cache / record.entries[0][1])", "entries"),
-    ],
-)
-def test_a_cache_that_does_not_fit_is_said_and_made_anew(change: str, said: str, tmp_path: Path) -> None:
-    code = f"""
-record = compile()
-{change}
-assert len(compile(card).entries) == 3
-assert compile(card) is None
+def test_a_cache_that_does_not_fit_is_said_and_made_anew(tmp_path: Path) -> None:
+    code = """
+import shutil
+assert compile() is not None
+for change in (
+    lambda: setattr(kernel_cache, "_code", lambda: "another"),
+    lambda: setattr(kernel_cache.importlib.metadata, "version", lambda name: "3.5"),
+    lambda: (plans_of(card).parent.mkdir(parents=True), plans_of(card).write_text("{}")),
+    lambda: shutil.rmtree(cache / record.entries[0][1]),
+    lambda: globals().update(card=card_named("NVIDIA B200")),
+):
+    change()
+    record = compile(card)
+    assert len(record.entries) == 3
+    assert compile(card) is None
 """
     _, logged = run(FEW + code, cache=tmp_path)
-    assert [line for line in logged.splitlines() if f"event=kernels_made_anew differs={said}" in line], logged
+    said = re.findall(r"event=kernels_made_anew differs=(\S+)", logged)
+    assert said == ["code", "triton", "plans", "entries", "card"]
+
+
+def test_what_is_not_on_the_list_is_compiled_when_it_is_launched_and_counted(tmp_path: Path) -> None:
+    """As Triton does by itself, from its own description of the launch; what is on the list is only loaded."""
+    code = """
+from collections import Counter
+import triton
+from sonoro.runtime.variants import count_compiled, source_of
+
+compile()
+counts, unlisted = Counter(), []
+count_compiled(counts)
+with recording(card, unlisted.append):
+    launch(double, (32, 512))
+target = triton.backends.compiler.GPUTarget(*card.target)
+for variant in unlisted:
+    triton.compile(source_of(variant), target=target, options=dict(variant.options))
+print(dict(counts))
+"""
+    printed, logged = run(FEW + code, cache=tmp_path)
+    assert printed == "{'double': 1}"
+    assert len(re.findall(r"event=kernel_compiled_at_launch kernel=double seconds=\d", logged)) == 1
 
 
 MAIN = (

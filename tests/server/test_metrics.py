@@ -30,3 +30,10 @@ def test_kernels_that_could_not_be_launched_are_counted_by_what_serves() -> None
         'sonoro_engine_kernel_fallbacks{operation="conv",replica="0",served_by="smaller"} 2.0',
         'sonoro_engine_kernel_fallbacks{operation="conv",replica="0",served_by="reference"} 1.0',
     ]
+
+
+def test_kernels_that_were_compiled_late_are_counted() -> None:
+    states = [EngineState(msgspec.structs.replace(stats(0), compiled={"_conv": 2, "decode": 1}), 0, 1)]
+    text = Metrics().exposition(states, queued=0).decode()
+    found = [line for line in text.splitlines() if line.startswith("sonoro_engine_kernels_compiled_total{")]
+    assert found == ['sonoro_engine_kernels_compiled_total{replica="0"} 3.0']

@@ -99,6 +99,7 @@ FROM_ENGINE = [
         gpu_memory_mib=0.0,
         broken_samples=7,
         fallbacks={"conv": {"smaller": 1, "reference": 2}},
+        compiled={"_conv": 3},
     ),
     Pong(),
     Fatal(ErrorFacts.of(ConfigError("pages", 3, "it must be at least 4"))),

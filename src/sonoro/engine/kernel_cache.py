@@ -17,6 +17,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +27,7 @@ import torch
 import sonoro
 from sonoro.core.config import kernel_cache_folder
 from sonoro.runtime.kernels import plans_of
-from sonoro.runtime.variants import Card, current_card
+from sonoro.runtime.variants import Card, count_compiled, current_card
 from sonoro.transport.messages import DEFAULT_FACTORY, WorkerSettings
 
 __all__ = ["KernelCache", "Record", "compiling"]
@@ -111,16 +112,34 @@ def _digest(*paths: Path) -> str:
 
 
 @contextlib.contextmanager
-def compiling(settings: WorkerSettings) -> Iterator[None]:
+def compiling(settings: WorkerSettings) -> Iterator[Counter[str]]:
     """Compile what an engine of `settings` needs while the body runs; returns when both are done.
 
-    Does nothing without a GPU or Triton, for a model that the registry does not know, and where a record says that all
-    is there.
+    Yields a count, by kernel, of what this process compiles by itself from then on: see `count_compiled`. Does nothing
+    without a GPU or Triton, for a model that the registry does not know, and where a record says that all is there.
     """
+    counts: Counter[str] = Counter()
+    if not _has_kernels(settings):
+        yield counts
+        return
     process = _begin(settings)
     if process is None:
-        yield
-        return
+        yield counts
+    else:
+        with _waiting(process):
+            yield counts
+    count_compiled(counts)
+
+
+def _has_kernels(settings: WorkerSettings) -> bool:
+    """Whether there are kernels of such an engine, and a list of them."""
+    has_gpu = settings.device != "cpu" and torch.cuda.is_available()
+    return has_gpu and importlib.util.find_spec("triton") is not None and settings.factory == DEFAULT_FACTORY
+
+
+@contextlib.contextmanager
+def _waiting(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Wait for `process` after the body; that it failed is a warning."""
     code: int | None = None
     try:
         yield
@@ -136,9 +155,6 @@ def compiling(settings: WorkerSettings) -> Iterator[None]:
 
 def _begin(settings: WorkerSettings) -> subprocess.Popen[bytes] | None:
     """The process that compiles, if there is anything to do; that it cannot be started is a warning."""
-    has_gpu = settings.device != "cpu" and torch.cuda.is_available()
-    if not has_gpu or importlib.util.find_spec("triton") is None or settings.factory != DEFAULT_FACTORY:
-        return None
     try:
         card = current_card()
         return _start(settings, card) if KernelCache(settings, card).misfits else None

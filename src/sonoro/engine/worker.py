@@ -18,11 +18,12 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 from importlib.machinery import ModuleSpec
+from types import MappingProxyType
 from typing import NoReturn
 
 import msgspec
@@ -94,14 +95,14 @@ def main() -> None:
         with border(partial(_cannot_start, link)):
             configure_logging(log_level(), is_json=is_log_json())
             wanted = on_own_gpus(msgspec.json.decode(settings, type=WorkerSettings))
-            with compiling(wanted):
+            with compiling(wanted) as compiled:
                 loaded = load(wanted)
             engine = Engine(loaded.model, wanted.config, executor=executor)
             engine.warm_up()
         # What has been made so far stays; a collection would only walk it again and again.
         gc.collect()
         gc.freeze()
-        worker = Worker(engine, link, loaded.device)
+        worker = Worker(engine, link, loaded.device, compiled)
         link.send([worker.ready(time.monotonic() - float(started_at_s))])
         with border(partial(_end_broken, link)):
             worker.serve()
@@ -182,8 +183,10 @@ def spare_threads(loaded: LoadedModel) -> None:
 class Worker:
     """An engine at its end of a link: messages in, ticks while there is work, events out."""
 
-    def __init__(self, engine: Engine, link: WorkerLink, device: torch.device) -> None:
-        self._engine, self._link, self._device = engine, link, device
+    def __init__(
+        self, engine: Engine, link: WorkerLink, device: torch.device, compiled: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
+        self._engine, self._link, self._device, self._compiled = engine, link, device, compiled
         self._is_paused: dict[str, bool] = {}
         self._encoding: dict[int, Future[EncodedVoice]] = {}
         self._tick_s: deque[float] = deque(maxlen=_WINDOW)
@@ -307,6 +310,7 @@ class Worker:
             gpu_memory_mib=self._gpu_memory_mib(),
             broken_samples=engine.broken_samples,
             fallbacks=fallbacks(),
+            compiled=dict(self._compiled),
         )
 
     def _gpu_memory_mib(self) -> float:

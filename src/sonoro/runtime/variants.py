@@ -13,10 +13,12 @@ import functools
 import importlib
 import io
 import json
+import logging
 import multiprocessing
 import os
 import re
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -44,12 +46,15 @@ __all__ = [
     "card_named",
     "compile_variant",
     "compilers",
+    "count_compiled",
     "current_card",
     "die_with",
     "reading_zeros",
     "recording",
     "source_of",
 ]
+
+logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 _MESSAGE_LENGTH = 300
@@ -235,6 +240,21 @@ def _taken(assembly: dict[str, Any], log: str) -> tuple[int, int]:
     assert registers is not None, log
     assert spilled is not None, log
     return int(registers[1]), int(spilled[1])
+
+
+def count_compiled(counts: Counter[str]) -> None:
+    """From now on count in `counts`, by kernel, each variant that a launch of this process finds in no cache.
+
+    Triton compiles it then and there, as always, and a warning says how long that took: it is missing in the list of
+    variants, or could not be compiled ahead.
+    """
+
+    def compiled(*, src: Any, times: Any, cache_hit: bool, **_: Any) -> None:
+        if not cache_hit:
+            counts[src.name] += 1
+            logger.warning("event=kernel_compiled_at_launch kernel=%s seconds=%.2f", src.name, times.total / 1e6)
+
+    triton.knobs.compilation.listener = compiled
 
 
 def compilers(processes: int) -> ProcessPoolExecutor:

@@ -171,6 +171,12 @@ class _EngineCollector(Collector):
         yield from _shared_prompts([None if stats is None else stats.prefixes for stats in running])
         yield _launches(running)
         yield _fallbacks(running)
+        yield _by_replica(
+            "kernels_compiled",
+            "kernel variants that were compiled only once they were launched, while streams waited",
+            [None if stats is None else sum(stats.compiled.values()) for stats in running],
+            CounterMetricFamily,
+        )
 
 
 def _by_replica(
