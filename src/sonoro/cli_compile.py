@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.util
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sonoro.cli_common import CodecType, DataType, NamedModel, number, show
+from sonoro.cli_common import CodecType, DataType, NamedModel, Quantization, number, show
 from sonoro.core.config import EngineConfig, kernel_cache_folder
 from sonoro.core.errors import ConfigError
 
@@ -29,11 +29,12 @@ def compile_command(
     config: Annotated[Path | None, typer.Option(help="the YAML file that the server is started with")] = None,
     dtype: DataType = None,
     codec_dtype: CodecType = None,
+    quantization: Quantization = None,
     processes: Annotated[int | None, number("processes", int, "compilers at once; one for each core if none")] = None,
 ) -> None:
     """Compile every kernel that a server of MODEL uses, into the folder TRITON_CACHE_DIR; needs no GPU.
 
-    MODEL, slots, configuration and dtype must be those of the server.
+    MODEL, slots, configuration, dtype and quantization must be those of the server.
     """
     if importlib.util.find_spec("triton") is None:
         raise ConfigError("triton", None, "it is not installed: kernels are compiled by it")
@@ -47,9 +48,8 @@ def compile_command(
         raise ConfigError("processes", processes, "it must be at least 1")
     card = card_named(device_name) if device_name is not None else current_card()
     engine = read_sections(config)[0] if config else EngineConfig()
-    engine = replace(
-        engine, slots=engine.slots if slots is None else slots, codec_dtype=codec_dtype or engine.codec_dtype
-    )
+    given: dict[str, Any] = {"slots": slots, "codec_dtype": codec_dtype, "quantization": quantization}
+    engine = replace(engine, **{name: value for name, value in given.items() if value is not None})
 
     def tell(done: int, count: int, variant: Variant, compiled: Compiled) -> None:
         kernel = variant.kernel.rpartition(":")[2]

@@ -85,10 +85,12 @@ with compilers(2) as pool:
     assert run(code, cache=tmp_path / "file") == "True"
 
 
-@pytest.mark.parametrize("model", ["qwen3-tts-0.6b-customvoice", "fish-s2-pro", "voxcpm2"])
-def test_a_launch_looks_for_what_was_compiled(model: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "quantization"), [("qwen3-tts-0.6b-customvoice", "none"), ("fish-s2-pro", "int8"), ("voxcpm2", "fp8")]
+)
+def test_a_launch_looks_for_what_was_compiled(model: str, quantization: str) -> None:
     """Triton's own way from a launch to its cache makes the keys of the list, neither more nor fewer."""
-    ours, launched, are_equal = run(KEYS, model).split()
+    ours, launched, are_equal = run(KEYS, model, quantization).split()
     assert (ours, are_equal) == (launched, "True")
     assert int(ours) > 50
 
@@ -127,7 +129,7 @@ def launching(card, note):
         triton.knobs.runtime.jit_cache_hook = None
         yield
 
-config = EngineConfig(slots=2, codec_batches=(1,), prefill_buckets=(16,))
+config = EngineConfig(slots=2, codec_batches=(1,), prefill_buckets=(16,), quantization=sys.argv[2])
 settings = WorkerSettings(model=sys.argv[1], device="cuda", config=config)
 triton.compiler.compile, variants = compile, []
 kernels.list_variants(settings, card, variants.append)
