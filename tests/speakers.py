@@ -32,6 +32,7 @@ class Speaker:
     options: Mapping[str, float]
     live_options: Mapping[str, bool] = field(default_factory=dict)
     can_clone: bool = False
+    lead_in: int = 0
     seeds: tuple[int, ...] = tuple(range(20))
     tolerance: int = 0
 
@@ -73,6 +74,7 @@ BUILTIN = Speaker(
     voices=("nora", "miles", "edith", "hugh"),
     sample_rate=24000,
     hop=1920,
+    lead_in=1200,
     long_text="Rice is often served in round bowls.",
     options={"subtalker_temperature": 0.9},
     live_options={"non_streaming_mode": False},

@@ -2,6 +2,7 @@
 
 import itertools
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -400,3 +401,14 @@ def test_the_end_says_how_much_of_the_text_was_spoken() -> None:
     engine.submit(SpeechRequest(id="a", text=LONG))
     engine.cancel("a")
     assert end(drain(engine), "a").characters == 0
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_the_silence_before_a_request_is_left_out_once(attempts: int) -> None:
+    request = SpeechRequest(id="a", text=LONG, attempts=attempts)
+    whole, finished = speak(request)
+    model = VoicedSineModel()
+    model.spec = msgspec.structs.replace(model.spec, lead_in=HOP - 1)
+    samples, made = speak(request, Engine(model, config_of()))
+    np.testing.assert_array_equal(samples, whole[HOP - 1 :])
+    assert made.frames == finished.frames

@@ -77,7 +77,7 @@ class Simulation:
             for row in rows:
                 made = min(frames, row.progress.length - row.progress.decoded)
                 if row.allocation is not None and made:
-                    row.count_sent(made, self.now_s, FRAME_S)
+                    row.count_sent(made, self.now_s, made * FRAME_S)
                     self.heard[row.request.id].append((self.now_s, made))
         for row in list(self.scheduler.running):
             if row.is_drained:

@@ -273,7 +273,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     speaker embedding has `speaker_embedding_size` numbers; 0 if the model takes none. With a `text_normalizer` it
     reads what that writes: "english" letters alone. `attempts`: how often a segment that runs away is spoken, at most,
     where audio is returned whole and the request does not say. `voice_aliases` are further names, in lower case, of
-    some of the `voices`.
+    some of the `voices`. The first `lead_in` samples of what it makes, fewer than `hop`, are silence and left out.
     """
 
     name: str
@@ -291,6 +291,11 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     speaker_embedding_size: int = 0
     attempts: int = 1
     voice_aliases: dict[str, str] = {}
+    lead_in: int = 0
+
+    @property
+    def lead_in_s(self) -> float:
+        return self.lead_in / self.sample_rate
 
     @property
     def frame_s(self) -> float:

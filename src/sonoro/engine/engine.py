@@ -321,11 +321,13 @@ class Engine:
             return
         self._count_broken(running, int(decoded.broken[at]))
         pcm = decoded.pcm_of(at, made)
-        progress.held.append((pcm, made))
         if running.words is not None:
             running.words.hear(pcm)
             if running.is_drained:
                 running.words.end()
+        if running.audio_frames + running.held_frames == 0:
+            pcm = pcm[2 * self.spec.lead_in :]
+        progress.held.append((pcm, made))
         if running.has_more_segments:
             progress.made.append(decoded.frames_of(at, made))
         if running.request.attempts == 1:
@@ -344,9 +346,9 @@ class Engine:
         """Send what is held back."""
         for pcm, frames in running.progress.held:
             index = running.playback.chunks
-            running.count_sent(frames, now_s, self.spec.frame_s)
+            running.count_sent(frames, now_s, len(pcm) / 2 / self.spec.sample_rate)
             characters = running.characters(self.spec.frame_s)
-            until_s = running.audio_frames * self.spec.frame_s
+            until_s = running.audio_frames * self.spec.frame_s - self.spec.lead_in_s
             words = None if running.words is None else running.words.take(until_s)
             self._events.append(
                 AudioChunk(request_id=running.request.id, index=index, pcm=pcm, characters=characters, words=words)

@@ -79,7 +79,7 @@ class Prompts:
         self._check_text_ids(segment, prompt.text_ids)
         running.progress.prefix = self._keys(prompt)
         if running.words is not None and isinstance(self._model, ShowsWords):
-            begins_s = running.frames_before * self._spec.frame_s
+            begins_s = running.frames_before * self._spec.frame_s - self._spec.lead_in_s
             running.words.begin(segment, self._model.pointing(running.request, running.voice), begins_s)
 
     def _after_what_fits(self, running: RunningRequest, limited: SpeechRequest, text: str) -> Prompt:

@@ -237,14 +237,14 @@ class RunningRequest:
         played_s = 0.0 if self.playback.first_audio_at_s is None else self.playback.plays_until_s - now_s
         return played_s + under_way * frame_s
 
-    def count_sent(self, frames: int, now_s: float, frame_s: float) -> None:
-        """Count a chunk of `frames` frames as sent now; a listener who had run out of audio waited for it."""
+    def count_sent(self, frames: int, now_s: float, audio_s: float) -> None:
+        """Count a chunk of `frames` frames, `audio_s` long, as sent now; who had run out of audio waited for it."""
         playback = self.playback
         playback.chunks += 1
         self.progress.decoded += frames
         if playback.first_audio_at_s is None:
             playback.first_audio_at_s = playback.plays_until_s = now_s
-        playback.plays_until_s = max(playback.plays_until_s, now_s) + frames * frame_s
+        playback.plays_until_s = max(playback.plays_until_s, now_s) + audio_s
 
     def next_segment(self, frames: Tensor) -> None:
         """Move on to the following segment; `frames` [T, ...] are those of the one that ended."""

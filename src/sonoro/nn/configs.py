@@ -79,7 +79,7 @@ def _check_numbers(config: Any, where: str) -> None:
         if dataclasses.is_dataclass(value):
             _check_numbers(value, f"{where}: {field.name}")
             continue
-        least = 0 if field.name.endswith(("_id", "top_k")) else 1
+        least = 0 if field.name.endswith(("_id", "top_k")) or field.default == 0 else 1
         for number in value if isinstance(value, tuple) else (value,):
             if type(number) is int and number < least:
                 raise CheckpointError(f"{where}: {field.name} is {number}; it must be at least {least}")

@@ -187,7 +187,7 @@ class Utterance:
     async def _finish(self, finished: Finished) -> str:
         if self._is_aborted:
             self._words += at_speed(finished.words or (), self._body.speed)
-            made = finished.frames * self._service.client.spec.hop
+            made = finished.frames * self._service.client.spec.hop - self._service.client.spec.lead_in
             return await self._report_cancelled(finished.characters * self._sent_samples // max(made, 1))
         if finished.reason in ("cancelled", "error"):
             raise EngineError(f"the speech was cut off: {finished.reason}")

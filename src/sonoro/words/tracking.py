@@ -190,8 +190,8 @@ class SegmentClock:
             made.append(
                 Word(
                     text=text[word.start : word.end],
-                    start_s=round(self._begins_s + start_s, 3),
-                    end_s=round(self._begins_s + end_s, 3),
+                    start_s=round(max(self._begins_s + start_s, 0.0), 3),
+                    end_s=round(max(self._begins_s + end_s, 0.0), 3),
                     start=word.start,
                     end=word.end,
                     is_estimated=not self._pointing.is_measured,

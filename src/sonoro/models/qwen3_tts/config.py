@@ -126,6 +126,8 @@ class ModelConfig:
     """Our own key, absent from released checkpoints: `english` has text normalised before it is tokenised."""
     max_segment_letters: int = 400
     """Our own key: the longest text prompted at once, in letters as `sonoro.core.text` counts (400 take 30 s)."""
+    lead_in: int = 0
+    """Our own key: samples before a request's audio that are silence, and are left out."""
     spk_sex: dict[str, VoiceSex] = field(default_factory=dict)
     """Our own key: whom people hear in each voice; that of released ones is known (configs/speakers.json)."""
 

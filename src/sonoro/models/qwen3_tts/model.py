@@ -218,6 +218,7 @@ def spec_of(name: str, configs: Configs) -> ModelSpec:
         voice_sexes=speaker_sexes(model) if is_named else {},
         text_normalizer="english" if model.text_normalizer == "english" else None,
         speaker_embedding_size=_embedding_size(model),
+        lead_in=model.lead_in,
     )
 
 
