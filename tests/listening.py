@@ -35,8 +35,8 @@ def drain(engine: Engine) -> list[Event]:
 
 def assert_empty(engine: Engine) -> None:
     """No slot, page, ring entry or place in the queue is held."""
-    assert (engine.free_slots, engine.waiting) == (engine.config.slots, 0)
-    assert (engine.free_pages, engine.free_entries) == (engine.pages, engine.entries)
+    assert (engine.scheduler.free_slots, engine.waiting) == (engine.config.slots, 0)
+    assert (engine.scheduler.pages.free, engine.runner.ring.free) == (engine.runner.pages, engine.runner.ring.depth)
 
 
 def audio(events: Sequence[Event], request_id: str) -> np.ndarray:

@@ -78,12 +78,12 @@ def test_audio_is_the_same_to_the_bit_on_another_gpu(tiny: TinyFamily, is_eager:
 @needs_two_gpus
 def test_a_card_of_its_own_holds_what_the_codec_has(tiny: TinyFamily) -> None:
     engine = Engine(tiny.load(torch.bfloat16, "cuda:0").model, EngineConfig(**SIZES | {"codec_device": "cuda:1"}))
-    report = engine.report.splitlines()
+    report = engine.runner.report.splitlines()
     assert not any("codec histories" in line for line in report)
     assert any(line.startswith("codec on cuda:1:") for line in report)
     engine.submit(SpeechRequest(id="0", text="Hello there.", max_frames=9))
     drain(engine)
-    counts = engine.launches
+    counts = engine.runner.launches
     assert min(counts[kind]["graph"] for kind in ("frame", "codec", "transfer")) > 0
     assert sum(counts[kind]["eager"] for kind in ("frame", "codec", "transfer")) == 0
 
@@ -103,7 +103,7 @@ def test_what_is_sent_over_is_counted_by_itself() -> None:
     engine = Engine(VoicedSineModel(), config_of(chunk_frames=(1, 4), codec_device="cpu"), Clock(), ticks_late=1)
     engine.submit(SpeechRequest(id="0", text="Hello there.", max_frames=9))
     drain(engine)
-    counts = {name: kind["eager"] for name, kind in engine.launches.items()}
+    counts = {name: kind["eager"] for name, kind in engine.runner.launches.items()}
     # Placed once, and nine frames sent.
     assert counts == {"place": 1, "prefill": 1, "frame": 9, "codec": 4, "transfer": 10}
 

@@ -49,7 +49,7 @@ def test_the_first_chunk_is_launched_by_the_first_tick_and_comes_with_the_second
     engine = engine_of()
     engine.submit(SpeechRequest(id="a", text="Hello there."))
     assert engine.tick() == []
-    assert {kind: sum(counts.values()) for kind, counts in engine.launches.items()} == {
+    assert {kind: sum(counts.values()) for kind, counts in engine.runner.launches.items()} == {
         "place": 1,
         "prefill": 1,
         "frame": 1,
@@ -170,11 +170,11 @@ def test_too_few_pages_for_all_slots_queue_and_never_fail() -> None:
     engine = engine_of(slots=8, pages=19)
     for number in range(20):
         engine.submit(SpeechRequest(id=str(number), text=f"Words number {number}.", seed=number))
-    assert engine.pages == 19
+    assert engine.runner.pages == 19
     for _ in range(3):
         engine.tick()
     # Each needs 17 of 19 pages: 500 frames may come, five seconds being the least that a text is given.
-    assert (engine.free_slots, engine.waiting) == (7, 19)
+    assert (engine.scheduler.free_slots, engine.waiting) == (7, 19)
     events = drain(engine)
     for number in range(20):
         assert end(events, str(number)).reason == "stop"
@@ -206,7 +206,7 @@ def test_a_paused_request_goes_on_where_it_was() -> None:
         events += engine.tick()
     assert end(events, "other").reason == "stop"
     assert len(audio(events, "paused")) == before < len(audio(events, "other"))
-    assert engine.free_slots == 2
+    assert engine.scheduler.free_slots == 2
     engine.resume("paused")
     engine.resume("unknown")
     events += drain(engine)

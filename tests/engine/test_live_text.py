@@ -65,7 +65,7 @@ def test_a_row_without_text_says_what_it_has_and_then_rests(chunk_frames: tuple[
     made = len("Half a ")
     heard = len(audio(events, "a")) // 80
     assert made - chunk_frames[0] < heard <= made
-    assert engine.free_slots == 2
+    assert engine.scheduler.free_slots == 2
     engine.append("a", "ext.")
     engine.end_text("a")
     events += drain(engine)
@@ -127,11 +127,11 @@ def test_a_model_that_needs_whole_text_speaks_each_sentence_when_it_is_complete(
     assert not engine.has_work
     engine.append("a", "A first sentence that is spoken. ")
     assert not engine.has_work
-    assert engine.free_slots == 3
+    assert engine.scheduler.free_slots == 3
     engine.append("a", "A")
     events = settle(engine)
     # Between two segments it waits without a slot.
-    assert (engine.free_slots, engine.waiting) == (3, 1)
+    assert (engine.scheduler.free_slots, engine.waiting) == (3, 1)
     assert len(audio(events, "a")) == 80 * len("A first sentence that is spoken.")
     engine.append("a", " second one. And a")
     events += settle(engine)
@@ -312,7 +312,7 @@ def test_text_goes_on_after_a_segment_that_the_model_ended_before_its_text() -> 
     engine = live_engine(model=HastyModel())
     engine.submit(SpeechRequest(id="a", text="Over soon. ", is_live=True))
     events = settle(engine)
-    assert (len(audio(events, "a")), engine.free_slots, engine.waiting) == (3 * 80, 3, 1)
+    assert (len(audio(events, "a")), engine.scheduler.free_slots, engine.waiting) == (3 * 80, 3, 1)
     engine.append("a", "And on it goes.")
     engine.end_text("a")
     events += drain(engine)

@@ -128,7 +128,7 @@ def test_batches_of_changing_size_equal_fresh_runs() -> None:
         events = drain(engine)
         for request in batch:
             assert_as_alone(events, request.id, next(expected))
-    assert sum(engine.launches["codec"].values()) > 0
+    assert sum(engine.runner.launches["codec"].values()) > 0
 
 
 def test_more_rows_than_the_largest_codec_batch_are_split() -> None:
@@ -136,7 +136,7 @@ def test_more_rows_than_the_largest_codec_batch_are_split() -> None:
     for request in kinds(5, 4):
         engine.submit(request)
     engine.tick()
-    assert engine.launches["codec"] == {"graph": 0, "eager": 3}
+    assert engine.runner.launches["codec"] == {"graph": 0, "eager": 3}
     events = drain(engine)
     for request, expected in zip(kinds(5, 4), alone(5, 4), strict=True):
         assert_as_alone(events, request.id, expected)
@@ -175,7 +175,7 @@ def test_a_burst_of_long_prompts_does_not_stop_those_who_speak() -> None:
         events = engine.tick()
         # One frame of it in every tick, whoever else comes: 290 of 849 prompt rows, so two of them at once.
         assert [event.request_id for event in events].count("speaking") == 1
-        assert engine.free_slots == max(0, 11 - 2 * (tick - 1))
+        assert engine.scheduler.free_slots == max(0, 11 - 2 * (tick - 1))
 
 
 def test_those_who_speak_do_not_stop_one_who_comes() -> None:

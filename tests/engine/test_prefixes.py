@@ -60,7 +60,7 @@ def test_a_second_prompt_runs_only_its_own_rows() -> None:
     assert engine.prefixes.rows_cached == 32
     assert (engine.prefixes.hits, engine.prefixes.misses) == (1, 2)
     assert engine.prefixes.kept_bytes == 4 * PAGE_BYTES
-    assert engine.free_pages == engine.pages
+    assert engine.scheduler.pages.free == engine.runner.pages
 
 
 def test_a_longer_and_a_shorter_beginning_share_what_they_have_in_common() -> None:
@@ -93,7 +93,7 @@ def test_those_of_one_tick_run_their_own_and_those_after_share_while_they_still_
     assert engine.prefixes.rows_cached == 0
     engine.submit(later)
     events += engine.tick()
-    assert (engine.prefixes.rows_cached, engine.free_slots) == (2 * PAGE, 0)
+    assert (engine.prefixes.rows_cached, engine.scheduler.free_slots) == (2 * PAGE, 0)
     events += drain(engine)
     for one in (*first, later):
         assert_as_alone(events, one)
@@ -108,7 +108,7 @@ def test_what_is_cached_does_not_count_against_the_prompt_rows_of_a_tick() -> No
         engine.submit(one)
     # Of 91 rows each 11 are their own.
     engine.tick()
-    assert engine.free_slots == 1
+    assert engine.scheduler.free_slots == 1
     drain(engine)
 
 
@@ -120,7 +120,7 @@ def test_pages_that_are_kept_make_nobody_wait() -> None:
     assert engine.prefixes.kept_bytes >= 38 * PAGE_BYTES
     engine.submit(big := request("big", "z", words="w" * 42, max_frames=512))
     events = engine.tick()
-    assert (engine.free_slots, engine.free_pages) == (1, 3)
+    assert (engine.scheduler.free_slots, engine.scheduler.pages.free) == (1, 3)
     assert engine.prefixes.evictions >= 35
     assert_as_alone(events + drain(engine), big)
 
@@ -134,7 +134,7 @@ def test_no_more_is_kept_than_was_asked_for() -> None:
     assert max(kept) == 5 * PAGE_BYTES
     assert engine.prefixes.evictions > 0
     assert engine.prefixes.hits > 0
-    assert "at most 5" in engine.report
+    assert "at most 5" in engine.runner.report
 
 
 def test_nothing_is_kept_if_none_is_asked_for() -> None:

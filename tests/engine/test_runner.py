@@ -57,7 +57,7 @@ def test_launches_are_counted_by_kind() -> None:
     for number in range(2):
         engine.submit(SpeechRequest(id=str(number), text="Hello there.", max_frames=9))
     drain(engine)
-    counts = engine.launches
+    counts = engine.runner.launches
     assert all(kind["graph"] == 0 for kind in counts.values())
     # Both rows run together: one prefill, nine frames, and audio of 1, 1, 4 and 3 frames.
     assert {name: kind["eager"] for name, kind in counts.items()} == {"place": 1, "prefill": 1, "frame": 9, "codec": 4}
@@ -120,8 +120,8 @@ def test_an_engine_serves_on_without_a_size_that_cannot_be_captured(
             )
         events = drain(engine)
         answers.append([audio(events, str(number)) for number in range(2)])
-        assert engine.launches["frame"] == {"graph": 0 if unlucky else 9, "eager": 9 if unlucky else 0}
-        assert engine.launches["codec"]["eager"] == 0
+        assert engine.runner.launches["frame"] == {"graph": 0 if unlucky else 9, "eager": 9 if unlucky else 0}
+        assert engine.runner.launches["codec"]["eager"] == 0
     np.testing.assert_array_equal(*answers)
 
 
@@ -139,8 +139,8 @@ def test_a_live_engine_says_the_same_with_graphs_and_without(dtype: torch.dtype,
         events = drain(engine)
         assert all(end(events, str(number)).reason in ("stop", "length") for number in range(10))
         answers.append([audio(events, str(number)) for number in range(10)])
-        kinds = {name: counts["eager" if is_eager else "graph"] for name, counts in engine.launches.items()}
-        assert all(kinds.values()), engine.launches
-        assert sum(map(sum, (counts.values() for counts in engine.launches.values()))) == sum(kinds.values())
+        kinds = {name: counts["eager" if is_eager else "graph"] for name, counts in engine.runner.launches.items()}
+        assert all(kinds.values()), engine.runner.launches
+        assert sum(map(sum, (counts.values() for counts in engine.runner.launches.values()))) == sum(kinds.values())
     for graph, eager in zip(*answers, strict=True):
         np.testing.assert_array_equal(graph, eager)

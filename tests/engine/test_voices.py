@@ -114,7 +114,7 @@ def test_wherever_a_voice_is_encoded_it_sounds_the_same(thread: Executor) -> Non
 
 def test_who_waits_for_a_voice_holds_no_slot_and_is_no_work(engine: Engine, later: Later) -> None:
     engine.submit(clone("a"))
-    assert (engine.free_slots, engine.waiting, engine.is_encoding, engine.has_work) == (3, 1, True, False)
+    assert (engine.scheduler.free_slots, engine.waiting, engine.is_encoding, engine.has_work) == (3, 1, True, False)
     assert engine.tick() == []
     later.run()
     assert engine.has_work
@@ -273,7 +273,7 @@ def test_an_upload_is_encoded_once_and_kept_for_who_speaks_first(
     encoded = encode(engine, later, "hm")
     engine.submit(named("a", encoded.digest))
     engine.submit(SpeechRequest(id="b", text=TEXT, references=said("hm")))
-    assert (later.jobs, engine.take_wanted()) == ([], []), "nothing is encoded again, nor fetched"
+    assert (later.jobs, engine.voices.take_wanted()) == ([], []), "nothing is encoded again, nor fetched"
     events = drain(engine)
     np.testing.assert_array_equal(audio(events, "a"), audio(events, "b"))
     assert model.encoded == 1
@@ -285,9 +285,9 @@ def test_an_encoded_voice_that_is_not_here_is_asked_for_once_and_sounds_like_its
     digest, data = encode(Engine(Choosy(), config_of(), executor=later), later, "as long as this")
     for name in "ab":
         engine.submit(named(name, digest))
-    assert engine.take_wanted() == [digest]
-    assert (engine.take_wanted(), engine.is_encoding, engine.has_work) == ([], True, False)
-    engine.load_voice(digest, data)
+    assert engine.voices.take_wanted() == [digest]
+    assert (engine.voices.take_wanted(), engine.is_encoding, engine.has_work) == ([], True, False)
+    engine.voices.load(digest, data)
     later.run()
     events = drain(engine)
     assert model.encoded == 0
@@ -296,19 +296,19 @@ def test_an_encoded_voice_that_is_not_here_is_asked_for_once_and_sounds_like_its
     for name in "ab":
         np.testing.assert_array_equal(audio(events, name), expected)
     engine.submit(named("c", digest))
-    assert (engine.take_wanted(), later.jobs) == ([], [])
+    assert (engine.voices.take_wanted(), later.jobs) == ([], [])
     drain(engine)
 
 
 def test_a_voice_that_cannot_be_had_fails_its_requests_and_is_asked_for_again(engine: Engine, later: Later) -> None:
     digest, data = encode(Engine(Choosy(), config_of(), executor=later), later, "hm")
     engine.submit(named("a", digest))
-    assert engine.take_wanted() == [digest]
-    engine.lose_voice(digest, UnknownVoice("voice", "anna", "it has just been deleted"))
+    assert engine.voices.take_wanted() == [digest]
+    engine.voices.lose(digest, UnknownVoice("voice", "anna", "it has just been deleted"))
     assert end(drain(engine), "a").code == "unknown_voice"
     engine.submit(named("a", digest))
-    assert engine.take_wanted() == [digest]
-    engine.load_voice(digest, data)
+    assert engine.voices.take_wanted() == [digest]
+    engine.voices.load(digest, data)
     later.run()
     assert end(drain(engine), "a").reason == "stop"
 
@@ -328,7 +328,7 @@ def test_what_is_no_voice_of_this_model_fails_who_asked_for_it(
 ) -> None:
     digest, data = encode(Engine(Choosy(), config_of(), executor=later), later, "hm")
     engine.submit(named("a", digest))
-    engine.load_voice(digest, change(data))
+    engine.voices.load(digest, change(data))
     later.run()
     failed = end(drain(engine), "a")
     assert isinstance(failed, Failed)
@@ -338,16 +338,16 @@ def test_what_is_no_voice_of_this_model_fails_who_asked_for_it(
 
 def test_a_voice_that_comes_when_nobody_wants_it_any_more_is_passed_over(engine: Engine, later: Later) -> None:
     digest, data = encode(Engine(Choosy(), config_of(), executor=later), later, "hm")
-    engine.load_voice(digest, data)
+    engine.voices.load(digest, data)
     engine.submit(named("a", digest))
     engine.cancel("a")
-    engine.load_voice(digest, data)
-    engine.lose_voice(digest, EngineBusy("late"))
+    engine.voices.load(digest, data)
+    engine.voices.lose(digest, EngineBusy("late"))
     assert later.jobs == []
     assert end(drain(engine), "a").reason == "cancelled"
     engine.submit(named("a", digest))
-    assert engine.take_wanted() == [digest] * 2
-    engine.load_voice(digest, data)
+    assert engine.voices.take_wanted() == [digest] * 2
+    engine.voices.load(digest, data)
     later.run()
     assert end(drain(engine), "a").reason == "stop"
 

@@ -28,7 +28,7 @@ def engine() -> Engine:
 @pytest.fixture(autouse=True)
 def _left_empty(engine: Engine) -> Iterator[None]:
     yield
-    assert (engine.free_slots, engine.waiting) == (2, 0)
+    assert (engine.scheduler.free_slots, engine.waiting) == (2, 0)
 
 
 def request(text: str, *, is_first: bool = True, **fields: object) -> SpeechRequest:

@@ -63,9 +63,9 @@ def written(folder: Path, values: dict[str, Tensor], name: str = "model.safetens
     return folder / name
 
 
-def loaded(*files: Path, unused: dict[str, tuple[int, ...]] | None = None) -> Stack:
+def loaded(*files: Path) -> Stack:
     stack = empty_stack()
-    load(stack, files, dtype_of=lambda _: torch.float32, device=CPU, fusions=FUSIONS, unused=unused)
+    load(stack, files, dtype_of=lambda _: torch.float32, device=CPU, fusions=FUSIONS)
     return stack
 
 
@@ -198,13 +198,6 @@ def test_an_extra_tensor_is_named(tmp_path: Path) -> None:
     for name in ("lora.weight", "stack.0.norm.scale", "stack.2.norm.weight"):
         with pytest.raises(TensorMismatch, match=rf"tensor '{name}' \[5\] is not part of the model"):
             loaded(written(tmp_path, tensors() | {name: torch.zeros(5)}))
-
-
-def test_unused_tensors_may_be_there_in_their_shape_or_not_at_all(tmp_path: Path) -> None:
-    file = written(tmp_path, tensors() | {"initialized": torch.ones(1)})
-    loaded(file, unused={"initialized": (1,), "absent": (2,)})
-    with pytest.raises(TensorMismatch, match=r"'initialized' has shape \[1\], expected \[7\]"):
-        loaded(file, unused={"initialized": (7,)})
 
 
 def test_a_misshapen_tensor_is_named_with_both_shapes(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Frames by slot to audio, with the codec on the device of the model or on one of its own.
 
-Apart, it works through a stream there, on a copy of the frames: after each step the newest frame of every row is sent
+Apart, it works through a stream there, on a copy of the frames: after each step the newest frame of every slot is sent
 over, and what decodes them is the very same. All that is sent is ordered on both devices by torch, which lets a copy
 between two devices wait for the current stream of either, and either for the copy; the host waits for nothing. Knows
 the protocols of `models.base` and no model.

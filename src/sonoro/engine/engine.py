@@ -45,8 +45,8 @@ class Engine:
     """A model and its slots, ready once constructed. `submit` requests, then call `tick` while there `has_work`.
 
     Reference audio is encoded wherever `executor` runs what it is given, one thing at a time: by default in the
-    caller's thread, and then within `submit`. Raises `ConfigError` naming the field if the model does not fit the
-    device as `config` asks.
+    caller's thread, and then within `submit`. `runner`, `scheduler` and `voices` may be asked about themselves.
+    Raises `ConfigError` naming the field if the model does not fit the device as `config` asks.
     """
 
     def __init__(
@@ -60,18 +60,18 @@ class Engine:
         configure(model, config.model_settings)
         self.config, self.spec = config, model.spec
         self._model, self._clock_s = model, clock_s
-        self._runner = Runner(model, config)
-        pages = PagePool(self._runner.pages, self._runner.cached_pages)
-        self._scheduler = Scheduler(self._runner.config, pages, self.spec.frame_s)
-        self._prompts = Prompts(model, config, self._runner.pages)
-        self._voices = Voices(model, config, executor or Inline(), self._runner.codec_device, self._runner.streams)
+        self.runner = Runner(model, config)
+        pages = PagePool(self.runner.pages, self.runner.cached_pages)
+        self.scheduler = Scheduler(self.runner.config, pages, self.spec.frame_s)
+        self._prompts = Prompts(model, config, self.runner.pages)
+        self.voices = Voices(model, config, executor or Inline(), self.runner.codec_device, self.runner.streams)
         self._running: dict[str, RunningRequest] = {}
         self._awaiting_voice: dict[RunningRequest, Future[Voice]] = {}
         self._events: list[Event] = []
         self._in_flight: deque[Launched] = deque()
         self.broken_samples = 0
         """Samples that were not finite, and were sent as silence."""
-        self._ticks_late = self._runner.ticks_late if ticks_late is None else ticks_late
+        self._ticks_late = self.runner.ticks_late if ticks_late is None else ticks_late
         # Until one has been measured, a tick is thought to keep up with playback, but not by much.
         self._tick_s, self._is_measured = self.spec.frame_s / 2, False
 
@@ -79,7 +79,7 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a `tick` would do anything."""
         has_new_voice = any(voice.done() for voice in self._awaiting_voice.values())
-        return bool(self._events or self._in_flight) or has_new_voice or self._scheduler.has_work
+        return bool(self._events or self._in_flight) or has_new_voice or self.scheduler.has_work
 
     @property
     def has_words(self) -> bool:
@@ -92,34 +92,9 @@ class Engine:
         return bool(self._awaiting_voice)
 
     @property
-    def free_slots(self) -> int:
-        """Slots that no request holds."""
-        return self._scheduler.free_slots
-
-    @property
-    def pages(self) -> int:
-        """Pages that all requests share."""
-        return self._runner.pages
-
-    @property
-    def free_pages(self) -> int:
-        """Pages that no request holds, cached prefixes included."""
-        return self._scheduler.pages.free
-
-    @property
-    def entries(self) -> int:
-        """Ticks whose results can be under way at once."""
-        return self._runner.ring.depth
-
-    @property
-    def free_entries(self) -> int:
-        """How many more could be."""
-        return self._runner.ring.free
-
-    @property
     def waiting(self) -> int:
         """Requests that hold no slot yet, or none between two segments."""
-        return self._scheduler.waiting + len(self._awaiting_voice)
+        return self.scheduler.waiting + len(self._awaiting_voice)
 
     @property
     def fingerprint(self) -> str:
@@ -127,26 +102,11 @@ class Engine:
         return self._model.fingerprint
 
     @property
-    def launches(self) -> dict[str, dict[str, int]]:
-        """Launches so far, by kind (`prefill`, `frame`, `codec`), each split into `graph` and `eager`."""
-        return self._runner.launches
-
-    @property
     def prefixes(self) -> PrefixCounts:
         """Counters of the prefix cache, and its size."""
-        pages, page_bytes = self._scheduler.pages, self._model.position_bytes * self.config.page_positions
+        pages, page_bytes = self.scheduler.pages, self._model.position_bytes * self.config.page_positions
         kept_bytes = pages.cached * page_bytes
-        return msgspec.structs.replace(self._scheduler.prefixes, evictions=pages.evictions, kept_bytes=kept_bytes)
-
-    @property
-    def report(self) -> str:
-        """In lines: what takes how much memory, and what each captured size took in seconds and MiB."""
-        return self._runner.report
-
-    @property
-    def graph_memory_mib(self) -> float:
-        """What all captured graphs take on the device."""
-        return self._runner.graph_memory_mib
+        return msgspec.structs.replace(self.scheduler.prefixes, evictions=pages.evictions, kept_bytes=kept_bytes)
 
     def submit(self, request: SpeechRequest) -> None:
         """Accept `request`; its events carry its id. One whose voice must be encoded first waits outside the queue.
@@ -158,10 +118,10 @@ class Engine:
         self._check_room()
         known = {request.voice or "": request.voice_digest} if request.voice_digest else {}
         request = self.spec.resolve(request, known)
-        with self._runner.active():
+        with self.runner.active():
             running = RunningRequest(request, [], None, Playback(self._clock_s()))
             self._prompts.cut_segments(running)
-            voice = self._voices.of(request)
+            voice = self.voices.of(request)
             if voice is not None:
                 # From here on the voice stands for them.
                 running.request = msgspec.structs.replace(
@@ -192,23 +152,7 @@ class Engine:
         `InvalidReference`.
         """
         self._check_room()
-        return self._voices.encode(references)
-
-    def take_wanted(self) -> list[str]:
-        """Digests of encoded voices that requests wait for and that are not here, each told of once."""
-        return self._voices.take_wanted()
-
-    def load_voice(self, digest: str, data: bytes) -> None:
-        """The encoded voice of a digest that was wanted. What is wrong with it fails who speaks as it."""
-        self._voices.load(digest, data)
-
-    def lose_voice(self, digest: str, error: Exception) -> None:
-        """A voice that was wanted cannot be had; `error` fails who speaks as it."""
-        self._voices.lose(digest, error)
-
-    def warm_up(self) -> None:
-        """Run what would otherwise stall running streams at its first use: encoding, on a GPU."""
-        self._voices.warm_up()
+        return self.voices.encode(references)
 
     def cancel(self, request_id: str) -> None:
         """End a request with the reason `cancelled` at the next tick; one that has ended already stays as it is."""
@@ -234,11 +178,11 @@ class Engine:
         """
         started_s, is_collected, is_broken = self._clock_s(), False, True
         try:
-            with self._runner.active():
+            with self.runner.active():
                 self._queue_with_voice()
-                plan = self._scheduler.plan(started_s, self._tick_s)
+                plan = self.scheduler.plan(started_s, self._tick_s)
                 if not plan.is_empty:
-                    self._note_launch(plan, self._runner.run(plan))
+                    self._note_launch(plan, self.runner.run(plan))
                 if len(self._in_flight) > (0 if plan.is_empty else self._ticks_late):
                     self._collect(self._in_flight.popleft())
                     is_collected = True
@@ -253,7 +197,7 @@ class Engine:
         return events
 
     def _check_room(self) -> None:
-        if self._scheduler.is_full(len(self._awaiting_voice) + self._voices.saving):
+        if self.scheduler.is_full(len(self._awaiting_voice) + self.voices.saving):
             raise EngineBusy(
                 f"{self.config.max_waiting} requests (max_waiting) are waiting for a slot; try again later"
             )
@@ -274,14 +218,14 @@ class Engine:
             try:
                 running.voice = voice.result(timeout=0)
             finally:
-                self._voices.leave(voice)
+                self.voices.leave(voice)
 
     def _note_launch(self, plan: Plan, launched: Launched) -> None:
         """`plan` was launched; requests whose launch raised fail here."""
         self._in_flight.append(launched)
         for running, error in launched.failed.items():
             self._fail(running, error)
-        self._scheduler.cache_prefixes(running for running in plan.admit if running not in launched.failed)
+        self.scheduler.cache_prefixes(running for running in plan.admit if running not in launched.failed)
 
     def _measure(self, tick_s: float) -> None:
         self._tick_s += (_TICK_WEIGHT if self._is_measured else 1.0) * (tick_s - self._tick_s)
@@ -306,7 +250,7 @@ class Engine:
                         self._send(item.running, decoded, at, now_s)
         finally:
             launched.entry.release()
-        for running in [running for running in self._scheduler.running if running.is_drained]:
+        for running in [running for running in self.scheduler.running if running.is_drained]:
             self._advance(running)
 
     def _send(self, running: RunningRequest, decoded: Decoded, at: int, now_s: float) -> None:
@@ -370,8 +314,8 @@ class Engine:
         if reason is not None and not is_again:
             self._finish(running, reason)
             return
-        frames = self._runner.join(running.progress.made)
-        self._scheduler.release(running)
+        frames = self.runner.join(running.progress.made)
+        self.scheduler.release(running)
         if is_again:
             running.try_again()
         else:
@@ -390,7 +334,7 @@ class Engine:
             if is_last:
                 running.live.end()
             if running not in self._awaiting_voice:
-                with self._runner.active():
+                with self.runner.active():
                     self._continue(running)
 
     def _continue(self, running: RunningRequest) -> None:
@@ -399,14 +343,14 @@ class Engine:
             running.live.advance(running.index)
         segment = running.segment
         if segment is None and running.has_text_to_come:
-            self._scheduler.park(running)
+            self.scheduler.park(running)
         elif segment is None and running.segments:
             self._finish(running, "stop")
         elif segment is None:
             raise InvalidRequest("text", f"{running.text_length} characters", "nothing in it can be spoken")
         elif running.progress.prompt is None:
             self._prompts.prepare(running, segment)
-            self._scheduler.add(running)
+            self.scheduler.add(running)
         else:
             self._prompts.extend_live(running, segment)
 
@@ -437,21 +381,21 @@ class Engine:
     def _abort(self, running: RunningRequest) -> None:
         """Reset the slot of a request that ends early, which the device may not know."""
         if running.allocation is not None:
-            self._runner.reset([running.allocation.slot])
+            self.runner.reset([running.allocation.slot])
 
     def _forget(self, running: RunningRequest) -> None:
         voice = self._awaiting_voice.pop(running, None)
         if voice is None:
-            self._scheduler.release(running)
+            self.scheduler.release(running)
         else:
-            self._voices.leave(voice)
+            self.voices.leave(voice)
         del self._running[running.request.id]
 
     def _abandon(self, cause: BaseException | None) -> None:
         """Fail every request that holds a slot: how far they are is not known after a tick was broken off."""
         error = EngineError(f"the engine's tick was broken off by {type(cause).__name__}: {cause}")
-        self._scheduler.pages.clear_cache()
+        self.scheduler.pages.clear_cache()
         while self._in_flight:
             self._in_flight.popleft().entry.release()
-        for running in list(self._scheduler.running):
+        for running in list(self.scheduler.running):
             self._fail(running, error)

@@ -1,6 +1,6 @@
 """Plans carried out on the device: prefill, one frame, audio, and the copies that bring the results back.
 
-Owns all rows by slot, and the graphs that advance them. Knows the protocols of `models.base` and no model. All work
+Owns all state by slot, and the graphs that advance them. Knows the protocols of `models.base` and no model. All work
 goes to one stream, or one on each of two devices, in the order it is launched; nothing here waits for it but
 `Launched.entry.wait`.
 """
@@ -108,8 +108,8 @@ class Launched:
 class Runner:
     """A model's state on the device and the graphs that advance it. Ready once constructed: sizes are captured here.
 
-    `config` is resolved here, its sizes being those that rows are padded to. Raises `ConfigError` naming the field if
-    the model does not fit the device as the configuration asks.
+    `config` is resolved here, its sizes being those that batches are padded to. Raises `ConfigError` naming the field
+    if the model does not fit the device as the configuration asks.
     """
 
     def __init__(self, model: SpeechModel, config: EngineConfig) -> None:

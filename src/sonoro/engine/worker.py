@@ -98,7 +98,7 @@ def main() -> None:
             with compiling(wanted) as compiled:
                 loaded = load(wanted)
             engine = Engine(loaded.model, wanted.config, executor=executor)
-            engine.warm_up()
+            engine.voices.warm_up()
         # What has been made so far stays; a collection would only walk it again and again.
         gc.collect()
         gc.freeze()
@@ -199,9 +199,9 @@ class Worker:
         return Ready(
             spec=self._engine.spec,
             ready_s=ready_s,
-            report=self._engine.report,
+            report=self._engine.runner.report,
             gpu_memory_mib=self._gpu_memory_mib(),
-            graph_memory_mib=self._engine.graph_memory_mib,
+            graph_memory_mib=self._engine.runner.graph_memory_mib,
             fingerprint=self._engine.fingerprint,
         )
 
@@ -270,9 +270,9 @@ class Worker:
                 with self._voice_border(number):
                     self._encoding[number] = self._engine.encode_voice(references)
             case LoadVoice(digest, data):
-                self._engine.load_voice(digest, data)
+                self._engine.voices.load(digest, data)
             case VoiceLost(digest, facts):
-                self._engine.lose_voice(digest, facts.error)
+                self._engine.voices.lose(digest, facts.error)
             case Shutdown():
                 self._is_stopping = True
 
@@ -282,7 +282,7 @@ class Worker:
             with self._voice_border(number):
                 encoded = self._encoding.pop(number).result()
                 self._link.send([VoiceEncoded(number, encoded.digest, encoded.data)])
-        if wanted := self._engine.take_wanted():
+        if wanted := self._engine.voices.take_wanted():
             self._link.send([VoiceWanted(digest) for digest in wanted])
 
     def _voice_border(self, number: int) -> AbstractContextManager[None]:
@@ -298,13 +298,13 @@ class Worker:
     def _stats(self) -> Stats:
         engine = self._engine
         return Stats(
-            launches=engine.launches,
+            launches=engine.runner.launches,
             prefixes=engine.prefixes,
-            running=engine.config.slots - engine.free_slots,
+            running=engine.config.slots - engine.scheduler.free_slots,
             waiting=engine.waiting,
             paused=sum(self._is_paused.values()),
-            free_slots=engine.free_slots,
-            free_pages=engine.free_pages,
+            free_slots=engine.scheduler.free_slots,
+            free_pages=engine.scheduler.pages.free,
             tick_ms=_percentiles_ms(self._tick_s),
             frame_ms=_percentiles_ms(self._frame_s),
             gpu_memory_mib=self._gpu_memory_mib(),

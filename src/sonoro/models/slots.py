@@ -58,9 +58,9 @@ class StagedPrompts:
     """What is waiting for `admit_staged` and `fill_backbone`: by prompt, not by slot.
 
     `slots` [N+1, W] int64, one for each staged prompt: position, page table, a row of each sampler, what the model
-    added; the last is that of a slot which is free. `tokens` [M+1, 4 + V] int64, one for each prompt row, the last
+    added; the last is that of a slot which is free. `tokens` [M+1, 4 + V] int64, one for each prompt token, the last
     scratch: slot, position, where the prompt begins in the pack, the slot whose pending input this row is (scratch for
-    all but a prompt's last row), V ids of the model's own.
+    all but a prompt's last token), V ids of the model's own.
     """
 
     slots: Tensor
@@ -116,10 +116,10 @@ def allocate_backbone(
     added: Sequence[int] = (),
     samplers: int = 1,
 ) -> BackboneState:
-    """Free rows for `capacity.slots` requests. `config` are the sizes of a backbone, its layers all that live on pages;
+    """Free slots for `capacity.slots` requests. `config` are sizes of a backbone, its layers all that live on pages;
     `rotary` its tables of `capacity.max_positions`, in the dtype and on the device that it has.
 
-    `frame` is an empty one, `ids` are a padding row's, `added` is what the model adds to a slot that is free.
+    `frame` is an empty one, `ids` are a padding token's, `added` is what the model adds to a slot that is free.
     """
     device, dtype, rows = rotary[0].device, rotary[0].dtype, capacity.slots + 1
     zeros = functools.partial(torch.zeros, device=device)
@@ -243,8 +243,8 @@ def admit_staged(state: BackboneState, slots: Tensor) -> Tensor:
 
 
 def staged_tokens(state: BackboneState, tokens: Tensor) -> tuple[PackedTokens, Tensor, Tensor]:
-    """Where the staged rows `tokens` [T] int64, from the first on, belong; the slots [T] that each waits in (scratch
-    for all but a prompt's last row); and their ids [T, V]. Capturable.
+    """Where the staged tokens `tokens` [T] int64, from the first on, belong; the slots [T] that each waits in (scratch
+    for all but a prompt's last token); and their ids [T, V]. Capturable.
     """
     ids = state.staged.tokens[tokens]
     slots, positions, starts, pending = ids[:, :_TOKEN_COLUMNS].unbind(1)
@@ -256,7 +256,7 @@ def staged_tokens(state: BackboneState, tokens: Tensor) -> tuple[PackedTokens, T
 def fill_backbone(
     state: BackboneState, tokens: Tensor, backbone: DecoderStack, embed: Callable[[Tensor], Tensor]
 ) -> None:
-    """Run the staged rows `tokens` [T] int64 from the first on, and leave each prompt's last one pending. Capturable.
+    """Run the staged tokens `tokens` [T] int64 from the first on, and leave each prompt's last one pending. Capturable.
 
     `embed` makes of their ids [T, V] what the backbone is given, [T, H]. The last row is run too, though the first step
     runs it again: what it leaves is overwritten by the same.
@@ -322,7 +322,7 @@ def append_frames(  # noqa: PLR0917 (where the rows stand, and what they are giv
     """
     scratch = state.done.shape[0] - 1
     stopped = is_end | (rows == scratch)
-    # A row that ends here is sent to the scratch row as well: its last decision leaves nothing behind but `done`.
+    # A slot that ends here is sent to the scratch slot as well: its last decision leaves nothing behind but `done`.
     kept = rows.masked_fill(stopped, scratch)
     count = (length + 1).masked_fill(stopped, 0)
     state.position[kept] = (position + 1).masked_fill(stopped, 0)

@@ -203,17 +203,17 @@ class StreamingCodec(nn.Module):
         self.fused = self.fuse(self.decoder, dtype)
 
     def allocate(self, slots: int) -> History:
-        """A zeroed history for `slots` rows and the scratch row, in the dtype and on the device of the weights."""
+        """A zeroed history for `slots` slots and the scratch slot, in the dtype and on the device of the weights."""
         weight = self.decoder.weight
         return History(self.decoder.layout, slots, device=weight.device, dtype=weight.dtype)
 
     def reset(self, history: History, slots: Tensor) -> None:
-        """Forget what rows `slots` saw. Capturable."""
+        """Forget what `slots` saw. Capturable."""
         history.reset(slots)
 
     @torch.no_grad()
     def prime(self, history: History, slots: Tensor, voice: Voice) -> None:
-        """Leave rows `slots` (freshly reset) as if they had decoded the voice's reference frames. No sync.
+        """Leave `slots` (freshly reset) as if they had decoded the voice's reference frames. No sync.
 
         Only the last `reach_frames` are rendered, as what the layers of `render` keep depends on no more; and only the
         first time: what that left is kept in `voice.primed`.
@@ -229,7 +229,7 @@ class StreamingCodec(nn.Module):
 
     @torch.no_grad()
     def decode(self, frames: Tensor, slots: Tensor | None = None, history: History | None = None) -> Tensor:
-        """Decode `frames` [B, T, ...] to PCM [B, T * hop] in [-1, 1], advancing rows `slots` of `history`.
+        """Decode `frames` [B, T, ...] to PCM [B, T * hop] in [-1, 1], advancing `slots` of `history`.
 
         Float32, or float64 if the weights are. Capturable; no sync. Without a history it is the whole-sequence decode.
         Exact: equals the whole-sequence decode up to rounding, for any split into chunks.

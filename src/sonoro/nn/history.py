@@ -74,7 +74,7 @@ class SavedRow:
 
 
 class History:
-    """Left context of `slots` rows and a last scratch row, zeroed; every tensor is allocated here, once.
+    """Left context of `slots` slots and a last one, scratch, zeroed; every tensor is allocated here, once.
 
     Owned by the caller; changed only through `reset`, `load` and the contexts that `at` gives.
     """
@@ -88,32 +88,32 @@ class History:
 
     @property
     def bytes(self) -> int:
-        """Memory held by all rows."""
+        """Memory held by all slots."""
         return sum(tensor.nbytes for tensor in (*self.columns.values(), self.seen))
 
     def reset(self, slots: Tensor) -> None:
-        """Make rows `slots` int64 [B] as new. Capturable."""
+        """Make `slots` int64 [B] as new. Capturable."""
         for tensor in (*self.columns.values(), self.seen):
             tensor.index_fill_(0, slots, 0)
 
     def at(self, slots: Tensor) -> SlotContext:
-        """Rows `slots` int64 [B] as the left context of one call; only the scratch row may repeat."""
+        """`slots` int64 [B] as the left context of one call; only the scratch slot may repeat."""
         return SlotContext(self, slots)
 
     def save(self, slot: Tensor) -> SavedRow:
-        """A copy of row `slot` int64 [1], for `load`. No sync."""
+        """A copy of `slot` int64 [1], for `load`. No sync."""
         columns = {key: tensor.index_select(0, slot) for key, tensor in self.columns.items()}
         return SavedRow(columns, self.seen.index_select(0, slot))
 
     def load(self, slots: Tensor, saved: SavedRow) -> None:
-        """Make rows `slots` int64 [B] what another row of the same layout was when it was saved. No sync."""
+        """Make `slots` int64 [B] what another slot of the same layout was when it was saved. No sync."""
         for key, tensor in self.columns.items():
             tensor.index_copy_(0, slots, saved.columns[key].expand(slots.shape[0], -1, -1))
         self.seen.index_copy_(0, slots, saved.seen.expand(slots.shape[0]))
 
 
 class SlotContext:
-    """The left context of rows `slots` of a `History` during one call; advances them. Capturable; no sync."""
+    """The left context of `slots` of a `History` during one call; advances them. Capturable; no sync."""
 
     def __init__(self, history: History, slots: Tensor) -> None:
         self._history = history

@@ -41,9 +41,9 @@ def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> 
 
 @dataclass(frozen=True)
 class PagedKVCache:
-    """Keys and values [layers, pages + 1, page positions, kv heads, D]; the pages of each row [rows, pages per row].
+    """Keys and values [layers, pages + 1, page positions, kv heads, D]; the pages of each slot [slots, pages per slot].
 
-    The last page is scratch. Whoever holds it knows how many positions of a row are live; it keeps no length. Stacks
+    The last page is scratch. Whoever holds it knows how many positions of a slot are live; it keeps no length. Stacks
     whose heads are alike may share the pages, their layers one behind the other: each is given its `part`.
     """
 
@@ -55,7 +55,7 @@ class PagedKVCache:
     def allocate(
         cls, config: DecoderConfig, table: Tensor, page_positions: int, pages: int, dtype: torch.dtype
     ) -> PagedKVCache:
-        """A zeroed cache of `pages` pages and the scratch page for the rows of `table` [rows, pages per row] int32."""
+        """A zeroed cache of `pages` pages and a scratch page for the slots of `table` [slots, pages per slot] int32."""
         shape = (config.layers, pages + 1, page_positions, config.kv_heads, config.head_width)
         keys, values = (_zeros(shape, table.device, dtype) for _ in range(2))
         return cls(keys, values, table)
@@ -71,7 +71,7 @@ class PagedKVCache:
     def fill(self, rows: PackedTokens) -> Attend:
         """Keep the keys and values of packed prompts and attend within each of them. Capturable; no sync.
 
-        For a stack that is given [1, T, width]. Pages that hold positions before a prompt's first row are only read.
+        For a stack that is given [1, T, width]. Pages that hold positions before a prompt's first token are only read.
         """
         page, place = rows.positions // self.page_positions, rows.positions % self.page_positions
         pages = self.page_table[rows.slots, page].long()

@@ -3,7 +3,7 @@ norms on queries and keys or none, gated feed-forward.
 
 `forward` runs whole sequences, for training and prefill: the function `attend` receives (layer index, queries, keys,
 values), each [B, T, heads, D], and returns [B, T, query heads, D]; where keys and values are kept is its business
-(`sonoro.nn.kvcache`). `step` runs one position per row, or a few, out of fused operations; the two are tested against
+(`sonoro.nn.kvcache`). `step` runs one position per slot, or a few, out of fused operations; the two are tested against
 each other.
 """
 
@@ -62,7 +62,7 @@ class Cache(Protocol):
 
     @property
     def page_table(self) -> Tensor:
-        """The pages of each row: [rows, pages per row] int32."""
+        """The pages of each slot: [slots, pages per slot] int32."""
 
 
 @dataclass(frozen=True)
@@ -262,9 +262,9 @@ class DecoderStack(nn.Module):
         *,
         watch: HeadWatch | None = None,
     ) -> Tensor:
-        """New positions of each row through all layers, not through the final norm: `x` [T * B, width], the same back.
+        """New positions of each slot through all layers, not through the final norm: `x` [T * B, width] to the same.
 
-        Row b is row `slots[b]` of `cache`'s table; its keys and values are kept at `positions[b]`, and it attends to
+        Batch index b is `slots[b]` of `cache`'s table; its keys and values are kept at `positions[b]`; it attends to
         them and all before. Line t * B + b of `x` is the t-th position from there on; mostly T is 1. `rotary` are
         tables by position, [P, 1, head width]. `watch` keeps what some heads look at, if T is 1. Capturable; no sync;
         no autograd.

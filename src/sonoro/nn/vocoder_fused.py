@@ -25,7 +25,7 @@ __all__ = ["FoldedLayer", "FusedBlocks", "FusedVocoder", "Past", "fold_layers", 
 
 
 class Past:
-    """The left context of one call: rows `slots` of `history`, or nothing before the first column."""
+    """The left context of one call: `slots` of `history`, or nothing before the first column."""
 
     def __init__(self, slots: Tensor | None, history: History | None) -> None:
         self.slots = slots

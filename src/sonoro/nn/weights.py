@@ -130,19 +130,18 @@ def load(
     dtype_of: Callable[[str], torch.dtype],
     device: torch.device,
     fusions: Sequence[Fusion] = (),
-    unused: Mapping[str, Shape] | None = None,
     spell: Callable[[str], str] = str,
 ) -> tuple[str, ...]:
     """Fill every parameter and persistent buffer of `module` from `files`, mapped into memory; what nothing reads.
 
     Together the files must hold the tensors of the module, and nothing else that it would have to heed
-    (`stored.sort_out`); those named in `unused` may be there too. `spell` says what they call a tensor. Each is cast
+    (`stored.sort_out`). `spell` says what they call a tensor. Each is cast
     once, to `dtype_of(its name in the module)`. Raises `CheckpointNotFound` for a missing file, `CheckpointError` for
     a damaged one, `TensorMismatch` naming tensors, files and shapes.
     """
     where = ", ".join(map(str, files))
     expected = _spelled(stored_shapes(module, fusions), spell)
-    skipped = stored.sort_out(stored.headers(files), expected, _spelled(unused or {}, spell), where=where)
+    skipped = stored.sort_out(stored.headers(files), expected, {}, where=where)
     with stored.opened(files) as get:
         stored.check_tied(skipped, expected, get, where)
 
@@ -166,16 +165,15 @@ def check(
     files: Sequence[Path],
     *,
     fusions: Sequence[Fusion] = (),
-    unused: Mapping[str, Shape] | None = None,
     spell: Callable[[str], str] = str,
 ) -> dict[str, Shape]:
     """Names, not as `spell` has them, and shapes of the tensors in `files` that a release has, having raised what
     `load` would, but for heads that are not tied; reads no values.
     """
-    expected, unused, found = stored_shapes(module, fusions), unused or {}, stored.headers(files)
+    expected = stored_shapes(module, fusions)
     where = ", ".join(map(str, files))
-    stored.sort_out(found, _spelled(expected, spell), _spelled(unused, spell), where=where)
-    return expected | {name: shape for name, shape in unused.items() if spell(name) in found}
+    stored.sort_out(stored.headers(files), _spelled(expected, spell), {}, where=where)
+    return expected
 
 
 def _spelled(shapes: Mapping[str, Shape], spell: Callable[[str], str]) -> dict[str, Shape]:

@@ -1,7 +1,7 @@
-"""A function of row numbers, captured once for each of a few batch sizes and replayed for any batch up to the largest.
+"""A function of slots, captured once for each of a few batch sizes and replayed for any batch up to the largest.
 
-Knows neither the function nor what a row is. What the function reads and writes must lie in tensors that stay where
-they are; the row numbers are its only input.
+Knows neither the function nor what a slot is. What the function reads and writes must lie in tensors that stay where
+they are; the slots are its only input.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class GraphPool:
 
 
 class GraphSet:
-    """Calls `function` on batches of rows: from a graph where its size was captured, directly elsewhere.
+    """Calls `function` on batches of slots: from a graph where its size was captured, directly elsewhere.
 
-    `function` takes rows [size] int64 on `device` and returns a tensor, a tuple of them, or None. A batch is padded
+    `function` takes slots [size] int64 on `device` and returns a tensor, a tuple of them, or None. A batch is padded
     with `scratch` to the next of `sizes` (ascending); one longer than the largest runs directly at its own length, as
     any does if `sizes` is empty. `is_eager` pads alike and captures nothing. Sets that share a `pool` must run on one
     stream. Use it in inference mode, on the stream it was captured on.
@@ -96,7 +96,7 @@ class GraphSet:
         self._pool, self._is_eager = pool or GraphPool(), is_eager
         largest = max(sizes, default=0)
         # Every graph reads the head of one vector, of which the host keeps a copy to know when it must be written.
-        self._rows = torch.full((largest,), scratch, dtype=torch.int64, device=device)
+        self._slots = torch.full((largest,), scratch, dtype=torch.int64, device=device)
         self._known = [scratch] * largest
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Any]] = {}
         self._stream: torch.cuda.Stream | None = None
@@ -104,7 +104,7 @@ class GraphSet:
     def capture(self) -> None:
         """Capture every size, the largest first, on the current stream, which may not be the default one.
 
-        The function runs on scratch rows alone. A size that cannot be captured warns and runs directly. Synchronises.
+        The function runs on scratch slots alone. A size that cannot be captured warns and runs directly. Synchronises.
         Captures nothing on a CPU or if `is_eager`.
         """
         assert torch.is_inference_mode_enabled()
@@ -117,21 +117,21 @@ class GraphSet:
             for size in reversed(self.sizes):
                 self.captured.append(self._capture(size, stream))
 
-    def run(self, rows: Sequence[int]) -> Any:
-        """What the function returns for `rows`, padded: its first len(rows) rows are theirs. No sync.
+    def run(self, slots: Sequence[int]) -> Any:
+        """What the function returns for `slots`, padded: its first len(slots) lines are theirs. No sync.
 
         The result of a graph is overwritten by the next batch of that size.
         """
         assert torch.is_inference_mode_enabled()
-        assert rows
-        size = self.padded(len(rows))
+        assert slots
+        size = self.padded(len(slots))
         if size > len(self._known):
             self.eager_launches += 1
-            return self._function(upload(rows, torch.int64, self._device))
-        self._write([*rows, *[self.scratch] * (size - len(rows))])
+            return self._function(upload(slots, torch.int64, self._device))
+        self._write([*slots, *[self.scratch] * (size - len(slots))])
         if size not in self._graphs:
             self.eager_launches += 1
-            return self._function(self._rows[:size])
+            return self._function(self._slots[:size])
         assert torch.cuda.current_stream(self._device) == self._stream
         self.graph_launches += 1
         graph, outputs = self._graphs[size]
@@ -139,7 +139,7 @@ class GraphSet:
         return outputs
 
     def padded(self, count: int) -> int:
-        """The size at which `count` rows run."""
+        """The size at which `count` slots run."""
         at = bisect.bisect_left(self.sizes, count)
         return count if at == len(self.sizes) else self.sizes[at]
 
@@ -152,17 +152,17 @@ class GraphSet:
                 f"{captured.memory_bytes / 2**20:.1f} MiB"
             )
 
-    def _write(self, rows: list[int]) -> None:
-        """Let the head of the static vector hold `rows`."""
-        if self._known[: len(rows)] == rows:
+    def _write(self, slots: list[int]) -> None:
+        """Let the head of the static vector hold `slots`."""
+        if self._known[: len(slots)] == slots:
             return
-        self._rows[: len(rows)].copy_(upload(rows, torch.int64, self._device))
-        self._known[: len(rows)] = rows
+        self._slots[: len(slots)].copy_(upload(slots, torch.int64, self._device))
+        self._known[: len(slots)] = slots
 
     def _capture(self, size: int, stream: torch.cuda.Stream) -> Captured:
         started_s = time.perf_counter()
         for _ in range(_WARM_UPS):
-            self._function(self._rows[:size])
+            self._function(self._slots[:size])
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
         before_bytes = torch.cuda.mem_get_info(self._device)[0]
@@ -170,7 +170,7 @@ class GraphSet:
         try:
             # Another thread of the process may use the device meanwhile.
             with torch.cuda.graph(graph, self._pool.handle, stream, capture_error_mode="thread_local"):
-                outputs = self._function(self._rows[:size])
+                outputs = self._function(self._slots[:size])
             # The first replay moves the graph to the device, which a live stream should not wait for.
             graph.replay()
             torch.cuda.synchronize(self._device)

@@ -121,7 +121,7 @@ def unpack_flags(numbers: Tensor) -> Tensor:
 
 def pack(row: SamplingControls) -> tuple[int, ...]:
     """The parameters of one slot as eight int64: four integers, two flags, and float32 in pairs."""
-    # A greedy row divides by nothing, and nothing that is filtered out could change its choice.
+    # A greedy slot divides by nothing, and nothing that is filtered out could change its choice.
     is_greedy = row.temperature == 0
     temperature, top_k, top_p = (1.0, 0, 1.0) if is_greedy else (row.temperature, row.top_k, row.top_p)
     floats = pack_floats([temperature, top_p, row.repetition_penalty, 0.0]).tolist()

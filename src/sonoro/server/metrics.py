@@ -8,12 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sonoro.transport.messages import PrefixCounts, Stats
+from sonoro.transport.messages import Stats
 
 __all__ = ["EngineState", "Metrics", "Observation"]
 
@@ -143,99 +144,78 @@ class _EngineCollector(Collector):
         self.queued = 0
 
     def collect(self) -> Iterator[Metric]:
-        states = self.states
-        yield _by_replica("up", "whether the engine answers", [float(state.stats is not None) for state in states])
-        yield _by_replica("slots", "requests that the engine can run at once", [state.slots for state in states])
-        yield _by_replica(
-            "restarts", "engines started after a crash", [state.restarts for state in states], CounterMetricFamily
+        states = [(str(number), state) for number, state in enumerate(self.states)]
+        running = [(replica, state.stats) for replica, state in states if state.stats is not None]
+        yield _gauge("up", "whether the engine answers", [((name,), one.stats is not None) for name, one in states])
+        yield _gauge(
+            "slots", "requests that the engine can run at once", [((name,), one.slots) for name, one in states]
         )
-        running = [state.stats for state in states]
-        waiting = self.queued + sum(stats.waiting for stats in running if stats)
+        restarts = [((name,), one.restarts) for name, one in states]
+        yield _counter("restarts", "engines started after a crash", restarts)
+        waiting = self.queued + sum(stats.waiting for _, stats in running)
         yield GaugeMetricFamily("sonoro_queue_depth", "requests that wait, before an engine or in it", value=waiting)
-        for name, help in (
-            ("running", "requests that hold a slot"),
-            ("waiting", "requests that wait for a slot of the engine"),
-            ("paused", "requests held back for a slow reader"),
-            ("free_slots", "slots that nobody holds"),
-            ("free_pages", "pages that nobody holds"),
-        ):
-            yield _by_replica(name, help, [None if stats is None else getattr(stats, name) for stats in running])
-        for name in ("tick", "frame"):
-            yield _times(name, running)
-        yield _by_replica(
-            "broken_samples",
-            "samples that were not finite, and were sent as silence",
-            [None if stats is None else stats.broken_samples for stats in running],
-            CounterMetricFamily,
-        )
-        yield from _shared_prompts([None if stats is None else stats.prefixes for stats in running])
-        yield _launches(running)
-        yield _fallbacks(running)
-        yield _by_replica(
-            "kernels_compiled",
-            "kernel variants that were compiled only once they were launched, while streams waited",
-            [None if stats is None else sum(stats.compiled.values()) for stats in running],
-            CounterMetricFamily,
-        )
+        for field, help in _GAUGES.items():
+            yield _gauge(field, help, [((name,), getattr(stats, field)) for name, stats in running])
+        for kind in ("tick", "frame"):
+            times = [(name, getattr(stats, f"{kind}_ms")) for name, stats in running]
+            quantiles = [
+                ((name, f"0.{part.removeprefix('p')}"), ms / 1000)
+                for name, parts in times
+                for part, ms in parts.items()
+            ]
+            yield _gauge(f"{kind}_seconds", f"of the last {kind}s", quantiles, "quantile")
+        broken = [((name,), stats.broken_samples) for name, stats in running]
+        yield _counter("broken_samples", "samples that were not finite, and were sent as silence", broken)
+        for field, (called, help) in _PREFIXES.items():
+            yield _counter(called, help, [((name,), getattr(stats.prefixes, field)) for name, stats in running])
+        kept = [((name,), stats.prefixes.kept_bytes) for name, stats in running]
+        yield _gauge("prefix_bytes", "pages kept for prompts that begin alike", kept)
+        launches = [
+            ((name, kind, how), count)
+            for name, stats in running
+            for kind, counts in stats.launches.items()
+            for how, count in counts.items()
+        ]
+        yield _counter("launches", "units of work by kind, and whether from a graph", launches, "kind", "how")
+        fallbacks = [
+            ((name, operation, served_by), count)
+            for name, stats in running
+            for operation, counts in stats.fallbacks.items()
+            for served_by, count in counts.items()
+        ]
+        help = "shapes whose kernel could not be launched, and what serves: smaller blocks, or the reference"
+        yield _gauge("kernel_fallbacks", help, fallbacks, "operation", "served_by")
+        compiled = [((name,), sum(stats.compiled.values())) for name, stats in running]
+        help = "kernel variants that were compiled only once they were launched, while streams waited"
+        yield _counter("kernels_compiled", help, compiled)
 
 
-def _by_replica(
-    name: str,
-    help: str,
-    values: Sequence[float | None],
-    family: type[GaugeMetricFamily | CounterMetricFamily] = GaugeMetricFamily,
+Values = Sequence[tuple[Sequence[str], float]]
+"""A metric's values, each with those of its labels, of which the first is the engine's number."""
+
+_GAUGES = {
+    "running": "requests that hold a slot",
+    "waiting": "requests that wait for a slot of the engine",
+    "paused": "requests held back for a slow reader",
+    "free_slots": "slots that nobody holds",
+    "free_pages": "pages that nobody holds",
+}
+_PREFIXES = {
+    "rows_prefilled": ("prompt_rows_prefilled", "prompt rows that were run"),
+    "rows_cached": ("prompt_rows_cached", "prompt rows that an earlier prompt had run"),
+    "hits": ("prefix_hits", "prompts that began with pages of an earlier one"),
+    "misses": ("prefix_misses", "prompts that could have, if one had begun alike"),
+    "evictions": ("prefix_evictions", "kept pages that were given up for others"),
+}
+
+
+def _metric(
+    family: type[GaugeMetricFamily | CounterMetricFamily], name: str, help: str, values: Values, *labels: str
 ) -> Metric:
-    """One value per engine; None is left out."""
-    made = family(f"sonoro_engine_{name}", help, labels=["replica"])
-    for replica, value in enumerate(values):
-        if value is not None:
-            made.add_metric([str(replica)], value)
+    made = family(f"sonoro_engine_{name}", help, labels=["replica", *labels])
+    for label, value in values:
+        made.add_metric(label, value)
     return made
 
 
-def _shared_prompts(found: Sequence[PrefixCounts | None]) -> Iterator[Metric]:
-    for field, name, help in (
-        ("rows_prefilled", "prompt_rows_prefilled", "prompt rows that were run"),
-        ("rows_cached", "prompt_rows_cached", "prompt rows that an earlier prompt had run"),
-        ("hits", "prefix_hits", "prompts that began with pages of an earlier one"),
-        ("misses", "prefix_misses", "prompts that could have, if one had begun alike"),
-        ("evictions", "prefix_evictions", "kept pages that were given up for others"),
-    ):
-        yield _by_replica(
-            name, help, [None if counts is None else getattr(counts, field) for counts in found], CounterMetricFamily
-        )
-    kept = [None if counts is None else counts.kept_bytes for counts in found]
-    yield _by_replica("prefix_bytes", "pages kept for prompts that begin alike", kept)
-
-
-def _times(name: str, running: Sequence[Stats | None]) -> Metric:
-    times = GaugeMetricFamily(f"sonoro_engine_{name}_seconds", f"of the last {name}s", labels=["replica", "quantile"])
-    for replica, stats in enumerate(running):
-        percentiles = {} if stats is None else stats.tick_ms if name == "tick" else stats.frame_ms
-        for percentile, value_ms in percentiles.items():
-            times.add_metric([str(replica), f"0.{percentile.removeprefix('p')}"], value_ms / 1000)
-    return times
-
-
-def _launches(running: Sequence[Stats | None]) -> Metric:
-    launches = CounterMetricFamily(
-        "sonoro_engine_launches", "units of work by kind, and whether from a graph", labels=["replica", "kind", "how"]
-    )
-    for replica, stats in enumerate(running):
-        for kind, counts in (stats.launches if stats else {}).items():
-            for how, count in counts.items():
-                launches.add_metric([str(replica), kind, how], count)
-    return launches
-
-
-def _fallbacks(running: Sequence[Stats | None]) -> Metric:
-    fallbacks = GaugeMetricFamily(
-        "sonoro_engine_kernel_fallbacks",
-        "shapes whose kernel could not be launched, and what serves: smaller blocks, or the reference",
-        labels=["replica", "operation", "served_by"],
-    )
-    for replica, stats in enumerate(running):
-        for operation, counts in (stats.fallbacks if stats else {}).items():
-            for served_by, count in counts.items():
-                fallbacks.add_metric([str(replica), operation, served_by], count)
-    return fallbacks
+_gauge, _counter = partial(_metric, GaugeMetricFamily), partial(_metric, CounterMetricFamily)

@@ -81,7 +81,7 @@ def test_a_voice_is_shared_by_name_by_content_and_while_it_is_spoken_with(model:
     watched.engine.submit(first)
     for _ in range(3):
         watched.tick()
-    assert watched.engine.free_slots == 2
+    assert watched.engine.scheduler.free_slots == 2
     watched.say(named)
     assert watched.engine.prefixes.rows_cached == SHARED * PAGE
     for one in (first, request(2, "Like this.")):

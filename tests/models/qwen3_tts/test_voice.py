@@ -169,8 +169,8 @@ def test_a_voice_that_was_kept_speaks_bit_by_bit_like_its_reference(model: Speec
     anna = SpeechRequest(id="a", voice="anna", voice_digest=digest, **fields)
     np.testing.assert_array_equal(speak(anna, first)[0], expected)
     other.submit(anna)
-    assert other.take_wanted() == [digest]
-    other.load_voice(digest, data)
+    assert other.voices.take_wanted() == [digest]
+    other.voices.load(digest, data)
     np.testing.assert_array_equal(audio(drain(other), "a"), expected)
 
 
@@ -258,7 +258,7 @@ def test_on_a_gpu_a_voice_made_beside_running_streams_is_the_one_made_alone(use:
     model = registry.load("qwen3-tts-0.6b-base", device="cuda", load_format="dummy").model
     config = EngineConfig(slots=4, chunk_frames=(1, 4))
     engine = Engine(model, config, executor=ThreadPoolExecutor(1))
-    engine.warm_up()
+    engine.voices.warm_up()
     reference, others = reference_of(noise(20.0), text="Noise." if use == "prompt" else None), []
     for turn in range(3):
         # What has been encoded is kept under its digest.

@@ -1,4 +1,4 @@
-"""The rows by slot: those of `sonoro.models.slots`, with one sampler. A prompt row is a column of the prompt."""
+"""State by slot: that of `sonoro.models.slots`, with one sampler. A prompt token is a column of the prompt."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["allocate", "prefill", "stage"]
 
 
 def allocate(lm: DualAR, capacity: Capacity) -> DepthState:
-    """Free rows for `capacity.slots` requests. Raises `ConfigError` for more positions than the model has."""
+    """Free slots for `capacity.slots` requests. Raises `ConfigError` for more positions than the model has."""
     most = lm.config.text_config.max_seq_len
     if capacity.max_positions > most:
         raise ConfigError("max_positions", capacity.max_positions, f"at most {most} for this model")
@@ -26,11 +26,11 @@ def allocate(lm: DualAR, capacity: Capacity) -> DepthState:
 
 
 def stage(state: BackboneState, prompts: Sequence[FishPrompt], slots: Sequence[int], pages: Sequence[Pages]) -> int:
-    """Lay out what rows `slots` need to speak `prompts` on `pages`; how many prompt rows. No sync; not capturable."""
+    """Lay out what `slots` need to speak `prompts` on `pages`; how many prompt tokens. No sync; not capturable."""
     added = [((prompt.controls.sampling_controls,), ()) for prompt in prompts]
     return stage_prompts(state, prompts, slots, pages, [prompt.columns for prompt in prompts], added)
 
 
 def prefill(lm: DualAR, state: BackboneState, tokens: Tensor) -> None:
-    """Run the staged rows `tokens` [T] int64 and leave each prompt's last one pending. Capturable; no sync."""
+    """Run the staged tokens `tokens` [T] int64 and leave each prompt's last one pending. Capturable; no sync."""
     fill_backbone(state, tokens, lm.slow, lm.embed)

@@ -1,4 +1,4 @@
-"""The talker and its code predictor: weights under the released names, prompt rows, and the forwards used for training.
+"""The talker and its code predictor: weights under the released names, prompt tokens, and the forwards for training.
 
 The step that makes one frame is in `frame.py`; both run the same stacks. Keeps no state of a request.
 """
@@ -109,7 +109,7 @@ class Talker(nn.Module):
         return Feedback(self.embed_frames, self.code_table, self.code_starts, self.codes, end)
 
     def embed_rows(self, text_rows: Tensor, code_rows: Tensor, x_vectors: Tensor | None = None) -> Tensor:
-        """Prompt rows [..., H] of ids `text_rows` [...] and `code_rows` [..., K] int64, -1 where there is nothing.
+        """Prompt tokens [..., H] of ids `text_rows` [...] and `code_rows` [..., K] int64, -1 where there is nothing.
 
         `x_vectors` [..., H] is added on the code side. Rounds as the official code does: the code side once, in one
         reduction, then the sum of both sides.

@@ -255,7 +255,7 @@ def released_configs(name: str) -> Configs:
     for layer in ("common", size, variant):
         values = _merged(values, _packaged(layer))
     if "speaker_encoder_config" in values:
-        # An x-vector is added to a prompt row as it is.
+        # An x-vector is added to a prompt token as it is.
         values["speaker_encoder_config"]["enc_dim"] = values["talker_config"]["hidden_size"]
     return Configs(
         build(ModelConfig, values, name),

@@ -1,6 +1,6 @@
-"""Text to prompt rows: tokeniser, templates and row layouts of the checkpoint. Runs on the CPU; touches no weight.
+"""Text to prompt tokens: tokeniser, templates and row layouts of the checkpoint. Runs on the CPU; touches no weight.
 
-A prompt row is the sum of a text-side row and a codec-side row of the talker's width; both are kept as ids here and
+A prompt token is the sum of a text-side row and a codec-side row of the talker's width; both are kept as ids here and
 gathered on the device at prefill.
 """
 
@@ -382,7 +382,7 @@ class PromptBuilder:
 
 
 class _Rows:
-    """Prompt rows being laid out: a text id each, and the first of its K code ids as far as there are any."""
+    """Prompt tokens being laid out: a text id each, and the first of its K code ids as far as there are any."""
 
     def __init__(self) -> None:
         self.text: list[int] = []

@@ -1,6 +1,6 @@
-"""The talker's rows by slot: those of `sonoro.models.slots`, and what its prompts and decisions need besides.
+"""The talker's state by slot: that of `sonoro.models.slots`, and what its prompts and decisions need besides.
 
-A prompt row is, as ids: which x-vector is added on the code side, text id, K code ids.
+A prompt token is, as ids: which x-vector is added on the code side, text id, K code ids.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class FrameState(DepthState):
 
 
 def allocate(talker: Talker, capacity: Capacity, pad_id: int, word_heads: WordHeads | None = None) -> FrameState:
-    """Free rows for `capacity.slots` requests. `pad_id` is the text id fed once a row's text has ended."""
+    """Free slots for `capacity.slots` requests. `pad_id` is the text id fed once a slot's text has ended."""
     device, rows, end = talker.device, capacity.slots + 1, talker.config.codec_eos_token_id
     codes, text = torch.arange(end + 1, device=device), [pad_id] * (capacity.max_text + 1)
     zeros = functools.partial(torch.zeros, device=device)
@@ -94,13 +94,13 @@ def allocate(talker: Talker, capacity: Capacity, pad_id: int, word_heads: WordHe
 
 
 def reset(state: FrameState, slots: Sequence[int]) -> None:
-    """Make rows `slots` free and empty. No sync; not capturable."""
+    """Make `slots` free and empty. No sync; not capturable."""
     clear_slots(state, slots, (state.seen, False), (state.text_ids, state.pad_id))
 
 
 def stage(state: FrameState, prompts: Sequence[TalkerPrompt], slots: Sequence[int], pages: Sequence[Pages]) -> int:
-    """Lay out what rows `slots` need to speak `prompts`, each on its `pages`, for `admit`, and the prompts' rows for
-    `prefill`; how many rows those are. No sync; not capturable.
+    """Lay out what `slots` need to speak `prompts`, each on its `pages`, for `admit`, and the prompts' tokens for
+    `prefill`; how many tokens those are. No sync; not capturable.
     """
     added, ids = [], []
     for number, prompt in enumerate(prompts):
@@ -120,13 +120,13 @@ def stage(state: FrameState, prompts: Sequence[TalkerPrompt], slots: Sequence[in
 
 
 def admit(state: FrameState, slots: Tensor) -> None:
-    """Empty rows `slots` [B] int64 and give each what was staged for it, in that order. Capturable; no sync."""
+    """Empty `slots` [B] int64 and give each what was staged for it, in that order. Capturable; no sync."""
     state.text_ids.index_copy_(0, slots, admit_staged(state, slots))
     state.seen.index_fill_(0, slots, False)
 
 
 def append_text(state: FrameState, slots: Sequence[int], starts: Sequence[int], ids: Sequence[Sequence[int]]) -> None:
-    """Write `ids` as the text ids of rows `slots` from number `starts` on. No sync; not capturable."""
+    """Write `ids` as the text ids of `slots` from number `starts` on. No sync; not capturable."""
     most = state.text_ids.shape[1] - 1
     assert all(start + len(new) <= most for start, new in zip(starts, ids, strict=True)), (starts, most)
     written = [
@@ -139,7 +139,7 @@ def append_text(state: FrameState, slots: Sequence[int], starts: Sequence[int], 
 
 
 def prefill(talker: Talker, state: FrameState, tokens: Tensor) -> None:
-    """Run the staged rows `tokens` [T] int64 and leave each prompt's last one pending. Capturable; no sync."""
+    """Run the staged tokens `tokens` [T] int64 and leave each prompt's last one pending. Capturable; no sync."""
 
     def embed(ids: Tensor) -> Tensor:
         return talker.embed_rows(ids[:, 1], ids[:, 2:], state.voices.x_vectors[ids[:, 0]])

@@ -139,7 +139,7 @@ def _check(config: ModelConfig) -> None:
         ("lm_config.rope_scaling.original_max_position_embeddings", scaling.original_max_position_embeddings, wide),
         ("residual_lm_no_rope", config.residual_lm_no_rope, True),
         ("audio_vae_config.latent_dim", config.audio_vae_config.latent_dim, config.feat_dim),
-        # A prompt row carries a patch as pairs of float32; an embedded time is sines and as many cosines.
+        # A prompt token carries a patch as pairs of float32; an embedded time is sines and as many cosines.
         ("patch_size times feat_dim, modulo 2", config.patch_size * config.feat_dim % 2, 0),
         ("dit_config.hidden_dim, modulo 2", config.dit_config.hidden_dim % 2, 0),
         ("encoder_config.kv_channels", config.encoder_config.kv_channels, lm.kv_channels),

@@ -1,6 +1,6 @@
-"""Text and recordings to prompt rows, in all modes; the official limits. Runs on the CPU; touches no weight.
+"""Text and recordings to prompt tokens, in all modes; the official limits. Runs on the CPU; touches no weight.
 
-A prompt row is, as ids: a text id, whether it is a patch instead, and the patch as pairs of float32.
+A prompt token is, as ids: a text id, whether it is a patch instead, and the patch as pairs of float32.
 """
 
 from __future__ import annotations

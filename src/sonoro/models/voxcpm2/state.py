@@ -1,4 +1,4 @@
-"""The rows by slot: those of `sonoro.models.slots`, both LMs on the same pages, and what the flow and the stop need."""
+"""State by slot: that of `sonoro.models.slots`, both LMs on the same pages, and what the flow and the stop need."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class FrameState(BackboneState):
 
 
 def allocate(lm: VoxLM, capacity: Capacity) -> FrameState:
-    """Free rows for `capacity.slots` requests. Raises `ConfigError` for more positions than the model has."""
+    """Free slots for `capacity.slots` requests. Raises `ConfigError` for more positions than the model has."""
     config, weight, rows = lm.config, lm.weight, capacity.slots + 1
     if capacity.max_positions > config.max_length:
         raise ConfigError("max_positions", capacity.max_positions, f"at most {config.max_length} for this model")
@@ -79,25 +79,25 @@ def allocate(lm: VoxLM, capacity: Capacity) -> FrameState:
 
 
 def reset(state: FrameState, slots: Sequence[int]) -> None:
-    """Make rows `slots` free and empty. No sync; not capturable."""
+    """Make `slots` free and empty. No sync; not capturable."""
     clear_slots(state, slots, (state.patch, 0), (state.is_audio, False), (state.options, 0))
 
 
 def stage(state: FrameState, prompts: Sequence[VoxPrompt], slots: Sequence[int], pages: Sequence[Pages]) -> int:
-    """Lay out what rows `slots` need to speak `prompts` on `pages`; how many prompt rows. No sync; not capturable."""
+    """Lay out what `slots` need to speak `prompts` on `pages`; how many prompt tokens. No sync; not capturable."""
     added = [((prompt.controls.sampling_controls,), _pack(prompt.controls)) for prompt in prompts]
     return stage_prompts(state, prompts, slots, pages, [prompt.rows for prompt in prompts], added)
 
 
 def admit(state: FrameState, slots: Tensor) -> None:
-    """Empty rows `slots` [B] int64 and give each what was staged for it, in that order. Capturable; no sync."""
+    """Empty `slots` [B] int64 and give each what was staged for it, in that order. Capturable; no sync."""
     state.options.index_copy_(0, slots, admit_staged(state, slots))
     state.patch.index_fill_(0, slots, 0)
     state.is_audio.index_fill_(0, slots, False)
 
 
 def prefill(lm: VoxLM, state: FrameState, tokens: Tensor) -> None:
-    """Run the staged rows `tokens` [T] int64 and leave each prompt's last one pending. Capturable; no sync."""
+    """Run the staged tokens `tokens` [T] int64 and leave each prompt's last one pending. Capturable; no sync."""
     packed, pending, ids = staged_tokens(state, tokens)
     is_audio, numbers = ids[:, 1] > 0, unpack_floats(ids[:, 2:])
     patches = numbers.unflatten(1, state.patch.shape[1:]).to(state.patch.dtype)
