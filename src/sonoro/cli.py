@@ -53,6 +53,7 @@ app.command()(cli_say.say)
 app.command()(cli_serve.serve)
 app.command("compile")(cli_compile.compile_command)
 app.command()(cli_tune.tune)
+app.command()(cli_tune.calibrate)
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

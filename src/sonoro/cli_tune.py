@@ -1,4 +1,4 @@
-"""`sonoro tune`: how kernels run best on the card at hand. Loads torch only when it begins."""
+"""`sonoro tune` and `sonoro calibrate`: measured once for a card or a checkpoint. Load torch when they begin."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["tune"]
+from sonoro.cli_common import DataType, Device, LoadFormat, NamedModel, show
+
+__all__ = ["calibrate", "tune"]
 
 
 def tune(
@@ -26,3 +28,44 @@ def tune(
 
     tuning = Tuning(tuple(parse_shape(text) for text in shape or ()), output)
     run(tuning, torch.device(device), typer.echo)
+
+
+def calibrate(
+    model: NamedModel = None,
+    *,
+    voice: Annotated[str | None, typer.Option(help="who speaks; the model's first if none")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="the table; in the checkpoint if none")] = None,
+    device: Device = "auto",
+    dtype: DataType = None,
+    load_format: LoadFormat = "auto",
+) -> None:
+    """Find which heads of MODEL point at the text it speaks, and keep the table from which words get their times.
+
+    The model speaks six sentences. Times are estimated then; a table that was measured is better, and is not replaced
+    unless --output names it.
+    """
+    from sonoro.core.errors import ConfigError
+    from sonoro.engine.calibration import calibrate as find
+    from sonoro.models import registry
+    from sonoro.models.words import ShowsWords
+    from sonoro.words.heads import FILE, write_heads
+
+    loaded = registry.load(model, device=device, dtype=dtype, load_format=load_format)
+    folder = registry.locate(model) if load_format == "auto" else None
+    if output is None and folder is None:
+        raise ConfigError("output", None, "name a file: the model has no folder")
+    file = output or (folder or Path()) / FILE
+    is_measured = isinstance(loaded.model, ShowsWords) and loaded.model.word_heads.is_measured
+    if output is None and is_measured:
+        raise ConfigError("output", None, f"{file} was measured: name another file")
+    found = find(loaded.model, voice=voice)
+    for layout, judged in found.judged.items():
+        for one in judged[:3]:
+            show(
+                f"{layout}: layer {one.layer} head {one.head}: mass {one.mass:.2f},"
+                f" {1000 * one.deviation_s:.0f} ms from the pace of letters, {one.shift:.2f} tokens ahead"
+                f"{'' if one.points else ': it does not point'}"
+            )
+    if not found.heads.places:
+        show("no head points at the text: words of this model have no times")
+    show(f"{write_heads(file, found.heads)}")

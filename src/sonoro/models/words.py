@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from sonoro.core.types import SpeechRequest
+from sonoro.core.types import OptionValue, SpeechRequest
 from sonoro.models.base import Voice
 from sonoro.words.heads import WordHeads
 from sonoro.words.tracking import Pointing
@@ -22,12 +22,19 @@ class ShowsWords(Protocol):
     word_heads: WordHeads
     """Set before any `allocate`; where it is empty nothing is watched."""
 
+    text_layouts: Mapping[str, Mapping[str, OptionValue]]
+    """The layouts of `WordHeads` that the model has, `text_first` and `text_along`, each with the options that ask for
+    it."""
+
     @property
     def attention_heads(self) -> tuple[int, int]:
         """Layers of the backbone, and query heads of each."""
 
     def pointing(self, request: SpeechRequest, voice: Voice | None) -> Pointing | None:
         """How the model points at the text of a resolved request's segments; None if it does not."""
+
+    def text_start(self, prompt: Any) -> int:
+        """The position of the text's first token."""
 
     def token_spans(self, text: str) -> Sequence[tuple[int, int]]:
         """Of each token of a segment `text`, as it is spelled out, which characters it reads; of one that ends a text

@@ -34,6 +34,11 @@ class WordHeads(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         pointings = (self.text_first, self.text_along)
         return tuple(sorted({(one.layer, one.head) for one in pointings if one is not None}))
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether any of it was measured."""
+        return any(one is not None and one.is_measured for one in (self.text_first, self.text_along))
+
 
 def read_heads(folder: Path) -> WordHeads:
     """The table of the checkpoint in `folder`, empty if it has none. Raises `CheckpointError` naming the file."""
@@ -46,8 +51,7 @@ def read_heads(folder: Path) -> WordHeads:
         raise CheckpointError(f"{file} is no table of heads: {error}") from error
 
 
-def write_heads(folder: Path, heads: WordHeads) -> Path:
-    """Keep `heads` with the checkpoint in `folder`; where."""
-    file = folder / FILE
+def write_heads(file: Path, heads: WordHeads) -> Path:
+    """Keep `heads` in `file`, which is `FILE` in the checkpoint's folder; where."""
     file.write_bytes(msgspec.json.format(msgspec.json.encode(heads), indent=2) + b"\n")
     return file

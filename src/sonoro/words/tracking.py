@@ -16,9 +16,12 @@ import numpy.typing as npt
 from sonoro.core.words import Word
 from sonoro.words.spans import SpokenWord
 
-__all__ = ["Pointing", "SegmentClock", "Tracker"]
+__all__ = ["AHEAD", "Pointing", "SegmentClock", "Tracker", "loudness"]
 
 Array = npt.NDArray[np.floating]
+
+AHEAD = 8
+"""Positions after a text that are watched where it is not known how far a head reads ahead."""
 
 _FLOOR = 1e-3
 """The least share of a position, so that one frame of no attention breaks no path."""
@@ -145,6 +148,14 @@ class Tracker:
         return float(later[position]) if position < len(later) else 0.0
 
 
+def loudness(pcm: bytes, sample_rate: int) -> tuple[npt.NDArray[np.int32], float]:
+    """The peak of each step of PCM16, and how long a step is, in seconds. What does not fill a step is left out."""
+    step = round(_STEP_S * sample_rate)
+    samples = np.frombuffer(pcm, "<i2", count=len(pcm) // 2 // step * step)
+    # In 32 bits: the least of 16 has no absolute value.
+    return np.abs(samples.astype(np.int32)).reshape(-1, step).max(1), _STEP_S
+
+
 class SegmentClock:
     """When the words of one segment are spoken, told as they become certain, in seconds from `begins_s`.
 
@@ -155,8 +166,8 @@ class SegmentClock:
         self.words: Sequence[SpokenWord] = ()
         self._pointing, self._frame_s, self._begins_s = pointing, frame_s, begins_s
         self.tracker = Tracker(pointing.lookahead)
-        self._step = round(_STEP_S * sample_rate)
-        self._rest: npt.NDArray[np.int16] = np.zeros(0, np.int16)
+        self._sample_rate = sample_rate
+        self._rest = b""
         self._peaks: list[int] = []
         self._told = 0
         self._latest_s = 0.0
@@ -164,11 +175,10 @@ class SegmentClock:
 
     def hear(self, pcm: bytes) -> None:
         """The segment's next audio, PCM16."""
-        samples = np.concatenate([self._rest, np.frombuffer(pcm, "<i2")])
-        whole = len(samples) // self._step * self._step
-        # In 32 bits: the least of 16 has no absolute value.
-        self._peaks += np.abs(samples[:whole].astype(np.int32)).reshape(-1, self._step).max(1).tolist()
-        self._rest = samples[whole:]
+        self._rest += pcm
+        peaks, _ = loudness(self._rest, self._sample_rate)
+        self._peaks += peaks.tolist()
+        self._rest = self._rest[2 * round(_STEP_S * self._sample_rate) * len(peaks) :]
 
     def finish(self) -> None:
         """The segment has ended: neither audio nor attention follows."""

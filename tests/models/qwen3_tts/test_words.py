@@ -117,7 +117,7 @@ def test_a_checkpoint_comes_with_its_table_of_heads(tmp_path: Path) -> None:
     model = registry.load(tmp_path, device="cpu", dtype="float32").model
     assert isinstance(model, ShowsWords)
     assert model.word_heads == WordHeads()
-    write_heads(tmp_path, HEADS)
+    write_heads(tmp_path / FILE, HEADS)
     assert read_heads(tmp_path) == HEADS
     assert registry.load(tmp_path, device="cpu", dtype="float32").model.word_heads == HEADS
     (tmp_path / FILE).write_text('{"text_first": {"layer": 1}}')

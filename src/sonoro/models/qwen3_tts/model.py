@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -66,6 +67,12 @@ class Qwen3TTS:
         self._prompts = PromptBuilder(configs.model, tokenizer)
 
     settings = (CONTROL_TOKENS, _SPLIT)
+    text_layouts: Mapping[str, Mapping[str, OptionValue]] = MappingProxyType(
+        {
+            "text_first": {"non_streaming_mode": True},
+            "text_along": {"non_streaming_mode": False},
+        }
+    )
 
     def configure(self, values: Mapping[str, OptionValue]) -> None:
         """Take `values` of `settings`."""
@@ -114,6 +121,10 @@ class Qwen3TTS:
         # In context the text stands beside the reference's codes: that layout is not known.
         is_in_context = voice is not None and voice.reference_frames is not None
         return None if is_in_context else self.word_heads.text_along
+
+    def text_start(self, prompt: TalkerPrompt) -> int:
+        """The position of the text's first token."""
+        return prompt.text_start
 
     def token_spans(self, text: str) -> list[tuple[int, int]]:
         """Which characters of a segment `text` each of its tokens reads, the end of text included."""
