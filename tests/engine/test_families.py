@@ -73,9 +73,10 @@ def test_any_mix_of_requests_gives_each_the_answer_it_gets_alone(
 def test_requests_that_come_and_go_leave_nothing_behind(
     tiny: TinyFamily, model: SpeechModel, said_alone: list[tuple[np.ndarray, Finished]]
 ) -> None:
-    """Twenty in four slots, some of them paused for a while or cancelled; padded, and with pages for two or three."""
+    """Twenty in four slots, some of them paused for a while or cancelled; padded, and with a third of the
+    pages that all could need."""
     draw, kinds = random.Random(5), tiny.requests_of_all_kinds()
-    engine = engine_of(model, slots=4, pages=64, **PADDED)
+    engine = engine_of(model, slots=4, pages=43, **PADDED)
     events: dict[str, list[Event]] = {}
     kind_of: dict[str, int] = {}
     live: list[str] = []

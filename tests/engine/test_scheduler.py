@@ -268,13 +268,17 @@ def test_slots_are_given_first_come_first_served_and_reused() -> None:
     assert not scheduler.has_work
 
 
-def test_all_pages_of_a_segment_are_its_own_until_it_ends() -> None:
+def test_pages_are_taken_as_positions_are_used() -> None:
     scheduler = scheduler_of(page_positions=32, pages=700, max_frames=1024, max_positions=20_000)
     row = waiting("a", limit=119, positions=10)
     scheduler.add(row)
-    scheduler.plan(0.0, 0.01)
-    assert len(row.allocation.pages) == 5
-    assert scheduler.pages.free == 695
+    held = []
+    while not row.is_ending:
+        scheduler.plan(0.0, 0.01)
+        # Frame n is made at the last position of what came before it.
+        assert 10 - 1 + row.steps <= 32 * len(row.allocation.pages) <= 10 - 1 + row.steps + 8 + 32
+        held.append(len(row.allocation.pages))
+    assert (held[0], held[-1], scheduler.pages.free) == (1, 4, 696)
     scheduler.release(row)
     assert scheduler.pages.free == 700
 
@@ -283,9 +287,10 @@ def test_too_few_pages_queue_and_nobody_overtakes() -> None:
     scheduler = scheduler_of(pages=10, page_positions=32)
     rows = {name: waiting(name, limit=limit) for name, limit in (("a", 180), ("b", 150), ("c", 20))}
     for row in rows.values():
+        row.progress.expected = row.progress.limit
         scheduler.add(row)
     assert names(scheduler.plan(0.0, 0.01).admit) == ["a"]
-    assert scheduler.pages.free == 4
+    assert scheduler.pages.free == 9
     assert scheduler.plan(0.0, 0.01).admit == []
     scheduler.release(rows["a"])
     assert names(scheduler.plan(0.0, 0.01).admit) == ["b", "c"]

@@ -20,8 +20,10 @@ def test_pages_fill_what_is_left_less_the_scratch_page() -> None:
     assert plan_pages(budget(), 10 * MIB + 1, slots=64, pages_per_slot=8) == 48
 
 
-def test_no_more_pages_than_the_slots_can_use() -> None:
+def test_no_more_pages_than_the_slots_can_use_or_a_third_of_many() -> None:
     assert plan_pages(budget(), MIB, slots=4, pages_per_slot=8) == 32
+    assert plan_pages(budget(), MIB, slots=11, pages_per_slot=8) == 32
+    assert plan_pages(budget(), MIB, slots=64, pages_per_slot=8) == plan_pages(None, MIB, 64, 8) == 22 * 8
     assert plan_pages(None, MIB, slots=4, pages_per_slot=8) == 32
 
 

@@ -122,9 +122,9 @@ class EngineConfig(Settings):
     `max_live_characters`: characters of a live request; `live_max_s`: audio a segment of it has room for, which bounds
     its letters as well. `max_voices`: encoded references kept; `max_registered_voices`: voices registered by name, kept
     in `voices_folder`, which may be the URL of one in a bucket (in memory alone if it is empty). `page_positions`:
-    positions of a page; `pages`: pages shared by all slots, 0 for as many as the slots can use or `memory_fraction` of
-    the card allows; `prefix_cache_bytes`: what those of them may take that are kept for prompts to come which begin
-    alike, 0 for none.
+    positions of a page; `pages`: pages shared by all slots and taken as positions are used, 0 for as many as a third of
+    the slots can use (four at least) or `memory_fraction` of the card allows; `prefix_cache_bytes`: what those of them
+    may take that are kept for prompts to come which begin alike, 0 for none.
 
     How it divides the work. `prefill_tokens`: prompt rows run in one tick. `chunk_frames`: the lengths at which audio
     is decoded, the first of them first; later ones as the listener's lead allows. `codec_frames`: frames decoded in

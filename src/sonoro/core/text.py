@@ -27,6 +27,7 @@ __all__ = [
     "cut_live",
     "cut_sentence",
     "frames_bound",
+    "frames_expected",
     "join_text",
     "segment_ends",
     "split_text",
@@ -107,6 +108,11 @@ def frames_bound(text: str, language: str, frame_s: float) -> int:
     """Frames after which speaking `text` has certainly run away: .2 s for each letter of `spoken_length`, 5 s at
     least. The same in every language: the script decides."""
     return math.ceil(max(MIN_BOUND_S, SECONDS_PER_LETTER * spoken_length(text)) / frame_s)
+
+
+def frames_expected(text: str, language: str, frame_s: float) -> int:
+    """Frames that `text` takes in ordinary speech, with a second to spare. Takes what `frames_bound` does."""
+    return math.ceil((1.0 + spoken_length(text) / LETTERS_PER_S) / frame_s)
 
 
 def split_text(text: str, language: str, max_characters: int) -> list[str]:

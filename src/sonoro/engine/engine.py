@@ -23,7 +23,7 @@ from sonoro.core.encoded_voice import EncodedVoice
 from sonoro.core.errors import EngineBusy, EngineError, InvalidRequest, border
 from sonoro.core.types import AudioChunk, Event, Failed, Finished, FinishReason, Reference, SpeechRequest
 from sonoro.engine.prompts import Prompts
-from sonoro.engine.request import Playback, RunningRequest
+from sonoro.engine.request import Playback, Progress, RunningRequest
 from sonoro.engine.runner import Decoded, Launched, Runner
 from sonoro.engine.scheduler import Plan, Scheduler
 from sonoro.engine.voices import Inline, Voices
@@ -71,6 +71,8 @@ class Engine:
         self._in_flight: deque[Launched] = deque()
         self.broken_samples = 0
         """Samples that were not finite, and were sent as silence."""
+        self.put_back = 0
+        """Times that a request was put back for want of pages, before anybody heard it."""
         self._ticks_late = self.runner.ticks_late if ticks_late is None else ticks_late
         # Until one has been measured, a tick is thought to keep up with playback, but not by much.
         self._tick_s, self._is_measured = self.spec.frame_s / 2, False
@@ -181,6 +183,8 @@ class Engine:
             with self.runner.active():
                 self._queue_with_voice()
                 plan = self.scheduler.plan(started_s, self._tick_s)
+                for running, slot in plan.put_back:
+                    self._begin_anew(running, slot)
                 if not plan.is_empty:
                     self._note_launch(plan, self.runner.run(plan))
                 if len(self._in_flight) > (0 if plan.is_empty else self._ticks_late):
@@ -320,6 +324,14 @@ class Engine:
             running.try_again()
         else:
             running.next_segment(frames)
+        with self._border(running):
+            self._continue(running)
+
+    def _begin_anew(self, running: RunningRequest, slot: int) -> None:
+        """Queue the segment of `running` again, which nobody has heard and others took the pages and `slot` of."""
+        self.runner.reset([slot])
+        running.progress = Progress()
+        self.put_back += 1
         with self._border(running):
             self._continue(running)
 

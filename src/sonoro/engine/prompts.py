@@ -14,7 +14,15 @@ import msgspec
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidRequest
 from sonoro.core.normalize import check_readable
-from sonoro.core.text import SECONDS_PER_LETTER, Segment, frames_bound, segment_ends, split_text, with_lead
+from sonoro.core.text import (
+    SECONDS_PER_LETTER,
+    Segment,
+    frames_bound,
+    frames_expected,
+    segment_ends,
+    split_text,
+    with_lead,
+)
 from sonoro.core.types import MAX_SEED, SpeechRequest
 from sonoro.engine.live_text import LiveFeed
 from sonoro.engine.request import RunningRequest
@@ -71,6 +79,7 @@ class Prompts:
             prompt = self._model.prepare_live(limited, segment.ids, running.index, running.voice)
             running.progress.given_ids = len(segment.ids)
         running.progress.prompt, running.progress.limit = prompt, prompt.controls.max_frames
+        running.progress.expected = self._expected_frames(running, segment)
         if running.positions > self._max_positions:
             limit = (
                 f"with its voice and instructions it needs {running.positions} positions; at most {self._max_positions}"
@@ -136,6 +145,12 @@ class Prompts:
         else:
             most = math.ceil(self._config.live_max_s / self._spec.frame_s)
         return min(most, self._max_frames)
+
+    def _expected_frames(self, running: RunningRequest, segment: Segment) -> int:
+        """Frames that `segment` is expected to have. One whose end is not known, or does not count, has all it may."""
+        if running.request.ignore_eos or not segment.is_whole:
+            return running.progress.limit
+        return frames_expected(segment.text, running.request.language or "auto", self._spec.frame_s)
 
     def _check_text_ids(self, segment: Segment, count: int) -> None:
         if count > self._config.max_text:

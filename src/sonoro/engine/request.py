@@ -23,9 +23,9 @@ __all__ = ["Allocation", "Playback", "Progress", "RunningRequest"]
 class Allocation:
     """What a segment holds from admission to release, and what was launched for it: the scheduler's alone to write.
 
-    The first `cached` positions of `pages` are filled already. Launched are `steps` frames, `columns` frames to be
-    decoded, surplus included, and the `appended` ids of live text. Results carry the allocation they were made under,
-    one object per admission, so a reused slot is not mistaken.
+    Of `pages`, which grow with the steps, the first `cached` positions are filled already. Launched are `steps` frames,
+    `columns` frames to be decoded, surplus included, and the `appended` ids of live text. Results carry the allocation
+    they were made under, one object per admission, so a reused slot is not mistaken.
     """
 
     slot: int
@@ -40,14 +40,15 @@ class Allocation:
 class Progress:
     """How far one attempt at a segment is, as far as its results have come back: the engine's to write.
 
-    `limit` is the most frames it may have, `prefix` are the keys of the pages it may share, the first of its `prompt`,
-    which holds the first `given_ids` of live text. `length` frames are made and `decoded` of them sent as audio; once
-    it `is_done` no more come. `made` are those frames [T, ...] (kept only if another segment follows), `held` the
-    chunks that are not sent yet, each with its frames.
+    `limit` is the most frames it may have, `expected` how many its text lets one expect; `prefix` are the keys of the
+    pages it may share, the first of its `prompt`, which holds the first `given_ids` of live text. `length` frames are
+    made and `decoded` of them sent as audio; once it `is_done` no more come. `made` are those frames [T, ...] (kept
+    only if another segment follows), `held` the chunks that are not sent yet, each with its frames.
     """
 
     prompt: Prompt | None = None
     limit: int = 0
+    expected: int = 0
     prefix: list[bytes] = field(default_factory=list)
     given_ids: int = 0
     length: int = 0
@@ -95,6 +96,11 @@ class RunningRequest:
         """Backbone positions the current segment may come to need."""
         assert self.progress.prompt is not None
         return self.progress.prompt.positions + self.progress.limit
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether any of its audio was sent."""
+        return self.playback.chunks > 0
 
     @property
     def steps(self) -> int:

@@ -23,12 +23,13 @@ from sonoro.core.config import EngineConfig
 from sonoro.core.errors import border
 from sonoro.engine.decoding import Decoding
 from sonoro.engine.device_state import allocate_device_state
+from sonoro.engine.pages import NewPages
 from sonoro.engine.request import Allocation, RunningRequest
 from sonoro.engine.scheduler import LateText, Plan
 from sonoro.models.base import LiveTextModel, Pages, SpeechModel
 from sonoro.models.words import ShowsWords
 from sonoro.runtime.graphs import GraphPool, GraphSet
-from sonoro.runtime.ring import Entry, PinnedRing
+from sonoro.runtime.ring import Entry, PinnedRing, upload
 
 __all__ = ["BatchItem", "Decoded", "Launched", "Runner"]
 
@@ -207,6 +208,7 @@ class Runner:
         launched = Launched(self.ring.acquire())
         with ExitStack() as stack:
             stack.callback(launched.entry.release)
+            self._give_pages(plan.pages)
             self._prefill(plan.admit, launched)
             self._append(plan.text, launched)
             self._step(plan.frame, launched)
@@ -253,6 +255,19 @@ class Runner:
                 if self._decoding.is_apart:
                     self._decoding.admits.run(slots)
                 self._decoding.prime(slots, voices)
+
+    def _give_pages(self, grown: Sequence[NewPages]) -> None:
+        """Enter new pages into the page tables of the slots that they were given to."""
+        entries = [
+            (running.allocation.slot, start + at, number)
+            for running, start, numbers in grown
+            if running.allocation is not None
+            for at, number in enumerate(numbers)
+        ]
+        if entries:
+            slots, places, numbers = upload(entries, torch.int64, self._device).unbind(1)
+            table = self._state.state.page_table
+            table.index_put_((slots, places), numbers.to(table.dtype))
 
     def _append(self, text: Sequence[LateText], launched: Launched) -> None:
         """Append the `text` that has come late, but for requests that have failed."""

@@ -13,6 +13,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from sonoro.core.config import EngineConfig
+from sonoro.engine.pages import AHEAD, NewPages, Pager
 from sonoro.engine.request import Allocation, RunningRequest
 from sonoro.runtime.slots import PagePool, SlotPool
 from sonoro.transport.messages import PrefixCounts
@@ -38,13 +39,17 @@ class LateText(NamedTuple):
 class Plan:
     """The work of one tick, in this order.
 
-    `admit` have just been given a slot and pages and are prefilled; `text` has come late for those that make a frame;
+    `put_back` have lost their slots, which are named, before anybody heard them, and are to be queued anew; `admit`
+    have just been given a slot and pages and are prefilled; `pages` go to those that have come to the end of theirs;
+    `text` has come late for those that make a frame;
     `frame` make one each (the admitted too); `codec` maps a chunk length to those that decode so many frames, shortest
     first. Chunk lengths count the frame of this very tick as made, and the last chunk of a segment is padded: what was
     not made is cut when it comes back.
     """
 
+    put_back: list[tuple[RunningRequest, int]]
     admit: list[RunningRequest]
+    pages: list[NewPages]
     text: list[LateText]
     frame: list[RunningRequest]
     codec: dict[int, list[RunningRequest]]
@@ -76,6 +81,9 @@ class _Chunk(NamedTuple):
 class Scheduler:
     """The waiting queue, the slots and the pages. A request keeps its slot and pages from admission to `release`.
 
+    Pages are given as positions are used. When they are short nobody is admitted; then those that nobody has heard are
+    put back; then those wait for a page whose listeners can wait longest.
+
     `config` is resolved, its `codec_batches` those that are padded to (none if any number runs alike); `pages` are
     those that all share, `frame_s` is what a frame lasts.
     """
@@ -86,6 +94,10 @@ class Scheduler:
         self._waiting: deque[RunningRequest] = deque()
         self._speaking: deque[RunningRequest] = deque()
         self._slots, self.pages = SlotPool(config.slots), pages
+        self._pager = Pager(pages, config.page_positions)
+        self._first: set[RunningRequest] = set()
+        self._short: set[RunningRequest] = set()
+        self._is_closed = False
         self.running: list[RunningRequest] = []
         self.prefixes = PrefixCounts()
         """What prompts have shared so far; what the pages know of it is theirs to say."""
@@ -114,13 +126,19 @@ class Scheduler:
         self._parked.add(running)
 
     def add(self, running: RunningRequest) -> None:
-        """Queue `running`. One that has begun to speak goes before those that have not: its listener is listening."""
+        """Queue `running`. One that has begun to speak goes before those that have not: its listener is listening.
+        One that was put back is the next of its kind."""
         assert running.allocation is None
         self._parked.discard(running)
-        (self._speaking if running.index else self._waiting).append(running)
+        queue = self._speaking if running.index else self._waiting
+        (queue.appendleft if running in self._first else queue.append)(running)
+        self._first.discard(running)
 
     def release(self, running: RunningRequest) -> None:
         """Remove a request from the queue, or free its slot and pages: nothing launched for it may matter any more."""
+        self._short.clear()
+        self._first.discard(running)
+        self._is_closed = False
         if running.allocation is None:
             self._parked.discard(running)
             queue = self._speaking if running.index else self._waiting
@@ -146,19 +164,69 @@ class Scheduler:
 
     def plan(self, now_s: float, tick_s: float) -> Plan:
         """What everyone does in this tick, which is taken as launched; `tick_s` is what a tick takes on average."""
+        put_back, pages = self._grow(now_s)
         admit = self._admit()
         active = [running for running in self.running if not running.is_paused]
-        frame = [running for running in active if not running.is_ending and not running.is_starving]
+        frame = [running for running in self._stepping() if running not in self._short]
         text = [LateText(running, running.pending_ids, ids) for running in frame if (ids := running.late_ids)]
         for running, _, ids in text:
             _held(running).appended += len(ids)
         for running in frame:
             _held(running).steps += 1
-        return Plan(admit, text, frame, self._plan_codec(active, now_s, tick_s))
+        return Plan(put_back, admit, pages, text, frame, self._plan_codec(active, now_s, tick_s))
 
     def _is_work(self, running: RunningRequest) -> bool:
-        is_stuck = running.is_starving and running.undecoded < self._config.chunk_frames[0]
+        is_waiting = running.is_starving or running in self._short
+        is_stuck = is_waiting and running.undecoded < self._config.chunk_frames[0]
         return not (running.is_paused or is_stuck)
+
+    def _stepping(self) -> list[RunningRequest]:
+        """Those that can make a frame, if they have a page for it."""
+        return [
+            running for running in self.running if not (running.is_paused or running.is_ending or running.is_starving)
+        ]
+
+    def _grow(self, now_s: float) -> tuple[list[tuple[RunningRequest, int]], list[NewPages]]:
+        """Give pages to those that have come to the end of theirs, the most pressing first.
+
+        Returns who was put back for it, with the slots they had, and who was given what.
+        """
+        self._short.clear()
+        stepping = self._stepping()
+        growing = [running for running in stepping if self._pager.lacks(running, 1)]
+        if not growing:
+            return [], []
+        growing.sort(key=lambda running: (not running.is_heard, running.lead_s(now_s, self._frame_s)))
+        put_back, spare = list[tuple[RunningRequest, int]](), self._pager.spare(self.running)
+        grown = list[NewPages]()
+        for running in growing:
+            if self._pager.lacks(running, 1) > spare:
+                put_back += self._make_room(running)
+                spare = 0
+            if running.allocation is not None and running not in self._short:
+                grown.append(self._pager.grow(running, 1))
+                spare -= len(grown[-1].numbers)
+        for running in stepping:
+            if 0 < self._pager.lacks(running, AHEAD) <= spare:
+                grown.append(self._pager.grow(running, AHEAD))
+                spare -= len(grown[-1].numbers)
+        return put_back, grown
+
+    def _make_room(self, running: RunningRequest) -> list[tuple[RunningRequest, int]]:
+        """Put back as many as it takes for the next page of `running`, if that is heard: it is short of pages if it is
+        not, or if that is not enough. Returns whom, with their slots."""
+        put_back = []
+        while running.allocation is not None and not self._pager.can_grow(running, self.running):
+            unheard = [other for other in self.running if not other.is_heard] if running.is_heard else []
+            if not unheard:
+                self._short.add(running)
+                break
+            put_back.append((unheard[-1], _held(unheard[-1]).slot))
+            self.release(unheard[-1])
+            self._first.add(unheard[-1])
+            # Pages are short until somebody ends.
+            self._is_closed = True
+        return put_back
 
     def _admit(self) -> list[RunningRequest]:
         """Admit the longest waiting, as far as slots, pages and the prefill tokens of a tick go."""
@@ -166,33 +234,21 @@ class Scheduler:
         tokens_left = self._config.prefill_tokens
         while (running := self._admissible()) is not None:
             assert running.progress.prompt is not None
-            found = self.pages.find(running.progress.prefix)
-            cached = len(found) * self._config.page_positions
-            tokens_left -= running.progress.prompt.positions - cached
+            tokens_left -= running.progress.prompt.positions - self._pager.cached_positions(running)
             if tokens_left < 0:
                 break
             (self._speaking if running.index else self._waiting).remove(running)
-            running.allocation = Allocation(
-                self._slots.acquire(), self.pages.acquire(self._pages_of(running), found), cached
-            )
+            self._pager.admit(running, self._slots.acquire())
+            self.running.append(running)
             admit.append(running)
-        self.running += admit
         return admit
 
     def _admissible(self) -> RunningRequest | None:
         """The next request if its slot and pages are free. None overtakes one that waits for pages: it might starve."""
         running = _first_unpaused(self._speaking) or _first_unpaused(self._waiting)
-        if running is None or not self._slots.free:
+        if running is None or not self._slots.free or self._is_closed or self._short:
             return None
-        return (
-            running
-            if self.pages.can_acquire(self._pages_of(running), self.pages.find(running.progress.prefix))
-            else None
-        )
-
-    def _pages_of(self, running: RunningRequest) -> int:
-        """Pages for all positions the segment of `running` may come to need: it can never run out of them."""
-        return -(-running.positions // self._config.page_positions)
+        return running if self._pager.can_admit(running, self.running) else None
 
     def _plan_codec(self, active: list[RunningRequest], now_s: float, tick_s: float) -> dict[int, list[RunningRequest]]:
         """The chunks that go in this tick, within its frames: the most pressing first.

@@ -158,8 +158,8 @@ class Prompt(Protocol):
 
 
 class Pages(NamedTuple):
-    """The pages of a slot in the order of its positions. The first `cached` positions, whole pages, are filled already
-    by a prompt that began with the same tokens: they are read by others too, and never written."""
+    """The pages of a slot's prompt in the order of its positions. The first `cached` positions, whole pages, are filled
+    already by a prompt that began with the same tokens: they are read by others too, and never written."""
 
     numbers: Sequence[int]
     cached: int = 0
@@ -181,7 +181,8 @@ class LiveText(Protocol):
 
 
 class SlotState(Protocol):
-    """Rows by slot. These three are the engine's to read; everything else belongs to the model.
+    """Rows by slot. Three are the engine's to read, and `page_table` is its to write between launches; everything else
+    belongs to the model.
 
     Every column of `frames` always holds a valid frame, made or not: a chunk is decoded in the very tick in which its
     last frame may turn out not to exist, and the last chunk of a segment is padded to a length that was captured.
@@ -198,6 +199,11 @@ class SlotState(Protocol):
     @property
     def frames(self) -> Tensor:
         """The frames: [N+1, max_frames, K] int64, or patches of latents [N+1, max_frames, P, D]."""
+
+    @property
+    def page_table(self) -> Tensor:
+        """The pages of each slot in the order of its positions, scratch where it has none: [N+1, pages per slot] int32.
+        Those of its prompt are there once it is admitted; the engine adds the others before they are needed."""
 
 
 class Codec(Protocol):

@@ -93,6 +93,11 @@ class BackboneState:
         """The index of the scratch slot."""
         return self.done.shape[0] - 1
 
+    @property
+    def page_table(self) -> Tensor:
+        """That of `cache`."""
+        return self.cache.page_table
+
 
 @dataclass(frozen=True, kw_only=True)
 class DepthState(BackboneState):
@@ -339,7 +344,7 @@ def _check_room(state: BackboneState, prompt: Prompt, pages: Sequence[int], cach
     limit = prompt.controls.max_frames
     positions = prompt.positions - 1 + limit
     assert positions <= state.rotary[0].shape[0], (positions, state.rotary[0].shape[0])
-    assert positions <= len(pages) * state.cache.page_positions, (positions, len(pages))
+    assert prompt.positions <= len(pages) * state.cache.page_positions, (prompt.positions, len(pages))
     assert limit <= state.frames.shape[1], (limit, state.frames.shape[1])
 
 

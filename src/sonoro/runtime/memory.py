@@ -12,6 +12,10 @@ from sonoro.core.errors import ConfigError
 __all__ = ["MemoryBudget", "device_memory", "plan_pages", "report"]
 
 
+_FULL_SLOTS = 4
+"""As many slots always have all the pages that they can use: a few listeners would notice a wait."""
+
+
 @dataclass(frozen=True)
 class MemoryBudget:
     """What a card holds and what is spoken for, in bytes.
@@ -43,14 +47,15 @@ def device_memory(device: torch.device) -> tuple[int, int] | None:
 def plan_pages(
     budget: MemoryBudget | None, page_bytes: int, slots: int, pages_per_slot: int, wanted_pages: int = 0
 ) -> int:
-    """How many pages to allocate, besides the scratch page: `wanted_pages`, or as many as the slots can use and fit.
+    """How many pages to allocate, besides the scratch page: `wanted_pages`, or as many as fit, but no more than let a
+    third of the slots go to their last position: few do, and where more do, others wait.
 
     None for `budget` sets no limit. Raises `ConfigError` naming `memory_fraction` if the longest request does not fit
     into the memory, and `pages` if `wanted_pages` do not, or are too few for that request.
     """
     if wanted_pages and wanted_pages < pages_per_slot:
         raise ConfigError("pages", wanted_pages, f"at least {pages_per_slot}: one request of max_positions must fit")
-    useful = slots * pages_per_slot
+    useful = max(min(slots, _FULL_SLOTS), -(-slots // 3)) * pages_per_slot
     if budget is None:
         return wanted_pages or useful
     fitting = budget.left_bytes // page_bytes - 1

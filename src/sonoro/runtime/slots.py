@@ -63,6 +63,10 @@ class PagePool:
         """How many have a key, with an owner or not."""
         return len(self._page_of)
 
+    def is_idle(self, page: int) -> bool:
+        """Whether `page` is kept for its key alone."""
+        return page in self._idle
+
     def find(self, keys: Sequence[Hashable]) -> list[int]:
         """The pages of the first of `keys`, up to one that no page has. They can be taken until anything else is."""
         pages = []

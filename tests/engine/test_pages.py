@@ -1,0 +1,220 @@
+"""Pages taken as positions are used: with a third of those that all would need, everybody gets the answer they get
+alone, nobody who is heard loses a slot, and whoever speaks on to the limit gets there."""
+
+import random
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+import sonoro
+from listening import audio, drain, end, engine_of, speak
+from sonoro.core.config import EngineConfig
+from sonoro.core.text import Segment
+from sonoro.core.types import SpeechRequest
+from sonoro.engine.engine import Engine
+from sonoro.engine.pages import AHEAD, Pager
+from sonoro.engine.request import Playback, Progress, RunningRequest
+from sonoro.engine.scheduler import Scheduler
+from sonoro.models.qwen3_tts.model import FAMILY
+from sonoro.runtime.slots import PagePool
+
+PAGE, FRAME_S = 16, 0.08
+
+
+def request_of(name: str, positions: int, limit: int, expected: int) -> RunningRequest:
+    running = RunningRequest(SpeechRequest(id=name, text="a"), [Segment("a", 0, 1)], None, Playback(0.0))
+    running.progress = Progress(SimpleNamespace(positions=positions, text_ids=0), limit, expected)
+    return running
+
+
+def scheduler_of(pages: int, slots: int = 16) -> Scheduler:
+    sizes = {"slots": slots, "max_positions": 400, "max_frames": 300, "page_positions": PAGE, "prefill_tokens": 4000}
+    return Scheduler(EngineConfig(**sizes).resolve(), PagePool(pages), FRAME_S)
+
+
+def hear(running: RunningRequest, now_s: float) -> None:
+    """Everything launched has come back and is sent."""
+    frames = min(running.columns, running.steps) - running.progress.decoded
+    if frames > 0:
+        running.count_sent(frames, now_s, FRAME_S)
+
+
+@pytest.mark.parametrize("overrun", [0.0, 0.3, 1.0])
+def test_random_loads_reach_their_ends_with_a_third_of_the_pages(overrun: float) -> None:
+    """A share `overrun` of the requests speaks on to the limit, three times as far as their texts let one expect."""
+    for seed in range(6):
+        draw = random.Random(seed)
+        limits = [draw.randint(30, 240) for _ in range(60)]
+        requests = [request_of(str(n), draw.randint(5, 90), limit, limit // 3) for n, limit in enumerate(limits)]
+        lengths = {one: one.progress.limit if draw.random() < overrun else one.progress.expected for one in requests}
+        scheduler, arriving, ended, most, now_s = scheduler_of(16 * 25 // 3), list(requests), 0, 0, 0.0
+        was_heard: set[RunningRequest] = set()
+        while ended < len(requests):
+            if arriving and draw.random() < 0.4:
+                scheduler.add(arriving.pop())
+            assert scheduler.has_work or arriving
+            plan, now_s = scheduler.plan(now_s, 0.01), now_s + 0.01
+            for running, _ in plan.put_back:
+                assert running not in was_heard, "a listener was cut off"
+                running.progress = Progress(running.progress.prompt, running.progress.limit, running.progress.expected)
+                scheduler.add(running)
+            for running in plan.frame:
+                used = running.progress.prompt.positions - 1 + running.steps
+                assert used <= PAGE * len(running.allocation.pages)
+            held = [page for running in scheduler.running for page in running.allocation.pages]
+            assert len(held) == len(set(held)) == scheduler.pages.count - scheduler.pages.free
+            most = max(most, len(scheduler.running))
+            for running in list(scheduler.running):
+                hear(running, now_s)
+                was_heard |= {running} if running.is_heard else set()
+                if running.steps >= lengths[running]:
+                    scheduler.release(running)
+                    ended += 1
+        assert scheduler.pages.free == scheduler.pages.count
+        assert most > 133 // 15, "no more ran at once than if each had all the pages of its limit"
+
+
+def test_who_is_not_heard_is_put_back_for_a_listener_and_is_the_next_to_be_admitted() -> None:
+    scheduler = scheduler_of(pages=25, slots=4)
+    heard, *others = request_of("heard", 16, 290, 16), request_of("1", 32, 60, 1), request_of("2", 32, 60, 1)
+    for running in (heard, *others):
+        scheduler.add(running)
+    scheduler.plan(0.0, 0.01)
+    assert scheduler.running == [heard, *others]
+    hear(heard, 0.0)
+    while not (plan := scheduler.plan(0.0, 0.01)).put_back:
+        assert heard in plan.frame
+    # The one that was admitted last; its listener has heard nothing, and hears it all later.
+    assert plan.put_back == [(others[1], 2)]
+    assert heard in plan.frame
+    assert scheduler.pages.free > 0
+    scheduler.add(request_of("later", 16, 9, 1))
+    others[1].progress = Progress(others[1].progress.prompt, 60, 1)
+    scheduler.add(others[1])
+    admitted: list[str] = []
+    while len(admitted) < 2:
+        plan = scheduler.plan(0.0, 0.01)
+        admitted += [running.request.id for running in plan.admit]
+        assert others[1] not in [running for running, _ in plan.put_back], (
+            "it was admitted before there was room for it"
+        )
+        assert heard in plan.frame or heard not in scheduler.running
+        if heard.is_ending and heard in scheduler.running:
+            scheduler.release(heard)
+    assert admitted == ["2", "later"]
+
+
+def test_who_waits_for_a_page_is_no_work_until_there_is_one() -> None:
+    scheduler = scheduler_of(pages=25, slots=4)
+    speaking = [request_of(str(number), 16, 290, 16) for number in range(2)]
+    for running in speaking:
+        scheduler.add(running)
+    now_s = 0.0
+    while not any(running.is_ending for running in speaking):
+        plan, now_s = scheduler.plan(now_s, 0.01), now_s + 0.01
+        for running in speaking:
+            hear(running, now_s)
+        assert plan.frame, "both wait for each other"
+        assert not plan.put_back
+    [ending] = [running for running in speaking if running.is_ending]
+    [other] = [running for running in speaking if running is not ending]
+    assert other.steps < 290 - 16 * 8
+    ending.is_paused = True
+    for _ in range(12):
+        scheduler.plan(now_s, 0.01)
+        hear(other, now_s)
+    assert other.undecoded == 0
+    assert not scheduler.has_work
+    scheduler.release(ending)
+    assert scheduler.has_work
+    assert scheduler.plan(now_s, 0.01).frame == [other]
+
+
+def test_pages_are_given_ahead_so_that_few_ticks_give_any() -> None:
+    scheduler = scheduler_of(pages=400)
+    for number in range(16):
+        scheduler.add(request_of(str(number), 10 + number, 200, 200))
+    giving = [bool(scheduler.plan(0.0, 0.01).pages) for _ in range(128)]
+    assert 0 < sum(giving) <= 128 // AHEAD
+
+
+def test_a_pool_is_safe_only_if_all_can_end_in_turn() -> None:
+    pool = PagePool(10)
+    pager = Pager(pool, PAGE)
+    first, second = request_of("a", 16, 8 * PAGE, 1), request_of("b", 16, 8 * PAGE, 1)
+    assert pager.can_admit(first, [])
+    pager.admit(first, 0)
+    assert pager.can_admit(second, [first])
+    pager.admit(second, 1)
+    both = [first, second]
+    for _ in range(2):
+        assert pager.can_grow(first, both)
+        first.allocation.steps = PAGE * len(first.allocation.pages)
+        pager.grow(first, 1)
+    # The first may still need 6 pages, all that are free: the second could not go on if neither of them ended.
+    assert pool.free == 6
+    first.allocation.steps, second.allocation.steps = PAGE * len(first.allocation.pages), PAGE
+    assert pager.can_grow(first, both)
+    assert not pager.can_grow(second, both)
+
+
+def test_the_built_in_voice_says_the_same_with_a_third_of_the_pages() -> None:
+    """In float64, so that no frame hangs on who else speaks."""
+    folder = Path(sonoro.__file__).parent / "voices" / "builtin"
+    model = FAMILY.from_folder(folder, "builtin", torch.device("cpu"), torch.float64).model
+    texts = (
+        "Good morning.",
+        "The train to the coast leaves at nine.",
+        "Yes.",
+        "It rained.",
+        "And then?",
+        "No, thanks.",
+    )
+    said, frames = [], []
+    for pages in (0, 6 * 16 // 3):
+        sizes = {"slots": 6, "max_positions": 512, "max_frames": 384, "chunk_frames": (1, 3, 8)}
+        engine = Engine(model, EngineConfig(pages=pages, **sizes), ticks_late=1)
+        for number, text in enumerate(texts):
+            engine.submit(SpeechRequest(id=str(number), text=text, seed=number))
+        events = drain(engine)
+        said.append([audio(events, str(number)) for number in range(len(texts))])
+        frames.append([end(events, str(number)).frames for number in range(len(texts))])
+    assert frames[0] == frames[1]
+    for ours, theirs in zip(*said, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1.01 / 32768, rtol=0)
+
+
+def kinds() -> list[SpeechRequest]:
+    """Texts, and some that go on far beyond what they let one expect."""
+    draw = random.Random(3)
+    return [
+        SpeechRequest(
+            id=str(number),
+            text="Hm, " * draw.randint(1, 10) if draw.random() < 0.7 else "One sentence here. And another one there.",
+            seed=number,
+            attempts=draw.choice([1, 1, 2]),
+        )
+        for number in range(24)
+    ]
+
+
+def test_an_engine_says_the_same_with_a_third_of_the_pages() -> None:
+    alone = {one.id: speak(one) for one in kinds()}
+    for seed in range(3):
+        draw, engine = random.Random(seed), engine_of(slots=12, pages=12 * 19 // 3, page_positions=32)
+        arriving = [msgspec.structs.replace(one) for one in kinds()]
+        draw.shuffle(arriving)
+        events = []
+        while arriving or engine.has_work:
+            for _ in range(draw.choice([0, 0, 3])):
+                if arriving:
+                    engine.submit(arriving.pop())
+            events += engine.tick()
+        for name, (samples, finished) in alone.items():
+            np.testing.assert_array_equal(audio(events, name), samples)
+            assert (end(events, name).reason, end(events, name).frames) == (finished.reason, finished.frames)
+        assert drain(engine) == []
