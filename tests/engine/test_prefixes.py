@@ -211,8 +211,8 @@ def test_a_tick_that_is_broken_off_leaves_nothing_to_share() -> None:
 @pytest.mark.parametrize("kept", [0, 4, 10**6])
 def test_many_that_begin_alike_come_and_go(kept: int) -> None:
     """250 requests of 18 beginnings in 4 slots and a pool that is too small to keep them all; a tenth is cancelled."""
-    draw, requests = random.Random(kept), {}
-    engine = engine_of(slots=4, pages=50, max_waiting=250, prefix_cache_bytes=kept * PAGE_BYTES)
+    draw, requests, small = random.Random(kept), {}, {"max_positions": 320, "max_frames": 200}
+    engine = engine_of(slots=4, max_waiting=250, prefix_cache_bytes=kept * PAGE_BYTES, pages=20, **small)
     events: list[Event] = []
     for number in range(250):
         voice, pages, words = draw.choice("abcdef"), draw.choice([1, 3, 4]), "hm, " * draw.choice([1, 5])
