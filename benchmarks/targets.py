@@ -52,7 +52,7 @@ TARGETS = {
 }
 ROW = ("target", "kernel", "shared_bytes", "shared_limit", "registers", "spilled_bytes", "error", "variant")
 WRITTEN_EVERY_S = 20.0
-FEW_SIZES = {"codec_batches": (1,), "prefill_buckets": (16,), "frame_batches": (1, 64)}
+FEW_SIZES = {"codec_batches": (1,), "prefill_buckets": (16,)}
 
 
 def listed(card: Card, models: Iterable[str], **sizes: Any) -> tuple[dict[Variant, None], dict[str, str]]:

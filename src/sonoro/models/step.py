@@ -223,10 +223,10 @@ if triton is not None:
         tl.store(pending + kept * width + column, value, mask=mask)
         # The other programs of this slot read nothing that is written below.
         if tl.program_id(1) == 0:
-            book = tl.arange(0, BOOK_BLOCK)
-            frame = tl.load(codes + index * BOOKS + book, mask=book < BOOKS, other=0)
-            frame = tl.where(book == 0, code, frame)
-            tl.store(frames + kept * frames_stride + before * BOOKS + book, frame, mask=book < BOOKS)
+            books = tl.arange(0, BOOK_BLOCK)
+            frame = tl.load(codes + index * BOOKS + books, mask=books < BOOKS, other=0)
+            frame = tl.where(books == 0, code, frame)
+            tl.store(frames + kept * frames_stride + before * BOOKS + books, frame, mask=books < BOOKS)
             if seen is not None:
                 tl.store(seen + kept * (end + 1) + code, stopped == 0)
             count = tl.where(stopped, 0, before + 1)
