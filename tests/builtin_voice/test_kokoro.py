@@ -55,7 +55,8 @@ def test_batch_says_what_each_says_alone(teacher: Teacher) -> None:
         assert sound.std() > 1e-3
         assert (log_spectrum(ours) - log_spectrum(sound)).abs().mean() < 0.02
         # To the last sample: the inverse transform ends where the utterance does.
-        assert torch.allclose(ours[-50:], sound[-50:], atol=1e-3 * float(sound.abs().max()))
+        # Random weights make much of rounding: up to a tenth on some processors. Three samples early would be 1.6.
+        assert (ours[-50:] - sound[-50:]).std() < 0.3 * sound[-50:].std()
 
 
 def test_norm_and_snake_in_few_passes_are_norm_and_snake() -> None:

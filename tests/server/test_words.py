@@ -23,9 +23,10 @@ CHARACTER_S = 0.01
 """How long the fake model speaks each."""
 
 
-def check(words: list[dict[str, Any]], speed: float = 1.0) -> None:
-    assert [word["text"] for word in words] == WORDS
-    assert all(TEXT[word["start"] : word["end"]] == word["text"] for word in words)
+def check(words: list[dict[str, Any]], speed: float = 1.0, times: int = 1) -> None:
+    assert [word["text"] for word in words] == WORDS * times
+    text = " ".join([TEXT] * times)
+    assert all(text[word["start"] : word["end"]] == word["text"] for word in words)
     for word in words[1:]:
         assert word["start_s"] == pytest.approx((word["start"] - 0.5) * CHARACTER_S / speed, abs=0.006)
 
@@ -51,11 +52,13 @@ async def answer(server: Server, **fields: Any) -> Any:
 def test_events_hold_words_as_they_become_certain(speed: float) -> None:
     async def ask() -> None:
         async with serving("shown") as server:
-            events = events_of((await answer(server, stream_format="sse", speed=speed)).content)
+            # Long enough for several of the longest chunks: a word waits for .2 s of the audio after it.
+            made = (await answer(server, input=" ".join([TEXT] * 5), stream_format="sse", speed=speed)).content
+            events = events_of(made)
             kinds = [event["type"] for event in events]
             assert kinds[-1] == "speech.audio.done"
             assert kinds.count("speech.words") > 1
-            check([word for event in events if event["type"] == "speech.words" for word in event["words"]], speed)
+            check([word for event in events if event["type"] == "speech.words" for word in event["words"]], speed, 5)
             plain = events_of((await answer(server, stream_format="sse", timestamps=None)).content)
             assert {event["type"] for event in plain} == {"speech.audio.delta", "speech.audio.done"}
 
