@@ -1,7 +1,9 @@
 """Engine processes over the sine model, for the tests of what stands before and behind the link."""
 
 import asyncio
+import atexit
 import os
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 from fakes.voiced_sine import VoicedSineModel
+from forked_engines import Stem
 from guard import GUARD_S
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import AudioChunk, Event, Finished, SpeechRequest
@@ -88,19 +91,42 @@ def command_of(process: int) -> bytes:
 
 def engines(parent: int | None = None) -> set[int]:
     """Those of them that are engines. Python's own helpers, once started, are there to the end of the run."""
-    return {child for child in children(parent) if b"sonoro.engine.worker" in command_of(child)}
+    return {child for child in children(parent) if b"sonoro.engine.worker" in command_of(child)} - set(_stems)
+
+
+_stems: dict[int, Stem] = {}
+
+
+def stem() -> Stem:
+    """What engines are forked from; it lasts as long as this process."""
+    if not _stems:
+        made = Stem()
+        atexit.register(made.close)
+        _stems[made.pid] = made
+    return next(iter(_stems.values()))
 
 
 @pytest.fixture
-def nothing_left(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder that links are made in; afterwards it is empty, and no process is left that was not there before."""
+def nothing_left(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
+    """The folder that links are made in; afterwards it is empty, and no process is left that was not there before.
+
+    Engines are forked (forked_engines.py) unless the test uses `whole_starts`."""
     # Made on first use, in the temporary folder of that moment.
     tmp_path_factory.getbasetemp()
     # The path of a Unix socket may have 107 letters; pytest's own folders are longer.
     with TemporaryDirectory(prefix="s") as folder:
         monkeypatch.setattr("tempfile.tempdir", folder)
         monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        if sys.platform == "linux" and "whole_starts" not in request.fixturenames:
+            monkeypatch.setattr("sonoro.transport.launch.spawn", stem().launcher())
         before = children()
         yield Path(folder)
         assert children() == before
         assert list(Path(folder).iterdir()) == []
+
+
+@pytest.fixture
+def whole_starts() -> None:
+    """Engine processes are started as they are for a user, all of them."""

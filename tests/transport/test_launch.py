@@ -10,13 +10,25 @@ from pathlib import Path
 
 import pytest
 
-from engine_processes import FACTORY, LONG, alone, engines, gather, launch, nothing_left, parent_of, run, until
+from engine_processes import (
+    FACTORY,
+    LONG,
+    alone,
+    engines,
+    gather,
+    launch,
+    nothing_left,
+    parent_of,
+    run,
+    until,
+    whole_starts,
+)
 from sonoro.core.errors import CheckpointNotFound, ConfigError, EngineClosed, EngineCrashed, EngineError
 from sonoro.core.types import SpeechRequest
 from sonoro.transport.client import EngineClient
 from sonoro.transport.launch import Limits
 
-__all__ = ["nothing_left"]
+__all__ = ["nothing_left", "whole_starts"]
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -30,6 +42,7 @@ def request(name: str, text: str = LONG) -> SpeechRequest:
     return SpeechRequest(id=name, text=text)
 
 
+@pytest.mark.usefixtures("whole_starts")
 @pytest.mark.parametrize(
     ("client", "error", "words"),
     [
@@ -53,6 +66,7 @@ def test_an_engine_that_cannot_start_says_why(client: object, error: type, words
     run(start())
 
 
+@pytest.mark.usefixtures("whole_starts")
 def test_an_engine_that_is_not_ready_in_time_is_given_up() -> None:
     async def start() -> None:
         with pytest.raises(EngineError, match=r"was not ready after \d s; it may take 1 s"):
@@ -62,6 +76,7 @@ def test_an_engine_that_is_not_ready_in_time_is_given_up() -> None:
     run(start())
 
 
+@pytest.mark.usefixtures("whole_starts")
 def test_a_start_that_is_cancelled_leaves_nothing() -> None:
     async def start() -> None:
         task = asyncio.create_task(launch("lasting").start())
@@ -94,6 +109,7 @@ def test_a_process_that_is_killed_fails_what_it_held_and_is_replaced() -> None:
     run(kill())
 
 
+@pytest.mark.usefixtures("whole_starts")
 def test_an_exception_out_of_a_tick_ends_the_process_and_is_told() -> None:
     async def break_it() -> None:
         async with launch("breaking") as client:

@@ -15,9 +15,9 @@ import subprocess
 import sys
 import time
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Any, Protocol, Self, cast
 
 import msgspec
 import zmq
@@ -27,7 +27,16 @@ from sonoro.core.errors import ConfigError, EngineCrashed, EngineError, InvalidR
 from sonoro.transport.channel import new_endpoint, remove_endpoint
 from sonoro.transport.messages import EncodeVoice, Fatal, FromEngine, Ready, Shutdown, Submit, ToEngine, WorkerSettings
 
-__all__ = ["EngineProcess", "Limits", "Started", "cancel_tasks", "decode_from_engine", "encode_to_engine"]
+__all__ = [
+    "EngineProcess",
+    "Limits",
+    "Process",
+    "Started",
+    "cancel_tasks",
+    "decode_from_engine",
+    "encode_to_engine",
+    "spawn",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +93,31 @@ class Started:
         await self.close()
 
 
+class Process(Protocol):
+    """What is used of an `asyncio.subprocess.Process`."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    async def wait(self) -> int: ...
+
+
+async def spawn(arguments: Sequence[str], output: int) -> Process:
+    """A process of `engine.worker` that writes to the file descriptor `output`."""
+    # In a process group of its own: an interrupt at the terminal is the parent's to handle, and what it starts
+    # ends with it. -P: what lies in the current folder must not be imported in place of a library.
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", MODULE, *arguments),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+    )
+
+
 class EngineProcess:
     """One engine process and this side's end of the link to it.
 
@@ -97,7 +131,7 @@ class EngineProcess:
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.set_hwm(0)
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Process | None = None
         self._receiving: asyncio.Task[list[FromEngine]] | None = None
         self._ending: asyncio.Task[int] | None = None
 
@@ -168,16 +202,8 @@ class EngineProcess:
                 self._output.close()
 
     async def _spawn(self, settings: WorkerSettings) -> None:
-        # In a process group of its own: an interrupt at the terminal is the parent's to handle, and what it starts
-        # ends with it. -P: what lies in the current folder must not be imported in place of a library.
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", MODULE, self._endpoint, str(os.getpid()), str(time.monotonic())),
-            msgspec.json.encode(settings).decode(),
-            stdin=subprocess.DEVNULL,
-            stdout=self._output.write_end,
-            stderr=self._output.write_end,
-            start_new_session=True,
-        )
+        arguments = (self._endpoint, str(os.getpid()), str(time.monotonic()), msgspec.json.encode(settings).decode())
+        self._process = await spawn(arguments, self._output.write_end)
         self._output.started()
 
     async def _messages(self, timeout_s: float | None = None) -> list[FromEngine] | None:
