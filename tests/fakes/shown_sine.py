@@ -10,7 +10,7 @@ from sonoro.words.tracking import Pointing
 
 
 class ShownSineModel(SineModel):
-    attention_heads = (1, 1)
+    attention_heads, text_layouts = (1, 1), {"text_first": {}}
 
     def __init__(self):
         super().__init__()
@@ -18,6 +18,9 @@ class ShownSineModel(SineModel):
 
     def pointing(self, request, voice):
         return self.word_heads.text_first
+
+    def text_start(self, prompt):
+        return 0
 
     def token_spans(self, text):
         return [*((at, at + 1) for at in range(len(text))), (len(text), len(text))]
