@@ -8,7 +8,7 @@ import logging
 import random
 import re
 from collections.abc import AsyncIterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import pytest
 from zeroconf import NonUniqueNameException
@@ -262,18 +262,23 @@ class Announcer:
     """In place of a network: what is announced at this moment."""
 
     announced: ClassVar[list[AsyncServiceInfo]] = []
+    taken: ClassVar[set[str]] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
 
     async def async_register_service(self, about: AsyncServiceInfo) -> None:
-        if about.name.startswith("taken."):
+        if about.name.partition(".")[0] in self.taken:
             raise NonUniqueNameException
         self.announced.append(about)
 
-    async def async_close(self) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.announced.clear()
 
 
 def test_it_is_announced_by_its_name(said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wyoming, "AsyncZeroconf", Announcer)
+    monkeypatch.setattr(wyoming, "ANNOUNCE_AGAIN_S", 0.05)
 
     async def announce() -> None:
         here = dataclasses.replace(SETTINGS, wyoming="0.0.0.0:0", wyoming_name="kitchen")
@@ -286,8 +291,14 @@ def test_it_is_announced_by_its_name(said: pytest.LogCaptureFixture, monkeypatch
             assert about.port == address(said)[1]
             assert "0.0.0.0" not in about.parsed_addresses()
         assert Announcer.announced == []
-        async with serving("live", dataclasses.replace(here, wyoming_name="taken")):
-            await until(lambda: "event=not_announced dialect=wyoming name=taken" in said.text)
+
+        # Another server has the name, and ends.
+        Announcer.taken.add("kitchen")
+        async with serving("live", here):
+            await until(lambda: said.text.count("event=not_announced dialect=wyoming name=kitchen") > 1)
+            assert Announcer.announced == []
+            Announcer.taken.clear()
+            await until(lambda: Announcer.announced)
 
     run(announce())
 

@@ -48,6 +48,7 @@ MAX_BESIDE_TEXT_BYTES = 2**16
 SERVICE = "_wyoming._tcp.local."
 
 LINGER_S = 1.0
+ANNOUNCE_AGAIN_S = 10.0
 BYTES_PER_CHARACTER = 12
 """The most that one takes in JSON: two surrogates, escaped."""
 
@@ -112,21 +113,22 @@ def _address(given: str) -> tuple[str, int]:
 
 
 async def _announce(name: str, host: str, port: int) -> None:
-    """Have Home Assistant discover this server as `name` until cancelled. The log says if that cannot be."""
-    try:
-        async with contextlib.AsyncExitStack() as held:
+    """Have Home Assistant discover this server as `name` until cancelled. While that cannot be, as when there is no
+    network yet or the name is that of a server about to end, try again; the log says why."""
+    while True:
+        try:
             with socket.socket(type=socket.SOCK_DGRAM) as asking:
                 asking.connect(("224.0.0.251", 5353))  # sends nothing: the system says by which address it would
                 own = asking.getsockname()[0]
             address = own if ipaddress.ip_address(host).is_unspecified else host
-            discovery = AsyncZeroconf()
-            held.push_async_callback(discovery.async_close)
-            about = AsyncServiceInfo(SERVICE, f"{name}.{SERVICE}", parsed_addresses=[address], port=port)
-            await discovery.async_register_service(about)
-            logger.info("event=announced dialect=wyoming name=%s host=%s port=%d", name, address, port)
-            await asyncio.Event().wait()
-    except (OSError, ZeroconfError) as error:
-        logger.warning("event=not_announced dialect=wyoming name=%s reason=%r", name, repr(error))
+            async with AsyncZeroconf() as discovery:
+                about = AsyncServiceInfo(SERVICE, f"{name}.{SERVICE}", parsed_addresses=[address], port=port)
+                await discovery.async_register_service(about)
+                logger.info("event=announced dialect=wyoming name=%s host=%s port=%d", name, address, port)
+                await asyncio.Event().wait()
+        except (OSError, ZeroconfError) as error:
+            logger.warning("event=not_announced dialect=wyoming name=%s reason=%r", name, repr(error))
+        await asyncio.sleep(ANNOUNCE_AGAIN_S)
 
 
 async def _converse(service: Service, carrier: _Carrier) -> None:
