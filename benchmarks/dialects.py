@@ -1,15 +1,15 @@
 """First packet through each dialect against our own API, of one server, in one run.
 
     python benchmarks/dialects.py --model Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice --load-format dummy \\
-        --requests 100 --rps 1 --rps 20 --out benchmarks/results/dialects-qwen3-tts-1.7b-customvoice.json
+        --requests 40 --rps 1 --rps 20 --out benchmarks/results/dialects-qwen3-tts-1.7b-customvoice.json
 
 Requests arrive at random at each rate (exponential gaps), and go round the ways there are, so that every way meets the
-same load: `--requests` of each. Over HTTP a way is compared with `native`, on a socket with `native-live`; a socket is
-open before its text comes, as clients keep one. All ask for PCM at the model's rate, of the voice that is the default.
-`ttfp` is from the request, or the first piece of text, to its first audio; `over_native_p50_ms` is the difference of
-the medians. An underrun is audio that came after playback from the first packet on had run out. Ends with a table and
-one JSON line, and exits with 1 if a way is more than `--limit-ms` above ours at the median, has an underrun that ours
-has not, or failed. Needs the extra `test`.
+same load: `--requests` of each, which at 40 and one a second take 400 s. Over HTTP a way is compared with `native`, on
+a socket with `native-live`; a socket is open before its text comes, as clients keep one. All ask for PCM at the model's
+rate, of the voice that is the default. `ttfp` is from the request, or the first piece of text, to its first audio;
+`over_native_p50_ms` is the difference of the medians. An underrun is audio that came after playback from the first
+packet on had run out. Ends with a table and one JSON line, and exits with 1 if a way is more than `--limit-ms` above
+ours at the median, has an underrun that ours has not, or failed. Needs the extra `test`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import base64
 import contextlib
 import datetime
 import json
+import math
 import random
 import re
 import statistics
@@ -52,6 +53,7 @@ def arguments() -> argparse.Namespace:
         "--rps", type=float, action="append", help="requests a second; may be repeated; 1 and 20 if none"
     )
     parser.add_argument("--requests", type=int, default=100, help="of each way, at each rate")
+    parser.add_argument("--warmup", type=int, default=3, help="requests of each way before those that are measured")
     parser.add_argument("--limit-ms", type=float, default=3.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, help="results file")
@@ -207,7 +209,7 @@ async def measure(ways: Ways, rps: float, requests: int, chance: random.Random) 
         if first_ms:
             row |= {
                 "ttfp_p50_ms": statistics.median(first_ms),
-                "ttfp_p95_ms": first_ms[int(0.95 * (len(first_ms) - 1))],
+                "ttfp_p95_ms": first_ms[math.ceil(0.95 * len(first_ms)) - 1],
             }
             row |= {"underruns": sum(one.underruns for one in heard), "audio_s": sum(one.audio_s for one in heard)}
         rows.append(row)
@@ -252,7 +254,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
         model = (await http.get("/v1/models")).json()["data"][0]
         ways = Ways(url, model["sample_rate"])
         try:
-            for _ in range(3):  # connections, and whatever is made on first use
+            for _ in range(options.warmup):  # connections, and whatever is made on first use
                 for ask in ways.all.values():
                     await ask()
             rows = []
@@ -277,7 +279,8 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
 def is_passed(rows: list[dict[str, Any]], limit_ms: float) -> bool:
     """Whether no way is worse than ours by more than it may be."""
     return all(
-        not row["failed"] and row["over_native_p50_ms"] <= limit_ms and row["underruns_over_native"] <= 0
+        # Where ours failed, there is nothing to compare with.
+        not row["failed"] and row.get("over_native_p50_ms", math.inf) <= limit_ms and row["underruns_over_native"] <= 0
         for row in rows
     )
 

@@ -16,19 +16,33 @@ LITERAL = {
 }
 """Fields whose values are kept."""
 
-OF_A_MODEL = ("options", "labels")
-"""Fields whose own fields are none of a dialect."""
+OF_A_SERVER = ("options", "labels", "configuration")
+"""Fields whose own fields are of a model or a server, and of no wire format."""
 
 
 def shape(value: Any, name: str = "") -> Any:
     """`value` without what differs from one answer to the next."""
     if isinstance(value, dict):
-        return {} if name in OF_A_MODEL else {key: shape(value[key], key) for key in sorted(value)}
+        return {} if name in OF_A_SERVER else {key: shape(value[key], key) for key in sorted(value)}
     if isinstance(value, list):
         return [shape(value[0])] if value else []
     if value is None or isinstance(value, bool) or name in LITERAL or value == "audio":
         return value
     return "" if isinstance(value, str) else 0
+
+
+def fits(now: Any, then: Any) -> bool:
+    """Whether the shape `now` has all that `then` had; it may have further fields."""
+    if isinstance(now, dict) and isinstance(then, dict):
+        return all(name in now and fits(now[name], then[name]) for name in then)
+    if isinstance(now, list) and isinstance(then, list) and now and then:
+        return fits(now[0], then[0])
+    return bool(now == then)
+
+
+def all_fit(now: list[Any], then: list[Any]) -> bool:
+    """Whether the shapes `now` are as many as `then`, in the same order, and each fits."""
+    return len(now) == len(then) and all(map(fits, now, then))
 
 
 def is_flow(message: Any) -> bool:
