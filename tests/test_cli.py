@@ -228,6 +228,17 @@ def test_info_shows_what_a_model_is(sonoro: Run, models: Path) -> None:
     assert re.search(r"weights +[\d,.]+ MiB\n", out)
 
 
+def test_info_says_what_an_engine_takes_part_by_part(sonoro: Run, models: Path) -> None:
+    code, out, err = sonoro("info", models / "base", "--slots", "4", "--quantization", "int8")
+    assert (code, err) == (0, "")
+    title = r"memory of an engine on a GPU: slots=4 quantization=int8\n"
+    _, _, table = out.partition(re.search(title, out)[0])
+    counts = [int(count.replace(",", "")) for count in re.findall(r"([\d,]+) bytes", table)]
+    assert len(counts) == 8
+    assert sum(counts[:-1]) == counts[-1]
+    assert_refused(*sonoro("info", models / "base", "--quantization", "int4"), ["quantization", "int4", "int8"])
+
+
 @pytest.mark.parametrize(
     ("name", "elements"),
     [

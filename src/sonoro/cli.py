@@ -5,6 +5,7 @@ Bad input is one line on stderr and exit code 2. Torch is loaded only by the com
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import sys
@@ -20,15 +21,17 @@ from sonoro.cli_common import (
     FAILURE,
     CodecType,
     Commit,
+    Config,
     DataType,
     Device,
     LoadFormat,
     NamedModel,
     Quantization,
     Stopped,
+    number,
     show,
 )
-from sonoro.core.config import log_level
+from sonoro.core.config import EngineConfig, log_level
 from sonoro.core.errors import EngineError, OutputError, SonoroError
 from sonoro.core.logs import configure_logging
 from sonoro.core.types import OptionSpec
@@ -89,10 +92,22 @@ def sonoro(
 
 
 @app.command()
-def info(model: NamedModel = None, *, device: Device = "auto", dtype: DataType = None) -> None:
+def info(
+    model: NamedModel = None,
+    *,
+    device: Device = "auto",
+    dtype: DataType = None,
+    slots: Annotated[int | None, number("slots", int, "say what so many take on a GPU, part by part")] = None,
+    quantization: Quantization = None,
+    config: Config = None,
+) -> None:
     """Show a model's configuration, voices, languages, options, parameters and memory."""
-    description = _describe(model, device, dtype)
-    for title, rows in _sections(description):
+    sections = list(_sections(_describe(model, device, dtype)))
+    if slots is not None or quantization is not None or config is not None:
+        given = {"slots": slots, "quantization": quantization}
+        engine = dataclasses.replace(config or EngineConfig(), **{k: v for k, v in given.items() if v is not None})
+        sections.append(_footprint(model, engine, dtype))
+    for title, rows in sections:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         table = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
         show(title, *(f"  {line.rstrip()}" for line in table))
@@ -157,6 +172,15 @@ def _sections(description: Description) -> Iterator[tuple[str, list[list[str]]]]
     yield "parameters, by part", _counted(description.parameters)
     yield "parameters, by file", _counted(description.files)
     yield "memory", [[name, f"{count / 2**20:,.1f} MiB"] for name, count in description.memory_bytes.items()]
+
+
+def _footprint(model: str | None, config: EngineConfig, dtype: str | None) -> tuple[str, list[list[str]]]:
+    """What an engine takes on a GPU, as a table of `info`."""
+    from sonoro.engine.footprint import footprint
+
+    parts = footprint(model, config, dtype).parts
+    title = f"memory of an engine on a GPU: slots={config.slots} quantization={config.quantization}"
+    return title, [[name, f"{count:,} bytes", f"{count / 2**20:,.1f} MiB"] for name, count in parts.items()]
 
 
 def _option_row(option: OptionSpec) -> list[str]:

@@ -136,7 +136,8 @@ class EngineConfig(Settings):
     `codec_dtype`: what its decoder runs in, float16, bfloat16 or float32; auto is float32 on a CPU, elsewhere float16
     if that holds what its layers make with a margin, else whichever of the others is true to it. `quantization`: what
     the weights of the language model's layers are kept in, int8 or fp8 (E4M3), made while they are loaded; none for
-    what they are multiplied in.
+    what they are multiplied in. `max_shared_bytes`: shared memory that a program on the GPU may have, 0 for what the
+    card gives; with `memory_fraction` it makes a large card as small as another.
 
     What is captured at start, ascending; empty for powers of two. `frame_batches` up to `slots`, `prefill_buckets` up
     to 512 tokens, `codec_batches` up to 64 rows. `is_eager` captures nothing: the same kernels, launched one by one.
@@ -164,6 +165,7 @@ class EngineConfig(Settings):
     codec_device: str = ""
     codec_dtype: str = "auto"
     quantization: str = "none"
+    max_shared_bytes: int = 0
     frame_batches: tuple[int, ...] = ()
     prefill_buckets: tuple[int, ...] = ()
     codec_batches: tuple[int, ...] = ()
@@ -199,6 +201,8 @@ class EngineConfig(Settings):
             raise ConfigError("codec_device", self.codec_device, 'it must be empty, cpu, or a GPU as "cuda:1"')
         if self.codec_dtype not in CODEC_DTYPES:
             raise ConfigError("codec_dtype", self.codec_dtype, "it must be " + " or ".join(CODEC_DTYPES))
+        if self.max_shared_bytes:
+            self._check("max_shared_bytes", 16_384, 1_048_576)
         if self.quantization not in QUANTIZATIONS:
             raise ConfigError("quantization", self.quantization, "it must be " + " or ".join(QUANTIZATIONS))
         for name, largest in (("frame_batches", self.slots), ("prefill_buckets", self.prefill_tokens)):

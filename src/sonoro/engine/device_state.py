@@ -13,7 +13,14 @@ from sonoro.core.errors import ConfigError
 from sonoro.models.base import Capacity, Codec, CodecChoice, SlotState, SpeechModel
 from sonoro.runtime.memory import MemoryBudget, device_memory, plan_pages, report
 
-__all__ = ["CodecState", "DeviceState", "allocate_device_state"]
+__all__ = [
+    "CodecState",
+    "DeviceState",
+    "allocate_device_state",
+    "capacity_of",
+    "codec_graph_bytes",
+    "graph_bytes",
+]
 
 _GRAPH_BYTES = 16 * 2**20
 """What a captured graph takes besides its share of the pool. A guess on the safe side."""
@@ -77,7 +84,7 @@ def allocate_device_state(model: SpeechModel, config: EngineConfig) -> DeviceSta
     page_bytes = model.position_bytes * config.page_positions
     history, budget, elsewhere = _measure(model, config, page_bytes)
     pages = plan_pages(budget, page_bytes, config.slots, config.pages_per_slot, config.pages)
-    state = model.allocate(_capacity(config, pages))
+    state = model.allocate(capacity_of(config, pages))
     kept = min(pages, config.prefix_cache_bytes // page_bytes)
     return DeviceState(
         state=state,
@@ -128,7 +135,7 @@ def _measure(model: SpeechModel, config: EngineConfig, page_bytes: int) -> tuple
     No budget on a CPU.
     """
     # With the fewest pages that can serve: what it takes besides them is what the slots take.
-    least = model.allocate(_capacity(config, config.pages_per_slot))
+    least = model.allocate(capacity_of(config, config.pages_per_slot))
     device = least.done.device
     home = _move_codec(model.codec, config.codec_device, device)
     chosen = str(_settle(model.codec, config))
@@ -141,7 +148,7 @@ def _measure(model: SpeechModel, config: EngineConfig, page_bytes: int) -> tuple
     _, loaded_bytes = device_memory(device) or memory
     history, codec = _measure_codec(model, config, frames)
     state_bytes = max(0, with_state_bytes - loaded_bytes - (config.pages_per_slot + 1) * page_bytes)
-    graphs_bytes = (2 * len(config.frame_batches) + len(config.prefill_buckets)) * _GRAPH_BYTES
+    graphs_bytes = graph_bytes(config)
     in_use, elsewhere = {"weights and all else": loaded_bytes}, [chosen]
     if home == device:
         in_use["codec histories"] = codec.in_use["codec histories"]
@@ -162,13 +169,11 @@ def _measure_codec(model: SpeechModel, config: EngineConfig, frames: Tensor) -> 
     total_bytes, loaded_bytes = device_memory(frames.device) or (0, 0)
     history = model.codec.allocate(config.slots)
     _, with_history_bytes = device_memory(frames.device) or (0, 0)
-    launches = len(config.codec_batches) * len(config.chunk_frames)
     return history, MemoryBudget(
         total_bytes=total_bytes,
         fraction=config.memory_fraction,
         in_use={"weights and all else": loaded_bytes, "codec histories": with_history_bytes - loaded_bytes},
-        # Freed blocks of one size do not always serve the next, so the pool grows beyond the largest.
-        reserved={"graphs": 3 * _peak_bytes(model, config, history, frames) // 2 + launches * _GRAPH_BYTES},
+        reserved={"graphs": codec_graph_bytes(config, _peak_bytes(model, config, history, frames))},
     )
 
 
@@ -194,7 +199,19 @@ def _peak_bytes(model: SpeechModel, config: EngineConfig, history: Any, frames: 
     return torch.cuda.max_memory_allocated(device) - before_bytes
 
 
-def _capacity(config: EngineConfig, pages: int) -> Capacity:
+def graph_bytes(config: EngineConfig) -> int:
+    """What all graphs of resolved `config` may take but those of the codec."""
+    return (2 * len(config.frame_batches) + len(config.prefill_buckets)) * _GRAPH_BYTES
+
+
+def codec_graph_bytes(config: EngineConfig, peak_bytes: int) -> int:
+    """What those of the codec may take, whose largest launch takes `peak_bytes` while it runs."""
+    # Freed blocks of one size do not always serve the next, so the pool grows beyond the largest.
+    return 3 * peak_bytes // 2 + len(config.codec_batches) * len(config.chunk_frames) * _GRAPH_BYTES
+
+
+def capacity_of(config: EngineConfig, pages: int) -> Capacity:
+    """How much state resolved `config` asks for, with so many pages."""
     return Capacity(
         slots=config.slots,
         max_positions=config.max_positions,

@@ -29,6 +29,7 @@ from sonoro.engine.scheduler import LateText, Plan
 from sonoro.models.base import LiveTextModel, Pages, SpeechModel
 from sonoro.models.words import ShowsWords
 from sonoro.runtime.graphs import GraphPool, GraphSet
+from sonoro.runtime.kernels import shared_limit
 from sonoro.runtime.ring import Entry, PinnedRing, upload
 
 __all__ = ["BatchItem", "Decoded", "Launched", "Runner"]
@@ -115,6 +116,7 @@ class Runner:
 
     def __init__(self, model: SpeechModel, config: EngineConfig) -> None:
         self._model = model
+        shared_limit(config.max_shared_bytes)
         with torch.inference_mode():
             self._state = allocate_device_state(model, config.resolve())
         self._device = self._state.device

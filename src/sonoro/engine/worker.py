@@ -35,11 +35,14 @@ from sonoro.core.errors import ConfigError, ErrorFacts, SonoroError, border
 from sonoro.core.logs import configure_logging
 from sonoro.core.types import Event, Failed, Finished
 from sonoro.engine.engine import Engine
+from sonoro.engine.footprint import refuse_what_does_not_fit
 from sonoro.engine.kernel_cache import compiling
 from sonoro.models.base import LoadedModel
 from sonoro.runtime.kernels import fallbacks
+from sonoro.runtime.memory import device_memory
 from sonoro.transport.channel import WorkerLink, remove_endpoint
 from sonoro.transport.messages import (
+    DEFAULT_FACTORY,
     AppendText,
     Cancel,
     EncodeVoice,
@@ -63,7 +66,7 @@ from sonoro.transport.messages import (
     WorkerSettings,
 )
 
-__all__ = ["SMALL_MODEL_PARAMETERS", "Worker", "load", "main", "on_own_gpus", "spare_threads"]
+__all__ = ["SMALL_MODEL_PARAMETERS", "Worker", "check_memory", "load", "main", "on_own_gpus", "spare_threads"]
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +98,7 @@ def main() -> None:
         with border(partial(_cannot_start, link)):
             configure_logging(log_level(), is_json=is_log_json())
             wanted = on_own_gpus(msgspec.json.decode(settings, type=WorkerSettings))
+            check_memory(wanted)
             with compiling(wanted) as compiled:
                 loaded = load(wanted)
             engine = Engine(loaded.model, wanted.config, executor=executor)
@@ -164,6 +168,16 @@ def load(settings: WorkerSettings) -> LoadedModel:
     loaded: LoadedModel = factory(settings.model, **how)
     spare_threads(loaded)
     return loaded
+
+
+def check_memory(settings: WorkerSettings) -> None:
+    """Raise `ConfigError`, before anything is loaded, that says what would fit if `settings` ask too much of a GPU."""
+    if settings.factory != DEFAULT_FACTORY or not torch.cuda.is_available() or settings.device == "cpu":
+        return
+    device = torch.device("cuda" if settings.device == "auto" else settings.device)
+    if device.type == "cuda" and (memory := device_memory(device)) is not None:
+        name = torch.cuda.get_device_name(device)
+        refuse_what_does_not_fit(settings.model, settings.config, name, memory[0], settings.dtype)
 
 
 def _find(module: str) -> ModuleSpec | None:

@@ -28,6 +28,9 @@ __all__ = [
 ]
 
 
+_NO_LIMIT = 1 << 30
+
+
 @dataclass(frozen=True)
 class Card:
     """What the blocks of kernels are chosen by.
@@ -43,7 +46,7 @@ class Card:
     bandwidth: float = 5e10
     gfx: str = ""
 
-    limit: ClassVar[int] = 1 << 30
+    limit: ClassVar[int] = _NO_LIMIT
     """Shared memory that programs are held to on any card, bytes: see `shared_limit`."""
 
     @property
@@ -129,8 +132,10 @@ def card(device: torch.device) -> Card:
 
 
 def shared_limit(limit_bytes: int) -> None:
-    """From now on no program may have more shared memory than that, on any card. Plans are chosen accordingly."""
-    Card.limit = limit_bytes
+    """From now on no program may have more shared memory than that, on any card; 0 for as much as a card gives. Plans
+    are chosen accordingly.
+    """
+    Card.limit = limit_bytes or _NO_LIMIT
 
 
 def capability(device: torch.device) -> tuple[int, int]:

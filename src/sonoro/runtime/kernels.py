@@ -11,11 +11,11 @@ from pathlib import Path
 import torch
 
 from sonoro.core.config import tuned_folder
-from sonoro.ops.device import Card, card
+from sonoro.ops.device import Card, card, is_recorded, shared_limit
 from sonoro.ops.dispatch import fallbacks
 from sonoro.ops.plans import use_tuned
 
-__all__ = ["fallbacks", "own_plans", "plans_of", "use_own_plans"]
+__all__ = ["fallbacks", "own_plans", "plans_of", "shared_limit", "use_own_plans"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ def use_own_plans(device: torch.device) -> None:
 
     On tensors without memory by those for the card that they stand for.
     """
-    if device.type == "cpu" or not (path := own_plans(device)).is_file():
+    if device.type == "cpu" or (device.type == "meta" and not is_recorded()) or not (path := own_plans(device)).is_file():
         return
     try:
         use_tuned(path.read_text(encoding="utf-8"))

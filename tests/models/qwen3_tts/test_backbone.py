@@ -204,3 +204,16 @@ def test_bfloat16_rows_are_rounded_in_the_official_order(is_final: bool) -> None
     text = torch.randint(talker.config.text_vocab_size, (50,))
     assert torch.equal(talker.embed_rows(text, codes), talker.embed_text(text) + frames)
     assert not torch.equal(talker.embed_rows(text, codes), (talker.embed_text(text).float() + wide).bfloat16())
+
+
+def test_a_folded_text_embedding_keeps_its_table_its_shape_and_its_first_row() -> None:
+    talker, plain = tiny_talker(), tiny_talker()
+    weight, ids = talker.model.text_embedding.weight, torch.arange(9)
+    first, shape = weight[0].clone(), weight.shape
+    talker.fold_text()
+    assert weight.untyped_storage().nbytes() == first.nbytes
+    assert weight.shape == shape
+    assert torch.equal(weight[0], first)
+    for is_trained in (False, True):
+        with torch.set_grad_enabled(is_trained):
+            torch.testing.assert_close(talker.embed_text(ids), plain.embed_text(ids), atol=1e-6, rtol=1e-6)

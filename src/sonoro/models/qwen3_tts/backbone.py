@@ -46,6 +46,7 @@ class Talker(nn.Module):
         self.text_projection = _TextProjection(config)
         self.codec_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         self.code_predictor = CodePredictor(config.code_predictor_config, config.hidden_size)
+        self.is_text_folded = False
         self.text_table: Tensor | None
         self.code_table: Tensor | None
         self.code_starts: Tensor | None
@@ -93,9 +94,19 @@ class Talker(nn.Module):
 
     def embed_text(self, ids: Tensor) -> Tensor:
         """T(`ids`) of the text side: int64 [...] to [..., H]."""
-        if self.text_table is None or torch.is_grad_enabled():
+        if self.text_table is None or (torch.is_grad_enabled() and not self.is_text_folded):
             return self._project_text(ids)
         return F.embedding(ids, self.text_table)
+
+    def fold_text(self) -> None:
+        """Keep of the text embedding what `finalize` made of it alone, if it did: nothing is trained from then on.
+
+        It is 622 MB of the 1.7B. Its shape and its first row stay, of which fingerprints are made.
+        """
+        self.is_text_folded = self.text_table is not None
+        if self.is_text_folded:
+            weight = self.model.text_embedding.weight
+            weight.data = weight.data[:1].clone().expand_as(weight)
 
     def embed_frames(self, codes: Tensor) -> Tensor:
         """Frames [..., K] int64 to rows [..., H]: the sum of the K embeddings, rounded once."""
@@ -143,6 +154,7 @@ class Talker(nn.Module):
         return self.code_predictor(rows.flatten(0, -3)).unflatten(0, hidden.shape[:-1])
 
     def _project_text(self, ids: Tensor) -> Tensor:
+        assert not self.is_text_folded
         return self.text_projection(self.model.text_embedding(ids))
 
     def _code_embeddings(self) -> list[nn.Embedding]:

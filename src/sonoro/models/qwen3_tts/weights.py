@@ -52,6 +52,8 @@ class LanguageModel(nn.Module):
         """Derive the tables that speaking needs, once the weights are final."""
         self.requires_grad_(False).eval()
         self.talker.finalize()
+        if self.talker.device.type != "cpu":
+            self.talker.fold_text()
 
 
 Modules = model_files.Modules[LanguageModel, Qwen3Codec]

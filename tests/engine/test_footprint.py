@@ -1,0 +1,123 @@
+"""What an engine takes, told from its configuration: against what is allocated, and what is refused on small cards."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from families import TinyFamily, tiny
+from sonoro.core.config import EngineConfig
+from sonoro.core.errors import ConfigError
+from sonoro.engine.device_state import capacity_of
+from sonoro.engine.engine import Engine
+from sonoro.engine.footprint import Footprint, footprint, refuse_what_does_not_fit, what_fits
+from sonoro.engine.runner import Runner
+from sonoro.models import registry
+from sonoro.ops.device import Card, card
+
+__all__ = ["tiny"]
+
+GIB = 2**30
+CONFIG = EngineConfig(slots=4, max_positions=256, max_frames=64, prefill_tokens=512, codec_dtype="float32")
+
+
+def nbytes(module: torch.nn.Module) -> int:
+    tensors = [*module.parameters(), *module.buffers()]
+    return sum({tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}.values())
+
+
+def test_what_is_told_is_what_is_allocated(tiny: TinyFamily, tmp_path: Path) -> None:
+    """On a CPU, where weights are laid out anew but take as much."""
+    tiny.write(tmp_path)
+    found, config = footprint(str(tmp_path), CONFIG), CONFIG.resolve()
+    model = tiny.load(torch.bfloat16).model
+    capacity = capacity_of(config, config.slots * config.pages_per_slot)
+    page_bytes = model.position_bytes * config.page_positions
+    assert found.kv_cache == (capacity.pages + 1) * page_bytes
+    assert found.least_pages == (config.pages_per_slot + 1) * page_bytes
+    assert found.codec >= nbytes(model.codec)
+    # The history is that of a codec in float32, as it was asked for.
+    assert found.codec_histories == model.codec.allocate(config.slots).bytes
+    assert found.slots > 0
+    assert found.graphs > 0
+    assert sum(found.parts.values()) == 2 * found.total
+
+
+def test_weights_in_8_bits_slots_and_positions_are_counted(tiny: TinyFamily, tmp_path: Path) -> None:
+    tiny.write(tmp_path)
+
+    def told(**changes: object) -> Footprint:
+        return footprint(str(tmp_path), EngineConfig(**{"slots": 4, "max_frames": 64, "max_positions": 256} | changes))
+
+    plain, eight, more, longer = told(), told(quantization="int8"), told(slots=8), told(max_positions=512)
+    assert eight.weights < plain.weights
+    assert (eight.kv_cache, eight.slots, eight.codec) == (plain.kv_cache, plain.slots, plain.codec)
+    assert more.weights == longer.weights == plain.weights
+    page = plain.least_pages // 9
+    assert (more.kv_cache - plain.kv_cache, longer.least_pages - plain.least_pages) == (4 * 8 * page, 8 * page)
+    assert more.slots > plain.slots
+    assert more.codec_histories / plain.codec_histories == pytest.approx(9 / 5, rel=0.01)
+
+
+PROMISED = [
+    ("qwen3-tts-1.7b-customvoice", "none", 6.5e9),
+    ("qwen3-tts-1.7b-customvoice", "int8", 4.5e9),
+    ("qwen3-tts-1.7b-customvoice", "fp8", 4.5e9),
+    ("fish-s2-pro", "int8", 9e9),
+    ("voxcpm2", "fp8", 6e9),
+]
+"""Bytes that an engine of four slots takes at most, at its peak, without the CUDA context."""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("model", "quantization", "limit_bytes"), PROMISED)
+def test_four_slots_take_on_a_gpu_what_was_told(model: str, quantization: str, limit_bytes: float) -> None:
+    config = EngineConfig(slots=4, quantization=quantization)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    loaded = registry.load(model, device="cuda", load_format="dummy", quantization=quantization)
+    engine = Engine(loaded.model, config)
+    engine.voices.warm_up()
+    found, told = torch.cuda.max_memory_reserved(), footprint(model, config).total
+    print(f"{model} {quantization}: {found / 1e9:.3f} GB at the peak, {told / 1e9:.3f} GB told")
+    assert found < limit_bytes
+    assert found < 1.2 * told
+
+
+@pytest.mark.parametrize(("model", "quantization", "limit_bytes"), [*PROMISED[:2], *PROMISED[3:]])
+def test_four_slots_take_what_was_promised(model: str, quantization: str, limit_bytes: float) -> None:
+    found = footprint(model, EngineConfig(slots=4, quantization=quantization))
+    assert 0.4 * limit_bytes < found.total < limit_bytes
+
+
+def test_a_card_that_is_too_small_is_told_what_would_fit() -> None:
+    model, config = "qwen3-tts-1.7b-customvoice", EngineConfig(slots=16)
+    # A made-up card of 5 GiB, of which nine tenths may be used: not enough in bfloat16 at any number of slots.
+    with pytest.raises(ConfigError, match=r"memory_fraction.*are needed for slots=16 quantization=none") as refusal:
+        refuse_what_does_not_fit(model, config, "RTX Small", 5 * GIB)
+    assert "what would fit: slots=16 quantization=int8" in str(refusal.value)
+    needed, found = what_fits(model, config, 5 * GIB)
+    assert needed > 0.9 * 5 * GIB
+    assert footprint(model, found[0]).least <= 0.9 * 5 * GIB
+    with pytest.raises(ConfigError, match="nothing would fit"):
+        refuse_what_does_not_fit(model, config, "RTX Tiny", 2 * GIB)
+    # What fits is not refused, nor is anything looked at on a large card.
+    refuse_what_does_not_fit(model, config, "RTX Large", 24 * GIB)
+    refuse_what_does_not_fit("no such model", config, "NVIDIA H200", 141 * GIB)
+
+
+def test_a_fraction_makes_a_large_card_small() -> None:
+    config = EngineConfig(slots=16, memory_fraction=0.03)
+    with pytest.raises(ConfigError, match="what would fit: slots=16 quantization=int8"):
+        refuse_what_does_not_fit("qwen3-tts-1.7b-customvoice", config, "NVIDIA H200", 141 * GIB)
+
+
+def test_shared_memory_is_capped_by_configuration(tiny: TinyFamily) -> None:
+    model, config = tiny.load().model, EngineConfig(slots=2, max_positions=256, max_frames=64)
+    for limit in (101_376, 65_536):
+        Runner(model, EngineConfig(slots=2, max_positions=256, max_frames=64, max_shared_bytes=limit))
+        assert card(torch.device("cpu")).shared_bytes == limit
+    Runner(model, config)
+    assert card(torch.device("cpu")).shared_bytes == Card().shared_bytes
+    with pytest.raises(ConfigError, match="max_shared_bytes"):
+        EngineConfig(max_shared_bytes=5)
