@@ -35,7 +35,11 @@ def use_own_plans(device: torch.device) -> None:
 
     On tensors without memory by those for the card that they stand for.
     """
-    if device.type == "cpu" or (device.type == "meta" and not is_recorded()) or not (path := own_plans(device)).is_file():
+    if (
+        device.type == "cpu"
+        or (device.type == "meta" and not is_recorded())
+        or not (path := own_plans(device)).is_file()
+    ):
         return
     try:
         use_tuned(path.read_text(encoding="utf-8"))
