@@ -1,5 +1,6 @@
 """The frame step of every family, through the protocol: no row knows of another, nor of what was in its slot before."""
 
+import dataclasses
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
@@ -240,6 +241,19 @@ def test_prompts_are_padded_with_scratch_rows(tiny: TinyFamily, model: SpeechMod
     model.prefill(state, torch.tensor([*range(tokens), *[CAPACITY.max_tokens] * 7]))
     run(model, state, [1], prompt.controls.max_frames)
     assert_alike(frames_of(state, 1), alone(model, prompt))
+
+
+def test_prompts_out_of_fused_operations_leave_what_the_forward_leaves(tiny: TinyFamily, model: SpeechModel) -> None:
+    prompts, states = tiny.prompts_of_all_kinds(), []
+    for is_fused in (True, False):
+        state = model.allocate(dataclasses.replace(CAPACITY, is_prefill_fused=is_fused))
+        begin(model, state, prompts, range(len(prompts)))
+        states.append(state)
+    fused, plain = states
+    assert plain.cache.keys.any()
+    for ours, theirs in ((fused.cache.keys, plain.cache.keys), (fused.cache.values, plain.cache.values)):
+        torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=0)
+    assert torch.equal(fused.pending, plain.pending)
 
 
 def test_seeds_and_segments_draw_differently_and_the_same_again(tiny: TinyFamily, model: SpeechModel) -> None:

@@ -7,8 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from sonoro.nn.kvcache import PackedTokens, PagedKVCache
-from sonoro.nn.transformer import DecoderConfig, DecoderStack, NormedAttention, causal_attention
+from sonoro.nn.kvcache import PagedKVCache
+from sonoro.nn.transformer import (
+    Attention,
+    DecoderConfig,
+    DecoderStack,
+    NormedAttention,
+    PackedTokens,
+    causal_attention,
+)
 
 CONFIG = DecoderConfig(
     width=12, intermediate=20, layers=2, heads=4, kv_heads=2, head_width=6, norm_eps=1e-6, rope_theta=1e4
@@ -79,6 +86,29 @@ def test_steps_equal_the_whole_sequence(stack: DecoderStack) -> None:
     found = [step(stack, cache, [2, 0, 3], [at] * 3, sequences[:, at]) for at in range(POSITIONS)]
     expected = torch.stack([whole(stack, rows) for rows in sequences])
     torch.testing.assert_close(torch.stack(found, dim=1), expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("attention", [Attention, NormedAttention])
+def test_prompts_out_of_fused_operations_equal_the_forward(attention: type[Attention]) -> None:
+    """Two prompts from their beginning, one that goes on from two pages, and padding."""
+    torch.manual_seed(7)
+    stack = DecoderStack(CONFIG, attention).double().requires_grad_(False)
+    lengths, firsts = (5, 3, 6, 1, 1), (0, 0, 2 * PAGE, 0, 0)
+    own = torch.tensor(lengths)
+    tokens = PackedTokens(
+        torch.repeat_interleave(torch.tensor([2, 0, 3, SLOTS, SLOTS]), own),
+        torch.cat([torch.arange(length) + first for length, first in zip(lengths, firsts, strict=True)]),
+        torch.repeat_interleave(own.cumsum(0) - own, own),
+    )
+    x, caches = torch.randn(len(tokens.slots), CONFIG.width).double(), [new_cache(0.5) for _ in range(3)]
+    tables = stack.rotary(torch.arange(POSITIONS), x.dtype)
+    turns = (tables[0][tokens.positions], tables[1][tokens.positions])
+    expected = stack(x[None], turns, caches[0].fill(tokens))[0]
+    torch.testing.assert_close(stack.norm.fused(stack.prefill(x, tables, caches[1], tokens)), expected, **TOLERANCE)
+    stack.prefill(x, tables, caches[2], tokens, is_output_used=False)
+    for cache in caches[1:]:
+        torch.testing.assert_close(cache.keys, caches[0].keys, **TOLERANCE)
+        torch.testing.assert_close(cache.values, caches[0].values, **TOLERANCE)
 
 
 def test_positions_at_once_equal_the_whole_sequence(stack: DecoderStack) -> None:

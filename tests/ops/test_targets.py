@@ -9,10 +9,12 @@ pytest.importorskip("triton")
 
 CODE = """
 import torch
+from sonoro.ops.attention import HeadNorms, PagedKV
 from sonoro.ops.conv import conv
 from sonoro.ops.dispatch import Operation
 from sonoro.ops.linear import linear_add, norm_gate_up
 from sonoro.ops.norm import rms_norm
+from sonoro.ops.prompt import keep_prompt
 from sonoro.ops.sample import gumbel_noise
 from sonoro.runtime.variants import card_named, recording
 
@@ -27,7 +29,9 @@ with recording(card_named("{card}"), variants.append), torch.no_grad():
     linear_add(made(20, 2048), made(2048, 2048), made(20, 2048))
     gumbel_noise(rows, rows, rows, 2, 50)
     conv(made(1, 40, 512), made(1, 512, 512))
-assert len(variants) >= 5, variants
+    cache = PagedKV(made(9, 32, 8, 128), made(9, 32, 8, 128), made(4, 8, dtype=torch.int32), rows)
+    keep_prompt(made(3, 4096), HeadNorms(made(128), made(128), 1e-6), (made(64, 1, 128), made(64, 1, 128)), cache, rows)
+assert len(variants) >= 6, variants
 assert not any(operation.failure for operation in Operation.known), [op.failure for op in Operation.known]
 print(sum(dict(variant.options).get("launch_pdl", False) for variant in variants))
 """

@@ -126,9 +126,10 @@ class EngineConfig(Settings):
     the slots can use (four at least) or `memory_fraction` of the card allows; `prefix_cache_bytes`: what those of them
     may take that are kept for prompts to come which begin alike, 0 for none.
 
-    How it divides the work. `prefill_tokens`: prompt rows run in one tick. `chunk_frames`: the lengths at which audio
-    is decoded, the first of them first; later ones as the listener's lead allows. `codec_frames`: frames decoded in
-    one tick at most, 0 for four times the slots.
+    How it divides the work. `prefill_tokens`: prompt rows run in one tick; `is_prefill_fused`: out of the operations of
+    a frame, not of those of training, which are there to compare with. `chunk_frames`: the lengths at which audio is
+    decoded, the first of them first; later ones as the listener's lead allows. `codec_frames`: frames decoded in one
+    tick at most, 0 for four times the slots.
 
     `model_settings`: settings of the model itself by name; docs/differences.md lists them.
 
@@ -160,6 +161,7 @@ class EngineConfig(Settings):
     prefix_cache_bytes: int = 2**30
     memory_fraction: float = 0.9
     prefill_tokens: int = 2048
+    is_prefill_fused: bool = True
     chunk_frames: tuple[int, ...] = (1, 2, 4, 12)
     codec_frames: int = 0
     codec_device: str = ""

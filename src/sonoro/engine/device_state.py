@@ -220,4 +220,5 @@ def capacity_of(config: EngineConfig, pages: int) -> Capacity:
         page_positions=config.page_positions,
         pages=pages,
         max_tokens=config.prefill_tokens,
+        is_prefill_fused=config.is_prefill_fused,
     )

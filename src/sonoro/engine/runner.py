@@ -8,6 +8,7 @@ goes to one stream, or one on each of two devices, in the order it is launched; 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -26,7 +27,7 @@ from sonoro.engine.device_state import allocate_device_state
 from sonoro.engine.pages import NewPages
 from sonoro.engine.request import Allocation, RunningRequest
 from sonoro.engine.scheduler import LateText, Plan
-from sonoro.models.base import LiveTextModel, Pages, SpeechModel
+from sonoro.models.base import LiveTextModel, Pages, SpeechModel, TextPromptModel
 from sonoro.models.words import ShowsWords
 from sonoro.runtime.graphs import GraphPool, GraphSet
 from sonoro.runtime.kernels import shared_limit
@@ -184,7 +185,8 @@ class Runner:
 
     @property
     def _kinds(self) -> dict[str, list[GraphSet]]:
-        kinds = {"place": [self._admits], "prefill": [self._prefills], "frame": [self._frames]}
+        prefills = [self._prefills, *([self._text_prefills] if self._text_prefills else [])]
+        kinds = {"place": [self._admits], "prefill": prefills, "frame": [self._frames]}
         return {**kinds, **self._decoding.sets}
 
     @contextmanager
@@ -196,7 +198,7 @@ class Runner:
     def warm_up(self) -> None:
         """Run every size of every kind once on the scratch slot, so that all it needs is compiled and loaded."""
         with self.active():
-            for graphs in (self._admits, self._prefills, self._frames):
+            for graphs in (self._admits, *self._kinds["prefill"], self._frames):
                 _run_every_size(graphs)
             with self._decoding.active():
                 for graphs in (graphs for sets in self._decoding.sets.values() for graphs in sets):
@@ -252,11 +254,18 @@ class Runner:
             tokens = self._model.stage(self._state.state, prompts, slots, pages)
             self._admits.run(slots)
             if tokens:
-                self._prefills.run(range(tokens))
+                self._prefills_of(prompts, pages).run(range(tokens))
             with self._decoding.active():
                 if self._decoding.is_apart:
                     self._decoding.admits.run(slots)
                 self._decoding.prime(slots, voices)
+
+    def _prefills_of(self, prompts: Sequence[Any], pages: Sequence[Pages]) -> GraphSet:
+        """What runs `prompts`, of which some tokens may be on `pages` already."""
+        if self._text_prefills is None:
+            return self._prefills
+        assert isinstance(self._model, TextPromptModel)
+        return self._text_prefills if self._model.is_text_alone(prompts, pages) else self._prefills
 
     def _give_pages(self, grown: Sequence[NewPages]) -> None:
         """Enter new pages into the page tables of the slots that they were given to."""
@@ -342,14 +351,19 @@ class Runner:
 
         self._admits = graphs("place", admit, config.frame_batches, scratch)
         self._prefills = graphs("prefill", prefill, config.prefill_buckets, config.prefill_tokens)
+        self._text_prefills, prefills = None, [prefill]
+        if isinstance(model, TextPromptModel):
+            prefills.append(functools.partial(model.prefill_text, state))
+            self._text_prefills = graphs("prefill text", prefills[1], config.prefill_buckets, config.prefill_tokens)
         self._frames = graphs("frame", frame, config.frame_batches, scratch)
         decoding.capture()
-        for captured in (self._admits, self._prefills, self._frames):
+        for captured in (self._admits, *self._kinds["prefill"], self._frames):
             captured.capture()
         if device.type == "cuda" and not is_eager:
             # Longer prompts run without a graph. What they need is loaded now: a live stream would wait 400 ms for it.
             for length in config.long_prefills:
-                prefill(torch.full((length,), config.prefill_tokens, device=device))
+                for run in prefills:
+                    run(torch.full((length,), config.prefill_tokens, device=device))
 
     def _entry_bytes(self, config: EngineConfig) -> int:
         """Room for a tick in which every slot is stepped and decodes the longest chunk."""

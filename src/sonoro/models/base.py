@@ -38,6 +38,7 @@ __all__ = [
     "SlotState",
     "SpeechModel",
     "Spoken",
+    "TextPromptModel",
     "Voice",
 ]
 
@@ -48,7 +49,7 @@ class Capacity:
 
     Rows for `slots` requests, each of at most `max_positions` backbone positions, `max_frames` frames and `max_text`
     pending text ids. `pages` pages of `page_positions` positions are shared by all slots; one more is scratch.
-    `max_tokens` prompt tokens can be staged together.
+    `max_tokens` prompt tokens can be staged together, and run out of fused operations if `is_prefill_fused`.
     """
 
     slots: int
@@ -58,6 +59,7 @@ class Capacity:
     page_positions: int
     pages: int
     max_tokens: int
+    is_prefill_fused: bool = True
 
     @property
     def pages_per_slot(self) -> int:
@@ -353,6 +355,17 @@ class EmbeddingModel(Protocol):
 
     def voice_of(self, embedding: Sequence[float]) -> Voice:
         """The voice of a speaker embedding that `ModelSpec.resolve` let pass. No sync."""
+
+
+@runtime_checkable
+class TextPromptModel(Protocol):
+    """A `SpeechModel` whose prompts are run with less work where they hold text alone."""
+
+    def is_text_alone(self, prompts: Sequence[Any], pages: Sequence[Pages]) -> bool:
+        """Whether `prompts` hold nothing but text behind what of each is on its `pages` already."""
+
+    def prefill_text(self, state: Any, tokens: Tensor) -> None:
+        """As `SpeechModel.prefill`, of staged `tokens` of prompts that are text alone. Capturable."""
 
 
 @runtime_checkable

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from sonoro.models.base import Capacity, Pages, Prompt
-from sonoro.nn.kvcache import PackedTokens, PagedKVCache
-from sonoro.nn.transformer import DecoderConfig, DecoderStack, Rotary
+from sonoro.nn.kvcache import PagedKVCache
+from sonoro.nn.transformer import DecoderConfig, DecoderStack, PackedTokens, Rotary
 from sonoro.nn.watch import HeadWatch
 from sonoro.runtime.ring import overwrite, upload
 from sonoro.runtime.sampling import CLEARED, SamplingControls, SamplingState, pack
@@ -42,6 +42,7 @@ __all__ = [
     "clear_slots",
     "depth_passes",
     "fill_backbone",
+    "run_prompts",
     "stage_prompts",
     "staged_tokens",
     "watch_text",
@@ -86,6 +87,7 @@ class BackboneState:
     samplers: tuple[SamplingState, ...]
     cache: PagedKVCache
     rotary: Rotary
+    is_prefill_fused: bool
     watch: HeadWatch | None = None
 
     @property
@@ -144,6 +146,7 @@ def allocate_backbone(
         samplers=tuple(SamplingState(capacity.slots, device) for _ in range(samplers)),
         cache=PagedKVCache.allocate(config, table, capacity.page_positions, capacity.pages, dtype),
         rotary=rotary,
+        is_prefill_fused=capacity.is_prefill_fused,
     )
 
 
@@ -268,9 +271,28 @@ def fill_backbone(
     """
     packed, pending, ids = staged_tokens(state, tokens)
     rows = embed(ids)
-    rotary = (state.rotary[0][packed.positions], state.rotary[1][packed.positions])
-    backbone(rows[None], rotary, state.cache.fill(packed))
+    run_prompts(state, backbone, rows, state.rotary, state.cache, packed, is_output_used=False)
     state.pending[pending] = rows
+
+
+def run_prompts(  # noqa: PLR0917 (what `DecoderStack.prefill` is given)
+    state: BackboneState,
+    stack: DecoderStack,
+    rows: Tensor,
+    rotary: Rotary,
+    cache: PagedKVCache,
+    tokens: PackedTokens,
+    *,
+    is_output_used: bool = True,
+) -> Tensor:
+    """`rows` [T, H] of packed prompts through `stack` and its final norm, if the output is used, their keys and values
+    kept in `cache`; out of fused operations, unless `state` says otherwise. `rotary` are tables. Capturable."""
+    if state.is_prefill_fused:
+        rows = stack.prefill(rows, rotary, cache, tokens, is_output_used=is_output_used)
+        return stack.norm.fused(rows) if is_output_used else rows
+    cos, signed_sin = (table[tokens.positions] for table in rotary)
+    out: Tensor = stack(rows[None], (cos, signed_sin), cache.fill(tokens))[0]
+    return out
 
 
 def depth_passes(

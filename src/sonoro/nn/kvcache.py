@@ -8,28 +8,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sonoro.nn.transformer import Attend, DecoderConfig
+from sonoro.nn.transformer import Attend, DecoderConfig, PackedTokens
 from sonoro.ops.attention import PagedKV
 from sonoro.ops.varlen import varlen_attention
 
 __all__ = ["PackedTokens", "PagedKVCache"]
-
-
-class PackedTokens(NamedTuple):
-    """Prompt tokens packed back to back: slot, position and where the prompt begins in the packed sequence; int64 [T].
-
-    Of a prompt whose first token has another position than 0, those before it are on whole pages of its slot already.
-    """
-
-    slots: Tensor
-    positions: Tensor
-    starts: Tensor
 
 
 def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -75,8 +63,7 @@ class PagedKVCache:
         """
         page, place = rows.positions // self.page_positions, rows.positions % self.page_positions
         pages = self.page_table[rows.slots, page].long()
-        shared = rows.positions - torch.arange(len(rows.starts), device=rows.starts.device) + rows.starts
-        slots = rows.slots.contiguous()
+        shared, slots = rows.cached_lengths, rows.slots.contiguous()
 
         def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
             self.keys[layer][pages, place] = keys[0]

@@ -1,10 +1,10 @@
 """The decoder transformer shared by the language-model halves of speech models: rotary positions, grouped queries, RMS
 norms on queries and keys or none, gated feed-forward.
 
-`forward` runs whole sequences, for training and prefill: the function `attend` receives (layer index, queries, keys,
-values), each [B, T, heads, D], and returns [B, T, query heads, D]; where keys and values are kept is its business
-(`sonoro.nn.kvcache`). `step` runs one position per slot, or a few, out of fused operations; the two are tested against
-each other.
+`forward` runs whole sequences, for training: the function `attend` receives (layer index, queries, keys, values), each
+[B, T, heads, D], and returns [B, T, query heads, D]; where keys and values are kept is its business
+(`sonoro.nn.kvcache`). `step` runs one position per slot, or a few, and `prefill` packed prompts, both out of fused
+operations; all three are tested against each other.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,7 @@ from sonoro.nn.linear import Linear, RMSNorm, random_like
 from sonoro.nn.watch import HeadWatch
 from sonoro.ops.attention import HeadNorms, PagedKV, decode_attention
 from sonoro.ops.pointer import point
+from sonoro.ops.prompt import keep_prompt
 from sonoro.ops.varlen import varlen_attention
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "DecoderStack",
     "FeedForward",
     "NormedAttention",
+    "PackedTokens",
     "Rotary",
     "causal_attention",
     "quantize_layers",
@@ -63,6 +65,22 @@ class Cache(Protocol):
     @property
     def page_table(self) -> Tensor:
         """The pages of each slot: [slots, pages per slot] int32."""
+
+
+class PackedTokens(NamedTuple):
+    """Prompt tokens packed back to back: slot, position and where the prompt begins in the packed sequence; int64 [T].
+
+    Of a prompt whose first token has another position than 0, those before it are on whole pages of its slot already.
+    """
+
+    slots: Tensor
+    positions: Tensor
+    starts: Tensor
+
+    @property
+    def cached_lengths(self) -> Tensor:
+        """How many positions of the prompt of each token are not in the packed sequence: [T] int64."""
+        return self.positions - torch.arange(len(self.starts), device=self.starts.device) + self.starts
 
 
 @dataclass(frozen=True)
@@ -278,6 +296,29 @@ class DecoderStack(nn.Module):
             x = layer.complete(x, heads)
         return x
 
+    def prefill(
+        self, x: Tensor, rotary: Rotary, cache: Cache, tokens: PackedTokens, *, is_output_used: bool = True
+    ) -> Tensor:
+        """Packed prompts through all layers, not through the final norm: `x` [T, width], the same back.
+
+        Their keys and values are kept on the pages of their slots. `rotary` are tables by position, [P, 1, head width].
+        Where no output is used, the last layer only keeps its keys and values, and what comes back means nothing. What
+        `forward` with `PagedKVCache.fill` does, out of the operations of `step`. Capturable; no sync; no autograd.
+        """
+        slots, positions, starts = (rows.contiguous() for rows in tokens)
+        cached = tokens.cached_lengths
+        for index, layer in enumerate(cast(Sequence[DecoderLayer], self.layers)):
+            attention, kv = layer.self_attn, PagedKV(cache.keys[index], cache.values[index], cache.page_table, slots)
+            qkv = layer.project(x)
+            rotated = keep_prompt(qkv, attention.head_norms, rotary, kv, positions)
+            if not is_output_used and index == len(self.layers) - 1:
+                break
+            queries, keys = rotated.split(attention.heads[:2], dim=1)
+            values = qkv.unflatten(-1, (-1, attention.head_width))[:, -attention.heads[2] :]
+            heads = varlen_attention(queries, keys, values, starts, cached, kv)
+            x = layer.complete(x, heads.flatten(1))
+        return x
+
     def check_kernels(
         self, batch: int, table: Tensor, page: int, tokens: int = 1, *, watch: HeadWatch | None = None
     ) -> None:
@@ -307,6 +348,7 @@ class DecoderStack(nn.Module):
             return PagedKV(keys, values, table, index)
 
         decode_attention.check(lambda: (qkv, norms, rotary, kv(), positions), tolerance)
+        keep_prompt.check(lambda: (qkv[:batch], norms, rotary, kv(), positions), tolerance)
         prompts = qkv[:batch].unflatten(-1, (-1, config.head_width)).split(attention.heads, dim=1)
         shared = torch.full_like(index, length - page)
         varlen_attention.check(lambda: (*prompts, index, shared, kv()), tolerance)

@@ -42,8 +42,8 @@ class Spoken(NamedTuple):
 
 def allocate(loaded: LoadedModel, frames: int, text_ids: int = 1) -> Any:
     """The rows of `SLOTS` requests that speak so many frames, with page tables as wide as an engine has them."""
-    sizes = {"page_positions": _PAGE_POSITIONS, "pages": SLOTS * _POSITIONS // _PAGE_POSITIONS, "max_tokens": _TOKENS}
-    return loaded.model.allocate(Capacity(SLOTS, _POSITIONS, frames, text_ids, **sizes))
+    pages = SLOTS * _POSITIONS // _PAGE_POSITIONS
+    return loaded.model.allocate(Capacity(SLOTS, _POSITIONS, frames, text_ids, _PAGE_POSITIONS, pages, _TOKENS))
 
 
 def speak(loaded: LoadedModel, requests: Sequence[SpeechRequest], frames: int, *, is_eager: bool = True) -> Spoken:

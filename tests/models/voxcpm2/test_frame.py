@@ -3,20 +3,23 @@
 That its rows are independent is tested with those of every family.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
 import tiny_vox
+from sonoro.models.base import Pages
 from sonoro.models.voxcpm2 import frame as frame_module
 from sonoro.models.voxcpm2.backbone import VoxLM
 from sonoro.models.voxcpm2.frame import frame
 from sonoro.models.voxcpm2.prompt import VoxPrompt
-from sonoro.models.voxcpm2.state import FrameState, allocate
-from speaking import capacity
+from sonoro.models.voxcpm2.state import FrameState, admit, allocate, is_text_alone, prefill, stage
+from speaking import begin, capacity
 from tiny_vox_lm import NEVER, begin_rows, cases, controls, prompt_of, random_prompt, tiny_lm
 
 CAPACITY = capacity(slots=5, positions=128, frames=40, text=1)
@@ -144,6 +147,31 @@ def test_speech_goes_on_where_both_are_as_likely() -> None:
     undecided = tiny_lm(torch.float64)
     undecided.stop_head.weight.zero_()
     assert len(alone(undecided, random_prompt(3, controls(max_frames=9, min_len=0)))) == 9
+
+
+def test_text_alone_is_told_apart_and_does_not_need_the_local_encoder(
+    lm: VoxLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = [Pages([0, 1, 2, 3])]
+    heard, text = random_prompt(3, controls(max_frames=4)), random_prompt(4, controls(max_frames=4))
+    assert not is_text_alone([text, heard], [*pages, *pages])
+    assert is_text_alone([text], pages)
+    # What is on pages already is not run.
+    reference = random_prompt(2, controls(max_frames=4))
+    last = int(reference.rows[:, 1].nonzero()[0][-1])
+    assert not is_text_alone([reference], [Pages([0, 1, 2, 3], last)])
+    assert is_text_alone([reference], [Pages([0, 1, 2, 3], last + 1)])
+    states = []
+    for is_text in (False, True):
+        states.append(state := allocate(lm, CAPACITY))
+        if is_text:
+            monkeypatch.setattr(VoxLM, "embed_patches", None)
+        run_prefill = functools.partial(prefill, lm, is_text_alone=is_text)
+        begin(SimpleNamespace(stage=stage, admit=admit, prefill=run_prefill), state, [text], [2])
+    for ours, theirs in ((state.cache.keys, states[0].cache.keys), (state.cache.values, states[0].cache.values)):
+        torch.testing.assert_close(ours, theirs, **ALIKE)
+    for name in ("pending", "patch", "is_audio"):
+        assert torch.equal(getattr(state, name), getattr(states[0], name))
 
 
 def test_both_language_models_share_the_pages_of_a_slot(lm: VoxLM) -> None:

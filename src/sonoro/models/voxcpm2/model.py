@@ -22,7 +22,7 @@ from . import frame, voice, weights
 from .config import RELEASED, ModelConfig, lm_config, read
 from .flow import FEWEST_STEPS, MOST_STEPS, OFFICIAL_STEPS
 from .prompt import PromptBuilder, VoxPrompt, stand_in
-from .state import FrameState, admit, allocate, prefill, reset, stage
+from .state import FrameState, admit, allocate, is_text_alone, prefill, reset, stage
 from .weights import VoxModules
 
 __all__ = ["FAMILY", "VoxCPM2", "spec_of"]
@@ -133,6 +133,12 @@ class VoxCPM2:
 
     def prefill(self, state: FrameState, tokens: Tensor) -> None:
         prefill(self._modules.lm, state, tokens)
+
+    def is_text_alone(self, prompts: Sequence[VoxPrompt], pages: Sequence[Pages]) -> bool:
+        return is_text_alone(prompts, pages)
+
+    def prefill_text(self, state: FrameState, tokens: Tensor) -> None:
+        prefill(self._modules.lm, state, tokens, is_text_alone=True)
 
     def frame(self, state: FrameState, slots: Tensor, record: list[Tensor] | None = None) -> None:
         frame.frame(self._modules.lm, state, slots, record)

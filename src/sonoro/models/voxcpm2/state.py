@@ -15,6 +15,7 @@ from sonoro.models.slots import (
     admit_staged,
     allocate_backbone,
     clear_slots,
+    run_prompts,
     stage_prompts,
     staged_tokens,
 )
@@ -96,16 +97,25 @@ def admit(state: FrameState, slots: Tensor) -> None:
     state.is_audio.index_fill_(0, slots, False)
 
 
-def prefill(lm: VoxLM, state: FrameState, tokens: Tensor) -> None:
-    """Run the staged tokens `tokens` [T] int64 and leave each prompt's last one pending. Capturable; no sync."""
+def is_text_alone(prompts: Sequence[VoxPrompt], pages: Sequence[Pages]) -> bool:
+    """Whether the rows of `prompts` that are not on `pages` already are text."""
+    return not any(prompt.rows[own.cached :, 1].any() for prompt, own in zip(prompts, pages, strict=True))
+
+
+def prefill(lm: VoxLM, state: FrameState, tokens: Tensor, *, is_text_alone: bool = False) -> None:
+    """Run the staged tokens `tokens` [T] int64 and leave each prompt's last one pending. Capturable; no sync.
+
+    The local encoder does not run where all of them are text.
+    """
     packed, pending, ids = staged_tokens(state, tokens)
     is_audio, numbers = ids[:, 1] > 0, unpack_floats(ids[:, 2:])
     patches = numbers.unflatten(1, state.patch.shape[1:]).to(state.patch.dtype)
-    embedded = lm.embed(ids[:, 0], patches, is_audio)
-    turns, still = ((cos[packed.positions], sin[packed.positions]) for cos, sin in (state.rotary, state.still))
-    hidden = lm.base_lm(embedded[None], turns, state.base.fill(packed))[0]
-    fused = lm.fuse(lm.quantize(hidden, is_audio), embedded, is_audio)
-    lm.residual_lm(fused[None], still, state.residual.fill(packed))
+    embedded = lm.base_lm.embed_tokens(ids[:, 0]) if is_text_alone else lm.embed(ids[:, 0], patches, is_audio)
+    hidden = run_prompts(state, lm.base_lm, embedded, state.rotary, state.base, packed)
+    if not is_text_alone:
+        hidden = lm.quantize(hidden, is_audio)
+    fused = lm.fuse(hidden, embedded, is_audio)
+    run_prompts(state, lm.residual_lm, fused, state.still, state.residual, packed, is_output_used=False)
     state.pending[pending], state.patch[pending], state.is_audio[pending] = embedded, patches, is_audio
 
 
