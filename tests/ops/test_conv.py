@@ -212,17 +212,20 @@ def test_a_tile_divides_its_channels_and_wastes_few_rows():
 
 @pytest.mark.parametrize("card", [*TYPICAL.values(), replace(TYPICAL[9, 0], shared_bytes=65536)], ids=str)
 def test_a_tile_fits_its_card(card):
-    for rows, outputs, (channels, taps) in itertools.product(
-        [1, 32, 640, 40960], [16, 96, 192, 512, 6144], [(16, 7), (96, 7), (512, 1), (1024, 7)]
+    """Inputs in float32 take twice the room."""
+    for rows, outputs, (channels, taps), input_bytes in itertools.product(
+        [1, 32, 640, 40960], [16, 96, 192, 512, 6144], [(16, 7), (96, 7), (512, 1), (1024, 7)], [2, 4]
     ):
-        tile = choose_tile(rows, outputs, channels, taps, card)
-        assert tile.stages == tile.stages_on(card) > 1
-        shared = 2 * tile.k * (tile.m + tile.n + tile.extra) * card.buffers(tile.m, tile.stages)
+        tile = choose_tile(rows, outputs, channels, taps, card, input_bytes)
+        assert tile.stages == tile.stages_on(card, input_bytes) > 1
+        stage_bytes = tile.k * (input_bytes * tile.m + 2 * (tile.n + tile.extra))
+        shared = stage_bytes * card.buffers(tile.m, tile.stages)
         assert shared <= card.shared_bytes
         assert channels % tile.k == 0
     # Where there is room, what was measured.
     if card is TYPICAL[9, 0]:
-        assert choose_tile(40960, 384, 384, 7, card) == choose_tile(40960, 384, 384, 7)
+        for input_bytes in (2, 4):
+            assert choose_tile(40960, 384, 384, 7, card, input_bytes) == choose_tile(40960, 384, 384, 7)
 
 
 def test_tiles_become_smaller_to_the_end():

@@ -309,12 +309,13 @@ class ConvTile:
     warps: int
     stages: int
 
-    def stages_on(self, on: Card) -> int:
-        """As many of the stages as a card has shared memory for, in two bytes an element; 1 if it has too little of
-        that or of registers."""
+    def stages_on(self, on: Card, input_bytes: int = 2) -> int:
+        """As many of the stages as a card has shared memory for, if an element of the input takes `input_bytes` and one
+        of the weight two; 1 if it has too little of that or of registers."""
         if on.has_few_registers and self.m * (self.n + self.extra) > 32 * 32 * self.warps:
             return 1
-        return on.fit_stages(self.m, 2 * self.k * (self.m + self.n + self.extra), self.stages)
+        stage_bytes = self.k * (input_bytes * self.m + 2 * (self.n + self.extra))
+        return on.fit_stages(self.m, stage_bytes, self.stages)
 
 
 DEEP = (
@@ -347,8 +348,11 @@ NARROW = {
 """For 16384 rows and more, by outputs and whether there is one tap."""
 
 
-def choose_tile(rows: int, outputs: int, channels: int, taps: int, on: Card = ANY_CARD) -> ConvTile:
-    """The tile for a product of `rows` columns by `outputs` from `taps` times `channels` inputs, that fits a card."""
+def choose_tile(
+    rows: int, outputs: int, channels: int, taps: int, on: Card = ANY_CARD, input_bytes: int = 2
+) -> ConvTile:
+    """The tile for a product of `rows` columns by `outputs` from `taps` times `channels` inputs, of `input_bytes` each,
+    that fits a card."""
     if (outputs, taps == 1) in NARROW and rows >= 16384:
         tile = NARROW[outputs, taps == 1]
     else:
@@ -362,10 +366,10 @@ def choose_tile(rows: int, outputs: int, channels: int, taps: int, on: Card = AN
         if tile.m == 16 and taps > 2:
             tile = replace(tile, warps=4, stages=4)
     fitting_tile: ConvTile | None = replace(tile, k=math.gcd(channels, tile.k))
-    while fitting_tile is not None and fitting_tile.stages_on(on) < min(2, fitting_tile.stages):
+    while fitting_tile is not None and fitting_tile.stages_on(on, input_bytes) < min(2, fitting_tile.stages):
         fitting_tile = smaller_tile(replace(fitting_tile, stages=2))
     assert fitting_tile is not None
-    return replace(fitting_tile, stages=fitting_tile.stages_on(on))
+    return replace(fitting_tile, stages=fitting_tile.stages_on(on, input_bytes))
 
 
 def smaller_tile(tile: ConvTile) -> ConvTile | None:
@@ -405,7 +409,7 @@ def conv_kernel(
     if context.left and context.next_history is None:
         active[:, : context.left].zero_()
     first_result = None if plain is None else x.new_empty(batch, made, period, dtype=plain)
-    tile = tile or choose_tile(batch * columns, outputs, channels, taps, card(x.device))
+    tile = tile or choose_tile(batch * columns, outputs, channels, taps, card(x.device), x.element_size())
     tile = shrunk(tile, smaller_tile, shrink)
     tiles = triton.cdiv(batch * columns, tile.m) * triton.cdiv(outputs, tile.n + tile.extra)
     tails = triton.cdiv(batch * length * channels, COPY_BLOCK) if context.history is not None else 0
