@@ -374,6 +374,7 @@ class TTS:
             time_to_first_audio_s=finished.timings.first_audio_s,
             total_s=finished.timings.total_s,
             words=_joined_words([*(piece.words for piece in pieces), finished.words]),
+            faults=finished.faults,
         )
 
     def _at_speed(

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from sonoro.core.audio import output_format, write_audio
 from sonoro.core.errors import OutputError
 from sonoro.core.types import FinishReason
-from sonoro.core.words import Word
+from sonoro.core.words import Fault, Word
 
 __all__ = ["Audio", "AudioPiece"]
 
@@ -58,7 +58,8 @@ class Audio(_Sound):
     """Speech, whole: mono `samples` [S] float32 in [-1, 1], and how it came about.
 
     Times count from the acceptance of the request; those of `words` from the first sample, None if the model does not
-    show them. At the end of a cell a notebook shows it as a player.
+    show them. `faults` are parts of the text that were probably not spoken as they are written. At the end of a cell a
+    notebook shows it as a player.
     """
 
     finish_reason: FinishReason
@@ -66,6 +67,7 @@ class Audio(_Sound):
     time_to_first_audio_s: float
     total_s: float
     words: tuple[Word, ...] | None = None
+    faults: tuple[Fault, ...] = ()
 
     @property
     def rtf(self) -> float:

@@ -42,7 +42,7 @@ from sonoro.core.captions import words_json
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidReference, InvalidRequest, OutputError
 from sonoro.core.types import Finished, OptionValue, SpeechRequest
-from sonoro.core.words import Word
+from sonoro.core.words import Fault, Word
 
 if TYPE_CHECKING:
     from sonoro.models.base import LoadedModel
@@ -85,8 +85,12 @@ class _Say:
     speed: Annotated[float, number("speed", float, "how fast it is played, 0.25 to 4, at the same pitch")] = 1.0
     seed: Annotated[int, number("seed", int, "the same seed draws the same speech")] = 0
     attempts: Annotated[
-        int, number("attempts", int, "how often a part that runs away is spoken, with seeds one after the other")
+        int,
+        number("attempts", int, "how often a part that runs away or goes wrong is spoken, with other seeds"),
     ] = 1
+    check: Annotated[
+        bool, typer.Option("--check", help="say which parts were probably not spoken as written; exit code 1 if any")
+    ] = False
     temperature: Annotated[float | None, number("temperature", float, "0 is greedy; the model's default if none")] = (
         None
     )
@@ -257,7 +261,16 @@ def _speak_into(speaker: TTS, request: SpeechRequest, options: _Say, format: str
         print(summary, file=sys.stderr)
     else:
         show(summary)
-    return FAILURE if finished.reason == "runaway" else 0
+    is_faulty = options.check and any(not fault.spoken_again for fault in finished.faults)
+    if options.check:
+        print(*(_caught(fault, request.text) for fault in finished.faults), sep="", end="", file=sys.stderr)
+    return FAILURE if finished.reason == "runaway" or is_faulty else 0
+
+
+def _caught(fault: Fault, text: str) -> str:
+    """A line on what was caught."""
+    again = ", spoken again" if fault.spoken_again else ""
+    return f"{fault.kind} (attempt {fault.attempt + 1}{again}): {text[fault.start : fault.end].strip()!r}\n"
 
 
 def _summary(out: str, audio_s: float, finished: Finished) -> str:

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 
+import msgspec
 import pytest
 
 from fakes.sine import SineModel
@@ -11,7 +12,9 @@ from sonoro.core.types import AudioChunk, Event, Failed, Finished, SpeechRequest
 from sonoro.core.words import Word
 from sonoro.engine.engine import Engine
 from sonoro.models import registry
+from sonoro.words.heads import WordHeads
 from sonoro.words.spans import word_spans
+from sonoro.words.tracking import Limits, Pointing
 
 TEXT = "Dr. Smith paid $5 on July 4, 1999. Nobody knew why!"
 # Beyond what the voice takes at once: two segments.
@@ -123,3 +126,34 @@ def test_a_request_that_is_cancelled_says_which_words_were_made(engine: Engine) 
     words = words_of(made)
     assert [(word.start, word.end) for word in words] == word_spans(LONG)[: len(words)]
     assert 0 < len(words) < len(word_spans(LONG)) / 2
+
+
+@LAYOUTS
+def test_what_went_wrong_is_told_and_spoken_again_with_the_next_seed_while_nobody_hears_it(is_first: bool) -> None:
+    """A voice whose every word is held to be a fault, and one of which nothing is."""
+    model = registry.load(None, device="cpu").model
+    known = model.word_heads
+
+    def with_limits(pointing: Pointing) -> Pointing:
+        limits = Limits(end_frames=1e9, dwell_frames=1e9, strayed=-1.0)
+        return msgspec.structs.replace(pointing, limits=limits)
+
+    model.word_heads = WordHeads(text_first=with_limits(known.text_first), text_along=with_limits(known.text_along))
+    strict = Engine(model, EngineConfig(slots=2, max_positions=1024, max_frames=400, prefill_tokens=1024))
+    text = "Nobody knew why."
+    made = events(strict, request(text, is_first=is_first, attempts=2, is_reproducible=True))
+    caught = made[-1].faults
+    assert [(fault.kind, fault.start, fault.end) for fault in caught] == [("straying", 0, len(text))] * 2
+    assert [(fault.attempt, fault.spoken_again) for fault in caught] == [(0, True), (1, False)]
+    check(text, words_of(made), audio_s(made))
+    other = msgspec.structs.replace(request(text, is_first=is_first, is_reproducible=True), seed=4)
+    alone = events(strict, other)
+    assert len(alone[-1].faults) == 1
+    pcm = [b"".join(event.pcm for event in one if isinstance(event, AudioChunk)) for one in (made, alone)]
+    assert pcm[0] == pcm[1]
+
+
+def test_who_asks_for_attempts_but_not_for_words_is_told_of_faults_alone(engine: Engine) -> None:
+    made = events(engine, SpeechRequest(id="a", text="Nobody knew why.", attempts=2, seed=3))
+    assert all(event.words is None for event in made if isinstance(event, AudioChunk | Finished))
+    assert made[-1].reason == "stop"

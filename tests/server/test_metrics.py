@@ -1,8 +1,13 @@
 """What the server counts, as Prometheus reads it."""
 
+import json
+
 import msgspec
 
-from sonoro.server.metrics import EngineState, Metrics
+from sonoro.core.types import Finished, Timings
+from sonoro.core.words import Fault
+from sonoro.server.metrics import EngineState, Metrics, Observation
+from sonoro.server.stream import JSONBody
 from sonoro.transport.messages import PrefixCounts, Stats
 
 
@@ -37,3 +42,27 @@ def test_kernels_that_were_compiled_late_are_counted() -> None:
     text = Metrics().exposition(states, queued=0).decode()
     found = [line for line in text.splitlines() if line.startswith("sonoro_engine_kernels_compiled_total{")]
     assert found == ['sonoro_engine_kernels_compiled_total{replica="0"} 3.0']
+
+
+def test_what_was_caught_is_counted_and_told() -> None:
+    metrics = Metrics()
+    metrics.model = "tiny"
+    faults = (
+        Fault(kind="ending", start=0, end=5, spoken_again=True),
+        Fault(kind="straying", start=0, end=5, attempt=1),
+    )
+    Observation(metrics, 24000, 0.0).caught(faults)
+    lines = metrics.exposition([], queued=0).decode().splitlines()
+    assert 'sonoro_faults_total{kind="ending",model="tiny",spoken_again="true"} 1.0' in lines
+    assert 'sonoro_faults_total{kind="straying",model="tiny",spoken_again="false"} 1.0' in lines
+    ended = Finished(
+        request_id="a",
+        reason="stop",
+        frames=1,
+        characters=5,
+        timings=Timings(first_audio_s=0, total_s=0),
+        faults=faults,
+    )
+    body = json.loads(JSONBody(1.0, "wav").end(ended, {}))
+    assert body["faults"][0] == {"kind": "ending", "start": 0, "end": 5, "attempt": 0, "spoken_again": True}
+    assert "faults" not in json.loads(JSONBody(1.0, "wav").end(msgspec.structs.replace(ended, faults=()), {}))

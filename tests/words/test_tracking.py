@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sonoro.words.spans import SpokenWord
-from sonoro.words.tracking import Pointing, SegmentClock, Tracker
+from sonoro.words.tracking import Limits, Pointing, SegmentClock, Tracker
 
 FRAME_S, RATE = 0.08, 8000
 
@@ -156,3 +156,37 @@ def test_a_pause_that_goes_on_is_waited_for_but_not_for_ever() -> None:
     assert told_of((0.35, 9000), (0.36, 0), finish=False) == []
     assert told_of((0.35, 9000), (0.36, 0), (0.2, 9000), finish=False)[0][1] == pytest.approx(0.35, abs=0.02)
     assert told_of((0.35, 9000), (1.0, 0), finish=False)[0][1] == pytest.approx(0.35, abs=0.02)
+
+
+STARTS = [0.0, 5.0, 7.4, 10.0, 12.5, 15.0]
+
+
+def looks(*spans: tuple[float, float]) -> np.ndarray:
+    """The attention of a voice that speaks stretches of `STARTS`, from frame to frame of the right reading."""
+    whole = attention(STARTS, 18)[:, :6]
+    return np.concatenate([whole[round(begin) : round(end)] for begin, end in spans])
+
+
+@pytest.mark.parametrize(
+    ("shares", "fault"),
+    [
+        (looks((0, 18)), None),
+        (looks((0, 18), (17, 18), (17, 18)), None),
+        (looks((0, 18), *[(17, 18)] * 12), "ending"),
+        (looks((0, 12)), "unreached"),
+        (looks((0, 6), *[(5, 6)] * 9, (6, 18)), "dwelling"),
+        (looks((0, 13), (6, 18)), "straying"),
+        (looks((0, 4), (11, 18)), "straying"),
+    ],
+)
+def test_what_is_not_spoken_as_written_is_caught(shares: np.ndarray, fault: str | None) -> None:
+    limits = Limits(end_frames=11.5, dwell_frames=10.0, strayed=0.6)
+    clock = SegmentClock(Pointing(layer=0, head=0, limits=limits), FRAME_S, RATE)
+    blind = SegmentClock(Pointing(layer=0, head=0), FRAME_S, RATE)
+    for each in (clock, blind):
+        each.words = WORDS
+        for share in shares:
+            each.tracker.add(share)
+        each.finish()
+    assert clock.fault == fault
+    assert blind.fault is None

@@ -26,7 +26,7 @@ from sonoro.core.errors import (
     UnknownVoice,
     suggestion,
 )
-from sonoro.core.words import Word
+from sonoro.core.words import Fault, Word
 
 __all__ = [
     "MAX_ATTEMPTS",
@@ -184,8 +184,9 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     Audio comes in chunks that follow its listener, or, where it `is_reproducible`, in chunks cut by rule: then the same
     request in the same company gives the same bytes.
     Of a live request `text` is a first piece, which may be empty: the rest follows while it is spoken.
-    A segment that runs away is spoken again with the next seed, up to `attempts` times in all: where there may be more
-    than one, the audio of each segment is held back until it has ended. None is once.
+    A segment that runs away, or went wrong as the model's attention says, is spoken again with the next seed, up to
+    `attempts` times in all: where there may be more than one, the audio of each segment is held back until it has
+    ended. None is once.
     One that is `with_words` is told when each word is spoken, where the model shows it.
     One that `is_resolved` was checked and completed by `ModelSpec.resolve`, which is done once, where it came in.
     """
@@ -428,7 +429,8 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The end of a request, after its last `AudioChunk`. `frames` counts those turned into audio.
 
     `characters` counts those of the text that had been spoken by the last of them: exact where a segment has ended (so
-    all of the text after `stop`), within a segment an estimate. `words` are those that no chunk told of.
+    all of the text after `stop`), within a segment an estimate. `words` are those that no chunk told of. `faults` are
+    parts that were probably not spoken as they are written, where words are told or attempts are more than one.
     """
 
     request_id: str
@@ -437,6 +439,7 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     characters: int
     timings: Timings
     words: tuple[Word, ...] | None = None
+    faults: tuple[Fault, ...] = ()
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -7,11 +7,11 @@ that is played faster or slower.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
-__all__ = ["CharacterTimes", "Word", "at_speed", "character_times", "last_heard"]
+__all__ = ["CharacterTimes", "Fault", "FaultKind", "Word", "at_speed", "character_times", "last_heard"]
 
 
 class Word(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +26,22 @@ class Word(msgspec.Struct, frozen=True, kw_only=True):
     start: int
     end: int
     is_estimated: bool = False
+
+
+FaultKind = Literal["ending", "unreached", "dwelling", "straying"]
+"""`ending`: the speech went on after the last word; `unreached`: it ended before that; `dwelling`: it stood still at
+one place; `straying`: the attention left its way through the text, as where words are repeated or left out."""
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of the text, `start` to `end` in characters, that was probably not spoken as it is written, in `attempt`
+    number so many, from 0. Where it is `spoken_again` nobody has heard it."""
+
+    kind: FaultKind
+    start: int
+    end: int
+    attempt: int = 0
+    spoken_again: bool = False
 
 
 class CharacterTimes(NamedTuple):

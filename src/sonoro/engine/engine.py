@@ -22,6 +22,7 @@ from sonoro.core.config import EngineConfig
 from sonoro.core.encoded_voice import EncodedVoice
 from sonoro.core.errors import EngineBusy, EngineError, InvalidRequest, border
 from sonoro.core.types import AudioChunk, Event, Failed, Finished, FinishReason, Reference, SpeechRequest
+from sonoro.core.words import Word
 from sonoro.engine.prompts import Prompts
 from sonoro.engine.request import Playback, Progress, RunningRequest
 from sonoro.engine.runner import Decoded, Launched, Runner
@@ -297,7 +298,7 @@ class Engine:
             running.count_sent(frames, now_s, len(pcm) / 2 / self.spec.sample_rate)
             characters = running.characters(self.spec.frame_s)
             until_s = running.audio_frames * self.spec.frame_s - self.spec.lead_in_s
-            words = None if running.words is None else running.words.take(until_s)
+            words = self._words(running, until_s)
             self._events.append(
                 AudioChunk(request_id=running.request.id, index=index, pcm=pcm, characters=characters, words=words)
             )
@@ -309,12 +310,14 @@ class Engine:
             running.live.close(running.index)
             # The device does not know of a limit that was tightened.
             self._abort(running)
-        reason, is_again = running.finish_reason, running.may_try_again
-        if not is_again:
-            self._emit_held(running, self._clock_s())
-        if running.words is not None and not is_again:
+        if running.words is not None:
             # One that was ended in mid-sound, or made no frame that was not heard yet.
             running.words.end()
+        reason, is_again = running.finish_reason, running.may_try_again
+        if running.words is not None and running.is_faulty:
+            running.words.note_fault(running.attempt, spoken_again=is_again)
+        if not is_again:
+            self._emit_held(running, self._clock_s())
         if reason is not None and not is_again:
             self._finish(running, reason)
             return
@@ -377,9 +380,15 @@ class Engine:
                 frames=running.audio_frames,
                 characters=characters,
                 timings=timings,
-                words=None if running.words is None else running.words.take(),
+                words=self._words(running),
+                faults=() if running.words is None else tuple(running.words.faults),
             )
         )
+
+    def _words(self, running: RunningRequest, until_s: float | None = None) -> tuple[Word, ...] | None:
+        """Those of its words that are told next, if it is to be told of them."""
+        is_told = running.request.with_words and running.words is not None
+        return running.words.take(until_s) if is_told and running.words is not None else None
 
     def _border(self, running: RunningRequest) -> AbstractContextManager[None]:
         """Within, what goes wrong ends `running`, and the others go on."""

@@ -47,7 +47,9 @@ class Prompts:
         Raises `InvalidRequest` for text that cannot be spoken, or not in so many frames.
         """
         request = running.request
-        if request.with_words and isinstance(self._model, ShowsWords) and self._model.word_heads.places:
+        # What is to be spoken again where it went wrong is watched as well.
+        is_watched = request.with_words or (request.attempts or 1) > 1
+        if is_watched and isinstance(self._model, ShowsWords) and self._model.word_heads.places:
             running.words = RequestWords(self._model, self._spec, request.text)
         if request.is_live:
             running.live = self._feed(running)

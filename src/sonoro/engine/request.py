@@ -203,14 +203,21 @@ class RunningRequest:
         return None if self.has_more_segments else "stop"
 
     @property
+    def is_faulty(self) -> bool:
+        """Whether the segment, which is drained, ended by itself and was probably not spoken as it is written."""
+        is_whole = self.progress.length < self.progress.limit and not self.request.ignore_eos
+        return is_whole and self.words is not None and self.words.fault is not None
+
+    @property
     def may_try_again(self) -> bool:
-        """Whether the segment, which is drained, ran away and is to be spoken again."""
+        """Whether the segment, which is drained, ran away or is faulty, and is to be spoken again."""
         assert self.progress.prompt is not None
         assert self.request.attempts is not None
-        is_left = self.attempt + 1 < self.request.attempts and not self.request.ignore_eos
+        if self.request.ignore_eos or self.attempt + 1 >= self.request.attempts:
+            return False
         doubtful = self.progress.prompt.controls.doubtful_frames
         is_doubtful = doubtful is not None and self.progress.length >= doubtful and self.finish_reason != "length"
-        return is_left and (is_doubtful or self.finish_reason == "runaway")
+        return is_doubtful or self.is_faulty or self.finish_reason == "runaway"
 
     def timings(self, now_s: float) -> Timings:
         """Those of a request that ends at `now_s`."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from sonoro.core.normalize import trace_english
 from sonoro.core.text import Segment
-from sonoro.core.words import Word
+from sonoro.core.words import Fault, FaultKind, Word
 from sonoro.words.spans import spoken_words, word_spans
 from sonoro.words.tracking import Pointing, SegmentClock
 
@@ -34,10 +34,13 @@ class RequestWords:
     """The words of a request's `text`, which may grow by `append`: begun anew for each attempt at a segment.
 
     `told` are those whose times are certain, in order; `take` hands on those of them that a listener has reached.
+    `fault` is what the attention says is wrong with the segment that has ended, `faults` are those noted so far.
     """
 
     def __init__(self, model: ShowsWords, spec: ModelSpec, text: str) -> None:
         self.text, self.told = text, list[Word]()
+        self.fault: FaultKind | None = None
+        self.faults: list[Fault] = []
         self._model, self._spec = model, spec
         self._clock: SegmentClock | None = None
         self._pointing = Pointing(layer=0, head=0)
@@ -60,7 +63,7 @@ class RequestWords:
             del self.told[self._told_before :]
         else:
             self._begin = self._end
-        self._segment, self._told_before, self._clock = segment, len(self.told), None
+        self._segment, self._told_before, self._clock, self.fault = segment, len(self.told), None, None
         if pointing is None:
             return
         places = self._model.word_heads.places
@@ -99,8 +102,23 @@ class RequestWords:
         if self._clock is not None and self._segment is not None:
             self._map(self._segment)
             self._clock.finish()
+            self.fault = self._clock.fault
             self.told += self._clock.take(self.text)
             self._clock = None
+
+    def note_fault(self, attempt: int, *, spoken_again: bool) -> None:
+        """Keep the segment's fault, of number `attempt` to speak it, for whoever asks."""
+        assert self.fault is not None
+        assert self._segment is not None
+        self.faults.append(
+            Fault(
+                kind=self.fault,
+                start=self._segment.start,
+                end=self._segment.end,
+                attempt=attempt,
+                spoken_again=spoken_again,
+            )
+        )
 
     def take(self, until_s: float | None = None) -> tuple[Word, ...]:
         """Those told and not handed on yet, which begin before `until_s`."""

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from sonoro.core.words import Fault
 from sonoro.transport.messages import Stats
 
 __all__ = ["EngineState", "Metrics", "Observation"]
@@ -63,6 +64,12 @@ class Metrics:
             registry=self._registry,
         )
         self.audio = Counter("sonoro_audio_seconds", "audio made", ["model"], registry=self._registry)
+        self.faults = Counter(
+            "sonoro_faults",
+            "parts of texts that were probably not spoken as they are written",
+            ["model", "kind", "spoken_again"],
+            registry=self._registry,
+        )
         self.underruns = Counter(
             "sonoro_underruns",
             "times that a listener without a buffer had nothing left to play",
@@ -124,6 +131,11 @@ class Observation:
             self._metrics.underruns.labels(self._metrics.model).inc()
         self._played_until_s = max(self._played_until_s, now_s) + self._unsent_s
         self._unsent_s = 0.0
+
+    def caught(self, faults: Sequence[Fault]) -> None:
+        """Count what the engine says went wrong."""
+        for fault in faults:
+            self._metrics.faults.labels(self._metrics.model, fault.kind, str(fault.spoken_again).lower()).inc()
 
     def end(self, reason: str, *, is_whole: bool) -> None:
         """Count its end; times count only if the client got the whole of it."""

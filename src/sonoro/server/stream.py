@@ -236,7 +236,7 @@ class EventBody(_WordsBody):
 
     def end(self, finished: Finished, usage: dict[str, int]) -> bytes:
         self._tell(finished.words)
-        done = {"type": "speech.audio.done", "usage": usage, "finish_reason": finished.reason}
+        done = {"type": "speech.audio.done", "usage": usage, "finish_reason": finished.reason, **told_faults(finished)}
         return self._words() + sse_event(done)
 
     def _words(self) -> bytes:
@@ -245,6 +245,11 @@ class EventBody(_WordsBody):
 
     def failure(self, refused: Refusal) -> bytes:
         return sse_event({"type": "error", **refused.body})
+
+
+def told_faults(finished: Finished) -> dict[str, object]:
+    """What a body says of parts that went wrong: nothing if none did."""
+    return {"faults": msgspec.to_builtins(finished.faults)} if finished.faults else {}
 
 
 class JSONBody(_WordsBody):
@@ -264,7 +269,7 @@ class JSONBody(_WordsBody):
     def end(self, finished: Finished, usage: dict[str, int]) -> bytes:
         self._tell(finished.words)
         audio = base64.b64encode(self._audio).decode()
-        facts = {"finish_reason": finished.reason, "usage": usage, "words": self.told}
+        facts = {"finish_reason": finished.reason, "usage": usage, "words": self.told, **told_faults(finished)}
         return json.dumps({"audio": audio, "format": self._format, **facts}).encode()
 
 
@@ -308,6 +313,7 @@ async def encoded_audio(
                 continue
             if event.reason in ("cancelled", "error"):
                 raise EngineError(f"the speech was cut off: {event.reason}")
+            observation.caught(event.faults)
             if audio := await speech.encoding.finish():
                 yield audio
             yield event

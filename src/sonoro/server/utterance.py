@@ -191,6 +191,7 @@ class Utterance:
             return await self._report_cancelled(finished.characters * self._sent_samples // max(made, 1))
         if finished.reason in ("cancelled", "error"):
             raise EngineError(f"the speech was cut off: {finished.reason}")
+        self._observation.caught(finished.faults)
         await self._send_audio(await self._encoding.finish(), finished)
         samples = self._samples
         await self._listener.send_event(

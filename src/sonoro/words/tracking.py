@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from sonoro.core.words import Word
+from sonoro.core.words import FaultKind, Word
 from sonoro.words.spans import SpokenWord
 
-__all__ = ["AHEAD", "Pointing", "SegmentClock", "Tracker", "loudness"]
+__all__ = ["AHEAD", "Limits", "Pointing", "SegmentClock", "Tracker", "loudness"]
 
 Array = npt.NDArray[np.floating]
 
@@ -28,6 +28,9 @@ _FLOOR = 1e-3
 
 _EARLIER = 3
 """Frames before the path's own among which a share may have crossed one half."""
+
+_BESIDE = 0.9
+"""The share within a token of the path that is usual."""
 
 _STEP_S = 0.01
 _PAUSE, _SILENCE = 10 ** (-35 / 20), 10 ** (-45 / 20)
@@ -42,13 +45,22 @@ _LONGEST_WAIT_S = 0.32
 """How much longer a pause that goes on is listened to before the words around it are told."""
 
 
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Beyond what a segment was probably not spoken as it is written: `end_frames` after its last word was reached,
+    `dwell_frames` at one token, and how much of the attention was `strayed` from its path, in frames in all."""
+
+    end_frames: float
+    dwell_frames: float
+    strayed: float
+
+
 class Pointing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a head of a checkpoint points at a text, in one layout of text.
 
     `layer` and `head` count from 0. The sound of token i begins when the attention is `shift` tokens past its beginning
     (less within the first `ramp` tokens of a text that arrives with the sound) plus `offset_s`; that of the first word
     `onset_s` after it is loud enough to be noticed. Where `is_measured`, against the words of an aligner; else
-    estimated.
+    estimated. Without `limits` nothing is held to be a fault.
     """
 
     layer: int
@@ -59,6 +71,7 @@ class Pointing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     onset_s: float = 0.0
     lookahead: int = 0
     is_measured: bool = False
+    limits: Limits | None = None
 
     def position(self, token: float) -> float:
         """Where the attention is as the sound of `token` begins."""
@@ -69,16 +82,18 @@ class Tracker:
     """The path of one head's attention over the positions of a text, known up to `lookahead` frames ago.
 
     `crossings` [j] is when the attention came to position j, in frames and parts: when the share of it and of all after
-    it was one half.
+    it was one half. `strayed` is how much of it was not within a token of the path, beyond what is usual, in frames.
     """
 
     def __init__(self, lookahead: int) -> None:
         self.crossings: list[float] = [0.0]
         self.path: list[int] = []
+        self.strayed = 0.0
         self._lookahead = lookahead
         self._scores: Array = np.zeros(0)
         self._steps: list[npt.NDArray[np.int8]] = []
         self._later: list[Array] = []
+        self._raw: list[Array] = []
 
     @property
     def reached(self) -> int:
@@ -88,7 +103,8 @@ class Tracker:
     def add(self, attention: Array) -> None:
         """The attention [N] of the next frame to the positions known by now, of which there are never fewer."""
         positions = len(attention)
-        shares = np.maximum(attention / max(float(attention.sum()), 1e-30), _FLOOR)
+        self._raw.append(attention / max(float(attention.sum()), 1e-30))
+        shares = np.maximum(self._raw[-1], _FLOOR)
         shares /= shares.sum()
         grown = np.full(positions, -np.inf)
         if self._steps:
@@ -124,6 +140,8 @@ class Tracker:
         for frame in range(begun, made - revised):
             position = max(latest[frame - begun], self.path[-1] if self.path else 0)
             self.path.append(position)
+            self.strayed += max(0.0, _BESIDE - float(self._raw[frame][max(position - 1, 0) : position + 2].sum()))
+            self._raw[frame] = self._raw[frame][:0]
             while self.reached < position:
                 self.crossings.append(max(self._crossing(frame, self.reached + 1), self.crossings[-1]))
         # Not read again: the arrays of frames long past.
@@ -184,6 +202,21 @@ class SegmentClock:
         """The segment has ended: neither audio nor attention follows."""
         self.tracker.finish()
         self._is_over = True
+
+    @property
+    def fault(self) -> FaultKind | None:
+        """What is wrong with the segment, which has ended by itself; None if nothing is, or nobody knows."""
+        limits, tracker = self._pointing.limits, self.tracker
+        if limits is None or not self.words:
+            return None
+        last = int(self.words[-1].last) + int(self._pointing.shift)
+        if tracker.reached < last:
+            return "unreached"
+        if len(tracker.path) - tracker.crossings[last] > limits.end_frames:
+            return "ending"
+        if max(np.diff(tracker.crossings), default=0.0) > limits.dwell_frames:
+            return "dwelling"
+        return "straying" if tracker.strayed > limits.strayed else None
 
     def take(self, text: str) -> list[Word]:
         """The words of `text`, which `words` are spans of, that have become certain: each with its end, so each once
