@@ -14,9 +14,9 @@ import pytest
 from fakes.voiced_sine import VoicedSineModel
 from forked_engines import Stem
 from guard import GUARD_S
+from resolving import Engine
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import AudioChunk, Event, Finished, SpeechRequest
-from sonoro.engine.engine import Engine
 from sonoro.models.base import SpeechModel
 from sonoro.transport.client import EngineClient
 from sonoro.transport.fleet import Fleet

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fakes.voiced_sine import VoicedSineModel
+from resolving import Engine
 from sonoro.core.audio import from_pcm16
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import AudioChunk, Event, Failed, Finished, Reference, SpeechRequest
-from sonoro.engine.engine import Engine
 
 HOP = 80
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from listening import drain, end
+from resolving import Engine
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import Finished, SpeechRequest
-from sonoro.engine.engine import Engine
 from sonoro.models.base import Pages, SpeechModel
 
 PAGE = 32

@@ -422,7 +422,7 @@ class TTS:
         """Submit `request`, ticking the engine while its queue is full."""
         while True:
             try:
-                self._open.submit(request)
+                self._open.submit(request if request.is_resolved else self.spec.resolve(request))
             except EngineBusy:
                 self._tick()
             else:

@@ -73,7 +73,7 @@ def test_a_report_is_on_disk_after_each_row_and_ends_in_json(
     assert read_results(out) == report.values
     assert report.values["rows"][0]["xrt"] == 1.235
     assert report.values["settings"] == {"url": "http://h"}
-    assert report.finish() == report.values
+    assert report.finish("m at http://h") == report.values
     lines = capsys.readouterr().out.splitlines()
     assert json.loads(lines[-1]) == report.values
     table = "\n".join(lines)

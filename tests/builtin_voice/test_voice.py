@@ -11,11 +11,11 @@ import pytest
 
 import listening
 import sonoro
+from resolving import Engine
 from sonoro import TTS
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidRequest
 from sonoro.core.types import SpeechRequest
-from sonoro.engine.engine import Engine
 from sonoro.models import registry
 
 FOLDER = Path(sonoro.__file__).parent / "voices" / "builtin"

@@ -7,9 +7,9 @@ import pytest
 
 from fakes.sine import SineModel
 from listening import HOP, audio, config_of, drain, end, speak
+from resolving import Engine
 from sonoro.core.errors import InvalidRequest
 from sonoro.core.types import AudioChunk, SpeechRequest
-from sonoro.engine.engine import Engine
 
 TEXT = "It is the first one of them. And this is another one."
 BOUND = 500

@@ -9,10 +9,10 @@ import torch
 
 from fakes.voiced_sine import VoicedSineModel
 from listening import HOP, audio, config_of, drain, end, engine_of, reference, speak
+from resolving import Engine
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import EngineBusy, InvalidReference, InvalidRequest, UnknownLanguage, UnknownVoice
 from sonoro.core.types import AudioChunk, Failed, SamplingParams, SpeechRequest
-from sonoro.engine.engine import Engine
 from sonoro.engine.runner import Runner
 
 LONG = "A first sentence that is spoken. A second one, with a clause, comes after it! And is this a third? It is."

@@ -10,9 +10,9 @@ import torch
 
 from families import TinyFamily, tiny
 from listening import Clock, audio, drain, end
+from resolving import Engine
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import AudioChunk, Event, Finished, SpeechRequest
-from sonoro.engine.engine import Engine
 from sonoro.models.base import SpeechModel
 
 __all__ = ["tiny"]

@@ -59,7 +59,7 @@ from listening import Clock, drain
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import Finished
 from sonoro.engine import voices
-from sonoro.engine.engine import Engine
+from resolving import Engine
 from sonoro.engine.kernels import list_variants
 from sonoro.ops import device
 from sonoro.ops.dispatch import Operation
@@ -305,7 +305,7 @@ import sys
 import triton
 from sonoro.core.config import EngineConfig
 from sonoro.engine import kernel_cache
-from sonoro.engine.engine import Engine
+from resolving import Engine
 from sonoro.models import registry
 from sonoro.transport.messages import WorkerSettings
 

@@ -10,9 +10,9 @@ import pytest
 from fakes.live_sine import LiveSineModel
 from fakes.voiced_sine import VoicedSineModel
 from listening import assert_empty, audio, config_of, drain, end, reference, speak
+from resolving import Engine
 from sonoro.core.errors import EngineBusy, InvalidRequest
 from sonoro.core.types import Event, Failed, Finished, SpeechRequest
-from sonoro.engine.engine import Engine
 
 TEXT = "A text that comes in pieces."
 LONG = "A first sentence that is spoken. A second one, with a clause, comes after it! And is this a third? It is."

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from listening import Clock, SlowModel, audio, config_of, drain, end, engine_of, reference, speak, underruns
+from resolving import Engine
 from sonoro.core.errors import EngineBusy
 from sonoro.core.types import AudioChunk, Event, Finished, SpeechRequest
-from sonoro.engine.engine import Engine
 
 LONG = "A first sentence that is spoken. A second one, with a clause, comes after it! And is this a third? It is."
 PADDED = {"frame_batches": (1, 2, 4, 8), "prefill_buckets": (16, 64, 256), "codec_batches": (1, 4, 8)}

@@ -9,8 +9,8 @@ import pytest
 
 from fakes.prefixed_sine import PrefixedSineModel
 from listening import audio, config_of, drain, end, speak
+from resolving import Engine
 from sonoro.core.types import AudioChunk, Event, Failed, SpeechRequest
-from sonoro.engine.engine import Engine
 from sonoro.transport.messages import PrefixCounts
 
 PAGE, PAGE_BYTES = 16, 16 * 64

@@ -4,8 +4,8 @@ import pytest
 
 from fakes.sine import SineModel
 from listening import config_of, drain, end
+from resolving import Engine
 from sonoro.core.types import SpeechRequest
-from sonoro.engine.engine import Engine
 
 SENTENCES = [f"This is sentence number {number}." for number in range(7)]
 

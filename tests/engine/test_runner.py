@@ -7,11 +7,11 @@ import torch
 from fakes.sine import SineModel
 from families import TinyFamily, tiny
 from listening import Clock, audio, config_of, drain, end
+from resolving import Engine
 from sonoro.core import audio as host
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import SpeechRequest
 from sonoro.engine.decoding import to_pcm16
-from sonoro.engine.engine import Engine
 from sonoro.engine.runner import Runner
 
 __all__ = ["tiny"]

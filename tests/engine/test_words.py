@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from fakes.sine import SineModel
+from resolving import Engine
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import AudioChunk, Event, Failed, Finished, SpeechRequest
 from sonoro.core.words import Word
-from sonoro.engine.engine import Engine
 from sonoro.models import registry
 from sonoro.words.heads import WordHeads
 from sonoro.words.spans import word_spans

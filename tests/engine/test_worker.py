@@ -18,10 +18,10 @@ from engine_peer import Peer
 from engine_processes import CONFIG, FACTORY, LONG, alone, nothing_left, run
 from fakes.voiced_sine import VoicedSineModel
 from guard import GUARD_S
+from resolving import Engine, resolved
 from sonoro.core.config import LOG_LEVEL_VARIABLE, EngineConfig
 from sonoro.core.errors import ConfigError
 from sonoro.core.types import AudioChunk, Failed, Finished, SpeechRequest
-from sonoro.engine.engine import Engine
 from sonoro.engine.worker import Worker, load, on_own_gpus, spare_threads
 from sonoro.models.base import LoadedModel
 from sonoro.transport.channel import WorkerLink
@@ -42,6 +42,10 @@ from sonoro.transport.messages import (
 __all__ = ["nothing_left"]
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
+
+
+def submit(request: SpeechRequest) -> Submit:
+    return Submit(resolved(VoicedSineModel().spec, request))
 
 
 @asynccontextmanager
@@ -96,7 +100,7 @@ def test_a_request_is_answered_by_chunks_and_one_end() -> None:
     async def talk() -> None:
         async with served() as client:
             made = SpeechRequest(id="a", text=LONG, seed=3)
-            client.send(Submit(made))
+            client.send(submit(made))
             messages = await heard(client, is_end)
             assert [is_end(message) for message in messages] == [False] * (len(messages) - 1) + [True]
             assert pcm_of(messages) == alone(made)
@@ -108,15 +112,15 @@ def test_a_request_is_answered_by_chunks_and_one_end() -> None:
 def test_a_refusal_is_a_failure_with_its_code_and_field() -> None:
     async def talk() -> None:
         async with served() as client:
-            client.send(Submit(SpeechRequest(id="a", text="Hi", voice="nobody")))
+            client.send(submit(SpeechRequest(id="a", text="Hi", max_frames=600)))
             [failed] = await client.receive()
             assert isinstance(failed, Failed)
             assert (failed.request_id, failed.code, failed.field, failed.value) == (
-                *("a", "unknown_voice", "voice"),
-                "'nobody'",
+                *("a", "invalid_request", "max_frames"),
+                "600",
             )
-            assert failed.limit == "known voices: low, high"
-            client.send(Submit(SpeechRequest(id="b", text="An explosive one.")))
+            assert failed.limit == "at most 512 for this text (512 for each segment)"
+            client.send(submit(SpeechRequest(id="b", text="An explosive one.")))
             failed = (await heard(client, is_end))[-1]
             assert (failed.code, failed.message) == ("engine", "RuntimeError: it exploded")
 
@@ -127,7 +131,7 @@ def test_a_paused_request_stands_still_and_goes_on_where_it_was() -> None:
     async def talk() -> None:
         async with served() as client:
             made = SpeechRequest(id="a", text=LONG)
-            client.send(Submit(made))
+            client.send(submit(made))
             client.send(Pause("a"))
             client.send(StatsRequest())
             # It may have begun to speak before it was paused.
@@ -148,7 +152,7 @@ def test_a_paused_request_stands_still_and_goes_on_where_it_was() -> None:
 def test_a_cancelled_request_ends_though_it_is_paused() -> None:
     async def talk() -> None:
         async with served() as client:
-            client.send(Submit(SpeechRequest(id="a", text=LONG)))
+            client.send(submit(SpeechRequest(id="a", text=LONG)))
             client.send(Pause("a"))
             client.send(Cancel("a"))
             assert (await heard(client, is_end))[-1].reason == "cancelled"
@@ -161,7 +165,7 @@ def test_a_cancelled_request_ends_though_it_is_paused() -> None:
 def test_durations_are_forgotten_when_that_is_asked() -> None:
     async def talk() -> None:
         async with served() as client:
-            client.send(Submit(SpeechRequest(id="a", text=LONG)))
+            client.send(submit(SpeechRequest(id="a", text=LONG)))
             await heard(client, is_end)
             # One more tick collects what the last one launched.
             await asyncio.sleep(0.2)
@@ -196,7 +200,7 @@ def test_a_signal_to_all_ends_no_engine_before_its_server_says_so(number: signal
             assert isinstance((await client.receive())[0], Ready)
             process.send_signal(number)
             made = SpeechRequest(id="a", text=LONG)
-            client.send(Submit(made))
+            client.send(submit(made))
             assert pcm_of(await heard(client, is_end)) == alone(made)
             client.send(Shutdown())
             _, err = await asyncio.to_thread(process.communicate, timeout=GUARD_S)

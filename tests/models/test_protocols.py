@@ -9,8 +9,8 @@ from fakes import sine
 from fakes.sine import SineModel
 from fakes.voiced_sine import VoicedSineModel
 from listening import config_of, drain
+from resolving import Engine
 from sonoro.core.types import SpeechRequest
-from sonoro.engine.engine import Engine
 from sonoro.models import registry
 from sonoro.models.base import CloningModel, EmbeddingModel, LiveTextModel, ProfiledModel, SpeechModel
 from sonoro.models.fish_s2.model import FishS2

@@ -56,7 +56,7 @@ def test_aside_gives_what_the_encoder_alone_gives(
 
     async def encode() -> None:
         encoding = Encoding(Encoder(format, RATE, **options), threads)
-        assert (encoding.content_type, encoding.rate) == (alone.content_type, alone.rate)
+        assert (encoding.encoder.content_type, encoding.encoder.rate) == (alone.content_type, alone.rate)
         made = [*[await encoding.feed(CHUNK) for _ in range(4)], await encoding.finish()]
         encoding.close()
         # Opus numbers its streams at random.

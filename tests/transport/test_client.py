@@ -59,7 +59,8 @@ def test_what_cannot_be_spoken_is_refused_by_name_and_harms_nobody() -> None:
                 (request("a", voice="nobody"), UnknownVoice, "voice"),
                 (request("b", "It is unspeakable."), InvalidRequest, "text"),
                 (request("c", max_frames=5000), InvalidRequest, "max_frames"),
-                (request("d", options={"loudness": [1]}), InvalidRequest, "request"),
+                (request("d", options={"loudness": [1]}), InvalidRequest, "options.loudness"),
+                (request("e", ignore_eos="yes"), InvalidRequest, "request"),
                 (request("steady"), InvalidRequest, "id"),
             ):
                 with pytest.raises(kind) as refusal:
@@ -67,7 +68,7 @@ def test_what_cannot_be_spoken_is_refused_by_name_and_harms_nobody() -> None:
                 assert (type(refusal.value), refusal.value.field) == (kind, field)
                 assert refusal.value.limit in str(refusal.value)
             with pytest.raises(EngineError, match="RuntimeError: it exploded"):
-                await gather(client.stream(request("e", "An explosive one.")))
+                await gather(client.stream(request("f", "An explosive one.")))
             pcm, _ = await steady
             assert pcm == alone(request("steady"))
             assert client.restarts == 0

@@ -121,7 +121,7 @@ async def _run(bench: LiveBench, texts: tuple[Prompt, ...]) -> dict[str, Any]:
     if bench.barge_ins:
         answers = [await _barge_in(bench.target, body) for body in _long(bench, texts, listed["id"])]
         report.add(_barge_in_row(answers[bench.warm_up :]))
-    values = report.finish()
+    values = report.finish(f"{top['model']} at {bench.target.url}")
     if missing := [row["mode"] for row in values["rows"] if not row["succeeded"]]:
         raise EngineError(f"every request failed: {', '.join(missing)}")
     return values

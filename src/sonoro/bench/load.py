@@ -168,8 +168,8 @@ def run(bench: ServeBench) -> dict[str, Any]:
         for load, duration_s in bench.levels:
             report.add(_measure(bench, top["model"], texts, (load, duration_s), workers))
     if bench.max_queue_wait_ms is not None:
-        report.note("verdict", judge(report.values["rows"], bench.max_queue_wait_ms))
-    values = report.finish()
+        report.note("verdict", judge(report.rows, bench.max_queue_wait_ms))
+    values = report.finish(f"{top['model']} at {bench.target.url}")
     for row in values["rows"]:
         if row["requests"] and not row["succeeded"]:
             raise EngineError(f"{row['mode']} loop at {row.get('rps', row.get('concurrency'))}: every request failed")

@@ -5,7 +5,6 @@ Knows no server. The fields are those of docs/benchmark.md.
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,8 +13,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from sonoro.core.errors import ConfigError, OutputError
-from sonoro.core.machine import commit_of_checkout, processor, rounded
+from sonoro.core import report
+from sonoro.core.errors import ConfigError
+from sonoro.core.machine import processor, rounded
 
 __all__ = ["HIGHER_IS_BETTER", "LOWER_IS_BETTER", "Report", "compare", "load_of", "read_results", "show_comparison"]
 
@@ -32,56 +32,14 @@ _HEADLINES = {
 }
 
 
-class Report:
-    """The top level of a results file and its `rows`, written to `out` after each.
+class Report(report.Report):
+    """That of a load on a server, from the machine of its client; a figure is a line of its table."""
 
-    The machine it names is the client's. `settings` that are None are left out. Raises `OutputError` if `out` cannot be
-    written.
-    """
+    def __init__(self, top: Mapping[str, Any], **more: Any) -> None:
+        super().__init__(top, machine={"client": processor()}, **more)
 
-    def __init__(
-        self, top: Mapping[str, Any], *, settings: Mapping[str, Any], commit: str | None, out: Path | None
-    ) -> None:
-        self.values: dict[str, Any] = {
-            **top,
-            "client": processor(),
-            "commit": commit or commit_of_checkout(),
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "settings": {name: value for name, value in settings.items() if value is not None},
-            "rows": [],
-        }
-        self._out = out
-        self._write()
-        for name, value in self.values.items():
-            if name != "rows":
-                print(f"{name}: {json.dumps(value)}", flush=True)
-
-    def add(self, row: dict[str, Any]) -> None:
-        """Keep and show a row, its numbers to four digits."""
-        row = rounded(row)
-        self.values["rows"].append(row)
-        self._write()
-        print(" ".join(f"{name}={json.dumps(value)}" for name, value in row.items()), flush=True)
-
-    def note(self, name: str, value: Any) -> None:
-        """Keep what the rows together say."""
-        self.values[name] = rounded(value)
-        self._write()
-
-    def finish(self) -> dict[str, Any]:
-        """Show all rows as a table, then the whole as one line of JSON, the last of stdout; returns the whole."""
-        rows = self.values["rows"]
-        _show(f"{self.values['model']} at {self.values['settings']['url']}", [load_of(row) for row in rows], rows)
-        print(json.dumps(self.values), flush=True)
-        return self.values
-
-    def _write(self) -> None:
-        if self._out is None:
-            return
-        try:
-            self._out.write_text(json.dumps(self.values, indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise OutputError(f"cannot write {self._out}: {error.strerror}") from error
+    def show_table(self, title: str) -> None:
+        _show(title, [load_of(row) for row in self.rows], self.rows)
 
 
 def read_results(path: Path) -> dict[str, Any]:

@@ -96,11 +96,13 @@ def resample(samples: Samples, from_hz: int, to_hz: int) -> Samples:
     return resampled
 
 
-def check_duration(reference: Reference) -> None:
-    """Raise `InvalidReference` for one too short or too long to make a voice of."""
-    if not MIN_REFERENCE_S <= reference.duration_s <= MAX_REFERENCE_S:
+def check_duration(duration_s: float) -> None:
+    """Raise `InvalidReference` for a recording too short or too long to make a voice of."""
+    if not MIN_REFERENCE_S <= duration_s <= MAX_REFERENCE_S:
         limit = f"it must last at least {MIN_REFERENCE_S:g} s and at most {MAX_REFERENCE_S:g} s"
-        raise InvalidReference("ref_audio", f"{reference.duration_s:.2f} s", limit)
+        # Of one that is too long no more was decoded than tells so.
+        shown = f"{duration_s:.2f} s" if duration_s < MIN_REFERENCE_S else f"more than {MAX_REFERENCE_S:g} s"
+        raise InvalidReference("ref_audio", shown, limit)
 
 
 def read_reference(
@@ -144,7 +146,7 @@ def _decode(source: bytes | str | Path) -> tuple[Samples, int]:
             read += len(block)
         if resampler is not None:
             parts.append(resampler.resample_chunk(nothing, last=True))
-        _check_duration(read / rate)
+        check_duration(read / rate)
         if read > decodable:
             limit = (
                 f"it must have at most {MAX_DECODED_SAMPLES / 1e6:g} million samples, those of all channels together"
@@ -160,15 +162,6 @@ def _check_layout(rate: int, channels: int) -> None:
     if channels > MAX_REFERENCE_CHANNELS:
         limit = f"it must have at most {MAX_REFERENCE_CHANNELS} channels"
         raise InvalidReference("ref_audio", f"{channels} channels", limit)
-
-
-def _check_duration(duration_s: float) -> None:
-    if duration_s < MIN_REFERENCE_S:
-        raise InvalidReference("ref_audio", f"{duration_s:.2f} s", f"it must last at least {MIN_REFERENCE_S:g} s")
-    if duration_s > MAX_REFERENCE_S:
-        raise InvalidReference(
-            "ref_audio", f"more than {MAX_REFERENCE_S:g} s", f"it must last at most {MAX_REFERENCE_S:g} s"
-        )
 
 
 def _check_samples(samples: Samples) -> None:

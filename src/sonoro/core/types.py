@@ -306,10 +306,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         """`request` with every default of this model filled in (voice, language, sampling, options).
 
         `registered` holds the digests of the registered voices by name. Raises `InvalidRequest` (or a subclass) for
-        what this model cannot do. One that is resolved already is returned as it is.
+        what this model cannot do. Done once, by whoever takes the request in.
         """
-        if request.is_resolved:
-            return request
+        assert not request.is_resolved, "a request is resolved once"
         voice = self._voice(request, registered)
         return msgspec.structs.replace(
             request,

@@ -112,15 +112,14 @@ class Engine:
         return msgspec.structs.replace(self.scheduler.prefixes, evictions=pages.evictions, kept_bytes=kept_bytes)
 
     def submit(self, request: SpeechRequest) -> None:
-        """Accept `request`; its events carry its id. One whose voice must be encoded first waits outside the queue.
+        """Accept resolved `request`; its events carry its id. One whose voice must be encoded waits outside the queue.
 
         Raises `InvalidRequest` for what this model cannot speak, `EngineBusy` while too many are waiting.
         """
+        assert request.is_resolved, "whoever takes a request in resolves it (ModelSpec.resolve)"
         if request.id in self._running:
             raise InvalidRequest("id", request.id, "a request of that id is still running")
         self._check_room()
-        known = {request.voice or "": request.voice_digest} if request.voice_digest else {}
-        request = self.spec.resolve(request, known)
         with self.runner.active():
             running = RunningRequest(request, [], None, Playback(self._clock_s()))
             self._prompts.cut_segments(running)

@@ -30,7 +30,8 @@ from sonoro.models.base import (
     SpeechModel,
     Voice,
 )
-from sonoro.profile.report import Report, dtype_name
+from sonoro.models.codec_choice import dtype_name
+from sonoro.profile.report import Report
 from sonoro.profile.requests import speech_request
 from sonoro.profile.timing import copy_bandwidth, median_ms
 from sonoro.runtime.graphs import GraphPool, GraphSet
@@ -177,7 +178,7 @@ class _Script:
     def prompt(self, number: int, frames: int) -> Prompt:
         """Its prompt with a seed of its own."""
         text = " ".join([_WORD] * self.words)
-        request = self.model.spec.resolve(speech_request(self.model.spec, number, text, frames))
+        request = speech_request(self.model.spec, number, text, frames)
         return self.model.prepare(request, text, 0, [], self.voice)
 
     def capacity(self, rows: int) -> Capacity:

@@ -78,7 +78,7 @@ def compare(loaded: LoadedModel, folder: Path, python: str, text: str, frames: i
         max_frames=frames,
     )
     made = _made(loaded, folder, python, asked)
-    request = msgspec.structs.replace(asked, options=json.loads(str(made["options"])))
+    request = spec.resolve(msgspec.structs.replace(asked, options=json.loads(str(made["options"]))))
     ours, theirs = speak(loaded, [request], frames), torch.from_numpy(made["frames"])
     pairs = zip(ours.frames[0], theirs, strict=False)
     equal = torch.tensor([snr_db(*pair) >= (_SAME_PATCH_DB if is_patch else torch.inf) for pair in pairs])

@@ -44,7 +44,7 @@ class Launched:
 
 
 def speech_request(spec: ModelSpec, number: int, text: str, frames: int) -> SpeechRequest:
-    """Request `number`, its seed too: `text` spoken for exactly `frames` frames, as the first voice the model has.
+    """Request `number`, its seed too, resolved: `text` spoken for exactly `frames` frames, as the model's first voice.
 
     A model that only clones is given noise to sound like.
     """
@@ -53,7 +53,7 @@ def speech_request(spec: ModelSpec, number: int, text: str, frames: int) -> Spee
     if "named" not in spec.voice_modes and "cloned" in spec.voice_modes:
         noise = 0.1 * np.random.default_rng(0).standard_normal(_REFERENCE_S * spec.sample_rate)
         references = (Reference(pcm=noise.astype("<f4").tobytes(), sample_rate=spec.sample_rate, use="reference"),)
-    return SpeechRequest(
+    request = SpeechRequest(
         id=f"bench-{number}",
         text=text,
         instructions="A calm voice." if is_described else None,
@@ -62,3 +62,4 @@ def speech_request(spec: ModelSpec, number: int, text: str, frames: int) -> Spee
         max_frames=frames,
         ignore_eos=True,
     )
+    return spec.resolve(request)

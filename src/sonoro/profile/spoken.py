@@ -102,9 +102,8 @@ def speak(loaded: LoadedModel, requests: Sequence[SpeechRequest], frames: int, *
 
 def _prompts(loaded: LoadedModel, requests: Sequence[SpeechRequest]) -> list[Prompt]:
     model = loaded.model
-    wanted = [model.spec.resolve(request) for request in requests]
     voices = [
         model.encode_voice(one.references) if one.references and isinstance(model, CloningModel) else None
-        for one in wanted
+        for one in requests
     ]
-    return [model.prepare(one, one.text, 0, [], voice) for one, voice in zip(wanted, voices, strict=True)]
+    return [model.prepare(one, one.text, 0, [], voice) for one, voice in zip(requests, voices, strict=True)]

@@ -202,8 +202,8 @@ async def _speak(service: Service, item: Item, speech: Speech, arrived_s: float)
                     reason = part.reason
                     return {
                         "audio_data": audio,
-                        "media_type": speech.encoding.content_type,
-                        "sample_rate": speech.encoding.rate,
+                        "media_type": speech.encoding.encoder.content_type,
+                        "sample_rate": speech.encoding.encoder.rate,
                         "finish_reason": part.reason,
                         "usage": speech.usage(part),
                     }

@@ -335,44 +335,26 @@ class Encoding:
     """Runs `encoder` for one task, in a thread unless it is quick: then a thread would cost more than the work."""
 
     def __init__(self, encoder: Encoder, threads: ThreadPoolExecutor) -> None:
-        self._encoder, self._threads = encoder, threads
+        self.encoder, self._threads = encoder, threads
         self._work: Future[bytes] | None = None
-
-    @property
-    def content_type(self) -> str:
-        return self._encoder.content_type
-
-    @property
-    def rate(self) -> int:
-        """Of the audio that leaves, in Hz."""
-        return self._encoder.rate
-
-    @property
-    def speed(self) -> float:
-        """At which it is played."""
-        return self._encoder.speed
-
-    def max_bytes(self, audio_s: float) -> int:
-        """An upper bound of the bytes that `audio_s` seconds of audio become."""
-        return self._encoder.max_bytes(audio_s)
 
     async def feed(self, pcm: bytes) -> bytes:
         """Encode more PCM16; what is ready."""
-        return await self._do(self._encoder.feed, pcm)
+        return await self._do(self.encoder.feed, pcm)
 
     async def finish(self) -> bytes:
         """Encode what is held back; the last bytes."""
-        return await self._do(self._encoder.finish)
+        return await self._do(self.encoder.finish)
 
     def close(self) -> None:
         """Free the encoder once no thread uses it. Does not wait."""
         if self._work is None:
-            self._encoder.close()
+            self.encoder.close()
         else:
-            self._work.add_done_callback(lambda _: self._encoder.close())
+            self._work.add_done_callback(lambda _: self.encoder.close())
 
     async def _do(self, work: Callable[..., bytes], *arguments: bytes) -> bytes:
-        if self._encoder.is_quick:
+        if self.encoder.is_quick:
             return work(*arguments)
         # Kept, because work that has begun continues when its task is cancelled.
         self._work = self._threads.submit(work, *arguments)

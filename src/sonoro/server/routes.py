@@ -49,7 +49,7 @@ async def respond(
         speech = await cancel_on_disconnect(request.receive, prepare(payload))
     if speech is None:
         return Response(status_code=CLIENT_GONE)
-    observation = service.observe(speech.encoding.speed, arrived_s, request.state.dialect)
+    observation = service.observe(speech.encoding.encoder.speed, arrived_s, request.state.dialect)
     return SpeechResponse(speech, service.client, service.gate, observation, service.config.slow_reader_timeout_s)
 
 

@@ -346,7 +346,7 @@ class Service:
             audio_s = segments * min(config.max_frames, spec.max_frames) * spec.frame_s
             if config.bounds_by_text:
                 audio_s = min(audio_s, SECONDS_PER_LETTER * letters + segments * MIN_BOUND_S)
-        return encoding.max_bytes(audio_s)
+        return encoding.encoder.max_bytes(audio_s)
 
     def count_refusal(self, refused: Refusal, name: str, dialect: str = "native") -> None:
         """Count the request `name` as refused before it ran, and log why."""

@@ -286,8 +286,8 @@ class Speech:
 
     @property
     def headers(self) -> dict[str, str]:
-        kind = self.body.content_type(self.encoding.content_type)
-        return {"content-type": kind, "x-sample-rate": str(self.encoding.rate), "cache-control": "no-store"}
+        kind = self.body.content_type(self.encoding.encoder.content_type)
+        return {"content-type": kind, "x-sample-rate": str(self.encoding.encoder.rate), "cache-control": "no-store"}
 
     def usage(self, finished: Finished) -> dict[str, int]:
         """Characters in and frames out."""

@@ -98,7 +98,9 @@ class Utterance:
 
     def _abort(self, failure: SonoroError | None) -> None:
         self._is_aborted, self._failure = True, failure
-        self._heard_s = self._samples / self._encoding.rate - max(0.0, self._plays_until_s - time.perf_counter())
+        self._heard_s = self._samples / self._encoding.encoder.rate - max(
+            0.0, self._plays_until_s - time.perf_counter()
+        )
         if self._is_open:
             self._service.client.cancel(self._id)
         elif self._is_waiting:
@@ -174,7 +176,7 @@ class Utterance:
     async def _send_audio(self, audio: bytes, source: AudioChunk | Finished) -> None:
         if audio and not self._has_begun:
             self._has_begun = True
-            kind, rate = self._body.response_format, self._encoding.rate
+            kind, rate = self._body.response_format, self._encoding.encoder.rate
             await self._listener.send_event("audio.start", request_id=self._id, format=kind, sample_rate=rate)
             self._observation.sent()
         await self._listener.send_audio(audio, source)
@@ -199,7 +201,7 @@ class Utterance:
             request_id=self._id,
             finish_reason=finished.reason,
             samples=samples,
-            duration_s=samples / self._encoding.rate,
+            duration_s=samples / self._encoding.encoder.rate,
             characters=finished.characters,
         )
         return finished.reason
@@ -218,4 +220,4 @@ class Utterance:
     def _samples(self) -> int:
         """Those sent, at the rate they are heard at."""
         own_rate = self._service.client.spec.sample_rate
-        return round(self._sent_samples * self._encoding.rate / own_rate / self._body.speed)
+        return round(self._sent_samples * self._encoding.encoder.rate / own_rate / self._body.speed)

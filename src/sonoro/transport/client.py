@@ -281,13 +281,19 @@ class EngineClient(Started):
             await answer.aclose()
 
     async def open(self, request: SpeechRequest) -> RequestStream:
-        """Submit `request`; text can then be appended. The caller closes the stream. Raises what `stream` does."""
+        """Submit `request`; text can then be appended. The caller closes the stream. Raises what `stream` does.
+
+        One that has not been resolved, as a server does, is here.
+        """
         await self.until_ready()
         while (previous := self._streams.get(request.id)) is not None and previous.is_closed:
             await previous.wait_ended()
             await self.until_ready()
         if previous is not None:
             raise InvalidRequest("id", request.id, "a request of that id is still running")
+        if not request.is_resolved:
+            known = {request.voice or "": request.voice_digest} if request.voice_digest else {}
+            request = self.spec.resolve(request, known)
         self._send(Submit(request))
         full_bytes = int(self._limits.queue_s * self.spec.sample_rate) * 2
         answer = RequestStream(request.id, full_bytes, self._limits.slow_reader_timeout_s, self._send)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 import tiny_fish
 from listening import audio, drain, end
+from resolving import Engine
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import (
     InvalidReference,
@@ -18,7 +19,6 @@ from sonoro.core.errors import (
     UnknownVoice,
 )
 from sonoro.core.types import Finished, Reference, SamplingParams, SpeechRequest
-from sonoro.engine.engine import Engine
 from sonoro.models import registry
 from sonoro.models.base import SavedVoice, SpeechModel, Voice
 from sonoro.models.fish_s2.config import model_config

@@ -17,10 +17,10 @@ from tokenizers import models
 
 import english_texts
 from listening import audio, drain, end
+from resolving import Engine
 from sonoro.core.config import EngineConfig
 from sonoro.core.normalize import normalize_english
 from sonoro.core.types import Event, Reference, SpeechRequest
-from sonoro.engine.engine import Engine
 from sonoro.models import registry
 from sonoro.models.qwen3_tts.live_text import LiveSegment, LiveTokens
 from sonoro.models.qwen3_tts.model import FAMILY

@@ -13,10 +13,10 @@ import torch
 
 from listening import audio, drain, end, speak
 from reference_assets import Case, audio_of
+from resolving import Engine
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import InvalidReference, InvalidRequest, TensorMismatch
 from sonoro.core.types import Reference, SpeechRequest
-from sonoro.engine.engine import Engine
 from sonoro.models import registry
 from sonoro.models.base import SavedVoice, SpeechModel
 from sonoro.models.qwen3_tts import weights
@@ -129,7 +129,7 @@ def test_a_recording_of_any_rate_is_resampled_for_both_encoders(
     assert distance < 0.02
 
 
-@pytest.mark.parametrize(("duration_s", "shown"), [(0.4, r"0\.40 s"), (61.0, r"61\.00 s")])
+@pytest.mark.parametrize(("duration_s", "shown"), [(0.4, r"0\.40 s"), (61.0, "more than 60 s")])
 def test_a_reference_of_a_wrong_length_is_refused(
     modules: Modules, configs: tuple[Path, Configs], duration_s: float, shown: str
 ) -> None:

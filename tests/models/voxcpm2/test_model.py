@@ -12,6 +12,7 @@ from torch import Tensor
 
 import tiny_vox
 from listening import audio, drain, end
+from resolving import Engine
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import (
     ConfigError,
@@ -22,7 +23,6 @@ from sonoro.core.errors import (
     UnknownVoice,
 )
 from sonoro.core.types import AudioChunk, Event, Finished, Reference, SamplingParams, SpeechRequest
-from sonoro.engine.engine import Engine
 from sonoro.models import registry
 from sonoro.models.base import SavedVoice, SpeechModel, Spoken, Voice
 from sonoro.models.voxcpm2.backbone import VoxLM

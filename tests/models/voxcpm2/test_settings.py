@@ -8,11 +8,11 @@ import torch
 import tiny_vox
 from families import noise
 from listening import drain, end
+from resolving import Engine
 from sonoro.api import TTS, speech_request
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError, InvalidRequest
 from sonoro.core.types import Finished, SpeechRequest
-from sonoro.engine.engine import Engine
 from sonoro.models import registry
 from sonoro.models.base import LoadedModel, Prompt, SpeechModel
 from sonoro.models.settings import configure

@@ -28,7 +28,7 @@ def encode_voice(references: Sequence[Reference], codec: FishCodec, device: torc
     for reference in references:
         if reference.use != "prompt" or reference.text is None:
             raise InvalidReference("ref_text", reference.text, "this model needs the transcript of every reference")
-        check_duration(reference)
+        check_duration(reference.duration_s)
         samples = resample(reference.samples, reference.sample_rate, codec.sample_rate)
         frames.append(codec.encode(torch.tensor(samples).to(device)).cpu())
     return Voice(data=FishVoice(tuple(reference.text or "" for reference in references), torch.cat(frames)))

@@ -183,7 +183,7 @@ def encode_voice(
     if len(references) != 1:
         raise InvalidReference("references", len(references), "this model speaks as exactly one reference")
     reference = references[0]
-    check_duration(reference)
+    check_duration(reference.duration_s)
     weight = encoder.fc.weight
     samples = resample(reference.samples, reference.sample_rate, config.sample_rate)
     mel = log_mel(torch.tensor(samples).to(weight.device), config.sample_rate, config.mel_dim)

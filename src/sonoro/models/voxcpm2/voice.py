@@ -41,7 +41,7 @@ def encode_voice(
     for reference in references:
         if reference.use in made:
             raise InvalidReference("ref_audio", reference.use, "this model takes one to continue and one to sound like")
-        check_duration(reference)
+        check_duration(reference.duration_s)
         samples = torch.tensor(resample(reference.samples, reference.sample_rate, config.codec.sample_rate))
         is_continued = reference.use == "prompt"
         made[reference.use] = codec.encode(samples.to(device), "before" if is_continued else "after").cpu()

@@ -1,0 +1,83 @@
+"""Results files of the benches: what was measured where, and rows that are kept as soon as they are there.
+
+Knows no bench and no GPU library. The fields are those of docs/results.md and docs/benchmark.md.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sonoro.core.errors import OutputError
+from sonoro.core.machine import commit_of_checkout, rounded
+
+__all__ = ["Report"]
+
+
+class Report:
+    """The top level of a results file and its `rows`, printed as they come and written to `out` after each.
+
+    `machine` is what it was measured on. `settings` are those the bench resolved; None among them is left out. Raises
+    `OutputError` if `out` cannot be written.
+    """
+
+    def __init__(
+        self,
+        top: Mapping[str, Any],
+        *,
+        machine: Mapping[str, Any],
+        settings: Mapping[str, Any],
+        commit: str | None,
+        out: Path | None,
+    ) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.top: dict[str, Any] = {
+            **top,
+            **machine,
+            "commit": commit or commit_of_checkout(),
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "settings": {name: value for name, value in settings.items() if value is not None},
+        }
+        self._out = out
+        self._write()
+        for name, value in self.top.items():
+            print(f"{name}: {json.dumps(value)}", flush=True)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The whole file."""
+        return {**self.top, "rows": self.rows}
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Keep and show a row, its numbers to four digits."""
+        row = rounded(row)
+        self.rows.append(row)
+        self._write()
+        print(" ".join(f"{name}={json.dumps(value)}" for name, value in row.items()), flush=True)
+
+    def note(self, name: str, value: Any) -> None:
+        """Keep what the rows together say."""
+        self.top[name] = rounded(value)
+        self._write()
+
+    def finish(self, title: str) -> dict[str, Any]:
+        """Show all rows as a table, then the whole as one line of JSON, the last of stdout; returns the whole."""
+        self._write()
+        self.show_table(title)
+        print(json.dumps(self.values), flush=True)
+        return self.values
+
+    def show_table(self, title: str) -> None:
+        """Print the rows below `title`."""
+        raise NotImplementedError
+
+    def _write(self) -> None:
+        if self._out is None:
+            return
+        try:
+            self._out.write_text(json.dumps(self.values, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise OutputError(f"cannot write {self._out}: {error.strerror}") from error
