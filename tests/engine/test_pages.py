@@ -12,10 +12,10 @@ import torch
 
 import sonoro
 from listening import audio, drain, end, engine_of, speak
+from resolving import Engine
 from sonoro.core.config import EngineConfig
 from sonoro.core.text import Segment
 from sonoro.core.types import SpeechRequest
-from sonoro.engine.engine import Engine
 from sonoro.engine.pages import AHEAD, Pager
 from sonoro.engine.request import Playback, Progress, RunningRequest
 from sonoro.engine.scheduler import Scheduler
