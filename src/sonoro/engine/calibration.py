@@ -95,7 +95,7 @@ class _Listening(Engine):
         """Speak `requests`, of a segment each."""
         kept = []
         for request in requests:
-            self.submit(request)
+            self.submit(self.spec.resolve(request))
             running = self._running[request.id]
             segment, prompt = running.segment, running.progress.prompt
             assert segment is not None
