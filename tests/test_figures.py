@@ -36,5 +36,5 @@ def test_the_way_of_a_request_and_of_a_frame_is_short() -> None:
     counted = figures.traced()
 
     assert counted["calls_from_loop_to_replay"] <= 5
-    assert len(counted["modules_in_server"]) <= 13, counted["modules_in_server"]
+    assert len(counted["modules_in_server"]) <= 12, counted["modules_in_server"]
     assert len(counted["modules_in_engine"]) <= 25, counted["modules_in_engine"]

@@ -106,10 +106,13 @@ async def _speak() -> tuple[list[str], list[str]]:
     # Imported here: the engine's process, which asks for this module, has no use for them.
     import uvicorn  # noqa: PLC0415
 
+    from sonoro.server import service  # noqa: PLC0415
     from sonoro.server.app import create_app, listen, uvicorn_config  # noqa: PLC0415
     from sonoro.server.config import ServerConfig  # noqa: PLC0415
     from sonoro.transport.fleet import Fleet  # noqa: PLC0415
 
+    # What the server does by itself now and then is no request's way, however long that takes.
+    service.VOICES_S = 3600.0
     config, noted = ServerConfig(port=0).resolve(4), Path(os.environ[_SEEN])
     fleet = Fleet.launch(devices=("cpu",), factory="figures:load_traced")
     sock = listen(config)

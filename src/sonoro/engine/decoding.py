@@ -33,14 +33,14 @@ class Decoding:
     slots what was sent. Call `capture` first.
 
     `pool` is that of the graphs of all else, and `stream` theirs, which is the current one when this is made; the codec
-    shares both unless it is apart.
+    shares both unless it `is_apart`, on a device of its own.
     """
 
     def __init__(
         self, codec: Codec, state: CodecState, config: EngineConfig, pool: GraphPool, stream: torch.cuda.Stream | None
     ) -> None:
         self._codec, self._state, self.device = codec, state, state.device
-        self.stream = stream
+        self.stream, self.is_apart = stream, state.is_apart
         if state.is_apart and stream is not None:
             pool, self.stream = GraphPool(), torch.cuda.Stream(self.device, priority=-1)
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -56,11 +56,6 @@ class Decoding:
             }
             self.admits = graphs("codec place", self._admit, config.frame_batches)
             self.receives = graphs("codec receive", self._receive, config.frame_batches)
-
-    @property
-    def is_apart(self) -> bool:
-        """Whether the codec is on a device of its own."""
-        return self._state.is_apart
 
     @property
     def sets(self) -> dict[str, list[GraphSet]]:
