@@ -166,7 +166,7 @@ def reference(tmp_path: Path) -> Callable[..., str]:
         )  # fmt: skip
         with torch.inference_mode():
             loaded.model.codec.settle("float32", 1, (1,))
-            made = spoken.speak(loaded, [asked], FRAMES)
+            made = spoken.speak(loaded, [spec.resolve(asked)], FRAMES)
             audio = loaded.model.codec.decode(made.frames)[0]
         results = {"frames": made.frames[0].numpy(), "audio": audio.numpy(), "decision": made.decisions[0][0].numpy()}
         facts = {"positions": made.positions[0], "options": json.dumps(options)}
