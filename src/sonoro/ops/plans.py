@@ -56,7 +56,8 @@ class TilePlan:
     With `slice_k` > 1 each warp sums a part of K, `block_k` at a time: sums are chains of dependent instructions, and
     with few rows these chains, not the memory, are what takes time. With `split_k` > 1 as many programs share K, and a
     second kernel adds their sums in order (not for gated products). `is_prefetched`: the rows of the weight are called
-    into the L2 cache before the kernel ahead is done.
+    into the L2 cache before the kernel ahead is done. Of a gated product a program makes `extra_n` columns more, in a
+    block of their own, so that about as many programs as there are multiprocessors share all columns.
     """
 
     block_m: int
@@ -68,6 +69,7 @@ class TilePlan:
     warps: int
     is_prefetched: bool
     enable_pdl: bool = True
+    extra_n: int = 0
 
 
 @dataclass(frozen=True)
@@ -112,11 +114,13 @@ class Product:
         outputs = self.shape[0] // self.halves
         if isinstance(plan, GemvPlan):
             return -(-outputs // plan.rows)
-        return -(-self.rows // plan.block_m) * -(-outputs // plan.block_n) * plan.split_k
+        return -(-self.rows // plan.block_m) * -(-outputs // (plan.block_n + plan.extra_n)) * plan.split_k
 
     def stage_bytes(self, plan: TilePlan) -> int:
         """What one stage keeps in shared memory."""
-        column_bytes = max(2, self.itemsize) * plan.block_m + self.itemsize * self.halves * plan.block_n
+        column_bytes = max(2, self.itemsize) * plan.block_m + self.itemsize * self.halves * (
+            plan.block_n + plan.extra_n
+        )
         return plan.slice_k * plan.block_k * column_bytes
 
     def fits(self, plan: Plan, on: Card) -> bool:
@@ -128,7 +132,10 @@ class Product:
             return own <= 2 * REGISTER_BYTES * 32 * plan.warps // (2 if on.has_few_registers else 1)
         if isinstance(plan, CublasPlan):
             return True
-        span, sums = plan.split_k * plan.slice_k * plan.block_k, plan.block_m * plan.block_n * plan.slice_k
+        if plan.extra_n and (not self.is_gated or plan.slice_k * plan.split_k > 1):
+            return False
+        columns = plan.block_n + plan.extra_n
+        span, sums = plan.split_k * plan.slice_k * plan.block_k, plan.block_m * columns * plan.slice_k
         is_small = sums * self.halves <= 32 * 32 * plan.warps or not on.has_few_registers
         has_memory = on.fit_stages(plan.block_m, self.stage_bytes(plan), plan.stages) == plan.stages
         return is_small and has_memory and (plan.split_k == 1 or not (self.shape[1] % span or self.is_gated))
@@ -166,13 +173,17 @@ def use_tuned(text: str) -> str:
 def from_text(text: str) -> Plan:
     """The plan that `to_text` wrote. Raises `ValueError`."""
     kind, *rest = text.split()
+    extra_n = 0
+    if kind == "tile" and len(rest) > 1 and "+" in rest[1]:
+        rest[1], _, extra = rest[1].partition("+")
+        extra_n = int(extra)
     is_prefetched = rest[-1:] == ["prefetch"]
     sizes = [int(size) for size in rest[: len(rest) - is_prefetched]]
     match kind, sizes:
         case "gemv", [rows, block_k, warps]:
             return GemvPlan(rows, block_k, warps)
         case "tile", [block_m, block_n, block_k, slice_k, split_k, stages, warps]:
-            return TilePlan(block_m, block_n, block_k, slice_k, split_k, stages, warps, is_prefetched)
+            return TilePlan(block_m, block_n, block_k, slice_k, split_k, stages, warps, is_prefetched, extra_n=extra_n)
         case "cublas", []:
             return CublasPlan()
     raise ValueError(f"no plan: {text!r}")
@@ -184,7 +195,8 @@ def to_text(plan: Plan) -> str:
         case GemvPlan(rows, block_k, warps):
             return f"gemv {rows} {block_k} {warps}"
         case TilePlan():
-            sizes = (plan.block_m, plan.block_n, plan.block_k, plan.slice_k, plan.split_k, plan.stages, plan.warps)
+            columns = f"{plan.block_n}+{plan.extra_n}" if plan.extra_n else plan.block_n
+            sizes = (plan.block_m, columns, plan.block_k, plan.slice_k, plan.split_k, plan.stages, plan.warps)
             return " ".join(["tile", *map(str, sizes), *["prefetch"] * plan.is_prefetched])
     return "cublas"
 
@@ -194,6 +206,8 @@ def smaller(plan: Plan) -> Plan | None:
     match plan:
         case TilePlan() if plan.stages > 2:
             return replace(plan, stages=2)
+        case TilePlan() if plan.extra_n:
+            return replace(plan, extra_n=0)
         case TilePlan() if plan.block_n > 16:
             return replace(plan, block_n=plan.block_n // 2)
         case TilePlan() if plan.block_k > 32:
@@ -239,6 +253,8 @@ def variations(plan: Plan, product: Product, on: Card) -> Iterator[Plan]:
                 replace(plan, stages=stages, is_prefetched=is_prefetched)
                 for stages, is_prefetched in itertools.product(range(2, 9), ahead)
             ]
+            if plan.block_m >= 32 and plan.block_n in {32, 64}:
+                found += [replace(plan, stages=stages, extra_n=16, is_prefetched=False) for stages in range(2, 9)]
     return (one for one in found if product.fits(one, on))
 
 
