@@ -1,0 +1,270 @@
+"""Whether a model in 8 bits speaks as well as before: a gate for the built-in voice, and logits at full size.
+
+`PYTHONPATH=src:tools python benchmarks/quantization.py gate --format int8 --judges FOLDER --journal FILE --out FILE`
+speaks the same texts with the same seeds in both, has the judges of `builtin_voice.evaluate` hear them, and compares
+reading by reading. It goes on where it stopped, by the journal. The exit code is 1 if the gate does not hold.
+`PYTHONPATH=src python benchmarks/quantization.py logits MODEL --format int8 --out FILE` compares what both decide of
+random weights at full size, given the same state before every frame.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sonoro import TTS
+from sonoro.core.config import EngineConfig
+from sonoro.core.machine import commit_of_checkout
+from sonoro.models import registry
+from sonoro.models.base import Capacity, Pages
+from sonoro.profile.requests import speech_request
+
+MOST_WORD_ERRORS, MOST_P808 = 0.005, 0.03
+"""What a format may cost, at the bound of the 95% interval: half a point of word errors, .03 of P808."""
+
+LIMITS = {"int8": (25.0, 0.05), "fp8": (16.0, 0.15)}
+"""By format: the least signal-to-noise ratio of logits in dB, and the most total variation of what is sampled, both
+means over frames. Stated before anything was measured, from rounding alone: of normal weights, 41 and 32 dB a product.
+"""
+
+_Z = 1.96
+_PAGE = 32
+
+
+class Interval(NamedTuple):
+    """A mean with its 95% interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+class Compared(NamedTuple):
+    """A text read in both, `plain` and `made` in 8 bits: word errors, P808 or None, whether it ran away, repeated."""
+
+    text: str
+    words: int
+    errors: tuple[int, int]
+    p808: tuple[float, float] | None
+    runaway: tuple[bool, bool]
+    repeats: tuple[bool, bool]
+
+
+def paired(clusters: list[str], differences: list[float], weights: list[float]) -> Interval:
+    """The sum of `differences` over that of `weights`, with an interval that takes those of one cluster for dependent.
+
+    A ratio of sums, linearised: readings of one text with several seeds are one cluster.
+    """
+    total = sum(weights)
+    mean = sum(differences) / total
+    apart: dict[str, float] = {}
+    for cluster, difference, weight in zip(clusters, differences, weights, strict=True):
+        apart[cluster] = apart.get(cluster, 0.0) + difference - mean * weight
+    count = len(apart)
+    if count < 2:
+        return Interval(mean, -math.inf, math.inf)
+    error = math.sqrt(count / (count - 1) * sum(value**2 for value in apart.values())) / total
+    return Interval(mean, mean - _Z * error, mean + _Z * error)
+
+
+def verdict(readings: list[Compared]) -> dict[str, Any]:
+    """The figures of a gate, and whether it `holds`."""
+    scored = [reading for reading in readings if reading.p808 is not None]
+    errors = paired(
+        [reading.text for reading in readings],
+        [reading.errors[1] - reading.errors[0] for reading in readings],
+        [reading.words for reading in readings],
+    )
+    scores = [reading.p808 for reading in scored if reading.p808 is not None]
+    sound = paired([reading.text for reading in scored], [made - plain for plain, made in scores], [1.0] * len(scored))
+    counts = {
+        name: [sum(getattr(reading, name)[arm] for reading in readings) for arm in (0, 1)]
+        for name in ("runaway", "repeats")
+    }
+    words = sum(reading.words for reading in readings)
+    reasons = {
+        "word errors": errors.high > MOST_WORD_ERRORS,
+        "p808": sound.low < -MOST_P808,
+        **{name: made > plain for name, (plain, made) in counts.items()},
+    }
+    return {
+        "readings": len(readings),
+        "texts": len({reading.text for reading in readings}),
+        "wer": [round(sum(reading.errors[arm] for reading in readings) / words, 5) for arm in (0, 1)],
+        "wer_difference": [round(value, 5) for value in errors],
+        "p808": [round(float(np.mean([score[arm] for score in scores])), 4) for arm in (0, 1)],
+        "p808_difference": [round(value, 4) for value in sound],
+        **counts,
+        "fails": [name for name, is_failed in reasons.items() if is_failed],
+        "holds": not any(reasons.values()),
+    }
+
+
+def gate(options: argparse.Namespace) -> dict[str, Any]:
+    """Speak, hear and compare."""
+    # Of those who judge alone: their packages are no dependencies of ours.
+    from builtin_voice import evaluate, settings  # noqa: PLC0415
+    from builtin_voice.judges import INVENTED_WORDS, JUDGE  # noqa: PLC0415
+    from builtin_voice.mixed import is_runaway, mixed_texts  # noqa: PLC0415
+    from builtin_voice.readings import Ears, Job, Journal, Reading, Scored  # noqa: PLC0415
+    from builtin_voice.word_errors import spelled_words, word_errors  # noqa: PLC0415
+
+    sentences, mixed = evaluate.read_harvard()[: options.sentences], mixed_texts()[: options.texts]
+    teacher = evaluate.read_teacher()["mixed"]["durations_s"]
+    checkpoint = evaluate.fingerprint(options.model)
+    read: dict[str, list[Reading]] = {}
+    with Ears(options.processes, Journal(options.journal, JUDGE), partial(evaluate.listen, options.judges)) as ears:
+        for quantization in ("none", options.format):
+            config = EngineConfig(slots=evaluate.BATCH, quantization=quantization)
+            with TTS(options.model, device=options.device, dtype=options.dtype, config=config) as speech:
+                reader = f"{checkpoint} {options.device} {options.dtype or ''} {quantization}"
+                voices = {voice: taught for voice, taught in settings.voices().items() if voice in speech.voices}
+                subject = evaluate.Subject(speech, reader, voices, 0, {})
+                names = list(voices)
+                wanted = [(seed, text) for seed in range(options.seeds) for text in enumerate(sentences)]
+                jobs = [
+                    Job(reader, "gate", names[(index + seed) % len(names)], 1000 * seed + index, text, Scored.P808)
+                    for seed, (index, text) in wanted
+                ]
+                jobs += [
+                    Job(reader, "gate", names[index % len(names)], index, text, Scored.P808)
+                    for index, text in enumerate(mixed)
+                ]
+                read[quantization] = ears.read(jobs, partial(evaluate.PATHS["batch"], subject), quantization)
+    lengths = [None] * (len(jobs) - len(mixed)) + teacher[: len(mixed)]
+
+    def ran_away(reading: Reading, length_s: float | None) -> bool:
+        return reading.reason != "stop" or (length_s is not None and is_runaway(reading.duration_s, length_s))
+
+    readings = [
+        Compared(
+            job.text,
+            len(spelled_words(job.text)),
+            (word_errors(job.text, plain.heard.words), word_errors(job.text, made.heard.words)),
+            None if plain.heard.p808 is None or made.heard.p808 is None else (plain.heard.p808, made.heard.p808),
+            (ran_away(plain, length_s), ran_away(made, length_s)),
+            (plain.heard.extra >= INVENTED_WORDS, made.heard.extra >= INVENTED_WORDS),
+        )
+        for job, length_s, plain, made in zip(jobs, lengths, read["none"], read[options.format], strict=True)
+    ]
+    header = evaluate.header(argparse.Namespace(**vars(options), seed=0, sampling=[]))
+    head = {**header, "bench": "quantization gate", "format": options.format}
+    return {**head, "seeds": options.seeds, **verdict(readings)}
+
+
+def compare_logits(plain: Tensor, made: Tensor) -> tuple[float, float]:
+    """Of logits [B, V]: the signal-to-noise ratio in dB, their means left out, and the total variation of what both
+    sample at a temperature of 1, the mean over the batch.
+    """
+    plain, made = plain.double(), made.double()
+    signal, noise = (x - x.mean(dim=-1, keepdim=True) for x in (plain, made - plain))
+    ratio = float(signal.square().sum() / noise.square().sum().clamp_min(1e-300))
+    variation = (plain.softmax(-1) - made.softmax(-1)).abs().sum(-1) / 2
+    return 10 * math.log10(ratio), float(variation.mean())
+
+
+def _tensors(state: Any) -> Iterator[tuple[str, Tensor]]:
+    """What of a state by slot is no memory of the model's own: all that the engine and a step hand over."""
+    for entry in dataclasses.fields(state):
+        value = getattr(state, entry.name)
+        if isinstance(value, Tensor):
+            yield entry.name, value
+
+
+@torch.inference_mode()
+def logits(options: argparse.Namespace) -> dict[str, Any]:
+    """Frame by frame, both models from the state that the plain one is in; each keeps keys and values of its own."""
+    how = {"device": options.device, "dtype": options.dtype, "load_format": options.load_format}
+    models = [registry.load(options.model, **how, quantization=name).model for name in ("none", options.format)]
+    spec, slots = models[0].spec, options.batch
+    positions = 512
+    pages = slots * positions // _PAGE
+    capacity = Capacity(slots, positions, options.frames + 1, 256, _PAGE, pages, slots * positions)
+    states = [model.allocate(capacity) for model in models]
+    device = states[0].done.device
+    numbers = torch.arange(slots, device=device)
+    for model, state in zip(models, states, strict=True):
+        prompts = []
+        for number in range(slots):
+            text = f"This is sentence number {number}, which is as good as any other."
+            request = spec.resolve(speech_request(spec, number, text, options.frames))
+            voice = model.encode_voice(request.references) if request.references else None
+            prompts.append(model.prepare(request, request.text, 0, [], voice))
+        own = [list(range(slot, pages, slots)) for slot in range(slots)]
+        tokens = model.stage(state, prompts, list(range(slots)), [Pages(one) for one in own])
+        model.admit(state, numbers)
+        model.prefill(state, torch.arange(tokens, device=device))
+    rows: list[tuple[float, float]] = []
+    for _ in range(options.frames):
+        for (_, source), (_, target) in zip(_tensors(states[0]), _tensors(states[1]), strict=True):
+            if source.shape == target.shape:
+                target.copy_(source)
+        decided: list[list[Tensor]] = [[], []]
+        for model, state, found in zip(models, states, decided, strict=True):
+            model.frame(state, numbers, found)
+        rows.append(compare_logits(decided[0][0], decided[1][0]))
+    least_db, most = LIMITS[options.format]
+    snr_db, variation = (float(np.mean([row[index] for row in rows])) for index in (0, 1))
+    return {
+        "bench": "quantization logits",
+        "model": spec.name,
+        "format": options.format,
+        "dtype": options.dtype,
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "commit": commit_of_checkout(),
+        "frames": options.frames,
+        "batch": slots,
+        "snr_db": round(snr_db, 2),
+        "least_snr_db": least_db,
+        "total_variation": round(variation, 4),
+        "most_total_variation": most,
+        "holds": snr_db >= least_db and variation <= most,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(required=True)
+    one = commands.add_parser("gate")
+    one.add_argument("--model", default="builtin")
+    one.add_argument("--judges", type=Path, required=True, help="the folder that prepare_judges.sh filled")
+    one.add_argument("--journal", type=Path, help="readings so far, a line each: a run goes on where one stopped")
+    one.add_argument("--seeds", type=int, default=5)
+    one.add_argument("--sentences", type=int, default=100, help="Harvard sentences, read with every seed")
+    one.add_argument("--texts", type=int, default=1000, help="mixed texts, read once")
+    one.add_argument("--processes", type=int, default=1, help="of judges")
+    two = commands.add_parser("logits")
+    two.add_argument("model")
+    two.add_argument("--load-format", default="dummy")
+    two.add_argument("--frames", type=int, default=50)
+    two.add_argument("--batch", type=int, default=8)
+    runs: list[tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], dict[str, Any]]]]
+    runs = [(one, gate), (two, logits)]
+    for command, run in runs:
+        command.add_argument("--format", choices=sorted(LIMITS), required=True)
+        command.add_argument("--device", default="cuda")
+        command.add_argument("--dtype")
+        command.add_argument("--out", type=Path)
+        command.set_defaults(run=run)
+    options = parser.parse_args()
+    report = options.run(options)
+    if options.out is not None:
+        options.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(report))
+    sys.exit(0 if report["holds"] else 1)
+
+
+if __name__ == "__main__":
+    main()
