@@ -4,7 +4,7 @@
         --requests 40 --rps 1 --rps 20 --out benchmarks/results/dialects-qwen3-tts-1.7b-customvoice.json
 
 Requests arrive at random at each rate (exponential gaps), and go round the ways there are, so that every way meets the
-same load: `--requests` of each, which at 40 and one a second take 400 s. Over HTTP a way is compared with `native`, on
+same load: `--requests` of each, which at 40 and one a second take 480 s. Over HTTP a way is compared with `native`, on
 a socket with `native-live`; a socket is open before its text comes, as clients keep one. All ask for PCM at the model's
 rate, of the voice that is the default. `ttfp` is from the request, or the first piece of text, to its first audio;
 `over_native_p50_ms` is the difference of the medians. An underrun is audio that came after playback from the first
@@ -23,6 +23,7 @@ import json
 import math
 import random
 import re
+import socket
 import statistics
 import subprocess
 import sys
@@ -83,10 +84,10 @@ class Heard:
 
 
 class Ways:
-    """The ways to ask the server at `url`, whose model speaks at `rate` Hz."""
+    """The ways to ask the server at `url`, and at `wyoming_port`, whose model speaks at `rate` Hz."""
 
-    def __init__(self, url: str, rate: int) -> None:
-        self._socket_url, self._rate = url.replace("http", "ws", 1), rate
+    def __init__(self, url: str, wyoming_port: int, rate: int) -> None:
+        self._socket_url, self._wyoming_port, self._rate = url.replace("http", "ws", 1), wyoming_port, rate
         self._http = httpx.AsyncClient(base_url=url, timeout=GUARD_S, limits=httpx.Limits(max_connections=None))
         self._idle: dict[str, list[ClientConnection]] = {}
         raw = {"container": "raw", "encoding": "pcm_s16le", "sample_rate": rate}
@@ -110,6 +111,8 @@ class Ways:
             ),
             "cartesia-live": lambda: self._live("/tts/websocket", self._cartesia_context),
             "deepgram-live": lambda: self._live(f"/v1/speak?{linear}", self._deepgram),
+            "vllm_omni-live": lambda: self._live("/v1/audio/speech/stream?", self._vllm_omni),
+            "wyoming-live": self._wyoming,
         }
 
     async def close(self) -> None:
@@ -170,6 +173,31 @@ class Ways:
         await connection.send(json.dumps({"type": "Flush"}))
         await self._listen(connection, heard, lambda told: told["type"] == "Flushed")
 
+    async def _vllm_omni(self, connection: ClientConnection, heard: Heard) -> None:
+        await connection.send(json.dumps({"type": "session.config", "response_format": "pcm", "stream_audio": True}))
+        for piece in PIECES:
+            await connection.send(json.dumps({"type": "input.text", "text": piece}))
+        await connection.send(json.dumps({"type": "input.done"}))
+        await self._listen(connection, heard, lambda told: told["type"] == "session.done")
+
+    async def _wyoming(self) -> Heard:
+        """On a connection of its own, as Home Assistant has one for each text."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._wyoming_port)
+        heard = Heard(self._rate)
+        events = [{"type": "synthesize-chunk", "data": {"text": piece}} for piece in PIECES]
+        for event in ({"type": "synthesize-start"}, *events, {"type": "synthesize-stop"}):
+            writer.write(json.dumps(event).encode() + b"\n")
+        try:
+            async with asyncio.timeout(GUARD_S):
+                while (told := json.loads(await reader.readline()))["type"] != "synthesize-stopped":
+                    data = await reader.readexactly(told.get("data_length", 0))
+                    if told["type"] == "error":
+                        raise RuntimeError(data)
+                    heard.audio(await reader.readexactly(told.get("payload_length", 0)))
+        finally:
+            writer.close()
+        return heard
+
     @staticmethod
     async def _listen(
         connection: ClientConnection, heard: Heard, is_end: Callable[[dict[str, Any]], bool], encoded_in: str = ""
@@ -228,10 +256,14 @@ def judged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @contextlib.asynccontextmanager
-async def serving(options: argparse.Namespace) -> AsyncIterator[str]:
-    """The address of a server, ready; it is gone with the block."""
+async def serving(options: argparse.Namespace) -> AsyncIterator[tuple[str, int]]:
+    """The address of a server, ready, and the port of its Wyoming; it is gone with the block."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     command = [sys.executable, "-m", "sonoro", "serve", *([options.model] if options.model else []), "--port", "0"]
     command += ["--load-format", options.load_format, "--device", options.device, "--slots", str(options.slots)]
+    command += ["--wyoming", str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -242,7 +274,7 @@ async def serving(options: argparse.Namespace) -> AsyncIterator[str]:
                 while (await http.get("/ready")).status_code != 200:
                     assert process.poll() is None, "the server has ended"
                     await asyncio.sleep(0.2)
-            yield found[0]
+            yield found[0], port
         finally:
             process.terminate()
 
@@ -250,9 +282,9 @@ async def serving(options: argparse.Namespace) -> AsyncIterator[str]:
 async def run(options: argparse.Namespace) -> dict[str, Any]:
     """The results."""
     chance = random.Random(options.seed)
-    async with serving(options) as url, httpx.AsyncClient(base_url=url) as http:
+    async with serving(options) as (url, wyoming_port), httpx.AsyncClient(base_url=url) as http:
         model = (await http.get("/v1/models")).json()["data"][0]
-        ways = Ways(url, model["sample_rate"])
+        ways = Ways(url, wyoming_port, model["sample_rate"])
         try:
             for _ in range(options.warmup):  # connections, and whatever is made on first use
                 for ask in ways.all.values():
