@@ -134,6 +134,58 @@ def test_who_waits_for_a_page_is_no_work_until_there_is_one() -> None:
     assert scheduler.plan(now_s, 0.01).frame == [other]
 
 
+def short_beside_paused(is_reproducible: bool = False) -> tuple[Scheduler, RunningRequest, float]:
+    """Two that speak to their limits, of which one is paused just before its end, so that the other lacks a page; and
+    what time it is."""
+    scheduler = scheduler_of(pages=25, slots=4)
+    speaking = [request_of(str(number), 16, 290, 16) for number in range(2)]
+    for running in speaking:
+        running.request = msgspec.structs.replace(running.request, is_reproducible=is_reproducible)
+        scheduler.add(running)
+    now_s = 0.0
+    while not any(running.is_ending for running in speaking):
+        scheduler.plan(now_s, 0.01)
+        now_s += 0.01
+        for running in speaking:
+            hear(running, now_s)
+    [ending] = [running for running in speaking if running.is_ending]
+    [short] = [running for running in speaking if running is not ending]
+    ending.is_paused = True
+    return scheduler, short, now_s
+
+
+@pytest.mark.parametrize("is_reproducible", [False, True])
+def test_who_waits_for_a_page_is_no_work_whatever_chunks_it_has_left(is_reproducible: bool) -> None:
+    """The time stands still: a tick that would do nothing is not asked for again and again."""
+    scheduler, short, now_s = short_beside_paused(is_reproducible)
+    for _ in range(12):
+        if scheduler.has_work:
+            plan = scheduler.plan(now_s, 0.01)
+            assert not plan.is_empty
+    assert not scheduler.has_work
+    assert is_reproducible or short.undecoded == 0
+
+
+def test_who_waits_for_a_page_keeps_nobody_out_once_it_is_paused() -> None:
+    scheduler = scheduler_of(pages=25, slots=4)
+    for number in range(2):
+        scheduler.add(request_of(str(number), 16, 290, 16))
+    scheduler.plan(0.0, 0.01)
+    first, second = scheduler.running
+    while second in scheduler.plan(0.0, 0.01).frame:
+        for running in (first, second):
+            hear(running, 0.0)
+    first.is_paused = True
+    while scheduler.has_work:
+        scheduler.plan(0.0, 0.01)
+    small = request_of("small", 1, 1, 1)
+    scheduler.add(small)
+    assert not scheduler.has_work
+    second.is_paused = True
+    assert scheduler.has_work
+    assert scheduler.plan(0.0, 0.01).admit == [small]
+
+
 def test_pages_are_given_ahead_so_that_few_ticks_give_any() -> None:
     scheduler = scheduler_of(pages=400)
     for number in range(16):

@@ -176,9 +176,10 @@ class Scheduler:
         return Plan(put_back, admit, pages, text, frame, self._plan_codec(active, now_s, tick_s))
 
     def _is_work(self, running: RunningRequest) -> bool:
+        if running.is_paused:
+            return False
         is_waiting = running.is_starving or running in self._short
-        is_stuck = is_waiting and running.undecoded < self._config.chunk_frames[0]
-        return not (running.is_paused or is_stuck)
+        return not is_waiting or self._due_frames(running, 0.0, 0.0) > 0
 
     def _stepping(self) -> list[RunningRequest]:
         """Those that can make a frame, if they have a page for it."""
@@ -246,7 +247,9 @@ class Scheduler:
     def _admissible(self) -> RunningRequest | None:
         """The next request if its slot and pages are free. None overtakes one that waits for pages: it might starve."""
         running = _first_unpaused(self._speaking) or _first_unpaused(self._waiting)
-        if running is None or not self._slots.free or self._is_closed or self._short:
+        # One that was paused since it came to be short keeps nobody out: the next plan would find nobody short.
+        is_short = _first_unpaused(self._short) is not None
+        if running is None or not self._slots.free or self._is_closed or is_short:
             return None
         return running if self._pager.can_admit(running, self.running) else None
 
@@ -302,8 +305,8 @@ class Scheduler:
             return sizes[0] if ready >= sizes[0] or running.is_ending else 0
         if running.is_ending:
             return next((size for size in sizes if size >= ready), sizes[-1])
-        if running.is_starving:
-            # Until text comes no frame follows; a padded chunk would spoil what the codec remembers.
+        if running.is_starving or (running in self._short and not running.request.is_reproducible):
+            # Until text, or a page, comes no frame follows; a padded chunk would spoil what the codec remembers.
             return max((size for size in sizes if size <= ready), default=0)
         if running.request.is_reproducible:
             # Each chunk is at most as long as all before it: whoever plays it as it comes has that long to wait for it.
