@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from interpreter import in_the_interpreter
 from sonoro.nn.linear import quantize
@@ -107,6 +108,30 @@ def test_a_channel_is_rounded_to_the_nearest_of_its_own_steps(quantization: str)
     torch.testing.assert_close(found.abs().amax(dim=1, keepdim=True), largest, rtol=1e-6, atol=0)
     # Symmetric: the other sign is stored with the other sign.
     assert torch.equal(quantize(-weight, quantization)[0].float(), -stored.float())
+
+
+class Made(TorchDispatchMode):
+    """Notes the bytes of each tensor that an operation makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: list[int] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        made = func(*args, **kwargs or {})
+        self.bytes += [made.nbytes] if isinstance(made, Tensor) else []
+        return made
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_weight_for_the_library_is_never_in_32_bits(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    for quantization in FORMATS:
+        weight, scale = quantize(torch.randn(64, 96) * torch.logspace(-3, 1, 64)[:, None], quantization)
+        with Made() as made:
+            found = dequantized(weight, scale, dtype)
+        assert torch.equal(found, (weight.float() * scale[:, None]).to(dtype)), "rounded once"
+        assert max(made.bytes) <= 64 * 96 * 2
 
 
 @pytest.mark.parametrize("quantization", FORMATS)

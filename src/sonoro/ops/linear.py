@@ -52,8 +52,14 @@ EIGHT_BITS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 def dequantized(weight: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """What `weight` [N, K] stands for, rounded once to `dtype`; itself without `scale` [N]."""
-    return weight if scale is None else (weight.to(torch.promote_types(dtype, scale.dtype)) * scale[:, None]).to(dtype)
+    """What `weight` [N, K] stands for, rounded once to `dtype`; itself without `scale` [N]. Capturable."""
+    if scale is None:
+        return weight
+    if dtype.itemsize > 2:
+        return (weight.to(torch.promote_types(dtype, scale.dtype)) * scale[:, None]).to(dtype)
+    # No copy of the weight is ever in 32 bits. Of 8-bit floats torch knows no product, and 16 bits hold each.
+    steps = weight.to(dtype) if weight.is_floating_point() else weight
+    return torch.mul(steps, scale[:, None], out=torch.empty_like(steps, dtype=dtype))
 
 
 def norm_linear_reference(
