@@ -98,6 +98,12 @@ def edit(folder: Path, name: str, change: Callable[[dict[str, Any]], object]) ->
             "codec_eos_token_id is 63; it must be at least 64 and below vocab_size 1088",
         ),
         (
+            "config.json",
+            lambda c: c.update(lead_in=1920),
+            "lead_in is 1920; it must be below speech_tokenizer decode_upsample_rate 1920",
+        ),
+        ("config.json", lambda c: c.update(lead_in=-1), "lead_in is -1; it must be at least 0"),
+        (
             "generation_config.json",
             lambda c: c.update(top_k="many"),
             r"generation_config\.json: Expected `int`, got `str`",

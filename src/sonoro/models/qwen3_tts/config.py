@@ -127,7 +127,7 @@ class ModelConfig:
     max_segment_letters: int = 400
     """Our own key: the longest text prompted at once, in letters as `sonoro.core.text` counts (400 take 30 s)."""
     lead_in: int = 0
-    """Our own key: samples before a request's audio that are silence, and are left out."""
+    """Our own key: samples before a request's audio that are silence, and are left out: fewer than a frame has."""
     spk_sex: dict[str, VoiceSex] = field(default_factory=dict)
     """Our own key: whom people hear in each voice; that of released ones is known (configs/speakers.json)."""
 
@@ -306,6 +306,9 @@ def _check(configs: Configs) -> None:
     if not codes <= talker.codec_eos_token_id < talker.vocab_size:
         limit = f"it must be at least {codes} and below vocab_size {talker.vocab_size}"
         raise CheckpointError(f"config.json: codec_eos_token_id is {talker.codec_eos_token_id}; {limit}")
+    if model.lead_in >= codec.decode_upsample_rate:
+        limit = f"it must be below speech_tokenizer decode_upsample_rate {codec.decode_upsample_rate}"
+        raise CheckpointError(f"config.json: lead_in is {model.lead_in}; {limit}")
     if model.tts_model_type not in VARIANTS:
         raise CheckpointError(f"config.json: tts_model_type is {model.tts_model_type!r}; known: {', '.join(VARIANTS)}")
     if model.tts_model_type == "custom_voice" and not talker.spk_id:
