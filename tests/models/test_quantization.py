@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +135,18 @@ def test_a_format_that_a_family_or_a_card_does_not_have_is_refused(
     on(TYPICAL[9, 0])
     with pytest.raises(ConfigError, match=f"{only.model_type} is offered as none or int8"):
         registry.load(tmp_path, quantization="fp8")
+
+
+def test_a_card_without_bfloat16_has_another_dtype_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpu, family = torch.device("cuda"), registry.FAMILIES[0]
+    holds = replace(family, holds_float16=True)
+    for kind, expected in (((7, 5), torch.float32), ((8, 0), torch.bfloat16), ("gfx942", torch.bfloat16)):
+        monkeypatch.setattr(registry, "card", lambda device, on=TYPICAL[kind]: on)
+        caplog.clear()
+        assert registry._dtype(None, gpu, family) == expected
+        assert ("Tesla T4 has no units for bfloat16" in caplog.text) == (kind == (7, 5))
+        assert registry._dtype(None, gpu, holds) == (torch.float16 if kind == (7, 5) else torch.bfloat16)
+        # What is asked for is taken.
+        assert registry._dtype("bfloat16", gpu, family) == torch.bfloat16

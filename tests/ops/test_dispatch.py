@@ -208,3 +208,21 @@ def test_a_kernel_out_of_memory_is_not_a_broken_one(on_gpu: Tensor) -> None:
     with torch.inference_mode(), pytest.raises(torch.OutOfMemoryError, match="full"):
         chosen(on_gpu)
     assert not chosen.is_broken
+
+
+def test_references_that_serve_for_a_kernel_are_counted_and_no_others(on_gpu: Tensor) -> None:
+    """A graph that was captured meanwhile is not one of kernels alone."""
+    broken, wrong, sound = operation(failing), operation(plus_two), operation(plus_one)
+    with torch.inference_mode():
+        broken(on_gpu)
+        wrong.check(lambda: (on_gpu,), tolerance=0.0)
+        before = Operation.references
+        sound(on_gpu)
+        sound(torch.ones(3))
+        with references_alone():
+            sound(on_gpu)
+        assert Operation.references == before
+        broken(on_gpu)
+        assert Operation.references == before + 1
+        wrong(on_gpu)
+        assert Operation.references == before + 2

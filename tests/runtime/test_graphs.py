@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sonoro.ops.dispatch import Operation
 from sonoro.runtime.graphs import GraphPool, GraphSet
 
 CPU = torch.device("cpu")
@@ -118,6 +119,20 @@ def test_it_is_used_in_inference_mode() -> None:
     graphs = GraphSet("test", Tensor.clone, (1,), SLOTS, CPU)
     with torch.inference_mode(False), pytest.raises(AssertionError):
         graphs.run([0])
+
+
+@pytest.mark.gpu
+def test_a_graph_with_a_reference_in_place_of_a_kernel_is_counted_apart(cuda_stream: torch.device) -> None:
+    def fails(x: Tensor) -> Tensor:
+        raise RuntimeError("no such instruction")
+
+    plus = Operation("plus", fails, lambda x: x + 1)
+    graphs = GraphSet("test", lambda slots: plus(slots) if len(slots) > 1 else slots + 1, (1, 2), SLOTS, cuda_stream)
+    graphs.capture()
+    for slots in ([0], [0, 1], [1, 0], [1]):
+        graphs.run(slots)
+    assert (graphs.graph_launches, graphs.reference_launches) == (4, 2)
+    Operation.known.remove(plus)
 
 
 @pytest.mark.gpu

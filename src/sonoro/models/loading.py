@@ -33,7 +33,7 @@ class Family:
     `model_type` is that of its config.json, or its `architecture` where there is none. `configurations` maps the
     released ones, which need no folder, to hub ids; `hub_files` are patterns of what to download, `hub_settings` what
     is set of a model that is loaded by such an id (`models.settings`). `quantizations` are the formats in 8 bits that
-    it may be kept in.
+    it may be kept in. `holds_float16`: the peaks of its activations were measured and fit, sums being float32.
 
     `read` gives the configuration of a source, `files` its weights; `tokenizer` is that of a folder, which must have
     `tokenizer_file`, or with None a stand-in; `model` takes name, configuration, modules and tokeniser. `spec`, `sizes`
@@ -53,6 +53,7 @@ class Family:
     position_bytes: Callable[[Any, torch.dtype], int]
     hub_settings: Mapping[str, OptionValue] = field(default_factory=dict)
     quantizations: Sequence[str] = ("int8", "fp8")
+    holds_float16: bool = False
 
     def from_folder(
         self, folder: Path, name: str, device: torch.device, dtype: torch.dtype, quantization: str = "none"

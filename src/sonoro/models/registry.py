@@ -7,6 +7,7 @@ A family is one line in `FAMILIES`; its checkpoints are recognised by the `model
 from __future__ import annotations
 
 import json
+import logging
 import re
 from importlib import resources
 from pathlib import Path
@@ -28,12 +29,15 @@ from sonoro.runtime.kernels import use_own_plans
 
 __all__ = ["BUILTIN", "describe", "load", "locate", "names"]
 
+logger = logging.getLogger(__name__)
+
 BUILTIN = "builtin"
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _OTHER_FORMATS = ("*.bin", "*.pth")
 """Patterns of what else may hold weights; asked for where there is no safetensors file."""
 
+_BFLOAT16_FROM = (8, 0)
 _FP8_FROM = (8, 9)
 """The compute capability from which on cards have units for E4M3; those of AMD have them in another form."""
 
@@ -67,7 +71,8 @@ def load(
 ) -> LoadedModel:
     """The model called `model`: a folder, a hub id, or one of `names()`; None is the built-in voice.
 
-    `device` "auto" is CUDA where there is one. `dtype` None is bfloat16 on CUDA and float32 elsewhere. `load_format`
+    `device` "auto" is CUDA where there is one. `dtype` None is bfloat16 on CUDA (before 8.0 float16 for
+    families that it holds, else float32) and float32 elsewhere. `load_format`
     "dummy" draws random weights in the shapes of `model`. `quantization` "int8" or "fp8" keeps the weights of layers
     in 8 bits. Raises `CheckpointNotFound` saying what is known, `CheckpointError` for a folder that cannot be used,
     `ConfigError` for an empty name, a bad device, dtype or format, and for a quantisation that the model or the card
@@ -76,10 +81,10 @@ def load(
     if load_format not in ("auto", "dummy"):
         raise ConfigError("load_format", load_format, "it must be auto or dummy")
     torch_device = _device(device)
-    torch_dtype = _dtype(dtype, torch_device)
     use_own_plans(torch_device)
     source = _find(model, is_dummy=load_format == "dummy")
     _check_quantization(quantization, source.family, torch_device)
+    torch_dtype = _dtype(dtype, torch_device, source.family)
     how = (source.name, torch_device, torch_dtype, quantization)
     if load_format == "dummy":
         return source.family.from_random(source.origin, *how)
@@ -97,7 +102,7 @@ def describe(
 ) -> Description:
     """What `model`, named as for `load`, holds and would take; allocates no weight. Raises as `load` does."""
     source = _find(model, is_dummy=False)
-    return source.family.describe(source.origin, source.name, _dtype(dtype, _device(device)))
+    return source.family.describe(source.origin, source.name, _dtype(dtype, _device(device), source.family))
 
 
 def locate(model: str | Path | None = None) -> Path | None:
@@ -190,6 +195,19 @@ def _device(device: str | torch.device) -> torch.device:
     return parsed
 
 
+def _dtype_of_gpu(device: torch.device, family: Family) -> torch.dtype:
+    """bfloat16 where the card has units for it; what else it is, and why, is said."""
+    on = card(device) if device.type == "cuda" else None
+    if on is None or on.gfx or on.capability >= _BFLOAT16_FROM:
+        return torch.bfloat16
+    chosen = torch.float16 if family.holds_float16 else torch.float32
+    reason = f"{on.name} has no units for bfloat16, and float16 " + (
+        "holds the peaks of this family" if family.holds_float16 else "is not known to hold the peaks of this family"
+    )
+    logger.warning("event=dtype chosen=%s reason=%r", str(chosen).removeprefix("torch."), reason)
+    return chosen
+
+
 def _check_quantization(quantization: str, family: Family, device: torch.device) -> None:
     offered = ("none", *family.quantizations)
     if quantization not in offered:
@@ -201,9 +219,9 @@ def _check_quantization(quantization: str, family: Family, device: torch.device)
         )
 
 
-def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
+def _dtype(dtype: str | torch.dtype | None, device: torch.device, family: Family) -> torch.dtype:
     if dtype is None or dtype == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
+        return torch.float32 if device.type == "cpu" else _dtype_of_gpu(device, family)
     chosen = _DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if chosen not in _DTYPES.values():
         # In float16 the activations of released predictors overflow.

@@ -61,6 +61,9 @@ class Operation:
     has_kernels: ClassVar[bool] = True
     """Whether any kernel may serve: see `references_alone`."""
 
+    references: ClassVar[int] = 0
+    """How often a reference served because a kernel had failed or disagreed."""
+
     known: ClassVar[list[Operation]] = []
     """All operations there are, in the order they were made."""
 
@@ -93,6 +96,7 @@ class Operation:
         """The operation on `x` and what follows it. Capturable once it has run at these shapes."""
         is_plain = self.is_broken or not Operation.has_kernels or not _is_launched(x) or torch.is_grad_enabled()
         if is_plain or not self.is_supported(x, *args, **kwargs):
+            Operation.references += bool(self.disagreement)
             return self.reference(x, *args, **kwargs)
         fallback = self.fallbacks.get(_shapes((x, args, kwargs))) if self.fallbacks else None
         if fallback is None:
@@ -100,6 +104,7 @@ class Operation:
             return result if error is None else self._fall_back(error, x, args, kwargs)
         if fallback.shrink:
             return self.kernel(x, *args, **kwargs, shrink=fallback.shrink)
+        Operation.references += 1
         return self.reference(x, *args, **kwargs)
 
     def _launch(self, x: Tensor, args: Any, kwargs: Any) -> tuple[Any, Exception | None]:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sonoro.ops.dispatch import Operation
 from sonoro.runtime.ring import upload
 
 __all__ = ["Captured", "GraphPool", "GraphSet"]
@@ -88,6 +89,8 @@ class GraphSet:
         self.name, self.sizes = name, tuple(sizes)
         self.graph_launches = 0
         """Batches replayed from a graph since the set was made."""
+        self.reference_launches = 0
+        """Of those from a graph, the batches whose graph has references in it, in place of kernels that failed."""
         self.eager_launches = 0
         """Batches that called the function."""
         self.captured: list[Captured] = []
@@ -98,6 +101,7 @@ class GraphSet:
         # Every graph reads the head of one vector, of which the host keeps a copy to know when it must be written.
         self._slots = torch.full((largest,), scratch, dtype=torch.int64, device=device)
         self._known = [scratch] * largest
+        self._with_references: set[int] = set()
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Any]] = {}
         self._stream: torch.cuda.Stream | None = None
 
@@ -134,6 +138,7 @@ class GraphSet:
             return self._function(self._slots[:size])
         assert torch.cuda.current_stream(self._device) == self._stream
         self.graph_launches += 1
+        self.reference_launches += size in self._with_references
         graph, outputs = self._graphs[size]
         graph.replay()
         return outputs
@@ -169,12 +174,15 @@ class GraphSet:
         graph, error = torch.cuda.CUDAGraph(), ""
         try:
             # Another thread of the process may use the device meanwhile.
+            references = Operation.references
             with torch.cuda.graph(graph, self._pool.handle, stream, capture_error_mode="thread_local"):
                 outputs = self._function(self._slots[:size])
             # The first replay moves the graph to the device, which a live stream should not wait for.
             graph.replay()
             torch.cuda.synchronize(self._device)
             self._graphs[size] = graph, outputs
+            if Operation.references > references:
+                self._with_references.add(size)
         except Exception as raised:  # whatever cannot be captured can still be called
             error = " ".join(f"{type(raised).__name__}: {raised}".split())
         if error:
