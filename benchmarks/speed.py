@@ -1,0 +1,202 @@
+"""Measures in turn, in one process, what each change of the tick brings: each arm beside the one that lacks it.
+
+    python benchmarks/speed.py --model fish-s2-pro --load-format dummy --concurrency 64 --out results
+
+`prefill`: the prompts of 1 and of 8 requests from a graph, by the operations of training (before) and of a frame, with
+the kernels that one launch of each takes. `tiles`: gated products in the committed plan and in blocks of two widths, in
+graphs over weights that no cache holds. `engine`: clients in a closed loop, with every page that the slots can use and
+prompts by the operations of training, then each alone, then both. Every arm runs `--repeats` times, in turn; rows give
+the medians. Writes speed-<model>.json and ends with one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import itertools
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from arms import speak
+from sonoro.core.config import EngineConfig
+from sonoro.engine.engine import Engine
+from sonoro.models import registry
+from sonoro.models.base import Capacity, LoadedModel, Pages, TextPromptModel
+from sonoro.models.codec_choice import dtype_name
+from sonoro.ops.linear import norm_gate_up, norm_gate_up_kernel
+from sonoro.ops.plans import Plan, from_text, known_shapes, plan_for, to_text
+from sonoro.profile.report import Report
+from sonoro.profile.requests import speech_request
+from sonoro.runtime.graphs import GraphSet
+
+TEXT = "The next train to the coast leaves from platform four in twelve minutes; mind the gap."
+TWO_WIDTHS = ("64 64+16 64 1 1 4 4", "64 64+16 128 1 1 3 4", "64 32+16 128 1 1 4 4", "32 64+16 128 1 1 4 4")
+CACHE_BYTES = 2**28
+PAGE_POSITIONS = 32
+
+
+def arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="as sonoro serve takes it; the built-in voice if none")
+    parser.add_argument("--load-format", default="auto")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--parts", nargs="+", choices=("prefill", "tiles", "engine"), default=None)
+    parser.add_argument("--concurrency", type=int, default=64)
+    parser.add_argument("--frames", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=4, help="requests of each client")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--max-positions", type=int, default=2048)
+    parser.add_argument("--commit", help="what is run, where there is no checkout to ask")
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    return parser.parse_args(argv)
+
+
+def median_ms(call: Callable[[], Any], repeats: int, device: torch.device) -> float:
+    """Of `call`, launched several times and waited for."""
+
+    def timed() -> float:
+        began_s = time.perf_counter()
+        for _ in range(10):
+            call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return (time.perf_counter() - began_s) * 100
+
+    timed()
+    return statistics.median(timed() for _ in range(repeats))
+
+
+def launches_of(call: Callable[[], Any], device: torch.device) -> int | None:
+    """Kernels that `call` launches; None without a GPU."""
+    if device.type != "cuda":
+        return None
+    call()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize(device)
+    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profile.events())
+
+
+def time_prefill(loaded: LoadedModel, args: argparse.Namespace, report: Report) -> None:
+    """Prompts of 1 and of 8 requests, in each arm."""
+    model, device, positions = loaded.model, loaded.device, args.max_positions
+    slots = 8
+    pages = -(-positions // PAGE_POSITIONS)
+    prompts = []
+    for number in range(slots):
+        request = speech_request(model.spec, number, TEXT, args.frames)
+        [segment, *_] = model.segments(TEXT, "auto")
+        prompts.append(model.prepare(request, segment, 0, (), None))
+    for count, repeat, is_fused in itertools.product((1, slots), range(args.repeats), (False, True)):
+        sizes = {"page_positions": PAGE_POSITIONS, "pages": slots * pages, "max_tokens": 2048}
+        state = model.allocate(Capacity(slots, positions, args.frames, 1024, **sizes, is_prefill_fused=is_fused))
+        own = [Pages(range(slot * pages, (slot + 1) * pages)) for slot in range(count)]
+        tokens = model.stage(state, prompts[:count], range(count), own)
+        model.admit(state, torch.arange(count, device=device))
+        calls = {"prefill": functools.partial(model.prefill, state)}
+        if isinstance(model, TextPromptModel):
+            calls["prefill text"] = functools.partial(model.prefill_text, state)
+        for name, call in calls.items():
+            graphs = GraphSet(name, call, (tokens,), 2048, device)
+            graphs.capture()
+            row = {"part": name, "is_prefill_fused": is_fused, "prompts": count, "tokens": tokens, "repeat": repeat}
+            row["graph_ms"] = median_ms(functools.partial(graphs.run, range(tokens)), 5, device)
+            row["launches"] = launches_of(functools.partial(call, torch.arange(tokens, device=device)), device)
+            report.add(row)
+
+
+def chain(x: Tensor, gain: Tensor, weights: Sequence[Tensor], plan: Plan, _: Tensor) -> None:
+    """The product of `x` with each of `weights`."""
+    for weight in weights:
+        norm_gate_up_kernel(x, gain, 1e-6, weight, plan=plan)
+
+
+def time_tiles(loaded: LoadedModel, args: argparse.Namespace, report: Report) -> None:
+    """Gated products of the shapes that models have, in every plan that could serve."""
+    device = loaded.device
+    if device.type != "cuda":
+        report.add({"part": "tiles", "error": "no GPU"})
+        return
+    shapes = [shape for shape, is_gated in known_shapes().items() if is_gated and shape[0] >= 12288]
+    for (n, k), rows in itertools.product(shapes, (32, 64)):
+        count = max(2, CACHE_BYTES // (2 * n * k))
+        weights = [torch.randn(n, k, device=device, dtype=torch.bfloat16) / k**0.5 for _ in range(count)]
+        x, gain = (torch.randn(*size, device=device, dtype=torch.bfloat16) for size in ((rows, k), (k,)))
+        committed = plan_for(rows, weights[0], True)
+        others = [from_text(f"tile {line}") for line in TWO_WIDTHS if int(line.split()[0]) == rows]
+        for repeat, plan in itertools.product(range(args.repeats), (committed, *others)):
+            row = {"part": "tiles", "shape": f"{n}x{k}", "rows": rows, "plan": to_text(plan), "repeat": repeat}
+            try:
+                found = norm_gate_up_kernel(x, gain, 1e-6, weights[0], plan=plan).float()
+                expected = norm_gate_up.reference(x, gain, 1e-6, weights[0]).float()
+                row["difference"] = float((found - expected).abs().max() / expected.abs().max())
+                graphs = GraphSet("tiles", functools.partial(chain, x, gain, weights, plan), (1,), 0, device)
+                graphs.capture()
+                row["us"] = 1000 * median_ms(functools.partial(graphs.run, [0]), 5, device) / count
+            except Exception as error:  # a plan that this card refuses leaves the others theirs
+                row["error"] = repr(error)
+            report.add(row)
+
+
+def time_engine(loaded: LoadedModel, args: argparse.Namespace, report: Report) -> None:
+    """Clients in a closed loop, in each arm."""
+    slots, numbers = args.concurrency, itertools.count()
+    most = min(args.max_positions // 2, loaded.model.spec.max_frames)
+    base = EngineConfig(slots=slots, max_positions=args.max_positions, max_frames=most, is_prefill_fused=False)
+    full = base.pages_per_slot * slots
+    arms: Mapping[str, dict[str, Any]] = {
+        "before": {"pages": full},
+        "prefill": {"pages": full, "is_prefill_fused": True},
+        "pages": {"pages": 0},
+        "both": {"pages": 0, "is_prefill_fused": True},
+    }
+    for repeat, (name, changes) in itertools.product(range(args.repeats), arms.items()):
+        row: dict[str, Any] = {"part": "engine", "arm": name, "concurrency": slots, "repeat": repeat}
+        try:
+            engine = Engine(loaded.model, dataclasses.replace(base, **changes))
+            speak(engine, numbers, slots, 1, TEXT, min(8, args.frames))
+            row |= speak(engine, numbers, slots, args.rounds, TEXT, args.frames)
+            row |= {"pages": engine.runner.pages, "put_back": engine.put_back}
+            row["pages_bytes"] = engine.runner.pages * base.page_positions * loaded.model.position_bytes
+            del engine
+        except Exception as error:  # an arm that does not fit leaves the others theirs
+            row["error"] = repr(error)
+        report.add(row)
+
+
+PARTS = {"prefill": time_prefill, "tiles": time_tiles, "engine": time_engine}
+
+
+def main(argv: Sequence[str] = sys.argv[1:]) -> int:
+    args = arguments(argv)
+    args.out.mkdir(parents=True, exist_ok=True)
+    loaded = registry.load(args.model, device=args.device, load_format=args.load_format)
+    name = loaded.model.spec.name
+    settings = {key: value for key, value in vars(args).items() if key not in ("out", "commit")}
+    stream = torch.cuda.Stream(loaded.device) if loaded.device.type == "cuda" else None
+    if stream is not None:
+        torch.cuda.synchronize(loaded.device)  # the weights were made on another stream
+    report = Report(
+        {"bench": "speed", "model": name, "dtype": dtype_name(loaded.dtype)},
+        is_gpu=stream is not None,
+        settings=settings,
+        commit=args.commit,
+        out=args.out / f"speed-{name}.json",
+    )
+    for part in args.parts or PARTS:
+        with torch.inference_mode(), torch.cuda.stream(stream):
+            PARTS[part](loaded, args, report)
+    report.finish(f"{name}: what each change of the tick brings")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
