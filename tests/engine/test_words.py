@@ -4,13 +4,17 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
+import numpy as np
 import pytest
 
 from fakes.sine import SineModel
 from resolving import Engine
 from sonoro.core.config import EngineConfig
+from sonoro.core.normalize import trace_english
+from sonoro.core.text import Segment
 from sonoro.core.types import AudioChunk, Event, Failed, Finished, SpeechRequest
 from sonoro.core.words import Word
+from sonoro.engine.words import RequestWords
 from sonoro.models import registry
 from sonoro.words.heads import WordHeads
 from sonoro.words.spans import word_spans
@@ -157,3 +161,20 @@ def test_who_asks_for_attempts_but_not_for_words_is_told_of_faults_alone(engine:
     made = events(engine, SpeechRequest(id="a", text="Nobody knew why.", attempts=2, seed=3))
     assert all(event.words is None for event in made if isinstance(event, AudioChunk | Finished))
     assert made[-1].reason == "stop"
+
+
+def test_a_word_that_is_spelled_out_over_two_segments_is_told_once() -> None:
+    model, text = registry.load(None, device="cpu").model, "It cost 123456 dollars."
+    spoken, _ = trace_english(text, lowercase=True)
+    cut = spoken.index("three")
+    words, pointing = RequestWords(model, model.spec, text), model.word_heads.text_first
+    for piece, start, end in ((spoken[:cut].strip(), 0, 11), (spoken[cut:], 11, len(text))):
+        words.begin(Segment(piece, start, end), pointing, 0.0)
+        tokens = len(model.token_spans(piece))
+        for frame in range(tokens):
+            looked = np.zeros((len(model.word_heads.places), 512), np.float32)
+            looked[:, frame] = 1.0
+            words.see(looked, frame + 1)
+        words.hear(np.full(1920 * tokens, 9000, "<i2").tobytes())
+        words.end()
+    assert [(word.start, word.end) for word in words.told] == word_spans(text)

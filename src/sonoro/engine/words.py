@@ -143,7 +143,10 @@ class RequestWords:
         if segment.ids is not None and not segment.is_whole:
             tokens = tokens[: len(segment.ids)]
         self._tokens = len(tokens)
-        self._clock.words = spoken_words(words, spoken, [(low + start, low + end) for start, end in origins], tokens)
+        found = spoken_words(words, spoken, [(low + start, low + end) for start, end in origins], tokens)
+        # A word that is spelled out over two segments, as a long number, was told with the first.
+        told_to = self.told[self._told_before - 1].end if self._told_before else 0
+        self._clock.words = [word for word in found if word.start >= told_to]
 
     def _found(self, segment: Segment) -> tuple[int, str, list[tuple[int, int]]]:
         """Where in the text `segment` is looked for, what is spoken of it, and where from there on that comes from: in

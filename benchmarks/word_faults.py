@@ -1,0 +1,235 @@
+"""What the guards of word times catch: faults spliced from real codes of the built-in voice, and its good readings.
+
+`python benchmarks/word_faults.py judge --count 50 --raw FILE.jsonl` speaks texts in both layouts, splices six faults of
+the codes of each, runs the talker over them as if it had made them, and adds a line for each that says what its guards
+find; texts that are in the file already are passed over, so it may be broken off. `report FILE.jsonl` makes the figures
+and the curve of the limit on straying. Needs the extra `align`: faults are cut where pocketsphinx hears words begin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sonoro.core.config import EngineConfig
+from sonoro.core.normalize import trace_english
+from sonoro.core.text import Segment
+from sonoro.core.types import AudioChunk, Finished, SpeechRequest
+from sonoro.engine.engine import Engine
+from sonoro.engine.words import RequestWords
+from sonoro.models import registry
+from sonoro.nn.transformer import causal_attention
+from sonoro.words.spans import spoken_words, word_spans
+from sonoro.words.tracking import SegmentClock
+from words import LAYOUTS, Aligner  # type: ignore[import-not-found]
+
+TEXTS = Path(__file__).parent.parent / "tools" / "builtin_voice"
+BATCH, FRAME_S, MOST_FRAMES = 8, 0.08, 400
+LEAST_WORDS = 6
+
+
+class Reading:
+    """A text as it was spoken, in one segment: its request, codes [F, K] and when its words begin, in frames."""
+
+    def __init__(self, request: SpeechRequest, codes: np.ndarray, begins: list[int]) -> None:
+        self.request, self.codes, self.begins = request, codes, begins
+
+
+class Bench:
+    """The built-in voice, an engine of it and an aligner."""
+
+    def __init__(self) -> None:
+        self.model: Any = registry.load(None, device="cpu").model
+        self.engine = Engine(
+            self.model,
+            EngineConfig(slots=BATCH, max_positions=1024, max_frames=MOST_FRAMES, prefill_tokens=1024),
+        )
+        self._aligner = Aligner()
+
+    def speak(self, requests: list[SpeechRequest]) -> list[Reading]:
+        """Those of `requests` that ended by themselves and that the aligner follows."""
+        frames: dict[str, Any] = {}
+        pcm = {request.id: b"" for request in requests}
+        ended, state = set(), self.engine.runner._state.state
+        for request in requests:
+            self.engine.submit(request)
+        running = dict(self.engine._running)
+        while self.engine.has_work:
+            events = self.engine.tick()
+            for name, one in running.items():
+                if one.allocation is not None:
+                    frames[name] = state.frames[one.allocation.slot, : int(state.length[one.allocation.slot])].clone()
+            for event in events:
+                if isinstance(event, AudioChunk):
+                    pcm[event.request_id] += event.pcm
+                elif isinstance(event, Finished) and event.reason == "stop":
+                    ended.add((event.request_id, event.frames))
+        made = []
+        for request in requests:
+            codes = frames[request.id].numpy()
+            # Of several segments the last one's codes are left.
+            begins = self._begins(request.text, pcm[request.id]) if (request.id, len(codes)) in ended else None
+            if begins is not None and len(begins) >= LEAST_WORDS:
+                made.append(Reading(request, codes, begins))
+        return made
+
+    def _begins(self, text: str, pcm: bytes) -> list[int] | None:
+        spoken, origins = trace_english(text, lowercase=True)
+        places = [found.span() for found in re.finditer(r"[a-z']+", spoken)]
+        samples = np.frombuffer(pcm, "<i2").astype(np.float32) / 32768
+        found = self._aligner.align(samples, self.model.spec.sample_rate, [spoken[a:b] for a, b in places])
+        words = spoken_words(word_spans(text), spoken, origins, places)
+        return None if found is None else [round(found[int(word.first)][0] / FRAME_S) for word in words]
+
+    @torch.inference_mode()
+    def judge(self, request: SpeechRequest, codes: np.ndarray) -> dict[str, Any]:
+        """What the guards say of `codes` [F, K] as a reading of a resolved request's text."""
+        model = self.model
+        segment = model.segments(request.text, request.language)[0]
+        prompt, pointing = model.prepare(request, segment, 0, (), None), model.pointing(request, None)
+        words = RequestWords(model, model.spec, request.text)
+        words.begin(Segment(segment, 0, len(request.text)), pointing, 0.0)
+        for frame, looked in enumerate(self._attention(prompt, pointing, codes), start=1):
+            words.see(looked, frame)
+        clock: SegmentClock = words._clock  # type: ignore[assignment]
+        clock.finish()
+        return {"fault": clock.fault, "strayed": round(clock.tracker.strayed, 3)}
+
+    def _attention(self, prompt: Any, pointing: Any, codes: np.ndarray) -> Iterator[np.ndarray]:
+        """Of each frame [heads watched, W] to the text."""
+        talker, start = self.model._modules.lm.talker, prompt.positions
+        ids = torch.full((len(codes),), self.model._configs.model.tts_pad_token_id)
+        trail = prompt.trail[: len(codes)]
+        ids[: len(trail)] = trail
+        fed = talker.embed_frames(torch.from_numpy(codes).long()) + talker.embed_text(ids)
+        hidden = torch.cat([talker.embed_prompt(prompt), fed])[None]
+        scores: list[torch.Tensor] = []
+
+        def attend(layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+            if layer == pointing.layer:
+                key = keys[0, :, pointing.head // (queries.shape[2] // keys.shape[2])]
+                scores.append(queries[0, start - 1 : -1, pointing.head] @ key.T / queries.shape[-1] ** 0.5)
+            return causal_attention(layer, queries, keys, values)
+
+        rotary = talker.model.rotary(torch.arange(hidden.shape[1]), hidden.dtype)
+        for number, layer in enumerate(talker.model.layers[: pointing.layer + 1]):
+            hidden = layer(hidden, number, rotary, attend)
+        for frame in range(len(codes)):
+            live = min(prompt.text_count, start + frame - prompt.text_start)
+            looked = np.zeros((len(self.model.word_heads.places), 512), np.float32)
+            looked[:, :live] = scores[0][frame, prompt.text_start : prompt.text_start + live].softmax(-1).numpy()
+            yield looked
+
+
+def faults(reading: Reading, other: Reading, chance: random.Random) -> dict[str, np.ndarray]:
+    """Six kinds of them by name: codes [F, K]."""
+    codes, begins, words = reading.codes, reading.begins, len(reading.begins)
+    frames, length = len(codes), chance.randint(12, 25)
+    few = chance.randint(2, 4)
+    first = chance.randint(0, words - few - 1)
+    skipped = chance.randint(1, words - few - 1)
+    stuck = chance.randint(frames // 4, 3 * frames // 4)
+    half = other.begins[len(other.begins) // 2]
+    beyond = other.codes[5 : 5 + length] if chance.random() < 0.5 else np.tile(codes[-length // 2 :], (2, 1))
+    return {
+        "past_end": np.concatenate([codes, beyond]),
+        "cut": codes[: max(4, begins[words - chance.randint(1, 3)])],
+        "repeated": np.concatenate([codes[: begins[first + few]], codes[begins[first] :]]),
+        "skipped": np.concatenate([codes[: begins[skipped]], codes[begins[skipped + few] :]]),
+        "stuck": np.concatenate([codes[:stuck], np.repeat(codes[stuck : stuck + 1], length, 0), codes[stuck:]]),
+        "other_end": np.concatenate([codes[: begins[words // 2]], other.codes[half:]]),
+    }
+
+
+def judge(options: argparse.Namespace) -> None:
+    """Speak and judge texts that are not in the file yet, up to `count` of them."""
+    files = ("everyday.txt", "carriers.txt", "harvard.txt")
+    lines = [line.strip() for name in files for line in (TEXTS / name).read_text(encoding="utf-8").splitlines()]
+    texts = [line for line in lines if line]
+    done = set()
+    if options.raw.is_file():
+        done = {json.loads(line)["number"] for line in options.raw.read_text(encoding="utf-8").splitlines()}
+    numbers = [number for number in range(len(texts)) if number not in done][: options.count]
+    bench = Bench()
+    voices = bench.model.spec.voices
+    for begin in range(0, len(numbers), BATCH):
+        batch, rows = numbers[begin : begin + BATCH], []
+        for layout, is_first in LAYOUTS.items():
+            requests = [
+                bench.model.spec.resolve(
+                    SpeechRequest(
+                        id=str(number),
+                        text=texts[number],
+                        voice=voices[number % len(voices)],
+                        seed=number,
+                        max_frames=MOST_FRAMES,
+                        options={"non_streaming_mode": is_first},
+                    )
+                )
+                for number in batch
+            ]
+            made = bench.speak(requests)
+            for at, reading in enumerate(made):
+                number = int(reading.request.id)
+                chance = random.Random(number)
+                spliced = {"good": reading.codes, **faults(reading, made[at - 1], chance)}
+                rows += [
+                    {"number": number, "layout": layout, "kind": kind, **bench.judge(reading.request, codes)}
+                    for kind, codes in spliced.items()
+                ]
+        # Of one that could not be compared it is said that it was tried.
+        rows += [{"number": number, "layout": "", "kind": "tried"} for number in batch]
+        with options.raw.open("a", encoding="utf-8") as raw:
+            raw.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def report(options: argparse.Namespace) -> None:
+    """Of each layout the share of each kind that is flagged, and what other limits on straying would give."""
+    rows = [json.loads(line) for line in options.raw.read_text(encoding="utf-8").splitlines()]
+    result: dict[str, Any] = {"bench": "word_faults", "model": "builtin", "rows": []}
+    for layout in LAYOUTS:
+        of = [row for row in rows if row["layout"] == layout]
+        kinds = {kind: [row for row in of if row["kind"] == kind] for kind in sorted({row["kind"] for row in of})}
+        flagged = {kind: float(np.mean([row["fault"] is not None for row in each])) for kind, each in kinds.items()}
+        curve = []
+        for limit in (0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.3):
+            caught = [row["fault"] not in (None, "straying") or row["strayed"] > limit for row in of]
+            good = [each for row, each in zip(of, caught, strict=True) if row["kind"] == "good"]
+            bad = [each for row, each in zip(of, caught, strict=True) if row["kind"] != "good"]
+            curve.append(
+                {"strayed": limit, "caught": round(np.mean(bad), 4), "flagged_of_good": round(np.mean(good), 4)}
+            )
+        counts = {kind: len(each) for kind, each in kinds.items()}
+        result["rows"].append({"layout": layout, "counts": counts, "flagged": flagged, "curve": curve})
+    if options.out is not None:
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(result, indent=1))
+    print(json.dumps(result))
+
+
+def main() -> None:
+    """Judge or report, as the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    judging = commands.add_parser("judge")
+    judging.add_argument("--count", type=int, default=50)
+    judging.add_argument("--raw", type=Path, required=True)
+    judging.set_defaults(run=judge)
+    reporting = commands.add_parser("report")
+    reporting.add_argument("raw", type=Path)
+    reporting.add_argument("--out", type=Path)
+    reporting.set_defaults(run=report)
+    options = parser.parse_args()
+    options.run(options)
+
+
+if __name__ == "__main__":
+    main()
