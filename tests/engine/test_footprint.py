@@ -8,12 +8,14 @@ import torch
 from families import TinyFamily, tiny
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError
+from sonoro.engine import worker
 from sonoro.engine.device_state import capacity_of
 from sonoro.engine.engine import Engine
 from sonoro.engine.footprint import Footprint, footprint, refuse_what_does_not_fit
 from sonoro.engine.runner import Runner
 from sonoro.models import registry
 from sonoro.ops.device import Card, card
+from sonoro.transport.messages import WorkerSettings
 
 __all__ = ["tiny"]
 
@@ -118,3 +120,14 @@ def test_shared_memory_is_capped_by_configuration(tiny: TinyFamily) -> None:
     assert card(torch.device("cpu")).shared_bytes == Card().shared_bytes
     with pytest.raises(ConfigError, match="max_shared_bytes"):
         EngineConfig(max_shared_bytes=5)
+
+
+def test_a_start_on_a_small_gpu_looks_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "RTX Small")
+    monkeypatch.setattr(worker, "device_memory", lambda device: (4 * GIB, 0))
+    with pytest.raises(ConfigError, match=r"RTX Small.*what would fit: slots=4 quantization=int8"):
+        worker.check_memory(WorkerSettings(model="voxcpm2", config=EngineConfig(slots=4)))
+    # Other factories, and a CPU, have no such limit.
+    worker.check_memory(WorkerSettings(model="voxcpm2", config=EngineConfig(slots=4), device="cpu"))
+    worker.check_memory(WorkerSettings(model="voxcpm2", config=EngineConfig(slots=4), factory="other:load"))
