@@ -38,3 +38,12 @@ def test_every_kernel_compiles_and_fits_the_smallest_cards(tmp_path: Path) -> No
     changed = out.read_text(encoding="utf-8").replace('"registers": ', '"registers": 9')
     out.write_text(changed, encoding="utf-8")
     assert compiled(out, *amd) == json.loads(changed)["rows"]
+
+
+def test_the_results_have_every_target_and_no_failure() -> None:
+    results = json.loads((SCRIPT.parent / "results" / "targets.json").read_text(encoding="utf-8"))
+    rows = results["rows"]
+    assert len({row["target"] for row in rows}) == 8
+    for target in {row["target"] for row in rows}:
+        assert {row["kernel"].partition(":")[2] for row in rows if row["target"] == target} >= OF_STEPS | OF_CODECS
+    assert [row for row in rows if row["error"] or row["shared_bytes"] > row["shared_limit"]] == []
