@@ -32,6 +32,7 @@ class Pager:
 
     def __init__(self, pool: PagePool, page_positions: int) -> None:
         self._pool, self._page_positions = pool, page_positions
+        self._load: tuple[int, int] | None = None
 
     def cached_positions(self, waiting: RunningRequest) -> int:
         """Positions of its prompt that `waiting` would find filled."""
@@ -44,15 +45,35 @@ class Pager:
         if not self._pool.can_acquire(own, found):
             return False
         free = self._pool.free - (own - len(found)) - sum(self._pool.is_idle(page) for page in found)
-        others = list(running)
-        to_come = self._expected(waiting) - own + sum(self._expected(other) - _count(other) for other in others)
+        if self._load is None:
+            self._load = self._load_of(running)
+        to_come, needed = self._load
         taken = self._most(waiting) - own, own - self._shareable(waiting)
-        return to_come <= free and _is_safe(free, [taken, *map(self._taken, others)])
+        if to_come + self._expected(waiting) - own > free:
+            return False
+        return max(needed, taken[0]) <= free or _is_safe(free, [taken, *map(self._taken, running)])
+
+    def note_change(self) -> None:
+        """To be called when those that run, or their steps, are others: what all of them need is counted anew."""
+        self._load = None
+
+    def _load_of(self, running: Iterable[RunningRequest]) -> tuple[int, int]:
+        """Pages that those `running` are expected to take yet, all together, and the most that one may still need."""
+        to_come = needed = 0
+        for other in running:
+            held = _count(other)
+            to_come += self._expected(other) - held
+            needed = max(needed, self._most(other) - held)
+        return to_come, needed
 
     def admit(self, waiting: RunningRequest, slot: int) -> None:
         """Give `waiting`, which `can_admit`, an allocation: `slot`, and pages for its prompt and a frame."""
         found, cached = self._pool.find(waiting.progress.prefix), self.cached_positions(waiting)
         waiting.allocation = Allocation(slot, self._pool.acquire(self._pages_for(waiting, 1), found), cached)
+        if self._load is not None:
+            to_come, needed = self._load
+            held = _count(waiting)
+            self._load = to_come + self._expected(waiting) - held, max(needed, self._most(waiting) - held)
 
     def lacks(self, running: RunningRequest, frames: int) -> int:
         """How many pages `running` lacks for its next `frames` frames."""
@@ -71,6 +92,7 @@ class Pager:
         assert running.allocation is not None
         start, numbers = _count(running), self._pool.acquire(self.lacks(running, frames))
         running.allocation.pages.extend(numbers)
+        self._load = None
         return NewPages(running, start, numbers)
 
     def spare(self, running: Iterable[RunningRequest]) -> int:

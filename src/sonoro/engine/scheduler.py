@@ -105,7 +105,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a plan would hold anything now, or did: a request that is paused, or waits for text, is no work."""
-        return self._admissible() is not None or any(self._is_work(running) for running in self.running)
+        return any(self._is_work(running) for running in self.running) or self._admissible() is not None
 
     def is_full(self, others: int = 0) -> bool:
         """Whether no further request may wait, if `others` wait elsewhere."""
@@ -139,6 +139,7 @@ class Scheduler:
         self._short.clear()
         self._first.discard(running)
         self._is_closed = False
+        self._pager.note_change()
         if running.allocation is None:
             self._parked.discard(running)
             queue = self._speaking if running.index else self._waiting
@@ -164,6 +165,7 @@ class Scheduler:
 
     def plan(self, now_s: float, tick_s: float) -> Plan:
         """What everyone does in this tick, which is taken as launched; `tick_s` is what a tick takes on average."""
+        self._pager.note_change()
         put_back, pages = self._grow(now_s)
         admit = self._admit()
         active = [running for running in self.running if not running.is_paused]
