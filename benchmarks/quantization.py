@@ -198,7 +198,7 @@ def logits(options: argparse.Namespace) -> dict[str, Any]:
         prompts = []
         for number in range(slots):
             text = f"This is sentence number {number}, which is as good as any other."
-            request = spec.resolve(speech_request(spec, number, text, options.frames))
+            request = speech_request(spec, number, text, options.frames)
             voice = model.encode_voice(request.references) if request.references else None
             prompts.append(model.prepare(request, request.text, 0, [], voice))
         own = [list(range(slot, pages, slots)) for slot in range(slots)]

@@ -1,10 +1,16 @@
 """The gate of weights in 8 bits: intervals of paired differences, what fails it, how logits are compared."""
 
+from argparse import Namespace
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
-from quantization import LIMITS, Compared, compare_logits, paired, verdict
+from families import TinyFamily, tiny
+from quantization import LIMITS, Compared, compare_logits, logits, paired, verdict
+
+__all__ = ["tiny"]
 
 
 def reading(
@@ -55,3 +61,11 @@ def test_logits_are_compared_without_what_a_sampler_does_not_see() -> None:
     assert 0.001 < variation < 0.01
     assert compare_logits(torch.tensor([[0.0, -1e4]]), torch.tensor([[-1e4, 0.0]]))[1] == pytest.approx(1.0)
     assert set(LIMITS) == {"int8", "fp8"}
+
+
+def test_logits_of_every_family_are_compared_from_the_same_state(tiny: TinyFamily, tmp_path: Path) -> None:
+    tiny.write(tmp_path)
+    how = {"device": "cpu", "dtype": None, "load_format": "dummy", "frames": 2, "batch": 2}
+    found = logits(Namespace(model=tmp_path, format="int8", **how))
+    assert 15 < found["snr_db"] < 80
+    assert 0 < found["total_variation"] < 0.2
