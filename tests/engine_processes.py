@@ -75,10 +75,11 @@ def parent_of(pid: int) -> int | None:
 
 
 def children(parent: int | None = None) -> set[int]:
-    """The processes that `parent` or else this one has started, less what multiprocessing keeps once it was used."""
+    """The processes that `parent` or else this one has started, less what multiprocessing keeps once it was used and
+    what engines are forked from."""
     processes = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
     found = {process for process in processes if parent_of(process) == (parent or os.getpid())}
-    return {child for child in found if b"resource_tracker" not in command_of(child)}
+    return {child for child in found if b"resource_tracker" not in command_of(child)} - set(_stems)
 
 
 def command_of(process: int) -> bytes:
@@ -91,7 +92,7 @@ def command_of(process: int) -> bytes:
 
 def engines(parent: int | None = None) -> set[int]:
     """Those of them that are engines. Python's own helpers, once started, are there to the end of the run."""
-    return {child for child in children(parent) if b"sonoro.engine.worker" in command_of(child)} - set(_stems)
+    return {child for child in children(parent) if b"sonoro.engine.worker" in command_of(child)}
 
 
 _stems: dict[int, Stem] = {}
