@@ -189,7 +189,7 @@ class _Engine:
             for row in rows:
                 if made := min(frames, row.progress.length - row.progress.decoded):
                     self.count_sent(row, made, self.now_s)
-                    row.count_sent(made, self.now_s, self.times.frame_s)
+                    row.count_sent(made, self.now_s, made * self.times.frame_s)
         for row in [row for row in self.scheduler.running if row.is_drained]:
             self.scheduler.release(row)
             self.held -= 1
