@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import torch
 
 from fakes.sine_codec import LOUDNESS, SAMPLING, SineCodec
+from fakes.sine_pages import SinePages
 from sonoro.core.errors import InvalidRequest
 from sonoro.core.types import ModelSpec
 from sonoro.models.base import Controls
@@ -32,13 +33,10 @@ class SineModel:
         return SimpleNamespace(controls=controls, voice=voice, loudness=request.options["loudness"], **made)
 
     def allocate(self, capacity):
-        frames = torch.zeros(capacity.slots + 1, capacity.max_frames, 2).long()
-        state = SimpleNamespace(capacity=capacity, frames=frames)
-        state.page_table = torch.full((len(frames), capacity.pages_per_slot), capacity.pages, dtype=torch.int32)
-        (state.length, state.target, state.limit, state.pitch, state.not_run, state.begins) = torch.zeros(
-            6, len(frames)
-        ).long()
-        state.done, state.slot_of = state.length == 0, torch.full((capacity.max_tokens + 1,), capacity.slots)
+        pages, frames = SinePages(capacity), torch.zeros(capacity.slots + 1, capacity.max_frames, 2).long()
+        state = SimpleNamespace(capacity=capacity, frames=frames, done=pages.done, pages=pages, page_table=pages.table)
+        state.length, state.target, state.limit, state.pitch, state.not_run = torch.zeros(5, len(frames)).long()
+        state.slot_of = torch.full((capacity.max_tokens + 1,), capacity.slots)
         return state
 
     def check_kernels(self, state, batch):
@@ -47,15 +45,13 @@ class SineModel:
     def reset(self, state, slots):
         for slot in slots:
             state.done[slot], state.length[slot], state.frames[slot], state.not_run[slot] = True, 0, 0, 0
-            state.page_table[slot] = state.capacity.pages
 
     def stage(self, state, prompts, slots, pages):
         end, capacity, state.staged = 0, state.capacity, list(zip(prompts, slots, pages, strict=True))
         for prompt, slot, (given, cached) in state.staged:
             if "explosive" in prompt.text:
                 raise RuntimeError("it exploded")
-            assert len(set(given)) * capacity.page_positions >= prompt.positions
-            assert set(given) <= set(range(capacity.pages)), "the last page is scratch"
+            state.pages.check(given, prompt.positions)
             start, end = end, end + prompt.positions - cached
             assert end <= capacity.max_tokens, "more tokens than can be staged"
             state.slot_of[start:end] = slot
@@ -65,14 +61,8 @@ class SineModel:
         self.reset(state, slots[slots < state.capacity.slots].tolist())
         for asked, (prompt, slot, (given, cached)) in zip(slots.tolist(), state.staged, strict=False):
             assert asked == slot, "a slot was given what was staged for another"
-            own = torch.tensor(given[cached // state.capacity.page_positions :])
-            assert not torch.isin(state.page_table[~state.done], own).any(), "two slots have the same page"
-            state.page_table[slot, : len(given)] = torch.tensor(given)
-            state.begins[slot], state.not_run[slot], state.done[slot] = (
-                prompt.positions,
-                prompt.positions - cached,
-                False,
-            )
+            state.pages.hold(slot, given, prompt.positions, cached)
+            state.not_run[slot], state.done[slot] = prompt.positions - cached, False
             state.limit[slot], state.frames[slot, :, 1] = prompt.controls.max_frames, prompt.loudness
             state.target[slot] = state.limit[slot] + 1 if prompt.controls.ignore_eos else len(prompt.text)
             state.pitch[slot] = prompt.pitch
@@ -83,12 +73,7 @@ class SineModel:
     def frame(self, state, slots):
         assert not state.not_run[slots].any(), "a slot was stepped before its prompt was run"
         at = state.length[slots]
-        runs = ~state.done[slots]
-        page = (state.begins[slots] - 1 + at) // state.capacity.page_positions
-        own = state.page_table[slots[runs], page[runs]]
-        assert (own < state.capacity.pages).all(), "a slot was stepped beyond its pages"
-        held = torch.bincount(state.page_table[~state.done].flatten(), minlength=state.capacity.pages)
-        assert (held[own] == 1).all(), "two slots have the same page"
+        state.pages.step(slots[~state.done[slots]], at[~state.done[slots]])
         keeps = ~state.done[slots] & (at < state.target[slots])
         state.frames[slots[keeps], at[keeps], 0] = (state.pitch[slots] + at * at)[keeps] % 50
         state.length[slots] = at + keeps
