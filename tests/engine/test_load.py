@@ -166,7 +166,9 @@ def test_a_listener_at_playback_speed_never_runs_out(frame_ms: float, codec_us: 
 
 
 def test_a_burst_of_long_prompts_does_not_stop_those_who_speak() -> None:
-    engine = engine_of(slots=12, max_characters=300, max_positions=850, prefill_tokens=849, chunk_frames=(1,))
+    engine = engine_of(
+        slots=12, max_characters=300, max_positions=850, pages=12 * 54, prefill_tokens=849, chunk_frames=(1,)
+    )
     engine.submit(SpeechRequest(id="speaking", text="word " * 50))
     engine.tick()
     for number in range(11):
@@ -179,7 +181,7 @@ def test_a_burst_of_long_prompts_does_not_stop_those_who_speak() -> None:
 
 
 def test_those_who_speak_do_not_stop_one_who_comes() -> None:
-    engine = engine_of(slots=12, codec_frames=12)
+    engine = engine_of(slots=12, pages=12 * 38, codec_frames=12)
     for number in range(11):
         engine.submit(SpeechRequest(id=str(number), text="word " * 60, seed=number))
     for _ in range(30):
