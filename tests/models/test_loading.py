@@ -41,12 +41,14 @@ class Calls:
         self.note(f"tokenizer {folder and folder.name}")
         return "tokenizer"
 
-    def load(self, folder: Path, config: str, *, device: torch.device, dtype: torch.dtype) -> Loaded:
-        self.note(f"load {folder.name}")
+    def load(self, folder: Path, config: str, *, device: torch.device, dtype: torch.dtype, quantization: str) -> Loaded:
+        self.note(f"load {folder.name} {quantization}")
         return Loaded(config, device, dtype)
 
-    def init_dummy(self, config: str, seed: int, *, device: torch.device, dtype: torch.dtype) -> tuple[Any, ...]:
-        self.note(f"init_dummy {seed}")
+    def init_dummy(
+        self, config: str, seed: int, *, device: torch.device, dtype: torch.dtype, quantization: str
+    ) -> tuple[Any, ...]:
+        self.note(f"init_dummy {seed} {quantization}")
         return config, device, dtype
 
     def stored_shapes(self, config: str, folder: Path | None = None) -> dict[str, dict[str, tuple[int, ...]]]:
@@ -98,12 +100,13 @@ def test_a_family_is_known_by_what_it_was_given(family: Family) -> None:
 
 def test_a_folder_is_loaded_with_all_it_holds(family: Family, calls: Calls, tmp_path: Path) -> None:
     folder = tmp_path / "toys"
-    loaded = family.from_folder(folder, "mine", CPU, torch.float32)
+    loaded = family.from_folder(folder, "mine", CPU, torch.float32, "int8")
+    assert loaded.quantization == "int8"
     assert loaded.model == ("mine", "config", Loaded("config", CPU, torch.float32), "tokenizer")
     assert loaded.skipped == ("lm.mask",)
     assert (loaded.device, loaded.dtype, loaded.parameters) == (CPU, torch.float32, {"lm": 11, "codec": 8})
     # What is small and can be wrong comes before gigabytes.
-    assert calls.made == ["read toys", "shapes toys", "tokenizer toys", "load toys"]
+    assert calls.made == ["read toys", "shapes toys", "tokenizer toys", "load toys int8"]
 
 
 @pytest.mark.parametrize(("broken", "reached"), [("read", 1), ("shapes", 2), ("tokenizer", 3)])
@@ -120,7 +123,7 @@ def test_random_weights_need_no_folder(family: Family, calls: Calls) -> None:
     loaded = family.from_random("toy-1b", "toy-1b", CPU, torch.bfloat16)
     assert loaded.model == ("toy-1b", "config", ("config", CPU, torch.bfloat16), "tokenizer")
     assert (loaded.dtype, loaded.parameters) == (torch.bfloat16, {"lm": 11, "codec": 8})
-    assert calls.made == ["read toy-1b", "tokenizer None", "init_dummy 0", "shapes None"]
+    assert calls.made == ["read toy-1b", "tokenizer None", "init_dummy 0 none", "shapes None"]
 
 
 def test_random_weights_speak_with_the_words_of_a_folder_that_has_some(

@@ -220,13 +220,13 @@ class Scheduler:
         not, or if that is not enough. Returns whom, with their slots."""
         put_back = []
         while running.allocation is not None and not self._pager.can_grow(running, self.running):
-            unheard = [other for other in self.running if not other.is_heard] if running.is_heard else []
-            if not unheard:
+            victims = [other for other in self.running if not other.is_heard] if running.is_heard else []
+            if not victims:
                 self._short.add(running)
                 break
-            put_back.append((unheard[-1], _held(unheard[-1]).slot))
-            self.release(unheard[-1])
-            self._first.add(unheard[-1])
+            put_back.append((victims[-1], _held(victims[-1]).slot))
+            self.release(victims[-1])
+            self._first.add(victims[-1])
             # Pages are short until somebody ends.
             self._is_closed = True
         return put_back
