@@ -47,6 +47,16 @@ class HeadNorms(NamedTuple):
     key: Tensor | None = None
     eps: float = 0.0
 
+    def applied(self, heads: Tensor, kv_heads: int) -> Tensor:
+        """Queries and, as the last `kv_heads`, keys `heads` [T, heads + kv heads, D], normalised."""
+        if self.query is None or self.key is None:
+            return heads
+        # Both at once: on a CPU calls are what takes time.
+        normed = unit_rms(heads, self.eps)
+        normed[:, :-kv_heads].mul_(self.query)
+        normed[:, -kv_heads:].mul_(self.key)
+        return normed
+
 
 class PagedKV(NamedTuple):
     """A layer's KV cache and whose pages a launch needs: `keys` and `values` [pages, page size, kv heads, D], and
@@ -77,12 +87,7 @@ def decode_attention_reference(
         )
     kv_heads, width = cache.keys.shape[2:]
     heads = qkv.unflatten(-1, (-1, width))
-    # Queries and keys at once: on a CPU calls are what takes time.
-    normed = heads[:, :-kv_heads]
-    if norms.query is not None and norms.key is not None:
-        normed = unit_rms(normed, norms.eps)
-        normed[:, :-kv_heads].mul_(norms.query)
-        normed[:, -kv_heads:].mul_(norms.key)
+    normed = norms.applied(heads[:, :-kv_heads], kv_heads)
     if qkv.is_cpu and qkv.shape[0] == 1:
         # A view of one row takes a quarter of the time of gathering it.
         at = int(positions)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sonoro.ops.attention import DTYPES, HeadNorms, PagedKV, Rotary, is_power_of_two
 from sonoro.ops.dispatch import Operation
-from sonoro.ops.norm import has_pdl, pdl_options, unit_rms
+from sonoro.ops.norm import has_pdl, pdl_options
 
 try:
     import triton
@@ -35,11 +35,7 @@ def keep_prompt_reference(qkv: Tensor, norms: HeadNorms, rotary: Rotary, cache: 
     keys, values, page_table, slots = cache
     page, kv_heads, width = keys.shape[1:]
     heads = qkv.unflatten(-1, (-1, width))
-    normed = heads[:, :-kv_heads]
-    if norms.query is not None and norms.key is not None:
-        normed = unit_rms(normed, norms.eps)
-        normed[:, :-kv_heads].mul_(norms.query)
-        normed[:, -kv_heads:].mul_(norms.key)
+    normed = norms.applied(heads[:, :-kv_heads], kv_heads)
     cos, signed_sin = rotary[0].index_select(0, positions), rotary[1].index_select(0, positions)
     rotated = torch.addcmul(normed * cos, normed.roll(width // 2, -1), signed_sin)
     numbers, places = page_table[slots, positions // page].long(), positions % page
