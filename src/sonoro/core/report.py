@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from sonoro.core.machine import commit_of_checkout, rounded
 __all__ = ["Report"]
 
 
-class Report:
+class Report(ABC):
     """The top level of a results file and its `rows`, printed as they come and written to `out` after each.
 
     `machine` is what it was measured on. `settings` are those the bench resolved; None among them is left out. Raises
@@ -70,9 +71,9 @@ class Report:
         print(json.dumps(self.values), flush=True)
         return self.values
 
+    @abstractmethod
     def show_table(self, title: str) -> None:
         """Print the rows below `title`."""
-        raise NotImplementedError
 
     def _write(self) -> None:
         if self._out is None:

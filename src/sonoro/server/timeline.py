@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from sonoro.core.types import AudioChunk, Finished
@@ -69,7 +70,7 @@ class Timeline:
         return times
 
 
-class TimedBody(AudioBody):
+class TimedBody(AudioBody, ABC):
     """Audio with the times of the characters of its `text`; `line` puts the two together. Of type `kind`.
 
     What the encoder makes goes through `convert`."""
@@ -93,9 +94,9 @@ class TimedBody(AudioBody):
         self._add(self._timeline.finish(self._text, finished))
         return self.line(b"", self._taken(), is_last=True)
 
+    @abstractmethod
     def line(self, audio: bytes, times: CharacterTimes, *, is_last: bool) -> bytes:
         """What the body says next; of the last the audio is empty."""
-        raise NotImplementedError
 
     def _add(self, times: CharacterTimes) -> None:
         self._times.characters.extend(times.characters)

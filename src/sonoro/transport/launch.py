@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -76,14 +77,14 @@ class Limits:
                 raise ConfigError(field.name, value, f"it must be finite and at least {low:g}")
 
 
-class Started:
+class Started(ABC):
     """An asynchronous context manager of what has `start` and `close`."""
 
-    async def start(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def start(self) -> None: ...
 
-    async def close(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def close(self) -> None: ...
 
     async def __aenter__(self) -> Self:
         await self.start()
