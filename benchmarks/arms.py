@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from matplotlib.figure import Figure
 
@@ -115,7 +116,14 @@ def clear(engine: Engine) -> None:
 
 
 def speak(  # noqa: PLR0917 (a load is so many numbers)
-    engine: Engine, numbers: Iterator[int], clients: int, rounds: int, text: str, frames: int
+    engine: Engine,
+    numbers: Iterator[int],
+    clients: int,
+    rounds: int,
+    text: str,
+    frames: int,
+    *,
+    with_words: bool = False,
 ) -> dict[str, float]:
     """`rounds` requests of each of `clients` for `text`; what they took. Raises `EngineError` if one fails."""
     sent_s: dict[str, float] = {}
@@ -125,6 +133,7 @@ def speak(  # noqa: PLR0917 (a load is so many numbers)
     while len(taken_s) < clients * rounds:
         while len(sent_s) - len(taken_s) < clients and len(sent_s) < clients * rounds:
             request = speech_request(engine.spec, next(numbers), text, frames)
+            request = msgspec.structs.replace(request, with_words=with_words)
             sent_s[request.id] = time.perf_counter()
             engine.submit(request)
         for event in engine.tick():
@@ -142,6 +151,7 @@ def speak(  # noqa: PLR0917 (a load is so many numbers)
         "latency_mean_ms": 1000 * statistics.mean(taken_s),
         "latency_max_ms": 1000 * max(taken_s),
         "first_audio_mean_ms": 1000 * statistics.mean(first_s.values()),
+        "first_audio_p50_ms": 1000 * statistics.median(first_s.values()),
         "request_throughput": len(taken_s) / wall_s,
         "xrt": len(taken_s) * audio_s / wall_s,
         "rtf_mean": statistics.mean(taken_s) / audio_s,

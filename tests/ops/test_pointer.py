@@ -12,7 +12,8 @@ from sonoro.ops.attention import HeadNorms, PagedKV, decode_attention_reference
 from sonoro.ops.pointer import point, point_kernel, point_reference
 
 EPS = 1e-6
-WIDE = 70
+WIDE = 600
+"""More than is written at once."""
 
 
 def pointer_case(

@@ -6,7 +6,6 @@ Rows hold a real prompt and have really spoken up to the context they are timed 
 
 from __future__ import annotations
 
-import functools
 import gc
 import logging
 from collections.abc import Callable
@@ -31,13 +30,14 @@ from sonoro.models.base import (
     Voice,
 )
 from sonoro.models.codec_choice import dtype_name
+from sonoro.models.words import ShowsWords
 from sonoro.profile.report import Report
 from sonoro.profile.requests import speech_request
 from sonoro.profile.timing import copy_bandwidth, median_ms
 from sonoro.runtime.graphs import GraphPool, GraphSet
 from sonoro.runtime.ring import upload
 
-__all__ = ["FrameBench", "run"]
+__all__ = ["FrameBench", "Rows", "Script", "run"]
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ def run(bench: FrameBench, loaded: LoadedModel | None = None) -> dict[str, Any]:
     stream = torch.cuda.stream(torch.cuda.Stream(loaded.device)) if is_gpu else nullcontext()
     with stream, torch.inference_mode():
         loaded.model.codec.settle("auto", _CHECKED_BATCH, CHUNK_FRAMES)
-        script = _Script.of(loaded.model, bench.context)
+        script = Script.of(loaded.model, bench.context)
         bandwidth = copy_bandwidth(loaded.device)
         settings = {
             **{name: value for name, value in asdict(bench).items() if name not in ("out", "commit")},
@@ -130,10 +130,10 @@ def run(bench: FrameBench, loaded: LoadedModel | None = None) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class _Script:
+class Script:
     """What every row speaks: `words` words that fill the prompt with `positions` rows, and `frames` frames of them.
 
-    The first `lead` frames bring a row to where it is timed.
+    The first `lead` frames bring a row to where it is timed, for `stepped` frames.
     """
 
     model: SpeechModel
@@ -142,17 +142,18 @@ class _Script:
     positions: int
     text_ids: int
     lead: int
+    stepped: int = _STEPPED
 
     @classmethod
-    def of(cls, model: SpeechModel, context: int) -> _Script:
+    def of(cls, model: SpeechModel, context: int, stepped: int = _STEPPED) -> Script:
         """The longest prompt that leaves room for the timed frames around `context`.
 
         Raises `ConfigError` naming `context` if the shortest is too long.
         """
-        first = context - _STEPPED // 2
+        first = context - stepped // 2
         references = speech_request(model.spec, 0, _WORD, 1).references
         voice = model.encode_voice(references) if references and isinstance(model, CloningModel) else None
-        chosen = cls(model, voice, 0, 0, 0, 0)
+        chosen = cls(model, voice, 0, 0, 0, 0, stepped)
         for words in range(1, max(first, 1) + 1):
             prompt = replace(chosen, words=words).prompt(0, 1)
             if prompt.positions > first:
@@ -165,7 +166,7 @@ class _Script:
                 lead=first - prompt.positions,
             )
         if not chosen.words:
-            least = prompt.positions + _STEPPED // 2
+            least = prompt.positions + stepped // 2
             raise ConfigError(
                 "context", context, f"at least {least}: the shortest prompt, and half of the timed frames"
             )
@@ -173,13 +174,17 @@ class _Script:
 
     @property
     def frames(self) -> int:
-        return self.lead + _STEPPED
+        return self.lead + self.stepped
+
+    @property
+    def text(self) -> str:
+        """What is spoken."""
+        return " ".join([_WORD] * self.words)
 
     def prompt(self, number: int, frames: int) -> Prompt:
         """Its prompt with a seed of its own."""
-        text = " ".join([_WORD] * self.words)
-        request = speech_request(self.model.spec, number, text, frames)
-        return self.model.prepare(request, text, 0, [], self.voice)
+        request = speech_request(self.model.spec, number, self.text, frames)
+        return self.model.prepare(request, self.text, 0, [], self.voice)
 
     def capacity(self, rows: int) -> Capacity:
         """What `rows` of them need."""
@@ -195,9 +200,7 @@ class _Script:
         )
 
 
-def _time_batch(
-    loaded: LoadedModel, script: _Script, batch: int, bandwidth: float, *, is_eager: bool
-) -> dict[str, Any]:
+def _time_batch(loaded: LoadedModel, script: Script, batch: int, bandwidth: float, *, is_eager: bool) -> dict[str, Any]:
     """The row of one batch size; what could not be measured is None, and `errors` says why."""
     model, context = script.model, script.positions + script.lead + _STEPPED // 2
     assert isinstance(model, ProfiledModel)
@@ -206,7 +209,7 @@ def _time_batch(
     row |= {"backbone_ms": None, "depth_ms": None, "sample_ms": None}
     row |= {"codec_ms": {str(frames): None for frames in CHUNK_FRAMES}, "xrt": None}
     with _keeping(row, "rows"):
-        rows = _Rows(loaded, script, batch, is_eager=is_eager)
+        rows = Rows(loaded, script, batch, is_eager=is_eager)
         with _keeping(row, "graph"):
             if not is_eager:
                 row["graph_ms"] = rows.graph_ms()
@@ -234,20 +237,29 @@ def _keeping(row: dict[str, Any], piece: str) -> AbstractContextManager[None]:
     return border(note)
 
 
-class _Rows:
+class Rows:
     """`batch` rows of a model's state that have spoken the lead of `script`, and how long their work takes."""
 
-    def __init__(self, loaded: LoadedModel, script: _Script, batch: int, *, is_eager: bool) -> None:
+    def __init__(self, loaded: LoadedModel, script: Script, batch: int, *, is_eager: bool) -> None:
         self._model, self._device, self._batch, self._is_eager = loaded.model, loaded.device, batch, is_eager
         self._slots, self._pool = list(range(batch)), GraphPool()
         self.state = self._model.allocate(script.capacity(batch))
         self._history = self._model.codec.allocate(batch)
         self._model.check_kernels(self.state, batch)
         self._fill(script)
-        self._frame = functools.partial(self._model.frame, self.state)
         self._graph = self._captured("frame", self._frame, batch)
         for _ in range(script.lead):
             self._graph.run(self._slots)
+
+    def step(self) -> None:
+        """One frame without a graph."""
+        self._frame(upload(self._slots, torch.int64, self._device))
+
+    def _frame(self, slots: Tensor) -> Tensor | None:
+        """A frame, and what the host reads of its attention."""
+        self._model.frame(self.state, slots)
+        watched = self._model.attention(self.state) if isinstance(self._model, ShowsWords) else None
+        return None if watched is None else watched[slots]
 
     def graph_ms(self) -> float:
         """One frame from its graph. Advances the rows by `GRAPH_REPEATS` + `WARM_UPS` frames."""
@@ -285,7 +297,7 @@ class _Rows:
         repeats = EAGER_REPEATS if self._is_eager else repeats
         return median_ms(lambda: [graphs.run(group) for group in groups], repeats, WARM_UPS, self._device)
 
-    def _fill(self, script: _Script) -> None:
+    def _fill(self, script: Script) -> None:
         """Run the prompts, as many at once as can be staged."""
         capacity = script.capacity(self._batch)
         pages, together = capacity.pages_per_slot, capacity.max_tokens // script.positions
