@@ -81,7 +81,15 @@ TO_ENGINE = [
     Shutdown(),
 ]
 FROM_ENGINE = [
-    Ready(spec=SPEC, ready_s=1.5, report="a line\nanother", gpu_memory_mib=10.5, graph_memory_mib=0.5, fingerprint="f"),
+    Ready(
+        spec=SPEC,
+        ready_s=1.5,
+        report="a line\nanother",
+        gpu_memory_mib=10.5,
+        graph_memory_mib=0.5,
+        fingerprint="f",
+        phases={"weights": 0.5},
+    ),
     AudioChunk(request_id="a", index=3, pcm=b"\x00\x80\xff"),
     Finished(request_id="a", reason="runaway", frames=4, characters=9, timings=Timings(first_audio_s=0.1, total_s=2.0)),
     Failed.of("a", UnknownVoice("voice", "nobody", "known voices: low, high")),

@@ -21,6 +21,7 @@ import msgspec
 from sonoro.core.config import EngineConfig
 from sonoro.core.encoded_voice import EncodedVoice
 from sonoro.core.errors import EngineBusy, EngineError, InvalidRequest, border
+from sonoro.core.phases import Phases
 from sonoro.core.types import AudioChunk, Event, Failed, Finished, FinishReason, Reference, SpeechRequest
 from sonoro.core.words import Word
 from sonoro.engine.prompts import Prompts
@@ -47,6 +48,7 @@ class Engine:
 
     Reference audio is encoded wherever `executor` runs what it is given, one thing at a time: by default in the
     caller's thread, and then within `submit`. `runner`, `scheduler` and `voices` may be asked about themselves.
+    What the start takes is noted in `phases`.
     Raises `ConfigError` naming the field if the model does not fit the device as `config` asks.
     """
 
@@ -57,11 +59,13 @@ class Engine:
         clock_s: Callable[[], float] = time.perf_counter,
         ticks_late: int | None = None,
         executor: Executor | None = None,
+        *,
+        phases: Phases | None = None,
     ) -> None:
         configure(model, config.model_settings)
         self.config, self.spec = config, model.spec
         self._model, self._clock_s = model, clock_s
-        self.runner = Runner(model, config)
+        self.runner = Runner(model, config, phases)
         pages = PagePool(self.runner.pages, self.runner.cached_pages)
         self.scheduler = Scheduler(self.runner.config, pages, self.spec.frame_s)
         self._prompts = Prompts(model, config, self.runner.pages)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import border
+from sonoro.core.phases import Phases
 from sonoro.engine.decoding import Decoding
 from sonoro.engine.device_state import allocate_device_state
 from sonoro.engine.pages import NewPages
@@ -111,16 +112,17 @@ class Launched:
 class Runner:
     """A model's state on the device and the graphs that advance it. Ready once constructed: sizes are captured here.
 
-    `config` is resolved here, its sizes being those that batches are padded to. Raises `ConfigError` naming the field
-    if the model does not fit the device as the configuration asks.
+    `config` is resolved here, its sizes being those that batches are padded to; what this takes is noted in `phases`.
+    Raises `ConfigError` naming the field if the model does not fit the device as the configuration asks.
     """
 
-    def __init__(self, model: SpeechModel, config: EngineConfig) -> None:
-        self._model = model
+    def __init__(self, model: SpeechModel, config: EngineConfig, phases: Phases | None = None) -> None:
+        self._model, phases = model, phases or Phases()
         shared_limit(config.max_shared_bytes)
         with torch.inference_mode():
             self._state = allocate_device_state(model, config.resolve())
         self._device = self._state.device
+        phases.end("state")
         self.pages, self.cached_pages = self._state.pages, self._state.cached_pages
         self.config = _with_sizes(config, self._device)
         # Graphs cannot be captured on the default stream; what was loaded on it must be there before this one reads.
@@ -134,7 +136,9 @@ class Runner:
         with self.active():
             for size in self.config.frame_batches:
                 model.check_kernels(self._state.state, size)
+            phases.end("checks")
             self._capture(self.config, pool)
+            phases.end("graphs")
         self._max_batch = max(self.config.codec_batches, default=config.slots)
         for line in self.report.splitlines():
             logger.info("event=allocated what=%r", line)

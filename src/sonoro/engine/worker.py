@@ -33,6 +33,7 @@ from sonoro.core.config import is_log_json, log_level, see_gpus
 from sonoro.core.encoded_voice import EncodedVoice
 from sonoro.core.errors import ConfigError, ErrorFacts, SonoroError, border
 from sonoro.core.logs import configure_logging
+from sonoro.core.phases import Phases
 from sonoro.core.types import Event, Failed, Finished
 from sonoro.engine.engine import Engine
 from sonoro.engine.kernel_cache import compiling
@@ -87,6 +88,8 @@ _SWITCH_S = 0.0005
 def main() -> None:
     """Load, say so, and serve until told to stop by message, or until the parent dies; signals are passed over."""
     endpoint, parent, started_at_s, settings = sys.argv[1:]
+    phases = Phases(float(started_at_s))
+    phases.end("imports")
     for number in (signal.SIGTERM, signal.SIGINT):
         # Whoever signals a whole group of processes has told the server too, which says when its last stream has ended.
         # A handler of ours, as what is ignored would be so in the processes that this one starts.
@@ -98,15 +101,19 @@ def main() -> None:
             configure_logging(log_level(), is_json=is_log_json())
             wanted = on_own_gpus(msgspec.json.decode(settings, type=WorkerSettings))
             check_memory(wanted)
+            phases.end("memory")
             with compiling(wanted) as compiled:
                 loaded = load(wanted)
-            engine = Engine(loaded.model, wanted.config, executor=executor)
+                phases.end("weights")
+            phases.end("kernels")
+            engine = Engine(loaded.model, wanted.config, executor=executor, phases=phases)
             engine.voices.warm_up()
+            phases.end("voices")
         # What has been made so far stays; a collection would only walk it again and again.
         gc.collect()
         gc.freeze()
         worker = Worker(engine, link, loaded.device, compiled)
-        link.send([worker.ready(time.monotonic() - float(started_at_s))])
+        link.send([worker.ready(time.monotonic() - float(started_at_s), phases.seconds)])
         with border(partial(_end_broken, link)):
             worker.serve()
 
@@ -209,8 +216,8 @@ class Worker:
         self._ticked_at_s: float | None = None
         self._is_stopping = False
 
-    def ready(self, ready_s: float) -> Ready:
-        """What to say once the engine can be used."""
+    def ready(self, ready_s: float, phases: Mapping[str, float] = MappingProxyType({})) -> Ready:
+        """What to say once the engine can be used, after a start of such `phases`."""
         return Ready(
             spec=self._engine.spec,
             ready_s=ready_s,
@@ -218,6 +225,7 @@ class Worker:
             gpu_memory_mib=self._gpu_memory_mib(),
             graph_memory_mib=self._engine.runner.graph_memory_mib,
             fingerprint=self._engine.fingerprint,
+            phases=dict(phases),
         )
 
     def serve(self) -> None:

@@ -140,7 +140,9 @@ class Service:
             return
         self.metrics.model, self._is_started = self.client.spec.name, True
         self._watching = [asyncio.create_task(watch()) for watch in (self._watch_voices, self._watch_engines)]
-        logger.info("event=ready model=%s ready_s=%.1f", self.client.spec.name, self.client.ready.ready_s)
+        ready = self.client.ready
+        phases = " ".join(f"{name}_s={seconds:.1f}" for name, seconds in ready.phases.items())
+        logger.info("event=ready model=%s ready_s=%.1f %s", ready.spec.name, ready.ready_s, phases)
 
     async def until_started(self) -> None:
         """Wait until the engines have started or failed to; `unready` says which."""
@@ -367,11 +369,12 @@ class Service:
         engine = dataclasses.asdict(settings.config.resolve())
         load = {name: getattr(settings, name) for name in ("device", "dtype", "load_format")}
         memory = {"gpu_memory_mib": ready.gpu_memory_mib, "graph_memory_mib": ready.graph_memory_mib}
+        phases = {name: round(seconds, 3) for name, seconds in ready.phases.items()}
         return {
             "load": load,
             "engine": {**engine, "voices_folder": "set" if engine["voices_folder"] else ""},
             "server": self.config.public,
-            "ready": {"seconds": ready.ready_s, **memory, "report": ready.report.splitlines()},
+            "ready": {"seconds": ready.ready_s, "phases": phases, **memory, "report": ready.report.splitlines()},
         }
 
     def observe(self, speed: float, arrived_s: float, dialect: str = "native") -> Observation:

@@ -137,8 +137,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The engine can be used.
 
     `ready_s` counts from the start of the process. `report` says in lines what memory is used for and what each
-    captured size took. Both memories are those of this process on a GPU, 0 without one. Encoded voices that have the
-    `fingerprint` can be loaded.
+    captured size took; `phases` are the seconds of each phase of the start, in order. Both memories are those of this
+    process on a GPU, 0 without one. Encoded voices that have the `fingerprint` can be loaded.
     """
 
     spec: ModelSpec
@@ -147,6 +147,7 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     gpu_memory_mib: float
     graph_memory_mib: float
     fingerprint: str = ""
+    phases: dict[str, float] = {}
 
 
 class PrefixCounts(msgspec.Struct, kw_only=True):
