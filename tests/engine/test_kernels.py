@@ -168,6 +168,9 @@ assert [kernel for kernel, _ in record.errors] == ["fakes.kernels:wrong"]
 assert compile(slots=4) is None
 assert compile(slots=4, voices_folder="a", max_waiting=7) is None
 assert compile(slots=5) is not None
+for change in ({"max_shared_bytes": 65_536}, {"is_prefill_fused": False}, {"quantization": "int8"}):
+    assert compile(slots=4, **change) is not None
+    assert compile(slots=4, **change) is None
 """
     _, logged = run(FEW + code, cache=tmp_path)
     assert "made_anew" not in logged

@@ -38,6 +38,7 @@ _TIMEOUT_S = 300.0
 _SHAPING = (
     *("slots", "max_positions", "page_positions", "max_text", "max_frames", "prefill_tokens", "chunk_frames"),
     *("codec_dtype", "frame_batches", "prefill_buckets", "codec_batches", "model_settings", "quantization"),
+    *("max_shared_bytes", "is_prefill_fused"),
 )
 """The fields of a configuration that kernels or the sizes of their arguments depend on."""
 
