@@ -159,7 +159,8 @@ def gate(options: argparse.Namespace) -> dict[str, Any]:
         for job, length_s, plain, made in zip(jobs, lengths, read["none"], read[options.format], strict=True)
     ]
     header = evaluate.header(argparse.Namespace(**vars(options), seed=0, sampling=[]))
-    head = {**header, "bench": "quantization gate", "format": options.format}
+    commit = options.commit or header["commit"]
+    head = {**header, "commit": commit, "bench": "quantization gate", "format": options.format}
     return {**head, "seeds": options.seeds, **verdict(readings)}
 
 
@@ -223,7 +224,7 @@ def logits(options: argparse.Namespace) -> dict[str, Any]:
         "dtype": options.dtype,
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "torch": torch.__version__,
-        "commit": commit_of_checkout(),
+        "commit": options.commit or commit_of_checkout(),
         "frames": options.frames,
         "batch": slots,
         "snr_db": round(snr_db, 2),
@@ -257,6 +258,7 @@ def main() -> None:
         command.add_argument("--device", default="cuda")
         command.add_argument("--dtype")
         command.add_argument("--out", type=Path)
+        command.add_argument("--commit", help="what is run, where there is no checkout")
         command.set_defaults(run=run)
     options = parser.parse_args()
     report = options.run(options)

@@ -117,13 +117,13 @@ def is_wrong(one: dict[str, Any]) -> bool:
     return bool(one["error"]) or one["shared_bytes"] > one["shared_limit"]
 
 
-def write(out: Path, rows: list[dict[str, Any]], missing: list[str]) -> None:
-    """The results file, a row a line."""
+def write(out: Path, rows: list[dict[str, Any]], missing: list[str], commit: str | None = None) -> None:
+    """The results file, a row a line. `commit` names the code where there is no checkout."""
     top = {
         "bench": "targets",
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "commit": commit_of_checkout(),
+        "commit": commit or commit_of_checkout(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "settings": {"slots": MODELS},
         "unfinished": missing,
@@ -146,10 +146,10 @@ def run(target: str, given: argparse.Namespace, until_s: float) -> None:
         rows.append(one)
         # Those that are known come first.
         if one["variant"] not in known and time.monotonic() > written_s + WRITTEN_EVERY_S:
-            write(given.out, others + rows, [*missing, target])
+            write(given.out, others + rows, [*missing, target], given.commit)
             written_s = time.monotonic()
     is_whole = not (given.sample or given.model or time.monotonic() > until_s)
-    write(given.out, others + rows, missing if is_whole else [*missing, target])
+    write(given.out, others + rows, missing if is_whole else [*missing, target], given.commit)
     print(f"{target}: {len(rows)} rows", flush=True)
 
 
@@ -166,6 +166,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=0, help="variants of a kernel at most; 0 for all")
     parser.add_argument("--seconds", type=float, default=1e9, help="after which nothing more is begun")
     parser.add_argument("--processes", type=int, default=usable_cores())
+    parser.add_argument("--commit", help="what is run, where there is no checkout")
     given = parser.parse_args()
     until_s = time.monotonic() + given.seconds
     for target in given.target or TARGETS:
