@@ -1,8 +1,9 @@
 """Measures on the card at hand how products of a few rows run best: `sonoro tune`.
 
 Of each weight shape and number of rows the plans that are estimated to be fastest are timed, one product after the
-other over weights that no cache holds, in a CUDA graph; the best is varied once more. What is measured is written at
-once, so that a run that is broken off goes on where it was. Knows no model: shapes are given.
+other over weights that no cache holds, in a CUDA graph; the best is varied once more. Kernels are compiled before they
+are timed, on all cores. What is measured of a shape is written at once: a run that is broken off goes on with the next.
+Knows no model: shapes are given.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from sonoro.core.errors import ConfigError
+from sonoro.core.machine import usable_cores
 from sonoro.ops.device import Card, card
 from sonoro.ops.linear import norm_gate_up_kernel, norm_linear_kernel
 from sonoro.ops.plans import (
@@ -30,20 +35,20 @@ from sonoro.ops.plans import (
     TilePlan,
     candidates,
     estimate_s,
-    from_text,
     known_shapes,
     to_text,
     variations,
 )
 from sonoro.profile.timing import median_ms
 from sonoro.runtime.kernels import own_plans
+from sonoro.runtime.variants import Variant, compile_variant, compilers, recording
 
 try:
     from triton.errors import TritonError
 except ImportError:
     TritonError = RuntimeError
 
-__all__ = ["MOST_ROWS", "Tuning", "parse_shape", "run"]
+__all__ = ["MOST_ROWS", "Bench", "Gpu", "Tuning", "compile_plan", "parse_shape", "run"]
 
 MOST_ROWS = 256
 """Rows of the last column that is measured: with more, the library serves."""
@@ -54,8 +59,15 @@ _TRIED = 12
 _CACHE_BYTES = 1 << 28
 """Of weights that a chain reads at least: more than any L2 cache holds."""
 
-Measure = Callable[[Product, Plan], float]
-"""The seconds that a product takes by a plan; infinity where it cannot be run."""
+
+class Bench(Protocol):
+    """What times plans."""
+
+    def compile(self, product: Product, plans: Iterable[Plan]) -> None:
+        """Begin to compile what `plans` launch for `product`."""
+
+    def seconds(self, product: Product, plan: Plan) -> float:
+        """What a product takes by a plan; infinity where it cannot be run."""
 
 
 @dataclass(frozen=True)
@@ -76,60 +88,68 @@ def parse_shape(text: str) -> tuple[tuple[int, int], bool]:
     return (int(n), int(k)), kind == "gated"
 
 
-def run(tuning: Tuning, device: torch.device, say: Callable[[str], None], measure: Measure | None = None) -> Path:
-    """Measure, saying how it goes, and print the file, which the next start reads. Raises `ConfigError` for a device
-    that is no GPU."""
-    on = card(device)
-    if measure is None:
-        if not on.is_gpu or device.type != "cuda":
-            raise ConfigError("device", str(device), "plans are measured on a GPU")
-        measure = _measure_on(device)
-    path = tuning.out or own_plans(device)
-    shapes = tuning.shapes or tuple(known_shapes().items())
+def run(tuning: Tuning, device: torch.device, say: Callable[[str], None], bench: Bench | None = None) -> Path:
+    """Measure, saying how it goes, and print the file, which the next start reads. Processes are forked from this one,
+    which may have no thread and must not have used a GPU. Raises `ConfigError` for a device that is no GPU."""
+    if bench is not None:
+        return _run(tuning, device, say, bench)
+    if device.type != "cuda":
+        raise ConfigError("device", str(device), "plans are measured on a GPU")
+    with compilers(usable_cores()) as pool:
+        return _run(tuning, device, say, Gpu(device, pool))
+
+
+def _run(tuning: Tuning, device: torch.device, say: Callable[[str], None], bench: Bench) -> Path:
+    on, path = card(device), tuning.out or own_plans(device)
     file = _File(path, on)
     columns = [limit for limit in LIMITS if limit <= MOST_ROWS]
-    total, done = len(shapes) * len(columns), 0
-    for shape, is_gated in shapes:
-        for rows in columns[len(file.line(shape)) :]:
-            product = Product(rows, shape, is_gated)
-            best, took_s, library_s = _fastest(product, on, measure)
-            file.add(shape, best, is_last=rows == columns[-1], is_gated=is_gated)
-            number = done + columns.index(rows) + 1
-            times = f"{1e6 * took_s:.1f} us, the library's {1e6 * library_s:.1f}"
-            say(f"{number}/{total} {_name(shape)} rows={rows}: {to_text(best)}, {times}")
-        done += len(columns)
+    shapes = tuning.shapes or tuple(known_shapes().items())
+    missing = [
+        _Shape([Product(rows, shape, is_gated) for rows in columns], on, bench)
+        for shape, is_gated in shapes
+        if not file.has(shape)
+    ]
+    done, total = (len(shapes) - len(missing)) * len(columns), len(shapes) * len(columns)
+    # While a shape is measured the kernels of the next are compiled.
+    for one, following in zip(missing, [*missing[1:], None], strict=True):
+        one.begin()
+        one.measure_first()
+        if following is not None:
+            following.begin()
+        file.add(one.products[0], one.vary())
+        for product in one.products:
+            done += 1
+            best, best_s, library_s = one.found(product)
+            times = f"{1e6 * best_s:.1f} us, the library's {1e6 * library_s:.1f}"
+            say(f"{done}/{total} {_name(product.shape)} rows={product.rows}: {to_text(best)}, {times}")
     say(f"written to {path}, and read at the next start; to contribute it, add it to src/sonoro/ops/tuned:")
     say(path.read_text(encoding="utf-8"))
     return path
 
 
 class _File:
-    """The file of plans as it grows: whole lines are `plans`, one that is not yet whole is `unfinished`."""
+    """The file of plans as it grows, a shape at a time."""
 
     def __init__(self, path: Path, on: Card) -> None:
         self._path = path
         head = {"device": on.name, "dtype": "bfloat16", "rows": list(LIMITS)}
         how = f"sonoro tune, torch {torch.__version__}"
-        self._values: dict[str, Any] = {**head, "measured": how, "gated": [], "plans": {}, "unfinished": {}}
+        self._values: dict[str, Any] = {**head, "measured": how, "gated": [], "plans": {}}
         if path.is_file():
             found = json.loads(path.read_text(encoding="utf-8"))
             if {name: found.get(name) for name in head} != head:
                 raise ConfigError("out", str(path), "it holds the plans of another card")
             self._values |= found
 
-    def line(self, shape: tuple[int, int]) -> Sequence[Plan]:
-        """What is known of a shape, by rows."""
-        name = _name(shape)
-        return [from_text(plan) for plan in self._values["plans"].get(name) or self._values["unfinished"].get(name, ())]
+    def has(self, shape: tuple[int, int]) -> bool:
+        return _name(shape) in self._values["plans"]
 
-    def add(self, shape: tuple[int, int], plan: Plan, *, is_last: bool, is_gated: bool) -> None:
-        """The plan of the next rows of a shape."""
-        name, unfinished = _name(shape), self._values["unfinished"]
-        unfinished.setdefault(name, []).append(to_text(plan))
-        if is_last:
-            self._values["plans"][name] = unfinished.pop(name)
-            if is_gated and name not in self._values["gated"]:
-                self._values["gated"].append(name)
+    def add(self, product: Product, plans: Sequence[Plan]) -> None:
+        """The plans of the shape of a `product`, by rows."""
+        name = _name(product.shape)
+        self._values["plans"][name] = [to_text(plan) for plan in plans]
+        if product.is_gated and name not in self._values["gated"]:
+            self._values["gated"].append(name)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         part = self._path.with_suffix(".part")
         part.write_text(json.dumps(self._values, indent=1) + "\n", encoding="utf-8")
@@ -140,49 +160,106 @@ def _name(shape: tuple[int, int]) -> str:
     return f"{shape[0]}x{shape[1]}"
 
 
-def _fastest(product: Product, on: Card, measure: Measure) -> tuple[Plan, float, float]:
-    """The best plan, how long it takes, and how long the library's does; seconds."""
-    times: dict[Plan, float] = {}
+class _Shape:
+    """The products with one weight shape, and how long each takes by the plans that were tried."""
 
-    def best(plans: Iterator[Plan]) -> Plan:
-        for plan in plans:
-            if plan not in times:
-                times[plan] = measure(product, plan)
-        return min(times, key=lambda plan: times[plan])
+    def __init__(self, products: Sequence[Product], on: Card, bench: Bench) -> None:
+        self.products, self._on, self._bench = products, on, bench
+        self._times: dict[Product, dict[Plan, float]] = {product: {} for product in products}
+        self._first: dict[Product, list[Plan]] = {}
 
+    def begin(self) -> None:
+        """Have what is tried first compiled."""
+        if not self._first:
+            self._first = {product: list(_likely(product, self._on)) for product in self.products}
+            self._compile(self._first)
+
+    def measure_first(self) -> None:
+        self._measure(self._first)
+
+    def vary(self) -> list[Plan]:
+        """The best plan of each product, once those that differ in little from the best so far were tried too."""
+        varied = {product: list(variations(self.found(product)[0], product, self._on)) for product in self.products}
+        self._compile(varied)
+        self._measure(varied)
+        return [self.found(product)[0] for product in self.products]
+
+    def found(self, product: Product) -> tuple[Plan, float, float]:
+        """The best plan so far, how long it takes, and how long the library's does; seconds."""
+        times = self._times[product]
+        best = min(times, key=lambda plan: times[plan])
+        return best, times[best], times[CublasPlan()]
+
+    def _compile(self, plans: dict[Product, list[Plan]]) -> None:
+        for product, ones in plans.items():
+            self._bench.compile(product, ones)
+
+    def _measure(self, plans: dict[Product, list[Plan]]) -> None:
+        for product, ones in plans.items():
+            times = self._times[product]
+            for plan in ones:
+                if plan not in times:
+                    times[plan] = self._bench.seconds(product, plan)
+
+
+def _likely(product: Product, on: Card) -> Iterator[Plan]:
+    """The library's plan, and of each kind those that are estimated to be fastest."""
     found = sorted(candidates(product, on), key=lambda plan: estimate_s(plan, product, on))
-    kinds = (GemvPlan, TilePlan)
-    first = [plan for kind in kinds for plan in [one for one in found if isinstance(one, kind)][:_TRIED]]
-    chosen = best(iter([CublasPlan(), *first]))
-    chosen = best(variations(chosen, product, on))
-    return chosen, times[chosen], times[CublasPlan()]
+    kinds = ([plan for plan in found if isinstance(plan, kind)] for kind in (GemvPlan, TilePlan))
+    return chain([CublasPlan()], *(kind[:_TRIED] for kind in kinds))
 
 
-def _measure_on(device: torch.device) -> Measure:
-    weights: dict[tuple[int, int], list[Tensor]] = {}
+def _launch(x: Tensor, gain: Tensor, weight: Tensor, plan: Plan, *, is_gated: bool) -> None:
+    kernel = norm_gate_up_kernel if is_gated else norm_linear_kernel
+    kernel(x, gain, 1e-6, weight, plan=plan)
+
+
+def compile_plan(product: Product, plan: Plan, on: Card) -> None:
+    """Compile what `plan` launches for `product` on a card. What fails is found again where it is launched."""
+    n, k = product.shape
+    variants: dict[Variant, None] = {}
+    with recording(on, variants.setdefault), torch.inference_mode():
+        sizes = (product.rows, k), (k,), (n, k)
+        x, gain, weight = (torch.empty(size, dtype=torch.bfloat16, device="meta") for size in sizes)
+        _launch(x, gain, weight, plan, is_gated=product.is_gated)
+    for variant in variants:
+        compile_variant(variant, on)
+
+
+class Gpu:
+    """Times plans on a GPU, compiling in the processes of `pool`."""
+
+    def __init__(self, device: torch.device, pool: ProcessPoolExecutor) -> None:
+        self._device, self._pool, self._card = device, pool, card(device)
+        self._compiled: dict[tuple[Product, Plan], Future[None]] = {}
+        self._weights: dict[tuple[int, int], list[Tensor]] = {}
+
+    def compile(self, product: Product, plans: Iterable[Plan]) -> None:
+        for plan in plans:
+            if (product, plan) not in self._compiled:
+                self._compiled[product, plan] = self._pool.submit(compile_plan, product, plan, self._card)
 
     @torch.inference_mode()
-    def measure(product: Product, plan: Plan) -> float:
-        (n, k), kernel = product.shape, norm_gate_up_kernel if product.is_gated else norm_linear_kernel
-        if product.shape not in weights:
-            weights.clear()
+    def seconds(self, product: Product, plan: Plan) -> float:
+        wait([self._compiled[product, plan]])
+        n, k = product.shape
+        random = partial(torch.randn, device=self._device, dtype=torch.bfloat16)
+        if product.shape not in self._weights:
+            self._weights.clear()
             count = max(4, math.ceil(_CACHE_BYTES / product.weight_bytes))
-            weights[product.shape] = [torch.randn(n, k, device=device, dtype=torch.bfloat16) for _ in range(count)]
-        x = torch.randn(product.rows, k, device=device, dtype=torch.bfloat16)
-        gain, chain = torch.ones(k, device=device, dtype=torch.bfloat16), weights[product.shape]
+            self._weights[product.shape] = [random(n, k) for _ in range(count)]
+        x, gain, weights = random(product.rows, k), random(k), self._weights[product.shape]
 
         def products() -> None:
-            for weight in chain:
-                kernel(x, gain, 1e-6, weight, plan=plan)
+            for weight in weights:
+                _launch(x, gain, weight, plan, is_gated=product.is_gated)
 
         try:
             products()
         except (TritonError, RuntimeError):  # the card cannot launch it
             return math.inf
-        torch.cuda.synchronize(device)
+        torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             products()
-        return median_ms(graph.replay, 20, 3, device) / 1000 / len(chain)
-
-    return measure
+        return median_ms(graph.replay, 20, 3, self._device) / 1000 / len(weights)
