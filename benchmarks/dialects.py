@@ -1,15 +1,15 @@
 """First packet through each dialect against our own API, of one server, in one run.
 
     python benchmarks/dialects.py --model Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice --load-format dummy \\
-        --requests 40 --rps 1 --rps 20 --out benchmarks/results/dialects-qwen3-tts-1.7b-customvoice.json
+        --rps 1 24 --rps 20 120 --out benchmarks/results/dialects-qwen3-tts-1.7b-customvoice.json
 
-Requests arrive at random at each rate (exponential gaps), and go round the ways there are, so that every way meets the
-same load: `--requests` of each, which at 40 and one a second take 480 s. Over HTTP a way is compared with `native`, on
-a socket with `native-live`; a socket is open before its text comes, as clients keep one. All ask for PCM at the model's
-rate, of the voice that is the default. `ttfp` is from the request, or the first piece of text, to its first audio;
-`over_native_p50_ms` is the difference of the medians. An underrun is audio that came after playback from the first
-packet on had run out. Ends with a table and one JSON line, and exits with 1 if a way is more than `--limit-ms` above
-ours at the median, has an underrun that ours has not, or failed. Needs the extra `test`.
+Requests arrive at random at each rate (exponential gaps), and go round the ways there are, so that every way meets
+the same load: so many of each as stands behind the rate, 24 at one a second taking 288 s. Over HTTP a way is compared
+with `native`, on a socket with `native-live`; a socket is open before its text comes, as clients keep one. All ask
+for PCM at the model's rate, of the voice that is the default. `ttfp` is from the request, or the first piece of text,
+to its first audio; `over_native_p50_ms` is the difference of the medians. An underrun is audio that came after
+playback from the first packet on had run out. Ends with a table and one JSON line, and exits with 1 if a way is more
+than `--limit-ms` above ours at the median, has an underrun that ours has not, or failed. Needs the extra `test`.
 """
 
 from __future__ import annotations
@@ -51,9 +51,14 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument(
-        "--rps", type=float, action="append", help="requests a second; may be repeated; 1 and 20 if none"
+        "--rps",
+        type=float,
+        nargs=2,
+        action="append",
+        metavar=("RATE", "REQUESTS"),
+        help="requests a second, and how many of each way; may be repeated; 1 24 and 20 120 if none",
     )
-    parser.add_argument("--requests", type=int, default=100, help="of each way, at each rate")
+    parser.add_argument("--commit", help="what is run, where there is no checkout to ask")
     parser.add_argument("--warmup", type=int, default=3, help="requests of each way before those that are measured")
     parser.add_argument("--limit-ms", type=float, default=3.0)
     parser.add_argument("--seed", type=int, default=0)
@@ -290,14 +295,17 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
                 for ask in ways.all.values():
                     await ask()
             rows = []
-            for rps in options.rps or [1.0, 20.0]:
-                for row in await measure(ways, rps, options.requests, chance):
+            for rps, requests in options.rps or [(1.0, 24), (20.0, 120)]:
+                for row in await measure(ways, rps, int(requests), chance):
                     rows.append(rounded(row))
                     print(" ".join(f"{name}={value}" for name, value in rows[-1].items()), flush=True)
         finally:
             await ways.close()
-    settings = {name: value for name, value in vars(options).items() if name != "out" and value is not None}
-    facts = {"commit": commit_of_checkout(), "date": datetime.datetime.now(datetime.UTC).date().isoformat()}
+    settings = {
+        name: value for name, value in vars(options).items() if name not in {"out", "commit"} and value is not None
+    }
+    commit, date = options.commit or commit_of_checkout(), datetime.datetime.now(datetime.UTC).date()
+    facts = {"commit": commit, "date": date.isoformat()}
     return {
         "bench": "dialects",
         "model": model["root"],
