@@ -4,9 +4,9 @@
 
 `prefill`: the prompts of 1 and of 8 requests from a graph, by the operations of training (before) and of a frame, with
 the kernels that one launch of each takes. `tiles`: gated products in the committed plan and in blocks of two widths, in
-graphs over weights that no cache holds. `engine`: clients in a closed loop, with every page that the slots can use and
-prompts by the operations of training, then each alone, then both. Every arm runs `--repeats` times, in turn; rows give
-the medians. Writes speed-<model>.json and ends with one line of JSON.
+graphs over weights that no cache holds. `engine`: clients in a closed loop; each arm has one change more than the one
+before it, and the first, with every page that the slots can use and prompts by the operations of training, none. Every
+arm runs `--repeats` times, in turn. Writes speed-<model>.json and ends with one line of JSON.
 """
 
 from __future__ import annotations
@@ -15,24 +15,29 @@ import argparse
 import dataclasses
 import functools
 import itertools
+import math
+import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from arms import speak
+from arms import clear
 from sonoro.core.config import EngineConfig
+from sonoro.core.errors import EngineError
+from sonoro.core.types import AudioChunk, Event, Failed
 from sonoro.engine.engine import Engine
 from sonoro.models import registry
 from sonoro.models.base import Capacity, LoadedModel, Pages, TextPromptModel
 from sonoro.models.codec_choice import dtype_name
 from sonoro.ops.linear import norm_gate_up, norm_gate_up_kernel
 from sonoro.ops.plans import Plan, from_text, known_shapes, plan_for, to_text
+from sonoro.profile.engine import Listener
 from sonoro.profile.report import Report
 from sonoro.profile.requests import speech_request
 from sonoro.runtime.graphs import GraphSet
@@ -40,6 +45,14 @@ from sonoro.runtime.graphs import GraphSet
 TEXT = "The next train to the coast leaves from platform four in twelve minutes; mind the gap."
 TWO_WIDTHS = ("64 64+16 64 1 1 4 4", "64 64+16 128 1 1 3 4", "64 32+16 128 1 1 4 4", "32 64+16 128 1 1 4 4")
 CACHE_BYTES = 2**28
+FIRST_ARM = "before"
+ARMS: Mapping[str, dict[str, Any]] = {
+    FIRST_ARM: {"is_prefill_fused": False},
+    "pages": {"is_prefill_fused": False},
+    "prefill": {},
+}
+"""Settings of engines by name, each arm with one change more than the one above it; the first has all pages as well."""
+
 PAGE_POSITIONS = 32
 
 
@@ -50,8 +63,10 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--parts", nargs="+", choices=("prefill", "tiles", "engine"), default=None)
     parser.add_argument("--concurrency", type=int, default=64)
-    parser.add_argument("--frames", type=int, default=60)
-    parser.add_argument("--rounds", type=int, default=4, help="requests of each client")
+    parser.add_argument("--arms", nargs="+", choices=tuple(ARMS), help="of the part engine; all if none")
+    parser.add_argument("--frames", type=int, nargs=2, default=(30, 90), help="the fewest and the most of a request")
+    parser.add_argument("--duration", type=float, default=4.0, help="seconds that count of each arm's turn")
+    parser.add_argument("--warm-up", type=float, default=1.5, help="seconds before them")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--max-positions", type=int, default=2048)
     parser.add_argument("--commit", help="what is run, where there is no checkout to ask")
@@ -92,12 +107,12 @@ def time_prefill(loaded: LoadedModel, args: argparse.Namespace, report: Report) 
     pages = -(-positions // PAGE_POSITIONS)
     prompts = []
     for number in range(slots):
-        request = speech_request(model.spec, number, TEXT, args.frames)
+        request = speech_request(model.spec, number, TEXT, args.frames[1])
         [segment, *_] = model.segments(TEXT, "auto")
         prompts.append(model.prepare(request, segment, 0, (), None))
     for count, repeat, is_fused in itertools.product((1, slots), range(args.repeats), (False, True)):
         sizes = {"page_positions": PAGE_POSITIONS, "pages": slots * pages, "max_tokens": 2048}
-        state = model.allocate(Capacity(slots, positions, args.frames, 1024, **sizes, is_prefill_fused=is_fused))
+        state = model.allocate(Capacity(slots, positions, args.frames[1], 1024, **sizes, is_prefill_fused=is_fused))
         own = [Pages(range(slot * pages, (slot + 1) * pages)) for slot in range(count)]
         tokens = model.stage(state, prompts[:count], range(count), own)
         model.admit(state, torch.arange(count, device=device))
@@ -146,29 +161,102 @@ def time_tiles(loaded: LoadedModel, args: argparse.Namespace, report: Report) ->
             report.add(row)
 
 
+class Crowd:
+    """Clients in a closed loop on an engine: each plays what it asked for as it comes, and asks again once it has all.
+
+    Texts and lengths, in `frames`, are drawn anew from the same numbers, so that every arm is asked the same.
+    """
+
+    def __init__(self, engine: Engine, numbers: Iterator[int], clients: int, frames: Sequence[int]) -> None:
+        self._engine, self._numbers, self._clients, self._frames = engine, numbers, clients, frames
+        self._draw = random.Random(clients)
+        self._listeners: dict[str, Listener] = {}
+        self._first_ms: list[float] = []
+        self._audio_s, self._underruns, self._requests, self._ticks = 0.0, 0, 0, 0
+
+    def measure(self, warm_up_s: float, duration_s: float) -> dict[str, Any]:
+        """What was heard in `duration_s` once `warm_up_s` were over. Raises `EngineError` if a request fails."""
+        self._listen_until(time.perf_counter() + warm_up_s)
+        self._audio_s, self._underruns, self._requests, self._ticks, self._first_ms = 0.0, 0, 0, 0, []
+        before, began_s, host_s = self._engine.runner.launches, time.perf_counter(), time.process_time()
+        self._listen_until(began_s + duration_s, self._clients)
+        counted_s, host_s = time.perf_counter() - began_s, time.process_time() - host_s
+        after, first_ms = self._engine.runner.launches, sorted(self._first_ms) or [math.nan]
+        clear(self._engine)
+        made = {
+            how: {kind: (counts[how] - before[kind][how]) / self._ticks for kind, counts in after.items()}
+            for how in ("graph", "eager")
+        }
+        return {
+            "xrt": self._audio_s / counted_s,
+            "tick_ms": 1000 * counted_s / self._ticks,
+            "ttfp_p50_ms": first_ms[len(first_ms) // 2],
+            "ttfp_p95_ms": first_ms[(len(first_ms) - 1) * 95 // 100],
+            "underruns": self._underruns,
+            "requests": self._requests,
+            "launches_per_tick": made["graph"],
+            "eager_per_tick": made["eager"],
+            "host_ms": 1000 * host_s / self._ticks,
+        }
+
+    def _listen_until(self, until_s: float, requests: int = 0) -> None:
+        """Until then, and until so many have been answered."""
+        while time.perf_counter() < until_s or self._requests < requests:
+            while len(self._listeners) < self._clients:
+                self._ask()
+            events = self._engine.tick()
+            self._ticks += 1
+            for event in events:
+                self._hear(event, time.perf_counter())
+
+    def _ask(self) -> None:
+        words = " ".join(self._draw.choices(TEXT.split(), k=self._draw.randint(4, 20)))
+        request = speech_request(self._engine.spec, next(self._numbers), words, self._draw.randint(*self._frames))
+        self._listeners[request.id] = Listener(time.perf_counter(), self._engine.spec.sample_rate)
+        self._engine.submit(request)
+
+    def _hear(self, event: Event, now_s: float) -> None:
+        listener = self._listeners[event.request_id]
+        if isinstance(event, Failed):
+            raise EngineError(f"{event.request_id} failed: {event}")
+        if not isinstance(event, AudioChunk):
+            self._requests += 1
+            del self._listeners[event.request_id]
+            return
+        if listener.first_audio_at_s is None:
+            self._first_ms.append(1000 * (now_s - listener.sent_at_s))
+        self._underruns += listener.hear(event.pcm, now_s)
+        self._audio_s += len(event.pcm) / 2 / self._engine.spec.sample_rate
+
+
 def time_engine(loaded: LoadedModel, args: argparse.Namespace, report: Report) -> None:
-    """Clients in a closed loop, in each arm."""
+    """Clients in a closed loop, in each arm; all engines are there at once, so that arms can run in turn."""
     slots, numbers = args.concurrency, itertools.count()
     most = min(args.max_positions // 2, loaded.model.spec.max_frames)
-    base = EngineConfig(slots=slots, max_positions=args.max_positions, max_frames=most, is_prefill_fused=False)
-    full = base.pages_per_slot * slots
-    arms: Mapping[str, dict[str, Any]] = {
-        "before": {"pages": full},
-        "prefill": {"pages": full, "is_prefill_fused": True},
-        "pages": {"pages": 0},
-        "both": {"pages": 0, "is_prefill_fused": True},
-    }
-    for repeat, (name, changes) in itertools.product(range(args.repeats), arms.items()):
-        row: dict[str, Any] = {"part": "engine", "arm": name, "concurrency": slots, "repeat": repeat}
+    base = EngineConfig(slots=slots, max_positions=args.max_positions, max_frames=most)
+    engines: dict[str, Engine] = {}
+    for name, changes in ARMS.items():
+        if name not in (args.arms or ARMS):
+            continue
+        row: dict[str, Any] = {"part": "ready", "arm": name, "concurrency": slots}
+        pages = base.pages_per_slot * slots if name == FIRST_ARM else 0
         try:
-            engine = Engine(loaded.model, dataclasses.replace(base, **changes))
-            speak(engine, numbers, slots, 1, TEXT, min(8, args.frames))
-            row |= speak(engine, numbers, slots, args.rounds, TEXT, args.frames)
-            row |= {"pages": engine.runner.pages, "put_back": engine.put_back}
+            began_s = time.perf_counter()
+            engines[name] = engine = Engine(loaded.model, dataclasses.replace(base, pages=pages, **changes))
+            row |= {"ready_s": time.perf_counter() - began_s, "pages": engine.runner.pages}
             row["pages_bytes"] = engine.runner.pages * base.page_positions * loaded.model.position_bytes
-            del engine
+            row["graphs_mib"] = engine.runner.graph_memory_mib
         except Exception as error:  # an arm that does not fit leaves the others theirs
             row["error"] = repr(error)
+        report.add(row)
+    for repeat, (name, engine) in itertools.product(range(args.repeats), engines.items()):
+        row = {"part": "engine", "arm": name, "concurrency": slots, "repeat": repeat}
+        try:
+            crowd = Crowd(engine, numbers, slots, args.frames)
+            row |= crowd.measure(args.warm_up, args.duration) | {"put_back": engine.put_back}
+        except EngineError as error:
+            row["error"] = repr(error)
+            clear(engine)
         report.add(row)
 
 

@@ -13,8 +13,8 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "speed.py"
 def test_every_arm_is_measured_in_turn(tmp_path: Path) -> None:
     folder = tmp_path / "tiny"
     tiny_vox.write_checkpoint(folder)
-    options = ("--model", folder, "--device", "cpu", "--concurrency", "2", "--frames", "5", "--rounds", "1")
-    command = [sys.executable, SCRIPT, *options, "--repeats", "1", "--max-positions", "512", "--out", tmp_path]
+    sizes = "--concurrency 2 --frames 3 6 --repeats 1 --warm-up 0 --duration 0.2 --max-positions 512"
+    command = [sys.executable, SCRIPT, "--model", folder, "--device", "cpu", *sizes.split(), "--out", tmp_path]
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
     results = json.loads((tmp_path / "speed-tiny.json").read_text())
@@ -27,6 +27,14 @@ def test_every_arm_is_measured_in_turn(tmp_path: Path) -> None:
         for is_fused in (False, True)
         for part in ("prefill", "prefill text")
     ]
-    assert [row["arm"] for row in rows if row["part"] == "engine"] == ["before", "prefill", "pages", "both"]
+    arms = [row["arm"] for row in rows if row["part"] == "ready"]
+    assert arms[0] == "before"
+    assert [row["arm"] for row in rows if row["part"] == "engine"] == arms
     assert [row.get("error") for row in rows if "error" in row] == ["no GPU"]
-    assert all(row["requests"] == 2 for row in rows if row["part"] == "engine")
+    pages = {row["arm"]: row["pages"] for row in rows if row["part"] == "ready"}
+    assert all(pages[arm] < pages["before"] for arm in arms[1:])
+    for row in rows:
+        if row["part"] == "engine":
+            assert row["requests"] > 0
+            assert row["xrt"] > 0
+            assert row["launches_per_tick"].keys() == row["eager_per_tick"].keys() >= {"prefill", "frame", "codec"}
