@@ -50,6 +50,7 @@ ARMS: Mapping[str, dict[str, Any]] = {
     FIRST_ARM: {"is_prefill_fused": False},
     "pages": {"is_prefill_fused": False},
     "prefill": {},
+    "overlap": {"codec_overlap": 4096},
 }
 """Settings of engines by name, each arm with one change more than the one above it; the first has all pages as well."""
 

@@ -31,8 +31,6 @@ def test_every_arm_is_measured_in_turn(tmp_path: Path) -> None:
     assert arms[0] == "before"
     assert [row["arm"] for row in rows if row["part"] == "engine"] == arms
     assert [row.get("error") for row in rows if "error" in row] == ["no GPU"]
-    pages = {row["arm"]: row["pages"] for row in rows if row["part"] == "ready"}
-    assert all(pages[arm] < pages["before"] for arm in arms[1:])
     for row in rows:
         if row["part"] == "engine":
             assert row["requests"] > 0

@@ -1,4 +1,4 @@
-"""A codec on a device of its own: the audio is, to the bit, what it is beside the model."""
+"""A codec on a stream or a device of its own: the audio is, to the bit, what it is on the stream of the model."""
 
 import random
 
@@ -58,9 +58,42 @@ def facts(events: list[Event]) -> list[tuple[object, ...]]:
 def test_audio_is_the_same_to_the_bit_wherever_the_codec_is(tiny: TinyFamily) -> None:
     requests = tiny.requests_of_all_kinds()
     together = spoken(tiny.load().model, requests, **PADDED)
-    apart = spoken(tiny.load().model, requests, codec_device="cpu", **PADDED)
     assert sum(isinstance(event, AudioChunk) for event in together) > 40
-    assert facts(apart) == facts(together)
+    for where in ({"codec_device": "cpu"}, {"codec_overlap": 2}):
+        assert facts(spoken(tiny.load().model, requests, **where, **PADDED)) == facts(together)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_eager", [False, True])
+@pytest.mark.parametrize("overlap", [2, 4])
+def test_audio_is_the_same_to_the_bit_on_a_stream_beside(tiny: TinyFamily, overlap: int, is_eager: bool) -> None:
+    requests = tiny.requests_of_all_kinds()
+    together = spoken(tiny.load(torch.bfloat16, "cuda").model, requests, is_eager=is_eager)
+    model = tiny.load(torch.bfloat16, "cuda").model
+    assert facts(spoken(model, requests, is_eager=is_eager, codec_overlap=overlap)) == facts(together)
+
+
+def test_steps_of_few_do_not_wait_for_the_codec(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more than `codec_overlap` asks they do; what is decoded always waits for its step."""
+    waits: list[tuple[str, str]] = []
+
+    class Stream:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def wait_stream(self, other: "Stream") -> None:
+            waits.append((self.name, other.name))
+
+    engine = Engine(VoicedSineModel(), config_of(codec_overlap=2), Clock(), ticks_late=1)
+    engine.submit(SpeechRequest(id="0", text="Hello there.", max_frames=9))
+    drain(engine)
+    decoding = engine.runner._decoding
+    decoding.stream = Stream("codec")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Stream("model"))
+    for stepped in (1, 2, 3):
+        decoding.follow()
+        decoding.lead(stepped)
+    assert waits == [("codec", "model")] * 3 + [("model", "codec")]
 
 
 @pytest.mark.gpu

@@ -133,7 +133,9 @@ class EngineConfig(Settings):
 
     `model_settings`: settings of the model itself by name; docs/differences.md lists them.
 
-    Where, and in what. `codec_device`: a device of its own for the codec, as "cuda:1"; empty for that of all else.
+    Where, and in what. `codec_device`: a device of its own for the codec, as "cuda:1"; empty for that of all else, and
+    then `codec_overlap`: while at most so many requests make a frame at once, the codec decodes on a stream of its own,
+    beside the prefills and frames of the next tick.
     `codec_dtype`: what its decoder runs in, float16, bfloat16 or float32; auto is float32 on a CPU, elsewhere float16
     if that holds what its layers make with a margin, else whichever of the others is true to it. `quantization`: what
     the weights of the language model's layers are kept in, int8 or fp8 (E4M3), made while they are loaded; none for
@@ -165,6 +167,7 @@ class EngineConfig(Settings):
     chunk_frames: tuple[int, ...] = (1, 2, 4, 12)
     codec_frames: int = 0
     codec_device: str = ""
+    codec_overlap: int = 0
     codec_dtype: str = "auto"
     quantization: str = "none"
     max_shared_bytes: int = 0
@@ -201,6 +204,7 @@ class EngineConfig(Settings):
             self._check("codec_frames", self.slots, 10_000_000, "every slot makes a frame in a tick")
         if not re.fullmatch(r"(cpu|cuda:[0-9]{1,3})?", self.codec_device):
             raise ConfigError("codec_device", self.codec_device, 'it must be empty, cpu, or a GPU as "cuda:1"')
+        self._check("codec_overlap", 0, 4096)
         if self.codec_dtype not in CODEC_DTYPES:
             raise ConfigError("codec_dtype", self.codec_dtype, "it must be " + " or ".join(CODEC_DTYPES))
         if self.max_shared_bytes:

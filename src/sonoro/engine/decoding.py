@@ -1,9 +1,10 @@
-"""Frames by slot to audio, with the codec on the device of the model or on one of its own.
+"""Frames by slot to audio: on the stream of the model, on one beside it, or on a device of its own.
 
-Apart, it works through a stream there, on a copy of the frames: after each step the newest frame of every slot is sent
-over, and what decodes them is the very same. All that is sent is ordered on both devices by torch, which lets a copy
-between two devices wait for the current stream of either, and either for the copy; the host waits for nothing. Knows
-the protocols of `models.base` and no model.
+Beside the model, what decodes the frames of a step waits for that step, and the next step does not wait for it: it
+writes other columns. Apart, on another device, the codec works on a copy of the frames: after each step the newest
+frame of every slot is sent over, and what decodes them is the very same. All that is sent is ordered on both devices by
+torch, which lets a copy between two devices wait for the current stream of either, and either for the copy. The host
+waits for nothing. Knows the protocols of `models.base` and no model.
 """
 
 from __future__ import annotations
@@ -29,19 +30,20 @@ class Decoding:
     """The codec's state by slot and its graphs, with the sizes of `config`, to be run while `active`.
 
     `decodes` by frames give the PCM16 [B, frames * hop] of the next frames of slots, these, and how many of the samples
-    [B] int64 were not finite, and are silent. Apart from the model, `admits` reset slots, and `receives` store for
-    slots what was sent. Call `capture` first.
+    [B] int64 were not finite, and are silent. With a stream of its own, `admits` reset slots; apart from the model,
+    `receives` store for slots what was sent. Call `capture` first.
 
     `pool` is that of the graphs of all else, and `stream` theirs, which is the current one when this is made; the codec
-    shares both unless it `is_apart`, on a device of its own.
+    shares both unless it `has_own_stream`: on a device of its own, where it `is_apart`, or as `codec_overlap` asks.
     """
 
     def __init__(
         self, codec: Codec, state: CodecState, config: EngineConfig, pool: GraphPool, stream: torch.cuda.Stream | None
     ) -> None:
         self._codec, self._state, self.device = codec, state, state.device
-        self.stream, self.is_apart = stream, state.is_apart
-        if state.is_apart and stream is not None:
+        self.stream, self.is_apart, self._most_beside = stream, state.is_apart, config.codec_overlap
+        self.has_own_stream = state.is_apart or config.codec_overlap > 0
+        if self.has_own_stream and stream is not None:
             pool, self.stream = GraphPool(), torch.cuda.Stream(self.device, priority=-1)
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
         scratch, is_eager = state.decoded.shape[0] - 1, config.is_eager
@@ -60,12 +62,28 @@ class Decoding:
     @property
     def sets(self) -> dict[str, list[GraphSet]]:
         """All graphs that are used, by kind."""
-        moves = {"transfer": [self.admits, self.receives]} if self.is_apart else {}
-        return {"codec": [*self.decodes.values()], **moves}
+        moves = [self.admits, self.receives] if self.is_apart else [self.admits] if self.has_own_stream else []
+        return {"codec": [*self.decodes.values()]} | ({"transfer": moves} if moves else {})
 
     def active(self) -> AbstractContextManager[Any]:
         """Where its device and stream are the current ones."""
-        return torch.cuda.stream(self.stream) if self.is_apart else contextlib.nullcontext()
+        return torch.cuda.stream(self.stream) if self.has_own_stream else contextlib.nullcontext()
+
+    @property
+    def beside(self) -> list[torch.cuda.Stream]:
+        """Its stream, if that is a second one on the device of the model."""
+        return [self.stream] if self.has_own_stream and not self.is_apart and self.stream is not None else []
+
+    def follow(self) -> None:
+        """Let what is decoded from here on wait for what the current stream was given. No sync."""
+        for stream in self.beside:
+            stream.wait_stream(torch.cuda.current_stream(self.device))
+
+    def lead(self, stepped: int) -> None:
+        """Let what the current stream is given from here on wait for the codec, if more requests were `stepped` than
+        it may run beside. No sync."""
+        for stream in self.beside if stepped > self._most_beside else ():
+            torch.cuda.current_stream(self.device).wait_stream(stream)
 
     def capture(self) -> None:
         """Capture every size of every kind, the longest chunks first. Synchronises."""
@@ -99,7 +117,8 @@ class Decoding:
 
     def _admit(self, slots: Tensor) -> None:
         self.clear(slots)
-        self._state.frames.index_fill_(0, slots, 0)
+        if self.is_apart:
+            self._state.frames.index_fill_(0, slots, 0)
 
     def _receive(self, slots: Tensor) -> None:
         """A slot that has ended stores its last frame again; one that never made any, its first column."""

@@ -61,7 +61,7 @@ def list_variants(settings: WorkerSettings, card: Card, note: Callable[[Variant]
         loaded = registry.load(settings.model, device=nowhere, dtype=settings.dtype, **how)
         Runner(loaded.model, config).warm_up()
         with reading_zeros():
-            Voices(loaded.model, config, Inline(), nowhere, {}).warm_up()
+            Voices(loaded.model, config, Inline(), nowhere, ()).warm_up()
 
 
 def compile_kernels(

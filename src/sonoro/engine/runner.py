@@ -1,8 +1,8 @@
 """Plans carried out on the device: prefill, one frame, audio, and the copies that bring the results back.
 
 Owns all state by slot, and the graphs that advance them. Knows the protocols of `models.base` and no model. All work
-goes to one stream, or one on each of two devices, in the order it is launched; nothing here waits for it but
-`Launched.entry.wait`.
+goes to one stream, but for that of a codec with a stream of its own, in the order it is launched; nothing here waits
+for it but `Launched.entry.wait`.
 """
 
 from __future__ import annotations
@@ -142,7 +142,8 @@ class Runner:
         self._max_batch = max(self.config.codec_batches, default=config.slots)
         for line in self.report.splitlines():
             logger.info("event=allocated what=%r", line)
-        self.ring = PinnedRing(_IN_FLIGHT, self._entry_bytes(self.config), *{self._device, self._decoding.device})
+        devices, beside = {self._device, self._decoding.device}, self._decoding.beside
+        self.ring = PinnedRing(_IN_FLIGHT, self._entry_bytes(self.config), *devices, beside=beside)
 
     @property
     def device(self) -> torch.device:
@@ -154,10 +155,10 @@ class Runner:
         return self._decoding.device
 
     @property
-    def streams(self) -> dict[torch.device, torch.cuda.Stream]:
-        """Where everything is launched, on each device; none on a CPU."""
-        streams = {self._decoding.device: self._decoding.stream, self._device: self._stream}
-        return {device: stream for device, stream in streams.items() if stream is not None}
+    def streams(self) -> list[torch.cuda.Stream]:
+        """Where everything is launched, each once, the model's last; none on a CPU."""
+        streams = self._decoding.stream if self._decoding.has_own_stream else None, self._stream
+        return [stream for stream in streams if stream is not None]
 
     @property
     def ticks_late(self) -> int:
@@ -224,6 +225,7 @@ class Runner:
             for frames, batch in plan.codec.items():
                 for start in range(0, len(batch), self._max_batch):
                     self._decode(batch[start : start + self._max_batch], frames, launched)
+            self._decoding.lead(len(launched.stepped))
             stack.pop_all()
         launched.entry.close()
         return launched
@@ -261,7 +263,7 @@ class Runner:
             if tokens:
                 self._prefills_of(prompts, pages).run(range(tokens))
             with self._decoding.active():
-                if self._decoding.is_apart:
+                if self._decoding.has_own_stream:
                     self._decoding.admits.run(slots)
                 self._decoding.prime(slots, voices)
 
@@ -303,6 +305,7 @@ class Runner:
             return
         with launched.border(items):
             length, done, attention, *newest = self._frames.run(_slots(items))
+            self._decoding.follow()
             if self._decoding.is_apart:
                 self._decoding.send(length, *newest)
                 with self._decoding.active():
@@ -321,13 +324,14 @@ class Runner:
         if not items:
             return
         results: tuple[Tensor, ...] = ()
-        with launched.border(items), self._decoding.active():
-            results = self._decoding.decodes[frames].run(_slots(items))
-        if not results:
-            return
-        pcm, made, broken = results
-        is_kept = any(running.has_more_segments for running, _ in items)
-        heard, *counted = (launched.entry.copy(part[: len(items)]) for part in (pcm, broken, *[made] * is_kept))
+        with self._decoding.active():
+            with launched.border(items):
+                results = self._decoding.decodes[frames].run(_slots(items))
+            if not results:
+                return
+            pcm, made, broken = results
+            is_kept = any(running.has_more_segments for running, _ in items)
+            heard, *counted = (launched.entry.copy(part[: len(items)]) for part in (pcm, broken, *[made] * is_kept))
         launched.decoded.append(Decoded(items, frames, heard, counted[0], counted[1] if is_kept else None))
 
     def _capture(self, config: EngineConfig, pool: GraphPool) -> None:
@@ -337,7 +341,7 @@ class Runner:
 
         def admit(slots: Tensor) -> None:
             model.admit(state, slots)
-            if not decoding.is_apart:
+            if not decoding.has_own_stream:
                 decoding.clear(slots)
 
         def prefill(tokens: Tensor) -> None:

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any, TypeVar
@@ -60,12 +60,12 @@ class Voices:
         config: EngineConfig,
         executor: Executor,
         codec_device: torch.device,
-        readers: Mapping[torch.device, torch.cuda.Stream],
+        readers: Sequence[torch.cuda.Stream],
     ) -> None:
         self._model, self._config, self._executor, self._codec_device = model, config, executor, codec_device
         self._readers = readers
         # Of the lowest priority, which is the default. What the current stream loaded must be there before it reads.
-        self._streams = [torch.cuda.Stream(device) for device in readers]
+        self._streams = [torch.cuda.Stream(device) for device in dict.fromkeys(stream.device for stream in readers)]
         for stream in self._streams:
             stream.wait_stream(torch.cuda.current_stream(stream.device))
         self._kept: OrderedDict[str, Future[Voice]] = OrderedDict()
@@ -231,8 +231,9 @@ class Voices:
         if self._readers:
             primed = [tensor for saved in voice.primed.values() for tensor in saved.tensors]
             for tensor in (*self._cloning.save_voice(voice).tensors.values(), *primed):
-                if tensor.is_cuda:
-                    tensor.record_stream(self._readers[tensor.device])
+                for stream in self._readers if tensor.is_cuda else ():
+                    if stream.device == tensor.device:
+                        tensor.record_stream(stream)
         return voice
 
 

@@ -33,7 +33,7 @@ class Entry:
 
     def __init__(self, ring: PinnedRing, memory: Tensor) -> None:
         self._ring, self._memory = ring, memory
-        self._events = [(device, torch.cuda.Event()) for device in ring.devices if device.type == "cuda"]
+        self._events: list[torch.cuda.Event] = []
         self._used_bytes = 0
         self._is_closed = False
         self.is_taken = False
@@ -55,22 +55,23 @@ class Entry:
         return host.numpy()
 
     def close(self) -> None:
-        """Say that nothing more is copied: what was copied is complete when the current streams have come this far."""
+        """Say that nothing more is copied: what was copied is complete when the current streams, and those beside
+        them, have come this far."""
         assert self.is_taken
         assert not self._is_closed
         self._is_closed = True
-        for device, event in self._events:
-            event.record(torch.cuda.current_stream(device))
+        current = [torch.cuda.current_stream(device) for device in self._ring.devices if device.type == "cuda"]
+        self._events = [stream.record_event() for stream in (*current, *self._ring.beside)]
 
     @property
     def is_ready(self) -> bool:
         """Whether `wait` would return at once."""
-        return self._is_closed and all(event.query() for _, event in self._events)
+        return self._is_closed and all(event.query() for event in self._events)
 
     def wait(self) -> None:
         """Return when all copies are complete; waits for nothing that was launched after `close`."""
         assert self._is_closed
-        for _, event in self._events:
+        for event in self._events:
             event.synchronize()
 
     def release(self) -> None:
@@ -87,10 +88,12 @@ class Entry:
 
 class PinnedRing:
     """`depth` entries of `bytes_per_entry` bytes for tensors of `devices`, pinned if these are GPUs. Tensors begin at
-    multiples of 64."""
+    multiples of 64. What is copied on streams `beside` the current ones is waited for as well."""
 
-    def __init__(self, depth: int, bytes_per_entry: int, *devices: torch.device) -> None:
-        self.depth, self.devices = depth, devices
+    def __init__(
+        self, depth: int, bytes_per_entry: int, *devices: torch.device, beside: Sequence[torch.cuda.Stream] = ()
+    ) -> None:
+        self.depth, self.devices, self.beside = depth, devices, tuple(beside)
         room = -(-bytes_per_entry // _ALIGNMENT) * _ALIGNMENT
         with torch.inference_mode(False):  # so that it may be written in any mode
             memory = torch.empty((depth, room), dtype=torch.uint8, pin_memory=devices[0].type == "cuda")

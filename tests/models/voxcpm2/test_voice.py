@@ -23,7 +23,7 @@ def test_a_registered_voice_is_primed_where_it_is_loaded(model: SpeechModel) -> 
     """Its file holds patches alone. A tick only copies what they leave in the codec."""
     samples = 0.1 * torch.randn(12000, generator=torch.Generator().manual_seed(0))
     recording = Reference(pcm=samples.numpy().astype("<f4").tobytes(), sample_rate=16000, text="One.")
-    voices, other = (Voices(model, EngineConfig(slots=1), Inline(), torch.device("cpu"), {}) for _ in range(2))
+    voices, other = (Voices(model, EngineConfig(slots=1), Inline(), torch.device("cpu"), ()) for _ in range(2))
     digest, data = voices.encode((recording,)).result()
     found = {}
     for name, fields in (("registered", {"voice": "me"}), ("given", {"references": (recording,)})):
