@@ -1,9 +1,10 @@
 """What the guards of word times catch: faults spliced from real codes of the built-in voice, and its good readings.
 
-`python benchmarks/word_faults.py judge --count 50 --raw FILE.jsonl` speaks texts in both layouts, splices six faults of
-the codes of each, runs the talker over them as if it had made them, and adds a line for each that says what its guards
-find; texts that are in the file already are passed over, so it may be broken off. `report FILE.jsonl` makes the figures
-and the curve of the limit on straying. Needs the extra `align`: faults are cut where pocketsphinx hears words begin.
+`python benchmarks/word_faults.py judge --first 0 --count 50 --raw FILE.jsonl` speaks texts in both layouts, splices six
+faults of the codes of each, runs the talker over them as if it had made them, and adds a line for each that says what
+its guards find; texts that are in the file already are passed over, so it may be broken off. `report FILE.jsonl ...`
+makes the figures and the curve of the limit on straying. Needs the extra `align`: faults are cut where pocketsphinx
+hears words begin.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from words import LAYOUTS, Aligner  # type: ignore[import-not-found]
 TEXTS = Path(__file__).parent.parent / "tools" / "builtin_voice"
 BATCH, FRAME_S, MOST_FRAMES = 8, 0.08, 400
 LEAST_WORDS = 6
+HARVARD, TOGETHER = 720, 3
 
 
 class Reading:
@@ -97,11 +99,26 @@ class Bench:
         prompt, pointing = model.prepare(request, segment, 0, (), None), model.pointing(request, None)
         words = RequestWords(model, model.spec, request.text)
         words.begin(Segment(segment, 0, len(request.text)), pointing, 0.0)
+        column, seen = model.word_heads.places.index((pointing.layer, pointing.head)), []
         for frame, looked in enumerate(self._attention(prompt, pointing, codes), start=1):
             words.see(looked, frame)
-        clock: SegmentClock = words._clock  # type: ignore[assignment]
-        clock.finish()
-        return {"fault": clock.fault, "strayed": round(clock.tracker.strayed, 3)}
+            seen.append(looked)
+        assert words.clock is not None
+        words.clock.finish()
+        last = words.clock.words[-1].last
+        facts = {"fault": words.clock.fault, "strayed": round(words.clock.tracker.strayed, 3), "last": last}
+        return facts | self._trace(words.clock, np.stack(seen)[:, column])
+
+    def _trace(self, clock: SegmentClock, looked: np.ndarray) -> dict[str, Any]:
+        """Of each frame, a character each: how far the path went, and of 40 parts of the attention those before and
+        those after its position and the two beside it."""
+        path = np.array(clock.tracker.path)
+        shares = looked / np.maximum(looked.sum(1, keepdims=True), 1e-30)
+        places = np.arange(looked.shape[1])
+        before = (shares * (places < path[:, None] - 1)).sum(1)
+        after = (shares * (places > path[:, None] + 1)).sum(1)
+        columns = {"steps": np.diff(path, prepend=0), "before": 40 * before, "after": 40 * after}
+        return {name: "".join(chr(48 + round(float(one))) for one in each) for name, each in columns.items()}
 
     def _attention(self, prompt: Any, pointing: Any, codes: np.ndarray) -> Iterator[np.ndarray]:
         """Of each frame [heads watched, W] to the text."""
@@ -149,15 +166,23 @@ def faults(reading: Reading, other: Reading, chance: random.Random) -> dict[str,
     }
 
 
-def judge(options: argparse.Namespace) -> None:
-    """Speak and judge texts that are not in the file yet, up to `count` of them."""
+def texts_of() -> list[str]:
+    """Those that are spoken: single sentences, then `TOGETHER` in one text."""
     files = ("everyday.txt", "carriers.txt", "harvard.txt")
     lines = [line.strip() for name in files for line in (TEXTS / name).read_text(encoding="utf-8").splitlines()]
-    texts = [line for line in lines if line]
+    # A star marks the word that a carrier carries.
+    single = [line.replace("*", "") for line in lines if line]
+    harvard = single[-HARVARD:]
+    return single + [" ".join(harvard[at : at + TOGETHER]) for at in range(0, HARVARD, TOGETHER)]
+
+
+def judge(options: argparse.Namespace) -> None:
+    """Speak and judge those of `count` texts from number `first` on that are not in the file yet."""
+    texts = texts_of()
     done = set()
     if options.raw.is_file():
         done = {json.loads(line)["number"] for line in options.raw.read_text(encoding="utf-8").splitlines()}
-    numbers = [number for number in range(len(texts)) if number not in done][: options.count]
+    numbers = [number for number in range(len(texts))[options.first :][: options.count] if number not in done]
     bench = Bench()
     voices = bench.model.spec.voices
     for begin in range(0, len(numbers), BATCH):
@@ -193,7 +218,7 @@ def judge(options: argparse.Namespace) -> None:
 
 def report(options: argparse.Namespace) -> None:
     """Of each layout the share of each kind that is flagged, and what other limits on straying would give."""
-    rows = [json.loads(line) for line in options.raw.read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(line) for file in options.raw for line in file.read_text(encoding="utf-8").splitlines()]
     result: dict[str, Any] = {"bench": "word_faults", "model": "builtin", "rows": []}
     for layout in LAYOUTS:
         of = [row for row in rows if row["layout"] == layout]
@@ -220,11 +245,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
     judging = commands.add_parser("judge")
+    judging.add_argument("--first", type=int, default=0)
     judging.add_argument("--count", type=int, default=50)
     judging.add_argument("--raw", type=Path, required=True)
     judging.set_defaults(run=judge)
     reporting = commands.add_parser("report")
-    reporting.add_argument("raw", type=Path)
+    reporting.add_argument("raw", type=Path, nargs="+")
     reporting.add_argument("--out", type=Path)
     reporting.set_defaults(run=report)
     options = parser.parse_args()

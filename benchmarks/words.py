@@ -1,7 +1,8 @@
 """How far the times of words are from an aligner's: `Audio.words` against pocketsphinx, which is told the text.
 
 `python benchmarks/words.py speak TEXTS --first 0 --count 50 --raw FILE.jsonl` speaks texts, one a line, in both layouts
-of text and all voices in turn, and adds a line of times for each; in several runs if that takes long.
+of text and all voices in turn, whole in batches and one by one as a stream, and adds a line of times for each; in
+several runs if that takes long.
 `python benchmarks/words.py report FILE.jsonl --out RESULT.json` makes of all lines the figures, which it also prints.
 Needs the extra `align`. The aligner itself is 8 to 10 ms (median) from exact times of phones, 37 to 39 at p95.
 """
@@ -14,6 +15,7 @@ import json
 import platform
 import re
 import subprocess
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,8 +25,9 @@ import soxr
 import torch
 
 from sonoro import TTS
+from sonoro.api import Audio, AudioPiece, listen
 from sonoro.core.normalize import trace_english
-from sonoro.words.spans import spoken_words, word_spans
+from sonoro.words.spans import SpokenWord, spoken_words, word_spans
 
 ALIGNER_HZ, PAD_S = 16000, 0.1
 LAYOUTS = {"text_first": True, "text_along": False}
@@ -41,6 +44,11 @@ class Aligner:
         self._decoder = pocketsphinx.Decoder(
             samprate=ALIGNER_HZ, cmn="batch", loglevel="FATAL", beam=1e-80, wbeam=1e-60, pbeam=1e-80
         )
+
+    def knows(self, text: str) -> bool:
+        """Whether it knows all words of `text`."""
+        words = re.findall(r"[a-z']+", trace_english(text, lowercase=True)[0])
+        return all(self._decoder.lookup_word(word) is not None for word in words)
 
     def align(self, samples: np.ndarray, rate: int, words: list[str]) -> list[tuple[float, float]] | None:
         """Start and end of each of `words` in seconds; None if it does not know one, or hears something else."""
@@ -67,7 +75,7 @@ def speak(options: argparse.Namespace) -> None:
     texts = texts[options.first : options.first + options.count]
     aligner = Aligner()
     with TTS(options.model, config={"slots": BATCH, "max_positions": 1024, "max_frames": 400}) as tts:
-        for name, is_first in LAYOUTS.items():
+        for (name, is_first), path in itertools.product(LAYOUTS.items(), PATHS):
             for begin in range(0, len(texts), BATCH):
                 items: list[Any] = [
                     {
@@ -79,23 +87,55 @@ def speak(options: argparse.Namespace) -> None:
                     for number, text in enumerate(texts[begin : begin + BATCH])
                 ]
                 with options.raw.open("a", encoding="utf-8") as raw:
-                    for item, audio in zip(items, tts.generate_batch(items), strict=True):
-                        raw.write(json.dumps(compared(aligner, name, item, audio)) + "\n")
+                    for item, audio in zip(items, PATHS[path](tts, items), strict=True):
+                        facts = {"layout": name, "path": path, "voice": item["voice"], "text": item["text"]}
+                        raw.write(json.dumps(facts | compared(aligner, item["text"], audio)) + "\n")
 
 
-def compared(aligner: Aligner, layout: str, item: dict[str, Any], audio: Any) -> dict[str, Any]:
-    """One reading: times told and times found, by word as written."""
-    spoken, origins = trace_english(item["text"], lowercase=True)
+def streamed(tts: TTS, items: list[Any]) -> Iterator[Audio]:
+    """Each of `items` by itself, in chunks that follow its listener."""
+    for item in items:
+        pieces: list[AudioPiece] = []
+        finished = listen(tts.stream(**item), pieces.append)
+        words = [word for told in (*(piece.words for piece in pieces), finished.words) for word in told or ()]
+        yield Audio(
+            samples=np.concatenate([piece.samples for piece in pieces]),
+            sample_rate=tts.sample_rate,
+            finish_reason=finished.reason,
+            frames=finished.frames,
+            time_to_first_audio_s=finished.timings.first_audio_s,
+            total_s=finished.timings.total_s,
+            words=tuple(words) if finished.words is not None else None,
+            faults=finished.faults,
+        )
+
+
+PATHS: dict[str, Callable[[TTS, list[Any]], Iterable[Audio]]] = {
+    "batch": lambda tts, items: tts.generate_batch(items),
+    "stream": streamed,
+}
+
+
+def found_words(
+    aligner: Aligner, text: str, samples: np.ndarray, rate: int
+) -> tuple[list[SpokenWord], list[tuple[float, float]] | None]:
+    """The words of `text` as written, and the start and end of each in seconds; None where the aligner is lost."""
+    spoken, origins = trace_english(text, lowercase=True)
     places = [found.span() for found in re.finditer(r"[a-z']+", spoken)]
-    truth = aligner.align(audio.samples, audio.sample_rate, [spoken[start:end] for start, end in places])
-    written = spoken_words(word_spans(item["text"]), spoken, origins, places)
-    found = None
-    if truth is not None:
-        found = [(truth[int(word.first)][0], truth[int(word.last) - 1][1]) for word in written]
+    truth = aligner.align(samples, rate, [spoken[start:end] for start, end in places])
+    written = spoken_words(word_spans(text), spoken, origins, places)
+    if truth is None:
+        return written, None
+    return written, [(truth[int(word.first)][0], truth[int(word.last) - 1][1]) for word in written]
+
+
+def compared(aligner: Aligner, text: str, audio: Audio) -> dict[str, Any]:
+    """One reading: times told and times found, by word as written."""
+    written, found = found_words(aligner, text, audio.samples, audio.sample_rate)
     told = None if audio.words is None else [(word.start_s, word.end_s) for word in audio.words]
-    is_same = told is not None and [(w.start, w.end) for w in audio.words] == [(w.start, w.end) for w in written]
-    facts = {"layout": layout, "voice": item["voice"], "text": item["text"], "audio_s": audio.duration_s}
-    return facts | {"reason": audio.finish_reason, "told": told, "found": found, "is_same": is_same}
+    is_same = [(word.start, word.end) for word in audio.words or ()] == [(word.start, word.end) for word in written]
+    facts = {"audio_s": audio.duration_s, "reason": audio.finish_reason, "faults": len(audio.faults)}
+    return facts | {"told": told, "found": found, "is_same": is_same}
 
 
 def figures(errors_s: list[float]) -> dict[str, float]:
@@ -105,8 +145,8 @@ def figures(errors_s: list[float]) -> dict[str, float]:
     return {"count": len(errors_s), **high, "bias_ms": round(float(np.median(ms)), 1)}
 
 
-def row(layout: str, readings: list[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of one layout."""
+def row(layout: str, path: str, readings: list[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of one layout on one path."""
     kept = [one for one in readings if one["found"] is not None and one["is_same"]]
     starts, ends, firsts, lasts, pauses = ([] for _ in range(5))
     for one in kept:
@@ -120,6 +160,7 @@ def row(layout: str, readings: list[dict[str, Any]]) -> dict[str, Any]:
                 pauses += [told[1] - found[1], next_told[0] - next_found[0]]
     return {
         "layout": layout,
+        "path": path,
         "texts": len(readings),
         "aligned": sum(one["found"] is not None for one in readings),
         "compared": len(kept),
@@ -154,7 +195,10 @@ def report(options: argparse.Namespace) -> None:
         "commit": options.commit or git.stdout.strip(),
         "date": datetime.now(UTC).date().isoformat(),
         "settings": {"texts": options.name, "aligner": "pocketsphinx", "batch": BATCH},
-        "rows": [row(layout, [one for one in readings if one["layout"] == layout]) for layout in LAYOUTS],
+        "rows": [
+            row(layout, path, [one for one in readings if (one["layout"], one["path"]) == (layout, path)])
+            for layout, path in itertools.product(LAYOUTS, PATHS)
+        ],
     }
     for one in result["rows"]:
         print(json.dumps(one, indent=1))

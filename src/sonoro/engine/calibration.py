@@ -137,5 +137,5 @@ class _Kept(RequestWords):
 
     def reading(self, *, along: bool) -> Reading:
         """What was kept."""
-        assert self._clock is not None
-        return Reading(self._clock.words, self._tokens, bytes(self._pcm), np.stack(self._seen), along)
+        assert self.clock is not None
+        return Reading(self.clock.words, self._tokens, bytes(self._pcm), np.stack(self._seen), along)

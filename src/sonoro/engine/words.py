@@ -34,7 +34,8 @@ class RequestWords:
     """The words of a request's `text`, which may grow by `append`: begun anew for each attempt at a segment.
 
     `told` are those whose times are certain, in order; `take` hands on those of them that a listener has reached.
-    `fault` is what the attention says is wrong with the segment that has ended, `faults` are those noted so far.
+    `clock` is that of the attempt, None where no head points at it and once it has ended. `fault` is what the attention
+    says is wrong with the segment that has ended, `faults` are those noted so far.
     """
 
     def __init__(self, model: ShowsWords, spec: ModelSpec, text: str) -> None:
@@ -42,7 +43,7 @@ class RequestWords:
         self.fault: FaultKind | None = None
         self.faults: list[Fault] = []
         self._model, self._spec = model, spec
-        self._clock: SegmentClock | None = None
+        self.clock: SegmentClock | None = None
         self._pointing = Pointing(layer=0, head=0)
         self._segment: Segment | None = None
         self._tokens = self._known = self._column = self._columns = 0
@@ -63,18 +64,18 @@ class RequestWords:
             del self.told[self._told_before :]
         else:
             self._begin = self._end
-        self._segment, self._told_before, self._clock, self.fault = segment, len(self.told), None, None
+        self._segment, self._told_before, self.clock, self.fault = segment, len(self.told), None, None
         if pointing is None:
             return
         places = self._model.word_heads.places
         self._pointing, self._column = pointing, places.index((pointing.layer, pointing.head))
-        self._clock = SegmentClock(pointing, self._spec.frame_s, self._spec.sample_rate, begins_s)
+        self.clock = SegmentClock(pointing, self._spec.frame_s, self._spec.sample_rate, begins_s)
         self._known = self._columns = 0
         self._map(segment)
 
     def see(self, attention: npt.NDArray[np.float32], frames: int) -> None:
         """The attention [H, W] of the segment's frame number `frames`, from 1."""
-        if self._clock is None or self._segment is None:
+        if self.clock is None or self._segment is None:
             return
         if not self._segment.is_whole or self._known != len(self._segment.ids or ()):
             self._map(self._segment)
@@ -87,24 +88,24 @@ class RequestWords:
             columns = min(columns, frames)
         self._columns = max(columns, self._columns)
         if self._columns > attention.shape[1]:
-            self._clock = None
+            self.clock = None
             return
-        self._clock.tracker.add(attention[self._column, : self._columns])
+        self.clock.tracker.add(attention[self._column, : self._columns])
 
     def hear(self, pcm: bytes) -> None:
         """The next audio of the segment."""
-        if self._clock is not None:
-            self._clock.hear(pcm)
-            self.told += self._clock.take(self.text)
+        if self.clock is not None:
+            self.clock.hear(pcm)
+            self.told += self.clock.take(self.text)
 
     def end(self) -> None:
         """The segment has ended: all of its words are told."""
-        if self._clock is not None and self._segment is not None:
+        if self.clock is not None and self._segment is not None:
             self._map(self._segment)
-            self._clock.finish()
-            self.fault = self._clock.fault
-            self.told += self._clock.take(self.text)
-            self._clock = None
+            self.clock.finish()
+            self.fault = self.clock.fault
+            self.told += self.clock.take(self.text)
+            self.clock = None
 
     def note_fault(self, attempt: int, *, spoken_again: bool) -> None:
         """Keep the segment's fault, of number `attempt` to speak it, for whoever asks."""
@@ -130,7 +131,7 @@ class RequestWords:
 
     def _map(self, segment: Segment) -> None:
         """Find which tokens speak which words of `segment`, as far as its text has come."""
-        assert self._clock is not None
+        assert self.clock is not None
         self._known = len(segment.ids or ())
         if segment.ids is None:
             low, spoken, origins = self._found(segment)
@@ -146,7 +147,7 @@ class RequestWords:
         found = spoken_words(words, spoken, [(low + start, low + end) for start, end in origins], tokens)
         # A word that is spelled out over two segments, as a long number, was told with the first.
         told_to = self.told[self._told_before - 1].end if self._told_before else 0
-        self._clock.words = [word for word in found if word.start >= told_to]
+        self.clock.words = [word for word in found if word.start >= told_to]
 
     def _found(self, segment: Segment) -> tuple[int, str, list[tuple[int, int]]]:
         """Where in the text `segment` is looked for, what is spoken of it, and where from there on that comes from: in

@@ -1,0 +1,165 @@
+"""Whether the captions of a long chapter are right: parsed by others' libraries, whole, in order and on time.
+
+`python benchmarks/captions.py speak --layout text_first --folder FOLDER` composes a chapter of the judged sentences,
+has `sonoro say` write its captions, and has pocketsphinx find where each sentence begins and ends.
+`report FOLDER ... --out RESULT.json` parses the captions with `srt` and `webvtt-py` and makes the figures. Needs the
+extra `align`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import soundfile
+
+from words import LAYOUTS, Aligner, cpu_name, figures, found_words  # type: ignore[import-not-found]
+
+TEXTS = Path(__file__).parent.parent / "tools" / "builtin_voice"
+WORDS, PARAGRAPH = 2000, 4
+MOST_S = 0.15
+_SENTENCE = re.compile(r".+?[.!?](?=\s|$)", re.DOTALL)
+
+
+def chapter(aligner: Aligner, words: int) -> str:
+    """So many words of everyday and Harvard sentences, all of which the aligner knows, in paragraphs."""
+    lines = [
+        line for name in ("everyday.txt", "harvard.txt") for line in (TEXTS / name).read_text("utf-8").splitlines()
+    ]
+    kept, count = list[str](), 0
+    for line in lines:
+        if count >= words:
+            break
+        if aligner.knows(line) and len(_SENTENCE.findall(line)) == 1:
+            kept.append(line.strip())
+            count += len(line.split())
+    return "\n\n".join(" ".join(kept[at : at + PARAGRAPH]) for at in range(0, len(kept), PARAGRAPH)) + "\n"
+
+
+def speak(options: argparse.Namespace) -> None:
+    """Speak the chapter in one layout, and find its sentences."""
+    folder: Path = options.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    aligner = Aligner()
+    text = chapter(aligner, options.words)
+    (folder / "chapter.txt").write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "sonoro", "say", "--file", str(folder / "chapter.txt"), "--device", "cpu"]
+    command += ["--option", f"non_streaming_mode={json.dumps(LAYOUTS[options.layout])}", "-o", str(folder / "all.wav")]
+    command += ["--srt", str(folder / "all.srt"), "--vtt", str(folder / "all.vtt"), "--words", str(folder / "all.json")]
+    subprocess.run([*command, "--seed", str(options.seed)], check=True)
+    samples, rate = soundfile.read(folder / "all.wav", dtype="float32")
+    told = json.loads((folder / "all.json").read_text(encoding="utf-8"))
+    rows, begin = [], 0
+    for paragraph in text.split("\n\n"):
+        end = begin + len(paragraph)
+        inside = [at for at, word in enumerate(told) if begin <= word["start"] < end]
+        low = (told[inside[0] - 1]["end_s"] + told[inside[0]]["start_s"]) / 2 if inside[0] else 0.0
+        high = (told[inside[-1]]["end_s"] + told[inside[-1] + 1]["start_s"]) / 2 if inside[-1] + 1 < len(told) else None
+        piece = samples[round(low * rate) : None if high is None else round(high * rate)]
+        written, found = found_words(aligner, paragraph, piece, rate)
+        for sentence in _SENTENCE.finditer(paragraph):
+            own = [at for at, word in enumerate(written) if sentence.start() <= word.start < sentence.end()]
+            times = None if found is None else (low + found[own[0]][0], low + found[own[-1]][1])
+            rows.append({"text": sentence[0].strip(), "found": times})
+        begin = end + 2
+    facts = {"layout": options.layout, "audio_s": len(samples) / rate, "words": len(text.split()), "told": len(told)}
+    (folder / "found.json").write_text(json.dumps(facts | {"sentences": rows}), encoding="utf-8")
+
+
+def parsed(folder: Path) -> dict[str, list[tuple[float, float, str]]]:
+    """The captions of `folder` by format: start, end and text of each. Raises what the libraries do."""
+    import srt  # noqa: PLC0415 - of those who report alone
+    import webvtt  # noqa: PLC0415
+
+    blocks = list(srt.parse((folder / "all.srt").read_text(encoding="utf-8"), ignore_errors=False))
+    assert [block.index for block in blocks] == list(range(1, len(blocks) + 1))
+    return {
+        "srt": [(block.start.total_seconds(), block.end.total_seconds(), block.content) for block in blocks],
+        "vtt": [(_seconds(one.start), _seconds(one.end), one.text) for one in webvtt.read(folder / "all.vtt")],
+    }
+
+
+def _seconds(clock: str) -> float:
+    hours, minutes, seconds = clock.split(":")
+    return 3600 * int(hours) + 60 * int(minutes) + float(seconds)
+
+
+def row(folder: Path) -> dict[str, Any]:
+    """The figures of one layout."""
+    facts = json.loads((folder / "found.json").read_text(encoding="utf-8"))
+    text = (folder / "chapter.txt").read_text(encoding="utf-8")
+    result = {name: facts[name] for name in ("layout", "audio_s", "words")}
+    for name, captions in parsed(folder).items():
+        times = [at for start, end, _ in captions for at in (start, end)]
+        starts, ends, missed, at = list[float](), list[float](), list[dict[str, Any]](), 0
+        for sentence in facts["sentences"]:
+            begin_s, said = captions[at][0], ""
+            while said.split() != sentence["text"].split():
+                said, end_s = f"{said} {captions[at][2]}", captions[at][1]
+                at += 1
+            if sentence["found"] is not None:
+                starts.append(begin_s - sentence["found"][0])
+                ends.append(end_s - sentence["found"][1])
+                if max(abs(starts[-1]), abs(ends[-1])) > MOST_S:
+                    missed.append({"text": said.strip(), "start_s": starts[-1], "end_s": ends[-1]})
+        result[name] = {
+            "captions": len(captions),
+            "is_monotone": times == sorted(times),
+            "is_complete": " ".join(said for _, _, said in captions).split() == text.split(),
+            "sentences": len(facts["sentences"]),
+            "aligned": len(starts),
+            "starts": figures(starts),
+            "ends": figures(ends),
+            "starts_within_150_ms": sum(abs(each) <= MOST_S for each in starts),
+            "ends_within_150_ms": sum(abs(each) <= MOST_S for each in ends),
+            "missed": missed,
+        }
+    return result
+
+
+def report(options: argparse.Namespace) -> None:
+    """Make the results of all folders."""
+    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    result = {
+        "bench": "captions",
+        "model": "builtin",
+        "cpu": options.cpu or cpu_name(),
+        "commit": options.commit or git.stdout.strip(),
+        "date": datetime.now(UTC).date().isoformat(),
+        "settings": {"aligner": "pocketsphinx", "parsers": "srt, webvtt-py"},
+        "rows": [row(folder) for folder in options.folders],
+    }
+    if options.out is not None:
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(result, indent=1))
+    print(json.dumps(result))
+
+
+def main() -> None:
+    """Speak or report, as the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    speaking = commands.add_parser("speak")
+    speaking.add_argument("--layout", choices=LAYOUTS, default="text_first")
+    speaking.add_argument("--words", type=int, default=WORDS)
+    speaking.add_argument("--seed", type=int, default=0)
+    speaking.add_argument("--folder", type=Path, required=True)
+    speaking.set_defaults(run=speak)
+    reporting = commands.add_parser("report")
+    reporting.add_argument("folders", type=Path, nargs="+")
+    reporting.add_argument("--cpu")
+    reporting.add_argument("--commit")
+    reporting.add_argument("--out", type=Path)
+    reporting.set_defaults(run=report)
+    options = parser.parse_args()
+    options.run(options)
+
+
+if __name__ == "__main__":
+    main()

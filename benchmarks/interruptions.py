@@ -1,0 +1,230 @@
+"""What an agent that is interrupted is told: the last word heard, against the one that forced alignment finds there.
+
+`python benchmarks/interruptions.py speak TEXTS --first 0 --count 25 --raw FILE.jsonl` serves the built-in voice, and
+has texts, two lines each, spoken word by word as a language model writes them: once whole, for the aligner, and once
+until a random moment at which the client says `response.cancel`. `report FILE.jsonl ... --out RESULT.json` makes the
+figures. Needs the extra `align`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from websockets.asyncio.client import connect
+
+from words import LAYOUTS, Aligner, cpu_name, found_words  # type: ignore[import-not-found]
+
+WORDS_A_SECOND = 12
+EARLIEST_S, BEFORE_END_S = 0.3, 0.1
+START_S = 300
+
+
+class Spoken(NamedTuple):
+    """What came of one utterance: its audio, what ended it, and how much of it was heard by then, in seconds."""
+
+    samples: np.ndarray
+    rate: int
+    event: dict[str, Any]
+    heard_s: float
+
+
+@contextlib.contextmanager
+def served(model: str | None) -> Iterator[str]:
+    """A server of `model` on a free port, once it is ready: its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "sonoro", "serve", *([model] if model else []), "--device", "cpu"]
+    process = subprocess.Popen([*command, "--port", str(port), "--slots", "2"], stdout=subprocess.DEVNULL)
+    try:
+        until_s = time.monotonic() + START_S
+        while True:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5):
+                break
+            if process.poll() is not None or time.monotonic() > until_s:
+                raise RuntimeError(f"the server did not start: {process.returncode}")
+            time.sleep(0.5)
+        yield f"ws://127.0.0.1:{port}/v1/audio/speech/stream"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+async def utter(address: str, text: str, settings: dict[str, Any], cancel_s: float | None = None) -> Spoken:
+    """Have `text` spoken as it is written; `cancel_s` seconds after the first audio, if given, it is cancelled."""
+    async with connect(address, compression=None, max_size=None) as connection:
+
+        async def say(**message: Any) -> None:
+            await connection.send(json.dumps(message))
+
+        async def write() -> None:
+            for piece in re.findall(r"\S+\s*", text):
+                await say(type="input.text", text=piece)
+                await asyncio.sleep(1 / WORDS_A_SECOND)
+            await say(type="input.done")
+
+        async def cancel(after_s: float) -> float:
+            """How much of the audio had been heard."""
+            await asyncio.sleep(after_s)
+            writing.cancel()
+            heard_s = received_s() - max(0.0, plays_until_s - time.perf_counter())
+            await say(type="response.cancel")
+            return heard_s
+
+        def received_s() -> float:
+            return sum(map(len, pcm)) / 2 / rate
+
+        pcm: list[bytes] = []
+        rate, plays_until_s = 0, 0.0
+        cancelling: asyncio.Task[float] | None = None
+        await say(type="session.config", timestamps=["word"], **settings)
+        writing = asyncio.create_task(write())
+        try:
+            async for message in connection:
+                if isinstance(message, bytes):
+                    pcm.append(message)
+                    # A listener who had run out of audio waited for it.
+                    plays_until_s = max(plays_until_s, time.perf_counter()) + len(message) / 2 / rate
+                    if cancel_s is not None and cancelling is None:
+                        cancelling = asyncio.create_task(cancel(cancel_s))
+                    continue
+                event = json.loads(message)
+                if event["type"] == "error":
+                    raise RuntimeError(str(event["error"]))
+                if event["type"] == "audio.start":
+                    rate = event["sample_rate"]
+                if event["type"] in ("audio.done", "response.cancelled"):
+                    samples = np.frombuffer(b"".join(pcm), "<i2").astype(np.float32) / 32768
+                    if event["type"] == "audio.done" and cancelling is not None:
+                        cancelling.cancel()
+                        return Spoken(samples, rate, event, received_s())
+                    return Spoken(samples, rate, event, 0.0 if cancelling is None else await cancelling)
+        finally:
+            writing.cancel()
+    raise RuntimeError("the server closed the connection")
+
+
+async def interrupt(address: str, aligner: Aligner, number: int, text: str, layout: str) -> dict[str, Any]:
+    """Of one text what was told and what the aligner finds, as numbers of words; None before the first."""
+    settings = {"seed": number, "non_streaming_mode": LAYOUTS[layout]}
+    whole = await utter(address, text, settings)
+    written, found = found_words(aligner, text, whole.samples, whole.rate)
+    facts: dict[str, Any] = {"number": number, "layout": layout, "text": text, "is_aligned": found is not None}
+    if found is None:
+        return facts
+    chance = random.Random(f"{number} {layout}")
+    at_s = chance.uniform(EARLIEST_S, len(whole.samples) / whole.rate - BEFORE_END_S)
+    cut = await utter(address, text, settings, at_s)
+    shared = len(cut.samples)
+    told = cut.event.get("last_word")
+    starts = [word.start for word in written]
+    last = max((at for at, times in enumerate(found) if times[0] < cut.heard_s), default=None)
+    return facts | {
+        "was_cancelled": cut.event["type"] == "response.cancelled",
+        "at_s": round(at_s, 3),
+        "heard_s": round(cut.heard_s, 3),
+        "sent_s": round(shared / cut.rate, 3),
+        # The same speech, but for rounding: else the aligner's times are not those of what was cut.
+        "differs_by": float(abs(cut.samples - whole.samples[:shared]).max(initial=0.0)) if shared else 0.0,
+        "told": None if told is None else starts.index(told["start"]) if told["start"] in starts else -99,
+        "found": last,
+        "told_start_s": None if told is None else told["start_s"],
+        "found_start_s": None if last is None else round(found[last][0], 3),
+    }
+
+
+def speak(options: argparse.Namespace) -> None:
+    """Interrupt some texts, and add what came of each to the file; those that are in it are passed over."""
+    lines = [line.strip() for line in options.texts.read_text(encoding="utf-8").splitlines() if line.strip()]
+    texts = [" ".join(pair) for pair in zip(lines[::2], lines[1::2], strict=False)]
+    done = set()
+    if options.raw.is_file():
+        rows = map(json.loads, options.raw.read_text(encoding="utf-8").splitlines())
+        done = {(row["number"], row["layout"]) for row in rows}
+    numbers = range(len(texts))[options.first :][: options.count]
+    wanted = [(number, layout) for number in numbers for layout in LAYOUTS if (number, layout) not in done]
+    aligner = Aligner()
+    with served(options.model) as address:
+        for number, layout in wanted:
+            row = asyncio.run(interrupt(address, aligner, number, texts[number], layout))
+            with options.raw.open("a", encoding="utf-8") as raw:
+                raw.write(json.dumps(row) + "\n")
+
+
+def figures(layout: str, rows: list[dict[str, Any]], most: int) -> dict[str, Any]:
+    """Of the first `most` interruptions in one layout how many words told were those found, or their neighbours."""
+    aligned = [row for row in rows if row["layout"] == layout and row["is_aligned"]]
+    cut = [row for row in aligned if row["was_cancelled"]][:most]
+    apart = [abs((-1 if row["told"] is None else row["told"]) - (-1 if row["found"] is None else row["found"]))
+             for row in cut]  # fmt: skip
+    return {
+        "layout": layout,
+        "texts": sum(row["layout"] == layout for row in rows),
+        "aligned": len(aligned),
+        "interruptions": len(cut),
+        "same_speech": sum(row["differs_by"] < 1e-3 for row in cut),
+        "same_word": sum(each == 0 for each in apart),
+        "same_or_neighbour": sum(each <= 1 for each in apart),
+        "misses": [row for row, each in zip(cut, apart, strict=True) if each > 1],
+    }
+
+
+def report(options: argparse.Namespace) -> None:
+    """Make the results of all raw lines."""
+    rows = [json.loads(line) for file in options.raw for line in file.read_text(encoding="utf-8").splitlines()]
+    rows.sort(key=lambda row: row["number"])
+    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    result = {
+        "bench": "interruptions",
+        "model": "builtin",
+        "cpu": options.cpu or cpu_name(),
+        "commit": options.commit or git.stdout.strip(),
+        "date": datetime.now(UTC).date().isoformat(),
+        "settings": {"texts": "everyday.txt, harvard.txt", "words_a_second": WORDS_A_SECOND, "aligner": "pocketsphinx"},
+        "rows": [figures(layout, rows, options.most) for layout in LAYOUTS],
+    }
+    if options.out is not None:
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(result, indent=1))
+    print(json.dumps(result))
+
+
+def main() -> None:
+    """Speak or report, as the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    speaking = commands.add_parser("speak")
+    speaking.add_argument("texts", type=Path)
+    speaking.add_argument("--model")
+    speaking.add_argument("--first", type=int, default=0)
+    speaking.add_argument("--count", type=int, default=20)
+    speaking.add_argument("--raw", type=Path, required=True)
+    speaking.set_defaults(run=speak)
+    reporting = commands.add_parser("report")
+    reporting.add_argument("raw", type=Path, nargs="+")
+    reporting.add_argument("--most", type=int, default=100)
+    reporting.add_argument("--cpu")
+    reporting.add_argument("--commit")
+    reporting.add_argument("--out", type=Path)
+    reporting.set_defaults(run=report)
+    options = parser.parse_args()
+    options.run(options)
+
+
+if __name__ == "__main__":
+    main()
