@@ -1,9 +1,7 @@
 """DNSMOS scores speech as listeners would: P.808 of the whole impression and OVRL of P.835. Knows no text.
 
 The two graphs are those of PyPI `speechmos` 0.0.1.1 (microsoft/DNS-Challenge, MIT); windows, features and fitted curves
-follow its `dnsmos.py`, with which the scores agree to .001 for the same samples. Clips are first made longer, to 25 ms
-past a multiple of 80 ms: a clip is repeated until it fills a window, and if its period is a whole number of the graphs'
-steps of 80 ms, both take off .15 to .25 whatever is said in it. A codec with frames of 80 ms makes no others.
+follow its `dnsmos.py`, with which the scores agree to .001.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from builtin_voice.hearing import JUDGE_HZ, Graph, graph
 
 _WINDOW = round(9.01 * JUDGE_HZ)
 _PEAK = 0.6
-_STEP, _PAST_STEP = round(0.08 * JUDGE_HZ), round(0.025 * JUDGE_HZ)
 _FFT, _HOP, _MELS = 321, 160, 120
 _OVRL = np.poly1d([-0.06766283, 1.11546468, 0.04602535])
 
@@ -44,10 +41,8 @@ class Dnsmos:
 
 
 def _windows(samples: np.ndarray) -> list[np.ndarray]:
-    """Windows of 9 s, a second apart, of `samples` [S] made equally loud, lengthened by up to 80 ms of silence and
-    repeated until they fill one."""
+    """Windows of 9 s, a second apart, of `samples` [S] made equally loud and repeated until they fill one."""
     audio = samples * (_PEAK / max(float(np.abs(samples).max()), 1e-6))
-    audio = np.pad(audio, (0, (_PAST_STEP - len(audio)) % _STEP))
     while len(audio) < _WINDOW:
         audio = np.concatenate([audio, audio])
     count = int(len(audio) // JUDGE_HZ - _WINDOW / JUDGE_HZ) + 1

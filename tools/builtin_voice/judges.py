@@ -22,7 +22,7 @@ from builtin_voice.moonshine import Moonshine
 from builtin_voice.readings import Heard, Scored, Spoken
 from builtin_voice.word_errors import ending_of, parted, spelled_words, word_error_rate
 
-JUDGE = "moonshine-base 0.1.9, speechmos 0.0.1.1 of 80 n + 25 ms, pocketsphinx 5.0.4"
+JUDGE = "moonshine-base 0.1.9, speechmos 0.0.1.1, pocketsphinx 5.0.4"
 INVENTED_WORDS = 3
 """So many words after the end of a text, and it has invented them."""
 _SURROUNDING_SILENCE_S = 0.3
