@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-import tiny_checkpoint
 from fakes.sine import SineModel
+from families import TinyFamily, tiny
 from resolving import Engine
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError
@@ -14,6 +14,8 @@ from sonoro.engine.calibration import TEXTS, calibrate
 from sonoro.models import registry
 from sonoro.models.words import ShowsWords
 from sonoro.words.heads import FILE, WordHeads, read_heads, write_heads
+
+__all__ = ["tiny"]
 
 
 def test_of_the_built_in_voice_it_chooses_the_heads_of_its_table() -> None:
@@ -32,10 +34,11 @@ def test_of_the_built_in_voice_it_chooses_the_heads_of_its_table() -> None:
         assert max((one.mass for one in judged if not one.points and one.deviation_s < 0.25), default=0.0) < 0.12
 
 
-def test_of_random_weights_it_chooses_none_and_words_have_no_times(tmp_path: Path) -> None:
-    tiny_checkpoint.write_checkpoint(tmp_path)
+def test_of_random_weights_it_chooses_none_and_words_have_no_times(tiny: TinyFamily, tmp_path: Path) -> None:
+    tiny.write(tmp_path)
     model = registry.load(tmp_path, device="cpu").model
     found = calibrate(model, texts=TEXTS[:3])
+    assert set(found.judged) == set(model.text_layouts)
     assert found.heads == WordHeads()
     engine = Engine(model, EngineConfig(slots=2, max_positions=1024, max_frames=64))
     engine.submit(SpeechRequest(id="a", text="Hello.", with_words=True, max_frames=8))

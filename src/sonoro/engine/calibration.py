@@ -73,7 +73,13 @@ def calibrate(model: SpeechModel, *, voice: str | None = None, texts: Sequence[s
         for layout, options in model.text_layouts.items():
             requests = [
                 SpeechRequest(
-                    id=f"{layout}-{number}", text=text, voice=voice, seed=number, with_words=True, options=dict(options)
+                    id=f"{layout}-{number}",
+                    text=text,
+                    voice=voice,
+                    seed=number,
+                    with_words=True,
+                    attempts=1,
+                    options=dict(options),
                 )
                 for number, text in enumerate(texts)
             ]

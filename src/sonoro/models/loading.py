@@ -65,9 +65,7 @@ class Family:
         tokenizer = self.tokenizer(config, folder)
         modules = self.files.load(folder, config, device=device, dtype=dtype, quantization=quantization)
         stored.warn(name, modules.skipped)
-        model = self.model(name, config, modules, tokenizer)
-        if isinstance(model, ShowsWords):
-            model.word_heads = read_heads(folder)
+        model = self._model(name, config, modules, tokenizer, folder)
         return LoadedModel(model, device, dtype, parameters, modules.skipped, quantization)
 
     def from_random(
@@ -79,8 +77,15 @@ class Family:
         tokenizer = self.tokenizer(config, Path(source) if has_tokenizer else None)
         modules = self.files.init_dummy(config, _DUMMY_SEED, device=device, dtype=dtype, quantization=quantization)
         parameters = self.files.count_parts(self.files.stored_shapes(config))
-        model = self.model(name, config, modules, tokenizer)
+        model = self._model(name, config, modules, tokenizer, source if isinstance(source, Path) else None)
         return LoadedModel(model, device, dtype, parameters, quantization=quantization)
+
+    def _model(self, name: str, config: Any, modules: Any, tokenizer: Any, folder: Path | None) -> Any:
+        """Its parts put together, with the table of heads in `folder`."""
+        model = self.model(name, config, modules, tokenizer)
+        if folder is not None and isinstance(model, ShowsWords):
+            model.word_heads = read_heads(folder)
+        return model
 
     def describe(self, source: Path | str, name: str, dtype: torch.dtype) -> Description:
         """What `source` holds and would take. Raises as `from_folder` does."""

@@ -37,7 +37,6 @@ __all__ = [
     "admit_staged",
     "allocate_backbone",
     "allocate_depth",
-    "allocate_watch",
     "append_frames",
     "clear_slots",
     "depth_passes",
@@ -122,11 +121,13 @@ def allocate_backbone(
     ids: Sequence[int],
     added: Sequence[int] = (),
     samplers: int = 1,
+    word_heads: WordHeads | None = None,
 ) -> BackboneState:
     """Free slots for `capacity.slots` requests. `config` are sizes of a backbone, its layers all that live on pages;
     `rotary` its tables of `capacity.max_positions`, in the dtype and on the device that it has.
 
     `frame` is an empty one, `ids` are a padding token's, `added` is what the model adds to a slot that is free.
+    `word_heads` of the backbone are watched.
     """
     device, dtype, rows = rotary[0].device, rotary[0].dtype, capacity.slots + 1
     zeros = functools.partial(torch.zeros, device=device)
@@ -147,6 +148,7 @@ def allocate_backbone(
         cache=PagedKVCache.allocate(config, table, capacity.page_positions, capacity.pages, dtype),
         rotary=rotary,
         is_prefill_fused=capacity.is_prefill_fused,
+        watch=_allocate_watch(word_heads, capacity, device),
     )
 
 
@@ -159,6 +161,7 @@ def allocate_depth(
     ids: Sequence[int],
     added: Sequence[int] = (),
     samplers: int = 1,
+    word_heads: WordHeads | None = None,
 ) -> DepthState:
     """As `allocate_backbone`, in the dtype and on the device of `backbone`, frames being `codebooks` codes."""
     weight = backbone.norm.weight
@@ -171,6 +174,7 @@ def allocate_depth(
         ids=ids,
         added=added,
         samplers=samplers,
+        word_heads=word_heads,
     )
     numbers = torch.arange(rows, dtype=torch.int32, device=device)
     loop_page = max(_LOOP_PAGE, 1 << (codebooks - 1).bit_length())
@@ -370,7 +374,7 @@ def _check_room(state: BackboneState, prompt: Prompt, pages: Sequence[int], cach
     assert limit <= state.frames.shape[1], (limit, state.frames.shape[1])
 
 
-def allocate_watch(heads: WordHeads | None, capacity: Capacity, device: torch.device) -> HeadWatch | None:
+def _allocate_watch(heads: WordHeads | None, capacity: Capacity, device: torch.device) -> HeadWatch | None:
     """What watches `heads` for `capacity`; None if there are none."""
     if heads is None or not heads.places:
         return None

@@ -75,5 +75,9 @@ class TextTokenizer:
         unknown = known.get("<unk>", 0)
         return {index: tuple(known.get(one, unknown) for one in bare) for index, bare in found.items()}
 
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Which characters of `text` each of its ids reads."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).offsets)
+
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False).ids

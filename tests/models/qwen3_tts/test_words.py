@@ -1,6 +1,5 @@
 """What watched heads of the talker look at: full attention within the text, in every layout; frames stay the same."""
 
-import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from full_attention import assert_shares_of, full_attention
 from reference_assets import Case
 from sonoro.core.errors import CheckpointError
 from sonoro.core.types import SpeechRequest
@@ -47,25 +47,13 @@ def spoken(talker: Talker, prompt: TalkerPrompt, heads: WordHeads | None) -> tup
     return state, seen
 
 
-def full_attention(talker: Talker, prompt: TalkerPrompt, frames: Tensor) -> dict[tuple[int, int], Tensor]:
+def attention_of(talker: Talker, prompt: TalkerPrompt, frames: Tensor) -> dict[tuple[int, int], Tensor]:
     """By layer and head the whole attention matrix of a prompt and what was spoken, from its own forward."""
     trail = [*prompt.trail.tolist(), *[PAD] * len(frames)][: len(frames)]
     rows = torch.cat(
         [talker.embed_prompt(prompt), talker.embed_frames(frames) + talker.embed_text(torch.tensor(trail))]
     )
-    made: dict[tuple[int, int], Tensor] = {}
-
-    def attend(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        group = queries.shape[2] // keys.shape[2]
-        query, key, value = queries[0], keys[0].repeat_interleave(group, 1), values[0].repeat_interleave(group, 1)
-        scores = torch.einsum("thd,shd->hts", query, key) / math.sqrt(query.shape[-1])
-        later = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1)
-        weights = scores.masked_fill(later, -torch.inf).softmax(-1)
-        made.update({(layer, head): one for head, one in enumerate(weights)})
-        return torch.einsum("hts,shd->thd", weights, value)[None]
-
-    talker.model(rows[None], talker.model.rotary(torch.arange(len(rows)), rows.dtype), attend)
-    return made
+    return full_attention(talker.model, rows)
 
 
 @pytest.mark.parametrize("layout", ["custom_voice_whole", "custom_voice_stream", "in_context_whole", "x_vector_stream"])
@@ -77,15 +65,8 @@ def test_watched_heads_are_full_attention_within_the_text(
         talker = tiny_talker(case.facts["variant"], case.facts["topology"], torch.float64)
     prompt = reference_prompt(case, controls(temperature=0, max_frames=40))
     state, seen = spoken(talker, prompt, HEADS)
-    whole = full_attention(talker, prompt, state.frames[1, :FRAMES])
-    for number, attention in enumerate(seen):
-        position = prompt.positions - 1 + number
-        end = min(prompt.text_start + prompt.text_count, position + 1)
-        for row, place in zip(attention, HEADS.places, strict=True):
-            wanted = whole[place][position, prompt.text_start : end]
-            # What is kept is float32.
-            torch.testing.assert_close(row[: len(wanted)].double(), wanted / wanted.sum(), atol=1e-6, rtol=0)
-            assert not row[len(wanted) :].any()
+    whole = attention_of(talker, prompt, state.frames[1, :FRAMES])
+    assert_shares_of(whole, seen, HEADS.places, prompt.positions - 1, (prompt.text_start, prompt.text_count))
 
 
 @pytest.mark.parametrize("layout", ["custom_voice_whole", "custom_voice_stream", "in_context_whole", "x_vector_stream"])

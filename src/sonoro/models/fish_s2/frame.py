@@ -45,7 +45,7 @@ def frame(lm: DualAR, state: DepthState, slots: Tensor, record: list[Tensor] | N
 
 def check_kernels(lm: DualAR, state: DepthState, batch: int) -> None:
     """Run each fused kernel of a frame of `batch` slots once against its reference. Synchronises; `state` stays."""
-    lm.slow.check_kernels(batch, state.cache.page_table, state.cache.page_positions)
+    lm.slow.check_kernels(batch, state.cache.page_table, state.cache.page_positions, watch=state.watch)
     for tokens in (1, 2):
         lm.fast.check_kernels(batch, state.loop.page_table, state.loop.page_positions, tokens)
     check_step(batch, StepState.of(state), lm.feedback)
@@ -99,7 +99,7 @@ def _sampler(
 
 def _step_slow(lm: DualAR, state: DepthState, slots: Tensor, inputs: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
     """Hidden states [B, H] after the norm, which the fast AR begins with, and logits [B, V], of `inputs` [B, H]."""
-    outputs, norm = lm.slow.step(inputs, state.rotary, state.cache, slots, position), lm.slow.norm
+    outputs, norm = lm.slow.step(inputs, state.rotary, state.cache, slots, position, watch=state.watch), lm.slow.norm
     return norm.fused(outputs), lm.head.after_norm(outputs, norm)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from torch import Tensor
 
@@ -16,6 +17,8 @@ from sonoro.models.settings import CONTROL_TOKENS
 from sonoro.models.slots import DepthState, admit_staged, clear_slots
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.nn.weights import fingerprint
+from sonoro.words.heads import WordHeads
+from sonoro.words.tracking import Pointing
 
 from . import frame, voice, weights
 from .config import RELEASED, ModelConfig, decoder_config, model_config
@@ -31,7 +34,7 @@ _SAMPLING = SamplingParams(temperature=0.8, top_k=30, top_p=0.8, repetition_pena
 
 
 class FishS2:
-    """Slow AR, fast AR and codec behind `SpeechModel`, `CloningModel` and `ProfiledModel`.
+    """Slow AR, fast AR and codec behind `SpeechModel`, `CloningModel`, `ProfiledModel` and `ShowsWords`.
 
     Holds no state of a request.
     """
@@ -39,11 +42,13 @@ class FishS2:
     def __init__(self, name: str, config: ModelConfig, modules: FishModules, tokenizer: TextTokenizer) -> None:
         self.spec = spec_of(name, config)
         self.codec: Codec = modules.codec
+        self.word_heads = WordHeads()
         self._modules, lm = modules, modules.lm
         self._conversations = ConversationBuilder(config, tokenizer)
         self.position_bytes = lm.slow.config.position_bytes(lm.head.weight.dtype)
 
     settings = (CONTROL_TOKENS,)
+    text_layouts: Mapping[str, Mapping[str, OptionValue]] = MappingProxyType({"text_first": {}})
 
     def configure(self, values: Mapping[str, OptionValue]) -> None:
         """Take `values` of `settings`."""
@@ -62,6 +67,28 @@ class FishS2:
             raise InvalidRequest("repetition_penalty", penalty, f"{self.spec.name} has none: leave it out")
         return self._conversations.build(segment, Controls.of(request, index), before, voice)
 
+    @property
+    def attention_heads(self) -> tuple[int, int]:
+        """Layers of the slow AR, and query heads of each."""
+        config = self._modules.lm.slow.config
+        return config.layers, config.heads
+
+    def pointing(self, request: SpeechRequest, voice: Voice | None) -> Pointing | None:
+        """How the slow AR points at a text, which it always has first."""
+        return self.word_heads.text_first
+
+    def text_start(self, prompt: FishPrompt) -> int:
+        """The position of the text's first token."""
+        return prompt.text_start
+
+    def token_spans(self, text: str) -> list[tuple[int, int]]:
+        """Which characters of a segment `text` each of its tokens reads, the token that ends it included."""
+        return self._conversations.token_spans(text)
+
+    def attention(self, state: DepthState) -> Tensor | None:
+        """What the heads of `word_heads` looked at in the last frame, by slot: [N+1, H, W] float32."""
+        return None if state.watch is None else state.watch.attention
+
     @functools.cached_property
     def fingerprint(self) -> str:
         """Of the configuration, and of every tensor its name, shape, dtype and first numbers."""
@@ -77,7 +104,7 @@ class FishS2:
         return voice.load_voice(self._modules.lm.codebooks, self._modules.lm.codes, saved)
 
     def allocate(self, capacity: Capacity) -> DepthState:
-        return allocate(self._modules.lm, capacity)
+        return allocate(self._modules.lm, capacity, self.word_heads)
 
     def reset(self, state: DepthState, slots: Sequence[int]) -> None:
         clear_slots(state, slots)

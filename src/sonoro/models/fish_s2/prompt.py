@@ -29,6 +29,7 @@ FRAMES_KEPT_FREE = 2048
 that the earliest turns are left out."""
 
 _SPEAKER = re.compile(r"<\|speaker:\d+\|>")
+_TAG = re.compile(r"<\|[^|\s]*\|>")
 _ALLOWED = ("<|phoneme_start|>", "<|phoneme_end|>")
 """The only special tokens that may stand in a text."""
 
@@ -43,13 +44,16 @@ class FishVoice:
 
 @dataclass(frozen=True)
 class FishPrompt:
-    """One segment as columns [P, 1 + K] int64: a token id, and K codes where the token is a code of codebook 0."""
+    """One segment as columns [P, 1 + K] int64: a token id, and K codes where the token is a code of codebook 0. Its
+    text, an end included, is at `text_count` positions from `text_start` on."""
 
     controls: Controls
     columns: Ids
     prefix: Ids
     voice: Voice | None = None
     text_ids: int = 0
+    text_start: int = 0
+    text_count: int = 0
 
     @property
     def positions(self) -> int:
@@ -90,7 +94,8 @@ class ConversationBuilder:
 
         Raises `InvalidRequest` for text with a control token, or too long for the model.
         """
-        *said, asked = map(self._asked, _with_speakers([*(said for said, _ in earlier), text]))
+        named = _with_speakers([*(said for said, _ in earlier), text])
+        *said, asked = map(self._asked, named)
         turns = [
             np.concatenate([question, self._codes(frames), self._end])
             for question, (_, frames) in zip(said, earlier, strict=True)
@@ -104,7 +109,24 @@ class ConversationBuilder:
         needed = len(columns) + controls.max_frames
         if needed > most:
             raise InvalidRequest("text", text, f"its prompt and frames take {needed} positions, the model has {most}")
-        return FishPrompt(controls, columns, columns[: -len(asked)])
+        before = len(self._user) + len(self._template(named[-1].removesuffix(text)))
+        return FishPrompt(
+            controls,
+            columns,
+            columns[: -len(asked)],
+            text_start=len(columns) - len(asked) + before,
+            text_count=len(asked) - before - len(self._end) - len(self._assistant) + 1,
+        )
+
+    def token_spans(self, text: str) -> list[tuple[int, int]]:
+        """Which characters of a segment `text` each of its tokens reads, the end of its message included; of those of
+        a tag none."""
+        tags = [found.span() for found in _TAG.finditer(text)]
+        spans = [
+            (start, start) if any(first < end and start < last for first, last in tags) else (start, end)
+            for start, end in self._tokenizer.spans(text)
+        ]
+        return [*spans, (len(text), len(text))]
 
     def _introduced(self, voice: FishVoice) -> list[Ids]:
         """The system message that carries references; those whose transcript names no speaker are numbered."""

@@ -8,7 +8,15 @@ from torch import Tensor
 
 from sonoro.core.errors import ConfigError
 from sonoro.models.base import Capacity, Pages
-from sonoro.models.slots import BackboneState, DepthState, allocate_depth, fill_backbone, stage_prompts
+from sonoro.models.slots import (
+    BackboneState,
+    DepthState,
+    allocate_depth,
+    fill_backbone,
+    stage_prompts,
+    watch_text,
+)
+from sonoro.words.heads import WordHeads
 
 from .backbone import DualAR
 from .prompt import FishPrompt
@@ -16,17 +24,21 @@ from .prompt import FishPrompt
 __all__ = ["allocate", "prefill", "stage"]
 
 
-def allocate(lm: DualAR, capacity: Capacity) -> DepthState:
-    """Free slots for `capacity.slots` requests. Raises `ConfigError` for more positions than the model has."""
+def allocate(lm: DualAR, capacity: Capacity, word_heads: WordHeads | None = None) -> DepthState:
+    """Free slots for `capacity.slots` requests, `word_heads` of the slow AR being watched.
+
+    Raises `ConfigError` for more positions than the model has.
+    """
     most = lm.config.text_config.max_seq_len
     if capacity.max_positions > most:
         raise ConfigError("max_positions", capacity.max_positions, f"at most {most} for this model")
     books = lm.codebooks
-    return allocate_depth(lm.slow, lm.fast, capacity, codebooks=books, ids=[0] * (1 + books))
+    return allocate_depth(lm.slow, lm.fast, capacity, codebooks=books, ids=[0] * (1 + books), word_heads=word_heads)
 
 
 def stage(state: BackboneState, prompts: Sequence[FishPrompt], slots: Sequence[int], pages: Sequence[Pages]) -> int:
     """Lay out what `slots` need to speak `prompts` on `pages`; how many prompt tokens. No sync; not capturable."""
+    watch_text(state, slots, [(prompt.text_start, prompt.text_count) for prompt in prompts])
     added = [((prompt.controls.sampling_controls,), ()) for prompt in prompts]
     return stage_prompts(state, prompts, slots, pages, [prompt.columns for prompt in prompts], added)
 

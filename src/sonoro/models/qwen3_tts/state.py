@@ -18,7 +18,6 @@ from sonoro.models.slots import (
     DepthState,
     admit_staged,
     allocate_depth,
-    allocate_watch,
     clear_slots,
     fill_backbone,
     stage_prompts,
@@ -81,9 +80,10 @@ def allocate(talker: Talker, capacity: Capacity, pad_id: int, word_heads: WordHe
         ids=[capacity.slots, *[-1] * (1 + talker.codebooks)],
         added=text,
         samplers=2,
+        word_heads=word_heads,
     )
     return FrameState(
-        **vars(common) | {"watch": allocate_watch(word_heads, capacity, device)},
+        **vars(common),
         text_ids=torch.full((rows, len(text)), pad_id, dtype=torch.int64, device=device),
         seen=zeros(rows, end + 1, dtype=torch.bool),
         voices=StagedVoices(zeros(rows, talker.config.hidden_size, dtype=talker.dtype)),

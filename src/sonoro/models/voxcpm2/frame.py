@@ -48,8 +48,8 @@ def frame(lm: VoxLM, state: FrameState, slots: Tensor, record: list[Tensor] | No
 
 def check_kernels(lm: VoxLM, state: FrameState, batch: int) -> None:
     """Run each fused kernel of a frame of `batch` slots once against its reference. Synchronises; `state` stays."""
-    for stack in (lm.base_lm, lm.residual_lm):
-        stack.check_kernels(batch, state.cache.page_table, state.cache.page_positions)
+    for stack, watch in ((lm.base_lm, state.watch), (lm.residual_lm, None)):
+        stack.check_kernels(batch, state.cache.page_table, state.cache.page_positions, watch=watch)
     lm.feat_encoder.encoder.check_bidirectional(batch)
     lm.feat_decoder.check_kernels(batch)
     index = torch.arange(batch, device=lm.weight.device)
@@ -88,7 +88,7 @@ def _step(lm: VoxLM, state: FrameState, slots: Tensor, position: Tensor) -> tupl
     """Hidden states [B, H] of both LMs after their norms, of what is pending; those of the base LM are quantised."""
     embedded, is_audio = state.pending[slots], state.is_audio[slots]
     base, above = lm.base_lm, lm.residual_lm
-    outputs = base.step(embedded, state.rotary, state.base, slots, position)
+    outputs = base.step(embedded, state.rotary, state.base, slots, position, watch=state.watch)
     hidden = lm.quantize(base.norm.fused(outputs), is_audio)
     outputs = above.step(lm.fuse(hidden, embedded, is_audio), state.still, state.residual, slots, position)
     return hidden, above.norm.fused(outputs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 import torch
@@ -17,6 +18,8 @@ from sonoro.models.loading import Family
 from sonoro.models.settings import CONTROL_TOKENS
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.nn.weights import fingerprint
+from sonoro.words.heads import WordHeads
+from sonoro.words.tracking import Pointing
 
 from . import frame, voice, weights
 from .config import RELEASED, ModelConfig, lm_config, read
@@ -61,17 +64,19 @@ _OPTIONS = (
 
 
 class VoxCPM2:
-    """Both language models, flow and codec behind `SpeechModel`, `CloningModel` and `ProfiledModel`. Holds no state of
-    a request."""
+    """Both language models, flow and codec behind `SpeechModel`, `CloningModel`, `ProfiledModel` and `ShowsWords`.
+    Holds no state of a request."""
 
     def __init__(self, name: str, config: ModelConfig, modules: VoxModules, tokenizer: TextTokenizer) -> None:
         self.spec, self.position_bytes = spec_of(name, config), _position_bytes(config, modules.lm.weight.dtype)
         self.codec: Codec = modules.codec
+        self.word_heads = WordHeads()
         self._modules = modules
         self._prompts = PromptBuilder(config, tokenizer)
         self._config, self._priming = config, _PRIMING.default
 
     settings = (CONTROL_TOKENS, _MOST_STEPS, _PRIMING)
+    text_layouts: Mapping[str, Mapping[str, OptionValue]] = MappingProxyType({"text_first": {}})
 
     def configure(self, values: Mapping[str, OptionValue]) -> None:
         """Take `values` of `settings`."""
@@ -110,6 +115,28 @@ class VoxCPM2:
                 raise InvalidRequest(name, given, f"{self.spec.name} samples nothing: it must be {only:g}, or left out")
         return self._prompts.build(segment, Controls.of(request, index), before, voice, request.instructions)
 
+    @property
+    def attention_heads(self) -> tuple[int, int]:
+        """Layers of the base LM, and query heads of each."""
+        config = self._modules.lm.base_lm.config
+        return config.layers, config.heads
+
+    def pointing(self, request: SpeechRequest, voice: Voice | None) -> Pointing | None:
+        """How the base LM points at a text, which it always has first."""
+        return self.word_heads.text_first
+
+    def text_start(self, prompt: VoxPrompt) -> int:
+        """The position of the text's first token."""
+        return prompt.text_start
+
+    def token_spans(self, text: str) -> list[tuple[int, int]]:
+        """Which characters of a segment `text` each of its tokens reads, the token that ends it included."""
+        return self._prompts.token_spans(text)
+
+    def attention(self, state: FrameState) -> Tensor | None:
+        """What the heads of `word_heads` looked at in the last frame, by slot: [N+1, H, W] float32."""
+        return None if state.watch is None else state.watch.attention
+
     @functools.cached_property
     def fingerprint(self) -> str:
         """Of the configuration, and of every tensor its name, shape, dtype and first numbers."""
@@ -118,7 +145,7 @@ class VoxCPM2:
         return fingerprint(repr(self._modules.lm.config) + primed, self._modules.lm, self._modules.codec)
 
     def allocate(self, capacity: Capacity) -> FrameState:
-        return allocate(self._modules.lm, capacity)
+        return allocate(self._modules.lm, capacity, self.word_heads)
 
     def reset(self, state: FrameState, slots: Sequence[int]) -> None:
         reset(state, slots)

@@ -53,13 +53,16 @@ class VoxVoice:
 
 @dataclass(frozen=True)
 class VoxPrompt:
-    """One segment as rows [S, 2 + P * D / 2] int64; `voice` is what was heard, if segments were before."""
+    """One segment as rows [S, 2 + P * D / 2] int64; `voice` is what was heard, if segments were before. Its text, an
+    end included, is at `text_count` positions from `text_start` on."""
 
     controls: Controls
     rows: Ids
     voice: Voice | None = None
     prefix: Ids | None = None
     text_ids: int = 0
+    text_start: int = 0
+    text_count: int = 0
 
     @property
     def positions(self) -> int:
@@ -126,7 +129,16 @@ class PromptBuilder:
             bound = min(doubtful + _MORE_PATCHES, controls.max_frames)
             controls = dataclasses.replace(controls, max_frames=bound, doubtful_frames=doubtful)
         last = [made for made in (data.prompt, *(one.frames for one in earlier)) if len(made)][-_PRIMING:]
-        prompt = VoxPrompt(controls, np.concatenate(rows), Voice(None, torch.cat(last)) if earlier else None, prefix)
+        own = len(self._ids("text", text))
+        prompt = VoxPrompt(
+            controls,
+            np.concatenate(rows),
+            Voice(None, torch.cat(last)) if earlier else None,
+            prefix,
+            # Behind all that is read with it, but for the audio.
+            text_start=(0 if prefix is None else len(prefix)) + len(whole) - own,
+            text_count=own + 1,
+        )
         needed, most = prompt.positions + controls.max_frames, self._config.max_length
         if needed > most:
             raise InvalidRequest("text", text, f"its prompt and frames take {needed} positions, the model has {most}")
@@ -139,6 +151,15 @@ class PromptBuilder:
         if found := self._refused.keys() & set(ids):
             raise InvalidRequest(field, text, f"it must not hold the control token {self._refused[min(found)]}")
         return ids
+
+    def token_spans(self, text: str) -> list[tuple[int, int]]:
+        """Which characters of a segment `text` each of its ids reads, the start of audio included."""
+        spans: list[tuple[int, int]] = []
+        for index, (start, end) in zip(self._tokenizer.encode(text), self._tokenizer.spans(text), strict=True):
+            single = len(self._characters.get(index, ()))
+            # Of several characters an id each; a space before them has none.
+            spans += [(at, at + 1) for at in range(end - single, end)] or [(start, end)]
+        return [*spans, (len(text), len(text))]
 
     def _rows(self, ids: Sequence[int]) -> Ids:
         rows = np.zeros((len(ids), self._width), np.int64)

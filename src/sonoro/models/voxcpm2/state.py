@@ -18,10 +18,12 @@ from sonoro.models.slots import (
     run_prompts,
     stage_prompts,
     staged_tokens,
+    watch_text,
 )
 from sonoro.nn.kvcache import PagedKVCache
 from sonoro.nn.transformer import Rotary
 from sonoro.runtime.sampling import pack_floats, unpack_floats
+from sonoro.words.heads import WordHeads
 
 from .backbone import VoxLM
 from .config import lm_config
@@ -52,8 +54,11 @@ class FrameState(BackboneState):
         return unpack_floats(options[:, :1])[:, 0].contiguous(), options[:, 1], options[:, 2]
 
 
-def allocate(lm: VoxLM, capacity: Capacity) -> FrameState:
-    """Free slots for `capacity.slots` requests. Raises `ConfigError` for more positions than the model has."""
+def allocate(lm: VoxLM, capacity: Capacity, word_heads: WordHeads | None = None) -> FrameState:
+    """Free slots for `capacity.slots` requests, `word_heads` of the base LM being watched.
+
+    Raises `ConfigError` for more positions than the model has.
+    """
     config, weight, rows = lm.config, lm.weight, capacity.slots + 1
     if capacity.max_positions > config.max_length:
         raise ConfigError("max_positions", capacity.max_positions, f"at most {config.max_length} for this model")
@@ -67,6 +72,7 @@ def allocate(lm: VoxLM, capacity: Capacity) -> FrameState:
         frame=patch.to(torch.promote_types(weight.dtype, torch.float32)),
         ids=[0] * (2 + patch.numel() // 2),
         added=[0] * 3,
+        word_heads=word_heads,
     )
     return FrameState(
         **vars(common),
@@ -86,6 +92,7 @@ def reset(state: FrameState, slots: Sequence[int]) -> None:
 
 def stage(state: FrameState, prompts: Sequence[VoxPrompt], slots: Sequence[int], pages: Sequence[Pages]) -> int:
     """Lay out what `slots` need to speak `prompts` on `pages`; how many prompt tokens. No sync; not capturable."""
+    watch_text(state, slots, [(prompt.text_start, prompt.text_count) for prompt in prompts])
     added = [((prompt.controls.sampling_controls,), _pack(prompt.controls)) for prompt in prompts]
     return stage_prompts(state, prompts, slots, pages, [prompt.rows for prompt in prompts], added)
 
