@@ -50,7 +50,9 @@ ARMS: Mapping[str, dict[str, Any]] = {
     FIRST_ARM: {"is_prefill_fused": False},
     "pages": {"is_prefill_fused": False},
     "prefill": {},
-    "overlap": {"codec_overlap": 4096},
+    "wait": {"codec_wait": 4},
+    "chunks": {"codec_wait": 4, "chunk_frames": (1, 4, 12)},
+    "overlap": {"codec_wait": 4, "chunk_frames": (1, 4, 12), "codec_overlap": 4096},
 }
 """Settings of engines by name, each arm with one change more than the one above it; the first has all pages as well."""
 

@@ -56,9 +56,10 @@ def test_any_split_gives_the_audio_of_the_whole_text(ticks: int, ticks_late: int
         assert (ended.reason, ended.frames, ended.characters) == ("stop", finished.frames, len(TEXT) + 4)
 
 
+@pytest.mark.parametrize("codec_wait", [0, 9])
 @pytest.mark.parametrize("chunk_frames", [(1,), (3,), (2, 5), (1, 2, 4, 12)], ids=str)
-def test_a_row_without_text_says_what_it_has_and_then_rests(chunk_frames: tuple[int, ...]) -> None:
-    engine = live_engine(chunk_frames=chunk_frames)
+def test_a_row_without_text_says_what_it_has_and_then_rests(chunk_frames: tuple[int, ...], codec_wait: int) -> None:
+    engine = live_engine(chunk_frames=chunk_frames, codec_wait=codec_wait)
     engine.submit(SpeechRequest(id="a", text="Half a t", is_live=True))
     events = settle(engine)
     # The eighth letter is held back; frame n needs n letters after the first, which the prompt holds.

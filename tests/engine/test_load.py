@@ -95,11 +95,11 @@ def test_a_thousand_requests_that_come_and_go_leave_nothing_behind(padding: dict
     assert {"stop", "length"} < set(reasons)
 
 
-@pytest.mark.parametrize("codec_frames", [0, 3])
+@pytest.mark.parametrize("bounds", [{}, {"codec_frames": 3}, {"codec_wait": 4}], ids=str)
 @pytest.mark.parametrize("chunk_frames", [(1,), (3,), (2, 5), (1, 2, 4, 12), (40,)], ids=str)
-def test_any_chunk_policy_gives_the_same_audio(chunk_frames: tuple[int, ...], codec_frames: int) -> None:
+def test_any_chunk_policy_gives_the_same_audio(chunk_frames: tuple[int, ...], bounds: dict[str, int]) -> None:
     for ticks_late, padding in itertools.product((0, 1), ({}, PADDED | {"frame_batches": (3,)})):
-        engine = engine_of(ticks_late, chunk_frames=chunk_frames, codec_frames=codec_frames, **padding)
+        engine = engine_of(ticks_late, chunk_frames=chunk_frames, **bounds, **padding)
         for request in kinds(8, 2):
             engine.submit(request)
         events = drain(engine)

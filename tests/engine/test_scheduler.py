@@ -120,7 +120,7 @@ def test_chunks_grow_as_the_lead_of_the_listener_allows(tick_s: float, length: i
     assert chunks_of(tick_s, length) == expected
 
 
-@pytest.mark.parametrize("changes", [{}, {"chunk_frames": (3, 5)}, {"codec_frames": 16}])
+@pytest.mark.parametrize("changes", [{}, {"chunk_frames": (3, 5)}, {"codec_frames": 16}, {"codec_wait": 5}])
 def test_reproducible_requests_are_cut_alike_whatever_the_clock_says(changes: dict[str, object]) -> None:
     lengths = {"a": 40, "b": 17, "c": 1, "d": 90}
     heard = []
@@ -247,6 +247,38 @@ def test_those_that_can_wait_fill_captured_batches() -> None:
     ended = scheduler.running[-1].progress
     ended.is_done, ended.length = True, 112
     assert codec_of(scheduler.plan(10.0, 0.01)) == {12: ["late", "ended"]}
+
+
+def test_a_deadline_takes_along_as_many_as_its_padding_costs() -> None:
+    scheduler = scheduler_of(codec_batches=(1, 4, 16), codec_frames=1000, codec_wait=5)
+    begin_speaking(scheduler, late=0.1, **{f"_{number}": 60 + number for number in range(5)})
+    assert codec_of(scheduler.plan(10.0, 0.01)) == {12: ["late", "0", "1", "2"]}
+    assert codec_of(scheduler.plan(10.0, 0.01)) == {}
+
+
+def test_chunks_that_can_wait_do_for_some_ticks_and_go_together() -> None:
+    """Those out of phase by up to as many ticks are decoded in one launch; one that runs alone has nobody to wait for,
+    and no listener runs out for it."""
+
+    def launches(apart: int, **changes: object) -> list[list[str]]:
+        scheduler = scheduler_of(**changes)
+        lengths = dict.fromkeys("abcd", 90)
+        simulation, launched = Simulation(scheduler, lengths, lambda: 0.002), []
+        simulation.average_s = 0.002
+        for name in lengths:
+            scheduler.add(waiting(name, limit=90))
+            for _ in range(apart):
+                launched += [codec_of(simulation.tick())]
+        while scheduler.has_work:
+            launched += [codec_of(simulation.tick())]
+        assert all(sum(frames for _, frames in heard) == 90 for heard in simulation.heard.values())
+        assert not any(map(simulation.underruns, lengths))
+        return [batch for codec in launched for batch in codec.values() if codec.keys() == {12}]
+
+    assert max(map(len, launches(apart=1))) == 1
+    assert sum(len(batch) == 4 for batch in launches(apart=1, codec_wait=3)) >= 5
+    assert max(map(len, launches(apart=2, codec_wait=3))) < 4
+    assert chunks_of(0.001, 40) == chunks_of(0.001, 40, codec_wait=8) == [1, 12, 12, 12, 3]
 
 
 def test_slots_are_given_first_come_first_served_and_reused() -> None:

@@ -129,7 +129,8 @@ class EngineConfig(Settings):
     How it divides the work. `prefill_tokens`: prompt rows run in one tick; `is_prefill_fused`: out of the operations of
     a frame, not of those of training, which are there to compare with. `chunk_frames`: the lengths at which audio is
     decoded, the first of them first; later ones as the listener's lead allows. `codec_frames`: frames decoded in one
-    tick at most, 0 for four times the slots.
+    tick at most, 0 for four times the slots. `codec_wait`: how many ticks a chunk waits for others to be decoded with,
+    where the lead allows.
 
     `model_settings`: settings of the model itself by name; docs/differences.md lists them.
 
@@ -166,6 +167,7 @@ class EngineConfig(Settings):
     is_prefill_fused: bool = True
     chunk_frames: tuple[int, ...] = (1, 2, 4, 12)
     codec_frames: int = 0
+    codec_wait: int = 0
     codec_device: str = ""
     codec_overlap: int = 0
     codec_dtype: str = "auto"
@@ -202,6 +204,7 @@ class EngineConfig(Settings):
             raise ConfigError("chunk_frames", self.chunk_frames, "it must hold at least one length")
         if self.codec_frames:
             self._check("codec_frames", self.slots, 10_000_000, "every slot makes a frame in a tick")
+        self._check("codec_wait", 0, 1000)
         if not re.fullmatch(r"(cpu|cuda:[0-9]{1,3})?", self.codec_device):
             raise ConfigError("codec_device", self.codec_device, 'it must be empty, cpu, or a GPU as "cuda:1"')
         self._check("codec_overlap", 0, 4096)

@@ -70,12 +70,16 @@ class _Urgency(IntEnum):
 
 
 class _Chunk(NamedTuple):
-    """`frames` frames of `running` that could be decoded in this tick, and how long the listener can do without."""
+    """`frames` frames of `running` that could be decoded in this tick, and how long the listener can do without.
+
+    One that `gathers` had better wait for others of its length.
+    """
 
     urgency: _Urgency
     lead_s: float
     frames: int
     running: RunningRequest
+    gathers: bool
 
 
 class Scheduler:
@@ -270,7 +274,12 @@ class Scheduler:
             if chunk.frames <= left or chunk.urgency is _Urgency.RUNS_OUT or not chosen:
                 chosen.setdefault(chunk.frames, []).append(chunk)
                 left -= chunk.frames
-        codec = {frames: self._batch(chunks) for frames, chunks in sorted(chosen.items())}
+        is_alone = len(active) == 1
+        codec = {
+            frames: self._batch(chunks)
+            for frames, chunks in sorted(chosen.items())
+            if is_alone or not all(chunk.gathers for chunk in chunks)
+        }
         for frames, batch in codec.items():
             for running in batch:
                 _held(running).columns += frames
@@ -282,7 +291,8 @@ class Scheduler:
         size = max((size for size in sizes if size <= count), default=count)
         filled = count // size * size if size in sizes[-1:] else size
         pressing = sum(chunk.urgency is not _Urgency.CAN_WAIT for chunk in chunks)
-        return [chunk.running for chunk in chunks[: max(pressing, filled)]]
+        padded = next((size for size in sizes if size >= pressing), pressing)
+        return [chunk.running for chunk in chunks[: max(padded if pressing else 0, filled)]]
 
     def _due_chunk(self, running: RunningRequest, now_s: float, tick_s: float) -> _Chunk | None:
         by_rule = running.request.is_reproducible
@@ -296,7 +306,10 @@ class Scheduler:
             urgency = _Urgency.RUNS_OUT
         else:
             urgency = _Urgency.HOLDS_SLOT if running.is_ending else _Urgency.CAN_WAIT
-        return _Chunk(urgency, lead_s, frames, running)
+        is_stuck = by_rule or running.is_starving or running in self._short
+        has_waited = running.undecoded - frames >= self._config.codec_wait
+        gathers = urgency is _Urgency.CAN_WAIT and not (is_stuck or has_waited)
+        return _Chunk(urgency, lead_s, frames, running, gathers)
 
     def _due_frames(self, running: RunningRequest, lead_s: float, tick_s: float) -> int:
         """The chunk length that `running` decodes in this tick; 0 while waiting for a longer one is better."""
