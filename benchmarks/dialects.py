@@ -1,6 +1,6 @@
 """First packet through each dialect against our own API, of one server, in one run.
 
-    python benchmarks/dialects.py --model Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice --load-format dummy \\
+    python benchmarks/dialects.py --model qwen3-tts-1.7b-customvoice --load-format dummy \\
         --rps 1 24 --rps 20 120 --out benchmarks/results/dialects-qwen3-tts-1.7b-customvoice.json
 
 Requests arrive at random at each rate (exponential gaps), and go round the ways there are, so that every way meets

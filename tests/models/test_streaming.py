@@ -409,14 +409,15 @@ def test_a_captured_decode_is_the_eager_one(name, make, dtype, is_tiled):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_priming_does_not_wait_for_a_gpu(name, make):
     codec = make(TILED[name], torch.float32, 0.1)
     settled(codec, "float16", "cuda")
     history, slots = codec.allocate(2), torch.tensor([1], device="cuda")
     first, second = (Voice(data=None, reference_frames=draw(codec, 1, 9, seed=seed)[0].cpu()) for seed in (5, 6))
     codec.prime(history, slots, first)
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         codec.prime(history, slots, second)
     finally:
         torch.cuda.set_sync_debug_mode("default")
