@@ -65,7 +65,7 @@ def arguments() -> argparse.Namespace:
 
 @contextlib.contextmanager
 def serving(args: argparse.Namespace, url: str, ends_s: float) -> Iterator[None]:
-    """A server at `url` that is ready, gone with the block."""
+    """A server at `url` that is ready and has captured every graph, gone with the block."""
     engine = {"slots": args.slots, "is_eager": args.arm == "eager", **args.engine}
     config = args.out / f"config-{args.arm}.yaml"
     # JSON is YAML.
@@ -79,11 +79,11 @@ def serving(args: argparse.Namespace, url: str, ends_s: float) -> Iterator[None]
     with log.open("w") as file, subprocess.Popen([*command, "--config", config], stdout=file, stderr=file) as server:
         try:
             began_s = time.monotonic()
-            while not is_ready(url):
+            while not is_whole(url):
                 if server.poll() is not None or time.monotonic() > ends_s:
                     raise SystemExit(f"the server is not ready, see {log}:\n{log.read_text()[-2000:]}")
                 time.sleep(0.2)
-            print(f"ready after {time.monotonic() - began_s:.1f} s", flush=True)
+            print(f"ready, with every graph, after {time.monotonic() - began_s:.1f} s", flush=True)
             yield
         finally:
             server.terminate()
@@ -93,10 +93,10 @@ def serving(args: argparse.Namespace, url: str, ends_s: float) -> Iterator[None]
                 server.kill()
 
 
-def is_ready(url: str) -> bool:
+def is_whole(url: str) -> bool:
     try:
         with urllib.request.urlopen(f"{url}/ready", timeout=5) as answer:
-            return bool(answer.status == 200)
+            return not any(engine["graphs_to_come"] for engine in json.load(answer)["replicas"])
     except (urllib.error.URLError, OSError):
         return False
 

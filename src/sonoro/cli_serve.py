@@ -52,6 +52,12 @@ class _EngineOptions:
     is_eager: Annotated[
         bool | None, typer.Option("--eager", help="capture no graphs: launch the same kernels one by one")
     ] = None
+    is_ready_early: Annotated[
+        bool,
+        typer.Option(
+            "--ready-early/--no-ready-early", help="capture some graphs before the first request, the others in silence"
+        ),
+    ] = True
     voices_folder: Annotated[
         str | None, typer.Option(help="a folder, or a bucket as s3://..., for uploaded voices; in memory if none")
     ] = None

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 
+from fakes.graphs import FunctionPool
 from fakes.sine import SineModel
 from families import TinyFamily, tiny
-from listening import Clock, audio, config_of, drain, end
+from listening import Clock, audio, config_of, drain, end, engine_of, speak
 from resolving import Engine
 from sonoro.core import audio as host
 from sonoro.core.config import EngineConfig
@@ -76,6 +77,54 @@ def test_a_prompt_whose_rows_do_not_fit_a_bucket_runs_at_its_own_length() -> Non
         engine.submit(SpeechRequest(id="a", text=text, max_frames=2))
         drain(engine)
     assert seen == [8, 16, 32]
+
+
+SIZES = {"frame_batches": (1, 2, 3), "prefill_buckets": (16, 64, 256), "codec_batches": (1, 2, 3)}
+
+
+def test_an_engine_that_is_ready_early_speaks_alike_until_all_is_captured_and_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sonoro.engine.runner.GraphPool", FunctionPool)
+    requests = [SpeechRequest(id=str(number), text="Hello there.", max_frames=9 + number) for number in range(3)]
+    expected = [speak(request, engine_of(**SIZES))[0] for request in requests]
+    engine, whole = engine_of(**SIZES, is_ready_early=True), engine_of(**SIZES)
+    assert whole.runner.to_come == 0
+    # Of 1, 2 and 3: 2 of frames and admissions, 64 of prompts, 2 of the first chunk, and 1 and 2 of the others.
+    assert engine.runner.to_come == 2 + 1 + 1 + 2 * (len(engine.config.chunk_frames) - 1)
+    to_come = [engine.runner.to_come]
+    while to_come[-1]:
+        for request in requests:
+            engine.submit(request)
+        events = drain(engine)
+        for request, samples in zip(requests, expected, strict=True):
+            np.testing.assert_array_equal(audio(events, request.id), samples)
+        assert engine.is_idle
+        engine.runner.capture_next()
+        to_come.append(engine.runner.to_come)
+    assert to_come == [*range(to_come[0], -1, -1)]
+    # What admits sines refuses slots that nothing is staged for, as those are that a graph is captured on.
+    assert not any(counts["eager"] for kind, counts in engine.runner.launches.items() if kind != "place")
+
+
+def test_kernels_of_a_size_are_checked_before_it_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = []
+
+    class Watched(SineModel):
+        def check_kernels(self, state, batch):
+            super().check_kernels(state, batch)
+            events.append(("checked", batch))
+
+        def frame(self, state, slots):
+            super().frame(state, slots)
+            events.append(("captured", len(slots)))
+
+    monkeypatch.setattr("sonoro.engine.runner.GraphPool", FunctionPool)
+    runner = Runner(Watched(), config_of(**SIZES, is_ready_early=True))
+    assert events == [("checked", 1), ("checked", 3), ("captured", 3), ("captured", 1)]
+    while runner.to_come:
+        runner.capture_next()
+    assert events[4:] == [("checked", 2), ("captured", 2)]
 
 
 @pytest.mark.parametrize("chunk_frames", [(1,), (3,), (1, 2, 4, 12)], ids=str)

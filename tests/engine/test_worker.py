@@ -6,9 +6,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import pytest
@@ -16,6 +19,7 @@ import torch
 
 from engine_peer import Peer
 from engine_processes import CONFIG, FACTORY, LONG, alone, nothing_left, run
+from fakes.graphs import FunctionPool
 from fakes.voiced_sine import VoicedSineModel
 from guard import GUARD_S
 from resolving import Engine, resolved
@@ -36,6 +40,7 @@ from sonoro.transport.messages import (
     Stats,
     StatsRequest,
     Submit,
+    ToEngine,
     WorkerSettings,
 )
 
@@ -160,6 +165,56 @@ def test_a_cancelled_request_ends_though_it_is_paused() -> None:
             assert (stats.paused, stats.running, stats.waiting) == (0, 0, 0)
 
     run(talk())
+
+
+class _Script:
+    """A link whose messages come one after the other, as fast as they are asked for; `sent` are the answers."""
+
+    def __init__(self, talk: Callable[[list[FromEngine]], Iterator[list[ToEngine]]]) -> None:
+        self.sent: list[FromEngine] = []
+        self._talk = talk(self.sent)
+
+    def receive(self, timeout_s: float) -> list[ToEngine]:
+        time.sleep(min(timeout_s, 0.02))
+        return next(self._talk)
+
+    def send(self, messages: Sequence[FromEngine]) -> None:
+        self.sent.extend(messages)
+
+
+def test_no_graph_is_captured_while_a_request_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither while it is spoken nor while it is paused; afterwards all are, and each is told of."""
+
+    def is_captured(message: FromEngine) -> bool:
+        return isinstance(message, Ready)
+
+    def talk(sent: list[FromEngine]) -> Iterator[list[ToEngine]]:
+        yield [submit(SpeechRequest(id="a", text=LONG))]
+        while not any(map(is_end, sent)):
+            yield []
+        # The next comes at once: that moment is not used either.
+        yield [submit(SpeechRequest(id="b", text=LONG)), Pause("b")]
+        for _ in range(20):
+            yield []
+        assert not any(map(is_captured, sent))
+        yield [Resume("b")]
+        while sum(map(is_end, sent)) < 2:
+            yield []
+        assert not any(map(is_captured, sent))
+        while not any(isinstance(message, Ready) and not message.graphs_to_come for message in sent):
+            yield []
+        yield [Shutdown()]
+
+    monkeypatch.setattr("sonoro.engine.runner.GraphPool", FunctionPool)
+    sizes = {"frame_batches": (1, 2, 4), "prefill_buckets": (16, 512), "codec_batches": (1, 4)}
+    link = _Script(talk)
+    engine = Engine(VoicedSineModel(), replace(CONFIG, **sizes, is_ready_early=True))
+    worker = Worker(engine, cast("WorkerLink", link), torch.device("cpu"))
+    ready = worker.ready(1.5, {"weights": 0.5})
+    worker.serve()
+    told = [message for message in link.sent if isinstance(message, Ready)]
+    assert [message.graphs_to_come for message in told] == [*range(ready.graphs_to_come - 1, -1, -1)]
+    assert {(message.ready_s, message.phases["weights"]) for message in (ready, *told)} == {(1.5, 0.5)}
 
 
 def test_durations_are_forgotten_when_that_is_asked() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fakes.graphs import FunctionPool
 from sonoro.ops.dispatch import Operation
 from sonoro.runtime.graphs import GraphPool, GraphSet
 
@@ -94,6 +95,49 @@ def test_without_sizes_nothing_is_padded() -> None:
     graphs.capture()
     assert_runs_as_alone(graphs, counters, random_batches(10))
     assert counters.sizes == [len(rows) for rows in random_batches(10)]
+
+
+def test_until_a_size_is_captured_a_batch_is_padded_to_the_next_that_is() -> None:
+    counters = Counters(CPU)
+    graphs = GraphSet("test", counters.step, (1, 2, 4, 8), SLOTS, CPU, pool=FunctionPool())
+    there: set[int] = set()
+    for sizes, to_come in (((1, 8), (2, 4)), ((4,), (2,)), (None, ())):
+        graphs.capture(sizes)
+        there |= set(sizes or graphs.sizes)
+        assert graphs.to_come == to_come
+        expected = [min(size for size in there if size >= count) for count in range(1, 9)]
+        assert [graphs.padded(count) for count in range(1, 9)] == expected
+        counters.values.zero_()
+        counters.steps.zero_()
+        batches = random_batches(40)
+        results = [tuple(out[: len(rows)].clone() for out in graphs.run(rows)) for rows in batches]
+        # Bit by bit what the function gives at that size.
+        for ours, alone in zip(results, fresh(batches, CPU, tuple(sorted(there))), strict=True):
+            assert all(map(torch.equal, ours, alone))
+    assert [one.size for one in graphs.captured] == [8, 1, 4, 2]
+    assert (graphs.graph_launches, graphs.eager_launches) == (120, 0)
+
+
+def test_the_size_that_all_can_be_padded_to_comes_first() -> None:
+    graphs = GraphSet("test", Tensor.clone, (1, 2), SLOTS, CPU, pool=FunctionPool())
+    with pytest.raises(AssertionError, match="largest"):
+        graphs.capture((1,))
+
+
+def test_a_size_that_cannot_be_captured_is_run_directly(caplog: pytest.LogCaptureFixture) -> None:
+    class Unlucky(FunctionPool):
+        def record(self, function, device):  # type: ignore[no-untyped-def]
+            if len(graphs.captured) == 1:
+                raise ValueError("it is out of luck")
+            return super().record(function, device)
+
+    counters = Counters(CPU)
+    graphs = GraphSet("test", counters.step, (1, 2, 4), SLOTS, CPU, pool=Unlucky())
+    with caplog.at_level(logging.WARNING):
+        graphs.capture()
+    assert "graphs=test size=2 status=eager error=ValueError: it is out of luck" in caplog.text
+    assert_runs_as_alone(graphs, counters, [[1], [2, 3], [1, 2, 3], [4, 5]])
+    assert (graphs.graph_launches, graphs.eager_launches) == (2, 2)
 
 
 def test_garbage_in_the_scratch_row_reaches_no_other() -> None:

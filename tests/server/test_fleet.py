@@ -35,7 +35,9 @@ def test_clients_get_what_they_may_rely_on(count: int) -> None:
             assert all(launches.format(replica) in text for replica in range(count))
             assert await server.metric("sonoro_engine_slots") == CONFIG.slots * count
             ready = (await server.http.get("/ready")).json()
-            assert ready["replicas"] == [{"device": "cpu", "status": "ready", "restarts": 0}] * count
+            assert (
+                ready["replicas"] == [{"device": "cpu", "status": "ready", "restarts": 0, "graphs_to_come": 0}] * count
+            )
 
     run(ask())
 

@@ -145,6 +145,8 @@ class EngineConfig(Settings):
 
     What is captured at start, ascending; empty for powers of two. `frame_batches` up to `slots`, `prefill_buckets` up
     to 512 tokens, `codec_batches` up to 64 rows. `is_eager` captures nothing: the same kernels, launched one by one.
+    `is_ready_early`: an engine process is ready with some of them, and captures the others while nobody speaks; `sonoro
+    serve` has an option for it.
     """
 
     slots: int = 16
@@ -177,6 +179,7 @@ class EngineConfig(Settings):
     prefill_buckets: tuple[int, ...] = ()
     codec_batches: tuple[int, ...] = ()
     is_eager: bool = False
+    is_ready_early: bool = False
     model_settings: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

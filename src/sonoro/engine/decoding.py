@@ -31,7 +31,7 @@ class Decoding:
 
     `decodes` by frames give the PCM16 [B, frames * hop] of the next frames of slots, these, and how many of the samples
     [B] int64 were not finite, and are silent. With a stream of its own, `admits` reset slots; apart from the model,
-    `receives` store for slots what was sent. Call `capture` first.
+    `receives` store for slots what was sent. They are captured by the caller.
 
     `pool` is that of the graphs of all else, and `stream` theirs, which is the current one when this is made; the codec
     shares both unless it `has_own_stream`: on a device of its own, where it `is_apart`, or as `codec_overlap` asks.
@@ -61,7 +61,7 @@ class Decoding:
 
     @property
     def sets(self) -> dict[str, list[GraphSet]]:
-        """All graphs that are used, by kind."""
+        """All graphs that are used, by kind, the shortest chunks first."""
         moves = [self.admits, self.receives] if self.is_apart else [self.admits] if self.has_own_stream else []
         return {"codec": [*self.decodes.values()]} | ({"transfer": moves} if moves else {})
 
@@ -84,12 +84,6 @@ class Decoding:
         it may run beside. No sync."""
         for stream in self.beside if stepped > self._most_beside else ():
             torch.cuda.current_stream(self.device).wait_stream(stream)
-
-    def capture(self) -> None:
-        """Capture every size of every kind, the longest chunks first. Synchronises."""
-        with self.active():
-            for graphs in (graphs for sets in self.sets.values() for graphs in reversed(sets)):
-                graphs.capture()
 
     def clear(self, slots: Tensor) -> None:
         """Clear the history of `slots`. Capturable, on the codec's device."""

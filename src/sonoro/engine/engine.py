@@ -89,6 +89,11 @@ class Engine:
         return bool(self._events or self._in_flight) or has_new_voice or self.scheduler.has_work
 
     @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits for anything, not even for a request that is paused or lacks text."""
+        return not (self._running or self.has_work)
+
+    @property
     def has_words(self) -> bool:
         """Whether the model shows when its words are spoken."""
         return isinstance(self._model, ShowsWords) and bool(self._model.word_heads.places)

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ from sonoro.engine.request import Allocation, RunningRequest
 from sonoro.engine.scheduler import LateText, Plan
 from sonoro.models.base import LiveTextModel, Pages, SpeechModel, TextPromptModel
 from sonoro.models.words import ShowsWords
-from sonoro.runtime.graphs import GraphPool, GraphSet
+from sonoro.runtime.graphs import GraphPool, GraphSet, no_garbage_collection
 from sonoro.runtime.kernels import shared_limit
 from sonoro.runtime.ring import Entry, PinnedRing, upload
 
@@ -110,7 +110,10 @@ class Launched:
 
 
 class Runner:
-    """A model's state on the device and the graphs that advance it. Ready once constructed: sizes are captured here.
+    """A model's state on the device and the graphs that advance it. Ready once constructed.
+
+    By then all sizes are captured or, if the configuration `is_ready_early`, some of every kind, the largest among
+    them; each call of `capture_next` captures another as long as any is `to_come`.
 
     `config` is resolved here, its sizes being those that batches are padded to; what this takes is noted in `phases`.
     Raises `ConfigError` naming the field if the model does not fit the device as the configuration asks.
@@ -134,10 +137,10 @@ class Runner:
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             self._decoding = Decoding(model.codec, self._state.codec, self.config, pool, self._stream)
         with self.active():
-            for size in self.config.frame_batches:
-                model.check_kernels(self._state.state, size)
+            self._make_graphs(self.config, pool)
+            self._check_kernels(self._first_sizes(self._frames))
             phases.end("checks")
-            self._capture(self.config, pool)
+            self._capture_first()
             phases.end("graphs")
         self._max_batch = max(self.config.codec_batches, default=config.slots)
         for line in self.report.splitlines():
@@ -195,6 +198,12 @@ class Runner:
         kinds = {"place": [self._admits], "prefill": prefills, "frame": [self._frames]}
         return {**kinds, **self._decoding.sets}
 
+    @property
+    def _sets(self) -> list[GraphSet]:
+        """All graph sets in the order in which they are captured: those that take the most memory first."""
+        decoding = [graphs for sets in self._decoding.sets.values() for graphs in reversed(sets)]
+        return [*decoding, self._admits, *self._kinds["prefill"], self._frames]
+
     @contextmanager
     def active(self) -> Iterator[None]:
         """Inference mode, on the streams of this runner: where the model must be called."""
@@ -209,6 +218,23 @@ class Runner:
             with self._decoding.active():
                 for graphs in (graphs for sets in self._decoding.sets.values() for graphs in sets):
                     _run_every_size(graphs)
+
+    @property
+    def to_come(self) -> int:
+        """How many sizes are still to be captured; until then a batch is padded to a larger one."""
+        return sum(len(graphs.to_come) for graphs in self._sets)
+
+    def capture_next(self) -> None:
+        """Capture another of the sizes `to_come`, prompts first, then the smallest. Synchronises.
+
+        It takes some hundred milliseconds, so that nobody may be listening.
+        """
+        waiting, prompts = [graphs for graphs in self._sets if graphs.to_come], self._kinds["prefill"]
+        graphs = min(waiting, key=lambda graphs: (graphs not in prompts, graphs.to_come[0]))
+        with self.active():
+            if graphs is self._frames:
+                self._check_kernels(graphs.to_come[:1])
+            self._capture(graphs, graphs.to_come[:1])
 
     def run(self, plan: Plan) -> Launched:
         """Launch all of `plan` in order, and the copies of what comes of it. What raises fails its own requests alone.
@@ -334,7 +360,7 @@ class Runner:
             heard, *counted = (launched.entry.copy(part[: len(items)]) for part in (pcm, broken, *[made] * is_kept))
         launched.decoded.append(Decoded(items, frames, heard, counted[0], counted[1] if is_kept else None))
 
-    def _capture(self, config: EngineConfig, pool: GraphPool) -> None:
+    def _make_graphs(self, config: EngineConfig, pool: GraphPool) -> None:
         """Make the graph sets, with the sizes of `config`; all run on one stream, so they share `pool`."""
         model, state, scratch, decoding = self._model, self._state.state, self._state.scratch, self._decoding
         device, is_eager = self._device, config.is_eager
@@ -343,9 +369,6 @@ class Runner:
             model.admit(state, slots)
             if not decoding.has_own_stream:
                 decoding.clear(slots)
-
-        def prefill(tokens: Tensor) -> None:
-            model.prefill(state, tokens)
 
         watched = model.attention(state) if isinstance(model, ShowsWords) else None
 
@@ -359,20 +382,46 @@ class Runner:
             return GraphSet(name, function, sizes, scratch, device, pool=pool, is_eager=is_eager)
 
         self._admits = graphs("place", admit, config.frame_batches, scratch)
-        self._prefills = graphs("prefill", prefill, config.prefill_buckets, config.prefill_tokens)
-        self._text_prefills, prefills = None, [prefill]
+        self._prefills = graphs(
+            "prefill", functools.partial(model.prefill, state), config.prefill_buckets, config.prefill_tokens
+        )
+        self._text_prefills = None
         if isinstance(model, TextPromptModel):
-            prefills.append(functools.partial(model.prefill_text, state))
-            self._text_prefills = graphs("prefill text", prefills[1], config.prefill_buckets, config.prefill_tokens)
+            text = functools.partial(model.prefill_text, state)
+            self._text_prefills = graphs("prefill text", text, config.prefill_buckets, config.prefill_tokens)
         self._frames = graphs("frame", frame, config.frame_batches, scratch)
-        decoding.capture()
-        for captured in (self._admits, *self._kinds["prefill"], self._frames):
-            captured.capture()
-        if device.type == "cuda" and not is_eager:
-            # Longer prompts run without a graph. What they need is loaded now: a live stream would wait 400 ms for it.
-            for length in config.long_prefills:
-                for run in prefills:
-                    run(torch.full((length,), config.prefill_tokens, device=device))
+
+    def _first_sizes(self, graphs: GraphSet) -> Sequence[int]:
+        """Which sizes of one of the `_sets` are captured before anybody speaks: the largest, to which all others can be
+        padded, and the smallest but of longer chunks; all if nothing is captured, or nothing may be left for later."""
+        if not (graphs.can_capture and self.config.is_ready_early):
+            return graphs.sizes
+        is_longer = graphs in self._decoding.sets["codec"][1:]
+        return graphs.sizes[-1:] if is_longer else sorted({graphs.sizes[0], graphs.sizes[-1]})
+
+    def _capture_first(self) -> None:
+        """Capture the first sizes of every kind. To be called while `active`."""
+        with no_garbage_collection():
+            for graphs in self._sets:
+                self._capture(graphs, self._first_sizes(graphs))
+        if not self._frames.can_capture:
+            return
+        # Longer prompts run without a graph. What they need is loaded now: a live stream would wait 400 ms for it.
+        prefills = [functools.partial(self._model.prefill, self._state.state)]
+        if isinstance(self._model, TextPromptModel):
+            prefills.append(functools.partial(self._model.prefill_text, self._state.state))
+        for length in self.config.long_prefills:
+            for run in prefills:
+                run(torch.full((length,), self.config.prefill_tokens, device=self._device))
+
+    def _check_kernels(self, sizes: Sequence[int]) -> None:
+        for size in sizes:
+            self._model.check_kernels(self._state.state, size)
+
+    def _capture(self, graphs: GraphSet, sizes: Sequence[int]) -> None:
+        is_of_codec = any(graphs in sets for sets in self._decoding.sets.values())
+        with self._decoding.active() if is_of_codec else nullcontext():
+            graphs.capture(sizes)
 
     def _entry_bytes(self, config: EngineConfig) -> int:
         """Room for a tick in which every slot is stepped and decodes the longest chunk."""

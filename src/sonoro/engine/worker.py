@@ -81,6 +81,9 @@ _PARENT_CHECK_S = 0.5
 _WINDOW = 4096
 _HANDLE_S = 0.005
 _ENCODING_S = 0.002
+_QUIET_S = 0.1
+"""Who has just spoken to somebody will often do so again at once, and would wait for a graph that is captured then."""
+
 _SWITCH_S = 0.0005
 """What a tick waits at most for the thread that encodes to give up the interpreter; Python's own choice is 5 ms."""
 
@@ -215,17 +218,30 @@ class Worker:
         self._frame_s: deque[float] = deque(maxlen=_WINDOW)
         self._ticked_at_s: float | None = None
         self._is_stopping = False
+        self._quiet_from_s = self._captures_s = 0.0
 
     def ready(self, ready_s: float, phases: Mapping[str, float] = MappingProxyType({})) -> Ready:
         """What to say once the engine can be used, after a start of such `phases`."""
-        return Ready(
+        self._ready = Ready(
             spec=self._engine.spec,
             ready_s=ready_s,
-            report=self._engine.runner.report,
-            gpu_memory_mib=self._gpu_memory_mib(),
-            graph_memory_mib=self._engine.runner.graph_memory_mib,
+            report="",
+            gpu_memory_mib=0.0,
+            graph_memory_mib=0.0,
             fingerprint=self._engine.fingerprint,
             phases=dict(phases),
+        )
+        return self._ready_now()
+
+    def _ready_now(self) -> Ready:
+        """`ready` with what is captured by now."""
+        runner = self._engine.runner
+        return msgspec.structs.replace(
+            self._ready,
+            report=runner.report,
+            gpu_memory_mib=self._gpu_memory_mib(),
+            graph_memory_mib=runner.graph_memory_mib,
+            graphs_to_come=runner.to_come,
         )
 
     def serve(self) -> None:
@@ -237,6 +253,8 @@ class Worker:
             self._tell_of_voices()
             if not self._engine.has_work:
                 self._ticked_at_s = None
+                if not waiting:
+                    self._capture_in_quiet()
                 continue
             started_at_s = time.perf_counter()
             events = self._engine.tick()
@@ -246,11 +264,30 @@ class Worker:
 
     @property
     def _idle_s(self) -> float:
-        """How long nothing can happen unless a message comes: what is encoded comes without one."""
-        return _ENCODING_S if self._engine.is_encoding or self._encoding else _IDLE_S
+        """How long nothing can happen unless a message comes: what is encoded comes without one, and so does quiet."""
+        if self._engine.is_encoding or self._encoding:
+            return _ENCODING_S
+        return max(0.0, self._quiet_from_s - time.perf_counter()) if self._may_capture else _IDLE_S
+
+    @property
+    def _may_capture(self) -> bool:
+        """Whether a graph is to come, and nobody is there who would have to wait for it."""
+        return self._engine.runner.to_come > 0 and self._engine.is_idle and not self._encoding
+
+    def _capture_in_quiet(self) -> None:
+        """Capture one of the graphs to come once nobody has spoken for a moment, and say so."""
+        started_at_s = time.perf_counter()
+        if not self._may_capture or started_at_s < self._quiet_from_s:
+            return
+        self._engine.runner.capture_next()
+        self._captures_s += time.perf_counter() - started_at_s
+        if not self._engine.runner.to_come:
+            logger.info("event=graphs_captured seconds=%.1f", self._captures_s)
+        self._link.send([self._ready_now()])
 
     def _note_tick(self, started_at_s: float) -> None:
         ended_at_s = time.perf_counter()
+        self._quiet_from_s = ended_at_s + _QUIET_S
         self._tick_s.append(ended_at_s - started_at_s)
         if self._ticked_at_s is not None:
             self._frame_s.append(ended_at_s - self._ticked_at_s)

@@ -1,7 +1,8 @@
 """A function of slots, captured once for each of a few batch sizes and replayed for any batch up to the largest.
 
-Knows neither the function nor what a slot is. What the function reads and writes must lie in tensors that stay where
-they are; the slots are its only input.
+Not all sizes need be captured at once: until one is, a batch is padded to the next that is. Knows neither the function
+nor what a slot is. What the function reads and writes must lie in tensors that stay where they are; the slots are its
+only input.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from torch import Tensor
 from sonoro.ops.dispatch import Operation
 from sonoro.runtime.ring import upload
 
-__all__ = ["Captured", "GraphPool", "GraphSet"]
+__all__ = ["Captured", "GraphPool", "GraphSet", "Recorded", "no_garbage_collection"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,11 +40,49 @@ class Captured:
     error: str
 
 
+class Recorded(NamedTuple):
+    """A graph: what launches it on the current stream, what it writes its results to, and its memory."""
+
+    replay: Callable[[], None]
+    outputs: Any
+    memory_bytes: int
+
+
 class GraphPool:
     """Private memory for graphs that never run at the same time: those of one stream."""
 
     def __init__(self) -> None:
         self._handle: Any = None
+
+    def can_record(self, device: torch.device) -> bool:
+        """Whether there are graphs on `device`."""
+        return device.type == "cuda"
+
+    def record(self, function: Callable[[], Any], device: torch.device) -> Recorded:
+        """A graph of `function` on the current stream, which may not be the default one. Synchronises.
+
+        Whatever `function` or the capture raises is raised; `recover` lets the next follow then.
+        """
+        stream = torch.cuda.current_stream(device)
+        assert stream != torch.cuda.default_stream(device), "the default stream cannot be captured"
+        for _ in range(_WARM_UPS):
+            function()
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+        before_bytes = torch.cuda.mem_get_info(device)[0]
+        graph = torch.cuda.CUDAGraph()
+        # Another thread of the process may use the device meanwhile.
+        with torch.cuda.graph(graph, self.handle, stream, capture_error_mode="thread_local"):
+            outputs = function()
+
+        def replay() -> None:
+            assert torch.cuda.current_stream(device) == stream
+            graph.replay()
+
+        # The first replay moves the graph to the device, which a live stream should not wait for.
+        replay()
+        torch.cuda.synchronize(device)
+        return Recorded(replay, outputs, before_bytes - torch.cuda.mem_get_info(device)[0])
 
     @property
     def handle(self) -> Any:
@@ -69,9 +108,9 @@ class GraphSet:
     """Calls `function` on batches of slots: from a graph where its size was captured, directly elsewhere.
 
     `function` takes slots [size] int64 on `device` and returns a tensor, a tuple of them, or None. A batch is padded
-    with `scratch` to the next of `sizes` (ascending); one longer than the largest runs directly at its own length, as
-    any does if `sizes` is empty. `is_eager` pads alike and captures nothing. Sets that share a `pool` must run on one
-    stream. Use it in inference mode, on the stream it was captured on.
+    with `scratch` to the next of `sizes` (ascending) that is not `to_come`; one longer than the largest runs directly
+    at its own length, as any does if `sizes` is empty. `is_eager` pads alike and captures nothing. Sets that share a
+    `pool` must run on one stream. Use it in inference mode, on the stream it was captured on.
     """
 
     def __init__(
@@ -87,6 +126,8 @@ class GraphSet:
     ) -> None:
         assert all(low < high for low, high in zip((0, *sizes), sizes, strict=False)), f"{name}: sizes {sizes}"
         self.name, self.sizes = name, tuple(sizes)
+        self._function, self.scratch, self._device = function, scratch, torch.device(device)
+        self._pool, self._serving = pool or GraphPool(), self.sizes
         self.graph_launches = 0
         """Batches replayed from a graph since the set was made."""
         self.reference_launches = 0
@@ -95,31 +136,36 @@ class GraphSet:
         """Batches that called the function."""
         self.captured: list[Captured] = []
         """What each size took, in order of capture."""
-        self._function, self.scratch, self._device = function, scratch, torch.device(device)
-        self._pool, self._is_eager = pool or GraphPool(), is_eager
+        self.can_capture = bool(sizes) and not is_eager and self._pool.can_record(self._device)
+        """Whether `capture` captures anything."""
+        self.to_come: tuple[int, ...] = ()
+        """Sizes that `capture` was not asked for yet, ascending: nothing is padded to them."""
         largest = max(sizes, default=0)
         # Every graph reads the head of one vector, of which the host keeps a copy to know when it must be written.
         self._slots = torch.full((largest,), scratch, dtype=torch.int64, device=device)
         self._known = [scratch] * largest
         self._with_references: set[int] = set()
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Any]] = {}
-        self._stream: torch.cuda.Stream | None = None
+        self._graphs: dict[int, Recorded] = {}
 
-    def capture(self) -> None:
-        """Capture every size, the largest first, on the current stream, which may not be the default one.
+    def capture(self, sizes: Sequence[int] | None = None) -> None:
+        """Capture those of `sizes` that are not captured yet, or all, the largest first; the rest are `to_come`.
 
-        The function runs on scratch slots alone. A size that cannot be captured warns and runs directly. Synchronises.
-        Captures nothing on a CPU or if `is_eager`.
+        On the current stream, which may not be the default one, and the same each time. The largest must be among the
+        first. The function runs on scratch slots alone. A size that cannot be captured warns and runs directly.
+        Synchronises. Captures nothing on a CPU or if `is_eager`, and nothing is to come then.
         """
         assert torch.is_inference_mode_enabled()
-        if self._is_eager or self._device.type != "cuda" or not self.sizes:
+        if not self.can_capture:
             return
-        self._stream = stream = torch.cuda.current_stream(self._device)
-        assert stream != torch.cuda.default_stream(self._device), "the default stream cannot be captured"
+        wanted = set(self.sizes if sizes is None else sizes)
         self._write([self.scratch] * len(self._known))
-        with _no_garbage_collection():
-            for size in reversed(self.sizes):
-                self.captured.append(self._capture(size, stream))
+        with no_garbage_collection():
+            for size in sorted(wanted.difference(one.size for one in self.captured), reverse=True):
+                self.captured.append(self._capture(size))
+        tried = {one.size for one in self.captured}
+        assert self.sizes[-1] in tried, f"{self.name}: the largest size must be captured first"
+        self._serving = tuple(size for size in self.sizes if size in tried)
+        self.to_come = tuple(size for size in self.sizes if size not in tried)
 
     def run(self, slots: Sequence[int]) -> Any:
         """What the function returns for `slots`, padded: its first len(slots) lines are theirs. No sync.
@@ -136,17 +182,16 @@ class GraphSet:
         if size not in self._graphs:
             self.eager_launches += 1
             return self._function(self._slots[:size])
-        assert torch.cuda.current_stream(self._device) == self._stream
         self.graph_launches += 1
         self.reference_launches += size in self._with_references
-        graph, outputs = self._graphs[size]
+        graph = self._graphs[size]
         graph.replay()
-        return outputs
+        return graph.outputs
 
     def padded(self, count: int) -> int:
         """The size at which `count` slots run."""
-        at = bisect.bisect_left(self.sizes, count)
-        return count if at == len(self.sizes) else self.sizes[at]
+        at = bisect.bisect_left(self._serving, count)
+        return count if at == len(self._serving) else self._serving[at]
 
     def report(self) -> Iterator[str]:
         """A line for each size that capture was tried at."""
@@ -164,43 +209,35 @@ class GraphSet:
         self._slots[: len(slots)].copy_(upload(slots, torch.int64, self._device))
         self._known[: len(slots)] = slots
 
-    def _capture(self, size: int, stream: torch.cuda.Stream) -> Captured:
-        started_s = time.perf_counter()
-        for _ in range(_WARM_UPS):
-            self._function(self._slots[:size])
-        torch.cuda.synchronize(self._device)
-        torch.cuda.empty_cache()
-        before_bytes = torch.cuda.mem_get_info(self._device)[0]
-        graph, error = torch.cuda.CUDAGraph(), ""
+    def _capture(self, size: int) -> Captured:
+        started_s, references = time.perf_counter(), Operation.references
+        memory_bytes, error = 0, ""
         try:
-            # Another thread of the process may use the device meanwhile.
-            references = Operation.references
-            with torch.cuda.graph(graph, self._pool.handle, stream, capture_error_mode="thread_local"):
-                outputs = self._function(self._slots[:size])
-            # The first replay moves the graph to the device, which a live stream should not wait for.
-            graph.replay()
-            torch.cuda.synchronize(self._device)
-            self._graphs[size] = graph, outputs
+            self._graphs[size] = graph = self._pool.record(lambda: self._function(self._slots[:size]), self._device)
+            memory_bytes = graph.memory_bytes
             if Operation.references > references:
                 self._with_references.add(size)
         except Exception as raised:  # whatever cannot be captured can still be called
             error = " ".join(f"{type(raised).__name__}: {raised}".split())
         if error:
-            del graph
+            # By now nobody holds the graph.
             self._pool.recover(self._device)
             logger.warning("graphs=%s size=%d status=eager error=%s", self.name, size, error)
-        taken_bytes = before_bytes - torch.cuda.mem_get_info(self._device)[0]
-        return Captured(size, time.perf_counter() - started_s, taken_bytes, error)
+        return Captured(size, time.perf_counter() - started_s, memory_bytes, error)
 
 
 @contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """What dies within a capture may ask the device something that a capturing stream must not be asked."""
+def no_garbage_collection() -> Iterator[None]:
+    """What dies within a capture may ask the device something that a capturing stream must not be asked.
+
+    Collected is once, at the begin of the outermost of such blocks.
+    """
+    if not gc.isenabled():
+        yield
+        return
     gc.collect()
-    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was_enabled:
-            gc.enable()
+        gc.enable()

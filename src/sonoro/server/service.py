@@ -142,7 +142,8 @@ class Service:
         self._watching = [asyncio.create_task(watch()) for watch in (self._watch_voices, self._watch_engines)]
         ready = self.client.ready
         phases = " ".join(f"{name}_s={seconds:.1f}" for name, seconds in ready.phases.items())
-        logger.info("event=ready model=%s ready_s=%.1f %s", ready.spec.name, ready.ready_s, phases)
+        facts = ready.spec.name, ready.ready_s, ready.graphs_to_come, phases
+        logger.info("event=ready model=%s ready_s=%.1f graphs_to_come=%d %s", *facts)
 
     async def until_started(self) -> None:
         """Wait until the engines have started or failed to; `unready` says which."""
@@ -227,12 +228,13 @@ class Service:
 
     @property
     def replicas(self) -> list[dict[str, Any]]:
-        """Device, status and restarts of each engine."""
+        """Device, status and restarts of each engine, and how many graphs it has still to capture."""
         return [
             {
                 "device": engine.settings.device,
                 "status": "ready" if engine.is_ready else "starting" if engine.closed_reason is None else "ended",
                 "restarts": engine.restarts,
+                "graphs_to_come": engine.ready.graphs_to_come if engine.is_ready else 0,
             }
             for engine in self.client.replicas
         ]
@@ -374,7 +376,13 @@ class Service:
             "load": load,
             "engine": {**engine, "voices_folder": "set" if engine["voices_folder"] else ""},
             "server": self.config.public,
-            "ready": {"seconds": ready.ready_s, "phases": phases, **memory, "report": ready.report.splitlines()},
+            "ready": {
+                "seconds": ready.ready_s,
+                "phases": phases,
+                "graphs_to_come": ready.graphs_to_come,
+                **memory,
+                "report": ready.report.splitlines(),
+            },
         }
 
     def observe(self, speed: float, arrived_s: float, dialect: str = "native") -> Observation:

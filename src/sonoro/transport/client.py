@@ -364,6 +364,8 @@ class EngineClient(Started):
             task = asyncio.create_task(self._fetch(message.digest))
             self._fetches.add(task)
             task.add_done_callback(self._fetches.discard)
+        elif isinstance(message, Ready):
+            self._ready = message
         else:
             assert isinstance(message, Pong), message
 
