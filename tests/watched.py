@@ -1,5 +1,6 @@
 """An engine over a model whose frames are read as they are made, and how many rows of each prompt are run."""
 
+import copy
 from typing import Any
 
 import torch
@@ -23,11 +24,11 @@ class Watched:
         self.rows: list[int] = []
         self.shared: list[list[int]] = []
         self._model, self._said = model, dict[int, tuple[int, int]]()
+        # A copy has all members of the model: protocols do not see what `__getattr__` finds.
+        watched: Any = copy.copy(model)
+        watched.allocate, watched.stage = self.allocate, self.stage
         values = {"slots": 3, "max_positions": 1536, "max_frames": 64, "max_characters": 200}
-        self.engine = Engine(self, EngineConfig(**values | changes), lambda: 0.0)  # type: ignore[arg-type]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
+        self.engine = Engine(watched, EngineConfig(**values | changes), lambda: 0.0)  # type: ignore[arg-type]
 
     def allocate(self, capacity: Any) -> Any:
         self.state = self._model.allocate(capacity)

@@ -1,5 +1,6 @@
 """`bench frame` on a tiny model: rows speak where they are said to, and a failure costs its own figure alone."""
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -32,39 +33,34 @@ def load(folder: Path, variant: str, device: str = "cpu") -> LoadedModel:
 
 
 class Watched:
-    """A model that notes at which positions which rows are stepped, and can be told to fail."""
+    """Notes at which positions which rows of a model are stepped, and can be told to fail."""
 
     def __init__(self, model: Any, failing_batch: int = 0, failing_frames: int = 0) -> None:
-        self._model, self.failing_batch, self.failing_frames = model, failing_batch, failing_frames
+        self.failing_batch, self.failing_frames = failing_batch, failing_frames
         self.stepped: list[tuple[list[int], list[int]]] = []
-        self.codec = self
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._model, name)
+        self._frame, self._decode = model.frame, model.codec.decode
 
     def frame(self, state: Any, slots: torch.Tensor) -> None:
         if len(slots) == self.failing_batch:
             raise RuntimeError("out of luck")
         self.stepped.append((slots.tolist(), (state.position[slots] + 1).tolist()))
         assert not state.done[slots].any()
-        self._model.frame(state, slots)
+        self._frame(state, slots)
         assert not state.done[slots].any()
-
-    def allocate(self, of: Any) -> Any:  # a model's takes a capacity, a codec's a count
-        return self._model.codec.allocate(of) if isinstance(of, int) else self._model.allocate(of)
-
-    def settle(self, *how: Any) -> Any:
-        return self._model.codec.settle(*how)
 
     def decode(self, frames: torch.Tensor, slots: torch.Tensor, history: Any) -> torch.Tensor:
         if frames.shape[1] == self.failing_frames:
             raise RuntimeError("cannot decode")
-        return self._model.codec.decode(frames, slots, history)
+        return self._decode(frames, slots, history)
 
 
 def watched(loaded: LoadedModel, **failing: int) -> tuple[LoadedModel, Watched]:
-    model = Watched(loaded.model, **failing)
-    return replace(loaded, model=model), model
+    """A copy of `loaded`, which has all of its members, and what notes how it is used."""
+    model: Any = copy.copy(loaded.model)
+    notes = Watched(model, **failing)
+    model.frame, model.codec = notes.frame, copy.copy(model.codec)
+    model.codec.decode = notes.decode
+    return replace(loaded, model=model), notes
 
 
 def test_rows_hold_what_the_design_says(
