@@ -90,6 +90,14 @@ def location(request: pytest.FixtureRequest, tmp_path: Path, bucket: str) -> str
 Opened = Callable[..., VoiceStore]
 
 
+def test_a_voice_has_the_same_bytes_each_time_it_is_saved() -> None:
+    facts = {f"fact {number}": "it" for number in range(8)}
+    assert len({dump(SavedVoice(SAVED.tensors, facts), "sine", FINGERPRINT) for _ in range(8)}) == 1
+    saved = parse(dump(SAVED, "sine", FINGERPRINT), FINGERPRINT)
+    assert saved.facts == SAVED.facts
+    assert all(torch.equal(saved.tensors[name], tensor) for name, tensor in SAVED.tensors.items())
+
+
 def test_who_looks_again_knows_what_another_did(location: str, opened: Opened, wait: Wait) -> None:
     one, other = opened(location), opened(location)
     first = wait(add(one))

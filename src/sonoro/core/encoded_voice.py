@@ -13,7 +13,7 @@ import msgspec
 from sonoro.core.errors import EngineError
 from sonoro.core.types import VoiceFacts
 
-__all__ = ["FORMAT", "EncodedVoice", "read_facts", "read_metadata", "with_facts"]
+__all__ = ["FORMAT", "EncodedVoice", "read_facts", "read_metadata", "with_facts", "with_metadata"]
 
 FORMAT = "1"
 
@@ -47,8 +47,16 @@ def read_facts(data: bytes, fingerprint: str) -> VoiceFacts:
 
 def with_facts(data: bytes, facts: VoiceFacts) -> bytes:
     """An encoded voice with its facts beside the tensors."""
+    return with_metadata(data, {"facts": msgspec.json.encode(facts).decode()})
+
+
+def with_metadata(data: bytes, metadata: dict[str, str]) -> bytes:
+    """A safetensors file with `metadata` added to what stands beside the tensors, in its order: the same for the same.
+
+    What writes such files by itself puts metadata in an order of chance.
+    """
     header = _header(data)
-    header[_METADATA]["facts"] = msgspec.json.encode(facts).decode()
+    header[_METADATA] |= metadata
     # Tensors begin at a multiple of eight bytes.
     text = msgspec.json.encode(header)
     text += b" " * (-len(text) % 8)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 import safetensors.torch
 
-from sonoro.core.encoded_voice import FORMAT, read_metadata
+from sonoro.core.encoded_voice import FORMAT, read_metadata, with_metadata
 from sonoro.core.errors import EngineError
 from sonoro.models.base import SavedVoice
 
@@ -16,7 +16,7 @@ __all__ = ["dump", "parse"]
 
 
 def dump(saved: SavedVoice, model: str, fingerprint: str) -> bytes:
-    """`saved` of the model called `model`."""
+    """`saved` of the model called `model`; the same bytes for the same voice."""
     metadata = {
         "format": FORMAT,
         "model": model,
@@ -24,7 +24,7 @@ def dump(saved: SavedVoice, model: str, fingerprint: str) -> bytes:
         "voice": msgspec.json.encode(dict(saved.facts)).decode(),
     }
     tensors = {name: tensor.cpu().contiguous() for name, tensor in saved.tensors.items()}
-    return safetensors.torch.save(tensors, metadata)
+    return with_metadata(safetensors.torch.save(tensors), metadata)
 
 
 def parse(data: bytes, fingerprint: str) -> SavedVoice:
