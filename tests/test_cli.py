@@ -298,6 +298,7 @@ def test_version_and_help(sonoro: Run) -> None:
         (["Hi", "--speed", "5"], ["speed", "5", "0.25 to 4"]),
         (["Hi", "--speed", "fast"], ["speed", "'fast'", "number"]),
         (["Hi", "--attempts", "0"], ["attempts", "0", "at least 1"]),
+        (["Hi", "--on-fault", "stop"], ["on_fault", "'stop'", "mark, retry, continue"]),
         (["Hi", "--temperature", "warm"], ["temperature", "'warm'", "number"]),
         (["Hi", "--seed", str(2**63)], ["seed", str(2**63), f"at most {2**63 - 1}"]),
         (["Hi", "--voice", ""], ["voice", "''", "serena, ryan, eric, dylan"]),

@@ -35,6 +35,7 @@ from sonoro.core.types import (
     Failed,
     Finished,
     ModelSpec,
+    OnFault,
     Reference,
     SamplingParams,
     SpeechRequest,
@@ -73,6 +74,7 @@ class _Keywords:
     max_frames: int | None = None
     ignore_eos: bool = False
     attempts: int | None = None
+    on_fault: OnFault | None = None
 
 
 def _with_keywords(function: Method) -> Method:
@@ -103,6 +105,8 @@ def speech_request(text: str, voice: str | None = None, **options: Any) -> Speec
     ignore_eos: go on to `max_frames` whatever the model says; for measuring.
     attempts: how often a segment that runs away is spoken, at most, each time with the next seed; if none, once, or
         as often as the model asks for (`TTS.spec.attempts`) where the audio is returned whole.
+    on_fault: what becomes of a segment that goes wrong as the model's attention says: "mark" tells of it, "retry"
+        speaks it again within `attempts`, "continue" streams it, breaks it off at its last good word and goes on there.
     options: the model's own options, as `TTS.spec.options` lists them.
     """
     given = _Keywords(**{name: options.pop(name) for name in _Keywords.__dataclass_fields__ if name in options})
@@ -118,6 +122,7 @@ def speech_request(text: str, voice: str | None = None, **options: Any) -> Speec
         max_frames=given.max_frames,
         ignore_eos=given.ignore_eos,
         attempts=given.attempts,
+        on_fault=given.on_fault,
         options=options,
     )
 
@@ -473,7 +478,7 @@ _KEYWORDS = tuple(inspect.signature(TTS.generate).parameters)[1:-1]
 
 def _returned_whole(request: SpeechRequest, spec: ModelSpec) -> SpeechRequest:
     """`request` with what suits audio that is returned whole: chunks by rule, and the attempts the model asks for."""
-    attempts = request.attempts or (1 if request.is_live else spec.attempts)
+    attempts = request.attempts or (1 if request.is_live else max(spec.attempts, request.least_attempts))
     return msgspec.structs.replace(request, is_reproducible=True, attempts=attempts)
 
 

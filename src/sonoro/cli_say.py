@@ -85,9 +85,15 @@ class _Say:
     speed: Annotated[float, number("speed", float, "how fast it is played, 0.25 to 4, at the same pitch")] = 1.0
     seed: Annotated[int, number("seed", int, "the same seed draws the same speech")] = 0
     attempts: Annotated[
-        int,
-        number("attempts", int, "how often a part that runs away or goes wrong is spoken, with other seeds"),
-    ] = 1
+        int | None,
+        number("attempts", int, "how often a part that runs away or goes wrong is spoken, with other seeds; or once"),
+    ] = None
+    on_fault: Annotated[
+        str | None,
+        typer.Option(
+            help="of a part that goes wrong: mark, retry, or continue, from its last good word; by --attempts"
+        ),
+    ] = None
     check: Annotated[
         bool, typer.Option("--check", help="say which parts were probably not spoken as written; exit code 1 if any")
     ] = False
@@ -261,7 +267,7 @@ def _speak_into(speaker: TTS, request: SpeechRequest, options: _Say, format: str
         print(summary, file=sys.stderr)
     else:
         show(summary)
-    is_faulty = options.check and any(not fault.spoken_again for fault in finished.faults)
+    is_faulty = options.check and any(fault.outcome == "marked" for fault in finished.faults)
     if options.check:
         print(*(_caught(fault, request.text) for fault in finished.faults), sep="", end="", file=sys.stderr)
     return FAILURE if finished.reason == "runaway" or is_faulty else 0
@@ -269,8 +275,9 @@ def _speak_into(speaker: TTS, request: SpeechRequest, options: _Say, format: str
 
 def _caught(fault: Fault, text: str) -> str:
     """A line on what was caught."""
-    again = ", spoken again" if fault.spoken_again else ""
-    return f"{fault.kind} (attempt {fault.attempt + 1}{again}): {text[fault.start : fault.end].strip()!r}\n"
+    outcome = {"marked": "", "spoken_again": ", spoken again", "continued": f", continued at {fault.continued_at}"}
+    said = text[fault.start : fault.end].strip()
+    return f"{fault.kind} (attempt {fault.attempt + 1}{outcome[fault.outcome]}): {said!r}\n"
 
 
 def _summary(out: str, audio_s: float, finished: Finished) -> str:

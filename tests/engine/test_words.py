@@ -157,6 +157,27 @@ def test_what_went_wrong_is_told_and_spoken_again_with_the_next_seed_while_nobod
     assert pcm[0] == pcm[1]
 
 
+@LAYOUTS
+def test_a_reading_that_is_broken_off_says_each_word_once(is_first: bool) -> None:
+    """A voice that is held to stand still wherever it takes its time."""
+    model = registry.load(None, device="cpu").model
+    known, limits = model.word_heads, Limits(end_frames=1e9, dwell_frames=4.0, strayed=1e9)
+    pointings = [msgspec.structs.replace(one, limits=limits) for one in (known.text_first, known.text_along)]
+    model.word_heads = WordHeads(text_first=pointings[0], text_along=pointings[1])
+    slow = Engine(model, EngineConfig(slots=2, max_positions=1024, max_frames=400, prefill_tokens=1024))
+    made = events(slow, request(TEXT, is_first=is_first, is_reproducible=True, on_fault="continue", attempts=4))
+    assert [(word.start, word.end) for word in words_of(made)] == word_spans(TEXT)
+    times = [word.start_s for word in words_of(made)]
+    assert times == sorted(times)
+    assert times[-1] < audio_s(made)
+    outcomes = [fault.outcome for fault in made[-1].faults]
+    assert made[-1].reason == "stop"
+    assert "continued" in outcomes
+    starts = [fault.continued_at for fault in made[-1].faults if fault.continued_at is not None]
+    assert starts == sorted(starts)
+    assert {*starts} <= {start for start, _ in word_spans(TEXT)}
+
+
 def test_who_asks_for_attempts_but_not_for_words_is_told_of_faults_alone(engine: Engine) -> None:
     made = events(engine, SpeechRequest(id="a", text="Nobody knew why.", attempts=2, seed=3))
     assert all(event.words is None for event in made if isinstance(event, AudioChunk | Finished))

@@ -40,6 +40,8 @@ def test_the_fields_of_a_request_reach_the_engine(tmp_path: Path) -> None:
                 ({"model": "sine", "voice": {"id": "HIGH"}, "instructions": ""}, spoken(voice="high")),
                 ({"speaker": "high", "seed": 3, "language": "English"}, spoken(voice="high", seed=3)),
                 ({"attempts": 3}, spoken()),
+                ({"on_fault": "retry"}, spoken()),
+                ({"on_fault": "continue", "attempts": 3}, spoken()),
                 ({"loudness": 20, "temperature": 0, "top_k": 5, "top_p": 0.5}, spoken(loudness=20)),
             ):
                 answer = await server.speak(**fields)
@@ -50,6 +52,8 @@ def test_the_fields_of_a_request_reach_the_engine(tmp_path: Path) -> None:
             longer = await server.speak(max_new_tokens=40, ignore_eos=True)
             assert len(longer.content) == 40 * 160
             assert "attempts: 11" in (await server.speak(attempts=11)).text
+            assert "at least 2" in (await server.speak(attempts=1, on_fault="retry")).text
+            assert "on_fault" in (await server.speak(on_fault="stop")).text
             timbre = await server.speak(**cloned, x_vector_only_mode=True)
             continued = await server.speak(**cloned, ref_text="A tone.")
             assert timbre.status_code == continued.status_code == 200

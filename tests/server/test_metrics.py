@@ -50,11 +50,13 @@ def test_what_was_caught_is_counted_and_told() -> None:
     faults = (
         Fault(kind="ending", start=0, end=5, spoken_again=True),
         Fault(kind="straying", start=0, end=5, attempt=1),
+        Fault(kind="dwelling", start=5, end=9, continued_at=7),
     )
     Observation(metrics, 24000, 0.0).caught(faults)
     lines = metrics.exposition([], queued=0).decode().splitlines()
-    assert 'sonoro_faults_total{kind="ending",model="tiny",spoken_again="true"} 1.0' in lines
-    assert 'sonoro_faults_total{kind="straying",model="tiny",spoken_again="false"} 1.0' in lines
+    assert 'sonoro_faults_total{kind="ending",model="tiny",outcome="spoken_again"} 1.0' in lines
+    assert 'sonoro_faults_total{kind="straying",model="tiny",outcome="marked"} 1.0' in lines
+    assert 'sonoro_faults_total{kind="dwelling",model="tiny",outcome="continued"} 1.0' in lines
     ended = Finished(
         request_id="a",
         reason="stop",
@@ -64,5 +66,7 @@ def test_what_was_caught_is_counted_and_told() -> None:
         faults=faults,
     )
     body = json.loads(JSONBody(1.0, "wav").end(ended, {}))
-    assert body["faults"][0] == {"kind": "ending", "start": 0, "end": 5, "attempt": 0, "spoken_again": True}
+    told = {"kind": "ending", "start": 0, "end": 5, "attempt": 0, "spoken_again": True, "continued_at": None}
+    assert body["faults"][0] == told
+    assert body["faults"][2]["continued_at"] == 7
     assert "faults" not in json.loads(JSONBody(1.0, "wav").end(msgspec.structs.replace(ended, faults=()), {}))

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 import numpy as np
@@ -37,6 +37,7 @@ __all__ = [
     "FinishReason",
     "Finished",
     "ModelSpec",
+    "OnFault",
     "OptionSpec",
     "OptionValue",
     "Reference",
@@ -55,6 +56,10 @@ __all__ = [
 
 FinishReason = Literal["stop", "length", "runaway", "cancelled", "error"]
 """`stop`: the model ended by itself; `length`: the caller's `max_frames`; `runaway`: the bound from the text."""
+
+OnFault = Literal["mark", "retry", "continue"]
+"""What becomes of a segment that went wrong as the model's attention says: it is told of; spoken again before anybody
+hears it; broken off at its last good word while it is heard, and continued from there."""
 
 VoiceMode = Literal["named", "described", "cloned"]
 """How a model is told whom to speak as: a voice of its own, a description in words, reference audio."""
@@ -186,7 +191,8 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     Of a live request `text` is a first piece, which may be empty: the rest follows while it is spoken.
     A segment that runs away, or went wrong as the model's attention says, is spoken again with the next seed, up to
     `attempts` times in all: where there may be more than one, the audio of each segment is held back until it has
-    ended. None is once.
+    ended. None is once, or twice where `on_fault` asks for more than a mark. With `on_fault` "mark" only what runs away
+    is spoken again; with "continue" nothing is held back. None of it is "retry" where there are attempts, else "mark".
     One that is `with_words` is told when each word is spoken, where the model shows it.
     One that `is_resolved` was checked and completed by `ModelSpec.resolve`, which is done once, where it came in.
     """
@@ -206,6 +212,7 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     is_live: bool = False
     is_reproducible: bool = False
     attempts: int | None = None
+    on_fault: OnFault | None = None
     with_words: bool = False
     options: dict[str, OptionValue] = {}
     is_resolved: bool = False
@@ -225,8 +232,22 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequest(
                 "attempts", self.attempts, "live text is spoken as it comes: it must be 1, or left out"
             )
+        self._check_on_fault()
         if self.instructions is not None and not self.instructions.strip():
             raise InvalidRequest("instructions", self.instructions, "leave it out instead of giving white space")
+
+    @property
+    def least_attempts(self) -> int:
+        """As few as `on_fault` has a use for."""
+        return 1 if self.on_fault in (None, "mark") else 2
+
+    def _check_on_fault(self) -> None:
+        if self.on_fault is not None and self.on_fault not in get_args(OnFault):
+            raise InvalidRequest("on_fault", self.on_fault, "it must be one of " + ", ".join(get_args(OnFault)))
+        if self.least_attempts > 1 and self.is_live:
+            raise InvalidRequest("on_fault", self.on_fault, "live text is spoken as it comes: it must be mark")
+        if (self.attempts or self.least_attempts) < self.least_attempts:
+            raise InvalidRequest("attempts", self.attempts, f"with on_fault {self.on_fault} it must be at least 2")
 
 
 class OptionSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -318,7 +339,8 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
             sampling=request.sampling.over(self.sampling),
             instructions=self._instructions(request.instructions),
             max_frames=self._max_frames(request.max_frames),
-            attempts=request.attempts or 1,
+            attempts=request.attempts or request.least_attempts,
+            on_fault=request.on_fault or ("retry" if (request.attempts or 1) > 1 else "mark"),
             options=self._options(request.options, is_live=request.is_live),
             is_resolved=True,
         )

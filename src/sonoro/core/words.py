@@ -35,13 +35,20 @@ one place; `straying`: the attention left its way through the text, as where wor
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """A part of the text, `start` to `end` in characters, that was probably not spoken as it is written, in `attempt`
-    number so many, from 0. Where it is `spoken_again` nobody has heard it."""
+    number so many, from 0. Where it is `spoken_again` nobody has heard it; where it was broken off while it was heard,
+    the speech goes on from character `continued_at` in the next attempt."""
 
     kind: FaultKind
     start: int
     end: int
     attempt: int = 0
     spoken_again: bool = False
+    continued_at: int | None = None
+
+    @property
+    def outcome(self) -> Literal["marked", "spoken_again", "continued"]:
+        """What was done about it."""
+        return "spoken_again" if self.spoken_again else "marked" if self.continued_at is None else "continued"
 
 
 class CharacterTimes(NamedTuple):

@@ -252,11 +252,13 @@ class Engine:
             for at, (item, length, is_done) in enumerate(
                 zip(launched.stepped, launched.length, launched.done, strict=True)
             ):
-                if item.is_current:
-                    progress, words = item.running.progress, item.running.words
+                progress, words = item.running.progress, item.running.words
+                if item.is_current and not progress.is_broken_off:
                     if words is not None and launched.attention is not None and length > progress.length:
                         words.see(launched.attention[at], int(length))
                     progress.length, progress.is_done = int(length), bool(is_done) or length >= progress.limit
+                    if item.running.is_continued:
+                        self._break_off_if_wrong(item.running, is_over=bool(is_done))
             for decoded in launched.decoded:
                 for at, item in enumerate(decoded.items):
                     if item.is_current:
@@ -265,6 +267,14 @@ class Engine:
             launched.entry.release()
         for running in [running for running in self.scheduler.running if running.is_drained]:
             self._advance(running)
+
+    def _break_off_if_wrong(self, running: RunningRequest, *, is_over: bool) -> None:
+        """End the segment of `running` after its last good word if it has gone wrong. It `is_over` if it has ended."""
+        clock = None if running.words is None else running.words.clock
+        trouble = None if clock is None or not running.has_attempts else clock.trouble(is_over=is_over)
+        if trouble is not None and running.words is not None:
+            frames = min(int(trouble.at_s / self.spec.frame_s), running.progress.length)
+            running.break_off(frames, running.words.break_off(trouble))
 
     def _send(self, running: RunningRequest, decoded: Decoded, at: int, now_s: float) -> None:
         """Send the audio of batch index `at` of a launch, less the columns that turned out not to be frames.
@@ -285,9 +295,9 @@ class Engine:
         if running.audio_frames + running.held_frames == 0:
             pcm = pcm[2 * self.spec.lead_in :]
         progress.held.append((pcm, made))
-        if running.has_more_segments:
+        if running.keeps_frames:
             progress.made.append(decoded.frames_of(at, made))
-        if running.request.attempts == 1:
+        if not running.holds_back:
             self._emit_held(running, now_s)
 
     def _count_broken(self, running: RunningRequest, samples: int) -> None:
@@ -316,7 +326,8 @@ class Engine:
         """Take a drained segment out of its slot: on to the next segment, or to the end."""
         if running.live is not None:
             running.live.close(running.index)
-            # The device does not know of a limit that was tightened.
+        if running.live is not None or running.progress.is_broken_off:
+            # The device does not know of a limit that was tightened, nor of an end that is not its own.
             self._abort(running)
         if running.words is not None:
             # One that was ended in mid-sound, or made no frame that was not heard yet.

@@ -42,8 +42,9 @@ class Progress:
 
     `limit` is the most frames it may have, `expected` how many its text lets one expect; `prefix` are the keys of the
     pages it may share, the first of its `prompt`, which holds the first `given_ids` of live text. `length` frames are
-    made and `decoded` of them sent as audio; once it `is_done` no more come. `made` are those frames [T, ...] (kept
-    only if another segment follows), `held` the chunks that are not sent yet, each with its frames.
+    made and `decoded` of them sent as audio; once it `is_done` no more come. One that went wrong `is_broken_off`: the
+    device has made more of it, and where it `has_rest` that is the next segment. `made` are those frames [T, ...] (kept
+    only if another segment may follow), `held` the chunks that are not sent yet, each with its frames.
     """
 
     prompt: Prompt | None = None
@@ -54,6 +55,8 @@ class Progress:
     length: int = 0
     decoded: int = 0
     is_done: bool = False
+    is_broken_off: bool = False
+    has_rest: bool = False
     made: list[npt.NDArray[Any]] = field(default_factory=list)
     held: list[tuple[bytes, int]] = field(default_factory=list)
 
@@ -120,6 +123,11 @@ class RunningRequest:
     @property
     def has_more_segments(self) -> bool:
         return self.index < len(self.segments) - 1 or (self.live is not None and self.live.has_more)
+
+    @property
+    def keeps_frames(self) -> bool:
+        """Whether another segment may follow, which is spoken in the manner of this one's frames."""
+        return self.has_more_segments or self.is_continued
 
     @property
     def has_text_to_come(self) -> bool:
@@ -209,15 +217,31 @@ class RunningRequest:
         return is_whole and self.words is not None and self.words.fault is not None
 
     @property
+    def has_attempts(self) -> bool:
+        """Whether the segment may be spoken once more, or from somewhere on."""
+        assert self.request.attempts is not None
+        return not self.request.ignore_eos and self.attempt + 1 < self.request.attempts
+
+    @property
+    def is_continued(self) -> bool:
+        """Whether a segment that goes wrong while it is heard is broken off, and continued from its last good word."""
+        return self.request.on_fault == "continue"
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether the audio of a segment is held back until it has ended."""
+        return self.request.attempts != 1 and not self.is_continued
+
+    @property
     def may_try_again(self) -> bool:
         """Whether the segment, which is drained, ran away or is faulty, and is to be spoken again."""
         assert self.progress.prompt is not None
-        assert self.request.attempts is not None
-        if self.request.ignore_eos or self.attempt + 1 >= self.request.attempts:
+        if not self.has_attempts or not self.holds_back:
             return False
         doubtful = self.progress.prompt.controls.doubtful_frames
         is_doubtful = doubtful is not None and self.progress.length >= doubtful and self.finish_reason != "length"
-        return is_doubtful or self.is_faulty or self.finish_reason == "runaway"
+        is_faulty = self.is_faulty and self.request.on_fault == "retry"
+        return is_doubtful or is_faulty or self.finish_reason == "runaway"
 
     def timings(self, now_s: float) -> Timings:
         """Those of a request that ends at `now_s`."""
@@ -265,8 +289,16 @@ class RunningRequest:
         self.before.append(frames)
         self.frames_before += self.progress.length
         self.index += 1
-        self.attempt = 0
+        self.attempt = self.attempt + 1 if self.progress.has_rest else 0
         self.progress = Progress()
+
+    def break_off(self, frames: int, rest: Segment | None) -> None:
+        """End the segment after `frames`, or those that are sent; the following one is its `rest`."""
+        progress = self.progress
+        progress.length, progress.is_done, progress.is_broken_off = max(frames, progress.decoded), True, True
+        if rest is not None:
+            self.segments.insert(self.index + 1, rest)
+            progress.has_rest = True
 
     def try_again(self) -> None:
         """Discard what the segment has made and begin its next attempt."""

@@ -356,7 +356,7 @@ class Runner:
             if not results:
                 return
             pcm, made, broken = results
-            is_kept = any(running.has_more_segments for running, _ in items)
+            is_kept = any(running.keeps_frames for running, _ in items)
             heard, *counted = (launched.entry.copy(part[: len(items)]) for part in (pcm, broken, *[made] * is_kept))
         launched.decoded.append(Decoded(items, frames, heard, counted[0], counted[1] if is_kept else None))
 

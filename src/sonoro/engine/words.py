@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from sonoro.core.normalize import trace_english
 from sonoro.core.text import Segment
 from sonoro.core.words import Fault, FaultKind, Word
 from sonoro.words.spans import spoken_words, word_spans
-from sonoro.words.tracking import Pointing, SegmentClock
+from sonoro.words.tracking import Pointing, SegmentClock, Trouble
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,6 +44,8 @@ class RequestWords:
         self.text, self.told = text, list[Word]()
         self.fault: FaultKind | None = None
         self.faults: list[Fault] = []
+        self._broken: tuple[FaultKind, int] | None = None
+        """Where the attempt was broken off: what was wrong, and where the segment ended before."""
         self._model, self._spec = model, spec
         self.clock: SegmentClock | None = None
         self._pointing = Pointing(layer=0, head=0)
@@ -65,6 +69,7 @@ class RequestWords:
         else:
             self._begin = self._end
         self._segment, self._told_before, self.clock, self.fault = segment, len(self.told), None, None
+        self._broken = None
         if pointing is None:
             return
         places = self._model.word_heads.places
@@ -103,23 +108,40 @@ class RequestWords:
         if self.clock is not None and self._segment is not None:
             self._map(self._segment)
             self.clock.finish()
-            self.fault = self.clock.fault
+            self.fault = self.clock.fault if self._broken is None else self._broken[0]
             self.told += self.clock.take(self.text)
             self.clock = None
+
+    def break_off(self, trouble: Trouble) -> Segment | None:
+        """Shorten the segment to its words before the `trouble`; the rest of it, None if all words are spoken."""
+        assert self.clock is not None
+        assert self._segment is not None
+        segment, words = self._segment, self.clock.words
+        self._broken = trouble.kind, segment.end
+        if trouble.word == len(words):
+            return None
+        word = words[trouble.word]
+        at, _ = self._model.token_spans(segment.text)[int(word.first)]
+        rest = Segment(segment.text[at:].lstrip(), word.start, segment.end)
+        segment.text, segment.end = segment.text[:at], word.start
+        kept = max(self._handed, self._told_before)
+        self.told[kept:] = [told for told in self.told[kept:] if told.end <= word.start]
+        return rest
 
     def note_fault(self, attempt: int, *, spoken_again: bool) -> None:
         """Keep the segment's fault, of number `attempt` to speak it, for whoever asks."""
         assert self.fault is not None
         assert self._segment is not None
-        self.faults.append(
-            Fault(
-                kind=self.fault,
-                start=self._segment.start,
-                end=self._segment.end,
-                attempt=attempt,
-                spoken_again=spoken_again,
-            )
+        fault = Fault(
+            kind=self.fault,
+            start=self._segment.start,
+            end=self._segment.end,
+            attempt=attempt,
+            spoken_again=spoken_again,
         )
+        if self._broken is not None:
+            fault = msgspec.structs.replace(fault, end=self._broken[1], continued_at=fault.end)
+        self.faults.append(fault)
 
     def take(self, until_s: float | None = None) -> tuple[Word, ...]:
         """Those told and not handed on yet, which begin before `until_s`."""

@@ -67,7 +67,7 @@ class Metrics:
         self.faults = Counter(
             "sonoro_faults",
             "parts of texts that were probably not spoken as they are written",
-            ["model", "kind", "spoken_again"],
+            ["model", "kind", "outcome"],
             registry=self._registry,
         )
         self.underruns = Counter(
@@ -135,7 +135,7 @@ class Observation:
     def caught(self, faults: Sequence[Fault]) -> None:
         """Count what the engine says went wrong."""
         for fault in faults:
-            self._metrics.faults.labels(self._metrics.model, fault.kind, str(fault.spoken_again).lower()).inc()
+            self._metrics.faults.labels(self._metrics.model, fault.kind, fault.outcome).inc()
 
     def end(self, reason: str, *, is_whole: bool) -> None:
         """Count its end; times count only if the client got the whole of it."""

@@ -158,6 +158,12 @@ class SpeechBody(WithoutNulls):
         description="speak what runs away again, up to so many times in all; above 1 each sentence comes at its end",
         json_schema_extra=_span(1, MAX_ATTEMPTS),
     )
+    on_fault: Literal["mark", "retry", "continue"] | None = Field(
+        None,
+        description="what becomes of a part that goes wrong: it is told of; spoken again within attempts, before it is "
+        "sent; or broken off at its last good word and continued from there",
+        json_schema_extra=_or_null("mark", "retry", "continue"),
+    )
     task_type: Literal["CustomVoice", "VoiceDesign", "Base"] | None = Field(
         None,
         description="a voice of the model, one that instructions describe, or one that ref_audio is a recording of",
@@ -278,7 +284,8 @@ def speech_request(
         max_frames=body.max_new_tokens,
         ignore_eos=bool(body.ignore_eos),
         is_live=is_live,
-        attempts=1 if body.attempts is None else body.attempts,
+        attempts=body.attempts,
+        on_fault=body.on_fault,
         with_words=bool(body.timestamps),
         options=_options(body, request_id, spec),
     )

@@ -252,7 +252,7 @@ class Service:
         references = await read_references(body, self.recordings, spec)
         if is_silent:
             # Everything else is validated as usual.
-            body = body.model_copy(update={"attempts": None})
+            body = body.model_copy(update={"attempts": None, "on_fault": None})
         # Clients may give several requests the same id; the engine needs unique ones.
         own_name = f"{name}.{uuid.uuid4().hex[:8]}"
 

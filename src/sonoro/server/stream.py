@@ -45,6 +45,7 @@ __all__ = [
     "encoded_audio",
     "silent_events",
     "sse_event",
+    "told_faults",
 ]
 
 Result = TypeVar("Result")

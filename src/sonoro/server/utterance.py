@@ -18,7 +18,7 @@ from sonoro.core.words import Word, at_speed, last_heard
 from sonoro.server.errors import SlowReader
 from sonoro.server.schemas import SpeechBody
 from sonoro.server.service import Caller, Service
-from sonoro.server.stream import Speech, conclude, silent_events
+from sonoro.server.stream import Speech, conclude, silent_events, told_faults
 from sonoro.transport.client import RequestStream
 
 __all__ = ["CANCELLED", "Listener", "Utterance"]
@@ -203,6 +203,7 @@ class Utterance:
             samples=samples,
             duration_s=samples / self._encoding.encoder.rate,
             characters=finished.characters,
+            **told_faults(finished),
         )
         return finished.reason
 

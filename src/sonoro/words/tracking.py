@@ -8,6 +8,7 @@ frames may still be revised. Knows no model: what comes in are shares of attenti
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,7 +17,7 @@ import numpy.typing as npt
 from sonoro.core.words import FaultKind, Word
 from sonoro.words.spans import SpokenWord
 
-__all__ = ["AHEAD", "Limits", "Pointing", "SegmentClock", "Tracker", "loudness"]
+__all__ = ["AHEAD", "Limits", "Pointing", "SegmentClock", "Tracker", "Trouble", "loudness"]
 
 Array = npt.NDArray[np.floating]
 
@@ -31,6 +32,8 @@ _EARLIER = 3
 
 _BESIDE = 0.9
 """The share within a token of the path that is usual."""
+
+_STRAY_FRAMES = 12
 
 _STEP_S = 0.01
 _PAUSE, _SILENCE = 10 ** (-35 / 20), 10 ** (-45 / 20)
@@ -47,11 +50,20 @@ _LONGEST_WAIT_S = 0.32
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Beyond what a segment was probably not spoken as it is written: `end_frames` after its last word was reached,
-    `dwell_frames` at one token, and how much of the attention was `strayed` from its path, in frames in all."""
+    `dwell_frames` at one token, and how much of the attention was `strayed` from its path, as `Tracker` counts it."""
 
     end_frames: float
     dwell_frames: float
     strayed: float
+
+
+class Trouble(NamedTuple):
+    """What is wrong with a segment, and from where on: from its word number `word`, which begins at `at_s`. All words
+    before that are good."""
+
+    kind: FaultKind
+    word: int
+    at_s: float
 
 
 class Pointing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,13 +94,15 @@ class Tracker:
     """The path of one head's attention over the positions of a text, known up to `lookahead` frames ago.
 
     `crossings` [j] is when the attention came to position j, in frames and parts: when the share of it and of all after
-    it was one half. `strayed` is how much of it was not within a token of the path, beyond what is usual, in frames.
+    it was one half. `strayed` is how much of it was not within a token of the path, beyond what is usual, in frames,
+    at most among `_STRAY_FRAMES` that follow one another, and `strayed_from` the first frame of those that did.
     """
 
     def __init__(self, lookahead: int) -> None:
         self.crossings: list[float] = [0.0]
         self.path: list[int] = []
-        self.strayed = 0.0
+        self.strayed, self.strayed_from = 0.0, 0
+        self._strays: list[float] = []
         self._lookahead = lookahead
         self._scores: Array = np.zeros(0)
         self._steps: list[npt.NDArray[np.int8]] = []
@@ -140,13 +154,21 @@ class Tracker:
         for frame in range(begun, made - revised):
             position = max(latest[frame - begun], self.path[-1] if self.path else 0)
             self.path.append(position)
-            self.strayed += max(0.0, _BESIDE - float(self._raw[frame][max(position - 1, 0) : position + 2].sum()))
+            self._stray(max(0.0, _BESIDE - float(self._raw[frame][max(position - 1, 0) : position + 2].sum())))
             self._raw[frame] = self._raw[frame][:0]
             while self.reached < position:
                 self.crossings.append(max(self._crossing(frame, self.reached + 1), self.crossings[-1]))
         # Not read again: the arrays of frames long past.
         for frame in range(max(0, len(self.path) - 2 * _EARLIER - 2), len(self.path) - _EARLIER - 1):
             self._later[frame] = self._later[frame][:0]
+
+    def _stray(self, share: float) -> None:
+        """Of one more frame so much was not beside the path."""
+        self._strays.append(share)
+        recent = self._strays[-_STRAY_FRAMES:]
+        if sum(recent) > self.strayed:
+            first = next(number for number, each in enumerate(recent) if each)
+            self.strayed, self.strayed_from = sum(recent), len(self._strays) - len(recent) + first
 
     def _crossing(self, frame: int, position: int) -> float:
         """When, by `frame` at the latest, the share of `position` and all after it was one half."""
@@ -206,17 +228,32 @@ class SegmentClock:
     @property
     def fault(self) -> FaultKind | None:
         """What is wrong with the segment, which has ended by itself; None if nothing is, or nobody knows."""
+        trouble = self.trouble(is_over=True)
+        return None if trouble is None else trouble.kind
+
+    def trouble(self, *, is_over: bool) -> Trouble | None:
+        """What is wrong with the segment as far as it has come, or, where it `is_over`, has ended by itself."""
         limits, tracker = self._pointing.limits, self.tracker
         if limits is None or not self.words:
             return None
-        last = int(self.words[-1].last) + int(self._pointing.shift)
-        if tracker.reached < last:
-            return "unreached"
-        if len(tracker.path) - tracker.crossings[last] > limits.end_frames:
-            return "ending"
-        if max(np.diff(tracker.crossings), default=0.0) > limits.dwell_frames:
-            return "dwelling"
-        return "straying" if tracker.strayed > limits.strayed else None
+        frames, lasts = len(tracker.path), [int(word.last) + int(self._pointing.shift) for word in self.words]
+        has_reached = tracker.reached >= lasts[-1]
+        if is_over and not has_reached:
+            return self._from_word("unreached", sum(last <= tracker.reached for last in lasts))
+        if has_reached and frames - tracker.crossings[lasts[-1]] > limits.end_frames:
+            return Trouble("ending", len(self.words), frames * self._frame_s)
+        waits = np.diff([*tracker.crossings, frames] if not has_reached else tracker.crossings)
+        if max(waits, default=0.0) > limits.dwell_frames:
+            return self._from_frame("dwelling", tracker.crossings[int(waits.argmax())])
+        return self._from_frame("straying", tracker.strayed_from) if tracker.strayed > limits.strayed else None
+
+    def _from_frame(self, kind: FaultKind, frame: float) -> Trouble:
+        """`kind` of trouble that begins with a frame: from the word that is being spoken then."""
+        begun = sum(self._at(word.first) <= frame * self._frame_s for word in self.words)
+        return self._from_word(kind, max(begun - 1, 0))
+
+    def _from_word(self, kind: FaultKind, word: int) -> Trouble:
+        return Trouble(kind, word, self._at(self.words[word].first) if word else 0.0)
 
     def take(self, text: str) -> list[Word]:
         """The words of `text`, which `words` are spans of, that have become certain: each with its end, so each once

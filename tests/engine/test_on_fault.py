@@ -1,0 +1,146 @@
+"""What becomes of segments that go wrong as the attention says: over a model that goes wrong with seeds below 10."""
+
+import pytest
+
+from fakes.shown_sine import ShownSineModel
+from listening import HOP, audio, config_of, drain, end
+from resolving import Engine
+from sonoro.core.errors import InvalidRequest
+from sonoro.core.types import AudioChunk, SpeechRequest
+from sonoro.core.words import Fault
+from sonoro.words.heads import WordHeads
+from sonoro.words.spans import word_spans
+from sonoro.words.tracking import Limits, Pointing
+
+TEXT = "It is the first one of them."
+THE = TEXT.index("the")
+FRAMES = len(TEXT)
+
+
+class ErringModel(ShownSineModel):
+    """Goes wrong in the way of `fault`, from frame 8 on or at the end."""
+
+    def __init__(self, fault):
+        super().__init__()
+        self.fault = fault
+        limits = Limits(end_frames=5.0, dwell_frames=4.0 if fault == "dwelling" else 1e9, strayed=2.0)
+        self.word_heads = WordHeads(text_first=Pointing(layer=0, head=0, is_measured=True, limits=limits))
+
+    def allocate(self, capacity):
+        state = super().allocate(capacity)
+        state.errs = state.length.bool()
+        return state
+
+    def admit(self, state, slots):
+        super().admit(state, slots)
+        for slot, (prompt, *_) in zip(slots.tolist(), state.staged, strict=False):
+            state.errs[slot] = prompt.controls.seed < 10
+            if state.errs[slot]:
+                state.target[slot] = {"unreached": 8, "ending": len(prompt.text) + 40}.get(self.fault, len(prompt.text))
+
+    def frame(self, state, slots):
+        super().frame(state, slots)
+        for slot in slots[state.errs[slots]].tolist():
+            # The frame that was made is the one before the length.
+            at = int(state.length[slot]) - 1
+            looked = {
+                "dwelling": min(at, 8),
+                "ending": min(at, int(state.target[slot]) - 40),
+                "straying": at if at < 8 else 0,
+            }
+            state.attention[slot] = 0
+            state.attention[slot, 0, looked.get(self.fault, at)] = 1
+
+
+def say(fault, engine=None, **fields):
+    engine = engine or Engine(ErringModel(fault), config_of())
+    asked = {"id": "a", "text": TEXT, "seed": 9, "with_words": True, "is_reproducible": True} | fields
+    engine.submit(SpeechRequest(**asked))
+    made = drain(engine)
+    words = [word for event in made for word in event.words or ()]
+    return made, end(made, "a"), words
+
+
+@pytest.mark.parametrize("fault", ["dwelling", "straying", "unreached"])
+def test_a_segment_that_is_heard_ends_at_its_last_good_word_and_goes_on_from_there(fault: str) -> None:
+    made, finished, words = say(fault, on_fault="continue")
+    assert finished.reason == "stop"
+    assert finished.faults == (Fault(kind=fault, start=0, end=FRAMES, continued_at=THE),)
+    assert [(word.start, word.end) for word in words] == word_spans(TEXT)
+    assert [word.start_s for word in words] == sorted(word.start_s for word in words)
+    # Some of the word that is spoken again may have been sent before it was known to be wrong.
+    rest = FRAMES - THE
+    assert THE + rest <= finished.frames < THE + rest + 8
+    assert len(audio(made, "a")) == finished.frames * HOP
+
+
+def test_what_goes_on_after_the_last_word_is_broken_off_and_the_next_segment_follows() -> None:
+    text = TEXT + " That is all there is."
+    _, finished, words = say("ending", text=text, on_fault="continue", seed=9)
+    (fault, second) = finished.faults
+    assert (fault.kind, fault.start, fault.continued_at) == ("ending", 0, fault.end)
+    assert (second.kind, second.start) == ("ending", fault.end)
+    assert [(word.start, word.end) for word in words] == word_spans(text)
+    assert len(text) + 5 <= finished.frames < len(text) + 20
+    assert finished.reason == "stop"
+
+
+def test_its_audio_is_sent_as_it_is_made() -> None:
+    engine = Engine(ErringModel(""), config_of())
+    engine.submit(SpeechRequest(id="a", text=TEXT, seed=10, with_words=True, on_fault="continue"))
+    ticks = 0
+    while not any(isinstance(event, AudioChunk) for event in engine.tick()):
+        ticks += 1
+    assert ticks < FRAMES / 2
+    drain(engine)
+
+
+def test_the_last_attempt_is_marked() -> None:
+    _, finished, _ = say("dwelling", on_fault="continue", seed=8)
+    assert [(one.attempt, one.continued_at) for one in finished.faults] == [(0, THE), (1, None)]
+    assert finished.reason == "stop"
+    _, finished, _ = say("dwelling", on_fault="continue", seed=8, attempts=3)
+    assert [fault.outcome for fault in finished.faults] == ["continued", "continued"]
+    assert [fault.attempt for fault in finished.faults] == [0, 1]
+
+
+@pytest.mark.parametrize(("fields", "outcomes"), [
+    ({}, ["marked"]), ({"on_fault": "mark", "attempts": 2}, ["marked"]), ({"on_fault": "retry"}, ["spoken_again"]),
+    ({"attempts": 2}, ["spoken_again"]), ({"on_fault": "continue", "max_frames": FRAMES + 30}, ["continued"]),
+])  # fmt: skip
+def test_what_is_done_is_what_is_asked_for(fields: dict, outcomes: list[str]) -> None:
+    made, finished, words = say("dwelling", **fields)
+    assert [fault.outcome for fault in finished.faults] == outcomes
+    assert [(word.start, word.end) for word in words] == word_spans(TEXT)
+    assert len(audio(made, "a")) == finished.frames * HOP
+
+
+def test_a_good_reading_is_the_same_whatever_is_asked_for() -> None:
+    said = [say("dwelling", seed=10, on_fault=how) for how in ("mark", "retry", "continue")]
+    assert [audio(made, "a").tolist() for made, *_ in said] == [audio(said[0][0], "a").tolist()] * 3
+    assert not any(finished.faults for _, finished, _ in said)
+
+
+def test_one_that_is_broken_off_leaves_the_others_as_they_are() -> None:
+    engine = Engine(ErringModel("dwelling"), config_of())
+    requests = [
+        SpeechRequest(id=str(seed), text=TEXT, seed=seed, with_words=True, is_reproducible=True, on_fault="continue")
+        for seed in (8, 9, 10, 11)
+    ]
+    for one in requests:
+        engine.submit(one)
+    together = drain(engine)
+    for one in requests:
+        made, finished, _ = say("dwelling", on_fault="continue", seed=one.seed)
+        assert end(together, one.id).faults == finished.faults
+        assert audio(together, one.id).tolist() == audio(made, "a").tolist()
+
+
+@pytest.mark.parametrize(("fields", "reason"), [
+    ({"on_fault": "stop"}, "on_fault: 'stop' .*one of mark, retry, continue"),
+    ({"on_fault": "retry", "attempts": 1}, "attempts: 1 .*at least 2"),
+    ({"on_fault": "continue", "is_live": True}, "on_fault: 'continue' .*live text is spoken as it comes"),
+])  # fmt: skip
+def test_what_cannot_be_asked_for_is_refused(fields: dict, reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason):
+        SpeechRequest(id="a", text="Hello.", **fields)
