@@ -16,7 +16,7 @@ from sonoro.models import registry
 from sonoro.models.base import LoadedModel
 from sonoro.nn.linear import Linear
 from sonoro.nn.transformer import DecoderLayer
-from sonoro.ops.device import TYPICAL, Card
+from sonoro.ops.device import TYPICAL, Card, recorded
 from sonoro.ops.linear import EIGHT_BITS, dequantized
 from speaking import begin, capacity
 
@@ -150,3 +150,6 @@ def test_a_card_without_bfloat16_has_another_dtype_and_says_so(
         assert registry._dtype(None, gpu, holds) == (torch.float16 if kind == (7, 5) else torch.bfloat16)
         # What is asked for is taken.
         assert registry._dtype("bfloat16", gpu, family) == torch.bfloat16
+        # Kernels that are compiled elsewhere are those of the same dtype.
+        with recorded(TYPICAL[kind]):
+            assert registry._dtype(None, torch.device("meta"), family) == expected

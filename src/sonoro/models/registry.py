@@ -197,7 +197,7 @@ def _device(device: str | torch.device) -> torch.device:
 
 def _dtype_of_gpu(device: torch.device, family: Family) -> torch.dtype:
     """bfloat16 where the card has units for it; what else it is, and why, is said."""
-    on = card(device) if device.type == "cuda" else None
+    on = card(device) if device.type == "cuda" or is_recorded() else None
     if on is None or on.gfx or on.capability >= _BFLOAT16_FROM:
         return torch.bfloat16
     chosen = torch.float16 if family.holds_float16 else torch.float32
