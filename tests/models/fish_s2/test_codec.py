@@ -9,7 +9,7 @@ from safetensors import safe_open
 
 from fish_codec import CONFIG, make_codec
 from sonoro.core.errors import CheckpointError
-from sonoro.models.fish_s2 import codec_weights
+from sonoro.models.fish_s2 import codec_weights, encoder
 from sonoro.models.fish_s2.codec import CodecConfig, FishCodec
 from tiny_codec import close, stream
 from tiny_fish_codec import HOP, codec_tensors, digest
@@ -71,6 +71,17 @@ def test_codes_are_those_of_the_official_encoder(codec, official, samples):
     assert torch.equal(frames, expected)
     # Not a test of constants: every codebook speaks.
     assert samples < 999 or min(len(column.unique()) for column in frames.T) > 5
+
+
+def test_recordings_are_encoded_in_pieces_as_they_are_at_once(monkeypatch):
+    """In float64, where no code is near a tie: convolutions and the transformer behind them keep what they must."""
+    codec = make_codec()
+    audio = torch.randn(37 * HOP + 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    whole = codec.encode(audio)
+    assert len(whole) == 38
+    for frames in (1, 7):
+        monkeypatch.setattr(encoder, "_PIECE_FRAMES", frames)
+        assert torch.equal(codec.encode(audio), whole)
 
 
 def test_codes_past_a_codebook_are_its_last_and_stay_what_they_were(codec):

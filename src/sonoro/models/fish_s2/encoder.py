@@ -1,4 +1,4 @@
-"""The codec encoder: audio to frames of codes, for references. Runs on whole recordings.
+"""The codec encoder: audio to frames of codes, for references. What has the most columns runs piece by piece.
 
 Follows fishaudio/fish-speech fish_speech/models/dac/modded_dac.py Encoder and rvq.py DownsampleResidualVectorQuantize.
 """
@@ -11,15 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sonoro.nn.causal import CausalConv1d
+from sonoro.nn.causal import CausalConv1d, name_layers
 from sonoro.nn.codebooks import encode
-from sonoro.nn.history import WHOLE
+from sonoro.nn.history import WHOLE, Context, History
 from sonoro.nn.vocoder import DownsampleBlock, Downsampler, LinearSnake
 from sonoro.nn.window import WindowTransformer
 
 from .decoder import CodecConfig, Quantizer
 
 __all__ = ["CodecEncoder"]
+
+_PIECE_FRAMES = 86
+"""4 s of audio are convolved at a time: half a minute at once takes gigabytes, and keeps a GPU from other work."""
 
 
 class CodecEncoder(nn.Module):
@@ -35,14 +38,21 @@ class CodecEncoder(nn.Module):
         self.block = nn.ModuleList([first, *blocks, LinearSnake(width), final])
         self.downsample = Downsampler(width, config.downsample)
         self.pre_module = WindowTransformer(config.transformer)
-        self.hop = math.prod(rates) * math.prod(config.downsample)
+        self.hop, self.layout = math.prod(rates) * math.prod(config.downsample), name_layers(self.block)
 
     @torch.no_grad()
     def encode(self, audio: Tensor, quantizer: Quantizer) -> Tensor:
         """Frames [T, K] int64 of mono `audio` [S], T = ceil(S / hop); S at least 1."""
-        first, *blocks, activation, final = self.block
-        x = first(F.pad(audio.to(self.pre_module.norm.weight), (0, -len(audio) % self.hop))[None, :, None], WHOLE)
-        for block in blocks:
-            x = block(x, WHOLE)
-        x = self.downsample(final(activation(x), WHOLE), WHOLE)
+        weight = self.pre_module.norm.weight
+        history = History(self.layout, 1, device=weight.device, dtype=weight.dtype)
+        context = history.at(torch.zeros(1, dtype=torch.int64, device=weight.device))
+        padded = F.pad(audio.to(weight), (0, -len(audio) % self.hop))[None, :, None]
+        pieces = padded.split(_PIECE_FRAMES * self.hop, dim=1)
+        x = self.downsample(torch.cat([self._convolved(piece, context) for piece in pieces], dim=1), WHOLE)
         return encode(quantizer.levels, self.pre_module(x, WHOLE))[0]
+
+    def _convolved(self, x: Tensor, history: Context) -> Tensor:
+        """Columns of the piece `x` [1, S, 1] of audio, with what its first layers keep of those before it."""
+        for layer in self.block:
+            x = layer(x) if isinstance(layer, LinearSnake) else layer(x, history)
+        return x
