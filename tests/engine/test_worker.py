@@ -1,6 +1,7 @@
 """What the engine process does with each message, and how it ends."""
 
 import asyncio
+import itertools
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ import torch
 from engine_peer import Peer
 from engine_processes import CONFIG, FACTORY, LONG, alone, nothing_left, run
 from fakes.graphs import FunctionPool
+from fakes.shown_sine import ShownSineModel
 from fakes.voiced_sine import VoicedSineModel
 from guard import GUARD_S
 from resolving import Engine, resolved
@@ -43,6 +45,7 @@ from sonoro.transport.messages import (
     ToEngine,
     WorkerSettings,
 )
+from sonoro.words.heads import WordHeads
 
 __all__ = ["nothing_left"]
 
@@ -334,3 +337,34 @@ def test_a_process_sees_the_gpus_of_its_settings_alone(  # noqa: PLR0917 (what i
     settings = on_own_gpus(WorkerSettings(device=device, config=EngineConfig(codec_device=codec)))
     assert (settings.device, settings.config.codec_device) == (own, own_codec)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == seen
+
+
+def test_heads_are_found_in_quiet_and_words_told_from_then_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of a model that has no table of them; requests that come meanwhile are spoken at once."""
+
+    def has_words(sent: list[FromEngine], name: str) -> bool:
+        return any(isinstance(one, AudioChunk | Finished) and one.request_id == name and one.words for one in sent)
+
+    def talk(sent: list[FromEngine]) -> Iterator[list[ToEngine]]:
+        names = (f"r{number}" for number in itertools.count())
+        for name in names:
+            request = SpeechRequest(id=name, text="Hi you.", with_words=True)
+            yield [Submit(resolved(model.spec, request))]
+            while not any(is_end(one) and one.request_id == name for one in sent):
+                yield []
+            if has_words(sent, name):
+                break
+            for _ in range(30):
+                yield []
+        yield [Shutdown()]
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model = ShownSineModel()
+    model.word_heads = WordHeads()
+    link = _Script(talk)
+    worker = Worker(Engine(model, CONFIG), cast("WorkerLink", link), torch.device("cpu"))
+    worker.ready(1.5)
+    worker.serve()
+    ends = [message for message in link.sent if isinstance(message, Finished)]
+    assert len(ends) > 1
+    assert not has_words(link.sent, "r0")

@@ -32,6 +32,7 @@ __all__ = [
     "read_yaml",
     "see_gpus",
     "tuned_folder",
+    "word_heads_folder",
 ]
 
 LOG_LEVEL_VARIABLE = "SONORO_LOG_LEVEL"
@@ -132,7 +133,9 @@ class EngineConfig(Settings):
     tick at most, 0 for four times the slots. `codec_wait`: how many ticks a chunk waits for others to be decoded with,
     where the lead allows.
 
-    `model_settings`: settings of the model itself by name; docs/differences.md lists them.
+    `model_settings`: settings of the model itself by name; docs/differences.md lists them. `finds_word_heads`: where a
+    checkpoint comes without a table of the heads that point at its text, search for them once somebody asks for words,
+    while nobody speaks.
 
     Where, and in what. `codec_device`: a device of its own for the codec, as "cuda:1"; empty for that of all else, and
     then `codec_overlap`: while at most so many requests make a frame at once, the codec decodes on a stream of its own,
@@ -180,6 +183,7 @@ class EngineConfig(Settings):
     codec_batches: tuple[int, ...] = ()
     is_eager: bool = False
     is_ready_early: bool = False
+    finds_word_heads: bool = True
     model_settings: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -295,6 +299,11 @@ def kernel_cache_folder() -> Path:
 def tuned_folder() -> Path:
     """Where the user's own measurements of kernels are kept, a file a card."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sonoro" / "tuned"
+
+
+def word_heads_folder() -> Path:
+    """Where tables of heads that were found in use are kept, a file a checkpoint."""
+    return tuned_folder().parent / "word_heads"
 
 
 def log_level(default: str = "WARNING") -> int:

@@ -1,35 +1,39 @@
 """Choose the heads of a loaded model that point at its text: it speaks a few sentences while all of them are watched.
 
-Knows the protocols of `models` and no model. How heads are judged is in `words.calibration`.
+In steps of a frame, so that whoever serves with the model can go on in between. Knows the protocols of `models` and no
+model. How heads are judged is in `words.calibration`.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
+import torch
 
-from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError
-from sonoro.core.text import Segment
-from sonoro.core.types import Failed, SpeechRequest
-from sonoro.engine.engine import Engine
-from sonoro.engine.words import RequestWords
+from sonoro.core.text import frames_bound
+from sonoro.core.types import SpeechRequest
+from sonoro.engine.decoding import to_pcm16
+from sonoro.engine.words import spelled_out
+from sonoro.models.base import Capacity, Pages
 from sonoro.models.words import ShowsWords
-from sonoro.words.calibration import Candidate, Reading, candidates, choose
+from sonoro.runtime.ring import upload
+from sonoro.words.calibration import Candidate, Reading, candidates, choose, judge
 from sonoro.words.heads import WordHeads
+from sonoro.words.spans import spoken_words, word_spans
 from sonoro.words.tracking import AHEAD, Pointing
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from sonoro.core.types import ModelSpec
     from sonoro.models.base import SpeechModel
 
-__all__ = ["TEXTS", "Calibration", "calibrate"]
+__all__ = ["TEXTS", "Calibration", "HeadSearch", "calibrate"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +46,9 @@ TEXTS = (
     "First we bought some apples, then we walked home slowly, because the sun was still warm.",
 )
 """Short enough for every model to take at once, with marks to pause at."""
+
+
+_MOST_FRAMES, _PAGE_POSITIONS = 300, 32
 
 
 @dataclass(frozen=True)
@@ -60,88 +67,155 @@ def calibrate(model: SpeechModel, *, voice: str | None = None, texts: Sequence[s
     """
     if not isinstance(model, ShowsWords):
         raise ConfigError("model", model.spec.name, "it cannot show what its attention looks at")
-    layers, heads = model.attention_heads
-    places = tuple((layer, head) for layer in range(layers) for head in range(heads))
-    judged: dict[str, list[Candidate]] = {}
-    chosen: dict[str, Pointing | None] = {}
-    model.word_heads = WordHeads(candidates=places)
-    try:
-        engine = _Listening(
-            model,
-            EngineConfig(slots=len(texts), max_positions=1024, max_frames=300, prefill_tokens=1024, is_eager=True),
+    model.codec.settle("auto", len(texts), (1,))
+    search = HeadSearch(model, voice=voice, texts=texts)
+    while (found := search.step()) is None:
+        pass
+    model.word_heads = found.heads
+    return found
+
+
+class HeadSearch:
+    """A search for the heads of `model` that point at its text, which is a `SpeechModel` that `ShowsWords` and whose
+    codec is settled, on `codec_device` if that is another. It holds a small state of its own until it ends.
+
+    `step` takes about as long as a frame without a graph: it makes one of all `texts`, or judges a head.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        voice: str | None = None,
+        texts: Sequence[str] = TEXTS,
+        codec_device: torch.device | None = None,
+    ) -> None:
+        layers, heads = model.attention_heads
+        self._model, self._voice, self._texts, self._codec_device = model, voice, texts, codec_device
+        self._watched = tuple((layer, head) for layer in range(layers) for head in range(heads))
+        self._layouts = list(model.text_layouts)
+        self._speaking: _Speaking | None = None
+        self._readings: list[Reading] = []
+        self._to_judge: list[int] = []
+        self._judged: dict[str, list[Candidate]] = {layout: [] for layout in self._layouts}
+
+    def step(self) -> Calibration | None:
+        """Go on with the search; what was found, once it is over. Raises what the model raises. Synchronises."""
+        with torch.inference_mode():
+            layout, spec = self._layouts[0], self._model.spec
+            if self._speaking is None:
+                self._speaking = _Speaking(self._model, self._requests(layout), self._watched)
+            elif not self._speaking.is_over:
+                self._speaking.step()
+            elif not self._readings:
+                self._readings = self._speaking.readings(self._codec_device, along=layout == "text_along")
+                self._to_judge = candidates(self._readings, len(self._watched))
+            elif self._to_judge:
+                number = self._to_judge.pop()
+                found = judge(self._readings, self._watched[number], number, spec.frame_s, spec.sample_rate)
+                self._judged[layout].append(found)
+            else:
+                self._speaking, self._readings = None, []
+                del self._layouts[0]
+                return None if self._layouts else self._end()
+            return None
+
+    def _requests(self, layout: str) -> list[SpeechRequest]:
+        options = dict(self._model.text_layouts[layout])
+        return [
+            self._model.spec.resolve(
+                SpeechRequest(id=f"{layout}-{number}", text=text, voice=self._voice, seed=number, options=options)
+            )
+            for number, text in enumerate(self._texts)
+        ]
+
+    def _end(self) -> Calibration:
+        chosen: dict[str, Pointing | None] = {}
+        for layout, judged in self._judged.items():
+            judged.sort(key=lambda one: (one.points, one.mass), reverse=True)
+            chosen[layout] = choose(judged, along=layout == "text_along")
+        heads = WordHeads(text_first=chosen.get("text_first"), text_along=chosen.get("text_along"))
+        logger.info("event=calibrated model=%r heads=%s", self._model.spec.name, heads.places)
+        return Calibration(heads, self._judged)
+
+
+@dataclass
+class _Spoken:
+    """A text that is spoken: `tokens` tokens from position `start` of its prompt on, and what was looked at."""
+
+    prompt: Any
+    start: int
+    words: list[Any]
+    tokens: int
+    seen: list[npt.NDArray[np.float32]] = field(default_factory=list)
+    is_over: bool = False
+
+
+class _Speaking:
+    """Texts in one layout, each in a slot of a state of their own, with the heads at `places` watched."""
+
+    def __init__(self, model: Any, requests: Sequence[SpeechRequest], places: tuple[tuple[int, int], ...]) -> None:
+        self._model, self._spoken = model, [_begun(model, request) for request in requests]
+        prompts = [one.prompt for one in self._spoken]
+        slots = range(len(prompts))
+        most = max(prompt.positions + prompt.controls.max_frames for prompt in prompts)
+        pages = -(-most // _PAGE_POSITIONS)
+        capacity = Capacity(
+            slots=len(prompts),
+            max_positions=most,
+            max_frames=max(prompt.controls.max_frames for prompt in prompts),
+            max_text=max(1, *(prompt.text_ids for prompt in prompts)),
+            page_positions=_PAGE_POSITIONS,
+            pages=len(prompts) * pages,
+            max_tokens=sum(prompt.positions for prompt in prompts),
         )
-        for layout, options in model.text_layouts.items():
-            requests = [
-                SpeechRequest(
-                    id=f"{layout}-{number}",
-                    text=text,
-                    voice=voice,
-                    seed=number,
-                    with_words=True,
-                    attempts=1,
-                    options=dict(options),
-                )
-                for number, text in enumerate(texts)
-            ]
-            along = layout == "text_along"
-            readings = engine.read(requests, along=along)
-            judged[layout] = candidates(readings, places, model.spec.frame_s, model.spec.sample_rate)
-            chosen[layout] = choose(judged[layout], along=along)
-    finally:
-        model.word_heads = WordHeads()
-    model.word_heads = WordHeads(text_first=chosen.get("text_first"), text_along=chosen.get("text_along"))
-    logger.info("event=calibrated model=%r heads=%s", model.spec.name, model.word_heads.places)
-    return Calibration(model.word_heads, judged)
+        serving, model.word_heads = model.word_heads, WordHeads(candidates=places)
+        try:
+            self._state = model.allocate(capacity)
+        finally:
+            model.word_heads = serving
+        device = self._state.done.device
+        self._slots = upload(list(slots), torch.int64, device)
+        own = [Pages(range(slot * pages, (slot + 1) * pages)) for slot in slots]
+        tokens = model.stage(self._state, prompts, slots, own)
+        model.admit(self._state, self._slots)
+        model.prefill(self._state, torch.arange(tokens, device=device))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all have been spoken."""
+        return all(one.is_over for one in self._spoken)
+
+    def step(self) -> None:
+        """A frame of all."""
+        state = self._state
+        self._model.frame(state, self._slots)
+        attention = self._model.attention(state)[: len(self._spoken)].cpu().numpy()
+        length, done = state.length.tolist(), state.done.tolist()
+        for slot, one in enumerate(self._spoken):
+            if length[slot] > len(one.seen):
+                one.seen.append(attention[slot, :, one.start : one.start + one.tokens + AHEAD].copy())
+            one.is_over = done[slot] or length[slot] >= one.prompt.controls.max_frames
+
+    def readings(self, codec_device: torch.device | None, *, along: bool) -> list[Reading]:
+        """All that were spoken, with their sound."""
+        made = []
+        for slot, one in enumerate(self._spoken):
+            frames = self._state.frames[slot : slot + 1, : len(one.seen)]
+            pcm = to_pcm16(self._model.codec.decode(frames.to(codec_device or frames.device)))
+            made.append(Reading(one.words, one.tokens, pcm.cpu().numpy().tobytes(), np.stack(one.seen), along))
+        return made
 
 
-class _Listening(Engine):
-    """An engine that keeps what all watched heads looked at."""
-
-    def read(self, requests: Sequence[SpeechRequest], *, along: bool) -> list[Reading]:
-        """Speak `requests`, of a segment each."""
-        kept = []
-        for request in requests:
-            self.submit(self.spec.resolve(request))
-            running = self._running[request.id]
-            segment, prompt = running.segment, running.progress.prompt
-            assert segment is not None
-            assert prompt is not None
-            assert isinstance(self._model, ShowsWords)
-            running.words = _Kept(self._model, self.spec, request.text)
-            running.words.keep(segment, self._model.text_start(prompt))
-            kept.append(running.words)
-        while self.has_work:
-            for event in self.tick():
-                if isinstance(event, Failed):
-                    raise event.error
-        return [one.reading(along=along) for one in kept]
-
-
-class _Kept(RequestWords):
-    """All that comes of a request's only segment."""
-
-    def __init__(self, model: ShowsWords, spec: ModelSpec, text: str) -> None:
-        super().__init__(model, spec, text)
-        self._seen: list[npt.NDArray[np.float32]] = []
-        self._pcm = bytearray()
-        self._start = 0
-
-    def keep(self, segment: Segment, start: int) -> None:
-        """Its text begins at position `start`."""
-        layer, head = self._model.word_heads.places[0]
-        self.begin(segment, Pointing(layer=layer, head=head), 0.0)
-        self._start = start
-
-    def see(self, attention: npt.NDArray[np.float32], frames: int) -> None:
-        self._seen.append(attention[:, self._start : self._start + self._tokens + AHEAD].copy())
-
-    def hear(self, pcm: bytes) -> None:
-        self._pcm += pcm
-
-    def end(self) -> None:
-        """There is nothing to tell."""
-
-    def reading(self, *, along: bool) -> Reading:
-        """What was kept."""
-        assert self.clock is not None
-        return Reading(self.clock.words, self._tokens, bytes(self._pcm), np.stack(self._seen), along)
+def _begun(model: Any, request: SpeechRequest) -> _Spoken:
+    """What is spoken of a resolved `request`, which is one segment."""
+    spec, text = model.spec, request.text
+    [segment] = model.segments(text, request.language)
+    spelled, origins = spelled_out(spec, text)
+    at = spelled.lower().index(segment.lower())
+    tokens = model.token_spans(segment)
+    words = spoken_words(word_spans(text), segment, origins[at : at + len(segment)], tokens)
+    most = min(frames_bound(segment, request.language or "auto", spec.frame_s), spec.max_frames, _MOST_FRAMES)
+    limited = msgspec.structs.replace(request, max_frames=most)
+    prompt = model.prepare(limited, segment, 0, (), None)
+    return _Spoken(prompt, model.text_start(prompt), words, len(tokens))

@@ -24,6 +24,7 @@ from sonoro.core.errors import EngineBusy, EngineError, InvalidRequest, border
 from sonoro.core.phases import Phases
 from sonoro.core.types import AudioChunk, Event, Failed, Finished, FinishReason, Reference, SpeechRequest
 from sonoro.core.words import Word
+from sonoro.engine.found_heads import FoundHeads
 from sonoro.engine.prompts import Prompts
 from sonoro.engine.request import Playback, Progress, RunningRequest
 from sonoro.engine.runner import Decoded, Launched, Runner
@@ -65,6 +66,7 @@ class Engine:
         configure(model, config.model_settings)
         self.config, self.spec = config, model.spec
         self._model, self._clock_s = model, clock_s
+        self._found_heads = FoundHeads(model, config)
         self.runner = Runner(model, config, phases)
         pages = PagePool(self.runner.pages, self.runner.cached_pages)
         self.scheduler = Scheduler(self.runner.config, pages, self.spec.frame_s)
@@ -92,6 +94,11 @@ class Engine:
     def is_idle(self) -> bool:
         """Whether nobody waits for anything, not even for a request that is paused or lacks text."""
         return not (self._running or self.has_work)
+
+    @property
+    def has_quiet_work(self) -> bool:
+        """Whether there is something to do while nobody waits for anything: graphs to capture, or heads to find."""
+        return self.is_idle and (self.runner.to_come > 0 or self._found_heads.is_sought)
 
     @property
     def has_words(self) -> bool:
@@ -129,6 +136,7 @@ class Engine:
         if request.id in self._running:
             raise InvalidRequest("id", request.id, "a request of that id is still running")
         self._check_room()
+        self._found_heads.wanted |= request.with_words
         with self.runner.active():
             running = RunningRequest(request, [], None, Playback(self._clock_s()))
             self._prompts.cut_segments(running)
@@ -155,6 +163,16 @@ class Engine:
         running = self._running.get(request_id)
         if running is not None and running.has_text_to_come:
             self._take_text(running, "", is_last=True)
+
+    def find_heads(self) -> None:
+        """A step of the search for heads that point at the text, about as long as a frame without a graph; the last one
+        has frames captured that watch them. To be called while there `has_quiet_work` and no graph is to come."""
+        with self.runner.active():
+            found = self._found_heads.search(self.runner.codec_device)
+        if found is not None and found.places:
+            assert isinstance(self._model, ShowsWords)
+            self._model.word_heads = found
+            self.runner.watch()
 
     def encode_voice(self, references: tuple[Reference, ...]) -> Future[EncodedVoice]:
         """Encode `references` for others to keep; it stays at hand for requests that name its digest or are the same.

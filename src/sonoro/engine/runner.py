@@ -28,7 +28,7 @@ from sonoro.engine.device_state import allocate_device_state
 from sonoro.engine.pages import NewPages
 from sonoro.engine.request import Allocation, RunningRequest
 from sonoro.engine.scheduler import LateText, Plan
-from sonoro.models.base import LiveTextModel, Pages, SpeechModel, TextPromptModel
+from sonoro.models.base import LiveTextModel, Pages, SlotState, SpeechModel, TextPromptModel
 from sonoro.models.words import ShowsWords
 from sonoro.runtime.graphs import GraphPool, GraphSet, no_garbage_collection
 from sonoro.runtime.kernels import shared_limit
@@ -133,20 +133,20 @@ class Runner:
         self._stream = torch.cuda.Stream(self._device, priority=-1) if self._device.type == "cuda" else None
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        pool = GraphPool()
+        self._pool = pool = GraphPool()
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             self._decoding = Decoding(model.codec, self._state.codec, self.config, pool, self._stream)
+        self._frames: GraphSet
         with self.active():
             self._make_graphs(self.config, pool)
-            self._check_kernels(self._first_sizes(self._frames))
+            self._check_kernels(self._state.state, self._first_sizes(self._frames))
             phases.end("checks")
             self._capture_first()
             phases.end("graphs")
         self._max_batch = max(self.config.codec_batches, default=config.slots)
         for line in self.report.splitlines():
             logger.info("event=allocated what=%r", line)
-        devices, beside = {self._device, self._decoding.device}, self._decoding.beside
-        self.ring = PinnedRing(_IN_FLIGHT, self._entry_bytes(self.config), *devices, beside=beside)
+        self.ring = self._make_ring()
 
     @property
     def device(self) -> torch.device:
@@ -233,8 +233,25 @@ class Runner:
         graphs = min(waiting, key=lambda graphs: (graphs not in prompts, graphs.to_come[0]))
         with self.active():
             if graphs is self._frames:
-                self._check_kernels(graphs.to_come[:1])
+                self._check_kernels(self._state.state, graphs.to_come[:1])
             self._capture(graphs, graphs.to_come[:1])
+
+    def watch(self) -> None:
+        """From now on watch the `word_heads` of the model, which had none before; no slot may be in use.
+
+        Frames are captured anew: two sizes now, the others `to_come`. Synchronises.
+        """
+        assert isinstance(self._model, ShowsWords)
+        with self.active():
+            state = self._model.watching(self._state.state)
+            frames = self._make_frames(state)
+            first = sorted({*frames.sizes[:1], *frames.sizes[-1:]})
+            self._check_kernels(state, first)
+            frames.capture(first)
+        frames.count_on(self._frames)
+        self._state = dataclasses.replace(self._state, state=state)
+        self._frames = frames
+        self.ring = self._make_ring()
 
     def run(self, plan: Plan) -> Launched:
         """Launch all of `plan` in order, and the copies of what comes of it. What raises fails its own requests alone.
@@ -370,14 +387,6 @@ class Runner:
             if not decoding.has_own_stream:
                 decoding.clear(slots)
 
-        watched = model.attention(state) if isinstance(model, ShowsWords) else None
-
-        def frame(slots: Tensor) -> tuple[Tensor | None, ...]:
-            model.frame(state, slots)
-            length, done = state.length[slots], state.done[slots]
-            attention = None if watched is None else watched[slots]
-            return length, done, attention, *decoding.newest(state.frames, slots, length)
-
         def graphs(name: str, function: Callable[[Tensor], Any], sizes: Sequence[int], scratch: int) -> GraphSet:
             return GraphSet(name, function, sizes, scratch, device, pool=pool, is_eager=is_eager)
 
@@ -389,7 +398,25 @@ class Runner:
         if isinstance(model, TextPromptModel):
             text = functools.partial(model.prefill_text, state)
             self._text_prefills = graphs("prefill text", text, config.prefill_buckets, config.prefill_tokens)
-        self._frames = graphs("frame", frame, config.frame_batches, scratch)
+        self._frames = self._make_frames(state)
+
+    def _make_frames(self, state: SlotState) -> GraphSet:
+        """The graphs of a frame of `state`."""
+        model, decoding, config = self._model, self._decoding, self.config
+        watched = model.attention(state) if isinstance(model, ShowsWords) else None
+
+        def frame(slots: Tensor) -> tuple[Tensor | None, ...]:
+            model.frame(state, slots)
+            length, done = state.length[slots], state.done[slots]
+            attention = None if watched is None else watched[slots]
+            return length, done, attention, *decoding.newest(state.frames, slots, length)
+
+        sizes, scratch = config.frame_batches, self._state.scratch
+        return GraphSet("frame", frame, sizes, scratch, self._device, pool=self._pool, is_eager=config.is_eager)
+
+    def _make_ring(self) -> PinnedRing:
+        devices, beside = {self._device, self._decoding.device}, self._decoding.beside
+        return PinnedRing(_IN_FLIGHT, self._entry_bytes(self.config), *devices, beside=beside)
 
     def _first_sizes(self, graphs: GraphSet) -> Sequence[int]:
         """Which sizes of one of the `_sets` are captured before anybody speaks: the largest, to which all others can be
@@ -414,9 +441,9 @@ class Runner:
             for run in prefills:
                 run(torch.full((length,), self.config.prefill_tokens, device=self._device))
 
-    def _check_kernels(self, sizes: Sequence[int]) -> None:
+    def _check_kernels(self, state: SlotState, sizes: Sequence[int]) -> None:
         for size in sizes:
-            self._model.check_kernels(self._state.state, size)
+            self._model.check_kernels(state, size)
 
     def _capture(self, graphs: GraphSet, sizes: Sequence[int]) -> None:
         is_of_codec = any(graphs in sets for sets in self._decoding.sets.values())

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from sonoro.core.types import ModelSpec
     from sonoro.models.words import ShowsWords
 
-__all__ = ["RequestWords"]
+__all__ = ["RequestWords", "spelled_out"]
 
 _BEYOND = 2
 """Positions after a text that a head which reads ahead may look at, besides its distance."""
@@ -158,7 +158,7 @@ class RequestWords:
         if segment.ids is None:
             low, spoken, origins = self._found(segment)
         else:
-            low, (spoken, origins) = segment.start, self._spoken(self.text[segment.start : segment.end])
+            low, (spoken, origins) = segment.start, spelled_out(self._spec, self.text[segment.start : segment.end])
         high = max((end for _, end in origins), default=0)
         self._end = low + high
         words = [(low + start, low + end) for start, end in word_spans(self.text[low : low + high])]
@@ -179,7 +179,7 @@ class RequestWords:
             written = self.text[low : low + most]
             # Not within a word: half a number is read otherwise.
             written += (self.text[low + most :].split(maxsplit=1) or [""])[0] if len(written) == most else ""
-            spoken, origins = self._spoken(written)
+            spoken, origins = spelled_out(self._spec, written)
             at = spoken.lower().find(wanted.lower())
             if at >= 0:
                 return low, wanted, origins[at : at + len(wanted)]
@@ -187,8 +187,9 @@ class RequestWords:
         spread = [(int(at * each), int((at + 1) * each)) for at in range(len(wanted))]
         return segment.start, wanted, spread
 
-    def _spoken(self, written: str) -> tuple[str, list[tuple[int, int]]]:
-        """What the model is given of `written`, and where each of its characters comes from."""
-        if self._spec.text_normalizer == "english":
-            return trace_english(written, lowercase=True)
-        return written, [(at, at + 1) for at in range(len(written))]
+
+def spelled_out(spec: ModelSpec, written: str) -> tuple[str, list[tuple[int, int]]]:
+    """What a model of `spec` is given of `written`, and where each of its characters comes from."""
+    if spec.text_normalizer == "english":
+        return trace_english(written, lowercase=True)
+    return written, [(at, at + 1) for at in range(len(written))]

@@ -254,7 +254,7 @@ class Worker:
             if not self._engine.has_work:
                 self._ticked_at_s = None
                 if not waiting:
-                    self._capture_in_quiet()
+                    self._work_in_quiet()
                 continue
             started_at_s = time.perf_counter()
             events = self._engine.tick()
@@ -267,17 +267,16 @@ class Worker:
         """How long nothing can happen unless a message comes: what is encoded comes without one, and so does quiet."""
         if self._engine.is_encoding or self._encoding:
             return _ENCODING_S
-        return max(0.0, self._quiet_from_s - time.perf_counter()) if self._may_capture else _IDLE_S
+        return max(0.0, self._quiet_from_s - time.perf_counter()) if self._engine.has_quiet_work else _IDLE_S
 
-    @property
-    def _may_capture(self) -> bool:
-        """Whether a graph is to come, and nobody is there who would have to wait for it."""
-        return self._engine.runner.to_come > 0 and self._engine.is_idle and not self._encoding
-
-    def _capture_in_quiet(self) -> None:
-        """Capture one of the graphs to come once nobody has spoken for a moment, and say so."""
+    def _work_in_quiet(self) -> None:
+        """Capture one of the graphs to come once nobody has spoken for a moment, and say so; when all are there, go on
+        looking for heads that point at the text, if any are wanted."""
         started_at_s = time.perf_counter()
-        if not self._may_capture or started_at_s < self._quiet_from_s:
+        if not self._engine.has_quiet_work or self._encoding or started_at_s < self._quiet_from_s:
+            return
+        if not self._engine.runner.to_come:
+            self._engine.find_heads()
             return
         self._engine.runner.capture_next()
         self._captures_s += time.perf_counter() - started_at_s

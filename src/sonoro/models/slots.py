@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -45,9 +45,12 @@ __all__ = [
     "stage_prompts",
     "staged_tokens",
     "watch_text",
+    "watching",
 ]
 
 Ids = npt.NDArray[np.int64]
+
+State = TypeVar("State", bound="BackboneState")
 
 _LOOP_PAGE = 16
 _TOKEN_COLUMNS = 4
@@ -148,7 +151,7 @@ def allocate_backbone(
         cache=PagedKVCache.allocate(config, table, capacity.page_positions, capacity.pages, dtype),
         rotary=rotary,
         is_prefill_fused=capacity.is_prefill_fused,
-        watch=_allocate_watch(word_heads, capacity, device),
+        watch=_allocate_watch(word_heads, rows, capacity.max_positions, device),
     )
 
 
@@ -374,12 +377,18 @@ def _check_room(state: BackboneState, prompt: Prompt, pages: Sequence[int], cach
     assert limit <= state.frames.shape[1], (limit, state.frames.shape[1])
 
 
-def _allocate_watch(heads: WordHeads | None, capacity: Capacity, device: torch.device) -> HeadWatch | None:
-    """What watches `heads` for `capacity`; None if there are none."""
+def _allocate_watch(heads: WordHeads | None, slots: int, max_positions: int, device: torch.device) -> HeadWatch | None:
+    """What watches `heads` in `slots` slots, the scratch slot among them; None if there are none."""
     if heads is None or not heads.places:
         return None
-    columns = capacity.max_positions if heads.candidates else MAX_COLUMNS
-    return HeadWatch.allocate(heads.places, capacity.slots + 1, columns, device, is_whole=bool(heads.candidates))
+    columns = max_positions if heads.candidates else MAX_COLUMNS
+    return HeadWatch.allocate(heads.places, slots, columns, device, is_whole=bool(heads.candidates))
+
+
+def watching(state: State, heads: WordHeads) -> State:
+    """`state`, none of whose slots is in use, with `heads` watched from now on. It shares all tensors."""
+    rows, positions = state.done.shape[0], state.rotary[0].shape[0]
+    return replace(state, watch=_allocate_watch(heads, rows, positions, state.done.device))
 
 
 def watch_text(state: BackboneState, slots: Sequence[int], spans: Sequence[tuple[int, int]]) -> None:

@@ -40,6 +40,9 @@ class ShowsWords(Protocol):
         """Of each token of a segment `text`, as it is spelled out, which characters it reads; of one that ends a text
         none of them, at its end."""
 
+    def watching(self, state: Any) -> Any:
+        """`state`, none of whose slots is in use, with `word_heads` watched from now on: it shares all tensors."""
+
     def attention(self, state: Any) -> Tensor | None:
         """What the heads of `word_heads.places` looked at in the last frame, by slot: [N+1, H, W] float32, of W
         positions from the text's first on; None if nothing is watched."""

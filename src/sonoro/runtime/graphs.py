@@ -147,6 +147,11 @@ class GraphSet:
         self._with_references: set[int] = set()
         self._graphs: dict[int, Recorded] = {}
 
+    def count_on(self, other: GraphSet) -> None:
+        """Let launches be counted from those of `other`, in whose place this comes."""
+        self.graph_launches, self.reference_launches = other.graph_launches, other.reference_launches
+        self.eager_launches = other.eager_launches
+
     def capture(self, sizes: Sequence[int] | None = None) -> None:
         """Capture those of `sizes` that are not captured yet, or all, the largest first; the rest are `to_come`.
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from sonoro.words.spans import SpokenWord
 from sonoro.words.tracking import AHEAD, Pointing, Tracker, loudness
 
-__all__ = ["LEAST_MASS", "MOST_DEVIATION_S", "Candidate", "Reading", "candidates", "choose"]
+__all__ = ["LEAST_MASS", "MOST_DEVIATION_S", "Candidate", "Reading", "candidates", "choose", "judge"]
 
 LEAST_MASS, MOST_DEVIATION_S = 0.15, 0.2
 """The gate. True heads were seen at .46 to .81 and .10 to .14 s, the best wrong one of text that is there at .09 and
@@ -56,23 +56,16 @@ class Candidate:
         return self.mass >= LEAST_MASS and self.deviation_s <= MOST_DEVIATION_S
 
 
-def candidates(
-    readings: Sequence[Reading], places: Sequence[tuple[int, int]], frame_s: float, sample_rate: int
-) -> list[Candidate]:
-    """Those of the heads at `places`, in the order of the readings' H, that look at the text enough to be judged, the
-    one that points best first. All `readings` are of one layout."""
+def candidates(readings: Sequence[Reading], heads: int) -> list[int]:
+    """Which of the `heads` of the readings' H, by number, look at the text enough to be judged."""
     # No path has more mass than all of the text.
     looked = np.mean([reading.attention[:, :, : reading.tokens + AHEAD].sum(2).mean(0) for reading in readings], axis=0)
-    found = [
-        _judge(readings, place, number, frame_s, sample_rate)
-        for number, place in enumerate(places)
-        if looked[number] >= LEAST_MASS
-    ]
-    return sorted(found, key=lambda one: (one.points, one.mass), reverse=True)
+    return [number for number in range(heads) if looked[number] >= LEAST_MASS]
 
 
 def choose(found: Sequence[Candidate], *, along: bool) -> Pointing | None:
-    """How the best of `candidates` points; None if it does not pass the gate. What was not measured is estimated."""
+    """How the best of those judged, which comes first, points; None if it does not pass the gate. What was not measured
+    is estimated."""
     if not found or not found[0].points:
         return None
     best = found[0]
@@ -81,9 +74,10 @@ def choose(found: Sequence[Candidate], *, along: bool) -> Pointing | None:
     )
 
 
-def _judge(
+def judge(
     readings: Sequence[Reading], place: tuple[int, int], number: int, frame_s: float, sample_rate: int
 ) -> Candidate:
+    """How head `number` of the readings' H, the one at `place`, does. All `readings` are of one layout."""
     traced = [_trace(reading, number) for reading in readings]
     clocks = [np.array(tracker.crossings) * frame_s for tracker, _ in traced]
     paces = [_pace(reading, frame_s, sample_rate) for reading in readings]

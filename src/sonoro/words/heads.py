@@ -9,7 +9,7 @@ import msgspec
 from sonoro.core.errors import CheckpointError
 from sonoro.words.tracking import Pointing
 
-__all__ = ["FILE", "WordHeads", "read_heads", "write_heads"]
+__all__ = ["FILE", "WordHeads", "read_heads", "read_table", "write_heads"]
 
 FILE = "word_heads.json"
 """In the checkpoint's folder."""
@@ -43,8 +43,11 @@ class WordHeads(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 def read_heads(folder: Path) -> WordHeads:
     """The table of the checkpoint in `folder`, empty if it has none. Raises `CheckpointError` naming the file."""
     file = folder / FILE
-    if not file.is_file():
-        return WordHeads()
+    return read_table(file) if file.is_file() else WordHeads()
+
+
+def read_table(file: Path) -> WordHeads:
+    """The table in `file`. Raises `CheckpointError` naming it."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=WordHeads)
     except (OSError, msgspec.DecodeError) as error:

@@ -14,7 +14,7 @@ from sonoro.core.types import ModelSpec, OptionValue, Reference, SamplingParams,
 from sonoro.models.base import Capacity, Codec, Controls, Pages, SavedVoice, Spoken, Voice
 from sonoro.models.loading import Family
 from sonoro.models.settings import CONTROL_TOKENS
-from sonoro.models.slots import DepthState, admit_staged, clear_slots
+from sonoro.models.slots import DepthState, admit_staged, clear_slots, watching
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.nn.weights import fingerprint
 from sonoro.words.heads import WordHeads
@@ -84,6 +84,9 @@ class FishS2:
     def token_spans(self, text: str) -> list[tuple[int, int]]:
         """Which characters of a segment `text` each of its tokens reads, the token that ends it included."""
         return self._conversations.token_spans(text)
+
+    def watching(self, state: DepthState) -> DepthState:
+        return watching(state, self.word_heads)
 
     def attention(self, state: DepthState) -> Tensor | None:
         """What the heads of `word_heads` looked at in the last frame, by slot: [N+1, H, W] float32."""

@@ -20,6 +20,7 @@ from sonoro.core.types import ModelSpec, OptionSpec, OptionValue, Reference, Sam
 from sonoro.models.base import Capacity, Codec, Controls, Pages, SavedVoice, Spoken, Voice
 from sonoro.models.loading import Family
 from sonoro.models.settings import CONTROL_TOKENS
+from sonoro.models.slots import watching
 from sonoro.nn.weights import fingerprint
 from sonoro.runtime.ring import upload
 from sonoro.words.heads import WordHeads
@@ -129,6 +130,9 @@ class Qwen3TTS:
     def token_spans(self, text: str) -> list[tuple[int, int]]:
         """Which characters of a segment `text` each of its tokens reads, the end of text included."""
         return self._prompts.token_spans(text)
+
+    def watching(self, state: FrameState) -> FrameState:
+        return watching(state, self.word_heads)
 
     def attention(self, state: FrameState) -> Tensor | None:
         """What the heads of `word_heads` looked at in the last frame, by slot: [N+1, H, W] float32."""
