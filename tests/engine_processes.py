@@ -1,7 +1,6 @@
 """Engine processes over the sine model, for the tests of what stands before and behind the link."""
 
 import asyncio
-import atexit
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from fakes.voiced_sine import VoicedSineModel
-from forked_engines import Stem
+from forked_engines import stem
 from guard import GUARD_S
 from resolving import Engine
 from sonoro.core.config import EngineConfig
@@ -79,7 +78,8 @@ def children(parent: int | None = None) -> set[int]:
     what engines are forked from."""
     processes = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
     found = {process for process in processes if parent_of(process) == (parent or os.getpid())}
-    return {child for child in found if b"resource_tracker" not in command_of(child)} - set(_stems)
+    kept = {stem().pid} if stem.cache_info().currsize else set()
+    return {child for child in found if b"resource_tracker" not in command_of(child)} - kept
 
 
 def command_of(process: int) -> bytes:
@@ -93,18 +93,6 @@ def command_of(process: int) -> bytes:
 def engines(parent: int | None = None) -> set[int]:
     """Those of them that are engines. Python's own helpers, once started, are there to the end of the run."""
     return {child for child in children(parent) if b"sonoro.engine.worker" in command_of(child)}
-
-
-_stems: dict[int, Stem] = {}
-
-
-def stem() -> Stem:
-    """What engines are forked from; it lasts as long as this process."""
-    if not _stems:
-        made = Stem()
-        atexit.register(made.close)
-        _stems[made.pid] = made
-    return next(iter(_stems.values()))
 
 
 @pytest.fixture

@@ -1,27 +1,32 @@
-"""Engine processes forked from one that has imported what they need: two seconds of a processor less for each.
+"""Processes of Python forked from one that has imported what they need: two seconds of a processor less for each.
 
-From there on they run, end and are killed as those that `sonoro.transport.launch` starts. An engine in the place of
-one that ended badly is started as always; so is every one where forks cannot be adopted, which takes Linux.
+From there on they run, end and are killed as those that `sonoro.transport.launch` or `subprocess` starts. An engine in
+the place of one that ended badly is started as always; so is every process where forks cannot be adopted, which takes
+Linux.
 """
 
 import asyncio
+import atexit
 import ctypes
+import functools
 import gc
 import importlib
 import json
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from sonoro.transport import launch
 
-__all__ = ["Forked", "Stem"]
+__all__ = ["Forked", "Stem", "begin_command", "run_command", "stem"]
 
 _ADOPT = 36
 """PR_SET_CHILD_SUBREAPER: whose descendants lose their parent becomes the parent."""
@@ -46,8 +51,28 @@ class Forked:
         self._ended.set_result(self.returncode)
 
 
+class Command(subprocess.Popen[Any]):
+    """`subprocess.Popen` of a command of Python's that is forked, after the modules `imports` were imported there.
+
+    The interpreter has no options but `-c` and `-m`, and the current folder is not searched for modules.
+    """
+
+    def __init__(self, command: Sequence[str], imports: Sequence[str], **options: Any) -> None:
+        self._imports = imports
+        super().__init__(command, **options)
+
+    def _execute_child(self, *given: Any) -> None:  # type: ignore[override]
+        """What `Popen` calls to start a child; given by position, and the ends of pipes in pairs."""
+        command, folder, environment, pipes = given[0], given[5], given[6], given[10:16]
+        streams = [end if end >= 0 else number for number, end in enumerate((pipes[0], pipes[3], pipes[5]))]
+        settings = os.environ if environment is None else environment
+        self.pid = stem().fork(command, streams, self._imports, folder, settings, has_session=False)
+        self._child_created = True
+        self._close_pipe_fds(*pipes)
+
+
 class Stem:
-    """The process that engines are forked from; it ends with this one."""
+    """The process that others are forked from; it ends with this one."""
 
     def __init__(self) -> None:
         self._socket, end = socket.socketpair()
@@ -72,22 +97,66 @@ class Stem:
         async def spawn(arguments: Sequence[str], output: int) -> launch.Process:
             if any(process.returncode for process in forked):
                 return await start(arguments, output)
-            forked.append(self._fork(arguments, output))
+            with open(os.devnull, "rb") as nothing:
+                streams = (nothing.fileno(), output, output)
+                forked.append(Forked(self.fork(("python", "-m", launch.MODULE, *arguments), streams)))
             return forked[-1]
 
         return spawn
 
-    def _fork(self, arguments: Sequence[str], output: int) -> Forked:
-        begun = {"folder": os.getcwd(), "environment": dict(os.environ), "arguments": list(arguments)}
-        asked = json.dumps([os.getpid(), begun]).encode()
+    def fork(
+        self,
+        command: Sequence[str | Path],
+        streams: Sequence[int],
+        imports: Sequence[str] = (),
+        folder: str | Path | None = None,
+        environment: Mapping[str, str] = os.environ,
+        *,
+        has_session: bool = True,
+    ) -> int:
+        """A child of this process that runs `command` with those three standard streams; in a session of its own, or
+        else in the stem's. Its number."""
+        begun = {
+            "command": [str(part) for part in command],
+            "folder": str(folder or os.getcwd()),
+            "environment": dict(environment),
+            "has_session": has_session,
+        }
+        asked = json.dumps([os.getpid(), imports, begun]).encode()
         adopt(True)
         try:
-            socket.send_fds(self._socket, [len(asked).to_bytes(4, "big")], [output])
+            socket.send_fds(self._socket, [len(asked).to_bytes(4, "big")], streams)
             self._socket.sendall(asked)
-            pid = int.from_bytes(self._socket.recv(4, socket.MSG_WAITALL), "big")
+            return int.from_bytes(self._socket.recv(4, socket.MSG_WAITALL), "big")
         finally:
             adopt(False)
-        return Forked(pid)
+
+
+@functools.cache
+def stem() -> Stem:
+    """What this process forks from; it lasts as long."""
+    made = Stem()
+    atexit.register(made.close)
+    return made
+
+
+def begin_command(
+    command: Sequence[str | Path], imports: Sequence[str] = (), **options: Any
+) -> "subprocess.Popen[Any]":
+    """`subprocess.Popen` of a command of Python's, forked if it can be; it is to find `imports` imported."""
+    if sys.platform == "linux":
+        return Command(command, imports, **options)
+    return subprocess.Popen(command, **options)
+
+
+def run_command(
+    command: Sequence[str | Path], imports: Sequence[str] = (), **options: Any
+) -> "subprocess.CompletedProcess[str]":
+    """`subprocess.run` of such a command, which captures its output as text."""
+    piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with begin_command(command, imports, **piped, **options) as process:
+        printed, logged = process.communicate()
+    return subprocess.CompletedProcess(command, process.returncode, printed, logged)
 
 
 def adopt(is_on: bool) -> None:
@@ -96,47 +165,70 @@ def adopt(is_on: bool) -> None:
         raise OSError("PR_SET_CHILD_SUBREAPER")
 
 
-def main() -> None:
-    """Fork when asked to; only a fork returns."""
+def main() -> list[str]:
+    """Fork when asked to; only a fork returns, with what it is to run."""
     asking = socket.socket(fileno=int(sys.argv[1]))
     gc.freeze()
     while True:
-        head, handles, *_ = socket.recv_fds(asking, 4, 1)
+        head, handles, *_ = socket.recv_fds(asking, 4, 3)
         if not head:
             sys.exit()
-        asked = json.loads(asking.recv(int.from_bytes(head, "big"), socket.MSG_WAITALL))
+        parent, imports, begun = json.loads(asking.recv(int.from_bytes(head, "big"), socket.MSG_WAITALL))
+        if new := [name for name in imports if name not in sys.modules]:
+            for name in new:
+                importlib.import_module(name)
+            gc.freeze()
         if not (middle := os.fork()):
             if os.fork():
                 os._exit(0)
-            become(asking, handles[0], *asked)
-            return
+            become(asking, handles, parent, begun)
+            return list(begun["command"])
         os.waitpid(middle, 0)
-        os.close(handles[0])
+        for handle in handles:
+            os.close(handle)
 
 
-def become(asking: socket.socket, output: int, parent: int, begun: dict[str, Any]) -> None:
-    """Make a fork what a process would be that `parent` had started with that folder, environment and arguments."""
+def become(asking: socket.socket, streams: Sequence[int], parent: int, begun: dict[str, Any]) -> None:
+    """Make a fork what a process would be that `parent` had started so."""
     while os.getppid() != parent:
         time.sleep(0.001)
-    os.setsid()
-    for handle in (1, 2):
-        os.dup2(output, handle)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    for handle in (output, nothing):
+    if begun["has_session"]:
+        os.setsid()
+    for number, handle in enumerate(streams):
+        os.dup2(handle, number)
         os.close(handle)
+    # Made anew: those of the stem know whether they are terminals, and whether they can be sought in.
+    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(begun["folder"])
     os.environ.clear()
     os.environ.update(begun["environment"])
-    sys.argv[1:] = begun["arguments"]
+    sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in sys.path]
     with asking:
         asking.sendall(os.getpid().to_bytes(4, "big"))
+
+
+def run(what: str, *arguments: str) -> None:
+    """What the interpreter does with such arguments: `-m` and a module, `-c` and code, or the path of a script."""
+    if what == "-m":
+        module, *sys.argv[1:] = arguments
+        if not hasattr(sys.modules.get(module), "__path__"):
+            # To be run by its name, though others may have imported it.
+            sys.modules.pop(module, None)
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    elif what == "-c":
+        code, *sys.argv[1:] = arguments
+        sys.modules["__main__"] = module = ModuleType("__main__")
+        exec(compile(code, "<string>", "exec"), vars(module))
+    else:
+        sys.argv[:] = what, *arguments
+        sys.path.insert(0, str(Path(what).parent))
+        runpy.run_path(what, run_name="__main__")
 
 
 if __name__ == "__main__":
     importlib.import_module("fakes.sine_worker")
     importlib.import_module(launch.MODULE)
-    # To be run by its name, as `python -m` does.
-    del sys.modules[launch.MODULE]
-    main()
-    runpy.run_module(launch.MODULE, run_name="__main__", alter_sys=True)
+    _, *options = main()
+    run(*(option for option in options if option != "-P"))

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import soundfile
 
+from forked_engines import begin_command
 from tiny_checkpoint import write_checkpoint
 
 
@@ -37,11 +38,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(models: Path, *arguments: str, **streams: object) -> subprocess.Popen[bytes]:
     """The command in a process of its own, speaking for about half a minute of wall time."""
     command = [sys.executable, "-m", "sonoro", "say", "And on it goes. " * 500, "--model", models / "custom_voice"]
-    return subprocess.Popen(
-        [*command, *arguments],
-        env={**os.environ, "TERM": "xterm"},
-        **streams,
-    )
+    imports = ("sonoro.cli", "sonoro.api", "sonoro.models.qwen3_tts.model")
+    return begin_command([*command, *arguments], imports, env={**os.environ, "TERM": "xterm"}, **streams)
 
 
 @pytest.mark.parametrize("format", ["wav", "flac", "mp3", "opus", "pcm"])

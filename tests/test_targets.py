@@ -1,12 +1,13 @@
 """`make targets`: a sample of what it compiles, for cards of NVIDIA's and AMD's with the least of everything."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from forked_engines import run_command
 
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "targets.py"
 OF_STEPS = {"_begin", "_finish", "_advance_kernel", "_tile_kernel", "_gemv_kernel", "decode", "varlen", "_attend"}
@@ -15,8 +16,8 @@ OF_CODECS = {"_conv", "_snake_beta", "_depthwise", "_window_attention", "_last_c
 
 def compiled(out: Path, *which: str) -> list[dict[str, Any]]:
     """The rows in `out` after one variant of each kernel was compiled."""
-    command = [sys.executable, str(SCRIPT), "--out", str(out), "--sample", "1", *which]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, SCRIPT, "--out", out, "--sample", "1", *which]
+    done = run_command(command, ("triton", "sonoro.engine.kernels"))
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(out.read_text(encoding="utf-8"))["rows"]
 

@@ -1,11 +1,11 @@
 """`benchmarks/arms.py` over a tiny checkpoint: every arm at every level, and a picture of them."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import tiny_fish
+from forked_engines import run_command
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "arms.py"
 
@@ -15,7 +15,7 @@ def test_every_arm_is_measured_at_every_level(tmp_path: Path) -> None:
     tiny_fish.write_checkpoint(folder)
     options = ("--model", folder, "--device", "cpu", "--concurrency", "1", "2", "--frames", "9", "--rounds", "1")
     command = [sys.executable, SCRIPT, *options, "--prompts", "16", "--max-positions", "512", "--out", tmp_path]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    ended = run_command(command, ("triton", "sonoro.engine.engine", "sonoro.models.registry"))
     assert ended.returncode == 0, ended.stderr
     results = json.loads((tmp_path / "arms-tiny.json").read_text())
     assert json.loads(ended.stdout.splitlines()[-1]) == results

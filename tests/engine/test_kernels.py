@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from forked_engines import begin_command
+
 pytest.importorskip("triton")
 
 TESTS = Path(__file__).parents[1]
 FAMILIES = ["talker", "dual_ar", "patches"]
+IMPORTS = ("triton", "sonoro.engine.kernels", "sonoro.engine.runner", "sonoro.models.registry")
 RELEASED = ["qwen3-tts-0.6b-customvoice", "fish-s2-pro", "voxcpm2"]
 
 
@@ -26,8 +29,8 @@ def begin(code: str, *arguments: str, cache: Path | None = None, **settings: str
         "XDG_CACHE_HOME": str(cache),
         **settings,
     }
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return begin_command([sys.executable, "-c", code, *arguments], IMPORTS, env=environment, **piped)
 
 
 def run(code: str, *arguments: str, cache: Path | None = None) -> tuple[str, str]:

@@ -1,9 +1,10 @@
 """What launches are told on other cards, recorded without one."""
 
-import subprocess
 import sys
 
 import pytest
+
+from forked_engines import run_command
 
 pytest.importorskip("triton")
 
@@ -48,7 +49,6 @@ print(sum(dict(variant.options).get("launch_pdl", False) for variant in variants
 )
 def test_dependent_launches_are_asked_for_where_there_are_any_alone(card: str, has_pdl: bool) -> None:
     """AMD's backend refuses the word, and each operation was its reference there."""
-    command = [sys.executable, "-c", CODE.replace("{card}", card)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    run = run_command([sys.executable, "-c", CODE.replace("{card}", card)], ("torch", "triton"))
     assert run.returncode == 0, run.stderr
     assert (int(run.stdout) > 0) == has_pdl

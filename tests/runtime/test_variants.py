@@ -1,11 +1,12 @@
 """Kernel variants as data: noted where they would be launched, and compiled under the keys that a launch looks for."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from forked_engines import run_command
 
 pytest.importorskip("triton")
 
@@ -20,8 +21,8 @@ def run(code: str, *arguments: str, cache: Path | None = None) -> str:
         "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(TESTS)]),
         "TRITON_CACHE_DIR": str(cache),
     }
-    command = [sys.executable, "-c", PREPARED + code, *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    imports = ("triton", "sonoro.engine.kernels")
+    done = run_command([sys.executable, "-c", PREPARED + code, *arguments], imports, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
