@@ -7,6 +7,7 @@ free. An entry is one or more words, found in a row and with or without a plural
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -112,6 +113,7 @@ def identifiers(tree: ast.AST) -> Iterator[str]:
                 yield node.asname or node.name.rpartition(".")[2]
 
 
+@functools.cache
 def words(name: str) -> list[str]:
     """The words of a name in snake or camel case, in lower case."""
     return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
@@ -124,6 +126,7 @@ def has(name: str, entry: str) -> bool:
     return any(part[:-1] == wanted[:-1] and part[-1] in (wanted[-1], wanted[-1] + "s") for part in parts if part)
 
 
+@functools.cache
 def advice(package: str, name: str) -> str | None:
     """What to say in place of `name`, if it is not to be used in `package`."""
     if name in EXACT:
@@ -138,10 +141,11 @@ def package_of(path: Path) -> str:
     return top.removesuffix(".py").partition("_")[0]
 
 
-def offenders(paths: list[Path]) -> dict[str, dict[str, str]]:
+@functools.cache
+def offenders() -> dict[str, dict[str, str]]:
     """By package, the names that are not to be used, and what to say in their place."""
     found: dict[str, dict[str, str]] = defaultdict(dict)
-    for path in paths:
+    for path in sorted(ROOT.rglob("*.py")):
         package = package_of(path)
         for name in identifiers(ast.parse(path.read_text(encoding="utf-8"))):
             if (say := advice(package, name)) is not None:
@@ -161,7 +165,7 @@ def test_a_banned_word_is_found_in_any_spelling() -> None:
 
 
 def test_no_name_has_an_old_word() -> None:
-    found = offenders(sorted(ROOT.rglob("*.py")))
+    found = offenders()
     known = {package: {*EXCEPTIONS.get(package, ()), *TO_GO.get(package, ())} for package in found}
     new = {
         f"{package}: {name}": say
@@ -173,7 +177,7 @@ def test_no_name_has_an_old_word() -> None:
 
 
 def test_nothing_is_excepted_that_is_gone() -> None:
-    found = offenders(sorted(ROOT.rglob("*.py")))
+    found = offenders()
     for listed in (EXCEPTIONS, TO_GO):
         for package, names in listed.items():
             assert set(names) <= set(found[package]), f"no longer in {package}: {set(names) - set(found[package])}"
