@@ -1,6 +1,7 @@
 """Clients who ask a server again and again, and what became of each of their requests."""
 
 import asyncio
+import contextlib
 from dataclasses import dataclass
 from typing import Self
 
@@ -19,31 +20,42 @@ class Ended:
     over_s: float
 
 
+LISTENS_S = 2.0
+"""How long they listen before they ask again, about as long as an answer lasts; what else runs has the cores then."""
+
+
 class Crowd:
-    """Eight clients, who ask until the block ends; `begun` of their answers are under way."""
+    """Eight clients, who ask together, again and again until the block ends; `begun` of their answers are under way."""
 
     def __init__(self, server: Server, speaker: Speaker) -> None:
         self._server, self._text, self._speaker = server, speaker.long_text, speaker
-        self.ended, self.begun, self._is_over = list[Ended](), 0, False
+        self.ended, self.begun, self._is_over = list[Ended](), 0, asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        self._clients = [asyncio.create_task(self._ask(seed)) for seed in 2 * self._speaker.seeds[:4]]
+        for seed in self._speaker.seeds[:4]:
+            self._speaker.spoken(self._text, seed=seed)
+        self._asking = asyncio.create_task(self._ask_together())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._is_over = True
-        await asyncio.gather(*self._clients)
+        self._is_over.set()
+        await self._asking
+
+    async def _ask_together(self) -> None:
+        while not self._is_over.is_set():
+            await asyncio.gather(*(self._ask(seed) for seed in 2 * self._speaker.seeds[:4]))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._is_over.wait(), LISTENS_S)
 
     async def _ask(self, seed: int) -> None:
         expected, clock = self._speaker.spoken(self._text, seed=seed), asyncio.get_running_loop().time
-        while not self._is_over:
-            sent_s = clock()
-            try:
-                status, heard = await self._hear(seed)
-                how = "whole" if self._speaker.is_same(heard, expected) else f"{status}, {len(heard)} bytes"
-            except httpx.TransportError as error:
-                how = f"cut off: {error!r}"
-            self.ended.append(Ended(how, sent_s, clock()))
+        sent_s = clock()
+        try:
+            status, heard = await self._hear(seed)
+            how = "whole" if self._speaker.is_same(heard, expected) else f"{status}, {len(heard)} bytes"
+        except httpx.TransportError as error:
+            how = f"cut off: {error!r}"
+        self.ended.append(Ended(how, sent_s, clock()))
 
     async def _hear(self, seed: int) -> tuple[int, bytes]:
         body, heard = {"input": self._text, "response_format": "pcm", "seed": seed}, b""
