@@ -31,6 +31,7 @@ from torch.overrides import TorchFunctionMode
 from sonoro.core.errors import ConfigError
 from sonoro.ops.device import CARDS, Card, recorded
 from sonoro.ops.device import card as card_of
+from sonoro.runtime.launchers import build_launcher
 
 try:
     import triton
@@ -226,6 +227,8 @@ def compile_variant(variant: Variant, card: Card, *, is_measured: bool = False) 
         # Where it failed comes first, and why last; a command that repeats it names files of this machine.
         message = " ".join(str(error).partition("Repro command")[0].split())
         return Compiled("", f"{type(error).__name__}: {message[-_MESSAGE_LENGTH:]}")
+    if target.backend == "cuda":
+        build_launcher(kernel)
     (path,) = (path for name, path in kernel.metadata_group.items() if name.endswith(".json"))
     registers, spilled_bytes = _taken(kernel.asm, log.getvalue()) if is_measured else (-1, -1)
     return Compiled(Path(path).parent.name, "", kernel.metadata.shared, registers, spilled_bytes)
