@@ -193,6 +193,21 @@ def test_a_kernel_that_agrees_stays(on_gpu: Tensor, caplog: pytest.LogCaptureFix
     assert not caplog.records
 
 
+def test_what_is_given_to_both_is_not_compared(on_gpu: Tensor) -> None:
+    """A weight is large, and in float64 several times as large; this one is not even equal to itself."""
+    weight = torch.full((3,), torch.nan)
+
+    def with_weight(x: Tensor, weight: Tensor) -> Tensor:
+        return x + 1
+
+    chosen = Operation("plus", with_weight, with_weight)
+    with torch.inference_mode():
+        chosen.check(lambda: (on_gpu.clone(), weight), tolerance=0.0)
+        assert not chosen.is_broken
+        chosen.check(lambda: (on_gpu.clone(), weight.clone()), tolerance=0.0)
+        assert chosen.is_broken
+
+
 def test_a_failure_at_run_time_is_remembered(on_gpu: Tensor, caplog: pytest.LogCaptureFixture) -> None:
     chosen = operation(failing)
     with torch.inference_mode():
