@@ -12,8 +12,10 @@ arm runs `--repeats` times, in turn. Writes speed-<model>.json and ends with one
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
+import gc
 import itertools
 import math
 import random
@@ -35,6 +37,7 @@ from sonoro.engine.engine import Engine
 from sonoro.models import registry
 from sonoro.models.base import Capacity, LoadedModel, Pages, TextPromptModel
 from sonoro.models.codec_choice import dtype_name
+from sonoro.nn.linear import Linear
 from sonoro.ops.linear import norm_gate_up, norm_gate_up_kernel
 from sonoro.ops.plans import Plan, from_text, known_shapes, plan_for, to_text
 from sonoro.profile.engine import Listener
@@ -50,11 +53,14 @@ ARMS: Mapping[str, dict[str, Any]] = {
     FIRST_ARM: {"is_prefill_fused": False},
     "pages": {"is_prefill_fused": False},
     "prefill": {},
+    "norms": {},
     "wait": {"codec_wait": 4},
     "chunks": {"codec_wait": 4, "chunk_frames": (1, 4, 12)},
     "overlap": {"codec_wait": 4, "chunk_frames": (1, 4, 12), "codec_overlap": 4096},
 }
-"""Settings of engines by name, each arm with one change more than the one above it; the first has all pages as well."""
+"""Settings of engines by name, each arm with one change more than the one above it. The first has all pages as well,
+those down to `prefill` a kernel of its own for each norm after a sum."""
+NORMS_APART = ("before", "pages", "prefill")
 
 PAGE_POSITIONS = 32
 
@@ -232,6 +238,17 @@ class Crowd:
         self._audio_s += len(event.pcm) / 2 / self._engine.spec.sample_rate
 
 
+@contextlib.contextmanager
+def norms_apart() -> Iterator[None]:
+    """Within, what is captured makes no norm along with the sum before it."""
+    joins = Linear.joins_norm
+    Linear.joins_norm = lambda *_: False  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        Linear.joins_norm = joins  # type: ignore[method-assign]
+
+
 def time_engine(loaded: LoadedModel, args: argparse.Namespace, report: Report) -> None:
     """Clients in a closed loop, in each arm; all engines are there at once, so that arms can run in turn."""
     slots, numbers = args.concurrency, itertools.count()
@@ -245,13 +262,17 @@ def time_engine(loaded: LoadedModel, args: argparse.Namespace, report: Report) -
         pages = base.pages_per_slot * slots if name == FIRST_ARM else 0
         try:
             began_s = time.perf_counter()
-            engines[name] = engine = Engine(loaded.model, dataclasses.replace(base, pages=pages, **changes))
+            with norms_apart() if name in NORMS_APART else contextlib.nullcontext():
+                engines[name] = engine = Engine(loaded.model, dataclasses.replace(base, pages=pages, **changes))
             row |= {"ready_s": time.perf_counter() - began_s, "pages": engine.runner.pages}
             row["pages_bytes"] = engine.runner.pages * base.page_positions * loaded.model.position_bytes
             row["graphs_mib"] = engine.runner.graph_memory_mib
         except Exception as error:  # an arm that does not fit leaves the others theirs
             row["error"] = repr(error)
         report.add(row)
+    # As an engine process does: what is there now is never looked at again by the collector.
+    gc.collect()
+    gc.freeze()
     for repeat, (name, engine) in itertools.product(range(args.repeats), engines.items()):
         row = {"part": "engine", "arm": name, "concurrency": slots, "repeat": repeat}
         try:

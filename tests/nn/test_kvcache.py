@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sonoro.nn.kvcache import PagedKVCache
+from sonoro.nn.linear import Linear
 from sonoro.nn.transformer import (
     Attention,
     DecoderConfig,
@@ -24,8 +25,10 @@ POSITIONS, PAGE, SLOTS = 16, 4, 4
 TOLERANCE = {"atol": 1e-12, "rtol": 0.0}
 
 
-@pytest.fixture
-def stack() -> DecoderStack:
+@pytest.fixture(params=[False, True], ids=["norms apart", "norms joined"])
+def stack(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> DecoderStack:
+    """Whose products make the norm after them too, or none does."""
+    monkeypatch.setattr(Linear, "joins_norm", lambda *_: request.param)
     torch.manual_seed(5)
     return DecoderStack(CONFIG, NormedAttention).double().requires_grad_(False)
 

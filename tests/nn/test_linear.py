@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sonoro.nn.linear import Linear, RMSNorm, lay_out_by_input
+from sonoro.nn.linear import Linear, NormedRows, RMSNorm, lay_out_by_input
 
 PACKAGE = Path(__file__).parents[2] / "src" / "sonoro"
 CONVOLUTIONS = {"nn/causal.py", "nn/codebooks.py", "models/qwen3_tts/decoder.py"}
@@ -22,8 +22,8 @@ def test_fused_products_are_the_plain_ones() -> None:
         gate, up = plain.chunk(2, dim=-1)
         assert torch.allclose(norm.fused(x), norm(x))
         assert torch.allclose(layer.after_norm(x, norm), plain)
-        assert torch.allclose(layer.gate_up_after_norm(x, norm), gate / (1 + (-gate).exp()) * up)
-        assert torch.allclose(layer.add_to(residual, x), residual + x @ layer.weight.T)
+        assert torch.allclose(layer.gate_up_after_norm(NormedRows(x), norm), gate / (1 + (-gate).exp()) * up)
+        assert torch.allclose(layer.add_to(residual, x).rows, residual + x @ layer.weight.T)
 
 
 def test_a_derived_weight_is_multiplied_and_laid_out_and_in_no_file() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sonoro.nn.bidirectional import BidirectionalStack
-from sonoro.nn.linear import RMSNorm, lay_out_by_input
+from sonoro.nn.linear import Linear, RMSNorm, lay_out_by_input
 from sonoro.nn.transformer import (
     Attention,
     DecoderConfig,
@@ -86,8 +86,10 @@ def test_stack_equals_a_plain_computation(attention: type[Attention]) -> None:
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("joins", [False, True])
 @pytest.mark.parametrize("kept", [slice(5), slice(0, 1), slice(2, None)])
-def test_a_bidirectional_stack_looks_ahead(kept: slice) -> None:
+def test_a_bidirectional_stack_looks_ahead(kept: slice, joins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Linear, "joins_norm", lambda *_: joins)
     stack = randomized(BidirectionalStack(CONFIG, 5, kept).double())
     stack.finalize()
     rows = torch.randn(3, 5, CONFIG.width, dtype=torch.float64)

@@ -12,8 +12,13 @@ from torch import Tensor
 from interpreter import in_the_interpreter
 from sonoro.ops.device import TYPICAL
 from sonoro.ops.linear import (
+    gate_up_kernel,
+    gate_up_reference,
+    joins_norm,
     linear_add,
     linear_add_kernel,
+    linear_add_norm_kernel,
+    linear_add_norm_reference,
     linear_add_reference,
     norm_gate_up,
     norm_gate_up_kernel,
@@ -127,6 +132,30 @@ def test_on_a_cpu_the_references_run_whatever_the_layout_of_the_weight() -> None
         assert torch.equal(linear_add(x, stored, residual), linear_add_reference(x, stored, residual))
 
 
+def check_joined(x: Tensor, weight: Tensor, residual: Tensor, gain: Tensor, plan: Plan | None) -> None:
+    """A product, the sum with the residual and the norm of that are, to the bit, what they are apart."""
+    total, normed = linear_add_norm_kernel(x, weight, residual, gain, EPS, plan=plan)
+    assert torch.equal(total, linear_add_kernel(x, weight, residual, plan=plan))
+    assert torch.equal(normed, rms_norm_kernel(total, gain, EPS))
+
+
+def check_joined_small(device: str) -> None:
+    sizes = ((1, 48, 64, torch.float32), (5, 33, 64, torch.bfloat16), (35, 48, 64, torch.float32))
+    for batch, outputs, inputs, dtype in sizes:
+        for plan in (plan for plan in SMALL_PLANS if can_serve(plan, linear_add_kernel, inputs)):
+            _, (*_, (_, _, _, both)), (*_, given) = operations(batch, outputs, inputs, dtype, device)
+            gain = (1 + 0.2 * normal(outputs, device=device)).to(dtype)
+            # Triton's interpreter rounds to bfloat16 towards zero, where the library's sum does not.
+            if dtype == torch.float32 or device != "cpu":
+                check_joined(*given, gain, plan)
+            found = linear_add_norm_kernel(*given, gain, EPS, plan=plan)
+            for ours, expected in zip(found, linear_add_norm_reference(*widened((*given, gain)), EPS), strict=True):
+                assert error(ours, expected) < 8 * BFLOAT16_STEP
+            if can_serve(plan, norm_gate_up_kernel, inputs):
+                x = given[0].contiguous()
+                assert error(gate_up_kernel(x, both, plan=plan), gate_up_reference(*widened((x, both)))) < 0.03
+
+
 def check_small(device: str) -> None:
     """Kernels against references: every kind, one and several blocks of rows, part blocks on every axis."""
     for outputs, inputs, batches in ((16, 64, (3,)), (19, 40, (1, 2, 4, 5, 17))):
@@ -147,6 +176,7 @@ def check_small(device: str) -> None:
             assert error(found, expected) < 8 * BFLOAT16_STEP
     x, gain = normal(5, 72, device=device)[:, :40], normal(40, device=device)
     torch.testing.assert_close(rms_norm_kernel(x, gain, EPS), rms_norm_reference(x, gain, EPS), atol=2e-6, rtol=2e-6)
+    check_joined_small(device)
 
 
 @in_the_interpreter
@@ -185,6 +215,18 @@ def test_measured_plans_are_of_the_shapes_that_models_have() -> None:
                 assert plan.warps % plan.slice_k == 0
                 assert inputs % (plan.split_k * plan.slice_k * plan.block_k) == 0
                 assert plan.split_k == 1 or (rows, inputs) not in GATE_SHAPES
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [3, 16, 64, 128, 256, 1408])
+def test_a_norm_after_a_sum_changes_no_bit(batch: int) -> None:
+    joined = []
+    for outputs, inputs in ADD_SHAPES:
+        *_, (_, _, given) = operations(batch, outputs, inputs, torch.bfloat16, "cuda")
+        gain = 1 + 0.2 * normal(outputs, dtype=torch.bfloat16, device="cuda")
+        check_joined(*given, gain, None)
+        joined.append(joins_norm(given[0], given[1]))
+    assert any(joined)
 
 
 def cases(batch: int) -> list[tuple]:

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from sonoro.nn.linear import random_like
+from sonoro.nn.linear import NormedRows, random_like
 from sonoro.nn.transformer import DecoderConfig, DecoderLayer, DecoderStack
 from sonoro.ops.bidirectional import bidirectional_attention
 
@@ -38,14 +38,15 @@ class BidirectionalStack(DecoderStack):
         """`x` [N, tokens, width] through all layers, not through the final norm: [N * K, width]. Capturable; no sync;
         no autograd. The last layer computes the kept positions only.
         """
-        rows, last = x.flatten(0, 1), len(self.layers) - 1
+        hidden, last = NormedRows(x.flatten(0, 1)), len(self.layers) - 1
         for index, layer in enumerate(cast(Sequence[DecoderLayer], self.layers)):
             kept = self.kept if index == last else slice(self.tokens)
-            heads = bidirectional_attention(layer.project(rows), (self.cos, self.sin), self.config.kv_heads, kept)
+            heads = bidirectional_attention(layer.project(hidden), (self.cos, self.sin), self.config.kv_heads, kept)
+            rows = hidden.rows
             if index == last:
                 rows = rows.view_as(x)[:, kept].reshape(len(heads), -1)
-            rows = layer.complete(rows, heads)
-        return rows
+            hidden = layer.complete(rows, heads, self.norm_after(index))
+        return hidden.rows
 
     def check_bidirectional(self, count: int) -> None:
         """Compare every kernel of `see` with its reference at `count` sequences; one that is wrong is not used again.

@@ -9,16 +9,26 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sonoro.ops.device import seeded
-from sonoro.ops.linear import EIGHT_BITS, linear, linear_add, norm_gate_up, norm_linear
+from sonoro.ops.linear import (
+    EIGHT_BITS,
+    gate_up,
+    joins_norm,
+    linear,
+    linear_add,
+    linear_add_norm,
+    norm_gate_up,
+    norm_linear,
+)
 from sonoro.ops.norm import rms_norm, rms_norm_reference
 
-__all__ = ["Linear", "RMSNorm", "lay_out_by_input", "quantize", "random_like"]
+__all__ = ["Linear", "NormedRows", "RMSNorm", "lay_out_by_input", "quantize", "random_like"]
 
 _KERNEL_TOLERANCES = {torch.bfloat16: 2**-6, torch.float16: 2**-9}
 """Of the largest value: a few roundings of the dtype. Others: float32 sums of some thousand terms in another order."""
@@ -54,6 +64,13 @@ class RMSNorm(nn.Module):
     def fused(self, x: Tensor) -> Tensor:
         """The same of `x` [B, C] in one kernel where there is one; no autograd. Capturable."""
         return rms_norm(x, self.weight, self.eps)
+
+
+class NormedRows(NamedTuple):
+    """`rows` [B, C], and the norm of them [B, C] that is asked for next, where the kernel that made them made it."""
+
+    rows: Tensor
+    normed: Tensor | None = None
 
 
 class Linear(nn.Linear):
@@ -105,21 +122,31 @@ class Linear(nn.Linear):
         layer.register_buffer("weight", weight, persistent=False)
         return layer
 
-    def after_norm(self, x: Tensor, norm: RMSNorm) -> Tensor:
-        """The product of `norm` of `x` [B, K]: [B, N]."""
+    def after_norm(self, x: Tensor, norm: RMSNorm, normed: Tensor | None = None) -> Tensor:
+        """The product of `norm` of `x` [B, K], which is `normed` if that is there: [B, N]."""
+        if normed is not None:
+            return linear(normed, self.weight, self.scale)
         return norm_linear(x, norm.weight, norm.eps, self.weight, self.scale)
 
-    def gate_up_after_norm(self, x: Tensor, norm: RMSNorm) -> Tensor:
+    def gate_up_after_norm(self, x: NormedRows, norm: RMSNorm) -> Tensor:
         """silu(gate) * up [B, N / 2] of the product of `norm` of `x` [B, K]; `weight` begins with the gate's rows."""
-        return norm_gate_up(x, norm.weight, norm.eps, self.weight, self.scale)
+        if x.normed is not None:
+            return gate_up(x.normed, self.weight, self.scale)
+        return norm_gate_up(x.rows, norm.weight, norm.eps, self.weight, self.scale)
 
-    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """`residual` [B, N] plus the product of `x` [B, K]."""
-        return linear_add(x, self.weight, residual, self.scale)
+    def add_to(self, residual: Tensor, x: Tensor, norm: RMSNorm | None = None) -> NormedRows:
+        """`residual` [B, N] plus the product of `x` [B, K]; with `norm` of that, the next, where it saves a launch."""
+        if norm is not None and self.joins_norm(x):
+            return NormedRows(*linear_add_norm(x, self.weight, residual, norm.weight, norm.eps, self.scale))
+        return NormedRows(linear_add(x, self.weight, residual, self.scale))
 
-    def check_alone(self, x: Tensor, tolerance: float) -> None:
-        """Where `forward` is a kernel of ours, that of `x` [B, K]."""
-        if self.scale is not None:
+    def joins_norm(self, x: Tensor) -> bool:
+        """Whether `add_to` of the product of `x` [B, K] makes the norm that is asked for next."""
+        return joins_norm(x, self.weight)
+
+    def check_alone(self, x: Tensor, tolerance: float, *, is_normed: bool = False) -> None:
+        """That of `x` [B, K], where it is a kernel of ours: in 8 bits, or as rows that the kernel ahead has normed."""
+        if is_normed or self.scale is not None:
             linear.check(lambda: (x, self.weight, self.scale), tolerance)
 
     def check_after_norm(self, x: Tensor, norm: RMSNorm, tolerance: float) -> None:
@@ -128,8 +155,14 @@ class Linear(nn.Linear):
     def check_gate_up_after_norm(self, x: Tensor, norm: RMSNorm, tolerance: float) -> None:
         norm_gate_up.check(lambda: (x, norm.weight, norm.eps, self.weight, self.scale), tolerance)
 
-    def check_add_to(self, residual: Tensor, x: Tensor, tolerance: float) -> None:
+    def check_gate_up(self, x: Tensor, tolerance: float) -> None:
+        gate_up.check(lambda: (x, self.weight, self.scale), tolerance)
+
+    def check_add_to(self, residual: Tensor, x: Tensor, norm: RMSNorm, tolerance: float) -> None:
         linear_add.check(lambda: (x, self.weight, residual, self.scale), tolerance)
+        if self.joins_norm(x):
+            given = (x, self.weight, residual, norm.weight, norm.eps, self.scale)
+            linear_add_norm.check(lambda: given, tolerance)
 
 
 def random_like(weight: Tensor) -> tuple[Callable[..., Tensor], float]:

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sonoro.core.errors import CheckpointError
-from sonoro.nn.linear import Linear, RMSNorm, random_like
+from sonoro.nn.linear import Linear, NormedRows, RMSNorm, random_like
 from sonoro.nn.watch import HeadWatch
 from sonoro.ops.attention import HeadNorms, PagedKV, decode_attention
 from sonoro.ops.pointer import point
@@ -224,15 +224,16 @@ class DecoderLayer(nn.Module):
         x = x + self.self_attn(self.input_layernorm(x), layer, rotary, attend)
         return x + self.mlp(self.post_attention_layernorm(x))
 
-    def project(self, x: Tensor) -> Tensor:
-        """Queries, keys and values [B, heads * D] of `x` [B, width], neither normed nor rotated; fused, no autograd."""
-        return self.self_attn.qkv_proj.after_norm(x, self.input_layernorm)
+    def project(self, x: NormedRows) -> Tensor:
+        """Queries, keys and values [B, heads * D] of `x` [B, width], neither normed nor rotated; no autograd."""
+        return self.self_attn.qkv_proj.after_norm(x.rows, self.input_layernorm, x.normed)
 
-    def complete(self, x: Tensor, heads: Tensor) -> Tensor:
-        """`x` [B, width] after this layer, whose attention makes `heads` [B, heads * D] of it; fused, no autograd."""
-        x = self.self_attn.o_proj.add_to(x, heads)
-        inner = self.mlp.gate_up_proj.gate_up_after_norm(x, self.post_attention_layernorm)
-        return self.mlp.down_proj.add_to(x, inner)
+    def complete(self, x: Tensor, heads: Tensor, norm: RMSNorm | None) -> NormedRows:
+        """`x` [B, width] after this layer, whose attention makes `heads` [B, heads * D] of it; fused, no autograd.
+        `norm` is that of the layer after it, if there is one."""
+        rows = self.self_attn.o_proj.add_to(x, heads, self.post_attention_layernorm)
+        inner = self.mlp.gate_up_proj.gate_up_after_norm(rows, self.post_attention_layernorm)
+        return self.mlp.down_proj.add_to(rows.rows, inner, norm)
 
     def check_kernels(self, rows: int) -> None:
         """Compare the kernels of `project` and `complete` with their references at `rows` rows of random inputs."""
@@ -241,10 +242,12 @@ class DecoderLayer(nn.Module):
         widths = (attention.qkv_proj.in_features, attention.o_proj.in_features, feed.down_proj.in_features)
         x, heads, inner = (random(rows, width) for width in widths)
         attention.qkv_proj.check_after_norm(x, first, tolerance)
-        attention.o_proj.check_add_to(x, heads, tolerance)
+        attention.o_proj.check_add_to(x, heads, second, tolerance)
         feed.gate_up_proj.check_gate_up_after_norm(x, second, tolerance)
-        feed.down_proj.check_add_to(x, inner, tolerance)
-        attention.qkv_proj.check_alone(x, tolerance)
+        feed.down_proj.check_add_to(x, inner, first, tolerance)
+        if attention.o_proj.joins_norm(heads):
+            feed.gate_up_proj.check_gate_up(x, tolerance)
+        attention.qkv_proj.check_alone(x, tolerance, is_normed=feed.down_proj.joins_norm(inner))
 
 
 def quantize_layers(module: nn.Module, quantization: str) -> None:
@@ -287,14 +290,20 @@ class DecoderStack(nn.Module):
         tables by position, [P, 1, head width]. `watch` keeps what some heads look at, if T is 1. Capturable; no sync;
         no autograd.
         """
+        hidden = NormedRows(x)
         for index, layer in enumerate(cast(Sequence[DecoderLayer], self.layers)):
             kv = PagedKV(cache.keys[index], cache.values[index], cache.page_table, slots)
-            given = layer.project(x), layer.self_attn.head_norms, rotary, kv, positions
+            given = layer.project(hidden), layer.self_attn.head_norms, rotary, kv, positions
             heads = decode_attention(*given)
             if watch is not None:
                 watch.keep(index, *given)
-            x = layer.complete(x, heads)
-        return x
+            hidden = layer.complete(hidden.rows, heads, self.norm_after(index))
+        return hidden.rows
+
+    def norm_after(self, index: int) -> RMSNorm | None:
+        """What layer `index` + 1 begins with, if there is one."""
+        layers = cast(Sequence[DecoderLayer], self.layers)
+        return layers[index + 1].input_layernorm if index + 1 < len(layers) else None
 
     def prefill(
         self, x: Tensor, rotary: Rotary, cache: Cache, tokens: PackedTokens, *, is_output_used: bool = True
@@ -306,18 +315,18 @@ class DecoderStack(nn.Module):
         `forward` with `PagedKVCache.fill` does, out of the operations of `step`. Capturable; no sync; no autograd.
         """
         slots, positions, starts = (rows.contiguous() for rows in tokens)
-        cached = tokens.cached_lengths
+        cached, hidden = tokens.cached_lengths, NormedRows(x)
         for index, layer in enumerate(cast(Sequence[DecoderLayer], self.layers)):
             attention, kv = layer.self_attn, PagedKV(cache.keys[index], cache.values[index], cache.page_table, slots)
-            qkv = layer.project(x)
+            qkv = layer.project(hidden)
             rotated = keep_prompt(qkv, attention.head_norms, rotary, kv, positions)
             if not is_output_used and index == len(self.layers) - 1:
                 break
             queries, keys = rotated.split(attention.heads[:2], dim=1)
             values = qkv.unflatten(-1, (-1, attention.head_width))[:, -attention.heads[2] :]
             heads = varlen_attention(queries, keys, values, starts, cached, kv)
-            x = layer.complete(x, heads.flatten(1))
-        return x
+            hidden = layer.complete(hidden.rows, heads.flatten(1), self.norm_after(index))
+        return hidden.rows
 
     def check_kernels(
         self, batch: int, table: Tensor, page: int, tokens: int = 1, *, watch: HeadWatch | None = None

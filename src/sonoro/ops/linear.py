@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sonoro.ops.device import is_recorded
 from sonoro.ops.dispatch import Operation, shrunk
 from sonoro.ops.norm import has_pdl, is_row_major, pdl_options, rms_norm_kernel, rms_norm_reference
 from sonoro.ops.plans import CublasPlan, GemvPlan, Plan, TilePlan, plan_for, smaller
@@ -29,9 +30,16 @@ except ImportError:
 __all__ = [
     "EIGHT_BITS",
     "dequantized",
+    "gate_up",
+    "gate_up_kernel",
+    "gate_up_reference",
+    "joins_norm",
     "linear",
     "linear_add",
     "linear_add_kernel",
+    "linear_add_norm",
+    "linear_add_norm_kernel",
+    "linear_add_norm_reference",
     "linear_add_reference",
     "linear_kernel",
     "linear_reference",
@@ -81,13 +89,26 @@ def norm_gate_up_reference(
 
     Differentiable.
     """
-    gate, up = norm_linear_reference(x, norm_weight, eps, weight, scale).chunk(2, dim=-1)
+    return gate_up_reference(rms_norm_reference(x, norm_weight, eps), weight, scale)
+
+
+def gate_up_reference(x: Tensor, weight: Tensor, scale: Tensor | None = None) -> Tensor:
+    """silu(gate) * up of `x` [B, K], for `weight` [2 N, K] with the gate's rows first: [B, N]. Differentiable."""
+    gate, up = linear_reference(x, weight, scale).chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
 def linear_add_reference(x: Tensor, weight: Tensor, residual: Tensor, scale: Tensor | None = None) -> Tensor:
     """`residual` [B, N] plus `x` [B, K] times `weight` [N, K]. Differentiable."""
     return residual + linear_reference(x, weight, scale)
+
+
+def linear_add_norm_reference(
+    x: Tensor, weight: Tensor, residual: Tensor, norm_weight: Tensor, eps: float, scale: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """`linear_add_reference`, and the RMS norm of that: both [B, N]. Differentiable."""
+    total = linear_add_reference(x, weight, residual, scale)
+    return total, rms_norm_reference(total, norm_weight, eps)
 
 
 if triton is not None:
@@ -338,6 +359,29 @@ if triton is not None:
             result = (result.to(tl.float32) + rest.to(tl.float32)).to(dtype)
         tl.store(out + row * N + n, result, mask=mask)
 
+    @triton.jit(do_not_specialize=["batch"])
+    def _add_norm_kernel(
+        partial, residual, norm_weight, out, normed, batch, residual_stride, eps,
+        N: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr, ENABLE_PDL: tl.constexpr,
+    ):  # fmt: skip
+        # Rounded where a product, the sum with the residual and the norm of that are when each is a kernel.
+        pdl_launch_dependents(ENABLE_PDL)
+        dtype: tl.constexpr = out.dtype.element_ty
+        row = tl.program_id(0).to(tl.int64)
+        n = tl.arange(0, BLOCK)
+        mask = n < N
+        weights = tl.load(norm_weight + n, mask=mask, other=0)
+        pdl_wait(ENABLE_PDL)
+        acc = tl.zeros([BLOCK], tl.float32)
+        for split in tl.static_range(SPLIT_K):
+            acc += tl.load(partial + (split * batch + row) * N + n, mask=mask, other=0).to(tl.float32)
+        rest = tl.load(residual + row * residual_stride + n, mask=mask, other=0)
+        total = (acc.to(dtype).to(tl.float32) + rest.to(tl.float32)).to(dtype)
+        tl.store(out + row * N + n, total, mask=mask)
+        value = total.to(tl.float32)
+        inverse = tl.rsqrt(tl.sum(value * value) / N + eps)
+        tl.store(normed + row * N + n, scale_and_weigh(value, inverse, weights, dtype), mask=mask)
+
 
 def _matmul(
     x: Tensor,
@@ -387,24 +431,44 @@ def _tile_matmul(
             **pdl_options(enable_pdl),
         )
         return out
-    sums, rest = out, residual
-    if plan.split_k > 1:
-        assert not is_gated
-        assert width_in % (plan.split_k * plan.slice_k * plan.block_k) == 0, (width_in, plan)
-        sums = torch.empty((plan.split_k, batch, width_out), dtype=torch.float32, device=x.device)
-        rest = None
+    if plan.split_k == 1:
+        _launch_tiles(x, weight, scale, plan, residual, out, is_gated)
+        return out
+    assert not is_gated
+    sums = _split_sums(x, weight, scale, plan)
+    grid = (batch, triton.cdiv(width_out, ROW_BLOCK))
+    inputs = (sums, residual, out, batch, residual_stride, width_out)
+    _reduce_split_k[grid](*inputs, plan.split_k, ROW_BLOCK, enable_pdl, **pdl_options(enable_pdl))
+    return out
+
+
+def _split_sums(x: Tensor, weight: Tensor, scale: Tensor | None, plan: TilePlan) -> Tensor:
+    """The sums [SPLIT_K, B, N] float32 over parts of K, one after the other, of `x` times `weight`."""
+    assert x.shape[1] % (plan.split_k * plan.slice_k * plan.block_k) == 0, (x.shape, plan)
+    sums = torch.empty((plan.split_k, x.shape[0], weight.shape[0]), dtype=torch.float32, device=x.device)
+    _launch_tiles(x, weight, scale, plan, None, sums, False)
+    return sums
+
+
+def _launch_tiles(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor | None,
+    plan: TilePlan,
+    residual: Tensor | None,
+    out: Tensor,
+    is_gated: bool,
+) -> None:
+    (batch, width_in), width_out = x.shape, out.shape[-1]
+    enable_pdl = plan.enable_pdl and has_pdl(x.device)
     blocks = (plan.block_m, plan.block_n, plan.block_k, plan.slice_k, plan.split_k, plan.stages)
     _tile_kernel[(triton.cdiv(batch, plan.block_m), triton.cdiv(width_out, plan.block_n), plan.split_k)](
-        *(x, weight, scale, rest, sums, batch, x.stride(0), residual_stride, width_out, width_in),
+        *(x, weight, scale, residual, out, batch, x.stride(0)),
+        *(0 if residual is None else residual.stride(0), width_out, width_in),
         *(*blocks, is_gated, plan.is_prefetched, enable_pdl, OPERAND[x.dtype]),
         num_warps=plan.warps,
         **pdl_options(enable_pdl),
     )
-    if plan.split_k > 1:
-        grid = (batch, triton.cdiv(width_out, ROW_BLOCK))
-        inputs = (sums, residual, out, batch, residual_stride, width_out)
-        _reduce_split_k[grid](*inputs, plan.split_k, ROW_BLOCK, enable_pdl, **pdl_options(enable_pdl))
-    return out
 
 
 def _cublas_matmul(x: Tensor, weight: Tensor, residual: Tensor | None, is_gated: bool, enable_pdl: bool) -> Tensor:
@@ -428,6 +492,13 @@ def linear_kernel(
     """`linear_reference` in one or two launches; no gradient."""
     rows = x.flatten(0, -2)
     return _matmul(rows, weight, scale, _chosen(rows, weight, False, plan, shrink)).unflatten(0, x.shape[:-1])
+
+
+def gate_up_kernel(
+    x: Tensor, weight: Tensor, scale: Tensor | None = None, plan: Plan | None = None, *, shrink: int = 0
+) -> Tensor:
+    """`gate_up_reference` in one or two launches; no gradient."""
+    return _matmul(x, weight, scale, _chosen(x, weight, True, plan, shrink), is_gated=True)
 
 
 def norm_linear_kernel(
@@ -471,6 +542,47 @@ def linear_add_kernel(
     return _matmul(x, weight, scale, _chosen(x, weight, False, plan, shrink), residual=residual)
 
 
+def joins_norm(x: Tensor, weight: Tensor) -> bool:
+    """Whether `linear_add_norm` of `x` [B, K] takes a launch less than the sum and the norm apart: where a kernel adds
+    the residual that the one of the product does not."""
+    if not (x.is_cuda or (x.is_meta and is_recorded())):
+        return False
+    plan = plan_for(x.shape[0], weight, False)
+    return isinstance(plan, CublasPlan) or (isinstance(plan, TilePlan) and plan.split_k > 1)
+
+
+def linear_add_norm_kernel(
+    x: Tensor,
+    weight: Tensor,
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    scale: Tensor | None = None,
+    plan: Plan | None = None,
+    *,
+    shrink: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """`linear_add_norm_reference` in two launches; no gradient."""
+    plan = _chosen(x, weight, False, plan, shrink)
+    if isinstance(plan, CublasPlan):
+        partial = F.linear(x, dequantized(weight, scale, x.dtype))[None]
+    elif isinstance(plan, TilePlan) and plan.split_k > 1:
+        partial = _split_sums(x, weight, scale, plan)
+    else:
+        total = _matmul(x, weight, scale, plan, residual=residual)
+        return total, rms_norm_kernel(total, norm_weight, eps, enable_pdl=plan.enable_pdl)
+    splits, batch, width = partial.shape
+    total, normed = (torch.empty((batch, width), dtype=x.dtype, device=x.device) for _ in range(2))
+    enable_pdl, block = plan.enable_pdl and has_pdl(x.device), triton.next_power_of_2(width)
+    inputs = (partial, residual, norm_weight, total, normed, batch, residual.stride(0), eps)
+    _add_norm_kernel[(batch,)](
+        *(*inputs, width, splits, block, enable_pdl),
+        num_warps=max(1, min(8, block // 512)),
+        **pdl_options(enable_pdl),
+    )
+    return total, normed
+
+
 def _takes_rows(x: Tensor, weight: Tensor, scale: Tensor | None = None) -> bool:
     return x.ndim > 1 and x.is_contiguous() and is_row_major(x) and _takes_weight(x, weight, scale)
 
@@ -483,12 +595,22 @@ def _takes_residual(x: Tensor, weight: Tensor, residual: Tensor, scale: Tensor |
     return x.ndim == 2 and is_row_major(x, residual) and _takes_weight(x, weight, scale)
 
 
+def _takes_residual_norm(
+    x: Tensor, weight: Tensor, residual: Tensor, norm_weight: Tensor, eps: float, scale: Tensor | None = None
+) -> bool:
+    return _takes_residual(x, weight, residual, scale) and is_row_major(x, norm_weight) and weight.shape[0] <= 16384
+
+
 def _takes_weight(x: Tensor, weight: Tensor, scale: Tensor | None) -> bool:
     is_known = weight.dtype == x.dtype if scale is None else weight.dtype in EIGHT_BITS.values()
     return is_known and weight.numel() > 0 and weight.is_contiguous()
 
 
 linear = Operation("linear", linear_kernel, linear_reference, _takes_rows, can_shrink=True)
+gate_up = Operation("gate_up", gate_up_kernel, gate_up_reference, _takes_rows, can_shrink=True)
 norm_linear = Operation("norm_linear", norm_linear_kernel, norm_linear_reference, _takes_norm, can_shrink=True)
 norm_gate_up = Operation("norm_gate_up", norm_gate_up_kernel, norm_gate_up_reference, _takes_norm, can_shrink=True)
 linear_add = Operation("linear_add", linear_add_kernel, linear_add_reference, _takes_residual, can_shrink=True)
+linear_add_norm = Operation(
+    "linear_add_norm", linear_add_norm_kernel, linear_add_norm_reference, _takes_residual_norm, can_shrink=True
+)
