@@ -281,9 +281,9 @@ def test_a_row_does_not_depend_on_its_batch() -> None:
 
 def chain(x: Tensor, layers: list[tuple], plan: Plan | None = None) -> Tensor:
     for gain, qkv, o, gate_up, down in layers:
-        heads = norm_linear_kernel(x, gain, EPS, qkv, plan)
-        x = linear_add_kernel(heads[:, : o.shape[1]], o, x, plan)
-        x = linear_add_kernel(norm_gate_up_kernel(x, gain, EPS, gate_up, plan), down, x, plan)
+        heads = norm_linear_kernel(x, gain, EPS, qkv, plan=plan)
+        x = linear_add_kernel(heads[:, : o.shape[1]], o, x, plan=plan)
+        x = linear_add_kernel(norm_gate_up_kernel(x, gain, EPS, gate_up, plan=plan), down, x, plan=plan)
     return x
 
 
