@@ -59,6 +59,7 @@ def arguments() -> argparse.Namespace:
         help="requests a second, and how many of each way; may be repeated; 1 24 and 20 120 if none",
     )
     parser.add_argument("--commit", help="what is run, where there is no checkout to ask")
+    parser.add_argument("--facts", type=json.loads, default={}, help="JSON object: arm, gpu, driver, torch, dtype")
     parser.add_argument("--warmup", type=int, default=3, help="requests of each way before those that are measured")
     parser.add_argument("--limit-ms", type=float, default=3.0)
     parser.add_argument("--seed", type=int, default=0)
@@ -302,13 +303,16 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
         finally:
             await ways.close()
     settings = {
-        name: value for name, value in vars(options).items() if name not in {"out", "commit"} and value is not None
+        name: value
+        for name, value in vars(options).items()
+        if name not in {"out", "commit", "facts"} and value is not None
     }
     commit, date = options.commit or commit_of_checkout(), datetime.datetime.now(datetime.UTC).date()
     facts = {"commit": commit, "date": date.isoformat()}
     return {
         "bench": "dialects",
         "model": model["root"],
+        **options.facts,
         "client": processor(),
         **facts,
         "settings": settings,
