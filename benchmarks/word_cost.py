@@ -117,6 +117,7 @@ def time_engines(loaded: LoadedModel, heads: dict[str, WordHeads], args: argpars
         pages=slots * config.pages_per_slot,
         frame_batches=tuple(sorted(set(args.concurrency))),
         codec_batches=tuple(sorted(set(args.concurrency))),
+        finds_word_heads=False,
     )
     arms: dict[str, tuple[Engine, bool]] = {}
     for arm, watched in heads.items():

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from fakes.shown_sine import ShownSineModel
 from fakes.sine import SineModel
 from resolving import Engine
 from sonoro.core.config import EngineConfig
@@ -16,6 +17,7 @@ from sonoro.core.types import AudioChunk, Event, Failed, Finished, SpeechRequest
 from sonoro.core.words import Word
 from sonoro.engine.words import RequestWords
 from sonoro.models import registry
+from sonoro.models.words import MOST_COLUMNS
 from sonoro.words.heads import WordHeads
 from sonoro.words.spans import word_spans
 from sonoro.words.tracking import Limits, Pointing
@@ -199,3 +201,28 @@ def test_a_word_that_is_spelled_out_over_two_segments_is_told_once() -> None:
         words.hear(np.full(1920 * tokens, 9000, "<i2").tobytes())
         words.end()
     assert [(word.start, word.end) for word in words.told] == word_spans(text)
+
+
+def test_a_segment_may_be_as_long_as_a_slot() -> None:
+    """Each of its words has its time, though its tokens are more than the kernel writes at once."""
+    text = " ".join(f"w{number:03}" for number in range(130))
+    roomy = {"max_positions": 1400, "max_frames": 700, "prefill_tokens": 1400, "max_characters": len(text)}
+    engine = Engine(ShownSineModel(), EngineConfig(slots=1, **roomy))
+    told = events(engine, SpeechRequest(id="a", text=text, with_words=True))
+    words = [word for event in told for word in event.words or ()]
+    assert [word.text for word in words] == text.split()
+    # A token and a frame are a character and 10 ms.
+    assert [word.start_s for word in words[1:]] == pytest.approx([0.01 * word.start for word in words[1:]], abs=0.03)
+
+
+def test_words_of_a_segment_of_more_tokens_than_are_watched_have_no_times() -> None:
+    model = ShownSineModel()
+    text = "word " * (MOST_COLUMNS // 5 + 1)
+    words = RequestWords(model, model.spec, text)
+    words.begin(Segment(text, 0, len(text)), model.word_heads.text_first, 0.0)
+    assert words.columns > MOST_COLUMNS
+    words.see(np.ones((1, MOST_COLUMNS), np.float32), 1)
+    assert words.columns == 0
+    words.hear(np.full(800, 9000, "<i2").tobytes())
+    words.end()
+    assert words.told == []

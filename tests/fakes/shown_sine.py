@@ -33,7 +33,7 @@ class ShownSineModel(SineModel):
 
     def allocate(self, capacity):
         state = super().allocate(capacity)
-        state.attention = torch.zeros(capacity.slots + 1, 1, 512)
+        state.attention = torch.zeros(capacity.slots + 1, 1, capacity.max_positions)
         return state
 
     def frame(self, state, slots):

@@ -77,7 +77,7 @@ def test_watched_heads_are_full_attention_within_the_text(family: str, key: int)
     whole = full_attention(getattr(lm, stack), embed(lm, prompt, state.frames[1, :FRAMES]))
     # A new position is that of the row that was pending: the prompt's last, then each frame.
     assert_shares_of(whole, seen, HEADS.places, prompt.positions - 1, (prompt.text_start, prompt.text_count))
-    assert state.watch.attention.shape[1:] == (2, 512)
+    assert state.watch.attention.shape[1:] == (2, 192)
 
 
 def test_the_text_is_where_the_prompt_says_and_its_tokens_read_all_of_it() -> None:
@@ -132,7 +132,7 @@ def test_a_frame_with_watched_heads_may_be_captured(tiny: TinyFamily) -> None:
     state, slots = model.allocate(CAPACITY), torch.empty(3, dtype=torch.int64, device="meta")
     with device_only():
         model.frame(state, slots)
-        assert model.attention(state)[slots].shape == (3, 2, 512)
+        assert model.attention(state)[slots].shape == (3, 2, 192)
 
 
 @pytest.mark.gpu

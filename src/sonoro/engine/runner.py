@@ -85,7 +85,8 @@ class Launched:
     """The results of one tick, valid once `entry` has arrived; `failed` maps requests whose launch raised to the error.
 
     Of the requests `stepped`: `length` [B] frames made by then, whether they are `done` [B] and will make no more, and
-    the `attention` [B, H, W] of watched heads, if any of the requests is to be told of its words.
+    the `attention` [B, H, W] of watched heads to as many positions as any of the requests may need, if any is to be
+    told of its words.
     """
 
     entry: Entry
@@ -358,8 +359,9 @@ class Runner:
             return
         launched.length = launched.entry.copy(length[: len(items)])
         launched.done = launched.entry.copy(done[: len(items)])
-        if attention is not None and any(running.words is not None for running, _ in items):
-            launched.attention = launched.entry.copy(attention[: len(items)])
+        columns = max((running.words.columns for running, _ in items if running.words is not None), default=0)
+        if attention is not None and columns:
+            launched.attention = launched.entry.copy(attention[: len(items), :, :columns])
 
     def _decode(self, batch: Sequence[RunningRequest], frames: int, launched: Launched) -> None:
         """The next `frames` frames of each of `batch` as audio."""

@@ -9,15 +9,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from sonoro.core.normalize import trace_english
 from sonoro.core.text import Segment
 from sonoro.core.words import Fault, FaultKind, Word
+from sonoro.models.words import MOST_COLUMNS
 from sonoro.words.spans import spoken_words, word_spans
 from sonoro.words.tracking import Pointing, SegmentClock, Trouble
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
     from sonoro.core.types import ModelSpec
@@ -78,24 +79,29 @@ class RequestWords:
         self._known = self._columns = 0
         self._map(segment)
 
+    @property
+    def columns(self) -> int:
+        """How many positions of its text the segment's next frame may be looking at; 0 if nobody asks."""
+        # A head that reads ahead looks past the end of the text as well, where positions are fed that hold none.
+        beyond = int(self._pointing.shift) + _BEYOND if self._pointing.shift > 1 else 0
+        return 0 if self.clock is None else max(self._tokens + beyond, 1)
+
     def see(self, attention: npt.NDArray[np.float32], frames: int) -> None:
-        """The attention [H, W] of the segment's frame number `frames`, from 1."""
+        """The attention [H, W] of the segment's frame number `frames`, from 1, to W of its `columns` or all."""
         if self.clock is None or self._segment is None:
             return
         if not self._segment.is_whole or self._known != len(self._segment.ids or ()):
             self._map(self._segment)
-        columns = self._tokens
-        if self._pointing.shift > 1:
-            # It reads ahead, so past the end of the text as well, where positions are fed that hold none.
-            columns += int(self._pointing.shift) + _BEYOND
-        if self._pointing.ramp:
-            # Of a text that comes a token a frame.
-            columns = min(columns, frames)
-        self._columns = max(columns, self._columns)
-        if self._columns > attention.shape[1]:
+        # Of a text that comes a token a frame no more is there.
+        self._columns = max(min(self.columns, frames) if self._pointing.ramp else self.columns, self._columns)
+        if self._columns > MOST_COLUMNS:
             self.clock = None
             return
-        self.clock.tracker.add(attention[self._column, : self._columns])
+        # What has come since the frame was launched it did not look at.
+        shares = np.zeros(self._columns, np.float32)
+        seen = attention[self._column, : self._columns]
+        shares[: len(seen)] = seen
+        self.clock.tracker.add(shares)
 
     def hear(self, pcm: bytes) -> None:
         """The next audio of the segment."""

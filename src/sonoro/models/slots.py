@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from sonoro.models.base import Capacity, Pages, Prompt
+from sonoro.models.words import MOST_COLUMNS
 from sonoro.nn.kvcache import PagedKVCache
 from sonoro.nn.transformer import DecoderConfig, DecoderStack, PackedTokens, Rotary
 from sonoro.nn.watch import HeadWatch
@@ -25,11 +26,7 @@ from sonoro.runtime.ring import overwrite, upload
 from sonoro.runtime.sampling import CLEARED, SamplingControls, SamplingState, pack
 from sonoro.words.heads import WordHeads
 
-MAX_COLUMNS = 512
-"""Positions of a text that are watched: a longer one has no times of its words."""
-
 __all__ = [
-    "MAX_COLUMNS",
     "BackboneState",
     "DepthState",
     "Ids",
@@ -381,7 +378,7 @@ def _allocate_watch(heads: WordHeads | None, slots: int, max_positions: int, dev
     """What watches `heads` in `slots` slots, the scratch slot among them; None if there are none."""
     if heads is None or not heads.places:
         return None
-    columns = max_positions if heads.candidates else MAX_COLUMNS
+    columns = max_positions if heads.candidates else min(max_positions, MOST_COLUMNS)
     return HeadWatch.allocate(heads.places, slots, columns, device, is_whole=bool(heads.candidates))
 
 

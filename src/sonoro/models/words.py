@@ -12,7 +12,10 @@ from sonoro.models.base import Voice
 from sonoro.words.heads import WordHeads
 from sonoro.words.tracking import Pointing
 
-__all__ = ["ShowsWords"]
+__all__ = ["MOST_COLUMNS", "ShowsWords"]
+
+MOST_COLUMNS = 4096
+"""Positions of a segment's text that are watched: words of a longer one have no times."""
 
 
 @runtime_checkable
@@ -45,4 +48,4 @@ class ShowsWords(Protocol):
 
     def attention(self, state: Any) -> Tensor | None:
         """What the heads of `word_heads.places` looked at in the last frame, by slot: [N+1, H, W] float32, of W
-        positions from the text's first on; None if nothing is watched."""
+        positions from the text's first on, as many as a slot has or `MOST_COLUMNS`; None if nothing is watched."""

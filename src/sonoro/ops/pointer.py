@@ -77,8 +77,8 @@ if triton is not None:
     @triton.jit
     def _point(
         qkv, q_norm, cos, sin, keys, page_table, slots, positions, heads, spans, out,
-        qkv_stride, page_table_stride, out_stride, head_stride, eps, scale,
-        COLUMNS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
+        qkv_stride, page_table_stride, out_stride, head_stride, columns, eps, scale,
+        NUM_KV_HEADS: tl.constexpr, GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr,
         PAGE_SIZE: tl.constexpr, BLOCK: tl.constexpr, OUT_BLOCK: tl.constexpr, IS_NORMED: tl.constexpr,
         ENABLE_PDL: tl.constexpr,
     ):  # fmt: skip
@@ -93,7 +93,7 @@ if triton is not None:
         pdl_wait(ENABLE_PDL)
         slot, position = tl.load(slots + batch), tl.load(positions + batch).to(tl.int32)
         start, count = tl.load(spans + slot * 2).to(tl.int32), tl.load(spans + slot * 2 + 1).to(tl.int32)
-        live = tl.minimum(tl.minimum(count, position + 1 - start), COLUMNS)
+        live = tl.minimum(tl.minimum(count, position + 1 - start), columns)
         given = qkv + batch * qkv_stride + head * HEAD_DIM
         query = _norm_and_rotate(
             tl.load(given + flat), tl.load(given + partner), weight, partner_weight,
@@ -116,12 +116,12 @@ if triton is not None:
             tl.store(target + column, score, mask=is_live)
         # Threads read what others of the program have stored.
         tl.debug_barrier()
-        for begin in tl.range(0, COLUMNS, OUT_BLOCK):
+        for begin in tl.range(0, columns, OUT_BLOCK):
             column = begin + tl.arange(0, OUT_BLOCK)
             is_live = column < live
             score = tl.load(target + column, mask=is_live, other=-float("inf"))
             share = tl.where(is_live, tl.exp2(score - m_i) / tl.maximum(l_i, 1e-30), 0.0)
-            tl.store(target + column, share, mask=column < COLUMNS)
+            tl.store(target + column, share, mask=column < columns)
 
 
 def point_kernel(
@@ -153,10 +153,10 @@ def point_kernel(
         cache.page_table.stride(0),
         out.stride(0),
         out.stride(1),
+        out.shape[2],
         norms.eps,
         # Exponentials to base two are an instruction of their own.
         math.log2(math.e) / math.sqrt(width),
-        out.shape[2],
         kv_heads,
         qkv.shape[1] // width // kv_heads - 2,
         width,
