@@ -19,6 +19,7 @@ from server_processes import SETTINGS, Server, serving
 from sonoro.core.config import EngineConfig
 from sonoro.core.types import SpeechRequest
 from sonoro.transport.fleet import Fleet
+from sonoro.words.spans import word_spans
 
 __all__ = ["nothing_left"]
 
@@ -116,8 +117,42 @@ def test_what_is_typed_is_heard_counted_and_can_be_kept() -> None:
             assert await figure(page, "audio") == 0.3
             await speak(page, "Again.")
             await expect(page.get_by_role("status")).to_have_text(re.compile(r"Spoke 0\.1 s"))
+            # This model does not tell when its words are spoken.
+            await expect(page.locator("#spoken")).to_be_hidden()
 
     run(hear())
+
+
+WATCH = """() => {
+  const parts = ["before", "word", "after"].map((id) => document.getElementById(id));
+  window.marked = [];
+  new MutationObserver(() => marked.push(parts.map((part) => part.textContent)))
+    .observe(document.getElementById("spoken"), { childList: true, subtree: true });
+}"""
+"""Keeps what stands before, in and behind the mark whenever that has changed."""
+
+
+@in_a_browser
+def test_the_word_that_is_heard_is_marked_where_it_was_written() -> None:
+    # What a string of JavaScript counts twice stands before them.
+    text = "\U0001f642 " + " ".join(["Some words, which come one by one."] * 8)
+    words = word_spans(text)
+
+    async def watch() -> None:
+        async with serving("shown") as server, browsing(server) as page:
+            await page.evaluate(WATCH)
+            await speak(page, text)
+            await expect(page.get_by_role("status")).to_have_text(re.compile(r"Spoke 2\.8 s"))
+            marked = [parts for parts in await page.evaluate("marked") if parts[1]]
+            assert marked
+            assert {"".join(parts) for parts in marked} == {text}
+            spans = [(len(before), len(before + word)) for before, word, _ in marked]
+            assert set(spans) <= set(words)
+            assert spans == sorted(spans)
+            await expect(page.locator("#spoken")).to_have_text(text)
+            await expect(page.locator("#word")).to_be_empty()
+
+    run(watch())
 
 
 @in_a_browser

@@ -1,4 +1,5 @@
-// The page: what is typed goes to the speech API, and what comes back is heard, drawn and counted as it arrives.
+// The page: what is typed goes to the speech API, and what comes back is heard, drawn and counted as it arrives. Where
+// the model tells when its words are spoken, the one that is heard is marked.
 
 import { BAR_S, Player, asWav, record, wav } from "./audio.js";
 
@@ -10,6 +11,8 @@ const page = Object.fromEntries([...document.querySelectorAll("[id]")].map((elem
 let model = null; // what /v1/models says of it
 let player = null; // of the speech heard last
 let speaking = null; // the AbortController of a speech under way
+let letters = []; // what is spoken, by code point, as the places of words are counted
+let words = []; // of it, those that are known to be spoken when
 let reference = null; // a recording to speak like, as a data: URL
 let endRecording = null; // what ends the recording under way
 let retry = null; // the timer of the next attempt to find a model
@@ -63,6 +66,7 @@ async function ask(path, { signal, body } = {}) {
 /** What is asked for, from the fields that the model has. */
 function request() {
   const body = { input: page.text.value, response_format: "pcm", language: page.language.value };
+  Object.assign(body, { stream_format: "sse", timestamps: ["word"] });
   if (!page.instructing.hidden && page.instructions.value.trim()) body.instructions = page.instructions.value;
   if (reference) {
     const said = page.transcript.value.trim();
@@ -84,9 +88,10 @@ async function speak() {
   try {
     const { signal } = speaking;
     const answer = await ask("v1/audio/speech", { signal, body: request() });
-    await hear(answer.body.getReader(), heard, pressedMs);
+    await hear(events(answer), heard, pressedMs);
     tell("Speaking.");
     await Promise.race([heard.finished(), new Promise((resolve) => signal.addEventListener("abort", resolve))]);
+    if (!signal.aborted) mark(null);
     tell(`${signal.aborted ? "Stopped after" : "Spoke"} ${heard.durationS.toFixed(1)} s.`);
   } catch (error) {
     heard.stop();
@@ -97,15 +102,32 @@ async function speak() {
   }
 }
 
-/** Play the PCM of `reader` as it comes, and say how fast that is. */
-async function hear(reader, heard, pressedMs) {
+/** The events of `answer`, as they come. Throws what the server says went wrong. */
+async function* events(answer) {
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
   for (let part = await reader.read(); !part.done; part = await reader.read()) {
+    const parts = (rest + part.value).split("\n\n");
+    rest = parts.pop();
+    for (const one of parts) {
+      const event = JSON.parse(one.slice("data: ".length));
+      if (event.type === "error") throw new Error(event.error.message);
+      yield event;
+    }
+  }
+}
+
+/** Play the PCM of `events` as it comes, and say how fast that is. */
+async function hear(events, heard, pressedMs) {
+  for await (const event of events) {
+    if (event.type === "speech.words") words.push(...event.words);
+    if (event.type !== "speech.audio.delta") continue;
     const elapsedMs = performance.now() - pressedMs;
     if (!heard.length) {
       page.first.textContent = `${elapsedMs.toFixed(0)} ms`;
       tell("Speaking.");
     }
-    heard.feed(part.value);
+    heard.feed(Uint8Array.from(atob(event.audio), (byte) => byte.charCodeAt(0)));
     page.rtf.textContent = (elapsedMs / 1000 / heard.durationS).toFixed(2);
     page.audio.textContent = `${heard.durationS.toFixed(1)} s`;
   }
@@ -122,6 +144,8 @@ function begin() {
   page.stop.disabled = false;
   page.error.textContent = "";
   for (const figure of [page.first, page.rtf, page.audio]) figure.textContent = "–";
+  [letters, words] = [[...page.text.value], []];
+  page.spoken.hidden = true;
   tell("Waiting for the first packet.");
   requestAnimationFrame(draw);
 }
@@ -155,7 +179,19 @@ function draw() {
     const tall = Math.max(2, height * Math.sqrt(peak));
     pen.fillRect(index * step, (height - tall) / 2, step * 0.7, tall);
   });
-  if (speaking) requestAnimationFrame(draw);
+  if (!speaking) return;
+  mark(words.findLast((word) => word.start_s * player.sampleRate <= player.played) ?? null);
+  requestAnimationFrame(draw);
+}
+
+/** Mark `word` in the text that is spoken, or nothing. The text is shown from the first word on. */
+function mark(word) {
+  page.spoken.hidden = words.length === 0;
+  const { start, end } = word ?? { start: letters.length, end: letters.length };
+  page.spoken.title = word?.is_estimated ? "estimated" : "";
+  page.before.textContent = letters.slice(0, start).join("");
+  page.word.textContent = letters.slice(start, end).join("");
+  page.after.textContent = letters.slice(end).join("");
 }
 
 // A recording to speak like -------------------------------------------------------------------------------------------
