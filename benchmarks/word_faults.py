@@ -13,7 +13,9 @@ import argparse
 import json
 import random
 import re
+import subprocess
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,7 @@ from sonoro.engine.words import RequestWords
 from sonoro.models import registry
 from sonoro.nn.transformer import causal_attention
 from sonoro.words.spans import spoken_words, word_spans
-from sonoro.words.tracking import SegmentClock
-from words import LAYOUTS, Aligner  # type: ignore[import-not-found]
+from words import LAYOUTS, Aligner, cpu_name  # type: ignore[import-not-found]
 
 TEXTS = Path(__file__).parent.parent / "tools" / "builtin_voice"
 BATCH, FRAME_S, MOST_FRAMES = 8, 0.08, 400
@@ -99,25 +100,28 @@ class Bench:
         prompt, pointing = model.prepare(request, segment, 0, (), None), model.pointing(request, None)
         words = RequestWords(model, model.spec, request.text)
         words.begin(Segment(segment, 0, len(request.text)), pointing, 0.0)
-        column, seen = model.word_heads.places.index((pointing.layer, pointing.head)), []
+        assert words.clock is not None
+        seen, add = list[np.ndarray](), words.clock.tracker.add
+
+        def noted(attention: Any) -> None:
+            seen.append(np.array(attention))
+            add(attention)
+
+        words.clock.tracker.add = noted  # type: ignore[method-assign]
         for frame, looked in enumerate(self._attention(prompt, pointing, codes), start=1):
             words.see(looked, frame)
-            seen.append(looked)
-        assert words.clock is not None
         words.clock.finish()
         last = words.clock.words[-1].last
         facts = {"fault": words.clock.fault, "strayed": round(words.clock.tracker.strayed, 3), "last": last}
-        return facts | self._trace(words.clock, np.stack(seen)[:, column])
+        return facts | self._trace(words.clock.tracker.path, seen)
 
-    def _trace(self, clock: SegmentClock, looked: np.ndarray) -> dict[str, Any]:
+    def _trace(self, path: list[int], seen: list[np.ndarray]) -> dict[str, Any]:
         """Of each frame, a character each: how far the path went, and of 40 parts of the attention those before and
         those after its position and the two beside it."""
-        path = np.array(clock.tracker.path)
-        shares = looked / np.maximum(looked.sum(1, keepdims=True), 1e-30)
-        places = np.arange(looked.shape[1])
-        before = (shares * (places < path[:, None] - 1)).sum(1)
-        after = (shares * (places > path[:, None] + 1)).sum(1)
-        columns = {"steps": np.diff(path, prepend=0), "before": 40 * before, "after": 40 * after}
+        shares = [looked / max(float(looked.sum()), 1e-30) for looked in seen]
+        before = [40 * each[: max(at - 1, 0)].sum() for at, each in zip(path, shares, strict=True)]
+        after = [40 * each[at + 2 :].sum() for at, each in zip(path, shares, strict=True)]
+        columns = {"steps": np.diff(path, prepend=0), "before": before, "after": after}
         return {name: "".join(chr(48 + round(float(one))) for one in each) for name, each in columns.items()}
 
     def _attention(self, prompt: Any, pointing: Any, codes: np.ndarray) -> Iterator[np.ndarray]:
@@ -187,7 +191,7 @@ def judge(options: argparse.Namespace) -> None:
     voices = bench.model.spec.voices
     for begin in range(0, len(numbers), BATCH):
         batch, rows = numbers[begin : begin + BATCH], []
-        for layout, is_first in LAYOUTS.items():
+        for layout in options.layouts:
             requests = [
                 bench.model.spec.resolve(
                     SpeechRequest(
@@ -196,7 +200,7 @@ def judge(options: argparse.Namespace) -> None:
                         voice=voices[number % len(voices)],
                         seed=number,
                         max_frames=MOST_FRAMES,
-                        options={"non_streaming_mode": is_first},
+                        options={"non_streaming_mode": LAYOUTS[layout]},
                     )
                 )
                 for number in batch
@@ -219,13 +223,25 @@ def judge(options: argparse.Namespace) -> None:
 def report(options: argparse.Namespace) -> None:
     """Of each layout the share of each kind that is flagged, and what other limits on straying would give."""
     rows = [json.loads(line) for file in options.raw for line in file.read_text(encoding="utf-8").splitlines()]
-    result: dict[str, Any] = {"bench": "word_faults", "model": "builtin", "rows": []}
+    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    result: dict[str, Any] = {
+        "bench": "word_faults",
+        "model": "builtin",
+        "arm": "eager",
+        "cpu": options.cpu or cpu_name(),
+        "commit": options.commit or git.stdout.strip(),
+        "date": datetime.now(UTC).date().isoformat(),
+        "settings": {"texts": sorted({row["number"] for row in rows}), "aligner": "pocketsphinx"},
+        "rows": [],
+    }
     for layout in LAYOUTS:
         of = [row for row in rows if row["layout"] == layout]
         kinds = {kind: [row for row in of if row["kind"] == kind] for kind in sorted({row["kind"] for row in of})}
-        flagged = {kind: float(np.mean([row["fault"] is not None for row in each])) for kind, each in kinds.items()}
+        flagged = {
+            kind: round(float(np.mean([row["fault"] is not None for row in each])), 4) for kind, each in kinds.items()
+        }
         curve = []
-        for limit in (0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.3):
+        for limit in (0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8, 1.0, 1.3):
             caught = [row["fault"] not in (None, "straying") or row["strayed"] > limit for row in of]
             good = [each for row, each in zip(of, caught, strict=True) if row["kind"] == "good"]
             bad = [each for row, each in zip(of, caught, strict=True) if row["kind"] != "good"]
@@ -233,7 +249,9 @@ def report(options: argparse.Namespace) -> None:
                 {"strayed": limit, "caught": round(np.mean(bad), 4), "flagged_of_good": round(np.mean(good), 4)}
             )
         counts = {kind: len(each) for kind, each in kinds.items()}
-        result["rows"].append({"layout": layout, "counts": counts, "flagged": flagged, "curve": curve})
+        bad = [row["fault"] is not None for row in of if row["kind"] != "good"]
+        overall = {"layout": layout, "caught": round(float(np.mean(bad)), 4), "flagged_of_good": flagged["good"]}
+        result["rows"].append(overall | {"counts": counts, "flagged": flagged, "curve": curve})
     if options.out is not None:
         options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result, indent=1))
@@ -247,10 +265,13 @@ def main() -> None:
     judging = commands.add_parser("judge")
     judging.add_argument("--first", type=int, default=0)
     judging.add_argument("--count", type=int, default=50)
+    judging.add_argument("--layouts", nargs="*", choices=LAYOUTS, default=list(LAYOUTS))
     judging.add_argument("--raw", type=Path, required=True)
     judging.set_defaults(run=judge)
     reporting = commands.add_parser("report")
     reporting.add_argument("raw", type=Path, nargs="+")
+    reporting.add_argument("--cpu")
+    reporting.add_argument("--commit")
     reporting.add_argument("--out", type=Path)
     reporting.set_defaults(run=report)
     options = parser.parse_args()
