@@ -190,3 +190,36 @@ def test_what_is_not_spoken_as_written_is_caught(shares: np.ndarray, fault: str 
         each.finish()
     assert clock.fault == fault
     assert blind.fault is None
+
+
+def test_a_long_reading_strays_no_more_than_a_short_one() -> None:
+    """Of every frame a little is elsewhere."""
+    strayed = []
+    for tokens in (20, 200):
+        shares = np.full((tokens, tokens), 0.15 / (tokens - 1))
+        np.fill_diagonal(shares, 0.85)
+        strayed.append(tracked(shares).strayed)
+    assert strayed[0] == pytest.approx(strayed[1], abs=0.2)
+    assert 0 < strayed[0] < 0.6
+
+
+@pytest.mark.parametrize(
+    ("shares", "trouble"),
+    [
+        (looks((0, 18)), None),
+        (looks((0, 18), *[(17, 18)] * 12), ("ending", len(WORDS))),
+        (looks((0, 6), *[(5, 6)] * 12), ("dwelling", 0)),
+        (looks((0, 13), *[(2, 3)] * 3), ("straying", 2)),
+    ],
+)
+def test_trouble_is_known_while_it_is_spoken_and_from_which_word_on(shares: np.ndarray, trouble: object) -> None:
+    limits = Limits(end_frames=11.5, dwell_frames=10.0, strayed=0.6)
+    clock = SegmentClock(Pointing(layer=0, head=0, limits=limits), FRAME_S, RATE)
+    clock.words = WORDS
+    for share in shares:
+        clock.tracker.add(share)
+    found = clock.trouble(is_over=False)
+    assert (None if found is None else (found.kind, found.word)) == trouble
+    if found is not None:
+        begins = [0.0, *(STARTS[int(word.first)] for word in WORDS[1:]), len(shares)]
+        assert found.at_s == pytest.approx(begins[found.word] * FRAME_S, abs=FRAME_S)
