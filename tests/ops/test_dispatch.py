@@ -208,6 +208,15 @@ def test_what_is_given_to_both_is_not_compared(on_gpu: Tensor) -> None:
         assert chosen.is_broken
 
 
+def test_a_kernel_is_compared_with_references_alone(on_gpu: Tensor) -> None:
+    """One that its reference is made of may disagree, or not be compiled yet."""
+    part = operation(plus_two)
+    whole = Operation("whole", plus_one, part)
+    whole.is_broken = False
+    whole.check(lambda: (on_gpu.clone(),), tolerance=0.0)
+    assert not whole.is_broken
+
+
 def test_a_failure_at_run_time_is_remembered(on_gpu: Tensor, caplog: pytest.LogCaptureFixture) -> None:
     chosen = operation(failing)
     with torch.inference_mode():

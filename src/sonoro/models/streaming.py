@@ -28,6 +28,7 @@ from sonoro.models.codec_choice import (
 )
 from sonoro.nn.history import WHOLE, Context, History, Layout
 from sonoro.nn.vocoder_fused import Past
+from sonoro.ops.device import is_recorded
 from sonoro.runtime.ring import overwrite
 
 __all__ = ["PRIMED", "Fused", "StreamingCodec", "example_codes"]
@@ -154,7 +155,12 @@ class StreamingCodec(nn.Module):
             choice = CodecChoice(wanted, weight.dtype, reason)
         elif weight.is_meta:
             choice = CodecChoice(wanted, HALVES.get(wanted, torch.float16), "without weights")
+            if is_recorded():
+                # What both runs that are compared launch, is noted.
+                self.decode(self.decoder.example(batch, sum(chunks)))
             self._narrow(choice.dtype)
+            if is_recorded():
+                self._decode_in(chunks, self.decoder.example(batch, sum(chunks)))
         else:
             with torch.cuda.device_of(weight), no_tf32():
                 choice = self._calibrated(wanted, batch, chunks)
@@ -184,14 +190,17 @@ class StreamingCodec(nn.Module):
             failures.append(f", but it failed: {error!r}")
 
         with border(fail):
-            history, slots = self.allocate(batch), torch.arange(batch, device=frames.device)
-            parts = [self.decode(part, slots, history) for part in frames.split([*chunks], dim=1)]
-            ratio_db = snr_db(torch.cat(parts, dim=1), heard[0])
+            ratio_db = snr_db(self._decode_in(chunks, frames), heard[0])
             reason += "" if ratio_db >= limit_db else f", but less than {limit_db:g} dB"
         reason += "".join(failures)
         if ratio_db is None or ratio_db < limit_db:
             self.decoder, self.fused, dtype = wide, None, wide.weight.dtype
         return CodecChoice(wanted, dtype, reason, found, tried, ratio_db)
+
+    def _decode_in(self, chunks: Sequence[int], frames: Tensor) -> Tensor:
+        """`frames` [B, T, ...] decoded in `chunks`, whose sum is T: [B, T * hop]."""
+        history, slots = self.allocate(len(frames)), torch.arange(len(frames), device=frames.device)
+        return torch.cat([self.decode(part, slots, history) for part in frames.split([*chunks], dim=1)], dim=1)
 
     def _narrow(self, dtype: torch.dtype) -> None:
         """Serve a copy of the decoder in `dtype`, fused."""

@@ -74,6 +74,8 @@ def snake_beta_kernel(x: Tensor, exp_alpha: Tensor, inverse_beta: Tensor, channe
 
     `x` contiguous, or contiguous once its channels are moved last; the output has its strides.
     """
+    if x.is_meta:
+        x = x.new_empty(x.shape)
     assert _is_dense(x, channel_dim), x.stride()
     channels = x.shape[channel_dim]
     # An axis of one column reports an arbitrary stride.
@@ -86,7 +88,8 @@ def snake_beta_kernel(x: Tensor, exp_alpha: Tensor, inverse_beta: Tensor, channe
 
 
 def _is_dense(x: Tensor, channel_dim: int) -> bool:
-    return x.is_contiguous() or x.movedim(channel_dim, -1).is_contiguous()
+    # How a library lays out what it returns, tensors without memory do not tell; on a GPU it is dense.
+    return x.is_meta or x.is_contiguous() or x.movedim(channel_dim, -1).is_contiguous()
 
 
 snake_beta = Operation(

@@ -86,10 +86,9 @@ class Flow(nn.Module):
         x = random(batch, dit.decoder.kept.stop - dit.decoder.kept.start, latents)
         hidden, velocities = random(2 * batch * x.shape[1], width), random(2 * batch * x.shape[1], latents)
         dit.out_proj.check_after_norm(hidden, dit.decoder.norm, tolerance)
-        cfg, tokens = (
-            torch.full_like(x[:, 0, 0], 2.0, dtype=torch.float32),
-            random(2 * batch, dit.decoder.tokens, width),
-        )
+        # Not like a view: of a single row it would have the view's stride, as it has not in a frame.
+        cfg = torch.full((batch,), 2.0, device=x.device)
+        tokens = random(2 * batch, dit.decoder.tokens, width)
         given = (SolverStep(x[:, 0, 0], cfg, random(batch, width)), dit.ends)
         advance.check(lambda: (x, velocities, *given, tokens.clone(), _CLOCK), tolerance)
         advance.check(lambda: (x, None, *given, tokens.clone(), _CLOCK), tolerance)
