@@ -49,7 +49,7 @@ def speak(options: argparse.Namespace) -> None:
     aligner = Aligner()
     text = chapter(aligner, options.words)
     (folder / "chapter.txt").write_text(text, encoding="utf-8")
-    command = [sys.executable, "-m", "sonoro", "say", "--file", str(folder / "chapter.txt"), "--device", "cpu"]
+    command = [sys.executable, "-m", "sonoro", "say", "--file", str(folder / "chapter.txt"), "--device", options.device]
     command += ["--option", f"non_streaming_mode={json.dumps(LAYOUTS[options.layout])}", "-o", str(folder / "all.wav")]
     command += ["--srt", str(folder / "all.srt"), "--vtt", str(folder / "all.vtt"), "--words", str(folder / "all.json")]
     subprocess.run([*command, "--seed", str(options.seed)], check=True)
@@ -68,7 +68,13 @@ def speak(options: argparse.Namespace) -> None:
             times = None if found is None else (low + found[own[0]][0], low + found[own[-1]][1])
             rows.append({"text": sentence[0].strip(), "found": times})
         begin = end + 2
-    facts = {"layout": options.layout, "audio_s": len(samples) / rate, "words": len(text.split()), "told": len(told)}
+    facts = {
+        "layout": options.layout,
+        "device": options.device,
+        "audio_s": len(samples) / rate,
+        "words": len(text.split()),
+        "told": len(told),
+    }
     (folder / "found.json").write_text(json.dumps(facts | {"sentences": rows}), encoding="utf-8")
 
 
@@ -94,7 +100,7 @@ def row(folder: Path) -> dict[str, Any]:
     """The figures of one layout."""
     facts = json.loads((folder / "found.json").read_text(encoding="utf-8"))
     text = (folder / "chapter.txt").read_text(encoding="utf-8")
-    result = {name: facts[name] for name in ("layout", "audio_s", "words")}
+    result = {name: facts[name] for name in ("layout", "device", "audio_s", "words")}
     for name, captions in parsed(folder).items():
         times = [at for start, end, _ in captions for at in (start, end)]
         starts, ends, missed, at = list[float](), list[float](), list[dict[str, Any]](), 0
@@ -148,6 +154,7 @@ def main() -> None:
     speaking = commands.add_parser("speak")
     speaking.add_argument("--layout", choices=LAYOUTS, default="text_first")
     speaking.add_argument("--words", type=int, default=WORDS)
+    speaking.add_argument("--device", default="cpu")
     speaking.add_argument("--seed", type=int, default=0)
     speaking.add_argument("--folder", type=Path, required=True)
     speaking.set_defaults(run=speak)
