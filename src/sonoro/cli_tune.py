@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from sonoro.cli_common import DataType, Device, LoadFormat, NamedModel, show
+from sonoro.core.config import QUANTIZATIONS
 
 __all__ = ["calibrate", "tune"]
 
@@ -20,13 +21,17 @@ def tune(
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="the file; in the user's cache if none")] = None,
     device: Annotated[str, typer.Option(help="the GPU")] = "cuda",
+    quantization: Annotated[str, typer.Option(help=f"what weights are kept in: {', '.join(QUANTIZATIONS)}")] = "none",
 ) -> None:
     """Measure how products run best on this GPU, for minutes; goes on where it was broken off. Read at every start."""
     import torch
 
+    from sonoro.core.errors import ConfigError
     from sonoro.profile.tune import Tuning, parse_shape, run
 
-    tuning = Tuning(tuple(parse_shape(text) for text in shape or ()), output)
+    if quantization not in QUANTIZATIONS:
+        raise ConfigError("quantization", quantization, "it must be " + " or ".join(QUANTIZATIONS))
+    tuning = Tuning(tuple(parse_shape(text) for text in shape or ()), output, quantization)
     run(tuning, torch.device(device), typer.echo)
 
 

@@ -195,7 +195,7 @@ assert compile() is not None
 for change in (
     lambda: setattr(kernel_cache, "_code", lambda: "another"),
     lambda: setattr(kernel_cache.importlib.metadata, "version", lambda name: "3.5"),
-    lambda: (plans_of(card).parent.mkdir(parents=True), plans_of(card).write_text("{}")),
+    lambda: (plans_of(card)["fp8"].parent.mkdir(parents=True), plans_of(card)["fp8"].write_text("{}")),
     lambda: shutil.rmtree(cache / record.entries[0][1]),
     lambda: globals().update(card=card_named("NVIDIA B200")),
 ):

@@ -33,6 +33,8 @@ PLANS: list[Plan] = [
     TilePlan(16, 16, 16, 1, 1, 2, 1, True),
     TilePlan(16, 16, 16, 2, 1, 2, 2, False),
     TilePlan(32, 16, 16, 1, 2, 2, 1, False),
+    TilePlan(16, 16, 16, 1, 1, 2, 1, True, is_swapped=True),
+    TilePlan(32, 16, 16, 2, 1, 2, 2, False, is_swapped=True),
     CublasPlan(),
 ]
 Case = tuple[Callable[..., Tensor], Callable[..., Tensor], tuple]

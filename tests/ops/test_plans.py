@@ -163,6 +163,8 @@ def test_what_is_no_file_of_plans_is_refused(text: str) -> None:
         GemvPlan(4, 512, 2),
         TilePlan(16, 8, 64, 4, 1, 3, 4, True),
         TilePlan(64, 64, 64, 1, 1, 5, 4, False, extra_n=16),
+        TilePlan(16, 64, 128, 1, 1, 4, 4, False, is_swapped=True),
+        TilePlan(16, 64, 128, 1, 1, 4, 4, True, is_swapped=True),
         CublasPlan(),
     ],
 )

@@ -86,6 +86,22 @@ def test_the_fastest_is_written_and_read_at_the_next_start(here: Path) -> None:
         assert plan_for(rows, weight, False) == from_text(text)
 
 
+def test_plans_for_weights_in_8_bits_are_a_file_of_their_own(here: Path) -> None:
+    weight, x_rows = torch.empty(2048, 1024, dtype=torch.int8, device="meta"), 1
+    before = plan_for(x_rows, weight, False), plan_for(1024, weight, False)
+    clock = Clock()
+    path = run(Tuning(SHAPES[:1], quantization="int8"), torch.device("cuda"), lambda line: None, clock)
+    assert path == here.with_stem("A_card_2-int8")
+    assert {product.itemsize for product in clock.products} == {1}
+    kernels.use_own_plans(torch.device("cuda"))
+    found = plan_for(x_rows, weight, False)
+    assert found == from_text(json.loads(path.read_text(encoding="utf-8"))["plans"]["2048x1024"][0]) != before[0]
+    # Beyond what was measured they are computed as before; other weights have none.
+    assert plan_for(1024, weight, False) == before[1]
+    assert not plans.measured(CARD)
+    assert not plans.measured(CARD, "fp8")
+
+
 def test_it_goes_on_where_it_was_broken_off(here: Path) -> None:
     first, second, said = Clock(stops_after=9), Clock(), list[str]()
     with pytest.raises(KeyboardInterrupt):

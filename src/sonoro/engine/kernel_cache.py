@@ -66,7 +66,7 @@ class KernelCache:
             "torch": str(torch.__version__),
             "triton": importlib.metadata.version("triton"),
             "card": repr(card),
-            "plans": _digest(*(path for path in [plans_of(card)] if path.is_file())),
+            "plans": _digest(*(path for path in plans_of(card).values() if path.is_file())),
         }
 
     @property

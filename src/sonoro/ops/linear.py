@@ -143,31 +143,71 @@ if triton is not None:
             total += tiles[FIRST + STEP * chunk].to(tl.float32) * values[chunk][None, :]
         return tl.sum(total, 1)
 
+    @triton.jit
+    def _unpacked(words, number: tl.constexpr, IS_FP8: tl.constexpr):
+        # Byte `number` of each int32: an int8, or an E4M3 divided by 2 ** 120: the bits of the latter, its exponent and
+        # its mantissa, are where those of a float32 begin and end.
+        if IS_FP8:
+            sign = (words << (24 - 8 * number)) & -2147483648
+            rest = words << (20 - 8 * number) if number < 3 else words >> 4
+            value = (sign | (rest & 0x07F00000)).to(tl.float32, bitcast=True)
+        else:
+            value = ((words << (24 - 8 * number)) >> 24).to(tl.float32)
+        return value
+
+    @triton.jit
+    def _dot_packed_rows(
+        tiles, values, zero, IS_FP8: tl.constexpr, CHUNKS: tl.constexpr, FIRST: tl.constexpr, STEP: tl.constexpr
+    ):
+        # The same of tiles with four weights in each int32, and chunks of x in four parts. `zero` is one that compilers
+        # do not know: they would unpack all weights before the loop over rows, and run out of registers.
+        total = tl.zeros_like(tiles[FIRST]).to(tl.float32)
+        for chunk in tl.static_range(CHUNKS):
+            for number in tl.static_range(4):
+                unpacked = _unpacked(tiles[FIRST + STEP * chunk] ^ zero, number, IS_FP8)
+                total += unpacked * values[4 * chunk + number][None, :]
+        return tl.sum(total, 1)
+
+    @triton.jit
+    def _in_four(values, BLOCK_K: tl.constexpr, SIZE: tl.constexpr):
+        # Of `values` [BLOCK_K] times `SIZE` every fourth, from the first, the second, the third and the fourth on.
+        even, odd = tl.split(tl.reshape(values * SIZE, [BLOCK_K // 4, 2, 2]))
+        first, third = tl.split(even)
+        second, fourth = tl.split(odd)
+        return first, second, third, fourth
+
     @triton.jit(do_not_specialize=["batch"])
     def _gemv_kernel(
         x, norm_weight, weight, scale, residual, out, batch, x_stride, residual_stride, eps,
         N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_GATED: tl.constexpr,
-        ENABLE_PDL: tl.constexpr,
+        IS_FP8: tl.constexpr, ENABLE_PDL: tl.constexpr,
     ):  # fmt: skip
+        # A weight in 8 bits is given as int32, four in each: compilers keep one of 8 bits in a register of its own, and
+        # the fewer bytes are on their way, the slower is memory.
         pdl_launch_dependents(ENABLE_PDL)
         dtype: tl.constexpr = out.dtype.element_ty
         CHUNKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
         HALVES: tl.constexpr = 2 if IS_GATED else 1
+        PACK: tl.constexpr = 1 if scale is None else 4
+        # Half of the exponent that unpacked E4M3 lack; the other half comes with the scale.
+        SIZE: tl.constexpr = 2.0**60 if IS_FP8 else 1.0
         n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         k_offset = tl.arange(0, BLOCK_K)
-        start = weight + n.to(tl.int64)[:, None] * K + k_offset[None, :]
+        word_offset = tl.arange(0, BLOCK_K // PACK)
+        start = weight + n.to(tl.int64)[:, None] * (K // PACK) + word_offset[None, :]
         tiles, norm_tiles = (), ()
         for chunk in tl.static_range(CHUNKS):
             k = chunk * BLOCK_K
             for half in tl.static_range(HALVES):
-                mask = (n < N)[:, None] & (k + k_offset < K)[None, :]
-                tiles += (tl.load(start + half * N * K + k, mask=mask, other=0.0),)  # type: ignore[assignment]
+                word = k // PACK
+                mask = (n < N)[:, None] & (word + word_offset < K // PACK)[None, :]
+                tiles += (tl.load(start + half * N * (K // PACK) + word, mask=mask, other=0),)  # type: ignore[assignment]
             if norm_weight is not None:
                 norm_tiles += (tl.load(norm_weight + k + k_offset, mask=k + k_offset < K, other=0),)  # type: ignore[assignment]
         if scale is not None:
-            n_scale = tl.load(scale + n, mask=n < N, other=0)
+            n_scale = tl.load(scale + n, mask=n < N, other=0) * SIZE
             if IS_GATED:
-                up_scale = tl.load(scale + N + n, mask=n < N, other=0)
+                up_scale = tl.load(scale + N + n, mask=n < N, other=0) * SIZE
         pdl_wait(ENABLE_PDL)
         for b in range(batch):
             if residual is not None:
@@ -185,14 +225,18 @@ if triton is not None:
                 for chunk in tl.static_range(CHUNKS):
                     normed += (scale_and_weigh(values[chunk], inverse, norm_tiles[chunk], dtype).to(tl.float32),)  # type: ignore[assignment]
                 values = normed
-            result = _dot_rows(tiles, values, CHUNKS, 0, HALVES)
-            if scale is not None:
-                result *= n_scale
-            result = result.to(dtype)
+            if scale is None:
+                result = _dot_rows(tiles, values, CHUNKS, 0, HALVES).to(dtype)
+            else:
+                parts, zero = (), (tl.program_id(0) >> 30) * b
+                for chunk in tl.static_range(CHUNKS):
+                    parts += _in_four(values[chunk], BLOCK_K, SIZE)
+                result = (_dot_packed_rows(tiles, parts, zero, IS_FP8, CHUNKS, 0, HALVES) * n_scale).to(dtype)
             if IS_GATED:
-                up = _dot_rows(tiles, values, CHUNKS, 1, HALVES)
-                if scale is not None:
-                    up *= up_scale
+                if scale is None:
+                    up = _dot_rows(tiles, values, CHUNKS, 1, HALVES)
+                else:
+                    up = _dot_packed_rows(tiles, parts, zero, IS_FP8, CHUNKS, 1, HALVES) * up_scale
                 result = _silu_mul(result, up, dtype)
             if residual is not None:
                 result = (result.to(tl.float32) + rest).to(dtype)
@@ -213,12 +257,21 @@ if triton is not None:
                 pack=1,
             )
 
+    @triton.jit
+    def _dot(x, weight, acc, IS_SWAPPED: tl.constexpr):
+        # Of wgmma the first operand alone may come from registers, where one of 8 bits is widened.
+        if IS_SWAPPED:
+            acc = tl.dot(weight, x, acc, input_precision="ieee")
+        else:
+            acc = tl.dot(x, weight, acc, input_precision="ieee")
+        return acc
+
     @triton.jit(do_not_specialize=["batch"])
     def _tile_kernel(  # noqa: PLR0915 (a kernel's arguments are positional)
         x, weight, scale, residual, out, batch, x_stride, residual_stride,
         N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-        SLICE_K: tl.constexpr, SPLIT_K: tl.constexpr, NUM_STAGES: tl.constexpr, IS_GATED: tl.constexpr,
-        PREFETCH_L2: tl.constexpr, ENABLE_PDL: tl.constexpr, OPERAND_DTYPE: tl.constexpr,
+        SLICE_K: tl.constexpr, SPLIT_K: tl.constexpr, NUM_STAGES: tl.constexpr, IS_SWAPPED: tl.constexpr,
+        IS_GATED: tl.constexpr, PREFETCH_L2: tl.constexpr, ENABLE_PDL: tl.constexpr, OPERAND_DTYPE: tl.constexpr,
     ):  # fmt: skip
         pdl_launch_dependents(ENABLE_PDL)
         dtype: tl.constexpr = x.dtype.element_ty
@@ -236,21 +289,22 @@ if triton is not None:
         # in others rows repeat in turn, as many reads of the last one are slow (2.31 ms, not 1.81, for 17).
         n_source = tl.minimum(n, N - 1).to(tl.int64)
         m_source = m64 if BLOCK_M < 32 else (m % batch).to(tl.int64)
-        # Axes (b, k) and (k, n); a split K puts the split before both.
+        # Axes (m, k) and (k, n), or (n, k) and (k, m) where the weight comes first; slices of K come before both.
+        LAST: tl.constexpr = 0 if IS_SWAPPED else 1
+        m_index, n_index = tl.expand_dims(m_source, LAST), tl.expand_dims(n_source, 1 - LAST)
+        is_row = tl.expand_dims(m64 < batch, LAST) if BLOCK_M < 32 else True
         if SLICE_K == 1:
             k_offset = tl.arange(0, BLOCK_K)
-            k_row, k_column = k_offset[None, :], k_offset[:, None]
-            x_ptrs = x + m_source[:, None] * x_stride + k_row
-            is_row = (m64 < batch)[:, None] if BLOCK_M < 32 else True
-            w_ptrs = weight + n_source[None, :] * K + k_column
-            acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+            k_of_x, k_of_w = tl.expand_dims(k_offset, 1 - LAST), tl.expand_dims(k_offset, LAST)
         else:
             k_offset = tl.arange(0, SLICE_K)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
-            k_row, k_column = k_offset[:, None, :], k_offset[:, :, None]
-            x_ptrs = x + m_source[None, :, None] * x_stride + k_row
-            is_row = (m64 < batch)[None, :, None] if BLOCK_M < 32 else True
-            w_ptrs = weight + n_source[None, None, :] * K + k_column
-            acc = tl.zeros([SLICE_K, BLOCK_M, BLOCK_N], tl.float32)
+            k_of_x, k_of_w = tl.expand_dims(k_offset, 2 - LAST), tl.expand_dims(k_offset, 1 + LAST)
+            m_index, n_index = tl.expand_dims(m_index, 0), tl.expand_dims(n_index, 0)
+            is_row = tl.expand_dims(is_row, 0) if BLOCK_M < 32 else True
+        x_ptrs, w_ptrs = x + m_index * x_stride + k_of_x, weight + n_index * K + k_of_w
+        ROWS: tl.constexpr = BLOCK_N if IS_SWAPPED else BLOCK_M
+        COLUMNS: tl.constexpr = BLOCK_M if IS_SWAPPED else BLOCK_N
+        acc = tl.zeros([ROWS, COLUMNS] if SLICE_K == 1 else [SLICE_K, ROWS, COLUMNS], tl.float32)
         acc_up = acc
         if ENABLE_PDL and PREFETCH_L2:
             LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth
@@ -263,17 +317,19 @@ if triton is not None:
                 x_tile = tl.load(x_ptrs + k, mask=is_row, other=0).to(OPERAND_DTYPE)
                 w_tile = tl.load(w_ptrs + k).to(OPERAND_DTYPE)
             else:
-                x_tile = tl.load(x_ptrs + k, mask=is_row & (k + k_row < K), other=0).to(OPERAND_DTYPE)
-                w_tile = tl.load(w_ptrs + k, mask=k + k_column < K, other=0.0).to(OPERAND_DTYPE)
-            acc = tl.dot(x_tile, w_tile, acc, input_precision="ieee")
+                x_tile = tl.load(x_ptrs + k, mask=is_row & (k + k_of_x < K), other=0).to(OPERAND_DTYPE)
+                w_tile = tl.load(w_ptrs + k, mask=k + k_of_w < K, other=0.0).to(OPERAND_DTYPE)
+            acc = _dot(x_tile, w_tile, acc, IS_SWAPPED)
             if IS_GATED:
                 if K % STEP == 0:
                     w_tile = tl.load(w_ptrs + N * K + k).to(OPERAND_DTYPE)
                 else:
-                    w_tile = tl.load(w_ptrs + N * K + k, mask=k + k_column < K, other=0.0).to(OPERAND_DTYPE)
-                acc_up = tl.dot(x_tile, w_tile, acc_up, input_precision="ieee")
+                    w_tile = tl.load(w_ptrs + N * K + k, mask=k + k_of_w < K, other=0.0).to(OPERAND_DTYPE)
+                acc_up = _dot(x_tile, w_tile, acc_up, IS_SWAPPED)
         if SLICE_K > 1:
             acc, acc_up = tl.sum(acc, 0), tl.sum(acc_up, 0)
+        if IS_SWAPPED:
+            acc, acc_up = tl.trans(acc), tl.trans(acc_up)
         mask = (m64 < batch)[:, None] & (n < N)[None, :]
         if scale is not None:
             acc *= tl.load(scale + n_source)[None, :]
@@ -399,8 +455,10 @@ def _matmul(
     if isinstance(plan, GemvPlan):
         out = torch.empty((batch, width_out), dtype=x.dtype, device=x.device)
         gain, eps = norm or (None, 0.0)
-        inputs = (x, gain, weight, scale, residual, out, batch, x.stride(0), residual_stride, eps)
-        sizes = (width_out, width_in, plan.rows, plan.block_k, is_gated, enable_pdl)
+        is_fp8 = weight.dtype == torch.float8_e4m3fn
+        words = weight if scale is None else weight.view(torch.int32)
+        inputs = (x, gain, words, scale, residual, out, batch, x.stride(0), residual_stride, eps)
+        sizes = (width_out, width_in, plan.rows, plan.block_k, is_gated, is_fp8, enable_pdl)
         _gemv_kernel[(triton.cdiv(width_out, plan.rows),)](
             *inputs, *sizes, num_warps=plan.warps, **pdl_options(enable_pdl)
         )
@@ -465,7 +523,7 @@ def _launch_tiles(
     _tile_kernel[(triton.cdiv(batch, plan.block_m), triton.cdiv(width_out, plan.block_n), plan.split_k)](
         *(x, weight, scale, residual, out, batch, x.stride(0)),
         *(0 if residual is None else residual.stride(0), width_out, width_in),
-        *(*blocks, is_gated, plan.is_prefetched, enable_pdl, OPERAND[x.dtype]),
+        *(*blocks, plan.is_swapped, is_gated, plan.is_prefetched, enable_pdl, OPERAND[x.dtype]),
         num_warps=plan.warps,
         **pdl_options(enable_pdl),
     )

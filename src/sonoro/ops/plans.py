@@ -57,7 +57,8 @@ class TilePlan:
     with few rows these chains, not the memory, are what takes time. With `split_k` > 1 as many programs share K, and a
     second kernel adds their sums in order (not for gated products). `is_prefetched`: the rows of the weight are called
     into the L2 cache before the kernel ahead is done. Of a gated product a program makes `extra_n` columns more, in a
-    block of their own, so that about as many programs as there are multiprocessors share all columns.
+    block of their own, so that about as many programs as there are multiprocessors share all columns. `is_swapped`: the
+    weight is the first operand of the tensor cores, which may come from registers: one of 8 bits is widened there.
     """
 
     block_m: int
@@ -70,6 +71,12 @@ class TilePlan:
     is_prefetched: bool
     enable_pdl: bool = True
     extra_n: int = 0
+    is_swapped: bool = False
+
+    @property
+    def first_rows(self) -> int:
+        """Of the first operand."""
+        return self.block_n if self.is_swapped else self.block_m
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,9 @@ LIMITS = (1, 2, 16, 32, 64, 128, 256, 1024)
 """The most rows of each column of a file. Beyond the last of a line, where memory is not what takes time, the library
 serves: blocks chosen for fewer rows read the same weights again and again. Most lines end at 256.
 """
+
+_STORED = {torch.bfloat16: "none", torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
+"""What a file calls the weights that it is for."""
 
 REGISTER_BYTES = 256
 """Of weights per thread in an untuned `GemvPlan`: a quarter of its registers, as sums and `x` take more."""
@@ -126,18 +136,19 @@ class Product:
     def fits(self, plan: Plan, on: Card) -> bool:
         """Whether `on` has the registers and the shared memory for `plan`, and the plan divides this product."""
         if isinstance(plan, GemvPlan):
-            # Compilers keep each of 8 bits in a register of its own (Triton 3.6, sm_80 to sm_90: 1.7 kB spilled).
-            size = 4 if self.itemsize == 1 else self.itemsize
-            own = plan.rows * self.shape[1] * size * self.halves
-            return own <= 2 * REGISTER_BYTES * 32 * plan.warps // (2 if on.has_few_registers else 1)
+            # Those of 8 bits are loaded four at once, and unpacked into other registers.
+            if self.itemsize == 1 and self.shape[1] % 4:
+                return False
+            own, shares = plan.rows * self.shape[1] * self.itemsize * self.halves, (self.itemsize == 1) + 1
+            return own <= 2 * REGISTER_BYTES * 32 * plan.warps // (shares * (2 if on.has_few_registers else 1))
         if isinstance(plan, CublasPlan):
             return True
-        if plan.extra_n and (not self.is_gated or plan.slice_k * plan.split_k > 1):
+        if plan.extra_n and (not self.is_gated or plan.is_swapped or plan.slice_k * plan.split_k > 1):
             return False
         columns = plan.block_n + plan.extra_n
         span, sums = plan.split_k * plan.slice_k * plan.block_k, plan.block_m * columns * plan.slice_k
         is_small = sums * self.halves <= 32 * 32 * plan.warps or not on.has_few_registers
-        has_memory = on.fit_stages(plan.block_m, self.stage_bytes(plan), plan.stages) == plan.stages
+        has_memory = on.fit_stages(plan.first_rows, self.stage_bytes(plan), plan.stages) == plan.stages
         return is_small and has_memory and (plan.split_k == 1 or not (self.shape[1] % span or self.is_gated))
 
 
@@ -147,9 +158,12 @@ def plan_for(batch: int, weight: torch.Tensor, is_gated: bool) -> Plan:
     return _plan_for(_column(batch), (n, k), weight.dtype, is_gated, card(weight.device))
 
 
-def measured(on: Card) -> dict[tuple[int, int], tuple[Plan, ...]]:
-    """The plans that were measured on a card of this name, or of one that is as fast, by shape; bfloat16."""
-    return _read().get(on.name) or next((plans for name, plans in _read().items() if on.name.startswith(name)), {})
+def measured(on: Card, quantization: str = "none") -> dict[tuple[int, int], tuple[Plan, ...]]:
+    """The plans that were measured on a card of this name, or of one that is as fast, by shape; for rows in bfloat16
+    and weights in it, or as `quantization` says.
+    """
+    of_format = {name: plans for (name, stored), plans in _read().items() if stored == quantization}
+    return of_format.get(on.name) or next((plans for name, plans in of_format.items() if on.name.startswith(name)), {})
 
 
 def known_shapes() -> dict[tuple[int, int], bool]:
@@ -164,26 +178,27 @@ def use_tuned(text: str) -> str:
     Raises `ValueError` for what is no such file.
     """
     file = _parse(text)
-    for name, plans in file.items():
-        _read().setdefault(name, {}).update(plans)
+    for key, plans in file.items():
+        _read().setdefault(key, {}).update(plans)
     _plan_for.cache_clear()
-    return next(iter(file))
+    return next(iter(file))[0]
 
 
 def from_text(text: str) -> Plan:
     """The plan that `to_text` wrote. Raises `ValueError`."""
     kind, *rest = text.split()
+    flags = {"prefetch", "swapped"}.intersection(rest[-2:])
     extra_n = 0
     if kind == "tile" and len(rest) > 1 and "+" in rest[1]:
         rest[1], _, extra = rest[1].partition("+")
         extra_n = int(extra)
-    is_prefetched = rest[-1:] == ["prefetch"]
-    sizes = [int(size) for size in rest[: len(rest) - is_prefetched]]
+    sizes = [int(size) for size in rest[: len(rest) - len(flags)]]
     match kind, sizes:
         case "gemv", [rows, block_k, warps]:
             return GemvPlan(rows, block_k, warps)
-        case "tile", [block_m, block_n, block_k, slice_k, split_k, stages, warps]:
-            return TilePlan(block_m, block_n, block_k, slice_k, split_k, stages, warps, is_prefetched, extra_n=extra_n)
+        case "tile", [m, n, k, slice_k, split_k, stages, warps]:
+            is_swapped, is_prefetched = "swapped" in flags, "prefetch" in flags
+            return TilePlan(m, n, k, slice_k, split_k, stages, warps, is_prefetched, True, extra_n, is_swapped)
         case "cublas", []:
             return CublasPlan()
     raise ValueError(f"no plan: {text!r}")
@@ -197,7 +212,8 @@ def to_text(plan: Plan) -> str:
         case TilePlan():
             columns = f"{plan.block_n}+{plan.extra_n}" if plan.extra_n else plan.block_n
             sizes = (plan.block_m, columns, plan.block_k, plan.slice_k, plan.split_k, plan.stages, plan.warps)
-            return " ".join(["tile", *map(str, sizes), *["prefetch"] * plan.is_prefetched])
+            flags = ["swapped"] * plan.is_swapped + ["prefetch"] * plan.is_prefetched
+            return " ".join(["tile", *map(str, sizes), *flags])
     return "cublas"
 
 
@@ -235,8 +251,8 @@ def candidates(product: Product, on: Card) -> Iterator[Plan]:
             if block_n < least_n or (slice_k > 1 and block_m > 32) or (split_k > 1 and block_m < 64):
                 continue
             tile = TilePlan(block_m, block_n, block_k, slice_k, split_k, stages, 8 if block_m > 64 else 4, False)
-            if product.fits(tile, on):
-                yield tile
+            swapped = [replace(tile, is_swapped=True)] if product.itemsize == 1 and block_n >= 16 else []
+            yield from (one for one in (tile, *swapped) if product.fits(one, on))
     yield CublasPlan()
 
 
@@ -253,7 +269,7 @@ def variations(plan: Plan, product: Product, on: Card) -> Iterator[Plan]:
                 replace(plan, stages=stages, is_prefetched=is_prefetched)
                 for stages, is_prefetched in itertools.product(range(2, 9), ahead)
             ]
-            if plan.block_m >= 32 and plan.block_n in {32, 64}:
+            if plan.block_m >= 32 and plan.block_n in {32, 64} and not plan.is_swapped:
                 found += [replace(plan, stages=stages, extra_n=16, is_prefetched=False) for stages in range(2, 9)]
     return (one for one in found if product.fits(one, on))
 
@@ -287,7 +303,7 @@ def estimate_s(plan: Plan, product: Product, on: Card) -> float:
         at_once, loading, chain_s = 16 // plan.warps, own, product.rows * 1e-6
     else:
         stage = product.stage_bytes(plan)
-        used = stage * on.buffers(plan.block_m, plan.stages)
+        used = stage * on.buffers(plan.first_rows, plan.stages)
         weights = product.itemsize * product.halves * plan.slice_k * plan.block_k * plan.block_n
         at_once, loading = max(1, min(16 // plan.warps, on.shared_bytes // used)), weights * (plan.stages - 1)
         chain_s = _STEP_S * inputs / (16 * plan.slice_k * plan.split_k) * max(1, plan.block_m * plan.block_n / 2048)
@@ -311,7 +327,8 @@ def _plan_for(column: int, shape: tuple[int, int], dtype: torch.dtype, is_gated:
     if column == len(LIMITS):
         return CublasPlan()
     product = Product(LIMITS[column], shape, is_gated, dtype.itemsize)
-    if dtype == torch.bfloat16 and (line := measured(on).get(shape)) is not None:
+    line = measured(on, _STORED[dtype]).get(shape) if dtype in _STORED else None
+    if line is not None and (column < len(line) or dtype == torch.bfloat16):
         plan: Plan | None = line[column] if column < len(line) else CublasPlan()
         while plan is not None and not product.fits(plan, on):
             plan = _fewer_stages(plan, product, on) or smaller(plan)
@@ -329,7 +346,7 @@ def _plan_for(column: int, shape: tuple[int, int], dtype: torch.dtype, is_gated:
 def _fewer_stages(plan: Plan, product: Product, on: Card) -> Plan | None:
     if not isinstance(plan, TilePlan):
         return None
-    stages = on.fit_stages(plan.block_m, product.stage_bytes(plan), plan.stages)
+    stages = on.fit_stages(plan.first_rows, product.stage_bytes(plan), plan.stages)
     return replace(plan, stages=stages) if 1 < stages < plan.stages else None
 
 
@@ -342,9 +359,13 @@ def _untuned_vector(product: Product) -> Plan:
     return GemvPlan(1, 1024, 8) if row_bytes <= 256 * REGISTER_BYTES else CublasPlan()
 
 
+_Files = dict[tuple[str, str], dict[tuple[int, int], tuple[Plan, ...]]]
+"""By card and what weights are stored as, the plans of each shape."""
+
+
 @functools.cache
-def _read() -> dict[str, dict[tuple[int, int], tuple[Plan, ...]]]:
-    files: dict[str, dict[tuple[int, int], tuple[Plan, ...]]] = {}
+def _read() -> _Files:
+    files: _Files = {}
     for path in sorted(_TUNED.glob("*.json")):
         files |= _parse(path.read_text(encoding="utf-8"))
     return files
@@ -355,13 +376,14 @@ def _shape(name: str) -> tuple[int, int]:
     return int(n), int(k)
 
 
-def _parse(text: str) -> dict[str, dict[tuple[int, int], tuple[Plan, ...]]]:
-    """The plans of a file by the names of the cards that they are for."""
+def _parse(text: str) -> _Files:
+    """The plans of a file, for each card that they are for."""
     try:
         file: dict[str, Any] = json.loads(text)
-        if file["rows"] != list(LIMITS) or file["dtype"] != "bfloat16":
-            raise ValueError("its rows or its dtype are others")
+        quantization = file.get("quantization", "none")
+        if file["rows"] != list(LIMITS) or file["dtype"] != "bfloat16" or quantization not in _STORED.values():
+            raise ValueError("its rows, its dtype or its quantization are others")
         plans = {_shape(shape): tuple(from_text(plan) for plan in line) for shape, line in file["plans"].items()}
-        return {name: dict(plans) for name in (file["device"], *file.get("also", ()))}
+        return {(name, quantization): dict(plans) for name in (file["device"], *file.get("also", ()))}
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"no file of plans: {error!r}") from error

@@ -24,8 +24,9 @@ from torch import Tensor
 
 from sonoro.core.errors import ConfigError
 from sonoro.core.machine import usable_cores
+from sonoro.nn.linear import quantize
 from sonoro.ops.device import Card, card
-from sonoro.ops.linear import norm_gate_up_kernel, norm_linear_kernel
+from sonoro.ops.linear import EIGHT_BITS, norm_gate_up_kernel, norm_linear_kernel
 from sonoro.ops.plans import (
     LIMITS,
     CublasPlan,
@@ -60,6 +61,10 @@ _CACHE_BYTES = 1 << 28
 """Of weights that a chain reads at least: more than any L2 cache holds."""
 
 
+Weight = tuple[Tensor, Tensor | None]
+"""A weight [N, K], and the scale [N] of one in 8 bits."""
+
+
 class Bench(Protocol):
     """What times plans."""
 
@@ -73,10 +78,15 @@ class Bench(Protocol):
 @dataclass(frozen=True)
 class Tuning:
     """What is to be measured: weight `shapes` [N, K], each with whether it is gated, all that are known if none is
-    given. `out`: the file, in the user's cache if None."""
+    given, in bfloat16 or kept as `quantization` says. `out`: the file, in the user's cache if None."""
 
     shapes: tuple[tuple[tuple[int, int], bool], ...] = ()
     out: Path | None = None
+    quantization: str = "none"
+
+    @property
+    def itemsize(self) -> int:
+        return 2 if self.quantization == "none" else 1
 
 
 def parse_shape(text: str) -> tuple[tuple[int, int], bool]:
@@ -96,16 +106,16 @@ def run(tuning: Tuning, device: torch.device, say: Callable[[str], None], bench:
     if device.type != "cuda":
         raise ConfigError("device", str(device), "plans are measured on a GPU")
     with compilers(usable_cores()) as pool:
-        return _run(tuning, device, say, Gpu(device, pool))
+        return _run(tuning, device, say, Gpu(device, pool, tuning.quantization))
 
 
 def _run(tuning: Tuning, device: torch.device, say: Callable[[str], None], bench: Bench) -> Path:
-    on, path = card(device), tuning.out or own_plans(device)
-    file = _File(path, on)
+    on, path = card(device), tuning.out or own_plans(device, tuning.quantization)
+    file = _File(path, on, tuning.quantization)
     columns = [limit for limit in LIMITS if limit <= MOST_ROWS]
     shapes = tuning.shapes or tuple(known_shapes().items())
     missing = [
-        _Shape([Product(rows, shape, is_gated) for rows in columns], on, bench)
+        _Shape([Product(rows, shape, is_gated, tuning.itemsize) for rows in columns], on, bench)
         for shape, is_gated in shapes
         if not file.has(shape)
     ]
@@ -130,15 +140,15 @@ def _run(tuning: Tuning, device: torch.device, say: Callable[[str], None], bench
 class _File:
     """The file of plans as it grows, a shape at a time."""
 
-    def __init__(self, path: Path, on: Card) -> None:
+    def __init__(self, path: Path, on: Card, quantization: str) -> None:
         self._path = path
-        head = {"device": on.name, "dtype": "bfloat16", "rows": list(LIMITS)}
+        head = {"device": on.name, "dtype": "bfloat16", "quantization": quantization, "rows": list(LIMITS)}
         how = f"sonoro tune, torch {torch.__version__}"
         self._values: dict[str, Any] = {**head, "measured": how, "gated": [], "plans": {}}
         if path.is_file():
             found = json.loads(path.read_text(encoding="utf-8"))
             if {name: found.get(name) for name in head} != head:
-                raise ConfigError("out", str(path), "it holds the plans of another card")
+                raise ConfigError("out", str(path), "it holds the plans of another card, or for other weights")
             self._values |= found
 
     def has(self, shape: tuple[int, int]) -> bool:
@@ -205,54 +215,69 @@ class _Shape:
 def _likely(product: Product, on: Card) -> Iterator[Plan]:
     """The library's plan, and of each kind those that are estimated to be fastest."""
     found = sorted(candidates(product, on), key=lambda plan: estimate_s(plan, product, on))
-    kinds = ([plan for plan in found if isinstance(plan, kind)] for kind in (GemvPlan, TilePlan))
-    return chain([CublasPlan()], *(kind[:_TRIED] for kind in kinds))
+    swapped = [plan for plan in found if isinstance(plan, TilePlan) and plan.is_swapped]
+    tiles = [plan for plan in found if isinstance(plan, TilePlan) and not plan.is_swapped]
+    vectors = [plan for plan in found if isinstance(plan, GemvPlan)]
+    return chain([CublasPlan()], vectors[:_TRIED], tiles[:_TRIED], swapped[:_TRIED])
 
 
-def _launch(x: Tensor, gain: Tensor, weight: Tensor, plan: Plan, *, is_gated: bool) -> None:
+def _launch(x: Tensor, gain: Tensor, weight: Weight, plan: Plan, *, is_gated: bool) -> None:
     kernel = norm_gate_up_kernel if is_gated else norm_linear_kernel
-    kernel(x, gain, 1e-6, weight, plan=plan)
+    kernel(x, gain, 1e-6, *weight, plan=plan)
 
 
-def compile_plan(product: Product, plan: Plan, on: Card) -> None:
+def compile_plan(product: Product, plan: Plan, on: Card, quantization: str = "none") -> None:
     """Compile what `plan` launches for `product` on a card. What fails is found again where it is launched."""
-    n, k = product.shape
     variants: dict[Variant, None] = {}
     with recording(on, variants.setdefault), torch.inference_mode():
-        sizes = (product.rows, k), (k,), (n, k)
-        x, gain, weight = (torch.empty(size, dtype=torch.bfloat16, device="meta") for size in sizes)
-        _launch(x, gain, weight, plan, is_gated=product.is_gated)
+        empty = partial(torch.empty, dtype=torch.bfloat16, device="meta")
+        _launch(*_inputs(product, empty), _weight(product, quantization, empty), plan, is_gated=product.is_gated)
     for variant in variants:
         compile_variant(variant, on)
+
+
+def _inputs(product: Product, make: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
+    """Rows, and what they are multiplied by before the product."""
+    return make(product.rows, product.shape[1]), make(product.shape[1])
+
+
+def _weight(product: Product, quantization: str, make: Callable[..., Tensor]) -> Weight:
+    """A weight, and its scale if it is in 8 bits."""
+    weight = make(*product.shape)
+    if quantization == "none":
+        return weight, None
+    if weight.is_meta:
+        return weight.to(EIGHT_BITS[quantization]), torch.empty(len(weight), device="meta")
+    return quantize(weight, quantization)
 
 
 class Gpu:
     """Times plans on a GPU, compiling in the processes of `pool`."""
 
-    def __init__(self, device: torch.device, pool: ProcessPoolExecutor) -> None:
-        self._device, self._pool, self._card = device, pool, card(device)
+    def __init__(self, device: torch.device, pool: ProcessPoolExecutor, quantization: str = "none") -> None:
+        self._device, self._pool, self._card, self._quantization = device, pool, card(device), quantization
         self._compiled: dict[tuple[Product, Plan], Future[None]] = {}
-        self._weights: dict[tuple[int, int], list[Tensor]] = {}
+        self._weights: dict[tuple[int, int], list[Weight]] = {}
 
     def compile(self, product: Product, plans: Iterable[Plan]) -> None:
         for plan in plans:
             if (product, plan) not in self._compiled:
-                self._compiled[product, plan] = self._pool.submit(compile_plan, product, plan, self._card)
+                what = (product, plan, self._card, self._quantization)
+                self._compiled[product, plan] = self._pool.submit(compile_plan, *what)
 
     @torch.inference_mode()
     def seconds(self, product: Product, plan: Plan) -> float:
         wait([self._compiled[product, plan]])
-        n, k = product.shape
         random = partial(torch.randn, device=self._device, dtype=torch.bfloat16)
         if product.shape not in self._weights:
             self._weights.clear()
             count = max(4, math.ceil(_CACHE_BYTES / product.weight_bytes))
-            self._weights[product.shape] = [random(n, k) for _ in range(count)]
-        x, gain, weights = random(product.rows, k), random(k), self._weights[product.shape]
+            self._weights[product.shape] = [_weight(product, self._quantization, random) for _ in range(count)]
+        inputs, weights = _inputs(product, random), self._weights[product.shape]
 
         def products() -> None:
             for weight in weights:
-                _launch(x, gain, weight, plan, is_gated=product.is_gated)
+                _launch(*inputs, weight, plan, is_gated=product.is_gated)
 
         try:
             products()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from sonoro.core.config import tuned_folder
+from sonoro.core.config import QUANTIZATIONS, tuned_folder
 from sonoro.ops.device import Card, card, is_recorded, shared_limit
 from sonoro.ops.dispatch import fallbacks
 from sonoro.ops.plans import use_tuned
@@ -20,14 +20,16 @@ __all__ = ["fallbacks", "own_plans", "plans_of", "shared_limit", "use_own_plans"
 logger = logging.getLogger(__name__)
 
 
-def own_plans(device: torch.device) -> Path:
-    """Where `sonoro tune` keeps what it has measured on the card of `device`."""
-    return plans_of(card(device))
+def own_plans(device: torch.device, quantization: str = "none") -> Path:
+    """Where `sonoro tune` keeps what it has measured on the card of `device`, of weights as `quantization` says."""
+    return plans_of(card(device))[quantization]
 
 
-def plans_of(on: Card) -> Path:
-    """Where the user's own plans for such a card are, if there are any."""
-    return tuned_folder() / f"{on.name.replace(' ', '_').replace('/', '_')}.json"
+def plans_of(on: Card) -> dict[str, Path]:
+    """Where the user's own plans for such a card are, if there are any, by what weights are stored as."""
+    name = on.name.replace(" ", "_").replace("/", "_")
+    suffixes = {one: "" if one == "none" else f"-{one}" for one in QUANTIZATIONS}
+    return {one: tuned_folder() / f"{name}{suffix}.json" for one, suffix in suffixes.items()}
 
 
 def use_own_plans(device: torch.device) -> None:
@@ -35,13 +37,11 @@ def use_own_plans(device: torch.device) -> None:
 
     On tensors without memory by those for the card that they stand for.
     """
-    if (
-        device.type == "cpu"
-        or (device.type == "meta" and not is_recorded())
-        or not (path := own_plans(device)).is_file()
-    ):
+    if device.type == "cpu" or (device.type == "meta" and not is_recorded()):
         return
-    try:
-        use_tuned(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        logger.warning("event=plans_not_read path=%s error=%r", path, error)
+    for path in plans_of(card(device)).values():
+        if path.is_file():
+            try:
+                use_tuned(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                logger.warning("event=plans_not_read path=%s error=%r", path, error)
