@@ -49,14 +49,16 @@ TEXT = "The next train to the coast leaves from platform four in twelve minutes;
 TWO_WIDTHS = ("64 64+16 64 1 1 4 4", "64 64+16 128 1 1 3 4", "64 32+16 128 1 1 4 4", "32 64+16 128 1 1 4 4")
 CACHE_BYTES = 2**28
 FIRST_ARM = "before"
+BEFORE = {"codec_overlap": 0, "codec_wait": 0, "chunk_frames": (1, 2, 4, 12)}
 ARMS: Mapping[str, dict[str, Any]] = {
-    FIRST_ARM: {"is_prefill_fused": False},
-    "pages": {"is_prefill_fused": False},
-    "prefill": {},
-    "norms": {},
-    "wait": {"codec_wait": 4},
-    "chunks": {"codec_wait": 4, "chunk_frames": (1, 4, 12)},
-    "overlap": {"codec_wait": 4, "chunk_frames": (1, 4, 12), "codec_overlap": 4096},
+    FIRST_ARM: {**BEFORE, "is_prefill_fused": False},
+    "pages": {**BEFORE, "is_prefill_fused": False},
+    "prefill": BEFORE,
+    "norms": BEFORE,
+    "wait": {**BEFORE, "codec_wait": 4},
+    "chunks": {"codec_overlap": 0},
+    "overlap": {"codec_overlap": 4096},
+    "buckets": {"codec_overlap": 4096, "prefill_buckets": (16, 32, 64, 96, 128, 192, 256, 384, 512)},
 }
 """Settings of engines by name, each arm with one change more than the one above it. The first has all pages as well,
 those down to `prefill` a kernel of its own for each norm after a sum."""
