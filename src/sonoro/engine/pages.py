@@ -59,11 +59,18 @@ class Pager:
 
     def _load_of(self, running: Iterable[RunningRequest]) -> tuple[int, int]:
         """Pages that those `running` are expected to take yet, all together, and the most that one may still need."""
+        # Of hundreds, in every tick that could admit: what `_expected` and `_most` say, in one look at each.
         to_come = needed = 0
+        size = self._page_positions
         for other in running:
-            held = _count(other)
-            to_come += self._expected(other) - held
-            needed = max(needed, self._most(other) - held)
+            progress, allocation = other.progress, other.allocation
+            assert allocation is not None
+            assert progress.prompt is not None
+            held, limit = len(allocation.pages), progress.limit
+            before = progress.prompt.positions - 1
+            wanted = min(max(progress.expected, allocation.steps + size), limit)
+            to_come += max(0, -(-(before + wanted) // size) - held)
+            needed = max(needed, -(-(before + limit) // size) - held)
         return to_come, needed
 
     def admit(self, waiting: RunningRequest, slot: int) -> None:
@@ -77,7 +84,14 @@ class Pager:
 
     def lacks(self, running: RunningRequest, frames: int) -> int:
         """How many pages `running` lacks for its next `frames` frames."""
-        return max(0, self._pages_for(running, running.steps + frames) - _count(running))
+        progress, allocation = running.progress, running.allocation
+        assert allocation is not None
+        assert progress.prompt is not None
+        positions = progress.prompt.positions - 1 + min(allocation.steps + frames, progress.limit)
+        # Asked of everybody in every tick, and mostly there is room.
+        if positions <= (held := len(allocation.pages)) * self._page_positions:
+            return 0
+        return -(-positions // self._page_positions) - held
 
     def can_grow(self, grown: RunningRequest, running: Iterable[RunningRequest]) -> bool:
         """Whether the next frame of `grown`, one of those `running`, may have its page."""

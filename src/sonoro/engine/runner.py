@@ -92,8 +92,8 @@ class Launched:
     entry: Entry
     failed: dict[RunningRequest, Exception] = field(default_factory=dict)
     stepped: list[BatchItem] = field(default_factory=list)
-    length: list[int] | npt.NDArray[np.int64] = field(default_factory=list)
-    done: list[bool] | npt.NDArray[np.bool_] = field(default_factory=list)
+    length: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    done: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     attention: npt.NDArray[np.float32] | None = None
     decoded: list[Decoded] = field(default_factory=list)
 

@@ -185,7 +185,7 @@ class Scheduler:
         if running.is_paused:
             return False
         is_waiting = running.is_starving or running in self._short
-        return not is_waiting or self._due_frames(running, 0.0, 0.0) > 0
+        return not is_waiting or self._due_frames(running, running.undecoded, 0.0, 0.0) > 0
 
     def _stepping(self) -> list[RunningRequest]:
         """Those that can make a frame, if they have a page for it."""
@@ -295,9 +295,11 @@ class Scheduler:
         return [chunk.running for chunk in chunks[: max(padded if pressing else 0, filled)]]
 
     def _due_chunk(self, running: RunningRequest, now_s: float, tick_s: float) -> _Chunk | None:
+        if (ready := running.undecoded) <= 0:
+            return None
         by_rule = running.request.is_reproducible
         lead_s = running.launched * self._frame_s if by_rule else running.lead_s(now_s, self._frame_s)
-        frames = self._due_frames(running, lead_s, tick_s)
+        frames = self._due_frames(running, ready, lead_s, tick_s)
         if not frames:
             return None
         if running.is_silent:
@@ -307,13 +309,14 @@ class Scheduler:
         else:
             urgency = _Urgency.HOLDS_SLOT if running.is_ending else _Urgency.CAN_WAIT
         is_stuck = by_rule or running.is_starving or running in self._short
-        has_waited = running.undecoded - frames >= self._config.codec_wait
+        has_waited = ready - frames >= self._config.codec_wait
         gathers = urgency is _Urgency.CAN_WAIT and not (is_stuck or has_waited)
         return _Chunk(urgency, lead_s, frames, running, gathers)
 
-    def _due_frames(self, running: RunningRequest, lead_s: float, tick_s: float) -> int:
-        """The chunk length that `running` decodes in this tick; 0 while waiting for a longer one is better."""
-        sizes, ready = self._config.chunk_frames, running.undecoded
+    def _due_frames(self, running: RunningRequest, ready: int, lead_s: float, tick_s: float) -> int:
+        """The chunk length that `running`, with `ready` frames undecoded, decodes in this tick; 0 while waiting for a
+        longer one is better."""
+        sizes = self._config.chunk_frames
         if ready <= 0:
             return 0
         if running.is_silent:
@@ -329,8 +332,12 @@ class Scheduler:
             return size if size <= ready else 0
         # Slower than playback, every listener runs out whatever is done: then few long chunks cost the least.
         is_too_slow = tick_s >= self._frame_s
-        allowed = [size for size in sizes if size <= ready or is_too_slow or _wait_s(size - ready, tick_s) <= lead_s]
-        return allowed[-1] if allowed and allowed[-1] <= ready else 0
+        for size in reversed(sizes):
+            if size <= ready:
+                return size
+            if is_too_slow or _wait_s(size - ready, tick_s) <= lead_s:
+                break
+        return 0
 
 
 def _held(running: RunningRequest) -> Allocation:
