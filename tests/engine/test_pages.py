@@ -78,6 +78,55 @@ def test_random_loads_reach_their_ends_with_a_third_of_the_pages(overrun: float)
         assert most > 133 // 15, "no more ran at once than if each had all the pages of its limit"
 
 
+def test_the_quick_counts_are_what_each_request_says_by_itself() -> None:
+    """What all need, counted in one look at each or added as one is admitted, and who lacks a page."""
+
+    def pages_of(running: RunningRequest, frames: int) -> int:
+        used = running.progress.prompt.positions - 1 + min(frames, running.progress.limit)
+        return max(-(-used // PAGE), len(running.allocation.pages) if running.allocation else 0)
+
+    def fits(waiting: RunningRequest, running: list[RunningRequest], free: int) -> bool:
+        everybody = [*running, waiting]
+        held = {one: len(one.allocation.pages) if one.allocation else pages_of(one, 1) for one in everybody}
+        free -= held[waiting]
+        speaking = sum(pages_of(one, max(one.progress.expected, one.steps + PAGE)) - held[one] for one in everybody)
+        if free < 0 or speaking > free:
+            return False
+        for need, one in sorted((pages_of(one, one.progress.limit) - held[one], held[one]) for one in everybody):
+            if need > free:
+                return False
+            free += one
+        return True
+
+    asked = 0
+    for seed in range(40):
+        draw = random.Random(seed)
+        pool = PagePool(draw.randint(20, 90))
+        pager, running, slots = Pager(pool, PAGE), list[RunningRequest](), iter(range(1000))
+        for number in range(60):
+            if draw.random() < 0.3:
+                pager.note_change()
+            limit = draw.randint(1, 240)
+            waiting = request_of(str(number), draw.randint(1, 90), limit, draw.randint(1, limit))
+            assert pager.can_admit(waiting, running) == fits(waiting, running, pool.free)
+            asked += len(running) > 2
+            if pager.can_admit(waiting, running):
+                pager.admit(waiting, next(slots))
+                running.append(waiting)
+            for one in running:
+                frames = draw.choice((1, 1, 1, AHEAD))
+                wanted = pages_of(one, one.steps + frames) - len(one.allocation.pages)
+                assert pager.lacks(one, frames) == wanted
+                if frames == 1 and (not wanted or pager.can_grow(one, running)):
+                    pager.grow(one)
+                    one.allocation.steps += 1
+            pager.note_change()
+            if running and draw.random() < 0.2:
+                ended = running.pop(draw.randrange(len(running)))
+                pool.release(ended.allocation.pages)
+    assert asked > 300
+
+
 def test_who_is_not_heard_is_put_back_for_a_listener_and_is_the_next_to_be_admitted() -> None:
     scheduler = scheduler_of(pages=25, slots=4)
     heard, *others = request_of("heard", 16, 290, 16), request_of("1", 32, 60, 1), request_of("2", 32, 60, 1)

@@ -369,10 +369,10 @@ class Engine:
 
     def _begin_anew(self, running: RunningRequest, slot: int) -> None:
         """Queue the segment of `running` again, which nobody has heard and others took the pages and `slot` of."""
-        self.runner.reset([slot])
         running.progress = Progress()
         self.put_back += 1
         with self._border(running):
+            self.runner.reset([slot])
             self._continue(running)
 
     def _take_text(self, running: RunningRequest, text: str, *, is_last: bool) -> None:

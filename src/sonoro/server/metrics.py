@@ -176,8 +176,8 @@ class _EngineCollector(Collector):
                 for part, ms in parts.items()
             ]
             yield _gauge(f"{kind}_seconds", f"of the last {kind}s", quantiles, "quantile")
-        broken = [((name,), stats.broken_samples) for name, stats in running]
-        yield _counter("broken_samples", "samples that were not finite, and were sent as silence", broken)
+        for field, help in _COUNTED.items():
+            yield _counter(field, help, [((name,), getattr(stats, field)) for name, stats in running])
         for field, (called, help) in _PREFIXES.items():
             yield _counter(called, help, [((name,), getattr(stats.prefixes, field)) for name, stats in running])
         kept = [((name,), stats.prefixes.kept_bytes) for name, stats in running]
@@ -211,6 +211,10 @@ _GAUGES = {
     "paused": "requests held back for a slow reader",
     "free_slots": "slots that nobody holds",
     "free_pages": "pages that nobody holds",
+}
+_COUNTED = {
+    "broken_samples": "samples that were not finite, and were sent as silence",
+    "put_back": "times that a request lost its slot for want of pages, before anybody heard it",
 }
 _PREFIXES = {
     "rows_prefilled": ("prompt_rows_prefilled", "prompt rows that were run"),

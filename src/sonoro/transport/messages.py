@@ -174,7 +174,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     `eager`.
     `running` hold a slot; `paused` are among these and the `waiting`. `tick_ms` is the time inside a tick, `frame_ms`
     the time from the end of one to the end of the next while there is work: `p50`, `p95` and `p99` of the last 4096, 0
-    if there were none. `broken_samples` were not finite and were sent as silence. `fallbacks` counts by operation for
+    if there were none. `broken_samples` were not finite and were sent as silence; `put_back` counts how often a request
+    lost its slot for want of pages, before anybody heard it. `fallbacks` counts by operation for
     how many shapes `smaller` blocks or the `reference` serve in place of a kernel that could not be launched;
     `compiled` counts by kernel the variants that were compiled only once they were launched.
     """
@@ -190,6 +191,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     frame_ms: dict[str, float]
     gpu_memory_mib: float
     broken_samples: int
+    put_back: int = 0
     fallbacks: dict[str, dict[str, int]] = {}
     compiled: dict[str, int] = {}
 
