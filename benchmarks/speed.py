@@ -5,8 +5,8 @@
 `prefill`: the prompts of 1 and of 8 requests from a graph, by the operations of training (before) and of a frame, with
 the kernels that one launch of each takes. `tiles`: gated products in the committed plan and in blocks of two widths, in
 graphs over weights that no cache holds. `engine`: clients in a closed loop; each arm has one change more than the one
-before it, and the first, with every page that the slots can use and prompts by the operations of training, none. Every
-arm runs `--repeats` times, in turn. Writes speed-<model>.json and ends with one line of JSON.
+before it, and the first, with every page that the slots can use and prompts by the operations of training, none.
+Every arm runs `--repeats` times, in turn. Writes speed-<model>.json and ends with one line of JSON.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -38,6 +40,7 @@ from sonoro.models import registry
 from sonoro.models.base import Capacity, LoadedModel, Pages, TextPromptModel
 from sonoro.models.codec_choice import dtype_name
 from sonoro.nn.linear import Linear
+from sonoro.ops import linear
 from sonoro.ops.linear import norm_gate_up, norm_gate_up_kernel
 from sonoro.ops.plans import Plan, from_text, known_shapes, plan_for, to_text
 from sonoro.profile.engine import Listener
@@ -47,6 +50,7 @@ from sonoro.runtime.graphs import GraphSet
 
 TEXT = "The next train to the coast leaves from platform four in twelve minutes; mind the gap."
 TWO_WIDTHS = ("64 64+16 64 1 1 4 4", "64 64+16 128 1 1 3 4", "64 32+16 128 1 1 4 4", "32 64+16 128 1 1 4 4")
+WIDE_PLANS = {(19456, 2560): "64 64+16 64 1 1 4 4", (12288, 2048): "64 32+16 128 1 1 4 4"}
 CACHE_BYTES = 2**28
 FIRST_ARM = "before"
 BEFORE = {"codec_overlap": 0, "codec_wait": 0, "chunk_frames": (1, 2, 4, 12)}
@@ -58,11 +62,11 @@ ARMS: Mapping[str, dict[str, Any]] = {
     "wait": {**BEFORE, "codec_wait": 4},
     "chunks": {"codec_overlap": 0},
     "overlap": {"codec_overlap": 4096},
+    "tiles": {"codec_overlap": 4096},
     "buckets": {"codec_overlap": 4096, "prefill_buckets": (16, 32, 64, 96, 128, 192, 256, 384, 512)},
 }
-"""Settings of engines by name, each arm with one change more than the one above it. The first has all pages as well,
-those down to `prefill` a kernel of its own for each norm after a sum."""
-NORMS_APART = ("before", "pages", "prefill")
+"""Settings of engines by name. Each arm has one change more than the one above it, but for the last two, each of which
+has one more than `overlap`. The first has all pages as well; what `PATCHES` says of others is no setting."""
 
 PAGE_POSITIONS = 32
 
@@ -240,15 +244,22 @@ class Crowd:
         self._audio_s += len(event.pcm) / 2 / self._engine.spec.sample_rate
 
 
-@contextlib.contextmanager
-def norms_apart() -> Iterator[None]:
+def norms_apart() -> AbstractContextManager[Any]:
     """Within, what is captured makes no norm along with the sum before it."""
-    joins = Linear.joins_norm
-    Linear.joins_norm = lambda *_: False  # type: ignore[method-assign,assignment]
-    try:
-        yield
-    finally:
-        Linear.joins_norm = joins  # type: ignore[method-assign]
+    return mock.patch.object(Linear, "joins_norm", return_value=False)
+
+
+def two_widths() -> AbstractContextManager[Any]:
+    """Within, gated products of 33 to 64 rows are captured in blocks of two widths."""
+
+    def plan(rows: int, weight: Tensor, is_gated: bool) -> Plan:
+        wide = WIDE_PLANS.get(tuple(weight.shape)) if is_gated and 32 < rows <= 64 else None
+        return from_text(f"tile {wide}") if wide else plan_for(rows, weight, is_gated)
+
+    return mock.patch.object(linear, "plan_for", plan)
+
+
+PATCHES = {**dict.fromkeys(("before", "pages", "prefill"), norms_apart), "tiles": two_widths}
 
 
 def time_engine(loaded: LoadedModel, args: argparse.Namespace, report: Report) -> None:
@@ -264,7 +275,7 @@ def time_engine(loaded: LoadedModel, args: argparse.Namespace, report: Report) -
         pages = base.pages_per_slot * slots if name == FIRST_ARM else 0
         try:
             began_s = time.perf_counter()
-            with norms_apart() if name in NORMS_APART else contextlib.nullcontext():
+            with PATCHES.get(name, contextlib.nullcontext)():
                 engines[name] = engine = Engine(loaded.model, dataclasses.replace(base, pages=pages, **changes))
             row |= {"ready_s": time.perf_counter() - began_s, "pages": engine.runner.pages}
             row["pages_bytes"] = engine.runner.pages * base.page_positions * loaded.model.position_bytes
