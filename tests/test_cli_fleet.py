@@ -57,7 +57,7 @@ def test_clients_get_what_they_may_rely_on_without_ray(tmp_path: Path, monkeypat
             assert process.wait(GUARD_S) == -signal.SIGTERM
             assert process.stderr.read() == ""
 
-    run(ask())
+    run(ask(), 10 * GUARD_S)
 
 
 def test_an_engine_killed_under_load_loses_what_it_spoke_and_nobody_else_notices(tmp_path: Path) -> None:
@@ -83,4 +83,4 @@ def test_an_engine_killed_under_load_loses_what_it_spoke_and_nobody_else_notices
             for state in ("running", "waiting"):
                 assert await server.has(f"sonoro_engine_{state}", 0)
 
-    run(kill())
+    run(kill(), 10 * GUARD_S)
