@@ -21,7 +21,7 @@ def run(code: str, *arguments: str, cache: Path | None = None) -> str:
         "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(TESTS)]),
         "TRITON_CACHE_DIR": str(cache),
     }
-    imports = ("triton", "sonoro.engine.kernels")
+    imports = ("triton", "torch._dynamo", "sonoro.engine.kernels")
     done = run_command([sys.executable, "-c", PREPARED + code, *arguments], imports, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
