@@ -34,6 +34,16 @@ def test_a_traced_text_is_the_normalised_one_and_every_character_has_its_origin(
     assert all(0 <= start <= end <= len(text) for start, end in origins)
 
 
+def test_a_respelled_word_comes_from_the_written_one() -> None:
+    text, respellings = "A sauté pan, ballet!", {"saute": "sawtay", "ballet": "ballay"}
+    spoken, origins = trace_english(text, respellings=respellings)
+    assert spoken == normalize_english(text, respellings=respellings).text == "A sawtay pan, ballay!"
+    for word, respelled in (("sauté", "sawtay"), ("ballet", "ballay")):
+        at, start = spoken.index(respelled), text.index(word)
+        assert set(origins[at : at + len(respelled)]) == {(start, start + len(word))}
+    assert text[slice(*origins[spoken.index("pan")])] == "p"
+
+
 def test_words_stand_between_spaces_and_dashes_without_their_marks() -> None:
     assert words_of("“Well,” he said—it's 5%... (a+b)!") == ["Well", "he", "said", "it's", "5%", "a+b"]
     assert words_of("… ! --") == []

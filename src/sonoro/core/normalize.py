@@ -10,8 +10,9 @@ import difflib
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from num2words import num2words
 
@@ -560,24 +561,32 @@ def check_readable(text: str) -> None:
         raise InvalidRequest("text", text, f"it is written in {script}; this voice reads English, in Latin letters")
 
 
-def normalize_english(text: str, *, lowercase: bool = False) -> NormalizedText:
-    """Write `text` out as it is spoken; what has no spoken form is dropped and reported, never guessed.
+def normalize_english(
+    text: str, *, lowercase: bool = False, respellings: Mapping[str, str] = MappingProxyType({})
+) -> NormalizedText:
+    """Write `text` out as it is spoken; what has no spoken form is dropped and reported, never guessed. Words of
+    `respellings` (lower case, spelled out) are written as they are there.
 
     Idempotent on its own output. The text of the result is empty where nothing speakable is left."""
-    return _normalize(_Written(text), lowercase=lowercase)
+    return _normalize(_Written(text), lowercase, respellings)
 
 
-def trace_english(text: str, *, lowercase: bool = False) -> tuple[str, list[tuple[int, int]]]:
+def trace_english(
+    text: str, *, lowercase: bool = False, respellings: Mapping[str, str] = MappingProxyType({})
+) -> tuple[str, list[tuple[int, int]]]:
     """What `normalize_english` makes of `text`, and for each of its characters the span of `text` it comes from: of
     what is spelled out all that is read together, of what is added an empty one. Takes twice the time."""
     traced = _Traced(text)
-    return _normalize(traced, lowercase=lowercase).text, traced.origins
+    return _normalize(traced, lowercase, respellings).text, traced.origins
 
 
-def _normalize(written: _Written, *, lowercase: bool) -> NormalizedText:
+def _normalize(written: _Written, lowercase: bool, respellings: Mapping[str, str]) -> NormalizedText:
     written.apply([*_FOLD, *_RULES])
     dropped = "".join(dict.fromkeys(_UNREAD.findall(written.text)))
     written.apply(_LAST)
+    if respellings:
+        words = re.compile(rf"\b(?:{'|'.join(map(re.escape, respellings))})\b", re.IGNORECASE)
+        written.apply([(words, lambda match: respellings[match[0].lower()])])
     return NormalizedText(written.text.lower() if lowercase else written.text, dropped)
 
 

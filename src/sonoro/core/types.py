@@ -293,9 +293,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     `hop` is samples per frame. `max_frames` bounds one segment. `sampling` is complete: no field of it is None. A
     speaker embedding has `speaker_embedding_size` numbers; 0 if the model takes none. With a `text_normalizer` it
-    reads what that writes: "english" letters alone. `attempts`: how often a segment that runs away is spoken, at most,
-    where audio is returned whole and the request does not say. `voice_aliases` are further names, in lower case, of
-    some of the `voices`. The first `lead_in` samples of what it makes, fewer than `hop`, are silence and left out.
+    reads what that writes: "english" letters alone, and words of `respellings` as they are there. `attempts`: how
+    often a segment that runs away is spoken, at most, where audio is returned whole and the request does not say.
+    `voice_aliases` are further names, in lower case, of some of the `voices`. The first `lead_in` samples of what it
+    makes, fewer than `hop`, are silence and left out.
     """
 
     name: str
@@ -309,6 +310,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     options: tuple[OptionSpec, ...] = ()
     accepts_instructions: bool = False
     text_normalizer: Literal["english"] | None = None
+    respellings: dict[str, str] = {}
     voice_sexes: dict[str, VoiceSex] = {}
     speaker_embedding_size: int = 0
     attempts: int = 1

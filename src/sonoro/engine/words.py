@@ -197,5 +197,5 @@ class RequestWords:
 def spelled_out(spec: ModelSpec, written: str) -> tuple[str, list[tuple[int, int]]]:
     """What a model of `spec` is given of `written`, and where each of its characters comes from."""
     if spec.text_normalizer == "english":
-        return trace_english(written, lowercase=True)
+        return trace_english(written, lowercase=True, respellings=spec.respellings)
     return written, [(at, at + 1) for at in range(len(written))]

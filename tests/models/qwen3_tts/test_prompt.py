@@ -208,6 +208,14 @@ def test_a_normalizing_checkpoint_reads_words_and_says_what_it_drops(
     assert builder.normalize("☃") == ""
 
 
+def test_a_checkpoint_has_words_respelled(custom: PromptBuilder) -> None:
+    config = dataclasses.replace(custom.config, text_normalizer="english", respellings={"saute": "sawtay"})
+    builder = PromptBuilder(config, custom.tokenizer)
+    assert builder.normalize("Sauté 2 sautéed ones in the SAUTÉ pan") == "sawtay two sauteed ones in the sawtay pan."
+    spoken = builder.normalize("sauté")
+    assert builder.normalize(spoken) == spoken
+
+
 def test_an_unknown_normalizer_is_refused(custom: PromptBuilder) -> None:
     with pytest.raises(CheckpointError, match="text_normalizer is 'klingon'"):
         PromptBuilder(dataclasses.replace(custom.config, text_normalizer="klingon"), custom.tokenizer)

@@ -124,6 +124,9 @@ class ModelConfig:
     """Our own key: further names, in lower case, of speakers of `spk_id`."""
     text_normalizer: str | None = None
     """Our own key, absent from released checkpoints: `english` has text normalised before it is tokenised."""
+    respellings: dict[str, str] = field(default_factory=dict)
+    """Our own key: how words are written for a model that says them wrong as they are, both in lower case; with a
+    `text_normalizer` alone."""
     max_segment_letters: int = 400
     """Our own key: the longest text prompted at once, in letters as `sonoro.core.text` counts (400 take 30 s)."""
     lead_in: int = 0

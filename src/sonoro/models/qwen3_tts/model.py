@@ -232,6 +232,7 @@ def spec_of(name: str, configs: Configs) -> ModelSpec:
         accepts_instructions=model.tts_model_type == "voice_design" or (is_named and model.tts_model_size != "0b6"),
         voice_sexes=speaker_sexes(model) if is_named else {},
         text_normalizer="english" if model.text_normalizer == "english" else None,
+        respellings=model.respellings,
         speaker_embedding_size=_embedding_size(model),
         lead_in=model.lead_in,
     )

@@ -233,7 +233,7 @@ class PromptBuilder:
         """`text` as the checkpoint wants it read, and which of its characters it cannot speak."""
         if self.config.text_normalizer is None:
             return NormalizedText(text, "")
-        return normalize_english(text, lowercase=True)
+        return normalize_english(text, lowercase=True, respellings=self.config.respellings)
 
     def normalize(self, text: str) -> str:
         """`text` as the checkpoint wants it read. What cannot be spoken, all of it maybe, goes: whoever speaks for a
