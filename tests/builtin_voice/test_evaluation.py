@@ -170,6 +170,15 @@ def test_every_voice_is_near_its_teacher(voice: str) -> None:
     assert row["judge"] == RESULTS["judge"]
 
 
+def test_the_voice_respells_what_the_recipe_does() -> None:
+    spec = registry.describe(None).spec
+    assert spec.respellings == evaluate.settings.RESPELLINGS
+    for written, respelled in spec.respellings.items():
+        text = normalize_english(f"{written.title()}, the {written}s.", respellings=spec.respellings).text
+        assert text.startswith(f"{respelled}, the ")
+        assert normalize_english(text, respellings=spec.respellings).text == text
+
+
 @pytest.mark.slow
 def test_two_cores_are_enough() -> None:
     """In processor time, which a busy machine does not lengthen: two cores give two seconds of it a second."""

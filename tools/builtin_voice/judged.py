@@ -31,20 +31,27 @@ class Carrier:
 
 _ALIKE = {
     "aisle": ("isle", "I'll"),
+    "cappuccino": ("capuchino",),
     "choir": ("quire",),
     "cliché": ("clichet",),
     "colonel": ("kernel",),
     "clothes": ("close",),
     "doughnuts": ("donuts",),
     "entrée": ("on tray",),
+    "escape": ("escaped",),
     "fiancé": ("fiancée",),
     "jewelry": ("jewellery",),
+    "ladder": ("latter",),
+    "mechanic": ("mechanics",),
     "muscle": ("mussel",),
     "principle": ("principal",),
+    "puppies": ("puppy's",),
+    "quartet": ("quartette",),
+    "sauté": ("Saudi",),
     "threw": ("through",),
     "yogurt": ("yoghurt",),
 }
-"""What a recogniser may write for a word that was said right."""
+"""What a recogniser may write for a word that was said right: "It escaped twice" for a teacher's "Hit escape twice"."""
 
 
 def read_harvard() -> list[str]:

@@ -68,6 +68,15 @@ ALIASES = {
 """Further names: of old voices, and those that clients of OpenAI's API send, by the sex they are heard as there."""
 
 
+RESPELLINGS = {
+    **{"allergies": "allerjies", "ballet": "ballay", "cafe": "caffay", "cafes": "caffays", "cliche": "cleeshay"},
+    **{"colonel": "kernel", "comma": "kommah", "croissant": "kwassont", "doughnut": "donut", "doughnuts": "donuts"},
+    **{"entree": "ontray", "jalapeno": "halapenyo", "jalapenos": "halapenyos", "massage": "massahge"},
+    **{"niece": "neece", "portrait": "portrit", "saute": "sautay", "sergeant": "sargent"},
+}
+"""Common words that the voices of this size say wrong as they are written, and as they say them right."""
+
+
 CODEC_HOURS = 20.0
 """Of audio, from the corpus' beginning: enough for the codes of a few voices."""
 DECODER_HOURS = 60.0
@@ -194,6 +203,7 @@ def model_config(text_vocabulary: int, special_ids: dict[str, int]) -> dict[str,
         "tts_model_type": "custom_voice",
         "voice_aliases": ALIASES,
         "text_normalizer": "english",
+        "respellings": RESPELLINGS,
         # The engine reads longer texts than those of the corpus in segments.
         "max_segment_letters": 200,
         # 50 of the 100 to 155 ms of silence that every reading begins with: who talks to it hears it so much sooner.
