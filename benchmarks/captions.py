@@ -9,7 +9,9 @@ extra `align`.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import multiprocessing
 import re
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import soundfile
 
 from words import LAYOUTS, Aligner, cpu_name, figures, found_words  # type: ignore[import-not-found]
@@ -42,12 +45,28 @@ def chapter(aligner: Aligner, words: int) -> str:
     return "\n\n".join(" ".join(kept[at : at + PARAGRAPH]) for at in range(0, len(kept), PARAGRAPH)) + "\n"
 
 
+@functools.cache
+def aligner_of_process() -> Aligner:
+    """One for each process."""
+    return Aligner()
+
+
+def sentences(paragraph: str, samples: np.ndarray, rate: int, begin_s: float) -> list[dict[str, Any]]:
+    """The sentences of a paragraph, which is spoken from `begin_s` on, each with its start and end, if found."""
+    written, found = found_words(aligner_of_process(), paragraph, samples, rate)
+    rows = []
+    for sentence in _SENTENCE.finditer(paragraph):
+        own = [at for at, word in enumerate(written) if sentence.start() <= word.start < sentence.end()]
+        times = None if found is None else (begin_s + found[own[0]][0], begin_s + found[own[-1]][1])
+        rows.append({"text": sentence[0].strip(), "found": times})
+    return rows
+
+
 def speak(options: argparse.Namespace) -> None:
     """Speak the chapter in one layout, and find its sentences."""
     folder: Path = options.folder
     folder.mkdir(parents=True, exist_ok=True)
-    aligner = Aligner()
-    text = chapter(aligner, options.words)
+    text = chapter(aligner_of_process(), options.words)
     (folder / "chapter.txt").write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "sonoro", "say", "--file", str(folder / "chapter.txt"), "--device", options.device]
     command += ["--option", f"non_streaming_mode={json.dumps(LAYOUTS[options.layout])}", "-o", str(folder / "all.wav")]
@@ -55,19 +74,18 @@ def speak(options: argparse.Namespace) -> None:
     subprocess.run([*command, "--seed", str(options.seed)], check=True)
     samples, rate = soundfile.read(folder / "all.wav", dtype="float32")
     told = json.loads((folder / "all.json").read_text(encoding="utf-8"))
-    rows, begin = [], 0
+    begin = 0
+    pieces = list[tuple[str, np.ndarray, int, float]]()
     for paragraph in text.split("\n\n"):
         end = begin + len(paragraph)
         inside = [at for at, word in enumerate(told) if begin <= word["start"] < end]
         low = (told[inside[0] - 1]["end_s"] + told[inside[0]]["start_s"]) / 2 if inside[0] else 0.0
         high = (told[inside[-1]]["end_s"] + told[inside[-1] + 1]["start_s"]) / 2 if inside[-1] + 1 < len(told) else None
         piece = samples[round(low * rate) : None if high is None else round(high * rate)]
-        written, found = found_words(aligner, paragraph, piece, rate)
-        for sentence in _SENTENCE.finditer(paragraph):
-            own = [at for at, word in enumerate(written) if sentence.start() <= word.start < sentence.end()]
-            times = None if found is None else (low + found[own[0]][0], low + found[own[-1]][1])
-            rows.append({"text": sentence[0].strip(), "found": times})
+        pieces.append((paragraph, piece, rate, low))
         begin = end + 2
+    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+        rows = [row for found in pool.starmap(sentences, pieces) for row in found]
     facts = {
         "layout": options.layout,
         "device": options.device,
@@ -155,6 +173,7 @@ def main() -> None:
     speaking.add_argument("--layout", choices=LAYOUTS, default="text_first")
     speaking.add_argument("--words", type=int, default=WORDS)
     speaking.add_argument("--device", default="cpu")
+    speaking.add_argument("--processes", type=int, default=1)
     speaking.add_argument("--seed", type=int, default=0)
     speaking.add_argument("--folder", type=Path, required=True)
     speaking.set_defaults(run=speak)
