@@ -189,6 +189,108 @@ for change in ({"max_shared_bytes": 65_536}, {"is_prefill_fused": False}, {"quan
     assert "made_anew" not in logged
 
 
+def test_a_failure_that_may_pass_is_not_remembered(tmp_path: Path) -> None:
+    """A compiler that was killed tries again: at once, alone, and else at the next start."""
+    code = """
+from sonoro.runtime.variants import Compiled
+tried, whole, failures = cache / "tried", kernels.compile_variant, None
+
+def compile_variant(variant, card):
+    with tried.open("a") as file:
+        file.write("x")
+    count = len(tried.read_text())
+    return Compiled("", failures[count - 1]) if count <= len(failures) else whole(variant, card)
+
+def list_variants(settings, card, note):
+    with recording(card, note):
+        launch(double, (32,))
+
+kernels.compile_variant, kernels.list_variants = compile_variant, list_variants
+killed = "PTXASError: `ptxas` failed with error code -9"
+for slots, (failures, expected) in enumerate((
+    ([killed], (1, 0, 0)),
+    ([killed, killed], (0, 0, 1)),
+    (["of one kind", "of another"], (0, 0, 1)),
+    (["of one kind", "of one kind"], (0, 1, 0)),
+), 4):
+    tried.write_text("")
+    record = compile(slots=slots)
+    assert (len(record.entries), len(record.errors), len(record.unfinished)) == expected, failures
+    tried.write_text("x" * 9)
+    # At the next start nothing is wrong, and only what was left is compiled.
+    again = compile(slots=slots)
+    assert (again is None) == (not expected[2])
+    assert again is None or (len(again.entries), again.unfinished) == (1, [])
+"""
+    _, logged = run(FEW + code, cache=tmp_path)
+    assert re.findall(r"event=kernels_made_anew differs=(\S+)", logged) == ["unfinished"] * 2
+
+
+STAGES = """
+listed = []
+
+def list_variants(settings, card, note):
+    sizes = settings.config.resolve().frame_batches
+    listed.append(sizes)
+    with recording(card, note):
+        launch(double, [32 * size for size in sizes])
+
+kernels.list_variants = list_variants
+told = []
+"""
+
+
+def test_what_an_engine_needs_to_be_ready_is_compiled_first(tmp_path: Path) -> None:
+    code = """
+def first():
+    told.append((len(list(cache.rglob("double.cubin")))))
+
+settings = WorkerSettings(model="a", device="cuda", config=EngineConfig(slots=8, is_ready_early=True))
+record = kernels.compile_kernels(settings, card, 1, lambda *done: told.append(done[:2]), first)
+assert listed == [(1, 8), (1, 2, 4, 8)]
+assert len(record.entries) == 4
+assert [item for item in told if isinstance(item, tuple)] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+(there,) = (at for at, item in enumerate(told) if isinstance(item, int))
+assert 2 <= there < 4 and told[there] >= 2
+"""
+    run(FEW + STAGES + code, cache=tmp_path)
+
+
+def test_a_fork_compiles_what_it_is_told_and_nothing_else(tmp_path: Path) -> None:
+    code = """
+import signal
+from sonoro.engine.kernel_cache import Compiling, KernelCache, Standby
+
+idle = Standby()
+idle.drop()
+work = Compiling(idle)
+while not work.is_done:
+    time.sleep(0.01)
+assert list(cache.iterdir()) == []
+
+settings = WorkerSettings(model="a", device="cuda", config=EngineConfig(slots=8, is_ready_early=True))
+standby = Standby()
+standby.begin(settings, card)
+work = Compiling(standby)
+work.wait_first()
+assert len(list(cache.rglob("double.cubin"))) >= 2
+while not work.is_done:
+    time.sleep(0.01)
+assert KernelCache(settings, card).misfits == []
+assert len(list(cache.rglob("double.cubin"))) == 4
+
+# One that is killed is told of, and nobody waits for it.
+standby = Standby()
+work = Compiling(standby)
+os.kill(standby.pid, signal.SIGKILL)
+work.wait_first()
+while not work.is_done:
+    time.sleep(0.01)
+"""
+    _, logged = run(FEW + STAGES + code, cache=tmp_path)
+    assert re.findall(r"event=compile_failed exit_code=(\S+)", logged) == ["-9"]
+
+
 def test_a_cache_that_does_not_fit_is_said_and_made_anew(tmp_path: Path) -> None:
     code = """
 import shutil

@@ -239,6 +239,16 @@ class EngineConfig(Settings):
         doublings = (self.prefill_tokens // largest).bit_length() - 1
         return tuple(largest << doubling for doubling in range(1, doublings + 1))
 
+    @property
+    def first_sizes(self) -> Self:
+        """A resolved configuration with no sizes but those that an engine has captured once it `is_ready_early`."""
+        return dataclasses.replace(
+            self,
+            frame_batches=_ends(self.frame_batches),
+            prefill_buckets=_ends(self.prefill_buckets),
+            codec_batches=_ends(self.codec_batches),
+        )
+
     def resolve(self) -> Self:
         """This configuration with every size that was left out filled in, except `pages`."""
         return dataclasses.replace(
@@ -255,6 +265,10 @@ class EngineConfig(Settings):
             raise ConfigError(name, sizes, "it must ascend, without repeats")
         if sizes and not low <= sizes[0] <= sizes[-1] <= high:
             raise ConfigError(name, sizes, f"each must be at least {low} and at most {high}")
+
+
+def _ends(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted({*sizes[:1], *sizes[-1:]}))
 
 
 class StrictLoader(yaml.SafeLoader):  # type: ignore[misc]

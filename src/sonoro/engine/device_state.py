@@ -14,6 +14,7 @@ from sonoro.models.base import Capacity, Codec, CodecChoice, SlotState, SpeechMo
 from sonoro.runtime.memory import MemoryBudget, device_memory, plan_pages, report
 
 __all__ = [
+    "CHECKED_BATCH",
     "CodecState",
     "DeviceState",
     "allocate_device_state",
@@ -25,7 +26,7 @@ __all__ = [
 _GRAPH_BYTES = 16 * 2**20
 """What a captured graph takes besides its share of the pool. A guess on the safe side."""
 
-_CHECKED_BATCH, _CHECKED_FRAMES = 4, 16
+CHECKED_BATCH, _CHECKED_FRAMES = 4, 16
 """Streams, and frames a chunk, with which the codec is compared with float32."""
 
 
@@ -124,7 +125,7 @@ def _move_codec(codec: Codec, wanted: str, device: torch.device) -> torch.device
 
 def _settle(codec: Codec, config: EngineConfig) -> CodecChoice:
     """What `codec` decodes in from now on, compared at sizes that will serve."""
-    batch = max((size for size in config.codec_batches if size <= _CHECKED_BATCH), default=config.codec_batches[0])
+    batch = max((size for size in config.codec_batches if size <= CHECKED_BATCH), default=config.codec_batches[0])
     chunks = [config.chunk_frames[0], *(length for length in config.chunk_frames[1:] if length <= _CHECKED_FRAMES)]
     return codec.settle(config.codec_dtype, batch, chunks)
 

@@ -15,8 +15,11 @@ import importlib.util
 import logging
 import os
 import re
+import select
+import signal
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,11 +29,12 @@ import torch
 
 import sonoro
 from sonoro.core.config import kernel_cache_folder
+from sonoro.core.errors import border
 from sonoro.runtime.kernels import plans_of
-from sonoro.runtime.variants import Card, count_compiled, current_card
+from sonoro.runtime.variants import Card, count_compiled, current_card, die_with
 from sonoro.transport.messages import DEFAULT_FACTORY, WorkerSettings
 
-__all__ = ["KernelCache", "Record", "compiling"]
+__all__ = ["Compiling", "KernelCache", "Record", "Standby", "compiling", "may_stand_by"]
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +48,13 @@ _SHAPING = (
 
 
 class Record(msgspec.Struct, frozen=True):
-    """What was compiled: `made_for` which code, compiler and card; the `entries` of Triton's cache, and the `errors` of
-    what this card cannot have, each with its kernel."""
+    """What was compiled: `made_for` which code, compiler and card; the `entries` of Triton's cache; and the errors, of
+    what this card cannot have, and of what is `unfinished`, as its compiler was killed or so; each with its kernel."""
 
     made_for: dict[str, str]
     entries: list[tuple[str, str]] = []
     errors: list[tuple[str, str]] = []
+    unfinished: list[tuple[str, str]] = []
 
 
 class KernelCache:
@@ -73,14 +78,15 @@ class KernelCache:
     def misfits(self) -> list[str]:
         """Why the kernels must be compiled: [] if they need not be, [""] if nothing is known of them; otherwise what
         those that are there were not made for: "code", "torch", "triton", "card" or the user's own
-        "plans", or "entries" that are gone.
+        "plans"; or "entries" that are gone, or what is "unfinished".
         """
         try:
             record = msgspec.json.decode(self._path.read_bytes(), type=Record)
         except (FileNotFoundError, msgspec.DecodeError):
             return ["card" if any(self._path.parent.glob(f"{self._name}-*.json")) else ""]
         names = [name for name, value in self.made_for.items() if record.made_for.get(name) != value]
-        return names or ["entries"] * (not all((self._folder / entry).is_dir() for _, entry in record.entries))
+        names += ["entries"] * (not names and not all((self._folder / entry).is_dir() for _, entry in record.entries))
+        return names or ["unfinished"] * bool(record.unfinished)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -112,59 +118,187 @@ def _digest(*paths: Path) -> str:
     return digest.hexdigest()
 
 
-@contextlib.contextmanager
-def compiling(settings: WorkerSettings) -> Iterator[Counter[str]]:
-    """Compile what an engine of `settings` needs while the body runs; returns when both are done.
+class _Compiler(ABC):
+    """A process that compiles; it tells of the first kernels on `told`, a file descriptor, and ends after the last."""
 
-    Yields a count, by kernel, of what this process compiles by itself from then on: see `count_compiled`. Does nothing
-    without a GPU or Triton, for a model that the registry does not know, and where a record says that all is there.
+    told: int
+
+    @abstractmethod
+    def poll(self) -> int | None:
+        """How it has ended; None if it has not."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End it, and with it its forks."""
+
+    def wait_first(self, timeout_s: float) -> bool:
+        """Wait until the first kernels are there or it has ended; whether it was in time."""
+        return bool(select.select([self.told], [], [], timeout_s)[0])
+
+
+class _Child(_Compiler):
+    """A process of its own, which has all to import."""
+
+    def __init__(self, settings: WorkerSettings, card: Card) -> None:
+        inputs = [msgspec.json.encode(given).decode() for given in (settings, card)]
+        command = [sys.executable, "-P", "-m", "sonoro.engine.kernels", *inputs, str(os.getpid())]
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        assert self._process.stdout is not None
+        self.told = self._process.stdout.fileno()
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+class Standby(_Compiler):
+    """A fork of this process, which may have no thread and no GPU in use, that compiles once it is told what for.
+
+    It has imported already what that takes. One that is told nothing ends when it is dropped.
     """
-    counts: Counter[str] = Counter()
+
+    def __init__(self) -> None:
+        kernels, parent = importlib.import_module("sonoro.engine.kernels"), os.getpid()
+        (given, self._give), (self.told, tell) = os.pipe(), os.pipe()
+        self._code: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                die_with(parent)
+                os.close(self._give)
+                with (
+                    border(lambda error: logger.error("event=compile_failed", exc_info=error)),
+                    open(given, "rb") as file,
+                ):
+                    if inputs := file.read():
+                        settings, card = msgspec.json.decode(inputs, type=tuple[WorkerSettings, Card])
+                        kernels.run(settings, card, lambda: os.write(tell, b"first"))
+                    code = 0
+            finally:
+                os._exit(code)
+        os.close(given)
+        os.close(tell)
+
+    def begin(self, settings: WorkerSettings, card: Card) -> None:
+        """Compile what an engine of `settings` needs on `card`."""
+        os.write(self._give, msgspec.json.encode((settings, card)))
+        self.drop()
+
+    def drop(self) -> None:
+        """It is told no more."""
+        if self._give >= 0:
+            os.close(self._give)
+            self._give = -1
+
+    def poll(self) -> int | None:
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            self._code = -signal.SIGKILL
+
+
+class Compiling:
+    """The kernels of an engine on their way; `counts`, by kernel, are what this process compiled by itself."""
+
+    def __init__(self, compiler: _Compiler | None) -> None:
+        self.counts: Counter[str] = Counter()
+        self._compiler = compiler
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is compiled any more. That it failed is a warning, once."""
+        if self._compiler is not None and (code := self._compiler.poll()) is not None:
+            self._end(code)
+        return self._compiler is None
+
+    def wait_first(self) -> None:
+        """Wait until an engine has what it must have to be ready."""
+        if self._compiler is not None and not self._compiler.wait_first(_TIMEOUT_S):
+            self.kill()
+
+    def kill(self) -> None:
+        """Compile no more, if anything is."""
+        if not self.is_done and self._compiler is not None:
+            self._compiler.kill()
+            self._end(self._compiler.poll())
+
+    def _end(self, code: int | None) -> None:
+        self._compiler = None
+        if code != 0:
+            logger.warning("event=compile_failed exit_code=%s", code)
+
+
+@contextlib.contextmanager
+def compiling(settings: WorkerSettings, standby: Standby | None = None) -> Iterator[Compiling]:
+    """Compile what an engine of `settings` needs while the body runs, and wait then for what it must have to be ready.
+
+    What is left is compiled on while the result is not done. It counts what this process compiles by itself from then
+    on: see `count_compiled`. By `standby`, if there is one, or in a process of its own. Does nothing without a GPU or
+    Triton, for a model that the registry does not know, and where a record says that all is there.
+    """
     if not _has_kernels(settings):
-        yield counts
+        _drop(standby)
+        yield Compiling(standby)
         return
-    process = _begin(settings)
-    if process is None:
-        yield counts
-    else:
-        with _waiting(process):
-            yield counts
-    count_compiled(counts)
+    work = Compiling(_begin(settings, standby))
+    try:
+        yield work
+        work.wait_first()
+    except BaseException:
+        work.kill()
+        raise
+    count_compiled(work.counts)
+
+
+def may_stand_by(settings: WorkerSettings) -> bool:
+    """Whether an engine of `settings` might have kernels to compile; uses no GPU to find out."""
+    return settings.factory == DEFAULT_FACTORY and settings.device != "cpu" and _has_triton() and _has_node()
+
+
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _has_node() -> bool:
+    """Whether the system has a GPU of NVIDIA's or AMD's."""
+    return any(Path(node).exists() for node in ("/dev/nvidiactl", "/dev/kfd"))
 
 
 def _has_kernels(settings: WorkerSettings) -> bool:
     """Whether there are kernels of such an engine, and a list of them."""
     has_gpu = settings.device != "cpu" and torch.cuda.is_available()
-    return has_gpu and importlib.util.find_spec("triton") is not None and settings.factory == DEFAULT_FACTORY
+    return has_gpu and _has_triton() and settings.factory == DEFAULT_FACTORY
 
 
-@contextlib.contextmanager
-def _waiting(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Wait for `process` after the body; that it failed is a warning."""
-    code: int | None = None
-    try:
-        yield
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            code = process.wait(_TIMEOUT_S)
-    finally:
-        if code != 0:
-            process.kill()  # its forks end with it
-            process.wait()
-    if code != 0:
-        logger.warning("event=compile_failed exit_code=%s", code)
+def _drop(standby: Standby | None) -> None:
+    if standby is not None:
+        standby.drop()
 
 
-def _begin(settings: WorkerSettings) -> subprocess.Popen[bytes] | None:
-    """The process that compiles, if there is anything to do; that it cannot be started is a warning."""
+def _begin(settings: WorkerSettings, standby: Standby | None) -> _Compiler | None:
+    """What compiles, if there is anything to do; that it cannot be started is a warning."""
     try:
         card = current_card()
-        return _start(settings, card) if KernelCache(settings, card).misfits else None
+        if KernelCache(settings, card).misfits:
+            return _start(settings, card, standby)
     except Exception as error:  # of the GPU's driver, of the cache's folder: the engine runs without them
         logger.warning("event=compile_failed error=%r", error)
-        return None
+    _drop(standby)
+    return standby
 
 
-def _start(settings: WorkerSettings, card: Card) -> subprocess.Popen[bytes]:
-    inputs = [msgspec.json.encode(given).decode() for given in (settings, card)]
-    command = [sys.executable, "-P", "-m", "sonoro.engine.kernels", *inputs, str(os.getpid())]
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+def _start(settings: WorkerSettings, card: Card, standby: Standby | None) -> _Compiler:
+    if standby is None:
+        return _Child(settings, card)
+    standby.begin(settings, card)
+    return standby

@@ -36,7 +36,7 @@ from sonoro.core.logs import configure_logging
 from sonoro.core.phases import Phases
 from sonoro.core.types import Event, Failed, Finished
 from sonoro.engine.engine import Engine
-from sonoro.engine.kernel_cache import compiling
+from sonoro.engine.kernel_cache import Compiling, Standby, compiling, may_stand_by
 from sonoro.models.base import LoadedModel
 from sonoro.runtime.kernels import fallbacks
 from sonoro.runtime.memory import device_memory
@@ -81,6 +81,9 @@ _PARENT_CHECK_S = 0.5
 _WINDOW = 4096
 _HANDLE_S = 0.005
 _ENCODING_S = 0.002
+_COMPILING_S = 0.05
+"""How often to look whether the kernels are there that the graphs to come need."""
+
 _QUIET_S = 0.1
 """Who has just spoken to somebody will often do so again at once, and would wait for a graph that is captured then."""
 
@@ -97,15 +100,18 @@ def main() -> None:
         # Whoever signals a whole group of processes has told the server too, which says when its last stream has ended.
         # A handler of ours, as what is ignored would be so in the processes that this one starts.
         signal.signal(number, lambda *_: None)
+    wanted = msgspec.json.decode(settings, type=WorkerSettings)
+    # Before there is a thread, and before the GPU is used.
+    standby = Standby() if may_stand_by(wanted) else None
     threading.Thread(target=_die_with, args=(int(parent), endpoint), daemon=True).start()
     sys.setswitchinterval(_SWITCH_S)
     with contextlib.closing(WorkerLink(endpoint)) as link, _encoder() as executor:
         with border(partial(_cannot_start, link)):
             configure_logging(log_level(), is_json=is_log_json())
-            wanted = on_own_gpus(msgspec.json.decode(settings, type=WorkerSettings))
+            wanted = on_own_gpus(wanted)
             check_memory(wanted)
             phases.end("memory")
-            with compiling(wanted) as compiled:
+            with compiling(wanted, standby) as compiled:
                 loaded = load(wanted)
                 phases.end("weights")
             phases.end("kernels")
@@ -209,9 +215,10 @@ class Worker:
     """An engine at its end of a link: messages in, ticks while there is work, events out."""
 
     def __init__(
-        self, engine: Engine, link: WorkerLink, device: torch.device, compiled: Mapping[str, int] = MappingProxyType({})
+        self, engine: Engine, link: WorkerLink, device: torch.device, compiled: Compiling | None = None
     ) -> None:
-        self._engine, self._link, self._device, self._compiled = engine, link, device, compiled
+        self._engine, self._link, self._device = engine, link, device
+        self._compiled = compiled or Compiling(None)
         self._is_paused: dict[str, bool] = {}
         self._encoding: dict[int, Future[EncodedVoice]] = {}
         self._tick_s: deque[float] = deque(maxlen=_WINDOW)
@@ -267,6 +274,8 @@ class Worker:
         """How long nothing can happen unless a message comes: what is encoded comes without one, and so does quiet."""
         if self._engine.is_encoding or self._encoding:
             return _ENCODING_S
+        if self._engine.has_quiet_work and not self._compiled.is_done:
+            return _COMPILING_S
         return max(0.0, self._quiet_from_s - time.perf_counter()) if self._engine.has_quiet_work else _IDLE_S
 
     def _work_in_quiet(self) -> None:
@@ -274,6 +283,8 @@ class Worker:
         looking for heads that point at the text, if any are wanted."""
         started_at_s = time.perf_counter()
         if not self._engine.has_quiet_work or self._encoding or started_at_s < self._quiet_from_s:
+            return
+        if not self._compiled.is_done:
             return
         if not self._engine.runner.to_come:
             self._engine.find_heads()
@@ -370,7 +381,7 @@ class Worker:
             broken_samples=engine.broken_samples,
             put_back=engine.put_back,
             fallbacks=fallbacks(),
-            compiled=dict(self._compiled),
+            compiled=dict(self._compiled.counts),
         )
 
     def _gpu_memory_mib(self) -> float:

@@ -61,6 +61,8 @@ def _link_with_cuda(driver: Any) -> None:
                 subprocess.run([_compiler(), "-shared", f"-Wl,-soname,{_CUDA}", "-o", library, source], check=True)
                 library.replace(folder / _CUDA)
         triton.knobs.nvidia.libcuda_path = str(folder)
+        # No library that was built can be loaded here, of which Triton would warn time and again.
+        logging.getLogger("triton.runtime.build").disabled = True
         driver.library_dirs()
 
 
