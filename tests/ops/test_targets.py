@@ -1,6 +1,7 @@
 """What launches are told on other cards, recorded without one."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -52,3 +53,30 @@ def test_dependent_launches_are_asked_for_where_there_are_any_alone(card: str, h
     run = run_command([sys.executable, "-c", CODE.replace("{card}", card)], ("torch", "triton"))
     assert run.returncode == 0, run.stderr
     assert (int(run.stdout) > 0) == has_pdl
+
+
+def test_vectors_of_8_bits_are_unpacked_without_spilling(tmp_path: Path) -> None:
+    """Weights of a program are in registers before its rows are: packed, four in each, or there are not enough."""
+    code = """
+import torch
+import triton
+from sonoro.ops.linear import norm_linear_kernel
+from sonoro.ops.plans import from_text
+from sonoro.runtime.variants import card_named, compile_variant, recording
+
+triton.knobs.cache.dir = "{cache}"  # what is in a cache is not measured
+on, variants = card_named("NVIDIA {card}"), {}
+with recording(on, variants.setdefault), torch.inference_mode():
+    x, gain, scale = (torch.empty(size, device="meta") for size in ((1, 2048), (2048,), (64,)))
+    weight = torch.empty(64, 2048, device="meta").to({dtype})
+    norm_linear_kernel(x.bfloat16(), gain.bfloat16(), 1e-6, weight, scale, from_text("gemv 8 1024 4"))
+(variant,) = variants
+compiled = compile_variant(variant, on, is_measured=True)
+assert not compiled.error, compiled.error
+assert compiled.spilled_bytes == 0
+assert compiled.registers <= 160, compiled
+"""
+    for card, dtype in (("GeForce RTX 3060", "torch.int8"), ("H200", "torch.float8_e4m3fn")):
+        given = code.replace("{card}", card).replace("{dtype}", dtype).replace("{cache}", str(tmp_path))
+        run = run_command([sys.executable, "-c", given], ("torch", "triton"))
+        assert run.returncode == 0, run.stderr

@@ -142,22 +142,23 @@ def test_without_a_gpu_nothing_is_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("plan", "names"),
+    ("plan", "quantization", "names"),
     [
-        ("gemv 2 256 4", {"_gemv_kernel"}),
-        ("tile 16 16 64 1 1 3 4", {"_tile_kernel"}),
-        ("tile 64 32 64 1 4 3 4", {"_tile_kernel", "_reduce_split_k"}),
+        ("gemv 2 256 4", "none", {"_gemv_kernel"}),
+        ("gemv 2 256 4", "int8", {"_gemv_kernel"}),
+        ("tile 64 32 64 1 4 3 4", "none", {"_tile_kernel", "_reduce_split_k"}),
+        ("tile 16 64 64 1 1 3 4 swapped prefetch", "fp8", {"_tile_kernel"}),
     ],
 )
 def test_what_a_plan_launches_is_compiled_for_a_card_that_is_not_there(
-    plan: str, names: set[str], tmp_path: Path
+    plan: str, quantization: str, names: set[str], tmp_path: Path
 ) -> None:
     triton = pytest.importorskip("triton")
     product = Product(1 if plan.startswith("gemv") else 16, (64, 256))
     with triton.knobs.cache.scope():
         triton.knobs.cache.dir = str(tmp_path)
         with compilers(1) as pool:
-            pool.submit(tune.compile_plan, product, from_text(plan), card_named("NVIDIA L4")).result()
+            pool.submit(tune.compile_plan, product, from_text(plan), card_named("NVIDIA L4"), quantization).result()
         made = {path.stem for path in tmp_path.glob("*/*.cubin")}
     assert made >= names, made
 
