@@ -97,6 +97,17 @@ def test_interpreted() -> None:
 
 
 @pytest.mark.parametrize("quantization", FORMATS)
+def test_rows_are_stored_as_each_is_alone(quantization: str) -> None:
+    """Of a weight that is too large to be widened at once."""
+    weight = torch.randn(2100, 2048, generator=torch.Generator().manual_seed(0)).bfloat16()
+    stored, scale = quantize(weight, quantization)
+    for row in (0, 2047, 2048, 2099):
+        alone, own = quantize(weight[row : row + 1], quantization)
+        assert torch.equal(stored[row : row + 1].float(), alone.float())
+        assert torch.equal(scale[row : row + 1], own)
+
+
+@pytest.mark.parametrize("quantization", FORMATS)
 def test_a_channel_is_rounded_to_the_nearest_of_its_own_steps(quantization: str) -> None:
     torch.manual_seed(0)
     weight = torch.randn(64, 96) * torch.logspace(-4, 2, 64)[:, None]
