@@ -80,8 +80,10 @@ class Talker(nn.Module):
         ids = self.config.text_vocab_size
         self.text_table = None
         if self.device.type != "cpu" or ids <= LARGEST_CPU_TEXT_TABLE:
-            blocks = torch.arange(ids, device=self.device).split(8192)
-            self.text_table = torch.cat([self._project_text(block) for block in blocks])
+            table = self.model.text_embedding.weight.new_empty(ids, self.config.hidden_size)
+            for block, rows in zip(torch.arange(ids, device=self.device).split(8192), table.split(8192), strict=True):
+                rows.copy_(self._project_text(block))
+            self.text_table = table
         embeddings = self._code_embeddings()
         sizes = [embedding.num_embeddings for embedding in embeddings]
         self.code_starts = torch.tensor([0, *itertools.accumulate(sizes[:-1])], device=self.device)
