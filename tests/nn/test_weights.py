@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from builtin_voice.export import export
+from guard import GUARD_S
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, OutputError, TensorMismatch
+from sonoro.nn.linear import Linear
 from sonoro.nn.stored import find
 from sonoro.nn.transformer import DecoderConfig, DecoderStack, NormedAttention
 from sonoro.nn.weights import (
@@ -21,6 +24,7 @@ from sonoro.nn.weights import (
     Fusion,
     check,
     empty,
+    fill,
     init_dummy,
     llama_names,
     load,
@@ -106,6 +110,45 @@ def test_load_keeps_nothing_of_the_file(tmp_path: Path) -> None:
     stack = loaded(file)
     written(tmp_path, {name: torch.zeros_like(value) for name, value in values.items()})
     assert torch.equal(stack.qkv_proj.weight, values["qkv_proj.weight"])
+
+
+def test_readers_read_at_once_and_no_further_ahead_than_they_are() -> None:
+    """So what is held besides the module is a few tensors, whatever the checkpoint."""
+    readers, count, lock = 3, 20, threading.Lock()
+    reading, held, most, meet = 0, 0, 0, threading.Barrier(readers)
+
+    class Counted(Linear):
+        def stored(self, weight: Tensor) -> Tensor:
+            nonlocal held
+            with lock:
+                held -= 1
+            return super().stored(weight)
+
+    def value_of(name: str, shape: tuple[int, ...]) -> Tensor:
+        nonlocal reading, held, most
+        with lock:
+            reading, held = reading + 1, held + 1
+            most = max(most, held)
+            is_early = reading <= readers
+        if is_early:
+            meet.wait(GUARD_S)
+        return torch.full(shape, float(name.split(".", maxsplit=1)[0]))
+
+    with torch.device("meta"):
+        module = nn.ModuleList([Counted(4, 2, bias=False) for _ in range(count)])
+    fill(module, value_of, readers=readers)
+    assert [float(layer.weight.detach()[0, 0]) for layer in module] == [*range(count)]
+    assert most == readers
+
+
+def test_what_a_reader_raises_is_raised() -> None:
+    def value_of(name: str, shape: tuple[int, ...]) -> Tensor:
+        raise OSError(f"{name} is gone")
+
+    with torch.device("meta"):
+        module = nn.Linear(3, 4)
+    with pytest.raises(OSError, match="weight is gone"):
+        fill(module, value_of, readers=2)
 
 
 def test_several_files_make_one_checkpoint(tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ import hashlib
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,7 @@ from sonoro.nn.stored import Shape
 from sonoro.ops.device import seeded
 
 __all__ = [
+    "READERS",
     "DummyRule",
     "Fusion",
     "Shape",
@@ -46,6 +49,9 @@ C = TypeVar("C")
 M = TypeVar("M", bound=nn.Module)
 
 _FINGERPRINT_NUMBERS = 16
+
+READERS = 8
+"""Threads that copy mapped files to a GPU: each waits for the disk, and tensors are large."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +162,7 @@ def load(
                     value.copy_(get(spell(part)))
             return value
 
-        fill(module, read)
+        fill(module, read, readers=1 if device.type == "cpu" else READERS)
     return skipped
 
 
@@ -255,17 +261,35 @@ def init_dummy(
     fill(module, random_value)
 
 
-def fill(module: nn.Module, value_of: Callable[[str, Shape], Tensor]) -> None:
+def fill(module: nn.Module, value_of: Callable[[str, Shape], Tensor], readers: int = 1) -> None:
     """Make `value_of(name, shape)` every parameter and persistent buffer of `module`, which keeps what it is given, or
-    of a weight what its `Linear` makes of it.
+    of a weight what its `Linear` makes of it. It is called in so many threads, if `readers` are more than one, and is
+    ahead of the module by no more values than that.
     """
     layers = {f"{name}.weight": layer for name, layer in module.named_modules() if isinstance(layer, Linear)}
     values = {}
     with torch.no_grad():
-        for name, tensor in module.state_dict().items():
-            value = value_of(name, tuple(tensor.shape))
+        shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+        for name, value in zip(shapes, _called(value_of, shapes.items(), readers), strict=True):
             values[name] = layers[name].stored(value) if name in layers else value
     module.load_state_dict(values, assign=True)
+
+
+def _called(
+    value_of: Callable[[str, Shape], Tensor], items: Iterable[tuple[str, Shape]], readers: int
+) -> Iterator[Tensor]:
+    """What `value_of` returns for each of `items`, in order, called in up to `readers` threads."""
+    if readers == 1:
+        yield from (value_of(*item) for item in items)
+        return
+    with ThreadPoolExecutor(readers, thread_name_prefix="reader") as pool:
+        ahead: deque[Future[Tensor]] = deque()
+        for item in items:
+            ahead.append(pool.submit(value_of, *item))
+            if len(ahead) == readers:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
 
 
 def _stored(name: str, shape: Shape, fusions: Sequence[Fusion]) -> dict[str, Shape]:
