@@ -101,7 +101,8 @@ def nothing_left(
 ) -> Iterator[Path]:
     """The folder that links are made in; afterwards it is empty, and no process is left that was not there before.
 
-    Engines are forked (forked_engines.py) unless the test uses `whole_starts`."""
+    Engines are forked (forked_engines.py) unless the test uses `whole_starts`; until one has ended badly, as its
+    successor must be missed for a while, unless the test uses `quick_successors`."""
     # Made on first use, in the temporary folder of that moment.
     tmp_path_factory.getbasetemp()
     # The path of a Unix socket may have 107 letters; pytest's own folders are longer.
@@ -109,7 +110,8 @@ def nothing_left(
         monkeypatch.setattr("tempfile.tempdir", folder)
         monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
         if sys.platform == "linux" and "whole_starts" not in request.fixturenames:
-            monkeypatch.setattr("sonoro.transport.launch.spawn", stem().launcher())
+            is_always = "quick_successors" in request.fixturenames
+            monkeypatch.setattr("sonoro.transport.launch.spawn", stem().launcher(is_always=is_always))
         before = children()
         yield Path(folder)
         assert children() == before
@@ -119,3 +121,8 @@ def nothing_left(
 @pytest.fixture
 def whole_starts() -> None:
     """Engine processes are started as they are for a user, all of them."""
+
+
+@pytest.fixture
+def quick_successors() -> None:
+    """An engine in the place of one that ended badly is forked too: how often they end is what is tested."""

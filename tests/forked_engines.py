@@ -89,13 +89,14 @@ class Stem:
         self._socket.close()
         self._process.wait()
 
-    def launcher(self) -> Callable[[Sequence[str], int], "asyncio.Future[launch.Process]"]:
-        """What `launch.spawn` is for a while: it forks until the first of its engines has ended badly."""
+    def launcher(self, *, is_always: bool = False) -> Callable[[Sequence[str], int], "asyncio.Future[launch.Process]"]:
+        """What `launch.spawn` is for a while: it forks, unless `is_always` until the first of its engines has ended
+        badly."""
         forked: list[Forked] = []
         start = launch.spawn
 
         async def spawn(arguments: Sequence[str], output: int) -> launch.Process:
-            if any(process.returncode for process in forked):
+            if not is_always and any(process.returncode for process in forked):
                 return await start(arguments, output)
             with open(os.devnull, "rb") as nothing:
                 streams = (nothing.fileno(), output, output)

@@ -19,6 +19,7 @@ from engine_processes import (
     launch,
     nothing_left,
     parent_of,
+    quick_successors,
     run,
     until,
     whole_starts,
@@ -28,7 +29,7 @@ from sonoro.core.types import SpeechRequest
 from sonoro.transport.client import EngineClient
 from sonoro.transport.launch import Limits
 
-__all__ = ["nothing_left", "whole_starts"]
+__all__ = ["nothing_left", "quick_successors", "whole_starts"]
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -143,6 +144,7 @@ def test_a_successor_that_takes_too_long_fails_new_requests() -> None:
     run(wait())
 
 
+@pytest.mark.usefixtures("quick_successors")
 def test_more_crashes_than_may_be_in_a_time_close_the_engine() -> None:
     async def crash() -> None:
         async with launch("slow", max_restarts=1) as client:
@@ -158,6 +160,7 @@ def test_more_crashes_than_may_be_in_a_time_close_the_engine() -> None:
     run(crash())
 
 
+@pytest.mark.usefixtures("quick_successors")
 def test_crashes_that_are_long_ago_are_forgiven() -> None:
     async def crash() -> None:
         async with launch("slow", max_restarts=1, restart_window_s=1e-3) as client:
