@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import av
@@ -183,37 +184,41 @@ def test_the_log_has_a_line_for_each_request_as_json_on_demand(tmp_path: Path) -
     assert 0 < line["first_packet_ms"] <= line["total_ms"]
 
 
-def test_the_examples_run_as_they_are(tmp_path: Path) -> None:
-    with server(tmp_path) as (process, _, url):
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of a server that is ready."""
+    with server(tmp_path_factory.mktemp("served"), "--slots", "2") as (process, _, url):
         while httpx.get(f"{url}/ready", trust_env=False).status_code != 200:
             time.sleep(0.1)
-        for command in (["sh", EXAMPLES / "speech.sh"], [sys.executable, EXAMPLES / "speech_openai.py"]):
-            subprocess.run([*command, url], cwd=tmp_path, check=True, timeout=60)
+        yield url
         process.send_signal(signal.SIGTERM)
         process.wait(GUARD_S)
+
+
+def test_the_examples_run_as_they_are(address: str, tmp_path: Path) -> None:
+    for command in (["sh", EXAMPLES / "speech.sh"], [sys.executable, EXAMPLES / "speech_openai.py"]):
+        subprocess.run([*command, address], cwd=tmp_path, check=True, timeout=60)
     assert soundfile.info(tmp_path / "hello.mp3").samplerate == 24000
     assert (tmp_path / "hello.wav").read_bytes()[:4] == b"RIFF"
     assert min((tmp_path / name).stat().st_size for name in ("hello.pcm", "hello.wav")) > 24000
 
 
-def test_the_official_client_gets_six_formats_while_they_are_made_and_whole(tmp_path: Path) -> None:
+def test_the_official_client_gets_six_formats_while_they_are_made_and_whole(address: str) -> None:
     """From the built-in voice: the engine is still at work when the first bytes are here."""
     text = "The birch canoe slid on the smooth planks."
-    with server(tmp_path, "--slots", "2") as (process, _, url), httpx.Client(base_url=url, trust_env=False) as http:
-        while http.get("/ready").status_code != 200:
-            time.sleep(0.1)
-        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-            for format in ("mp3", "opus", "aac", "flac", "wav", "pcm"):
-                arguments = {"model": "gpt-4o-mini-tts", "voice": "coral", "response_format": format}
-                with client.audio.speech.with_streaming_response.create(input=text, **arguments) as answer:
-                    parts = answer.iter_bytes()
-                    first = next(parts)
-                    assert 'sonoro_engine_running{replica="0"} 1.0' in http.get("/metrics").text, format
-                    streamed = first + b"".join(parts)
-                whole = client.audio.speech.create(input="Hello.", **arguments).content
-                assert seconds(streamed, format) > 1.5 > seconds(whole, format) > 0.2, format
-        process.send_signal(signal.SIGTERM)
-        process.wait(GUARD_S)
+    with (
+        httpx.Client(base_url=address, trust_env=False) as http,
+        openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client,
+    ):
+        for format in ("mp3", "opus", "aac", "flac", "wav", "pcm"):
+            arguments = {"model": "gpt-4o-mini-tts", "voice": "coral", "response_format": format}
+            with client.audio.speech.with_streaming_response.create(input=text, **arguments) as answer:
+                parts = answer.iter_bytes()
+                first = next(parts)
+                assert 'sonoro_engine_running{replica="0"} 1.0' in http.get("/metrics").text, format
+                streamed = first + b"".join(parts)
+            whole = client.audio.speech.create(input="Hello.", **arguments).content
+            assert seconds(streamed, format) > 1.5 > seconds(whole, format) > 0.2, format
 
 
 def seconds(audio: bytes, format: str) -> float:
