@@ -168,6 +168,15 @@ def test_every_voice_is_near_its_teacher(voice: str) -> None:
     assert row["ovrl"] >= 3.1
     assert abs(row["high_band_db"]) <= 6
     assert row["judge"] == RESULTS["judge"]
+    assert row["cut"] == row["runaway"] == row["invented"] == 0
+    assert RESULTS["words"][voice]["right"] >= 0.97
+
+
+def test_the_voices_keep_time_and_are_the_same_on_every_path() -> None:
+    assert RESULTS["mixed"]["stopped"] == RESULTS["mixed"]["texts"] == mixed.TEXTS
+    assert RESULTS["mixed"]["length_within_15pct"] >= 0.97
+    assert RESULTS["paths"]["wer_spread"] <= POINT
+    assert RESULTS["paths"]["p808_spread"] <= 0.05
 
 
 def test_the_voice_respells_what_the_recipe_does() -> None:
