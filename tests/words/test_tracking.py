@@ -192,6 +192,18 @@ def test_what_is_not_spoken_as_written_is_caught(shares: np.ndarray, fault: str 
     assert blind.fault is None
 
 
+def test_of_what_is_broken_off_the_words_that_have_begun_are_told() -> None:
+    clock = SegmentClock(Pointing(layer=0, head=0), FRAME_S, RATE)
+    clock.words = WORDS
+    for share in looks((0, 12)):
+        clock.tracker.add(share)
+    clock.hear(sound((0.9, 9000)))
+    assert [word.start for word in clock.take(TEXT)] == [0]
+    clock.stop()
+    told = [(word.start, word.start_s) for word in clock.take(TEXT)]
+    assert told == [(4, pytest.approx(0.59, abs=0.02)), (7, pytest.approx(0.8, abs=0.02))]
+
+
 def test_a_long_reading_strays_no_more_than_a_short_one() -> None:
     """Of every frame a little is elsewhere."""
     strayed = []

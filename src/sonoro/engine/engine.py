@@ -186,8 +186,11 @@ class Engine:
     def cancel(self, request_id: str) -> None:
         """End a request with the reason `cancelled` at the next tick; one that has ended already stays as it is."""
         if request_id in self._running:
-            self._abort(self._running[request_id])
-            self._finish(self._running[request_id], "cancelled")
+            running = self._running[request_id]
+            if running.words is not None and not running.holds_back:
+                running.words.stop()
+            self._abort(running)
+            self._finish(running, "cancelled")
 
     def pause(self, request_id: str) -> None:
         """Make no more of a request until `resume`; it keeps its slot. What was launched for it still comes."""

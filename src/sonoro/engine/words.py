@@ -118,6 +118,13 @@ class RequestWords:
             self.told += self.clock.take(self.text)
             self.clock = None
 
+    def stop(self) -> None:
+        """The segment is cancelled while it is heard: of its words those that have begun are told."""
+        if self.clock is not None:
+            self.clock.stop()
+            self.told += self.clock.take(self.text)
+            self.clock = None
+
     def break_off(self, trouble: Trouble) -> Segment | None:
         """Shorten the segment to its words before the `trouble`; the rest of it, None if all words are spoken."""
         assert self.clock is not None

@@ -225,6 +225,15 @@ class SegmentClock:
         self.tracker.finish()
         self._is_over = True
 
+    def stop(self) -> None:
+        """The segment is broken off: the words that have begun in what was heard of it are all that are told."""
+        begun = sum(
+            self._pointing.position(word.first) <= self.tracker.reached and self._at(word.first) < self._heard_s
+            for word in self.words
+        )
+        self.words = self.words[: max(begun, self._told)]
+        self.finish()
+
     @property
     def fault(self) -> FaultKind | None:
         """What is wrong with the segment, which has ended by itself; None if nothing is, or nobody knows."""
