@@ -389,13 +389,14 @@ class Runner:
             if not decoding.has_own_stream:
                 decoding.clear(slots)
 
+        def prefill(tokens: Tensor) -> None:
+            model.prefill(state, tokens)
+
         def graphs(name: str, function: Callable[[Tensor], Any], sizes: Sequence[int], scratch: int) -> GraphSet:
             return GraphSet(name, function, sizes, scratch, device, pool=pool, is_eager=is_eager)
 
         self._admits = graphs("place", admit, config.frame_batches, scratch)
-        self._prefills = graphs(
-            "prefill", functools.partial(model.prefill, state), config.prefill_buckets, config.prefill_tokens
-        )
+        self._prefills = graphs("prefill", prefill, config.prefill_buckets, config.prefill_tokens)
         self._text_prefills = None
         if isinstance(model, TextPromptModel):
             text = functools.partial(model.prefill_text, state)
