@@ -128,6 +128,21 @@ def test_a_search_that_fails_ends_and_words_have_no_times(caplog: pytest.LogCapt
     assert not cache.exists()
 
 
+def test_where_there_is_no_room_to_watch_them_words_have_no_times_until_the_next_start(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("out of memory")
+
+    engine = Engine(untold(), CONFIG)
+    speak(engine, "a", with_words=True)
+    monkeypatch.setattr(engine.runner, "watch", fail)
+    be_quiet(engine)
+    assert "out of memory" in caplog.text
+    assert words_of(speak(engine, "b", with_words=True)) is None
+    assert words_of(speak(Engine(untold(), CONFIG), "c", with_words=True))
+
+
 def test_a_table_that_cannot_be_read_is_none(caplog: pytest.LogCaptureFixture, cache: Path) -> None:
     cache.mkdir(parents=True)
     (cache / "of a sine.json").write_text("nothing")

@@ -35,6 +35,7 @@ from sonoro.models.settings import configure
 from sonoro.models.words import ShowsWords
 from sonoro.runtime.slots import PagePool
 from sonoro.transport.messages import PrefixCounts
+from sonoro.words.heads import WordHeads
 
 __all__ = ["Engine"]
 
@@ -169,9 +170,17 @@ class Engine:
         has frames captured that watch them. To be called while there `has_quiet_work` and no graph is to come."""
         with self.runner.active():
             found = self._found_heads.search(self.runner.codec_device)
-        if found is not None and found.places:
-            assert isinstance(self._model, ShowsWords)
-            self._model.word_heads = found
+        if found is None or not found.places:
+            return
+        model = self._model
+        assert isinstance(model, ShowsWords)
+
+        def lose(error: Exception) -> None:
+            logger.warning("event=word_heads_not_watched error=%r", error)
+            model.word_heads = WordHeads()
+
+        model.word_heads = found
+        with border(lose):
             self.runner.watch()
 
     def encode_voice(self, references: tuple[Reference, ...]) -> Future[EncodedVoice]:

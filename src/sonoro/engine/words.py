@@ -97,10 +97,10 @@ class RequestWords:
         if self._columns > MOST_COLUMNS:
             self.clock = None
             return
-        # What has come since the frame was launched it did not look at.
-        shares = np.zeros(self._columns, np.float32)
-        seen = attention[self._column, : self._columns]
-        shares[: len(seen)] = seen
+        shares = attention[self._column, : self._columns]
+        if len(shares) < self._columns:
+            # What has come since the frame was launched it did not look at.
+            shares = np.pad(shares, (0, self._columns - len(shares)))
         self.clock.tracker.add(shares)
 
     def hear(self, pcm: bytes) -> None:
