@@ -99,7 +99,8 @@ class Engine:
     @property
     def has_quiet_work(self) -> bool:
         """Whether there is something to do while nobody waits for anything: graphs to capture, or heads to find."""
-        return self.is_idle and (self.runner.to_come > 0 or self._found_heads.is_sought)
+        heads = self._found_heads
+        return self.is_idle and (self.runner.to_come > 0 or (heads.wanted and heads.is_sought))
 
     @property
     def has_words(self) -> bool:

@@ -36,17 +36,13 @@ class FoundHeads:
         """Whether somebody has asked for words."""
         self._model: SpeechModel = model
         self._search: HeadSearch | None = None
-        self._is_sought = config.finds_word_heads and isinstance(model, ShowsWords) and not model.word_heads.places
-        self._file = word_heads_folder() / f"{model.fingerprint}.json" if self._is_sought else None
+        self.is_sought = config.finds_word_heads and isinstance(model, ShowsWords) and not model.word_heads.places
+        """Whether nobody knows the heads yet, and they may be searched for."""
+        self._file = word_heads_folder() / f"{model.fingerprint}.json" if self.is_sought else None
         if self._file is not None and self._file.is_file():
-            self._is_sought = False
+            self.is_sought = False
             with border(self._note):
                 self._recall(self._file)
-
-    @property
-    def is_sought(self) -> bool:
-        """Whether heads are wanted that nobody knows yet."""
-        return self._is_sought and self.wanted
 
     def search(self, codec_device: torch.device | None) -> WordHeads | None:
         """A step of the search, about as long as a frame without a graph; what was found, once it ends.
@@ -54,12 +50,13 @@ class FoundHeads:
         Whatever goes wrong ends it without heads: words have no times then. To be called while nothing else runs.
         """
         assert self.is_sought
+        assert self.wanted
         found: Calibration | None = None
-        self._is_sought = False
+        self.is_sought = False
         with border(self._note):
             self._search = self._search or HeadSearch(self._model, codec_device=codec_device)
             found = self._search.step()
-            self._is_sought = found is None
+            self.is_sought = found is None
         if found is None:
             return None
         self._search = None
