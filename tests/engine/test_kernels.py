@@ -189,6 +189,25 @@ for change in ({"max_shared_bytes": 65_536}, {"is_prefill_fused": False}, {"quan
     assert "made_anew" not in logged
 
 
+def test_settings_that_mean_the_same_share_what_is_compiled(tmp_path: Path) -> None:
+    code = """
+def misfits(**given):
+    settings = WorkerSettings(device="cuda", config=EngineConfig(slots=4), **given)
+    return kernels.KernelCache(settings, card).misfits
+
+folder = cache / "model"
+folder.mkdir()
+os.chdir(cache)
+kernels.compile_kernels(WorkerSettings(model="model", device="cuda", config=EngineConfig(slots=4)), card, 1)
+for model in ("model", "./model", str(folder)):
+    for dtype in (None, "auto", "bfloat16"):
+        assert misfits(model=model, dtype=dtype) == [], (model, dtype)
+assert misfits(model="model", dtype="float32") == [""]
+assert misfits(model="another") == [""]
+"""
+    run(FEW + code, cache=tmp_path)
+
+
 def test_a_failure_that_may_pass_is_not_remembered(tmp_path: Path) -> None:
     """A compiler that was killed tries again: at once, alone, and else at the next start."""
     code = """

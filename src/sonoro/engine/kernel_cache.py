@@ -62,7 +62,7 @@ class KernelCache:
 
     def __init__(self, settings: WorkerSettings, card: Card) -> None:
         config = settings.config.resolve()
-        what = (settings.model, settings.dtype, {name: getattr(config, name) for name in _SHAPING})
+        what = (_place(settings.model), _dtype(settings, card), {name: getattr(config, name) for name in _SHAPING})
         self._name = hashlib.sha256(msgspec.json.encode(what, order="sorted")).hexdigest()
         self._folder = kernel_cache_folder()
         self._path = self._folder / "sonoro" / f"{self._name}-{re.sub(r'[^0-9a-z]+', '-', card.name.lower())}.json"
@@ -103,6 +103,18 @@ class KernelCache:
         part = self._path.with_suffix(f".{os.getpid()}")
         part.write_bytes(msgspec.json.encode(record))
         part.replace(self._path)
+
+
+def _place(model: str | None) -> str | None:
+    """A folder by its whole path, wherever it is named from; a name as it is."""
+    return model if model is None or not Path(model).is_dir() else str(Path(model).resolve())
+
+
+def _dtype(settings: WorkerSettings, card: Card) -> str:
+    """What a model is served in; auto where that depends on the model, as it does on cards without bfloat16."""
+    has_bfloat16 = bool(card.gfx) or card.capability >= (8, 0)
+    wanted = settings.dtype or "auto"
+    return "bfloat16" if wanted == "auto" and has_bfloat16 else wanted
 
 
 def _code() -> str:
