@@ -168,9 +168,10 @@ class Utterance:
     async def _send(self, chunk: AudioChunk) -> None:
         self._observation.made(chunk.pcm)
         audio = await self._encoding.feed(chunk.pcm)
+        # What comes too late to be heard may tell of words before it.
+        self._words += at_speed(chunk.words or (), self._body.speed)
         if not self._is_aborted:
             self._sent_samples += len(chunk.pcm) // 2
-            self._words += at_speed(chunk.words or (), self._body.speed)
             await self._send_audio(audio, chunk)
 
     async def _send_audio(self, audio: bytes, source: AudioChunk | Finished) -> None:
