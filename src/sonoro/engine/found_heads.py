@@ -57,9 +57,10 @@ class FoundHeads:
             self._search = self._search or HeadSearch(self._model, codec_device=codec_device)
             found = self._search.step()
             self.is_sought = found is None
+        if not self.is_sought:
+            self._search = None
         if found is None:
             return None
-        self._search = None
         with border(self._note):
             assert self._file is not None
             self._file.parent.mkdir(parents=True, exist_ok=True)
