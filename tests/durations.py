@@ -2,6 +2,7 @@
 
 `pytest --keep-durations` writes the figures anew. Those that are stored were taken in one process,
 on a machine of two cores that others used as well: their ratios count, and their sum is no less than on an idle one.
+Those of the longest are of a processor, children counted.
 """
 
 import collections
