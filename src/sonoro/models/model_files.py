@@ -68,7 +68,7 @@ class ModelFiles(Generic[C, L, M]):
         lm = self._empty(config, quantization)
         reading = self._reading(folder, config)
         skipped = weights.load(lm, dtype_of=lambda name: self._dtype_of(name, dtype), device=device, **reading)
-        self.finalize(lm)
+        self._finish(lm)
         codec = self.codec.load(folder / self.codec_file, self.codec_config(config), device=device, dtype=dtype)
         return Modules(lm, codec, (*skipped, *codec.skipped))
 
@@ -78,7 +78,7 @@ class ModelFiles(Generic[C, L, M]):
         """Modules of random weights at any size: frames that vary."""
         lm, codec = self._empty(config, quantization), self.codec_config(config)
         weights.init_dummy(lm, seed, rules=self.rules, dtype_of=lambda name: self._dtype_of(name, dtype), device=device)
-        self.finalize(lm)
+        self._finish(lm)
         return Modules(lm, self.codec.init_dummy(codec, seed, device=device, dtype=dtype))
 
     def stored_shapes(self, config: C, folder: Path | None = None) -> dict[str, dict[str, Shape]]:
@@ -115,6 +115,11 @@ class ModelFiles(Generic[C, L, M]):
                 rows, columns = part.weight.shape
                 taken += rows * torch.float32.itemsize - rows * columns * (dtype.itemsize - 1)
         return taken + self.codec.weight_bytes(self.codec_config(config), torch.float32)
+
+    def _finish(self, lm: L) -> None:
+        """Make what is derived of `lm`, and give back what that freed: what lies there would keep all of it."""
+        self.finalize(lm)
+        torch.cuda.empty_cache()
 
     def _empty(self, config: C, quantization: str) -> L:
         lm = weights.empty(self.make, config)

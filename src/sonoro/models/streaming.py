@@ -204,10 +204,14 @@ class StreamingCodec(nn.Module):
 
     def _narrow(self, dtype: torch.dtype) -> None:
         """Serve a copy of the decoder in `dtype`, fused."""
-        self.decoder = copy.deepcopy(self.decoder)
-        for name, parameter in self.decoder.named_parameters():
-            if not self.decoder.is_wide(name):
-                parameter.data = parameter.data.to(dtype)
+        # What is kept does not lie among what a run before it has freed; those that are narrowed are not copied.
+        torch.cuda.empty_cache()
+        narrowed: dict[int, Any] = {
+            id(parameter): nn.Parameter(parameter.to(dtype), requires_grad=parameter.requires_grad)
+            for name, parameter in self.decoder.named_parameters()
+            if not self.decoder.is_wide(name)
+        }
+        self.decoder = copy.deepcopy(self.decoder, narrowed)
         self.decoder.finalize()
         self.fused = self.fuse(self.decoder, dtype)
 
