@@ -216,6 +216,7 @@ def test_only_the_way_from_codes_to_sound_is_learned_last(
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # of torch.compile itself
 @pytest.mark.parametrize("stage", FIGURES)
 def test_steps_from_a_graph_are_the_steps(
     stage: str, chords: Chords, codec_values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -138,7 +138,7 @@ def test_a_frame_with_watched_heads_may_be_captured(tiny: TinyFamily) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_graph_equals_eager_with_watched_heads(tiny: TinyFamily, dtype: torch.dtype) -> None:
-    """Frames and attention, bit by bit at the same padded size; the row for padding holds what captures left there."""
+    """Frames and attention, bit by bit at the same padded size."""
     found = []
     with torch.cuda.stream(torch.cuda.Stream()):
         model = tiny.load(dtype, "cuda").model
@@ -146,7 +146,6 @@ def test_graph_equals_eager_with_watched_heads(tiny: TinyFamily, dtype: torch.dt
         for is_eager in (False, True):
             state = model.allocate(CAPACITY)
             model.check_kernels(state, 2)
-            begin(model, state, [tiny.prompt(key, seed=key, max_frames=30, ignore_eos=True) for key in (2, 3)], [0, 2])
 
             def frame(slots: Tensor, state: Any = state) -> Tensor:
                 model.frame(state, slots)
@@ -154,10 +153,11 @@ def test_graph_equals_eager_with_watched_heads(tiny: TinyFamily, dtype: torch.dt
 
             step = GraphSet("frame", frame, (2,), CAPACITY.slots, torch.device("cuda"), is_eager=is_eager)
             step.capture()
+            begin(model, state, [tiny.prompt(key, seed=key, max_frames=30, ignore_eos=True) for key in (2, 3)], [0, 2])
             seen = [step.run([0, 2]).clone() for _ in range(FRAMES)]
             assert (step.eager_launches, step.graph_launches)[is_eager] == 0
-            found.append((state.frames[: CAPACITY.slots].clone(), torch.stack(seen)))
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*found, strict=True))
+            found.append((state.frames[[0, 2]], torch.stack(seen)))
+    torch.testing.assert_close(*found, atol=0, rtol=0, equal_nan=True)
 
 
 def test_words_of_every_family_have_times_where_a_table_says_which_head_points(
