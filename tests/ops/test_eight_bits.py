@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from interpreter import in_the_interpreter
-from sonoro.nn.linear import quantize
 from sonoro.ops.linear import (
     dequantized,
     linear,
@@ -23,6 +22,7 @@ from sonoro.ops.linear import (
     norm_linear,
     norm_linear_kernel,
     norm_linear_reference,
+    quantize,
 )
 from sonoro.ops.plans import LIMITS, CublasPlan, GemvPlan, Plan, TilePlan
 

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from sonoro.ops.device import seeded
 from sonoro.ops.linear import (
-    EIGHT_BITS,
     gate_up,
     joins_norm,
     linear,
@@ -25,37 +24,14 @@ from sonoro.ops.linear import (
     linear_add_norm,
     norm_gate_up,
     norm_linear,
+    quantize,
 )
 from sonoro.ops.norm import rms_norm, rms_norm_reference
 
-__all__ = ["Linear", "NormedRows", "RMSNorm", "lay_out_by_input", "quantize", "random_like"]
+__all__ = ["Linear", "NormedRows", "RMSNorm", "lay_out_by_input", "random_like"]
 
 _KERNEL_TOLERANCES = {torch.bfloat16: 2**-6, torch.float16: 2**-9}
 """Of the largest value: a few roundings of the dtype. Others: float32 sums of some thousand terms in another order."""
-
-
-_LARGEST = {"int8": 127.0, "fp8": 448.0}
-"""What the largest of a channel is stored as."""
-
-_QUANTIZED_AT_ONCE = 2**22
-"""Numbers, in float32: all of a large layer would take four times what is kept of it, and tear memory to pieces."""
-
-
-def quantize(weight: Tensor, quantization: str) -> tuple[Tensor, Tensor]:
-    """`weight` [N, K] in 8 bits, "int8" or "fp8" (E4M3), and the scale [N] float32 of its rows, the output channels.
-
-    Symmetric, rounded to nearest: the largest of a row is the largest of the format. Takes 32 MB besides.
-    """
-    largest, stored = _LARGEST[quantization], torch.empty_like(weight, dtype=EIGHT_BITS[quantization])
-    scale = torch.empty(len(weight), device=weight.device)
-    rows = max(1, _QUANTIZED_AT_ONCE // weight.shape[1])
-    for part, into, by in zip(weight.split(rows), stored.split(rows), scale.split(rows), strict=True):
-        wide = part.float()
-        torch.div(wide.abs().amax(dim=1).clamp_min_(1e-30), largest, out=by)
-        # Divided, not multiplied by the inverse; either may be a rounding beyond the largest.
-        steps = (wide / by[:, None]).clamp_(-largest, largest)
-        into.copy_(steps.round_() if quantization == "int8" else steps)
-    return stored, scale
 
 
 class RMSNorm(nn.Module):

@@ -49,6 +49,7 @@ __all__ = [
     "norm_linear",
     "norm_linear_kernel",
     "norm_linear_reference",
+    "quantize",
 ]
 
 ROW_BLOCK = 1024
@@ -57,6 +58,29 @@ ROW_BLOCK = 1024
 
 EIGHT_BITS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 """What weights are stored in, by what that is called."""
+
+_LARGEST = {"int8": 127.0, "fp8": 448.0}
+"""What the largest of a channel is stored as."""
+
+_QUANTIZED_AT_ONCE = 2**22
+"""Numbers, in float32: all of a large layer would take four times what is kept of it, and tear memory to pieces."""
+
+
+def quantize(weight: Tensor, quantization: str) -> tuple[Tensor, Tensor]:
+    """`weight` [N, K] in 8 bits, "int8" or "fp8" (E4M3), and the scale [N] float32 of its rows, the output channels.
+
+    Symmetric, rounded to nearest: the largest of a row is the largest of the format. Takes 32 MB besides.
+    """
+    largest, stored = _LARGEST[quantization], torch.empty_like(weight, dtype=EIGHT_BITS[quantization])
+    scale = torch.empty(len(weight), device=weight.device)
+    rows = max(1, _QUANTIZED_AT_ONCE // weight.shape[1])
+    for part, into, by in zip(weight.split(rows), stored.split(rows), scale.split(rows), strict=True):
+        wide = part.float()
+        torch.div(wide.abs().amax(dim=1).clamp_min_(1e-30), largest, out=by)
+        # Divided, not multiplied by the inverse; either may be a rounding beyond the largest.
+        steps = (wide / by[:, None]).clamp_(-largest, largest)
+        into.copy_(steps.round_() if quantization == "int8" else steps)
+    return stored, scale
 
 
 def dequantized(weight: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
