@@ -35,12 +35,14 @@ START_S = 300
 
 
 class Spoken(NamedTuple):
-    """What came of one utterance: its audio, what ended it, and how much of it was heard by then, in seconds."""
+    """What came of one utterance: its audio, what ended it, how much of it was heard by then, in seconds, and the words
+    that came beside it."""
 
     samples: np.ndarray
     rate: int
     event: dict[str, Any]
     heard_s: float
+    words: list[dict[str, Any]]
 
 
 @contextlib.contextmanager
@@ -90,6 +92,7 @@ async def utter(address: str, text: str, settings: dict[str, Any], cancel_s: flo
             return sum(map(len, pcm)) / 2 / rate
 
         pcm: list[bytes] = []
+        words: list[dict[str, Any]] = []
         rate, plays_until_s = 0, 0.0
         cancelling: asyncio.Task[float] | None = None
         await say(type="session.config", timestamps=["word"], **settings)
@@ -106,14 +109,14 @@ async def utter(address: str, text: str, settings: dict[str, Any], cancel_s: flo
                 event = json.loads(message)
                 if event["type"] == "error":
                     raise RuntimeError(str(event["error"]))
+                words += event.get("words") or []
                 if event["type"] == "audio.start":
                     rate = event["sample_rate"]
                 if event["type"] in ("audio.done", "response.cancelled"):
                     samples = np.frombuffer(b"".join(pcm), "<i2").astype(np.float32) / 32768
-                    if event["type"] == "audio.done" and cancelling is not None:
-                        cancelling.cancel()
-                        return Spoken(samples, rate, event, received_s())
-                    return Spoken(samples, rate, event, 0.0 if cancelling is None else await cancelling)
+                    # All of it may have come by the time that it is cancelled: then the listener knows its words.
+                    heard_s = 0.0 if cancelling is None else await cancelling
+                    return Spoken(samples, rate, event, heard_s, words)
         finally:
             writing.cancel()
     raise RuntimeError("the server closed the connection")
@@ -131,11 +134,13 @@ async def interrupt(address: str, aligner: Aligner, number: int, text: str, layo
     at_s = chance.uniform(EARLIEST_S, len(whole.samples) / whole.rate - BEFORE_END_S)
     cut = await utter(address, text, settings, at_s)
     shared = len(cut.samples)
-    told = cut.event.get("last_word")
+    was_cancelled = cut.event["type"] == "response.cancelled"
+    heard = [word for word in cut.words if word["start_s"] < cut.heard_s]
+    told = cut.event.get("last_word") if was_cancelled else heard[-1] if heard else None
     starts = [word.start for word in written]
     last = max((at for at, times in enumerate(found) if times[0] < cut.heard_s), default=None)
     return facts | {
-        "was_cancelled": cut.event["type"] == "response.cancelled",
+        "was_cancelled": was_cancelled,
         "at_s": round(at_s, 3),
         "heard_s": round(cut.heard_s, 3),
         "sent_s": round(shared / cut.rate, 3),
@@ -169,7 +174,7 @@ def speak(options: argparse.Namespace) -> None:
 def figures(layout: str, rows: list[dict[str, Any]], most: int) -> dict[str, Any]:
     """Of the first `most` interruptions in one layout how many words told were those found, or their neighbours."""
     aligned = [row for row in rows if row["layout"] == layout and row["is_aligned"]]
-    cut = [row for row in aligned if row["was_cancelled"]][:most]
+    cut = aligned[:most]
     apart = [abs((-1 if row["told"] is None else row["told"]) - (-1 if row["found"] is None else row["found"]))
              for row in cut]  # fmt: skip
     return {
@@ -177,6 +182,7 @@ def figures(layout: str, rows: list[dict[str, Any]], most: int) -> dict[str, Any
         "texts": sum(row["layout"] == layout for row in rows),
         "aligned": len(aligned),
         "interruptions": len(cut),
+        "before_all_was_sent": sum(row["was_cancelled"] for row in cut),
         "same_speech": sum(row["differs_by"] < 1e-3 for row in cut),
         "same_word": sum(each == 0 for each in apart),
         "same_or_neighbour": sum(each <= 1 for each in apart),
