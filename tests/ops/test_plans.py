@@ -147,6 +147,17 @@ def test_a_users_file_is_used_over_what_is_computed(on, monkeypatch: pytest.Monk
     plans._plan_for.cache_clear()
 
 
+def test_a_users_file_of_some_shapes_leaves_the_others_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {key: dict(value) for key, value in plans._read().items()}
+    monkeypatch.setattr(plans, "_read", lambda: known)
+    alike = Card("NVIDIA H100 80GB HBM3", (9, 0), 132, 227 * 1024, 3.3e12)
+    before = dict(measured(alike))
+    use_tuned(tuned_file(device=alike.name))
+    assert measured(alike) == before | {(96, 40): (GemvPlan(2, 64, 1), CublasPlan())}
+    assert measured(H200) == before
+    plans._plan_for.cache_clear()
+
+
 @pytest.mark.parametrize(
     "text",
     ["{", "[]", tuned_file(rows=[1]), tuned_file(dtype="float32"), tuned_file(plans={"96": ["cublas"]})]

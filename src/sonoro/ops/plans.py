@@ -162,8 +162,12 @@ def measured(on: Card, quantization: str = "none") -> dict[tuple[int, int], tupl
     """The plans that were measured on a card of this name, or of one that is as fast, by shape; for rows in bfloat16
     and weights in it, or as `quantization` says.
     """
-    of_format = {name: plans for (name, stored), plans in _read().items() if stored == quantization}
-    return of_format.get(on.name) or next((plans for name, plans in of_format.items() if on.name.startswith(name)), {})
+    return _measured(on.name, quantization)
+
+
+def _measured(card_name: str, quantization: str) -> dict[tuple[int, int], tuple[Plan, ...]]:
+    known = {name: plans for (name, stored), plans in _read().items() if stored == quantization}
+    return known.get(card_name) or next((plans for name, plans in known.items() if card_name.startswith(name)), {})
 
 
 def known_shapes() -> dict[tuple[int, int], bool]:
@@ -179,7 +183,8 @@ def use_tuned(text: str) -> str:
     """
     file = _parse(text)
     for key, plans in file.items():
-        _read().setdefault(key, {}).update(plans)
+        # Shapes that the file lacks stay as they are on a card that is as fast.
+        _read()[key] = _measured(*key) | plans
     _plan_for.cache_clear()
     return next(iter(file))[0]
 
