@@ -440,15 +440,12 @@ START = """
 import sys
 import triton
 from sonoro.core.config import EngineConfig
-from sonoro.engine import kernel_cache
+from sonoro.engine.kernel_cache import KernelCache
 from resolving import Engine
 from sonoro.models import registry
+from sonoro.runtime.variants import current_card
 from sonoro.transport.messages import WorkerSettings
 
-def start(*_):
-    raise AssertionError("there was something to compile")
-
-kernel_cache._start = start
 hits, missed = [], []
 
 def listen(*, src, cache_hit, **_):
@@ -456,8 +453,9 @@ def listen(*, src, cache_hit, **_):
 
 triton.knobs.compilation.listener = listen
 settings = WorkerSettings(model=sys.argv[1], device="cuda", load_format="dummy", config=EngineConfig(slots=4))
-with kernel_cache.compiling(settings):
-    loaded = registry.load(settings.model, load_format="dummy")
+misfits = KernelCache(settings, current_card()).misfits
+assert not misfits, f"there is something to compile: {misfits}"
+loaded = registry.load(settings.model, load_format="dummy")
 engine = Engine(loaded.model, settings.config)
 engine.voices.warm_up()
 while engine.runner.to_come:
