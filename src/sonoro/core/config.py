@@ -139,7 +139,7 @@ class EngineConfig(Settings):
 
     Where, and in what. `codec_device`: a device of its own for the codec, as "cuda:1"; empty for that of all else, and
     then `codec_overlap`: while at most so many requests make a frame at once, the codec decodes on a stream of its own,
-    beside the prefills and frames of the next tick (of more it would only slow them down); on a CPU it never does.
+    beside the prefills and frames of the next tick (more were not measured); on a CPU it never does.
     `codec_dtype`: what its decoder runs in, float16, bfloat16 or float32; auto is float32 on a CPU, elsewhere float16
     if that holds what its layers make with a margin, else whichever of the others is true to it. `quantization`: what
     the weights of the language model's layers are kept in, int8 or fp8 (E4M3), made while they are loaded; none for
