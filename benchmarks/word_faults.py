@@ -30,10 +30,12 @@ from sonoro.engine.engine import Engine
 from sonoro.engine.words import RequestWords
 from sonoro.models import registry
 from sonoro.nn.transformer import causal_attention
+from sonoro.words.heads import read_heads
 from sonoro.words.spans import spoken_words, word_spans
 from words import LAYOUTS, Aligner, cpu_name  # type: ignore[import-not-found]
 
 TEXTS = Path(__file__).parent.parent / "tools" / "builtin_voice"
+HEADS = Path(registry.__file__).parent.parent / "voices" / "builtin"
 BATCH, FRAME_S, MOST_FRAMES = 8, 0.08, 400
 LEAST_WORDS = 6
 HARVARD, TOGETHER = 720, 3
@@ -220,6 +222,11 @@ def judge(options: argparse.Namespace) -> None:
             raw.writelines(json.dumps(row) + "\n" for row in rows)
 
 
+def is_flagged(row: dict[str, Any], limit: float) -> bool:
+    """Whether a reading is flagged with this limit on straying: the one it was judged with may have been another."""
+    return row["fault"] not in (None, "straying") or row["strayed"] > limit
+
+
 def report(options: argparse.Namespace) -> None:
     """Of each layout the share of each kind that is flagged, and what other limits on straying would give."""
     rows = [json.loads(line) for file in options.raw for line in file.read_text(encoding="utf-8").splitlines()]
@@ -234,22 +241,25 @@ def report(options: argparse.Namespace) -> None:
         "settings": {"texts": sorted({row["number"] for row in rows}), "aligner": "pocketsphinx"},
         "rows": [],
     }
+    heads = read_heads(HEADS)
     for layout in LAYOUTS:
         of = [row for row in rows if row["layout"] == layout]
         kinds = {kind: [row for row in of if row["kind"] == kind] for kind in sorted({row["kind"] for row in of})}
+        pointing = getattr(heads, layout)
         flagged = {
-            kind: round(float(np.mean([row["fault"] is not None for row in each])), 4) for kind, each in kinds.items()
+            kind: round(float(np.mean([is_flagged(row, pointing.limits.strayed) for row in each])), 4)
+            for kind, each in kinds.items()
         }
         curve = []
-        for limit in (0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8, 1.0, 1.3):
-            caught = [row["fault"] not in (None, "straying") or row["strayed"] > limit for row in of]
+        for limit in (0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8, 0.9, 1.0, 1.3):
+            caught = [is_flagged(row, limit) for row in of]
             good = [each for row, each in zip(of, caught, strict=True) if row["kind"] == "good"]
             bad = [each for row, each in zip(of, caught, strict=True) if row["kind"] != "good"]
             curve.append(
                 {"strayed": limit, "caught": round(np.mean(bad), 4), "flagged_of_good": round(np.mean(good), 4)}
             )
         counts = {kind: len(each) for kind, each in kinds.items()}
-        bad = [row["fault"] is not None for row in of if row["kind"] != "good"]
+        bad = [is_flagged(row, pointing.limits.strayed) for row in of if row["kind"] != "good"]
         overall = {"layout": layout, "caught": round(float(np.mean(bad)), 4), "flagged_of_good": flagged["good"]}
         result["rows"].append(overall | {"counts": counts, "flagged": flagged, "curve": curve})
     if options.out is not None:

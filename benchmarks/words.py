@@ -194,7 +194,7 @@ def report(options: argparse.Namespace) -> None:
         "bench": "words",
         "model": "builtin",
         "arm": "eager",
-        "cpu": cpu_name(),
+        "cpu": options.cpu or cpu_name(),
         "torch": torch.__version__,
         "dtype": "float32",
         "commit": options.commit or git.stdout.strip(),
@@ -226,6 +226,7 @@ def main() -> None:
     reporting = commands.add_parser("report")
     reporting.add_argument("raw", type=Path, nargs="+")
     reporting.add_argument("--name", default="everyday.txt")
+    reporting.add_argument("--cpu", help="on which the raw times were made; this one if none")
     reporting.add_argument("--commit", help="at which the raw times were made; that of this tree if none")
     reporting.add_argument("--out", type=Path)
     reporting.set_defaults(run=report)
