@@ -65,7 +65,7 @@ def test_logits_are_compared_without_what_a_sampler_does_not_see() -> None:
 
 def test_logits_of_every_family_are_compared_from_the_same_state(tiny: TinyFamily, tmp_path: Path) -> None:
     tiny.write(tmp_path)
-    how = {"device": "cpu", "dtype": None, "load_format": "dummy", "frames": 2, "batch": 2}
+    how = {"device": "cpu", "dtype": None, "load_format": "dummy", "frames": 2, "batch": 2, "commit": None}
     found = logits(Namespace(model=tmp_path, format="int8", **how))
     assert 15 < found["snr_db"] < 80
     assert 0 < found["total_variation"] < 0.2

@@ -167,7 +167,13 @@ def test_a_listener_at_playback_speed_never_runs_out(frame_ms: float, codec_us: 
 
 def test_a_burst_of_long_prompts_does_not_stop_those_who_speak() -> None:
     engine = engine_of(
-        slots=12, max_characters=300, max_positions=850, pages=12 * 54, prefill_tokens=849, chunk_frames=(1,)
+        slots=12,
+        max_characters=300,
+        max_positions=850,
+        pages=12 * 54,
+        prefill_tokens=849,
+        chunk_frames=(1,),
+        codec_wait=0,
     )
     engine.submit(SpeechRequest(id="speaking", text="word " * 50))
     engine.tick()

@@ -62,7 +62,11 @@ class KernelCache:
 
     def __init__(self, settings: WorkerSettings, card: Card) -> None:
         config = settings.config.resolve()
-        what = (_place(settings.model), _dtype(settings, card), {name: getattr(config, name) for name in _SHAPING})
+        what = (
+            _model_folder(settings.model),
+            _dtype(settings, card),
+            {name: getattr(config, name) for name in _SHAPING},
+        )
         self._name = hashlib.sha256(msgspec.json.encode(what, order="sorted")).hexdigest()
         self._folder = kernel_cache_folder()
         self._path = self._folder / "sonoro" / f"{self._name}-{re.sub(r'[^0-9a-z]+', '-', card.name.lower())}.json"
@@ -105,7 +109,7 @@ class KernelCache:
         part.replace(self._path)
 
 
-def _place(model: str | None) -> str | None:
+def _model_folder(model: str | None) -> str | None:
     """A folder by its whole path, wherever it is named from; a name as it is."""
     return model if model is None or not Path(model).is_dir() else str(Path(model).resolve())
 

@@ -180,7 +180,7 @@ if triton is not None:
         return value
 
     @triton.jit
-    def _dot_packed_rows(
+    def _dot_unpacked(
         tiles, values, zero, IS_FP8: tl.constexpr, CHUNKS: tl.constexpr, FIRST: tl.constexpr, STEP: tl.constexpr
     ):
         # The same of tiles with four weights in each int32, and chunks of x in four parts. `zero` is one that compilers
@@ -255,12 +255,12 @@ if triton is not None:
                 parts, zero = (), (tl.program_id(0) >> 30) * b
                 for chunk in tl.static_range(CHUNKS):
                     parts += _in_four(values[chunk], BLOCK_K, SIZE)
-                result = (_dot_packed_rows(tiles, parts, zero, IS_FP8, CHUNKS, 0, HALVES) * n_scale).to(dtype)
+                result = (_dot_unpacked(tiles, parts, zero, IS_FP8, CHUNKS, 0, HALVES) * n_scale).to(dtype)
             if IS_GATED:
                 if scale is None:
                     up = _dot_rows(tiles, values, CHUNKS, 1, HALVES)
                 else:
-                    up = _dot_packed_rows(tiles, parts, zero, IS_FP8, CHUNKS, 1, HALVES) * up_scale
+                    up = _dot_unpacked(tiles, parts, zero, IS_FP8, CHUNKS, 1, HALVES) * up_scale
                 result = _silu_mul(result, up, dtype)
             if residual is not None:
                 result = (result.to(tl.float32) + rest).to(dtype)
