@@ -201,8 +201,11 @@ class _Speaking:
         """All that were spoken, with their sound."""
         made = []
         for slot, one in enumerate(self._spoken):
-            frames = self._state.frames[slot : slot + 1, : len(one.seen)]
-            pcm = to_pcm16(self._model.codec.decode(frames.to(codec_device or frames.device)))
+            if not one.seen:
+                continue
+            frames = self._state.frames[slot : slot + 1, : len(one.seen)].to(codec_device or self._state.frames.device)
+            with torch.cuda.device_of(frames):  # where Triton launches
+                pcm = to_pcm16(self._model.codec.decode(frames))
             made.append(Reading(one.words, one.tokens, pcm.cpu().numpy().tobytes(), np.stack(one.seen), along))
         return made
 

@@ -288,7 +288,8 @@ class Engine:
                     if words is not None and launched.attention is not None and length > progress.length:
                         words.see(launched.attention[at], length)
                     progress.length, progress.is_done = length, is_done or length >= progress.limit
-                    if item.running.is_continued:
+                    # A caller's own limit is no fault; a runaway is.
+                    if item.running.is_continued and item.running.finish_reason != "length":
                         self._break_off_if_wrong(item.running, is_over=is_done)
             for decoded in launched.decoded:
                 for at, item in enumerate(decoded.items):
@@ -321,11 +322,11 @@ class Engine:
         pcm = decoded.pcm_of(at, made)
         if running.words is not None:
             running.words.hear(pcm)
-            if running.is_drained:
-                running.words.end()
         if running.audio_frames + running.held_frames == 0:
             pcm = pcm[2 * self.spec.lead_in :]
         progress.held.append((pcm, made))
+        if running.words is not None and running.live is None and running.is_drained:
+            running.words.end()
         if running.keeps_frames:
             progress.made.append(decoded.frames_of(at, made))
         if not running.holds_back:

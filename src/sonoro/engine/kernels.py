@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import re
 import signal
 import sys
@@ -177,6 +178,7 @@ def run(settings: WorkerSettings, card: Card, tell_first: Callable[[], None]) ->
     for number in (signal.SIGTERM, signal.SIGINT):
         # Whoever signals a whole group means the engine, which ends this when it ends.
         signal.signal(number, signal.SIG_IGN)
+    os.nice(10)  # an engine that is ready speaks while the rest is compiled
     compile_kernels(settings, card, min(_MOST_PROCESSES, usable_cores()), tell_first=tell_first)
 
 

@@ -96,7 +96,9 @@ class Prompts:
     def _after_what_fits(self, running: RunningRequest, limited: SpeechRequest, text: str) -> Prompt:
         """The prompt of `text` after as many of the segments before it, the last ones, as fit into a slot."""
         # The segment itself, and those after it, have no frames yet.
-        before = [Spoken(said.text, frames) for said, frames in zip(running.segments, running.before, strict=False)]
+        spoken = zip(running.segments, running.before, strict=False)
+        # One that was broken off at its first word said nothing.
+        before = [Spoken(said.text, frames) for said, frames in spoken if said.text.strip() and len(frames)]
         prompt = self._model.prepare(limited, text, running.index, before, running.voice)
         while before and (excess := prompt.positions + prompt.controls.max_frames - self._max_positions) > 0:
             while before and excess > 0:

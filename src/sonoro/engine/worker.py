@@ -282,9 +282,8 @@ class Worker:
         """Capture one of the graphs to come once nobody has spoken for a moment, and say so; when all are there, go on
         looking for heads that point at the text, if any are wanted."""
         started_at_s = time.perf_counter()
-        if not self._engine.has_quiet_work or self._encoding or started_at_s < self._quiet_from_s:
-            return
-        if not self._compiled.is_done:
+        is_compiled = self._compiled.is_done  # asked whatever there is to do: it takes leave of the compiler
+        if not (is_compiled and self._engine.has_quiet_work) or self._encoding or started_at_s < self._quiet_from_s:
             return
         if not self._engine.runner.to_come:
             self._engine.find_heads()

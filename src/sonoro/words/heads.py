@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -56,5 +57,6 @@ def read_table(file: Path) -> WordHeads:
 
 def write_heads(file: Path, heads: WordHeads) -> Path:
     """Keep `heads` in `file`, which is `FILE` in the checkpoint's folder; where."""
-    file.write_bytes(msgspec.json.format(msgspec.json.encode(heads), indent=2) + b"\n")
-    return file
+    part = file.with_suffix(f".{os.getpid()}")
+    part.write_bytes(msgspec.json.format(msgspec.json.encode(heads), indent=2) + b"\n")
+    return part.replace(file)

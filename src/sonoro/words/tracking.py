@@ -245,6 +245,8 @@ class SegmentClock:
         limits, tracker = self._pointing.limits, self.tracker
         if limits is None or not self.words:
             return None
+        if is_over:
+            tracker.finish()
         frames, lasts = len(tracker.path), [int(word.last) + int(self._pointing.shift) for word in self.words]
         has_reached = tracker.reached >= lasts[-1]
         if is_over and not has_reached:
