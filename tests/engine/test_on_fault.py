@@ -85,6 +85,25 @@ def test_what_goes_on_after_the_last_word_is_broken_off_and_the_next_segment_fol
     assert finished.reason == "stop"
 
 
+def test_a_limit_of_the_caller_is_no_fault() -> None:
+    _, finished, words = say("none", seed=10, max_frames=15, on_fault="continue")
+    _, marked, _ = say("none", seed=10, max_frames=15)
+    assert (finished.reason, finished.faults) == (marked.reason, marked.faults) == ("length", ())
+    assert finished.frames == marked.frames
+    assert words
+
+
+def test_the_last_words_of_a_segment_come_with_the_last_of_its_audio() -> None:
+    made, _, _ = say("none", seed=10, text=TEXT + " That is all there is.")
+    sent, told = 0, []
+    for event in made:
+        if isinstance(event, AudioChunk) and sent < FRAMES * HOP:
+            sent += len(event.pcm) // 2
+            told += [(word.start, word.end) for word in event.words or ()]
+    assert sent == FRAMES * HOP
+    assert told == word_spans(TEXT)
+
+
 def test_its_audio_is_sent_as_it_is_made() -> None:
     engine = Engine(ErringModel(""), config_of())
     engine.submit(SpeechRequest(id="a", text=TEXT, seed=10, with_words=True, on_fault="continue"))
