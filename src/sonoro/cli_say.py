@@ -229,6 +229,26 @@ def _until_terminated() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+@contextlib.contextmanager
+def _signals_wait() -> Iterator[None]:
+    """What would end the command waits for the end of the block: a file is replaced by one with audio or not at all."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came = list[int]()
+    before = {
+        number: signal.signal(number, lambda number, frame: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
+
+
 def _speak_into(speaker: TTS, request: SpeechRequest, options: _Say, format: str, captions: Captions) -> int:
     """Speak and write; the exit code."""
     out, writers, words = options.out, list[AudioWriter](), list[Word]()
@@ -244,7 +264,8 @@ def _speak_into(speaker: TTS, request: SpeechRequest, options: _Say, format: str
 
             def take(piece: AudioPiece) -> None:
                 nonlocal audio_s
-                writer().write(piece.samples)
+                with contextlib.nullcontext() if writers else _signals_wait():
+                    writer().write(piece.samples)
                 audio_s += piece.duration_s
                 words.extend(piece.words or ())
                 tell(audio_s, piece.characters)

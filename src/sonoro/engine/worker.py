@@ -218,7 +218,7 @@ class Worker:
         self, engine: Engine, link: WorkerLink, device: torch.device, compiled: Compiling | None = None
     ) -> None:
         self._engine, self._link, self._device = engine, link, device
-        self._compiled = compiled or Compiling(None)
+        self._compiled, self._is_compiling = compiled or Compiling(None), compiled is not None
         self._is_paused: dict[str, bool] = {}
         self._encoding: dict[int, Future[EncodedVoice]] = {}
         self._tick_s: deque[float] = deque(maxlen=_WINDOW)
@@ -282,8 +282,11 @@ class Worker:
         """Capture one of the graphs to come once nobody has spoken for a moment, and say so; when all are there, go on
         looking for heads that point at the text, if any are wanted."""
         started_at_s = time.perf_counter()
-        is_compiled = self._compiled.is_done  # asked whatever there is to do: it takes leave of the compiler
-        if not (is_compiled and self._engine.has_quiet_work) or self._encoding or started_at_s < self._quiet_from_s:
+        if self._is_compiling:  # asked whatever there is to do: it takes leave of the compiler
+            self._is_compiling = not self._compiled.is_done
+        if self._is_compiling or not self._engine.has_quiet_work:
+            return
+        if self._encoding or started_at_s < self._quiet_from_s:
             return
         if not self._engine.runner.to_come:
             self._engine.find_heads()
