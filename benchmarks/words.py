@@ -63,7 +63,7 @@ class Aligner:
         self._decoder.start_utt()
         self._decoder.process_raw(pcm, full_utt=True)
         self._decoder.end_utt()
-        found = [seg for seg in self._decoder.seg() if not seg.word.startswith(("<", "["))]
+        found = [seg for seg in self._decoder.seg() or () if not seg.word.startswith(("<", "["))]
         if [seg.word.split("(")[0] for seg in found] != words:
             return None
         return [(seg.start_frame / 100 - PAD_S, (seg.end_frame + 1) / 100 - PAD_S) for seg in found]
