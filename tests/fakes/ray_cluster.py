@@ -1,8 +1,8 @@
-"""A Ray of this machine with the application of `sonoro.scale` on it, for as long as stdin is open; two replicas.
+"""A Ray of this machine with the application of `sonoro.scale` on it, for as long as stdin is open.
 
 `python -m fakes.ray_cluster FOLDER`: its answers are lines that begin with `answer`. The first is the address; then
-`deploy`, of the built-in voice in place of what there is, is answered by how often it did so, `replicas` by how many
-are in which state.
+`deploy builtin` (one replica of the built-in voice) and `deploy sine` (two of a slow sine), in place of what there is,
+are answered by how many deployments there were, `replicas` by how many are in which state.
 """
 
 import socket
@@ -14,17 +14,20 @@ from ray import serve
 from sonoro.scale import app
 
 NAME = "speech"
+DEPLOYED = {
+    "builtin": {"min_replicas": 1, "max_replicas": 1},
+    "sine": {"model": "slow_live", "factory": "fakes.sine_worker:load", "min_replicas": 2, "max_replicas": 2},
+}
 
 
-def arguments(voices_folder, generation):
+def arguments(name, voices_folder, generation):
     engine = {"slots": 4, "max_positions": 1200, "max_frames": 512, "max_characters": 400}
     return {
+        **DEPLOYED[name],
         "engine": {**engine, "voices_folder": voices_folder},
         # The number makes it another application, which takes the place of the one before.
         "server": {"max_queue_wait_ms": 60_000 + generation},
         "cpus": 0.1,
-        "min_replicas": 2,
-        "max_replicas": 2,
         "health_check_s": 1.0,
     }
 
@@ -50,10 +53,10 @@ def main():
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     print(f"answer http://127.0.0.1:{port}", flush=True)
     for line in sys.stdin:
-        command = line.strip()
+        command, _, name = line.strip().partition(" ")
         if command == "deploy":
             generation += 1
-            serve.run(app(arguments(f"{folder}/voices", generation)), name=NAME)
+            serve.run(app(arguments(name, f"{folder}/voices", generation)), name=NAME)
         print("answer", generation if command == "deploy" else replicas(), flush=True)
     serve.shutdown()
     ray.shutdown()

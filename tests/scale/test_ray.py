@@ -25,13 +25,13 @@ from engine_processes import command_of, parent_of, until
 from server_processes import Server
 from sonoro.core.errors import ConfigError
 from sonoro.scale import ByLoadAndWait, app
-from speakers import BUILTIN
+from speakers import BUILTIN, SINE
 
 TESTS, ROOT = Path(__file__).parents[1:3]
 
 
 class Cluster:
-    """Two replicas on a Ray of their own."""
+    """Replicas on a Ray of their own."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path, server: Server) -> None:
         self._process, self._log, self.server = process, log, server
@@ -74,6 +74,8 @@ async def cluster() -> AsyncIterator[Cluster]:
         environment |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "HOME": folder}
         # It would kill replicas for what others on this machine hold.
         environment |= {"RAY_memory_monitor_refresh_ms": "0"}
+        # It would let everything else on this machine run before them, and look for what has changed all the time.
+        environment |= {"RAY_worker_niceness": "0", "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5"}
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "fakes.ray_cluster", folder),
             env=environment,
@@ -96,21 +98,24 @@ async def cluster() -> AsyncIterator[Cluster]:
 
 
 def test_on_a_local_ray_clients_notice_no_redeploy_and_a_death_only_where_it_spoke_to_them() -> None:
-    """Two replicas of the built-in voice, on as many cores as there are: the waits are for slow machines."""
+    """The built-in voice is heard, and then two replicas of sines; the waits are for slow machines."""
 
     async def ask() -> None:
         clock = asyncio.get_running_loop().time
         async with cluster() as ray:
-            await ray.tell("deploy")
-            await check_all(ray.server, BUILTIN)
-            async with Crowd(ray.server, BUILTIN) as crowd:
+            await ray.tell("deploy builtin")
+            assert BUILTIN.is_same((await ray.server.speak()).content, BUILTIN.spoken())
+            await ray.tell("deploy sine")
+            await until(ray.is_whole, timeout_s=150)
+            await check_all(ray.server, SINE)
+            async with Crowd(ray.server, SINE) as crowd:
                 await until(lambda: crowd.begun > 4, timeout_s=90)
-                await ray.tell("deploy")
+                await ray.tell("deploy sine")
                 redeployed_s = clock()
                 await until(lambda: len(crowd.sent_since(redeployed_s)) >= 4, timeout_s=150)
             assert {ended.how for ended in crowd.ended} == {"whole"}
             await until(ray.is_whole, timeout_s=150)
-            async with Crowd(ray.server, BUILTIN) as crowd:
+            async with Crowd(ray.server, SINE) as crowd:
                 # A replica has four slots: both speak.
                 await until(lambda: crowd.begun > 4, timeout_s=90)
                 # A replica ends with its engine.
