@@ -136,6 +136,7 @@ def linear_add_norm_reference(
 
 
 if triton is not None:
+    INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
     # Triton's interpreter takes the bits of a bfloat16 operand for an integer; products in float32 are the same.
     OPERAND = {
         torch.float32: tl.float32,
@@ -168,13 +169,29 @@ if triton is not None:
         return tl.sum(total, 1)
 
     @triton.jit
-    def _unpacked(words, number: tl.constexpr, IS_FP8: tl.constexpr):
-        # Byte `number` of each int32: an int8, or an E4M3 divided by 2 ** 120: the bits of the latter, its exponent and
-        # its mantissa, are where those of a float32 begin and end.
+    def _unpacked(words, IS_FP8: tl.constexpr):
+        # The four bytes of each int32, int8 or E4M3, the lowest first.
+        if IS_FP8 and not INTERPRETED:
+            return tl.inline_asm_elementwise(
+                "{.reg .b16 h<6>; .reg .b32 a, b; mov.b32 {h4, h5}, $4;"
+                "cvt.rn.f16x2.e4m3x2 a, h4; cvt.rn.f16x2.e4m3x2 b, h5;"
+                "mov.b32 {h0, h1}, a; mov.b32 {h2, h3}, b;"
+                "cvt.f32.f16 $0, h0; cvt.f32.f16 $1, h1; cvt.f32.f16 $2, h2; cvt.f32.f16 $3, h3;}",
+                "=f,=f,=f,=f,r",
+                [words],
+                dtype=(tl.float32, tl.float32, tl.float32, tl.float32),
+                is_pure=True,
+                pack=1,
+            )
+        return _byte(words, 0, IS_FP8), _byte(words, 1, IS_FP8), _byte(words, 2, IS_FP8), _byte(words, 3, IS_FP8)
+
+    @triton.jit
+    def _byte(words, number: tl.constexpr, IS_FP8: tl.constexpr):
         if IS_FP8:
+            # Its exponent and its mantissa are put where those of a float32 begin and end: divided by 2 ** 120.
             sign = (words << (24 - 8 * number)) & -2147483648
             rest = words << (20 - 8 * number) if number < 3 else words >> 4
-            value = (sign | (rest & 0x07F00000)).to(tl.float32, bitcast=True)
+            value = (sign | (rest & 0x07F00000)).to(tl.float32, bitcast=True) * 2.0**120
         else:
             value = ((words << (24 - 8 * number)) >> 24).to(tl.float32)
         return value
@@ -187,15 +204,15 @@ if triton is not None:
         # do not know: they would unpack all weights before the loop over rows, and run out of registers.
         total = tl.zeros_like(tiles[FIRST]).to(tl.float32)
         for chunk in tl.static_range(CHUNKS):
+            unpacked = _unpacked(tiles[FIRST + STEP * chunk] ^ zero, IS_FP8)
             for number in tl.static_range(4):
-                unpacked = _unpacked(tiles[FIRST + STEP * chunk] ^ zero, number, IS_FP8)
-                total += unpacked * values[4 * chunk + number][None, :]
+                total += unpacked[number] * values[4 * chunk + number][None, :]
         return tl.sum(total, 1)
 
     @triton.jit
-    def _in_four(values, BLOCK_K: tl.constexpr, SIZE: tl.constexpr):
-        # Of `values` [BLOCK_K] times `SIZE` every fourth, from the first, the second, the third and the fourth on.
-        even, odd = tl.split(tl.reshape(values * SIZE, [BLOCK_K // 4, 2, 2]))
+    def _in_four(values, BLOCK_K: tl.constexpr):
+        # Of `values` [BLOCK_K] every fourth, from the first, the second, the third and the fourth on.
+        even, odd = tl.split(tl.reshape(values, [BLOCK_K // 4, 2, 2]))
         first, third = tl.split(even)
         second, fourth = tl.split(odd)
         return first, second, third, fourth
@@ -213,8 +230,6 @@ if triton is not None:
         CHUNKS: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
         HALVES: tl.constexpr = 2 if IS_GATED else 1
         PACK: tl.constexpr = 1 if scale is None else 4
-        # Half of the exponent that unpacked E4M3 lack; the other half comes with the scale.
-        SIZE: tl.constexpr = 2.0**60 if IS_FP8 else 1.0
         n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         k_offset = tl.arange(0, BLOCK_K)
         word_offset = tl.arange(0, BLOCK_K // PACK)
@@ -229,9 +244,9 @@ if triton is not None:
             if norm_weight is not None:
                 norm_tiles += (tl.load(norm_weight + k + k_offset, mask=k + k_offset < K, other=0),)  # type: ignore[assignment]
         if scale is not None:
-            n_scale = tl.load(scale + n, mask=n < N, other=0) * SIZE
+            n_scale = tl.load(scale + n, mask=n < N, other=0)
             if IS_GATED:
-                up_scale = tl.load(scale + N + n, mask=n < N, other=0) * SIZE
+                up_scale = tl.load(scale + N + n, mask=n < N, other=0)
         pdl_wait(ENABLE_PDL)
         for b in range(batch):
             if residual is not None:
@@ -254,7 +269,7 @@ if triton is not None:
             else:
                 parts, zero = (), (tl.program_id(0) >> 30) * b
                 for chunk in tl.static_range(CHUNKS):
-                    parts += _in_four(values[chunk], BLOCK_K, SIZE)
+                    parts += _in_four(values[chunk], BLOCK_K)
                 result = (_dot_unpacked(tiles, parts, zero, IS_FP8, CHUNKS, 0, HALVES) * n_scale).to(dtype)
             if IS_GATED:
                 if scale is None:
@@ -280,6 +295,25 @@ if triton is not None:
                 is_pure=False,
                 pack=1,
             )
+
+    @triton.jit
+    def _widened(weight, operand: tl.constexpr):
+        # A tile of the weight as the tensor cores take it. Of 8-bit floats Triton makes bfloat16 by way of float16, in
+        # 10 cycles each; here four take 10: as in `_byte`, exponent and mantissa are put in place, times 2 ** 120.
+        if weight.dtype == tl.float8e4nv and operand == tl.bfloat16:
+            return tl.inline_asm_elementwise(
+                "{.reg .b32 a, b, c, d, by, none; prmt.b32 a, $2, 0, 0x1404; prmt.b32 b, $2, 0, 0x3424;"
+                "shr.u32 c, a, 4; shr.u32 d, b, 4; and.b32 c, c, 0x07F007F0; and.b32 d, d, 0x07F007F0;"
+                "lop3.b32 a, a, 0x80008000, c, 0xEA; lop3.b32 b, b, 0x80008000, d, 0xEA;"
+                "mov.b32 by, 0x7B807B80; mov.b32 none, 0x80008000;"
+                "fma.rn.bf16x2 $0, a, by, none; fma.rn.bf16x2 $1, b, by, none;}",
+                "=r,=r,r",
+                [weight.to(tl.int8, bitcast=True)],
+                dtype=tl.bfloat16,
+                is_pure=True,
+                pack=4,
+            )
+        return weight.to(operand)
 
     @triton.jit
     def _dot(x, weight, acc, IS_SWAPPED: tl.constexpr):
@@ -339,16 +373,16 @@ if triton is not None:
         for k in tl.range(0, SPAN, STEP, num_stages=NUM_STAGES):
             if K % STEP == 0:
                 x_tile = tl.load(x_ptrs + k, mask=is_row, other=0).to(OPERAND_DTYPE)
-                w_tile = tl.load(w_ptrs + k).to(OPERAND_DTYPE)
+                w_tile = _widened(tl.load(w_ptrs + k), OPERAND_DTYPE)
             else:
                 x_tile = tl.load(x_ptrs + k, mask=is_row & (k + k_of_x < K), other=0).to(OPERAND_DTYPE)
-                w_tile = tl.load(w_ptrs + k, mask=k + k_of_w < K, other=0.0).to(OPERAND_DTYPE)
+                w_tile = _widened(tl.load(w_ptrs + k, mask=k + k_of_w < K, other=0.0), OPERAND_DTYPE)
             acc = _dot(x_tile, w_tile, acc, IS_SWAPPED)
             if IS_GATED:
                 if K % STEP == 0:
-                    w_tile = tl.load(w_ptrs + N * K + k).to(OPERAND_DTYPE)
+                    w_tile = _widened(tl.load(w_ptrs + N * K + k), OPERAND_DTYPE)
                 else:
-                    w_tile = tl.load(w_ptrs + N * K + k, mask=k + k_of_w < K, other=0.0).to(OPERAND_DTYPE)
+                    w_tile = _widened(tl.load(w_ptrs + N * K + k, mask=k + k_of_w < K, other=0.0), OPERAND_DTYPE)
                 acc_up = _dot(x_tile, w_tile, acc_up, IS_SWAPPED)
         if SLICE_K > 1:
             acc, acc_up = tl.sum(acc, 0), tl.sum(acc_up, 0)
@@ -371,8 +405,8 @@ if triton is not None:
     def _load_columns(start, k, k_column, K: tl.constexpr, IS_WHOLE: tl.constexpr, operand: tl.constexpr):
         # Columns of a tile of the weight from number `k` of K on.
         if IS_WHOLE:
-            return tl.load(start + k).to(operand)
-        return tl.load(start + k, mask=k + k_column < K, other=0.0).to(operand)
+            return _widened(tl.load(start + k), operand)
+        return _widened(tl.load(start + k, mask=k + k_column < K, other=0.0), operand)
 
     @triton.jit(do_not_specialize=["batch"])
     def _two_tile_kernel(
