@@ -1,26 +1,41 @@
 """Clocks: they time each call of the work, and memory at a speed that can be."""
 
-import time
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from sonoro.profile import timing
 from sonoro.profile.timing import copy_bandwidth, median_ms, times_ms
 
 CPU = torch.device("cpu")
 
 
-def test_each_call_is_timed_by_itself() -> None:
-    waits_s = iter([0.03, 0.001, 0.03])
-    times = times_ms(lambda: time.sleep(next(waits_s)), 3, CPU)
-    assert times[0] >= 30
-    assert 1 <= times[1] < 30
-    assert times[2] >= 30
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Callable[[], None]]:
+    """Calls of so many seconds each, by a clock that only they move."""
+    now_s = 0.0
+
+    def make(*seconds: float) -> Callable[[], None]:
+        waits_s = iter(seconds)
+
+        def wait() -> None:
+            nonlocal now_s
+            now_s += next(waits_s)
+
+        return wait
+
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: now_s))
+    return make
 
 
-def test_the_median_leaves_out_the_warm_up() -> None:
-    waits_s = iter([0.05, 0.05, 0.001, 0.02, 0.001])
-    assert 1 <= median_ms(lambda: time.sleep(next(waits_s)), 3, 2, CPU) < 20
+def test_each_call_is_timed_by_itself(work: Callable[..., Callable[[], None]]) -> None:
+    assert times_ms(work(0.25, 0.125, 0.5), 3, CPU) == [250, 125, 500]
+
+
+def test_the_median_leaves_out_the_warm_up(work: Callable[..., Callable[[], None]]) -> None:
+    assert median_ms(work(0.5, 0.5, 0.125, 0.25, 0.125), 3, 2, CPU) == 125
 
 
 def test_memory_is_neither_a_disk_nor_a_gpu() -> None:

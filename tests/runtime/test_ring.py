@@ -1,7 +1,5 @@
 """Pinned copies: they arrive whole, entries are handed round and never lost, and nobody waits but who asks to."""
 
-import time
-
 import numpy as np
 import pytest
 import torch
@@ -88,21 +86,19 @@ def test_copies_wait_for_the_device_and_the_host_does_not() -> None:
     with torch.cuda.stream(torch.cuda.Stream()):
         source.add_(1)
         torch.cuda.synchronize()
-        entries, copies, started_s = [], [], time.perf_counter()
+        entries, copies = [], []
         for _ in range(2):
             torch.cuda._sleep(400_000_000)
             source.add_(1)
             entries.append(ring.acquire())
             copies.append(entries[-1].copy(source))
             entries[-1].close()
-        launched_s = time.perf_counter() - started_s
+        # What was launched before the second copy still runs: nobody has waited for it.
         assert not entries[1].is_ready
         for value, (entry, copy) in enumerate(zip(entries, copies, strict=True), start=2):
             entry.wait()
             assert (copy == value).all()
             entry.release()
-        # 8e8 cycles are at least 0.3 s at any clock of such a GPU.
-        assert launched_s < 0.1 < time.perf_counter() - started_s
 
 
 @pytest.mark.gpu

@@ -24,6 +24,7 @@ from engine_processes import (
     until,
     whole_starts,
 )
+from guard import GUARD_S
 from sonoro.core.errors import CheckpointNotFound, ConfigError, EngineClosed, EngineCrashed, EngineError
 from sonoro.core.types import SpeechRequest
 from sonoro.transport.client import EngineClient
@@ -91,16 +92,15 @@ def test_a_start_that_is_cancelled_leaves_nothing() -> None:
 
 def test_a_process_that_is_killed_fails_what_it_held_and_is_replaced() -> None:
     async def kill() -> None:
-        async with launch("slow") as client:
+        # Nobody's silence is waited for: that the process has ended is what tells them.
+        async with launch("slow", answer_timeout_s=1e6) as client:
             waiting = [asyncio.create_task(gather(client.stream(request(str(index))))) for index in range(8)]
             await anext(listened := client.stream(request("listened")))
             first = the_child()
             os.kill(first, signal.SIGKILL)
-            killed_at_s = time.monotonic()
             for answer in await asyncio.gather(*waiting, gather(listened), return_exceptions=True):
                 assert isinstance(answer, EngineCrashed)
                 assert "SIGKILL" in str(answer)
-            assert time.monotonic() - killed_at_s < 5
             # This one waits for the successor; ids that were lost can be used again.
             pcm, _ = await gather(client.stream(request("0", "Hello again.")))
             assert pcm == alone(request("0", "Hello again."))
@@ -214,7 +214,7 @@ asyncio.run(main())
         assert parent.stdout.readline() == b"ready\n"
         [worker] = [int(path.name) for path in Path("/proc").glob("[0-9]*") if parent_of(int(path.name)) == parent.pid]
         parent.kill()
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + GUARD_S
     while parent_of(worker) is not None:
         assert time.monotonic() < deadline_s, "the worker outlives its parent"
         time.sleep(0.05)
