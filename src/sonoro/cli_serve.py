@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import importlib
+import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 import yaml
@@ -25,6 +28,9 @@ from sonoro.core.config import EngineConfig, log_as_json, log_level
 from sonoro.core.errors import ConfigError
 from sonoro.core.logs import configure_logging
 from sonoro.server.config import ServerConfig, read_sections
+
+if TYPE_CHECKING:
+    from sonoro.transport.fleet import Fleet
 
 __all__ = ["serve"]
 
@@ -91,8 +97,7 @@ _Options = dataclasses.make_dataclass(
 @takes(_Options)
 def serve(options: Any) -> None:
     """Serve OpenAI's speech API over HTTP."""
-    from sonoro.server.app import listen
-    from sonoro.server.app import serve as serve_on
+    from sonoro.server.listening import listen
     from sonoro.transport.fleet import Fleet, device_list
     from sonoro.transport.launch import Limits
 
@@ -114,7 +119,14 @@ def serve(options: Any) -> None:
     with listen(server) as sock:
         address, actual = sock.getsockname()[:2]
         show(f"listening on http://{f'[{address}]' if ':' in address else address}:{actual}")
-        serve_on(fleet, server, sock)
+        asyncio.run(_serve(fleet, server, sock))
+
+
+async def _serve(fleet: Fleet, config: ServerConfig, sock: socket.socket) -> None:
+    """Serve over `fleet`, whose engines import what they need while the server is imported."""
+    fleet.begin()
+    app = await asyncio.to_thread(importlib.import_module, "sonoro.server.app")
+    await app.serve(fleet, config, sock)
 
 
 def _server_settings(options: Any) -> dict[str, Any]:

@@ -67,12 +67,13 @@ def test_an_engine_that_ended_for_good_is_told_of() -> None:
 def test_a_server_whose_engines_are_spent_ends_with_an_error(nothing_left: Path) -> None:
     """So a container or a service is started again: alive and never ready, it would stay as it is for ever."""
     script = """
+import asyncio
 from engine_processes import launch_fleet
 from server_processes import SETTINGS
 from sonoro.server.app import listen, serve
 with listen(SETTINGS) as sock:
     print("listening", flush=True)
-    serve(launch_fleet(count=1, max_restarts=0), SETTINGS.resolve(4), sock)
+    asyncio.run(serve(launch_fleet(count=1, max_restarts=0), SETTINGS.resolve(4), sock))
 """
     environment = {**os.environ, "TMPDIR": str(nothing_left)}
     piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

@@ -22,7 +22,8 @@ from sonoro.server.api_page import api_page_routes
 from sonoro.server.config import ServerConfig
 from sonoro.server.dialects import add_dialects
 from sonoro.server.errors import RefusalResponse, plain_refusal, refusal
-from sonoro.server.middleware import HeadAsGet, HostCheck, RequestIds, connection, listen
+from sonoro.server.listening import listen
+from sonoro.server.middleware import HeadAsGet, HostCheck, RequestIds, connection
 from sonoro.server.playground import playground_routes
 from sonoro.server.routes import operator_routes, speech_routes
 from sonoro.server.service import Service
@@ -125,7 +126,7 @@ def uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
     )
 
 
-def serve(client: Fleet, config: ServerConfig, sock: socket.socket) -> None:
+async def serve(client: Fleet, config: ServerConfig, sock: socket.socket) -> None:
     """Serve on `sock` until a signal ends it; running requests then get `shutdown_timeout_s`.
 
     Raises what was wrong with an engine that could not be started, and `EngineClosed` once none is left.
@@ -137,6 +138,6 @@ def serve(client: Fleet, config: ServerConfig, sock: socket.socket) -> None:
         server.should_exit = True
 
     server = uvicorn.Server(uvicorn_config(create_app(client, config, give_up), config))
-    server.run(sockets=[sock])
+    await server.serve(sockets=[sock])
     if failures:
         raise failures[0]

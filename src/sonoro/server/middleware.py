@@ -26,7 +26,6 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from sonoro.core.errors import ConfigError
 from sonoro.core.logs import log_event
 from sonoro.server.config import ServerConfig
 from sonoro.server.errors import (
@@ -52,11 +51,7 @@ __all__ = [
     "RequestBodies",
     "RequestIds",
     "connection",
-    "listen",
 ]
-
-SEND_BUFFER_BYTES = 65536
-"""The kernel's send buffer: about a second of audio, so that a client that reads nothing is noticed soon."""
 
 RESET = "reset"
 """The key, in the state of a request's scope, of the function that resets its connection."""
@@ -283,31 +278,6 @@ class RequestBodies:
             raise BodyTooSlow("the body ended before its end") from error
         except TimeoutError as error:
             raise BodyTooSlow(f"the body must arrive within {self._timeout_s:g} s") from error
-
-
-def listen(config: ServerConfig) -> socket.socket:
-    """A socket that listens where `config` says. Raises `ConfigError` naming host or port if it cannot.
-
-    Accepted connections inherit its options: small packets leave at once, unread data is dropped after a timeout.
-    """
-    try:
-        family, *_, address = socket.getaddrinfo(
-            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except (OSError, UnicodeError) as error:
-        raise ConfigError("host", config.host, f"it must be a name or an address of this machine ({error})") from error
-    try:
-        sock = socket.create_server(address[:2], family=family, backlog=2048)
-    except OSError as error:
-        raise ConfigError("port", config.port, f"cannot listen there: {error.strerror}") from error
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-    # The event loop sets it only on sockets that name their protocol, which those of `create_server` do not.
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        # Without it a closed connection waits for ever until its last bytes are read. Twice the reader's timeout, so
-        # that a slow reader is dropped, and logged, by the server before the kernel does it.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(2000 * config.slow_reader_timeout_s))
-    return sock
 
 
 def _name(authority: str) -> str:

@@ -48,6 +48,7 @@ class Fleet(Started):
             EngineClient(msgspec.structs.replace(settings, device=device), limits) for device in devices
         )
         self._histories = {client: _VoiceHistory(client) for client in self.replicas}
+        self._starting: asyncio.Task[None] | None = None
 
     @classmethod
     def launch(
@@ -62,8 +63,17 @@ class Fleet(Started):
         named = None if model is None else str(model)
         return cls(WorkerSettings(model=named, device=",".join(devices), **settings), devices, limits)
 
+    def begin(self) -> None:
+        """Start every engine in the background, unless that was done; `start` says what became of it."""
+        self._starting = self._starting or asyncio.create_task(self._start())
+
     async def start(self) -> None:
         """Start every engine and wait until all are ready. Raises what was wrong with the first to fail."""
+        self.begin()
+        assert self._starting is not None
+        await self._starting
+
+    async def _start(self) -> None:
         starting = [asyncio.create_task(client.start()) for client in self.replicas]
         async with contextlib.AsyncExitStack() as undo:
             undo.push_async_callback(self.close)

@@ -27,7 +27,7 @@ from sonoro.core.version import VERSION
 from sonoro.server.dialects.live import ForeignSession
 from sonoro.server.dialects.shared import Message, language_of, languages_of, voices_of
 from sonoro.server.errors import refusal
-from sonoro.server.middleware import listen
+from sonoro.server.listening import listen
 from sonoro.server.schemas import parse
 from sonoro.server.service import Service
 from sonoro.server.websocket import SHUTTING_DOWN

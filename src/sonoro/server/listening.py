@@ -1,0 +1,38 @@
+"""The socket that a server listens on. Loads none of what serves on it, so that engines can be started before."""
+
+from __future__ import annotations
+
+import socket
+
+from sonoro.core.errors import ConfigError
+from sonoro.server.config import ServerConfig
+
+__all__ = ["SEND_BUFFER_BYTES", "listen"]
+
+SEND_BUFFER_BYTES = 65536
+"""The kernel's send buffer: about a second of audio, so that a client that reads nothing is noticed soon."""
+
+
+def listen(config: ServerConfig) -> socket.socket:
+    """A socket that listens where `config` says. Raises `ConfigError` naming host or port if it cannot.
+
+    Accepted connections inherit its options: small packets leave at once, unread data is dropped after a timeout.
+    """
+    try:
+        family, *_, address = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError) as error:
+        raise ConfigError("host", config.host, f"it must be a name or an address of this machine ({error})") from error
+    try:
+        sock = socket.create_server(address[:2], family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError("port", config.port, f"cannot listen there: {error.strerror}") from error
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+    # The event loop sets it only on sockets that name their protocol, which those of `create_server` do not.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        # Without it a closed connection waits for ever until its last bytes are read. Twice the reader's timeout, so
+        # that a slow reader is dropped, and logged, by the server before the kernel does it.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(2000 * config.slow_reader_timeout_s))
+    return sock
