@@ -431,7 +431,8 @@ class Runner:
 
     def _capture_first(self) -> None:
         """Capture the first sizes of every kind. To be called while `active`."""
-        with no_garbage_collection():
+        is_captured = any(graphs.can_capture for graphs in self._sets)
+        with no_garbage_collection() if is_captured else nullcontext():
             for graphs in self._sets:
                 self._capture(graphs, self._first_sizes(graphs))
         if not self._frames.can_capture:
