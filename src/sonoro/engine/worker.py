@@ -1,4 +1,4 @@
-"""The engine process: `python -m sonoro.engine.worker ENDPOINT PARENT STARTED SETTINGS`, as `transport.launch` runs it.
+"""The engine process: `main` with the arguments ENDPOINT PARENT STARTED SETTINGS, as `transport.launch` runs it.
 
 PARENT is a process id, STARTED a time on the monotonic clock, which all processes share; SETTINGS are JSON.
 One thread does everything but encode voices, for which there is another; ZMQ's own moves the bytes. What fails one
@@ -96,6 +96,9 @@ def main() -> None:
     endpoint, parent, started_at_s, settings = sys.argv[1:]
     phases = Phases(float(started_at_s))
     phases.end("imports")
+    # What was imported stays: no collection need walk it.
+    gc.freeze()
+    gc.enable()
     for number in (signal.SIGTERM, signal.SIGINT):
         # Whoever signals a whole group of processes has told the server too, which says when its last stream has ended.
         # A handler of ours, as what is ignored would be so in the processes that this one starts.

@@ -43,6 +43,9 @@ logger = logging.getLogger(__name__)
 
 MODULE = "sonoro.engine.worker"
 
+_CODE = f"import gc; gc.disable(); from {MODULE} import main; main()"
+"""What is imported stays, so rubbish is not looked for in it: a sixth of the time that imports take."""
+
 DRAIN_S = 0.2
 """How long to wait for the last messages of a process that has ended."""
 
@@ -111,7 +114,7 @@ async def spawn(arguments: Sequence[str], output: int) -> Process:
     # In a process group of its own: an interrupt at the terminal is the parent's to handle, and what it starts
     # ends with it. -P: what lies in the current folder must not be imported in place of a library.
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", MODULE, *arguments),
+        *(sys.executable, "-P", "-c", _CODE, *arguments),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
