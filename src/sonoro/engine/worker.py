@@ -112,10 +112,13 @@ def main() -> None:
         with border(partial(_cannot_start, link)):
             configure_logging(log_level(), is_json=is_log_json())
             wanted = on_own_gpus(wanted)
+            loading = _load_libraries(wanted)
             check_memory(wanted)
             phases.end("memory")
             with compiling(wanted, standby) as compiled:
                 loaded = load(wanted)
+                # What it takes must not be counted as that of the engine's state.
+                loading.join()
                 phases.end("weights")
             phases.end("kernels")
             engine = Engine(loaded.model, wanted.config, executor=executor, phases=phases)
@@ -198,6 +201,25 @@ def check_memory(settings: WorkerSettings) -> None:
         footprint = importlib.import_module("sonoro.engine.footprint")
         name = torch.cuda.get_device_name(device)
         footprint.refuse_what_does_not_fit(settings.model, settings.config, name, memory[0], settings.dtype)
+
+
+def _load_libraries(settings: WorkerSettings) -> threading.Thread:
+    """A thread that makes the GPU's context and loads cuDNN, if `settings` ask for a GPU: what the codec is compared
+    with in float32 needs it, and meanwhile the model is imported and its weights are loaded.
+
+    To be called when no process is forked any more.
+    """
+
+    def load() -> None:
+        # What goes wrong here does so again where it is told of.
+        with contextlib.suppress(RuntimeError, AssertionError):
+            if settings.factory == DEFAULT_FACTORY and settings.device != "cpu" and torch.cuda.is_available():
+                ones = torch.ones(1, 8, 8, device="cuda" if settings.device == "auto" else settings.device)
+                torch.nn.functional.conv1d(ones, ones).cpu()
+
+    loading = threading.Thread(target=load, daemon=True)
+    loading.start()
+    return loading
 
 
 def _find(module: str) -> ModuleSpec | None:
