@@ -56,14 +56,13 @@ def hear(judges: Judges, text: str, samples: np.ndarray, rate: int, reason: str)
 
 
 def speak(options: argparse.Namespace) -> None:
-    """Speak and judge some texts, and add a line for each to the file; those that are in it are passed over."""
+    """Speak and judge some texts, and add a line for each to the file; those in a file of its folder are passed over."""
     texts = mixed_texts()
-    done = set()
-    if options.raw.is_file():
-        rows = map(json.loads, options.raw.read_text(encoding="utf-8").splitlines())
-        done = {(row["number"], row["layout"]) for row in rows}
+    files = options.raw.parent.glob("*.jsonl")
+    rows = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    done = {(row["number"], row["layout"]) for row in rows}
     judges = Judges.load(options.judges)
-    numbers = range(len(texts))[options.first :][: options.count]
+    numbers = range(len(texts))[options.first :: options.every][: options.count]
     with TTS(None, device="cpu", config={"slots": BATCH, "max_positions": 1024, "max_frames": 800}) as tts:
         for layout in options.layouts or LAYOUTS:
             wanted = [number for number in numbers if (number, layout) not in done]
@@ -150,6 +149,9 @@ def main() -> None:
     commands = parser.add_subparsers(required=True)
     speaking = commands.add_parser("speak")
     speaking.add_argument("--first", type=int, default=0)
+    speaking.add_argument(
+        "--every", type=int, default=1, help="of so many texts one, where several processes share them"
+    )
     speaking.add_argument("--count", type=int, default=50)
     speaking.add_argument("--layouts", nargs="*", choices=LAYOUTS)
     speaking.add_argument("--judges", type=Path, required=True)
