@@ -56,10 +56,11 @@ def hear(judges: Judges, text: str, samples: np.ndarray, rate: int, reason: str)
 
 
 def speak(options: argparse.Namespace) -> None:
-    """Speak and judge some texts, and add a line for each to the file; those in a file of its folder are passed over."""
+    """Speak and judge some texts, and add a line for each to the file; what a file of its folder has is passed over."""
     texts = mixed_texts()
-    files = options.raw.parent.glob("*.jsonl")
-    rows = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    lines = [line for file in options.raw.parent.glob("*.jsonl") for line in file.open(encoding="utf-8")]
+    # Another process may be at its line.
+    rows = [json.loads(line) for line in lines if line.endswith("\n")]
     done = {(row["number"], row["layout"]) for row in rows}
     judges = Judges.load(options.judges)
     numbers = range(len(texts))[options.first :: options.every][: options.count]

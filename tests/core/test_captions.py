@@ -72,3 +72,9 @@ def test_a_caption_ends_with_its_sentence_and_times_pass_an_hour() -> None:
         ["Why"],
     ]
     assert (srt("", []), vtt("", []), words_json([])) == ("", "WEBVTT\n\n", "[]\n")
+
+
+def test_a_sentence_that_fits_one_caption_is_not_parted_after_a_clause() -> None:
+    text = "Your order number is seven, four, four, one, nine. Thank you."
+    made = cues(text, spoken(text))
+    assert [" ".join(cue.lines) for cue in made] == ["Your order number is seven, four, four, one, nine.", "Thank you."]

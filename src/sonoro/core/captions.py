@@ -33,14 +33,16 @@ def cues(text: str, words: Sequence[Word]) -> list[Cue]:
     sentence does, else after a clause if it is over half full, else where it is full."""
     made: list[Cue] = []
     group: list[int] = []
+    ends = _sentence_ends(text, words)
     for number in range(len(words)):
         if group and _is_full(text, words, group[0], number):
             made.append(_cue(text, words, group))
             group = []
         group.append(number)
         said = _said(text, words, group[0], number)
-        is_half = len(said) > MAX_LINE
-        if _SENTENCE_END.search(said) or (is_half and _CLAUSE_END.search(said)):
+        # After a clause only where the sentence is too long for one caption: a short rest would be shown too long.
+        is_part = len(said) > MAX_LINE and _is_full(text, words, group[0], ends[number])
+        if number == ends[number] or (is_part and _CLAUSE_END.search(said)):
             made.append(_cue(text, words, group))
             group = []
     if group:
@@ -74,6 +76,15 @@ def words_json(words: Sequence[Word]) -> str:
     """All that is known of `words`, as JSON, a line each."""
     lines = ",\n".join(json.dumps(msgspec.to_builtins(word), ensure_ascii=False) for word in words)
     return f"[\n{lines}\n]\n" if lines else "[]\n"
+
+
+def _sentence_ends(text: str, words: Sequence[Word]) -> list[int]:
+    """Of each word the number of the last one of its sentence."""
+    ends: list[int] = []
+    for number in reversed(range(len(words))):
+        is_end = not ends or _SENTENCE_END.search(_said(text, words, number, number))
+        ends.append(number if is_end else ends[-1])
+    return ends[::-1]
 
 
 def _said(text: str, words: Sequence[Word], first: int, last: int) -> str:
