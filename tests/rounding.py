@@ -2,12 +2,15 @@
 compares bits of equal shapes alone, and has tolerances that do not rest on this machine's rounding.
 
 `pytest --rounding N` turns them on, in its own process: every result is up to N steps of its dtype from what it was.
+Tests of each family that ask for `rounding_by_shape` have it in every run.
 """
 
 import functools
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -57,3 +60,14 @@ def round_by_shape(most: int) -> None:
             kernel = torch.library.get_kernel(f"aten::{name}", "CPU")
             library.impl(name, by_shape(kernel, most), "CPU", with_keyset=True)
     _library.append(library)
+
+
+@pytest.fixture
+def rounding_by_shape() -> Iterator[None]:
+    """For one test, whatever the processor."""
+    is_on_anyway = bool(_library)
+    if not is_on_anyway:
+        round_by_shape(8)
+    yield
+    if not is_on_anyway:
+        _library.pop()._destroy()

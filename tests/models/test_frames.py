@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from capture import device_only
 from families import TinyFamily, tiny
 from near_ties import rows_of
+from rounding import rounding_by_shape
 from sonoro.core.errors import ConfigError
 from sonoro.models.base import Pages, Prompt, SpeechModel
 from sonoro.nn.kvcache import PagedKVCache
@@ -21,7 +22,7 @@ from sonoro.runtime.graphs import GraphSet
 from sonoro.runtime.sampling import SamplingControls
 from speaking import begin, capacity, pages_of
 
-__all__ = ["tiny"]
+__all__ = ["rounding_by_shape", "tiny"]
 
 CAPACITY = capacity(slots=5, positions=192, frames=40, text=24)
 SCRATCH = CAPACITY.slots
@@ -137,6 +138,7 @@ def speak_in_turns(
     return [found[index] for index in range(len(prompts))], step
 
 
+@pytest.mark.usefixtures("rounding_by_shape")
 def test_a_row_speaks_the_same_in_any_batch(tiny: TinyFamily, model: SpeechModel, spoken_alone: list[Tensor]) -> None:
     slots, draw = [3, 0, 4, 1, 2], random.Random(1)
     state = begun(model, tiny.prompts_of_all_kinds(), slots)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -17,6 +19,8 @@ from families import tiny as tiny  # noqa: PLC0414 (a fixture)
 from sonoro.core.errors import TensorMismatch
 from sonoro.models import registry
 from sonoro.models.base import LoadedModel
+from sonoro.models.fish_s2 import config as fish_s2_config
+from sonoro.models.voxcpm2 import config as voxcpm2_config
 from sonoro.nn import stored
 
 CODECS = {"talker": "speech_tokenizer/model.safetensors", "dual_ar": "codec.pth", "patches": "audiovae.pth"}
@@ -79,6 +83,41 @@ def load(folder: Path) -> LoadedModel:
     loaded = registry.load(folder, device="cpu")
     assert registry.describe(folder).parameters == loaded.parameters
     return loaded
+
+
+CONFIGS = {
+    "fish-s2-pro": (fish_s2_config, fish_s2_config.model_config),
+    "voxcpm2": (voxcpm2_config, voxcpm2_config.read),
+}
+"""Of the released names: where the configuration is, and what reads it. For Qwen3-TTS see qwen3_tts/test_config.py."""
+
+
+def at_their_defaults(kind: type, values: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """The keys of `values`, and where they are, that hold what they would be if they were absent."""
+    kinds = get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        if field.name in values and dataclasses.is_dataclass(inner := kinds[field.name]):
+            yield from at_their_defaults(inner, values[field.name])
+        elif field.name in values and values[field.name] == field.default:
+            yield values, field.name
+
+
+@pytest.mark.parametrize("how", ["absent", "null", "beside unknown ones"])
+@pytest.mark.parametrize("released", CONFIGS)
+def test_a_configuration_may_lack_keys_and_have_others(released: str, how: str, tmp_path: Path) -> None:
+    module, read = CONFIGS[released]
+    values = json.loads((Path(module.__file__).parent / "configs" / f"{released}.json").read_text())
+    found = [*at_their_defaults(module.ModelConfig, values)]
+    assert len(found) > 5
+    for section, key in found:
+        if how == "beside unknown ones":
+            section[f"{key}_of_tomorrow"] = {"a": [None]}
+        elif how == "null":
+            section[key] = None
+        else:
+            del section[key]
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    assert read(tmp_path) == read(released)
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "shards", "bin", "wrapped bin", "bin shards"])

@@ -18,7 +18,7 @@ from sonoro.core.types import SamplingParams, SpeechRequest
 from sonoro.models import registry
 from sonoro.ops import dispatch
 from sonoro.ops.dispatch import Operation
-from sonoro.profile import spoken
+from sonoro.profile import spoken, verify
 from sonoro.profile.verify import FRAMES, SENTENCES
 from sonoro.runtime.graphs import GraphSet
 
@@ -113,8 +113,9 @@ def test_a_sample_that_is_not_finite_is_found(sonoro: Run, tiny: str, layer: str
     file = Path(tiny) / "speech_tokenizer/model.safetensors"
     tensors = load_file(file)
     tensors[f"decoder.decoder.{layer}.bias"].fill_(value)
-    save_file(tensors, file)
+    save_file(tensors | {"decoder.freqs_cis": torch.ones(3)}, file)
     code, report, err = verified(sonoro, tiny)
+    assert report["skipped"] == ["decoder.freqs_cis"]
     assert code == 1
     assert outcomes(report)["sentences"] == "FAILED"
     assert "samples are not finite" in err
@@ -210,3 +211,11 @@ def test_what_has_no_files_has_no_official_package(sonoro: Run, tiny: str) -> No
     code, report, _ = verified(sonoro, tiny, "--load-format", "dummy", "--reference", "/nowhere/python")
     assert code == 0
     assert outcomes(report)["official package"] == "left out"
+
+
+def test_float32_that_does_not_fit_is_left_out(sonoro: Run, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "_missing_gib", lambda parameters, device: 1.5)
+    code, report, _ = verified(sonoro, tiny, "--dtype", "bfloat16")
+    assert code == 0
+    assert outcomes(report)["bfloat16 and float32"] == "left out"
+    assert "float32 needs 1.5 GiB more than are free" in str(report["rows"])

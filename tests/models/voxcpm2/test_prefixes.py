@@ -15,11 +15,14 @@ from torch import Tensor
 
 import tiny_vox
 from listening import drain, end
+from rounding import rounding_by_shape
 from sonoro.core.types import Finished, Reference, SpeechRequest
 from sonoro.models.base import SpeechModel
 from sonoro.models.voxcpm2.backbone import VoxLM
 from sonoro.models.voxcpm2.model import FAMILY
 from watched import PAGE, Watched, alone
+
+__all__ = ["rounding_by_shape"]
 
 SHARED = 6
 """Whole pages of 200 patches between their two marks."""
@@ -110,6 +113,7 @@ def test_each_segment_shares_what_the_first_one_sounded_like(tmp_path: Path) -> 
         assert_alike(watched.frames[key], made)
 
 
+@pytest.mark.usefixtures("rounding_by_shape")
 def test_a_registered_voice_shares_with_its_recording(model: SpeechModel) -> None:
     watched = Watched(model)
     me = watched.engine.encode_voice((recording(0, use="reference"),)).result(timeout=60)
