@@ -270,8 +270,13 @@ def fill(module: nn.Module, value_of: Callable[[str, Shape], Tensor], readers: i
     values = {}
     with torch.no_grad():
         shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-        for name, value in zip(shapes, _called(value_of, shapes.items(), readers), strict=True):
-            values[name] = layers[name].stored(value) if name in layers else value
+        made = _called(value_of, shapes.items(), readers)
+        for name in shapes:
+            layer = layers.get(name)
+            values[name] = next(made) if layer is None else layer.stored(next(made))
+            if layer is not None and layer.scale is not None:
+                # What was wide lies beside what is kept of it: used again for the next, it would never be whole again.
+                torch.cuda.empty_cache()
     module.load_state_dict(values, assign=True)
 
 
