@@ -105,7 +105,9 @@ class Observation:
         self._played_until_s = float("inf")
         self.first_packet_s: float | None = None
         metrics.in_flight.inc()
-        metrics.underruns.labels(metrics.model)  # there at 0, so that one more is seen as a rise
+        # Looked up once, not for each of thousands of chunks a second; underruns are there at 0, so that one more is
+        # seen as a rise.
+        self._audio, self._underruns = (each.labels(metrics.model) for each in (metrics.audio, metrics.underruns))
 
     @property
     def elapsed_s(self) -> float:
@@ -119,7 +121,7 @@ class Observation:
         """Add `pcm` (PCM16 mono) from the engine."""
         self._bytes += len(pcm)
         self._unsent_s += len(pcm) / 2 / self._rate / self._speed
-        self._metrics.audio.labels(self._metrics.model).inc(len(pcm) / 2 / self._rate)
+        self._audio.inc(len(pcm) / 2 / self._rate)
 
     def sent(self) -> None:
         """Audio was sent: all that was made so far, but for what an encoder holds back."""
@@ -128,7 +130,7 @@ class Observation:
             self.first_packet_s = self._played_until_s = now_s
             self._metrics.first_packet.labels(self._metrics.model, self._dialect).observe(now_s)
         elif now_s > self._played_until_s:
-            self._metrics.underruns.labels(self._metrics.model).inc()
+            self._underruns.inc()
         self._played_until_s = max(self._played_until_s, now_s) + self._unsent_s
         self._unsent_s = 0.0
 
