@@ -275,6 +275,27 @@ assert 2 <= there < 4 and told[there] >= 2
     run(FEW + STAGES + code, cache=tmp_path)
 
 
+def test_who_waits_for_another_that_compiles_is_told_of_the_first_kernels_too(tmp_path: Path) -> None:
+    code = """
+import threading
+settings = WorkerSettings(model="a", device="cuda", config=EngineConfig(slots=8, is_ready_early=True))
+holder, waits, said = kernel_cache.KernelCache(settings, card), threading.Event(), threading.Event()
+(cache / "sonoro").mkdir()
+# What one left behind that was killed is none of the next one's.
+holder.note_first()
+with holder.alone():
+    waiting = threading.Thread(target=lambda: kernels.compile_kernels(settings, card, 1, tell_first=said.set))
+    kernel_cache.KernelCache.misfits = property(lambda self: [])
+    waiting.start()
+    assert not said.wait(0.3)
+    holder.note_first()
+    assert said.wait(60)
+    assert waiting.is_alive()
+waiting.join()
+"""
+    run(FEW + STAGES + code, cache=tmp_path)
+
+
 def test_a_fork_compiles_what_it_is_told_and_nothing_else(tmp_path: Path) -> None:
     code = """
 import signal

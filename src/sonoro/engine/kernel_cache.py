@@ -19,10 +19,12 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 import msgspec
 import torch
@@ -39,6 +41,7 @@ __all__ = ["Compiling", "KernelCache", "Record", "Standby", "compiling", "may_st
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 300.0
+_LOOK_S = 0.05
 _SHAPING = (
     *("slots", "max_positions", "page_positions", "max_text", "max_frames", "prefill_tokens", "chunk_frames"),
     *("codec_dtype", "frame_batches", "prefill_buckets", "codec_batches", "model_settings", "quantization"),
@@ -93,20 +96,44 @@ class KernelCache:
         return names or ["unfinished"] * bool(record.unfinished)
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Within, no other process is that would write this; the lock ends with whoever holds it, forks included."""
+    def alone(self, tell_first: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Within, no other process is that would write this; the lock ends with whoever holds it, forks included.
+
+        While another holds it, `tell_first` is called once that one has noted that the first are there.
+        """
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.with_suffix(".lock").open("w") as lock:
             # Some file systems know no locks: then several starts at once compile the same.
             with contextlib.suppress(OSError):
+                while not self._first.exists() and not _try_lock(lock):
+                    time.sleep(_LOOK_S)
+                if not _try_lock(lock):
+                    tell_first()
                 fcntl.flock(lock, fcntl.LOCK_EX)
+            self._first.unlink(missing_ok=True)
             yield
+
+    def note_first(self) -> None:
+        """Let those that wait know that what an engine must have to be ready has been compiled."""
+        self._first.touch()
+
+    @property
+    def _first(self) -> Path:
+        return self._path.with_suffix(".first")
 
     def write(self, record: Record) -> None:
         """Keep `record`."""
         part = self._path.with_suffix(f".{os.getpid()}")
         part.write_bytes(msgspec.json.encode(record))
         part.replace(self._path)
+
+
+def _try_lock(lock: IO[str]) -> bool:
+    """Lock a file unless another process has."""
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 def _model_folder(model: str | None) -> str | None:

@@ -82,11 +82,16 @@ def compile_kernels(
     None if a record says that they are there. `tell` is called with the number of variants that are done, of how many
     there are, and of the one that is; `tell_first` once all are that an engine must have to be ready. What fails is
     tried again, alone; only what fails again for the same reason is recorded as what this card cannot have. Waits for
-    any other process that does the same. Raises `OSError` where the cache cannot be written, and whatever the model
-    raises.
+    any other process that does the same, and calls `tell_first` when that one would. Raises `OSError` where the cache
+    cannot be written, and whatever the model raises.
     """
     cache = KernelCache(settings, card)
-    with cache.alone():
+
+    def first() -> None:
+        cache.note_first()
+        tell_first()
+
+    with cache.alone(tell_first):
         misfits = cache.misfits
         if not misfits:
             return None
@@ -100,7 +105,7 @@ def compile_kernels(
                     # The first are compiled while the others are still being found.
                     list_variants(stage, card, work.begin)
                     work.end_stage()
-                work.wait(tell, tell_first)
+                work.wait(tell, first)
                 for variant, failed in work.failed.items():
                     again = pool.submit(compile_variant, variant, card).result()
                     _note(record, variant, again, failed)
