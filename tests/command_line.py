@@ -41,10 +41,10 @@ def assert_refused(code: int, out: str, err: str, words: list[str]) -> None:
 def server(
     folder: Path, *arguments: str, device: str = "--device=cpu", log_level: str = "WARNING"
 ) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
-    """A running `sonoro serve`, what it printed, and its address; the process is gone with the block."""
+    """A running `sonoro serve`, in a group of its own, what it printed, and its address; it is gone with the block."""
     command = (sys.executable, "-m", "sonoro", "serve", "--port", "0", device, *arguments)
     environment = {**os.environ, "SONORO_LOG_LEVEL": log_level}
-    piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    piped: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "process_group": 0}
     with subprocess.Popen(command, cwd=folder, env=environment, **piped) as process:
         try:
             printed = ""

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import io
 import json
+import os
 import re
 import signal
 import socket
@@ -134,7 +135,8 @@ def test_a_server_is_alive_at_once_speaks_and_ends_with_what_is_under_way(tmp_pa
                 assert answer.headers["x-sample-rate"] == "24000"
                 parts = answer.iter_raw()
                 heard = next(parts)
-                process.send_signal(signal.SIGTERM)
+                # As systemd does: to the server and to its engine.
+                os.killpg(process.pid, signal.SIGTERM)
                 heard += b"".join(parts)
         assert len(heard) > 24000
         assert process.wait(GUARD_S) == -signal.SIGTERM

@@ -58,6 +58,11 @@ def test_one_command_takes_torch_without_cuda_at_the_version_of_the_constraints(
     [pinned] = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch==")]
     installs = make(clone, "cpu")[-1]
     assert installs.endswith(f"install --no-deps --index-url https://download.pytorch.org/whl/cpu {pinned}")
+    readme, makefile = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "Makefile"))
+    assert "\nmake cpu\n" in readme
+    for size in ("2.7 GB", ".2 GB"):
+        assert size in readme
+        assert size in makefile
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import struct
+from pathlib import Path
 
 import httpx
 import pytest
@@ -33,6 +34,12 @@ def lines(caplog: pytest.LogCaptureFixture, event: str = "request") -> list[dict
     said = (LineFormatter().format(record).split() for record in caplog.records)
     fields = [dict(word.partition("=")[::2] for word in line[2:] if "=" in word) for line in said]
     return [line for line in fields if line.get("event") == event]
+
+
+def undocumented(said: list[dict[str, str]]) -> set[str]:
+    """The fields that docs/server.md says nothing of."""
+    page = (Path(__file__).parents[2] / "docs" / "server.md").read_text(encoding="utf-8").partition("**Logs**")[2]
+    return {name for line in said for name in line if f"`{name}`" not in page} - {"event"}
 
 
 def test_each_request_leaves_one_line(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,6 +98,7 @@ def test_each_request_leaves_one_line(caplog: pytest.LogCaptureFixture, monkeypa
             assert len(lines(caplog)) == count
 
     run(ask())
+    assert undocumented(lines(caplog) + lines(caplog, "utterance")) == set()
     for record in caplog.records:
         text = LineFormatter().format(record)
         assert SECRET not in text

@@ -145,17 +145,18 @@ def test_a_successor_that_takes_too_long_fails_new_requests() -> None:
 
 
 @pytest.mark.usefixtures("quick_successors")
-def test_more_crashes_than_may_be_in_a_time_close_the_engine() -> None:
+@pytest.mark.parametrize(("limits", "times"), [({"max_restarts": 1}, 2), ({}, 4)])
+def test_more_crashes_than_may_be_in_a_time_close_the_engine(limits: dict[str, float], times: int) -> None:
     async def crash() -> None:
-        async with launch("slow", max_restarts=1) as client:
+        async with launch("slow", **limits) as client:
             # An answer in between forgives nothing.
-            for name in "ab":
+            for name in map(str, range(times)):
                 await gather(client.stream(request(name, "Fine.")))
                 with pytest.raises(EngineCrashed, match="exit code 7: it was asked to die"):
                     await gather(client.stream(request(name, "die")))
-            with pytest.raises(EngineClosed, match=r"2 times within 600 s: .*asked to die"):
+            with pytest.raises(EngineClosed, match=rf"{times} times within 600 s: .*asked to die"):
                 await gather(client.stream(request("c", "Fine.")))
-            assert (client.restarts, client.is_ready) == (1, False)
+            assert (client.restarts, client.is_ready) == (times - 1, False)
 
     run(crash())
 
