@@ -5,7 +5,6 @@ Bad input is one line on stderr and exit code 2. Torch is loaded only by the com
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import sys
@@ -104,8 +103,7 @@ def info(
     """Show a model's configuration, voices, languages, options, parameters and memory."""
     sections = list(_sections(_describe(model, device, dtype)))
     if slots is not None or quantization is not None or config is not None:
-        given = {"slots": slots, "quantization": quantization}
-        engine = dataclasses.replace(config or EngineConfig(), **{k: v for k, v in given.items() if v is not None})
+        engine = (config or EngineConfig()).over(slots=slots, quantization=quantization)
         sections.append(_footprint(model, engine, dtype))
     for title, rows in sections:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

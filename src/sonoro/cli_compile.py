@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -48,8 +47,7 @@ def compile_command(
         raise ConfigError("processes", processes, "it must be at least 1")
     card = card_named(device_name) if device_name is not None else current_card()
     engine = read_sections(config)[0] if config else EngineConfig()
-    given: dict[str, Any] = {"slots": slots, "codec_dtype": codec_dtype, "quantization": quantization}
-    engine = replace(engine, **{name: value for name, value in given.items() if value is not None})
+    engine = engine.over(slots=slots, codec_dtype=codec_dtype, quantization=quantization)
 
     def tell(done: int, count: int, variant: Variant, compiled: Compiled) -> None:
         kernel = variant.kernel.rpartition(":")[2]

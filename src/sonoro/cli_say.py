@@ -144,8 +144,7 @@ def say(options: _Say) -> int:
         request, options=_options(options.option or []), is_reproducible=True, with_words=bool(captions)
     )
     engine = options.config or EngineConfig(slots=1)
-    given = {"codec_dtype": options.codec_dtype, "quantization": options.quantization}
-    engine = dataclasses.replace(engine, **{name: value for name, value in given.items() if value is not None})
+    engine = engine.over(codec_dtype=options.codec_dtype, quantization=options.quantization)
     with _until_terminated():
         speaker = TTS(_load(options, engine.quantization), config=engine)
         if captions and not speaker.has_words:

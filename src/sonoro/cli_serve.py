@@ -6,9 +6,9 @@ import asyncio
 import dataclasses
 import importlib
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
@@ -20,6 +20,7 @@ from sonoro.cli_common import (
     LoadFormat,
     NamedModel,
     Quantization,
+    fields_of,
     number,
     show,
     takes,
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from sonoro.transport.fleet import Fleet
 
 __all__ = ["serve"]
-
-Settings = TypeVar("Settings", EngineConfig, ServerConfig)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,8 +105,8 @@ def serve(options: Any) -> None:
     devices = (options.device,) if options.devices is None else device_list(options.devices)
     engine, server = read_sections(options.config) if options.config else (EngineConfig(), ServerConfig())
     codec_device = None if options.codec_device is None else ",".join(device_list(options.codec_device))
-    engine = _over(engine, {**vars(options), "codec_device": codec_device})
-    server = _over(server, _server_settings(options)).resolve(engine.slots * len(devices))
+    engine = engine.over(**{**fields_of(EngineConfig, options), "codec_device": codec_device})
+    server = server.over(**_server_settings(options)).resolve(engine.slots * len(devices))
     settings: dict[str, Any] = {"dtype": options.dtype, "load_format": options.load_format}
     if options.print_config:
         show(_resolved({"model": options.model, "devices": list(devices), **settings}, engine, server).rstrip())
@@ -138,13 +137,6 @@ def _server_settings(options: Any) -> dict[str, Any]:
             value = _pairs(value) if value and entry.name == "voice_aliases" else tuple(value or ()) or None
         settings[entry.name] = value
     return settings
-
-
-def _over(settings: Settings, given: Mapping[str, Any]) -> Settings:
-    """`settings` with what was given in place of its own; what is not a field of it is left out."""
-    names = {field.name for field in dataclasses.fields(settings)}
-    values = {name: value for name, value in given.items() if name in names and value is not None}
-    return dataclasses.replace(settings, **values)
 
 
 def _pairs(aliases: list[str]) -> dict[str, str]:

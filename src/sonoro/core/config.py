@@ -31,6 +31,7 @@ __all__ = [
     "log_level",
     "read_yaml",
     "see_gpus",
+    "setting",
     "tuned_folder",
     "word_heads_folder",
 ]
@@ -60,18 +61,46 @@ class Settings:
         """The defaults with the YAML mapping at `path` over them. Raises `ConfigError`."""
         return cls.from_mapping(read_yaml(path))
 
-    def _check_types(self) -> None:
+    def over(self, **given: Any) -> Self:
+        """These settings with what is `given`, where that is not None, in place of their own."""
+        known = {name: value for name, value in given.items() if value is not None}
+        return dataclasses.replace(self, **known)  # type: ignore[type-var]
+
+    def __post_init__(self) -> None:
         for entry in _fields(type(self)):
             value = getattr(self, entry.name)
             is_right, limit = _KINDS[str(entry.type)]
             if not is_right(value):
                 raise ConfigError(entry.name, value if entry.repr else "...", limit)
+        for entry in _fields(type(self)):
+            low, high, choices = (entry.metadata.get(name) for name in ("low", "high", "choices"))
+            if low is not None and high is not None:
+                self._check(entry.name, low, high)
+            if choices and getattr(self, entry.name) not in choices:
+                raise ConfigError(entry.name, getattr(self, entry.name), "it must be " + " or ".join(choices))
 
     def _check(self, name: str, low: float, high: float, reason: str = "") -> None:
         value = getattr(self, name)
         if not low <= value <= high:
             because = f" ({reason})" if reason else ""
             raise ConfigError(name, value, f"it must be at least {low:.15g} and at most {high:.15g}{because}")
+
+
+def setting(
+    default: Any,
+    help: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    *,
+    choices: tuple[str, ...] = (),
+    flag: str = "",
+) -> Any:
+    """A field of `Settings`. `help` says what it is for, `low` and `high` bound a number, `choices` are the values of a
+    string. Its option on a command line has its own name, or is `flag`, which then gives one of several entries."""
+    metadata = {"help": help, "low": low, "high": high, "choices": choices, "flag": flag}
+    if isinstance(default, Mapping):
+        return field(default_factory=lambda: default, metadata=metadata)
+    return field(default=default, metadata=metadata, repr=flag not in ("api_key", "admin_key"))
 
 
 def _fields(kind: Any) -> tuple[dataclasses.Field[Any], ...]:
@@ -152,31 +181,31 @@ class EngineConfig(Settings):
     serve` has an option for it.
     """
 
-    slots: int = 16
-    max_waiting: int = 1024
+    slots: int = setting(16, low=1, high=4096)
+    max_waiting: int = setting(1024, low=0, high=10_000_000)
     max_positions: int = 2048
-    max_frames: int = 1024
-    max_text: int = 1024
+    max_frames: int = setting(1024, low=1, high=1_000_000)
+    max_text: int = setting(1024, low=1, high=1_000_000)
     bounds_by_text: bool = True
-    max_characters: int = 300
-    max_live_characters: int = 100_000
+    max_characters: int = setting(300, low=MIN_MAX_CHARACTERS, high=100_000)
+    max_live_characters: int = setting(100_000, low=1, high=100_000_000)
     live_max_s: float = 60.0
-    max_voices: int = 32
-    max_registered_voices: int = 1000
+    max_voices: int = setting(32, low=1, high=1_000_000)
+    max_registered_voices: int = setting(1000, low=0, high=1_000_000)
     voices_folder: str = ""
-    page_positions: int = 32
+    page_positions: int = setting(32, low=16, high=1024)
     pages: int = 0
-    prefix_cache_bytes: int = 2**30
-    memory_fraction: float = 0.9
+    prefix_cache_bytes: int = setting(2**30, low=0, high=10**15)
+    memory_fraction: float = setting(0.9, low=0.01, high=1.0)
     prefill_tokens: int = 2048
     is_prefill_fused: bool = True
     chunk_frames: tuple[int, ...] = (1, 4, 12)
     codec_frames: int = 0
-    codec_wait: int = 4
+    codec_wait: int = setting(4, low=0, high=1000)
     codec_device: str = ""
-    codec_overlap: int = 64
-    codec_dtype: str = "auto"
-    quantization: str = "none"
+    codec_overlap: int = setting(64, low=0, high=4096)
+    codec_dtype: str = setting("auto", choices=CODEC_DTYPES)
+    quantization: str = setting("none", choices=QUANTIZATIONS)
     max_shared_bytes: int = 0
     frame_batches: tuple[int, ...] = ()
     prefill_buckets: tuple[int, ...] = ()
@@ -187,43 +216,25 @@ class EngineConfig(Settings):
     model_settings: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._check_types()
-        self._check("slots", 1, 4096)
-        self._check("max_waiting", 0, 10_000_000)
-        self._check("max_frames", 1, 1_000_000)
+        super().__post_init__()
         self._check("max_positions", self.max_frames + 1, 10_000_000, "room for a prompt before max_frames frames")
-        self._check("max_text", 1, 1_000_000)
-        self._check("max_characters", MIN_MAX_CHARACTERS, 100_000)
-        self._check("max_live_characters", 1, 100_000_000)
         self._check("live_max_s", MIN_BOUND_S, 100_000, "a single word may be drawn out")
-        self._check("max_voices", 1, 1_000_000)
-        self._check("max_registered_voices", 0, 1_000_000)
-        self._check("page_positions", 16, 1024)
         if self.page_positions & (self.page_positions - 1):
             raise ConfigError("page_positions", self.page_positions, "it must be a power of two")
         if self.pages:
             self._check("pages", self.pages_per_slot, 100_000_000, "one request of max_positions must fit")
-        self._check("prefix_cache_bytes", 0, 10**15)
-        self._check("memory_fraction", 0.01, 1.0)
         self._check("prefill_tokens", self.max_positions - 1, 1_000_000, "the longest prompt must fit into a tick")
-        self._check_sizes("chunk_frames", 1, 1024)
         if not self.chunk_frames:
             raise ConfigError("chunk_frames", self.chunk_frames, "it must hold at least one length")
         if self.codec_frames:
             self._check("codec_frames", self.slots, 10_000_000, "every slot makes a frame in a tick")
-        self._check("codec_wait", 0, 1000)
         if not re.fullmatch(r"(cpu|cuda:[0-9]{1,3})?", self.codec_device):
             raise ConfigError("codec_device", self.codec_device, 'it must be empty, cpu, or a GPU as "cuda:1"')
-        self._check("codec_overlap", 0, 4096)
-        if self.codec_dtype not in CODEC_DTYPES:
-            raise ConfigError("codec_dtype", self.codec_dtype, "it must be " + " or ".join(CODEC_DTYPES))
         if self.max_shared_bytes:
             self._check("max_shared_bytes", 16_384, 1_048_576)
-        if self.quantization not in QUANTIZATIONS:
-            raise ConfigError("quantization", self.quantization, "it must be " + " or ".join(QUANTIZATIONS))
-        for name, largest in (("frame_batches", self.slots), ("prefill_buckets", self.prefill_tokens)):
-            self._check_sizes(name, 1, largest)
-        self._check_sizes("codec_batches", 1, 4096)
+        largest = {"frame_batches": self.slots, "prefill_buckets": self.prefill_tokens}
+        for name, most in {"chunk_frames": 1024, **largest, "codec_batches": 4096}.items():
+            self._check_sizes(name, 1, most)
         if self.frame_batches and self.frame_batches[-1] != self.slots:
             raise ConfigError("frame_batches", self.frame_batches, f"the largest must be slots, {self.slots}")
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self, get_args
 
-from sonoro.core.config import EngineConfig, Settings, read_yaml
+from sonoro.core.config import EngineConfig, Settings, read_yaml, setting
 from sonoro.core.errors import ConfigError
 from sonoro.core.types import ModelSpec, VoiceSex
 
@@ -29,15 +29,6 @@ voices of that sex in turn, or of all its voices where it has none."""
 
 
 LOG_FORMATS = ("text", "json")
-
-
-def setting(default: Any, help: str, low: float | None = None, high: float | None = None, flag: str = "") -> Any:
-    """A field of `ServerConfig`. `help` says what it is for, `low` and `high` bound a number. Its option of `sonoro
-    serve` is its own name, or `flag`, which then gives one of several entries."""
-    metadata = {"help": help, "bounds": None if low is None else (low, high), "flag": flag}
-    if isinstance(default, Mapping):
-        return field(default_factory=lambda: default, metadata=metadata)
-    return field(default=default, metadata=metadata, repr=flag not in ("api_key", "admin_key"))
 
 
 @dataclass(frozen=True)
@@ -89,23 +80,18 @@ class ServerConfig(Settings):
         (), "a name that clients may ask by, beside host; * for any", flag="allowed_host"
     )
     allow_reference_urls: bool = setting(False, "fetch recordings from public hosts")
-    log_format: str = setting("text", "text or json, a line for each request")
+    log_format: str = setting("text", "text or json, a line for each request", choices=LOG_FORMATS)
     reference_folder: str = setting("", "folder whose files recordings may be named from; none if empty")
     wyoming: str = setting("", "PORT or HOST:PORT to speak Wyoming at, of Home Assistant; it has no keys")
     wyoming_name: str = setting("", "the name by which Home Assistant discovers it; not announced if empty")
 
     def __post_init__(self) -> None:
-        self._check_types()
-        for entry in dataclasses.fields(self):
-            if entry.metadata["bounds"] is not None:
-                self._check(entry.name, *entry.metadata["bounds"])
+        super().__post_init__()
         if not self.host:
             raise ConfigError("host", self.host, "it must be a name or an address")
         for host in self.allowed_hosts:
             if "/" in host or (":" in host and host.count(":") < 2):
                 raise ConfigError("allowed_hosts", host, "it must be a name or an address, without scheme and port")
-        if self.log_format not in LOG_FORMATS:
-            raise ConfigError("log_format", self.log_format, f"it must be {' or '.join(LOG_FORMATS)}")
         if self.reference_folder and not Path(self.reference_folder).is_dir():
             raise ConfigError("reference_folder", self.reference_folder, "it must be a folder that is there, or empty")
         if not all(word for pair in self.voice_aliases.items() for word in pair):
