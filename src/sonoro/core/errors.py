@@ -54,9 +54,12 @@ _ADDRESS = re.compile(r"( at)? ?\b0x[0-9a-fA-F]{5,}\b")
 
 
 class SonoroError(Exception):
-    """Base of every error raised on purpose."""
+    """Base of every error raised on purpose. Each class has its own `code`, or that of the one it derives from."""
 
     code = "error"
+
+    def __init_subclass__(cls, code: str | None = None) -> None:
+        cls.code = code or cls.code
 
 
 class _FieldError(SonoroError):
@@ -67,88 +70,60 @@ class _FieldError(SonoroError):
         super().__init__(f"{field}: {_shown(value)} is not allowed; {limit}")
 
 
-class InvalidRequest(_FieldError):
+class InvalidRequest(_FieldError, code="invalid_request"):
     """A field of a request is out of bounds."""
 
-    code = "invalid_request"
 
-
-class UnknownVoice(InvalidRequest):
+class UnknownVoice(InvalidRequest, code="unknown_voice"):
     """The model has no voice of that name; the message lists those it has."""
 
-    code = "unknown_voice"
 
-
-class VoiceExists(InvalidRequest):
+class VoiceExists(InvalidRequest, code="voice_exists"):
     """A voice of that name is registered, or being registered; it must be deleted first."""
 
-    code = "voice_exists"
 
-
-class UnknownLanguage(InvalidRequest):
+class UnknownLanguage(InvalidRequest, code="unknown_language"):
     """The model does not speak that language; the message lists those it does."""
 
-    code = "unknown_language"
 
-
-class InvalidReference(InvalidRequest):
+class InvalidReference(InvalidRequest, code="invalid_reference"):
     """Reference audio that is not audio, or too short, too long, silent, or lacks its transcript."""
 
-    code = "invalid_reference"
 
-
-class ConfigError(_FieldError):
+class ConfigError(_FieldError, code="config"):
     """A field of our own configuration is unknown or out of bounds."""
 
-    code = "config"
 
-
-class CheckpointError(SonoroError):
+class CheckpointError(SonoroError, code="checkpoint"):
     """A model folder cannot be used; the message names the file."""
 
-    code = "checkpoint"
 
-
-class CheckpointNotFound(CheckpointError):
+class CheckpointNotFound(CheckpointError, code="checkpoint_not_found"):
     """There is no such model folder, hub repository or built-in name."""
 
-    code = "checkpoint_not_found"
 
-
-class TensorMismatch(CheckpointError):
+class TensorMismatch(CheckpointError, code="tensor_mismatch"):
     """A tensor of a checkpoint is missing, extra or misshapen; the message names it."""
 
-    code = "tensor_mismatch"
 
-
-class OutputError(SonoroError):
+class OutputError(SonoroError, code="output"):
     """Audio cannot be written where it was asked for."""
 
-    code = "output"
 
-
-class EngineError(SonoroError):
+class EngineError(SonoroError, code="engine"):
     """The engine could not serve a request."""
 
-    code = "engine"
 
-
-class EngineBusy(EngineError):
+class EngineBusy(EngineError, code="engine_busy"):
     """As many requests are waiting as may wait; the same request can be accepted later."""
 
-    code = "engine_busy"
 
-
-class EngineClosed(EngineError):
+class EngineClosed(EngineError, code="engine_closed"):
     """The engine was closed before the request finished."""
 
-    code = "engine_closed"
 
-
-class EngineCrashed(EngineError):
+class EngineCrashed(EngineError, code="engine_crashed"):
     """The process that held the request ended; the message says how. Another takes its place."""
-
-    code = "engine_crashed"
 
 
 class ErrorFacts(NamedTuple):

@@ -62,76 +62,52 @@ __all__ = [
 ]
 
 
-class UnknownModel(InvalidRequest):
+class UnknownModel(InvalidRequest, code="model_not_found"):
     """Another model than the one that is loaded; the message lists the names of that one."""
 
-    code = "model_not_found"
 
-
-class SlowReader(EngineError):
+class SlowReader(EngineError, code="slow_reader"):
     """The client read nothing for too long."""
 
-    code = "slow_reader"
 
-
-class Refused(SonoroError):
+class Refused(SonoroError, code="refused"):
     """Refused before its fields were validated."""
 
-    code = "refused"
 
-
-class Unauthorized(Refused):
+class Unauthorized(Refused, code="invalid_api_key"):
     """No API key, or a wrong one."""
 
-    code = "invalid_api_key"
 
-
-class ForeignHost(Refused):
+class ForeignHost(Refused, code="foreign_host"):
     """A host name that is not this server's."""
 
-    code = "foreign_host"
 
-
-class ForeignOrigin(Refused):
+class ForeignOrigin(Refused, code="foreign_origin"):
     """A page of another origin in a browser."""
 
-    code = "foreign_origin"
 
-
-class IdleSession(Refused):
+class IdleSession(Refused, code="idle_session"):
     """A session without a message for too long."""
 
-    code = "idle_session"
 
-
-class AnswerTooLarge(Refused):
+class AnswerTooLarge(Refused, code="answer_too_large"):
     """A batch whose answer could exceed its bound of memory."""
 
-    code = "answer_too_large"
 
-
-class BodyTooLarge(Refused):
+class BodyTooLarge(Refused, code="body_too_large"):
     """The body has more bytes than a body may have."""
 
-    code = "body_too_large"
 
-
-class BodyTooSlow(Refused):
+class BodyTooSlow(Refused, code="body_too_slow"):
     """The body did not arrive whole, or not in time."""
 
-    code = "body_too_slow"
 
-
-class TooManyRequests(Refused):
+class TooManyRequests(Refused, code="too_many_requests"):
     """The server is full; the same request can be accepted later."""
 
-    code = "too_many_requests"
 
-
-class NotReady(Refused):
+class NotReady(Refused, code="not_ready"):
     """No engine runs yet, or none any more."""
-
-    code = "not_ready"
 
 
 _STATUSES: dict[type[SonoroError], int] = {
