@@ -58,9 +58,9 @@ MAX_BATCH = 32
 Body = TypeVar("Body", bound=BaseModel)
 
 
-def _span(minimum: float, maximum: float) -> dict[str, JsonValue]:
-    """The bounds in the schema of a number that is checked elsewhere, with our own message."""
-    return {"minimum": minimum, "maximum": maximum}
+def _number(description: str, minimum: float, maximum: float) -> Any:
+    """A number that may be left out. Its bounds are told here and checked elsewhere, with our own message."""
+    return Field(None, description=description, json_schema_extra={"minimum": minimum, "maximum": maximum})
 
 
 def _or_null(*words: str) -> dict[str, JsonValue]:
@@ -115,7 +115,7 @@ class SpeechBody(WithoutNulls):
     speed: float = Field(
         1.0,
         description="without a change of pitch",
-        json_schema_extra={"type": ["number", "null"], **_span(MIN_SPEED, MAX_SPEED)},
+        json_schema_extra={"type": ["number", "null"], "minimum": MIN_SPEED, "maximum": MAX_SPEED},
     )
     stream_format: Literal["audio", "sse", "json"] = Field(
         "audio",
@@ -125,38 +125,22 @@ class SpeechBody(WithoutNulls):
     timestamps: list[Literal["word"]] | None = Field(
         None, description="when each word is spoken, beside the audio in events or JSON; null if the model shows none"
     )
-    sample_rate: int | None = Field(
-        None,
-        description="of the audio, in Hz; the model's own if left out",
-        json_schema_extra=_span(MIN_RATE, MAX_RATE),
-    )
-    bit_rate: int | None = Field(
-        None,
-        description="of mp3, opus and aac, in bits a second; the server's choice if left out",
-        json_schema_extra=_span(MIN_BIT_RATE, MAX_BIT_RATE),
+    sample_rate: int | None = _number("of the audio, in Hz; the model's own if left out", MIN_RATE, MAX_RATE)
+    bit_rate: int | None = _number(
+        "of mp3, opus and aac, in bits a second; the server's choice if left out", MIN_BIT_RATE, MAX_BIT_RATE
     )
     language: str | None = Field(None, description="a language of the model, or auto")
-    seed: int | None = Field(
-        None, description="the same seed gives the same speech; 0 if left out", json_schema_extra=_span(0, MAX_SEED)
-    )
-    temperature: float | None = Field(None, description="0 is greedy", json_schema_extra=_span(0, 10))
-    top_k: int | None = Field(
-        None, description="sample from the k likeliest; 0 keeps all", json_schema_extra=_span(0, 1_000_000)
-    )
-    top_p: float | None = Field(
-        None, description="sample from the likeliest that hold this probability", json_schema_extra=_span(0, 1)
-    )
-    repetition_penalty: float | None = Field(
-        None, description="above 1 avoids repetition", json_schema_extra=_span(0, 10)
-    )
-    max_new_tokens: int | None = Field(
-        None, description="most frames; bounded by the text if left out", json_schema_extra=_span(1, 1_000_000)
-    )
+    seed: int | None = _number("the same seed gives the same speech; 0 if left out", 0, MAX_SEED)
+    temperature: float | None = _number("0 is greedy", 0, 10)
+    top_k: int | None = _number("sample from the k likeliest; 0 keeps all", 0, 1_000_000)
+    top_p: float | None = _number("sample from the likeliest that hold this probability", 0, 1)
+    repetition_penalty: float | None = _number("above 1 avoids repetition", 0, 10)
+    max_new_tokens: int | None = _number("most frames; bounded by the text if left out", 1, 1_000_000)
     ignore_eos: bool | None = Field(None, description="speak for max_new_tokens frames, wherever the text ends")
-    attempts: int | None = Field(
-        None,
-        description="speak what runs away again, up to so many times in all; above 1 each sentence comes at its end",
-        json_schema_extra=_span(1, MAX_ATTEMPTS),
+    attempts: int | None = _number(
+        "speak what runs away again, up to so many times in all; above 1 each sentence comes at its end",
+        1,
+        MAX_ATTEMPTS,
     )
     on_fault: Literal["mark", "retry", "continue"] | None = Field(
         None,
@@ -274,12 +258,7 @@ def speech_request(
         instructions=body.instructions or None,
         references=references,
         speaker_embedding=embedding,
-        sampling=SamplingParams(
-            temperature=body.temperature,
-            top_k=body.top_k,
-            top_p=body.top_p,
-            repetition_penalty=body.repetition_penalty,
-        ),
+        sampling=SamplingParams(**{name: getattr(body, name) for name in SamplingParams.__struct_fields__}),
         seed=0 if body.seed is None else body.seed,
         max_frames=body.max_new_tokens,
         ignore_eos=bool(body.ignore_eos),
