@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -38,46 +39,26 @@ class Metrics:
     def __init__(self) -> None:
         self.model = ""
         self._registry = CollectorRegistry()
-        self.requests = Counter(
-            "sonoro_requests", "requests by how they ended", ["model", "dialect", "reason"], registry=self._registry
-        )
+        self.requests = self._counter("requests", "requests by how they ended", "dialect", "reason")
         self.in_flight = Gauge("sonoro_requests_in_flight", "requests under way or waiting", registry=self._registry)
-        self.first_packet = Histogram(
-            "sonoro_first_packet_seconds",
-            "from a request's arrival to its first bytes of audio",
-            ["model", "dialect"],
-            buckets=_SECONDS,
-            registry=self._registry,
+        arrival = "from a request's arrival to its"
+        self.first_packet = self._histogram(
+            "first_packet_seconds", f"{arrival} first bytes of audio", _SECONDS, "dialect"
         )
-        self.end_to_end = Histogram(
-            "sonoro_request_seconds",
-            "from a request's arrival to its last byte",
-            ["model"],
-            buckets=_SECONDS,
-            registry=self._registry,
-        )
-        self.rtf = Histogram(
-            "sonoro_rtf",
-            "time over audio time of whole answers",
-            ["model"],
-            buckets=_RTF,
-            registry=self._registry,
-        )
-        self.audio = Counter("sonoro_audio_seconds", "audio made", ["model"], registry=self._registry)
-        self.faults = Counter(
-            "sonoro_faults",
-            "parts of texts that were probably not spoken as they are written",
-            ["model", "kind", "outcome"],
-            registry=self._registry,
-        )
-        self.underruns = Counter(
-            "sonoro_underruns",
-            "times that a listener without a buffer had nothing left to play",
-            ["model"],
-            registry=self._registry,
-        )
+        self.end_to_end = self._histogram("request_seconds", f"{arrival} last byte", _SECONDS)
+        self.rtf = self._histogram("rtf", "time over audio time of whole answers", _RTF)
+        self.audio = self._counter("audio_seconds", "audio made")
+        faults = "parts of texts that were probably not spoken as they are written"
+        self.faults = self._counter("faults", faults, "kind", "outcome")
+        self.underruns = self._counter("underruns", "times that a listener without a buffer had nothing left to play")
         self._engines = _EngineCollector()
         self._registry.register(self._engines)
+
+    def _counter(self, name: str, help: str, *labels: str) -> Counter:
+        return Counter(f"sonoro_{name}", help, ["model", *labels], registry=self._registry)
+
+    def _histogram(self, name: str, help: str, buckets: Sequence[float], *labels: str) -> Histogram:
+        return Histogram(f"sonoro_{name}", help, ["model", *labels], registry=self._registry, buckets=buckets)
 
     def refused(self, reason: str, dialect: str = "native") -> None:
         """Count a request that was refused before it ran."""
@@ -158,50 +139,48 @@ class _EngineCollector(Collector):
         self.queued = 0
 
     def collect(self) -> Iterator[Metric]:
-        states = [(str(number), state) for number, state in enumerate(self.states)]
+        states = [((str(number),), state) for number, state in enumerate(self.states)]
         running = [(replica, state.stats) for replica, state in states if state.stats is not None]
-        yield _gauge("up", "whether the engine answers", [((name,), one.stats is not None) for name, one in states])
-        yield _gauge(
-            "slots", "requests that the engine can run at once", [((name,), one.slots) for name, one in states]
-        )
-        restarts = [((name,), one.restarts) for name, one in states]
+
+        def of_running(field: str) -> Values:
+            return [(replica, attrgetter(field)(stats)) for replica, stats in running]
+
+        yield _gauge("up", "whether the engine answers", [(replica, one.stats is not None) for replica, one in states])
+        slots = [(replica, one.slots) for replica, one in states]
+        yield _gauge("slots", "requests that the engine can run at once", slots)
+        restarts = [(replica, one.restarts) for replica, one in states]
         yield _counter("restarts", "engines started after a crash", restarts)
         waiting = self.queued + sum(stats.waiting for _, stats in running)
         yield GaugeMetricFamily("sonoro_queue_depth", "requests that wait, before an engine or in it", value=waiting)
         for field, help in _GAUGES.items():
-            yield _gauge(field, help, [((name,), getattr(stats, field)) for name, stats in running])
+            yield _gauge(field, help, of_running(field))
         for kind in ("tick", "frame"):
-            times = [(name, getattr(stats, f"{kind}_ms")) for name, stats in running]
             quantiles = [
-                ((name, f"0.{part.removeprefix('p')}"), ms / 1000)
-                for name, parts in times
-                for part, ms in parts.items()
+                ((*replica, f"0.{part.removeprefix('p')}"), ms / 1000)
+                for replica, stats in running
+                for part, ms in getattr(stats, f"{kind}_ms").items()
             ]
             yield _gauge(f"{kind}_seconds", f"of the last {kind}s", quantiles, "quantile")
-        for field, help in _COUNTED.items():
-            yield _counter(field, help, [((name,), getattr(stats, field)) for name, stats in running])
-        for field, (called, help) in _PREFIXES.items():
-            yield _counter(called, help, [((name,), getattr(stats.prefixes, field)) for name, stats in running])
-        kept = [((name,), stats.prefixes.kept_bytes) for name, stats in running]
-        yield _gauge("prefix_bytes", "pages kept for prompts that begin alike", kept)
-        launches = [
-            ((name, kind, how), count)
-            for name, stats in running
-            for kind, counts in stats.launches.items()
-            for how, count in counts.items()
-        ]
-        yield _counter("launches", "units of work by kind, and whether from a graph", launches, "kind", "how")
-        fallbacks = [
-            ((name, operation, served_by), count)
-            for name, stats in running
-            for operation, counts in stats.fallbacks.items()
-            for served_by, count in counts.items()
-        ]
+        for field, (called, help) in _COUNTED.items():
+            yield _counter(called, help, of_running(field))
+        yield _gauge("prefix_bytes", "pages kept for prompts that begin alike", of_running("prefixes.kept_bytes"))
+        help = "units of work by kind, and whether from a graph"
+        yield _counter("launches", help, _by_two(running, "launches"), "kind", "how")
         help = "shapes whose kernel could not be launched, and what serves: smaller blocks, or the reference"
-        yield _gauge("kernel_fallbacks", help, fallbacks, "operation", "served_by")
-        compiled = [((name,), sum(stats.compiled.values())) for name, stats in running]
+        yield _gauge("kernel_fallbacks", help, _by_two(running, "fallbacks"), "operation", "served_by")
+        compiled = [(replica, sum(stats.compiled.values())) for replica, stats in running]
         help = "kernel variants that were compiled only once they were launched, while streams waited"
         yield _counter("kernels_compiled", help, compiled)
+
+
+def _by_two(running: Sequence[tuple[tuple[str], Stats]], field: str) -> Values:
+    """The counts in `field` of each engine's stats, which has them by two names."""
+    return [
+        ((*replica, one, other), count)
+        for replica, stats in running
+        for one, counts in getattr(stats, field).items()
+        for other, count in counts.items()
+    ]
 
 
 Values = Sequence[tuple[Sequence[str], float]]
@@ -215,16 +194,15 @@ _GAUGES = {
     "free_pages": "pages that nobody holds",
 }
 _COUNTED = {
-    "broken_samples": "samples that were not finite, and were sent as silence",
-    "put_back": "times that a request lost its slot for want of pages, before anybody heard it",
+    "broken_samples": ("broken_samples", "samples that were not finite, and were sent as silence"),
+    "put_back": ("put_back", "times that a request lost its slot for want of pages, before anybody heard it"),
+    "prefixes.rows_prefilled": ("prompt_rows_prefilled", "prompt rows that were run"),
+    "prefixes.rows_cached": ("prompt_rows_cached", "prompt rows that an earlier prompt had run"),
+    "prefixes.hits": ("prefix_hits", "prompts that began with pages of an earlier one"),
+    "prefixes.misses": ("prefix_misses", "prompts that could have, if one had begun alike"),
+    "prefixes.evictions": ("prefix_evictions", "kept pages that were given up for others"),
 }
-_PREFIXES = {
-    "rows_prefilled": ("prompt_rows_prefilled", "prompt rows that were run"),
-    "rows_cached": ("prompt_rows_cached", "prompt rows that an earlier prompt had run"),
-    "hits": ("prefix_hits", "prompts that began with pages of an earlier one"),
-    "misses": ("prefix_misses", "prompts that could have, if one had begun alike"),
-    "evictions": ("prefix_evictions", "kept pages that were given up for others"),
-}
+"""Fields of an engine's stats that only grow, and their names as metrics."""
 
 
 def _metric(
