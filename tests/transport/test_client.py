@@ -195,10 +195,10 @@ def test_leaving_a_stream_frees_its_slot() -> None:
         await asyncio.sleep(0.01)
 
     async def cancel_request(client: EngineClient) -> None:
-        await anext(stream := client.stream(made))
-        client.cancel("a")
-        client.cancel("of nobody")
-        assert [event async for event in stream][-1].reason == "cancelled"
+        await anext(answer := await client.open(made))
+        answer.cancel()
+        assert [event async for event in answer][-1].reason == "cancelled"
+        answer.cancel()
 
     async def leave() -> None:
         async with launch("slow") as client:

@@ -53,7 +53,7 @@ async def place_of(fleet: Fleet, made: SpeechRequest) -> int:
     """Which engine is given a request; it is cancelled then."""
     answer = await fleet.open(made)
     (place,) = (at for at, client in enumerate(fleet.replicas) if client.has_request(made.id))
-    fleet.cancel(made.id)
+    answer.cancel()
     await gather(answer)
     return place
 
@@ -137,17 +137,13 @@ def test_what_is_said_of_a_request_goes_where_it_is() -> None:
             assert counts(fleet) == [2, 2]
             with pytest.raises(InvalidRequest, match="still running"):
                 await fleet.open(live[3])
-            for made in live[:3]:
+            for answer in answers[:3]:
                 for piece in pieces:
-                    fleet.append_text(made.id, piece)
-                fleet.end_text(made.id)
-            fleet.cancel("3")
-            fleet.cancel("of nobody")
-            fleet.append_text("of nobody", "Words.")
+                    answer.append_text(piece)
+                answer.end_text()
+            answers[3].cancel()
             reasons = [(await gather(answer))[1].reason for answer in answers]
             assert reasons == ["stop", "stop", "stop", "cancelled"]
-            with pytest.raises(InvalidRequest, match="text"):
-                fleet.append_text("of nobody", "\ud800")
 
     run(talk())
 

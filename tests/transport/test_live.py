@@ -34,12 +34,12 @@ async def is_idle(client: EngineClient) -> bool:
     return (stats.running, stats.waiting, stats.paused, stats.free_slots) == (0, 0, 0, CONFIG.slots)
 
 
-async def feed(client: EngineClient, name: str, text: str) -> None:
+async def feed(answer: RequestStream, text: str) -> None:
     """A word at a time, each in a turn of the loop of its own."""
     for word in text.split(" ")[:-1]:
-        client.append_text(name, word + " ")
+        answer.append_text(word + " ")
         await asyncio.sleep(0.002)
-    client.end_text(name)
+    answer.end_text()
 
 
 def test_pieces_from_several_sides_give_the_answers_of_whole_texts() -> None:
@@ -47,7 +47,7 @@ def test_pieces_from_several_sides_give_the_answers_of_whole_texts() -> None:
         async with launch("live") as client:
             texts = {str(number): TEXT * (1 + number % 3) for number in range(12)}
             answers = [await client.open(live(name, seed=int(name))) for name in texts]
-            feeding = [asyncio.create_task(feed(client, *item)) for item in texts.items()]
+            feeding = [asyncio.create_task(feed(*item)) for item in zip(answers, texts.values(), strict=True)]
             heard = await asyncio.gather(*map(gather, answers))
             await asyncio.gather(*feeding)
             for (name, text), (pcm, finished) in zip(texts.items(), heard, strict=True):
@@ -61,22 +61,21 @@ def test_pieces_from_several_sides_give_the_answers_of_whole_texts() -> None:
 def test_what_is_no_text_is_refused_at_once_and_harms_nobody() -> None:
     async def speak() -> None:
         async with launch("live") as client:
-            client.append_text("nobody", "Hello.")
-            client.end_text("nobody")
             async with contextlib.aclosing(await client.open(live("a", "Hello "))) as answer:
                 for wrong in ("\ud83d", b"bytes", None, 5):
                     with pytest.raises(InvalidRequest) as refusal:
-                        client.append_text("a", wrong)
+                        answer.append_text(wrong)
                     assert refusal.value.field == "text"
-                client.append_text("a", "there.")
-                client.end_text("a")
+                answer.append_text("there.")
+                answer.end_text()
                 pcm, finished = await gather(answer)
             assert (pcm, finished.reason) == (alone(SpeechRequest(id="a", text="Hello there.")), "stop")
-            client.append_text("a", "It has ended.")
+            answer.append_text("It has ended.")
+            answer.end_text()
             for texts, reason in (([TEXT * 4, None, "More."], "had been ended"), ([" ... ", None], "can be spoken")):
                 answer = await client.open(live("a"))
                 for text in texts:
-                    client.end_text("a") if text is None else client.append_text("a", text)
+                    answer.end_text() if text is None else answer.append_text(text)
                 with pytest.raises(InvalidRequest, match=reason):
                     await gather(answer)
             assert await is_idle(client)
@@ -89,7 +88,7 @@ def test_a_request_that_waits_for_text_can_be_cancelled_and_left() -> None:
         async with launch("live") as client:
             answer = await client.open(live("a", "Hello there"))
             heard = await first_audio(answer)
-            client.cancel("a")
+            answer.cancel()
             rest, finished = await gather_rest(answer)
             assert finished.reason == "cancelled"
             # A frame is 80 samples of 16 bits, and lasts 10 ms; ordinary speech has 15 letters a second.
@@ -132,10 +131,10 @@ def test_a_killed_engine_fails_live_requests_and_the_next_one_serves() -> None:
             for answer in (speaking, silent):
                 with pytest.raises(EngineCrashed):
                     await gather_rest(answer)
-            client.append_text("a", "Nobody hears it.")
-            client.end_text("b")
+            speaking.append_text("Nobody hears it.")
+            silent.end_text()
             answer = await client.open(live("a", "Hello "))
-            await feed(client, "a", "to all of you. ")
+            await feed(answer, "to all of you. ")
             pcm, _ = await gather(answer)
             assert pcm == alone(SpeechRequest(id="a", text="Hello to all of you."))
 

@@ -60,7 +60,8 @@ class Utterance:
         self._words: list[Word] = []
         self._plays_until_s = 0.0
         self._heard_s: float | None = None  # of the audio as it is played, when it was aborted
-        self._is_waiting = self._is_open = self._has_begun = self._is_aborted = False
+        self._is_waiting = self._has_begun = self._is_aborted = False
+        self._answer: RequestStream | None = None
         self._failure: SonoroError | None = None
         self.is_text_whole = False
         self.speaking = asyncio.create_task(self._run())
@@ -75,13 +76,13 @@ class Utterance:
         most = self._service.config.max_characters
         if len(self._text) > most:
             self._abort(InvalidRequest("input", f"{len(self._text)} characters", f"it must have at most {most}"))
-        elif self._is_open:
-            self._service.client.append_text(self._id, text)
+        elif self._answer is not None:
+            self._answer.append_text(text)
 
     def end_text(self) -> None:
         """The text is whole."""
-        if self._is_open and not self.is_text_whole:
-            self._service.client.end_text(self._id)
+        if self._answer is not None and not self.is_text_whole:
+            self._answer.end_text()
         self.is_text_whole = True
 
     def abort(self) -> None:
@@ -101,8 +102,8 @@ class Utterance:
         self._heard_s = self._samples / self._encoding.encoder.rate - max(
             0.0, self._plays_until_s - time.perf_counter()
         )
-        if self._is_open:
-            self._service.client.cancel(self._id)
+        if self._answer is not None:
+            self._answer.cancel()
         elif self._is_waiting:
             self.speaking.cancel()
 
@@ -132,21 +133,20 @@ class Utterance:
         try:
             return await self._speak()
         except asyncio.CancelledError:
-            if not self._is_aborted or self._is_open:
+            if not self._is_aborted or self._answer is not None:
                 raise
             return await self._report_cancelled(0)
 
     async def _speak(self) -> str:
-        client = self._service.client
         async with (
             self._service.gate.acquire() as permit,
-            contextlib.aclosing(await client.open(self._request)) as answer,
+            contextlib.aclosing(await self._service.client.open(self._request)) as answer,
         ):
             permit.follow(answer)
-            self._is_open = True
-            client.append_text(self._id, self._text)
+            self._answer = answer
+            answer.append_text(self._text)
             if self.is_text_whole:
-                client.end_text(self._id)
+                answer.end_text()
             async with contextlib.aclosing(self._engine_events(answer)) as events:
                 async for event in events:
                     if isinstance(event, Finished):

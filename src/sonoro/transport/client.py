@@ -103,13 +103,25 @@ class RequestStream:
             self._resume()
         return event
 
+    def append_text(self, text: str) -> None:
+        """Append text to a live request; ignored if it has ended. Raises `InvalidRequest` for what is not text."""
+        check_text("text", text)
+        self._tell(AppendText(self.request_id, text))
+
+    def end_text(self) -> None:
+        """Mark the text of a live request as complete; ignored if it has ended."""
+        self._tell(EndText(self.request_id))
+
+    def cancel(self) -> None:
+        """End the request with the reason `cancelled`, after the audio already made; ignored if it has ended."""
+        self._tell(Cancel(self.request_id))
+
     async def aclose(self) -> None:
         """The reader leaves; does not wait. The id stays taken until the engine has ended the request too."""
         self.is_closed = True
         self._events.clear()
         self._stop_timer()
-        if not self.is_ended:
-            self._send(Cancel(self.request_id))
+        self.cancel()
 
     def on_done(self, call: Callable[[], None]) -> None:
         """Call `call`, the only callback, when the engine has finished the request; now if it has."""
@@ -143,6 +155,10 @@ class RequestStream:
         self._arrived.set()
         if self._on_end is not None:
             self._on_end()
+
+    def _tell(self, message: ToEngine) -> None:
+        if not self.is_ended:
+            self._send(message)
 
     def _resume(self) -> None:
         if not self._is_paused or self.is_ended:
@@ -299,22 +315,6 @@ class EngineClient(Started):
         answer = RequestStream(request.id, full_bytes, self._limits.slow_reader_timeout_s, self._send)
         self._streams[request.id] = answer
         return answer
-
-    def append_text(self, request_id: str, text: str) -> None:
-        """Append text to a live request; ignored if it has ended. Raises `InvalidRequest` for what is not text."""
-        check_text("text", text)
-        if request_id in self._streams:
-            self._send(AppendText(request_id, text))
-
-    def end_text(self, request_id: str) -> None:
-        """Mark the text of a live request as complete; ignored if it has ended."""
-        if request_id in self._streams:
-            self._send(EndText(request_id))
-
-    def cancel(self, request_id: str) -> None:
-        """End a request with the reason `cancelled`, after the audio already made; ignored if it has ended."""
-        if request_id in self._streams:
-            self._send(Cancel(request_id))
 
     async def stats(self, *, resets: bool = False) -> Stats:
         """The engine's counters and times. Raises `EngineError` if they do not come in time.

@@ -125,18 +125,6 @@ class Fleet(Started):
             await self._until_ready()
         return await (holder or self._choose(request)).open(request)
 
-    def append_text(self, request_id: str, text: str) -> None:
-        """Append text to a live request, as `EngineClient.append_text` does."""
-        self._client_of(request_id).append_text(request_id, text)
-
-    def end_text(self, request_id: str) -> None:
-        """Mark the text of a live request as complete; ignored if it has ended."""
-        self._client_of(request_id).end_text(request_id)
-
-    def cancel(self, request_id: str) -> None:
-        """End a request with the reason `cancelled`, as `EngineClient.cancel` does."""
-        self._client_of(request_id).cancel(request_id)
-
     async def encode_voice(self, references: tuple[Reference, ...]) -> EncodedVoice:
         """Encode `references` on the engine with the fewest requests, as `EngineClient.encode_voice` does."""
         while not self.is_ready:
@@ -154,10 +142,6 @@ class Fleet(Started):
 
     def _find(self, request_id: str) -> EngineClient | None:
         return next((client for client in self.replicas if client.has_request(request_id)), None)
-
-    def _client_of(self, request_id: str) -> EngineClient:
-        """The client that has a request; any, which will ignore it, for one that has ended."""
-        return self._find(request_id) or self.replicas[0]
 
     def _choose(self, request: SpeechRequest) -> EngineClient:
         """The engine that will speak `request` soonest; one at least must be ready."""
