@@ -12,18 +12,17 @@ import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
 from sonoro.bench.client import SpeechClient, Target
-from sonoro.bench.dataset import BUILTIN, Prompt, prompts
+from sonoro.bench.dataset import Prompt, prompts
 from sonoro.bench.level import Ask, asks
-from sonoro.bench.load import check_facts, facts_of_server
+from sonoro.bench.load import ServerBench, facts_of_server
 from sonoro.bench.metrics import Exchange, spread
 from sonoro.bench.report import Report
 from sonoro.core.errors import ConfigError, EngineError
@@ -39,51 +38,24 @@ _BARGE_IN_TEXTS = 8
 
 
 @dataclass(frozen=True)
-class LiveBench:
-    """Whom to ask, and how. `requests` texts are each sent whole over HTTP and live, in turns; then `barge_ins` longer
-    ones are cancelled at their first audio. Before either, `warm_up` that do not count.
-
-    Live, a word and the space after it are sent every `word_ms`. The other fields are those of `ServeBench`. Raises
-    `ConfigError` naming the field.
+class LiveBench(ServerBench):
+    """Live text beside whole text: `requests` texts are each sent whole over HTTP and live, in turns; then `barge_ins`
+    longer ones are cancelled at their first audio. Before either, `warm_up` that do not count. Live, a word and the
+    space after it are sent every `word_ms`.
     """
 
-    target: Target
     requests: int = 50
     barge_ins: int = 20
     warm_up: int = 3
     word_ms: float = 10.0
-    seed: int = 0
-    dataset: str = BUILTIN
-    frames: tuple[int, int] | None = None
-    facts: Mapping[str, str] = field(default_factory=dict)
-    out: Path | None = None
-    commit: str | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, least in (("requests", 1), ("barge_ins", 0), ("warm_up", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(name, getattr(self, name), f"it must be at least {least}")
         if not 0 <= self.word_ms < math.inf:
             raise ConfigError("word_ms", self.word_ms, "it must be at least 0")
-        if self.frames is not None and not 1 <= self.frames[0] <= self.frames[1]:
-            raise ConfigError("frames", self.frames, "they must ascend, from 1")
-        check_facts(self.facts)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """What decides the load, for the results file; no key."""
-        return {
-            "url": self.target.url,
-            "voice": self.target.voice,
-            "extra": dict(self.target.extra) or None,
-            "requests": self.requests,
-            "barge_ins": self.barge_ins,
-            "warm_up": self.warm_up,
-            "word_ms": self.word_ms,
-            "seed": self.seed,
-            "dataset": self.dataset if self.dataset == BUILTIN else Path(self.dataset).name,
-            "frames": list(self.frames) if self.frames else None,
-        }
 
 
 class _Refused(Exception):

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,7 +22,7 @@ from sonoro.bench.workers import LEAD_S, Workers
 from sonoro.core.errors import ConfigError, EngineError
 from sonoro.core.machine import gpu_driver, processor, usable_cores
 
-__all__ = ["FACTS", "MAX_LAG_MS", "ServeBench", "check_facts", "facts_of_server", "run"]
+__all__ = ["FACTS", "MAX_LAG_MS", "ServeBench", "ServerBench", "facts_of_server", "run"]
 
 FACTS = ("arm", "gpu", "cpu", "driver", "torch", "dtype")
 """What a results file says of the server's side, which a client cannot see."""
@@ -39,38 +39,65 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class ServeBench:
-    """Whom to load and how. Either `rps`, the rates of an open loop, or `concurrency`, the clients of a closed one: one
-    level after the other, each of `warm_up_s` that do not count and `duration_s` that do, one for all or one for each.
+class ServerBench:
+    """What every load on a server has: whom to ask, and for what. Raises `ConfigError` naming the field.
 
     `dataset` is that of `sonoro.bench.dataset.prompts`. `frames`: each request is spoken for a number of frames drawn
-    from this range, by a server that knows the fields. `ref`, `ref_text`, `x_vector_only` are those of
-    `sonoro.bench.dataset.cloned`. `speaker` sends; `processes` of them at once, 0 for as many as the load and the cores
-    ask for. `max_queue_wait_ms`: the three rates are judged as overload and what is before and after it. `facts`: of
-    `FACTS`, what is known of the server's side. `out` is written after every level.
-
-    Raises `ConfigError` naming the field.
+    from this range, by a server that knows the fields. `facts`: of `FACTS`, what is known of the server's side. `out`
+    is written as soon as there is a result.
     """
 
     target: Target
+    seed: int = 0
+    dataset: str = BUILTIN
+    frames: tuple[int, int] | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)
+    out: Path | None = None
+    commit: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.frames is not None and not 1 <= self.frames[0] <= self.frames[1]:
+            raise ConfigError("frames", self.frames, "they must ascend, from 1")
+        for name in self.facts:
+            if name not in FACTS:
+                raise ConfigError("facts", name, "it may hold " + ", ".join(FACTS))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What decides the load, for the results file; no key."""
+        own = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in _NO_SETTINGS}
+        settings = {name: list(value) or None if isinstance(value, tuple) else value for name, value in own.items()}
+        settings["dataset"] = self.dataset if self.dataset == BUILTIN else Path(self.dataset).name
+        asked = {"url": self.target.url, "voice": self.target.voice, "extra": dict(self.target.extra) or None}
+        return asked | settings
+
+
+_NO_SETTINGS = ("target", "speaker", "facts", "out", "commit")
+
+
+@dataclass(frozen=True)
+class ServeBench(ServerBench):
+    """A load on a server. Either `rps`, the rates of an open loop, or `concurrency`, the clients of a closed one: one
+    level after the other, each of `warm_up_s` that do not count and `duration_s` that do, one for all or one for each.
+
+    `ref`, `ref_text`, `x_vector_only` are those of `sonoro.bench.dataset.cloned`. `speaker` sends; `processes` of them
+    at once, 0 for as many as the load and the cores ask for. `max_queue_wait_ms`: the three rates are judged as
+    overload and what is before and after it.
+    """
+
     rps: tuple[float, ...] = ()
     concurrency: tuple[int, ...] = ()
     duration_s: tuple[float, ...] = (20.0,)
     warm_up_s: float = 3.0
-    seed: int = 0
-    dataset: str = BUILTIN
-    frames: tuple[int, int] | None = None
     ref: str | None = None
     ref_text: str | None = None
     x_vector_only: bool = False
     speaker: type[SpeechClient] = SpeechClient
     processes: int = 0
     max_queue_wait_ms: float | None = None
-    facts: Mapping[str, str] = field(default_factory=dict)
-    out: Path | None = None
-    commit: str | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if bool(self.rps) == bool(self.concurrency):
             raise ConfigError("rps", self.rps, "give either rps or concurrency")
         if self.rps and not all(0 < rate < math.inf for rate in self.rps):
@@ -83,8 +110,6 @@ class ServeBench:
             raise ConfigError("duration_s", self.duration_s, "each must be above 0")
         if not 0 <= self.warm_up_s < math.inf:
             raise ConfigError("warm_up_s", self.warm_up_s, "it must be at least 0")
-        if self.frames is not None and not 1 <= self.frames[0] <= self.frames[1]:
-            raise ConfigError("frames", self.frames, "they must ascend, from 1")
         if not 0 <= self.processes <= 256:
             raise ConfigError("processes", self.processes, "it must be from 0 to 256; 0 chooses")
         if self.max_queue_wait_ms is not None and not (len(self.rps) == 3 and self.max_queue_wait_ms >= 0):
@@ -93,7 +118,6 @@ class ServeBench:
                 self.max_queue_wait_ms,
                 "it must be at least 0, with three rates: below, above and below again",
             )
-        check_facts(self.facts)
 
     @property
     def loads(self) -> tuple[float, ...]:
@@ -115,34 +139,9 @@ class ServeBench:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What decides the load, for the results file; no key."""
-        target = self.target
-        return {
-            "url": target.url,
-            "clients": self.speaker.name,
-            "voice": target.voice,
-            "ref": None if self.ref is None else Path(self.ref).name,
-            "ref_text": self.ref_text,
-            "x_vector_only": self.x_vector_only or None,
-            "extra": dict(target.extra) or None,
-            "rps": list(self.rps) or None,
-            "concurrency": list(self.concurrency) or None,
-            "duration_s": list(self.duration_s),
-            "warm_up_s": self.warm_up_s,
-            "seed": self.seed,
-            "dataset": self.dataset if self.dataset == BUILTIN else Path(self.dataset).name,
-            "frames": list(self.frames) if self.frames else None,
-            "max_queue_wait_ms": self.max_queue_wait_ms,
-            "processes": self.processes or "by load",
-            "timeout_s": target.timeout_s,
-        }
-
-
-def check_facts(given: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` for a key that is none of `FACTS`."""
-    for name in given:
-        if name not in FACTS:
-            raise ConfigError("facts", name, "it may hold " + ", ".join(FACTS))
+        own = {"clients": self.speaker.name, "timeout_s": self.target.timeout_s}
+        own |= {"x_vector_only": self.x_vector_only or None, "processes": self.processes or "by load"}
+        return super().settings | own | {"ref": None if self.ref is None else Path(self.ref).name}
 
 
 def facts_of_server(target: Target, listed: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
