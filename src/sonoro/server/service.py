@@ -239,11 +239,25 @@ class Service:
             for engine in self.client.replicas
         ]
 
-    async def speech(self, body: SpeechBody, name: str, caller: Caller, *, is_live: bool = False) -> Speech:
+    async def speech(
+        self, body: SpeechBody, name: str, caller: Caller, *, is_live: bool = False, dialect: str = "native"
+    ) -> Speech:
         """The validated speech of `body`, whose request its client calls `name`. Raises what is wrong with it.
 
-        The text of a live request is still to come. A text without letter or digit is spoken as silence.
+        The text of a live request is still to come. A text without letter or digit is spoken as silence. In any other
+        `dialect` than ours an unknown voice, as those of other servers are, is the default one.
         """
+        try:
+            return await self._speech(body, name, caller, is_live=is_live)
+        except UnknownVoice:
+            if dialect == "native":
+                raise
+        speech = await self._speech(body.model_copy(update={"voice": None}), name, caller, is_live=is_live)
+        told = name, dialect, body.voice, speech.request.voice
+        logger.info("event=voice_unknown id=%s dialect=%s voice=%.100r spoken_as=%s", *told)
+        return speech
+
+    async def _speech(self, body: SpeechBody, name: str, caller: Caller, *, is_live: bool) -> Speech:
         is_silent = not is_live and not is_speakable(body.input) and bool(body.input.strip())
         spec, most = self.spec(), self.config.max_characters
         self.check_model(body.model, spec)

@@ -131,7 +131,7 @@ class LiveSession(WebSocketSession):
     async def _settings_from(self, fields: dict[str, Any]) -> tuple[SpeechBody, SpeechRequest]:
         """How `fields` ask to be spoken to: the body of a request whose text is missing, and what it means."""
         body = parse(SpeechBody, {"response_format": "pcm", **fields, "input": ""})
-        speech = await self.service.speech(body, self.id, self.caller, is_live=True)
+        speech = await self.service.speech(body, self.id, self.caller, is_live=True, dialect=self.dialect)
         speech.encoding.close()
         return body, speech.request
 

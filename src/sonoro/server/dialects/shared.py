@@ -5,7 +5,6 @@ Knows no dialect.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -33,8 +32,6 @@ from sonoro.server.timeline import Timeline
 from sonoro.server.websocket_session import WebSocketSession
 
 __all__ = ["Asked", "Dialect", "DialectSession", "Message", "key_of", "language_of", "languages_of", "voices_of"]
-
-logger = logging.getLogger(__name__)
 
 LANGUAGES = {
     **{"zh": "chinese", "en": "english", "de": "german", "it": "italian", "pt": "portuguese", "es": "spanish"},
@@ -108,17 +105,8 @@ class Dialect:
         return await respond(self.service, request, prepare)
 
     async def speech(self, asked: Asked, name: str, caller: Caller, *, is_live: bool = False) -> Speech:
-        """`asked` as our own request; an unknown voice, as those of other vendors are, is the default one."""
-        body = self.body_of(asked)
-        try:
-            speech = await self.service.speech(body, name, caller, is_live=is_live)
-        except UnknownVoice:
-            default = body.model_copy(update={"voice": None})
-            speech = await self.service.speech(default, name, caller, is_live=is_live)
-            logger.info(
-                "event=voice_unknown id=%s dialect=%s voice=%.100r spoken_as=%s",
-                *(name, self.name, asked.voice, speech.request.voice),
-            )
+        """`asked` as our own request."""
+        speech = await self.service.speech(self.body_of(asked), name, caller, is_live=is_live, dialect=self.name)
         sent = asked.body or FormatBody(asked.audio)
         request = msgspec.structs.replace(speech.request, with_words=asked.with_words)
         return Speech(speech.name, request, speech.encoding, sent, is_silent=speech.is_silent)

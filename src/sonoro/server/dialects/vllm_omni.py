@@ -19,7 +19,6 @@ from starlette.routing import BaseRoute
 
 from sonoro.core.errors import InvalidRequest, SonoroError
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest
-from sonoro.server.dialects.live import ForeignSession
 from sonoro.server.dialects.shared import Message, key_of
 from sonoro.server.schemas import SpeechBody, parse
 from sonoro.server.service import Service
@@ -64,7 +63,7 @@ class _Said(Message):
     timestamp_type: str | None = None
 
 
-class OmniSession(ForeignSession):
+class OmniSession(LiveSession):
     """One connection, in our own dialect unless its first message is a configuration in this one."""
 
     def __init__(self, socket: WebSocket, service: Service) -> None:
@@ -119,10 +118,9 @@ class OmniSession(ForeignSession):
         return utterance
 
     async def _settings_from(self, fields: dict[str, Any]) -> tuple[SpeechBody, SpeechRequest]:
-        if self._config is None:
-            # In our own dialect an unknown voice is an error.
-            return await LiveSession._settings_from(self, fields)
         body, request = await super()._settings_from(fields)
+        if self._config is None:
+            return body, request
         has_words = self._config.word_timestamps or self._config.timestamp_type == "word"
         return body, msgspec.structs.replace(request, with_words=has_words)
 

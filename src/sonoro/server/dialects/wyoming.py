@@ -24,12 +24,12 @@ from starlette.types import Message as Received
 from sonoro.core.errors import ConfigError, InvalidRequest, SonoroError
 from sonoro.core.types import AudioChunk, Finished
 from sonoro.core.version import VERSION
-from sonoro.server.dialects.live import ForeignSession
 from sonoro.server.dialects.shared import Message, language_of, languages_of, voices_of
 from sonoro.server.errors import refusal
 from sonoro.server.listening import listen
 from sonoro.server.schemas import parse
 from sonoro.server.service import Service
+from sonoro.server.sessions import LiveSession
 from sonoro.server.websocket import SHUTTING_DOWN
 from sonoro.server.websocket_session import End
 from sonoro.transport.launch import cancel_tasks
@@ -245,7 +245,7 @@ class _Event(Message):
     data: _Data
 
 
-class WyomingSession(ForeignSession):
+class WyomingSession(LiveSession):
     """One connection. What is spoken on it is one text after the other, whole or in a stream."""
 
     dialect = "wyoming"
