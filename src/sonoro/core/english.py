@@ -31,122 +31,85 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-ABBREVIATIONS = {
-    **{"Mr": "Mister", "Mrs": "Missus", "Ms": "Miz", "Prof": "Professor", "Jr": "Junior", "Sr": "Senior"},
-    **{"Capt": "Captain", "Gen": "General", "Sgt": "Sergeant", "Lt": "Lieutenant", "Col": "Colonel", "Rev": "Reverend"},
-    **{"Gov": "Governor", "Sen": "Senator", "Mt": "Mount", "Ave": "Avenue", "Rd": "Road", "Blvd": "Boulevard"},
-    **{"Inc": "Incorporated", "Ltd": "Limited", "Corp": "Corporation", "Dept": "Department", "approx": "approximately"},
-    **{"Apt": "Apartment", "Bldg": "Building", "Hwy": "Highway", "Pkwy": "Parkway", "Ln": "Lane", "Ct": "Court"},
-    **{"Sq": "Square", "Ste": "Suite", "Esq": "Esquire", "Hon": "Honorable", "Assn": "Association", "Bros": "Brothers"},
-    **{"Co": "Company", "Univ": "University", "Govt": "Government", "govt": "government", "misc": "miscellaneous"},
-    **{"Tel": "Telephone", "tel": "telephone", "Messrs": "Messieurs", "etc": "et cetera"},
-    **{"Jan": "January", "Feb": "February", "Aug": "August", "Sept": "September", "Oct": "October"},
-    **{"Nov": "November", "Dec": "December"},
-}
+def _pairs(text: str) -> dict[str, str]:
+    """What is written and how it is said, with _ for a space: "Mr:Mister c/o:care_of"."""
+    return dict(pair.replace("_", " ").split(":") for pair in text.split())
+
+
+ABBREVIATIONS = _pairs(
+    "Mr:Mister Mrs:Missus Ms:Miz Prof:Professor Jr:Junior Sr:Senior Capt:Captain Gen:General Sgt:Sergeant "
+    "Lt:Lieutenant Col:Colonel Rev:Reverend Gov:Governor Sen:Senator Mt:Mount Ave:Avenue Rd:Road Blvd:Boulevard "
+    "Inc:Incorporated Ltd:Limited Corp:Corporation Dept:Department approx:approximately Apt:Apartment Bldg:Building "
+    "Hwy:Highway Pkwy:Parkway Ln:Lane Ct:Court Sq:Square Ste:Suite Esq:Esquire Hon:Honorable Assn:Association "
+    "Bros:Brothers Co:Company Univ:University Govt:Government govt:government misc:miscellaneous Tel:Telephone "
+    "tel:telephone Messrs:Messieurs etc:et_cetera Jan:January Feb:February Aug:August Sept:September Oct:October "
+    "Nov:November Dec:December"
+)
 """Said in full where a dot follows."""
 
-BEFORE_NUMBER = {
-    **{"apt": "apartment", "ste": "suite", "rm": "room", "bldg": "building", "hwy": "highway", "rte": "route"},
-    **{"fig": "figure", "figs": "figures", "vol": "volume", "vols": "volumes", "ch": "chapter", "eq": "equation"},
-    **{"ext": "extension", "nos": "numbers", "ep": "episode"},
-}
+BEFORE_NUMBER = _pairs(
+    "apt:apartment ste:suite rm:room bldg:building hwy:highway rte:route fig:figure figs:figures vol:volume "
+    "vols:volumes ch:chapter eq:equation ext:extension nos:numbers ep:episode"
+)
 """Said in full before a number, with a dot or without."""
 
-DOTTED_BEFORE_NUMBER = {
-    **{"p": "page", "pp": "pages", "v": "version", "ver": "version", "ca": "about", "art": "article", "fl": "floor"},
-    **{"sec": "section", "para": "paragraph"},
-}
+DOTTED_BEFORE_NUMBER = _pairs(
+    "p:page pp:pages v:version ver:version ca:about art:article fl:floor sec:section para:paragraph"
+)
 """Said in full before a number where a dot is between them."""
 
-SHORT_WORDS = {
-    **{"mins": "minutes", "secs": "seconds", "hrs": "hours", "yrs": "years", "wks": "weeks"},
-    **{"w/o": "without", "c/o": "care of", "b/c": "because", "n/a": "not applicable", "N/A": "not applicable"},
-    **{"24/7": "twenty four seven", "9/11": "nine eleven", "50/50": "fifty fifty", "Ctrl": "Control"},
-    **{"NE": "northeast", "NW": "northwest", "SE": "southeast", "SW": "southwest", "aka": "also known as"},
-    **{"4K": "four K", "8K": "eight K", "401k": "four oh one K", "401(k)": "four oh one K"},
-}
+SHORT_WORDS = _pairs(
+    "mins:minutes secs:seconds hrs:hours yrs:years wks:weeks w/o:without c/o:care_of b/c:because n/a:not_applicable "
+    "N/A:not_applicable 24/7:twenty_four_seven 9/11:nine_eleven 50/50:fifty_fifty Ctrl:Control NE:northeast "
+    "NW:northwest SE:southeast SW:southwest aka:also_known_as 4K:four_K 8K:eight_K 401k:four_oh_one_K "
+    "401(k):four_oh_one_K"
+)
 """Said in full wherever they stand by themselves, small letters in any case."""
 
-STREETS = {
-    **{"Ave": "Avenue", "Blvd": "Boulevard", "Rd": "Road", "Ln": "Lane", "Hwy": "Highway", "Pkwy": "Parkway"},
-    "St": "Street",
-}
+STREETS = _pairs("Ave:Avenue Blvd:Boulevard Rd:Road Ln:Lane Hwy:Highway Pkwy:Parkway St:Street")
 COMPASS = {"N": "North", "E": "East", "S": "South", "W": "West"}
 DAYS = {
     **{"Mon": "Monday", "Tue": "Tuesday", "Tues": "Tuesday", "Wed": "Wednesday", "Thu": "Thursday", "Thur": "Thursday"},
     **{"Thurs": "Thursday", "Fri": "Friday", "Sat": "Saturday", "Sun": "Sunday"},
 }
-SHORT_MONTHS = {
-    **{"Jan": "January", "Feb": "February", "Mar": "March", "Apr": "April", "Jun": "June", "Jul": "July"},
-    **{"Aug": "August", "Sep": "September", "Sept": "September", "Oct": "October", "Nov": "November"},
-    "Dec": "December",
-}
-MONTHS = (
-    *("January", "February", "March", "April", "May", "June"),
-    *("July", "August", "September", "October", "November", "December"),
+SHORT_MONTHS = _pairs(
+    "Jan:January Feb:February Mar:March Apr:April Jun:June Jul:July Aug:August Sep:September Sept:September "
+    "Oct:October Nov:November Dec:December"
 )
-STATES = dict(
-    pair.replace("_", " ").split(":")
-    for pair in _words(
-        "AL:Alabama AK:Alaska AZ:Arizona AR:Arkansas CA:California CO:Colorado CT:Connecticut DE:Delaware FL:Florida "
-        "GA:Georgia HI:Hawaii ID:Idaho IL:Illinois IN:Indiana IA:Iowa KS:Kansas KY:Kentucky LA:Louisiana ME:Maine "
-        "MD:Maryland MA:Massachusetts MI:Michigan MN:Minnesota MS:Mississippi MO:Missouri MT:Montana NE:Nebraska "
-        "NV:Nevada NH:New_Hampshire NJ:New_Jersey NM:New_Mexico NY:New_York NC:North_Carolina ND:North_Dakota OH:Ohio "
-        "OK:Oklahoma OR:Oregon PA:Pennsylvania RI:Rhode_Island SC:South_Carolina SD:South_Dakota TN:Tennessee TX:Texas "
-        "UT:Utah VT:Vermont VA:Virginia WA:Washington WV:West_Virginia WI:Wisconsin WY:Wyoming DC:D_C"
-    )
+MONTHS = _words("January February March April May June July August September October November December")
+STATES = _pairs(
+    "AL:Alabama AK:Alaska AZ:Arizona AR:Arkansas CA:California CO:Colorado CT:Connecticut DE:Delaware FL:Florida "
+    "GA:Georgia HI:Hawaii ID:Idaho IL:Illinois IN:Indiana IA:Iowa KS:Kansas KY:Kentucky LA:Louisiana ME:Maine "
+    "MD:Maryland MA:Massachusetts MI:Michigan MN:Minnesota MS:Mississippi MO:Missouri MT:Montana NE:Nebraska NV:Nevada "
+    "NH:New_Hampshire NJ:New_Jersey NM:New_Mexico NY:New_York NC:North_Carolina ND:North_Dakota OH:Ohio OK:Oklahoma "
+    "OR:Oregon PA:Pennsylvania RI:Rhode_Island SC:South_Carolina SD:South_Dakota TN:Tennessee TX:Texas UT:Utah "
+    "VT:Vermont VA:Virginia WA:Washington WV:West_Virginia WI:Wisconsin WY:Wyoming DC:D_C"
 )
 UNSURE_STATES = frozenset(_words("HI ID IN LA MA ME OH OK OR PA"))
 """Those that are words as well: states only before a ZIP code."""
 
+_UNITS = _pairs(
+    "km:kilometer cm:centimeter mm:millimeter m:meter kg:kilogram g:gram mg:milligram lb:pound lbs:pound oz:ounce "
+    "yd:yard mi:mile gal:gallon ml:milliliter mL:milliliter L:liter tsp:teaspoon tbsp:tablespoon ha:hectare "
+    "sq_m:square_meter sq_km:square_kilometer sq_mi:square_mile pcs:piece ms:millisecond sec:second secs:second "
+    "min:minute mins:minute hr:hour hrs:hour h:hour wk:week wks:week yr:year yrs:year mph:mile_per_hour GB:gigabyte "
+    "MB:megabyte kB:kilobyte KB:kilobyte TB:terabyte px:pixel Mbps:megabit_per_second Gbps:gigabit_per_second "
+    "kbps:kilobit_per_second fps:frame_per_second dB:decibel bpm:beat_per_minute W:watt kW:kilowatt MW:megawatt "
+    "kWh:kilowatt_hour V:volt mV:millivolt mA:milliampere mAh:milliampere_hour kcal:kilocalorie kPa:kilopascal "
+    "psi:pound_per_square_inch x:time rpm:revolution_per_minute μm:micrometer μg:microgram μs:microsecond °:degree "
+    "¢:cent USD:US_dollar EUR:euro GBP:pound"
+)
 UNITS = {
-    **{"km": ("kilometer", "kilometers"), "cm": ("centimeter", "centimeters"), "mm": ("millimeter", "millimeters")},
-    **{"m": ("meter", "meters"), "kg": ("kilogram", "kilograms"), "g": ("gram", "grams"), "ft": ("foot", "feet")},
-    **{"mg": ("milligram", "milligrams"), "lb": ("pound", "pounds"), "lbs": ("pound", "pounds")},
-    **{"oz": ("ounce", "ounces"), "yd": ("yard", "yards"), "mi": ("mile", "miles"), "gal": ("gallon", "gallons")},
-    **{"ml": ("milliliter", "milliliters"), "mL": ("milliliter", "milliliters"), "L": ("liter", "liters")},
-    **{"tsp": ("teaspoon", "teaspoons"), "tbsp": ("tablespoon", "tablespoons"), "ha": ("hectare", "hectares")},
-    **{"sq ft": ("square foot", "square feet"), "sq. ft.": ("square foot", "square feet")},
-    **{"sq m": ("square meter", "square meters"), "sq km": ("square kilometer", "square kilometers")},
-    **{"sq mi": ("square mile", "square miles"), "pcs": ("piece", "pieces")},
-    **{"ms": ("millisecond", "milliseconds"), "sec": ("second", "seconds"), "secs": ("second", "seconds")},
-    **{"min": ("minute", "minutes"), "mins": ("minute", "minutes"), "hr": ("hour", "hours"), "hrs": ("hour", "hours")},
-    **{"h": ("hour", "hours"), "wk": ("week", "weeks"), "wks": ("week", "weeks"), "yr": ("year", "years")},
-    **{"yrs": ("year", "years"), "mph": ("mile per hour", "miles per hour")},
-    **{"GB": ("gigabyte", "gigabytes"), "MB": ("megabyte", "megabytes"), "kB": ("kilobyte", "kilobytes")},
-    **{"KB": ("kilobyte", "kilobytes"), "TB": ("terabyte", "terabytes"), "px": ("pixel", "pixels")},
-    **{"Mbps": ("megabit per second", "megabits per second"), "Gbps": ("gigabit per second", "gigabits per second")},
-    **{"kbps": ("kilobit per second", "kilobits per second"), "fps": ("frame per second", "frames per second")},
+    **{short: (one, one.replace(" per ", "s per ") if " per " in one else f"{one}s") for short, one in _UNITS.items()},
+    **{"ft": ("foot", "feet"), "sq ft": ("square foot", "square feet"), "sq. ft.": ("square foot", "square feet")},
     **{"Hz": ("hertz", "hertz"), "kHz": ("kilohertz", "kilohertz"), "MHz": ("megahertz", "megahertz")},
-    **{
-        "GHz": ("gigahertz", "gigahertz"),
-        "dB": ("decibel", "decibels"),
-        "bpm": ("beat per minute", "beats per minute"),
-    },
-    **{"W": ("watt", "watts"), "kW": ("kilowatt", "kilowatts"), "MW": ("megawatt", "megawatts")},
-    **{"kWh": ("kilowatt hour", "kilowatt hours"), "V": ("volt", "volts"), "mV": ("millivolt", "millivolts")},
-    **{"mA": ("milliampere", "milliamperes"), "mAh": ("milliampere hour", "milliampere hours")},
-    **{"kcal": ("kilocalorie", "kilocalories"), "kPa": ("kilopascal", "kilopascals")},
-    **{"psi": ("pound per square inch", "pounds per square inch"), "x": ("time", "times")},
-    **{"rpm": ("revolution per minute", "revolutions per minute")},
-    **{"μm": ("micrometer", "micrometers"), "μg": ("microgram", "micrograms"), "μs": ("microsecond", "microseconds")},
+    **{"GHz": ("gigahertz", "gigahertz"), "%": ("percent", "percent")},
     **{"°C": ("degree Celsius", "degrees Celsius"), "°F": ("degree Fahrenheit", "degrees Fahrenheit")},
-    **{"°": ("degree", "degrees"), "¢": ("cent", "cents"), "%": ("percent", "percent")},
-    **{"USD": ("US dollar", "US dollars"), "EUR": ("euro", "euros"), "GBP": ("pound", "pounds")},
 }
-PERIODS = {
-    **{"mo": "month", "hr": "hour", "h": "hour", "wk": "week", "yr": "year", "min": "minute", "s": "second"},
-    **{
-        "sec": "second",
-        "lb": "pound",
-        "kg": "kilogram",
-        "gal": "gallon",
-        "L": "liter",
-        "mi": "mile",
-        "km": "kilometer",
-    },
-    **{word: word for word in _words("month hour day week year minute second pound person night mile liter gallon")},
-}
+PERIODS = _pairs(
+    "mo:month hr:hour h:hour wk:week yr:year min:minute s:second sec:second lb:pound kg:kilogram gal:gallon L:liter "
+    "mi:mile km:kilometer"
+) | {word: word for word in _words("month hour day week year minute second pound person night mile liter gallon")}
 """What stands behind the slash of an amount: $5/mo, 100 km/h."""
 
 MONEY = {

@@ -100,10 +100,6 @@ def _address(match: re.Match[str]) -> str:
     return f" {spoken} {whole[len(address) :].lstrip('/')}"
 
 
-def _heading(match: re.Match[str]) -> str:
-    return match[1] if match[1].endswith((".", "?", "!", ":")) else match[1] + "."
-
-
 def _digit_groups(match: re.Match[str]) -> str:
     groups = ", ".join(_spell_digits(group) for group in re.findall(r"\d+", match[0]))
     return f" {'plus ' * match[0].startswith('+')}{groups} "
@@ -128,12 +124,8 @@ def _expression(match: re.Match[str]) -> str:
     return re.sub(r"\s?([-+*/])\s?", lambda sign: signs[sign[1]], match[0])
 
 
-def _month_day(match: re.Match[str]) -> str:
-    return f"{match[1]} {num2words(int(match[2]), to='ordinal')}"
-
-
-def _day_month(match: re.Match[str]) -> str:
-    return f"the {num2words(int(match[1]), to='ordinal')} of {match[2]}"
+def _nth(number: str) -> str:
+    return str(num2words(int(number), to="ordinal"))
 
 
 def _slashed_date(match: re.Match[str]) -> str:
@@ -176,8 +168,7 @@ def _ordinal(match: re.Match[str]) -> str:
     digits, ending = match[1].replace(",", ""), match[2]
     if not ending:
         return match[0]
-    is_long = len(digits) > _LARGEST_SPELLED_DIGITS
-    return _spell_digits(digits) + ending if is_long else str(num2words(int(digits), to="ordinal"))
+    return _spell_digits(digits) + ending if len(digits) > _LARGEST_SPELLED_DIGITS else _nth(digits)
 
 
 def _year(number: str) -> str:
@@ -222,8 +213,7 @@ def _greek(match: re.Match[str]) -> str:
 
 
 def _iso_date(match: re.Match[str]) -> str:
-    day = num2words(int(match["day"]), to="ordinal")
-    return f"{MONTHS[int(match['month']) - 1]} {day}, {_year(match['year'])}"
+    return f"{MONTHS[int(match['month']) - 1]} {_nth(match['day'])}, {_year(match['year'])}"
 
 
 def _decade(match: re.Match[str]) -> str:
@@ -294,7 +284,10 @@ _MARKUP: Table = [
     (r"'''\w*", " "),
     (r"!?\[([^\]\[]*+)\]\(([^()\s]*+)[^()]*+\)", r"\1"),
     (r"(?<![\w*_~])(\*{1,3}|_{1,3}|~~)(?=\S)([^*_~\n]++)(?<=\S)\1(?!\w)", r"\2"),
-    (r"(?m)^[ \t]*+#{1,6}[ \t]++([^\n]*+)$", _heading),
+    (
+        r"(?m)^[ \t]*+#{1,6}[ \t]++([^\n]*+)$",
+        lambda match: match[1] + "." * (not match[1].endswith((".", "?", "!", ":"))),
+    ),
     (r"(?m)^[ \t]*+>[ \t]", ""),
     (r"(?m)^[ \t]*+\|[-:| \t]*+(?:\n|\Z)", ""),
     (r"\|", ", "),
@@ -369,12 +362,15 @@ _DATES: Table = [
         lambda match: DAYS[match[1] or match[2]],
     ),
     (rf"(?<=day)\s?--?\s?(?={_any(set(DAYS.values()))})", " to "),
-    (rf"(?<![\d.:,])(0?[1-9]|[12]\d|3[01]) ({_MONTH})\b", _day_month),
-    (rf"\b({_MONTH}) (0?[1-9]|[12]\d|3[01])(?:st|nd|rd|th)?\b(?![:%]|[.,]\d)", _month_day),
+    (rf"(?<![\d.:,])(0?[1-9]|[12]\d|3[01]) ({_MONTH})\b", lambda match: f"the {_nth(match[1])} of {match[2]}"),
+    (
+        rf"\b({_MONTH}) (0?[1-9]|[12]\d|3[01])(?:st|nd|rd|th)?\b(?![:%]|[.,]\d)",
+        lambda match: f"{match[1]} {_nth(match[2])}",
+    ),
     (r"(?<![\d/])(\d{1,2})/(\d{1,2})/((?:19|20)?\d\d)(?![\d/])", _slashed_date),
     (
         r"(?<![\d.])(0?[1-9]|[12]\d|3[01])\.(0?[1-9]|1[0-2])\.((?:19|20)\d\d)(?!\.?\d)",
-        lambda match: f"the {num2words(int(match[1]), to='ordinal')} of {MONTHS[int(match[2]) - 1]}, {_year(match[3])}",
+        lambda match: f"the {_nth(match[1])} of {MONTHS[int(match[2]) - 1]}, {_year(match[3])}",
     ),
     (r"\b(?P<year>1[1-9]\d\d|20\d\d)([-/])(?P<month>0[1-9]|1[0-2])\2(?P<day>0[1-9]|[12]\d|3[01])\b", _iso_date),
     (

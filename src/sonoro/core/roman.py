@@ -56,14 +56,6 @@ def _cardinals(match: re.Match[str]) -> str:
     return match[1] + re.sub(r"\b[IVXLCivxlc]+\b", lambda numeral: num2words(_value(numeral[0])), match[2])
 
 
-def _year(match: re.Match[str]) -> str:
-    return str(num2words(_value(match[0]), to="year"))
-
-
-def _century(match: re.Match[str]) -> str:
-    return str(num2words(_value(match[1]), to="ordinal"))
-
-
 _JOINED = r"(?:, (?:and |or )?| and | or | to | & |--?)"
 
 ROMAN_RULES: list[Rule] = [
@@ -76,8 +68,8 @@ ROMAN_RULES: list[Rule] = [
         (rf"\b((?i:{_NUMBERED})s?)( {_LONG_LOWER})\b", _cardinals),
         # Less is enough after any other name: what is left out here is a medical drip, an editor, a size.
         (r"\b([A-Z][a-z]+)( (?:III?|VIII?|IX|XI{1,3}|XI?V|XVI{1,3}|XIX))\b", _cardinals),
-        (r"\b([IVX]+)(?:th)?(?= centur)", _century),
-        (rf"\b(?=[MDCLXVI]{{4}}){_YEAR}\b", _year),
+        (r"\b([IVX]+)(?:th)?(?= centur)", lambda match: str(num2words(_value(match[1]), to="ordinal"))),
+        (rf"\b(?=[MDCLXVI]{{4}}){_YEAR}\b", lambda match: str(num2words(_value(match[0]), to="year"))),
         (rf"(?m)^()({_LONG})(?=\. [A-Z])", _cardinals),
     )
 ]
