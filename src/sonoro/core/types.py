@@ -333,14 +333,16 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         """
         assert not request.is_resolved, "a request is resolved once"
         voice = self._voice(request, registered)
+        if request.instructions is not None and not self.accepts_instructions:
+            raise InvalidRequest("instructions", request.instructions, f"{self.name} does not follow instructions")
+        if request.max_frames is not None and request.max_frames > self.max_frames:
+            raise InvalidRequest("max_frames", request.max_frames, f"at most {self.max_frames} for {self.name}")
         return msgspec.structs.replace(
             request,
             voice=voice,
             voice_digest=None if voice is None or request.voice is None else registered.get(voice),
             language=self._language(request.language),
             sampling=request.sampling.over(self.sampling),
-            instructions=self._instructions(request.instructions),
-            max_frames=self._max_frames(request.max_frames),
             attempts=request.attempts or request.least_attempts,
             on_fault=request.on_fault or ("retry" if (request.attempts or 1) > 1 else "mark"),
             options=self._options(request.options, is_live=request.is_live),
@@ -402,16 +404,6 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         if name not in self.languages:
             raise UnknownLanguage("language", language, "known languages: " + ", ".join(self.languages))
         return name
-
-    def _instructions(self, instructions: str | None) -> str | None:
-        if instructions is not None and not self.accepts_instructions:
-            raise InvalidRequest("instructions", instructions, f"{self.name} does not follow instructions")
-        return instructions
-
-    def _max_frames(self, max_frames: int | None) -> int | None:
-        if max_frames is not None and max_frames > self.max_frames:
-            raise InvalidRequest("max_frames", max_frames, f"at most {self.max_frames} for {self.name}")
-        return max_frames
 
     def _options(self, given: dict[str, OptionValue], *, is_live: bool) -> dict[str, OptionValue]:
         known = {option.name: option for option in self.options}
