@@ -21,9 +21,9 @@ from sonoro.core.errors import InvalidRequest, SonoroError
 from sonoro.core.logs import log_event
 from sonoro.core.types import Finished
 from sonoro.server.errors import AnswerTooLarge, SlowReader, TooManyRequests, refusal
-from sonoro.server.schemas import BatchBody, SpeechBody, parse
+from sonoro.server.schemas import BatchBody, SpeechBody, object_of, parse
 from sonoro.server.service import Caller, Service
-from sonoro.server.stream import DISCONNECTED, Speech, cancel_on_disconnect, conclude, encoded_audio
+from sonoro.server.stream import DISCONNECTED, Speech, cancel_on_disconnect, conclude, encoded_audio, taken_within
 
 __all__ = ["RESULTS_SCHEMA", "AnswerMemory", "BatchResponse", "Item", "read_batch"]
 
@@ -36,29 +36,21 @@ ITEM_BYTES = 1024
 
 SEND_BYTES = 256 * 1024
 
-_RESULT = {
-    "type": "object",
-    "required": ["index", "status"],
-    "properties": {
-        "index": {"type": "integer"},
-        "status": {"enum": ["success", "error"]},
-        "audio_data": {"type": "string", "description": "base64"},
-        "media_type": {"type": "string"},
-        "sample_rate": {"type": "integer"},
-        "finish_reason": {"type": "string"},
-        "usage": {"type": "object"},
-        "error": {"type": "object"},
-    },
-}
-RESULTS_SCHEMA = {
-    "type": "object",
-    "required": ["id", "results", "total", "succeeded", "failed"],
-    "properties": {
-        "id": {"type": "string"},
-        "results": {"type": "array", "items": _RESULT},
-        **{count: {"type": "integer"} for count in ("total", "succeeded", "failed")},
-    },
-}
+_COUNTS = {count: {"type": "integer"} for count in ("total", "succeeded", "failed")}
+_RESULT = object_of(
+    ("index", "status"),
+    index={"type": "integer"},
+    status={"enum": ["success", "error"]},
+    audio_data={"type": "string", "description": "base64"},
+    media_type={"type": "string"},
+    sample_rate={"type": "integer"},
+    finish_reason={"type": "string"},
+    usage={"type": "object"},
+    error={"type": "object"},
+)
+RESULTS_SCHEMA = object_of(
+    ("id", "results", *_COUNTS), id={"type": "string"}, results={"type": "array", "items": _RESULT}, **_COUNTS
+)
 
 
 class AnswerMemory:
@@ -165,13 +157,9 @@ class BatchResponse(Response):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         for part in parts:
             for start in range(0, len(part), SEND_BYTES):
-                timeout_s = self._service.config.slow_reader_timeout_s
                 body = bytes(part[start : start + SEND_BYTES])
-                try:
-                    async with asyncio.timeout(timeout_s):
-                        await send({"type": "http.response.body", "body": body, "more_body": True})
-                except TimeoutError as error:
-                    raise SlowReader(f"the client took nothing for {timeout_s:g} s") from error
+                async with taken_within(self._service.config.slow_reader_timeout_s):
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -14,7 +14,7 @@ import os
 import socket
 import stat
 import traceback
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -27,7 +27,7 @@ from sonoro.core.errors import InvalidReference, SonoroError
 from sonoro.core.types import Reference
 from sonoro.server.errors import TooManyRequests
 
-__all__ = ["Recordings", "is_public"]
+__all__ = ["Recordings", "is_public", "naming"]
 
 Result = TypeVar("Result")
 
@@ -111,15 +111,11 @@ class Recordings:
         """The recording at `url`, decoded. Raises `InvalidReference`, naming `field` if the recording is wrong, or
         `TooManyRequests` while too many are being decoded."""
         scheme = url.partition(":")[0].lower()
-        try:
+        with naming(field):
             if scheme in ("http", "https") and self._allows_urls:
                 return await self._fetch(url, text, use)
             # Opened and decoded in the thread, so that what waits for it is a name, not the bytes of a file.
             return await self._aside(lambda: self._decode(self._bytes_at(url, scheme), text, use))
-        except InvalidReference as error:
-            if error.field != "ref_audio":
-                raise
-            raise InvalidReference(field, error.value, error.limit) from error
 
     async def decode(self, data: bytes, text: str | None, use: Literal["reference", "prompt"]) -> Reference:
         """`data`, an audio file, decoded. Raises `InvalidReference`, or `TooManyRequests` as `read` does."""
@@ -183,6 +179,17 @@ class Recordings:
                 if len(data) > self._max_bytes:
                     raise _too_large(url, self._max_bytes)
             return bytes(data)
+
+
+@contextlib.contextmanager
+def naming(field: str) -> Iterator[None]:
+    """Errors about the recording name the `field` that it was given in."""
+    try:
+        yield
+    except InvalidReference as error:
+        if error.field != "ref_audio":
+            raise
+        raise InvalidReference(field, error.value, error.limit) from error
 
 
 def _without_frames(work: Callable[[], Result]) -> Result:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
@@ -44,6 +44,7 @@ __all__ = [
     "SpokenReference",
     "VoiceId",
     "WithoutNulls",
+    "object_of",
     "parse",
     "read_references",
     "schema_of",
@@ -175,6 +176,11 @@ class BatchBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
     items: list[dict[str, Any]] = Field(min_length=1, max_length=MAX_BATCH)
+
+
+def object_of(required: Collection[str], **properties: Any) -> dict[str, Any]:
+    """The JSON schema of an object with these `properties`."""
+    return {"type": "object", "required": list(required), "properties": properties}
 
 
 def schema_of(kind: type[BaseModel]) -> dict[str, Any]:

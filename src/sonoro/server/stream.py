@@ -45,6 +45,7 @@ __all__ = [
     "encoded_audio",
     "silent_events",
     "sse_event",
+    "taken_within",
     "told_faults",
 ]
 
@@ -406,16 +407,23 @@ class SpeechResponse(Response):
 
     async def _send(self, send: Send, body: bytes, *, is_last: bool = False) -> None:
         """Send a part of the body, before the first the headers. Raises `SlowReader` if it is not read in time."""
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                if not self._has_begun:
-                    self._has_begun = True
-                    raw = [(name.encode(), value.encode()) for name, value in self._speech.headers.items()]
-                    await send({"type": "http.response.start", "status": 200, "headers": raw})
-                await send({"type": "http.response.body", "body": body, "more_body": not is_last})
-                self._has_ended = is_last
-        except TimeoutError as error:
-            raise SlowReader(f"the client took nothing for {self._timeout_s:g} s") from error
+        async with taken_within(self._timeout_s):
+            if not self._has_begun:
+                self._has_begun = True
+                raw = [(name.encode(), value.encode()) for name, value in self._speech.headers.items()]
+                await send({"type": "http.response.start", "status": 200, "headers": raw})
+            await send({"type": "http.response.body", "body": body, "more_body": not is_last})
+            self._has_ended = is_last
+
+
+@contextlib.asynccontextmanager
+async def taken_within(limit_s: float) -> AsyncIterator[None]:
+    """What is sent in the block is taken in time. Raises `SlowReader` if it is not."""
+    try:
+        async with asyncio.timeout(limit_s):
+            yield
+    except TimeoutError as error:
+        raise SlowReader(f"the client took nothing for {limit_s:g} s") from error
 
 
 def sse_event(data: dict[str, Any]) -> bytes:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -16,6 +15,8 @@ from starlette.responses import JSONResponse
 from sonoro.core.errors import InvalidReference, InvalidRequest, UnknownVoice, VoiceExists
 from sonoro.core.types import VoiceFacts, voice_name
 from sonoro.server.errors import Answers, refusals
+from sonoro.server.recordings import naming
+from sonoro.server.schemas import object_of
 from sonoro.server.service import Caller, Service
 from sonoro.server.stream import CLIENT_GONE, cancel_on_disconnect
 
@@ -26,53 +27,39 @@ MAX_FORM_BYTES = 64 * 1024
 
 MAX_CONSENT = 2000
 
-_VOICE = {
-    "type": "object",
-    "required": ["name", "use", "duration_s", "created_at"],
-    "properties": {
-        "name": {"type": "string"},
-        "use": {"enum": ["prompt", "reference"], "description": "in context, or the timbre alone"},
-        "duration_s": {"type": "number"},
-        "created_at": {"type": "integer"},
-        **{text: {"type": ["string", "null"]} for text in ("transcript", "consent")},
-        "id": {"type": "string", "description": "told to admin keys, whose name for it this is"},
-        "owner": {"type": ["string", "null"], "description": "told to admin keys; null if it is everybody's"},
-    },
-}
-_FORM = {
-    "type": "object",
-    "required": ["audio", "name"],
-    "properties": {
-        "audio": {"type": "string", "format": "binary", "description": "a recording of 0.5 to 60 s"},
-        "name": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"},
-        "ref_text": {"type": "string", "description": "what is said in it; needed unless x_vector_only_mode"},
-        "x_vector_only_mode": {"type": "string", "enum": ["true", "false"], "default": "false"},
-        "consent": {"type": "string", "maxLength": MAX_CONSENT, "description": "kept with the voice"},
-    },
-}
+_STRING, _OR_NONE = {"type": "string"}, {"type": ["string", "null"]}
+_VOICE = object_of(
+    ("name", "use", "duration_s", "created_at"),
+    name=_STRING,
+    use={"enum": ["prompt", "reference"], "description": "in context, or the timbre alone"},
+    duration_s={"type": "number"},
+    created_at={"type": "integer"},
+    transcript=_OR_NONE,
+    consent=_OR_NONE,
+    id={**_STRING, "description": "told to admin keys, whose name for it this is"},
+    owner={**_OR_NONE, "description": "told to admin keys; null if it is everybody's"},
+)
+_FORM = object_of(
+    ("audio", "name"),
+    audio={**_STRING, "format": "binary", "description": "a recording of 0.5 to 60 s"},
+    name={**_STRING, "pattern": "^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"},
+    ref_text={**_STRING, "description": "what is said in it; needed unless x_vector_only_mode"},
+    x_vector_only_mode={**_STRING, "enum": ["true", "false"], "default": "false"},
+    consent={**_STRING, "maxLength": MAX_CONSENT, "description": "kept with the voice"},
+)
 _TAKES = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}}
+_LIST = object_of(
+    ("voices", "aliases", "uploaded_voices"),
+    voices={"type": "array", "items": object_of(("id", "name"), id=_STRING, name=_STRING)},
+    aliases={"type": "object", "additionalProperties": _STRING},
+    uploaded_voices={"type": "array", "items": _VOICE},
+)
 
 
 def _answers(status: int, schema: dict[str, Any], *refused: int) -> Answers:
     return {status: {"description": "", "content": {"application/json": {"schema": schema}}}, **refusals(*refused)}
 
 
-_LIST = {
-    "type": "object",
-    "required": ["voices", "aliases", "uploaded_voices"],
-    "properties": {
-        "voices": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["id", "name"],
-                "properties": {word: {"type": "string"} for word in ("id", "name")},
-            },
-        },
-        "aliases": {"type": "object", "additionalProperties": {"type": "string"}},
-        "uploaded_voices": {"type": "array", "items": _VOICE},
-    },
-}
 _LISTED = _answers(200, _LIST, 401, 403, 503)
 _ADDED = _answers(201, _VOICE, 400, 401, 403, 408, 409, 413, 429, 503)
 _DELETED = _answers(200, {"type": "object", "required": ["name", "deleted"]}, 401, 403, 404, 503)
@@ -106,7 +93,7 @@ def voice_routes(service: Service) -> APIRouter:
             name, use = _free_name(service, request.state.caller, _text(form, "name") or ""), _use(form)
             consent = _text(form, "consent", MAX_CONSENT)
             text = _text(form, "ref_text", config.max_characters)
-            with _about_audio():
+            with naming("audio"):
                 decoding = service.recordings.decode(_audio(form), text, use)
                 if (reference := await cancel_on_disconnect(request.receive, decoding)) is None:
                     return Response(status_code=CLIENT_GONE)
@@ -202,14 +189,3 @@ def _audio(form: Form) -> bytes:
     if not isinstance(value, bytes):
         raise InvalidReference("audio", value, "it must be a file, whole, in the form")
     return value
-
-
-@contextlib.contextmanager
-def _about_audio() -> Iterator[None]:
-    """Errors about the recording name the field of this form."""
-    try:
-        yield
-    except InvalidReference as error:
-        if error.field != "ref_audio":
-            raise
-        raise InvalidReference("audio", error.value, error.limit) from error

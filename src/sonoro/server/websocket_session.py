@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Collection
+from collections.abc import Collection
 from typing import Any, Literal
 
 from fastapi import WebSocket
@@ -15,6 +15,7 @@ from starlette.websockets import WebSocketDisconnect, WebSocketState
 from sonoro.core.errors import InvalidRequest, SonoroError
 from sonoro.server.errors import IdleSession, NotReady, SlowReader, refusal
 from sonoro.server.service import KEY_PROTOCOL, Caller, Service
+from sonoro.server.stream import taken_within
 from sonoro.server.websocket import SHUTTING_DOWN
 from sonoro.transport.launch import cancel_tasks
 
@@ -99,15 +100,8 @@ class WebSocketSession(ABC):
             # Another task has found out that nobody is there.
             raise WebSocketDisconnect(1006)
         is_text = isinstance(message, str)
-        await self._in_time(self._socket.send({"type": "websocket.send", "text" if is_text else "bytes": message}))
-
-    async def _in_time(self, sending: Awaitable[None]) -> None:
-        limit_s = self.service.config.slow_reader_timeout_s
-        try:
-            async with asyncio.timeout(limit_s):
-                await sending
-        except TimeoutError as error:
-            raise SlowReader(f"the client took nothing for {limit_s:g} s") from error
+        async with taken_within(self.service.config.slow_reader_timeout_s):
+            await self._socket.send({"type": "websocket.send", "text" if is_text else "bytes": message})
 
     async def _exchange(self) -> End:
         """Obey until the session has ended; why it did."""
