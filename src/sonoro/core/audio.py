@@ -35,6 +35,7 @@ __all__ = [
     "read_reference",
     "resample",
     "to_pcm16",
+    "wav_header",
     "write_audio",
 ]
 
@@ -353,9 +354,10 @@ def encoder_rate(format: str, sample_rate: int) -> int:
     return min((rate for rate in rates if rate >= sample_rate), default=rates[-1])
 
 
-def wav_header(sample_rate: int, data_bytes: int | None = None) -> bytes:
-    """The 44 bytes before mono PCM16. Without a length: the largest, which readers take as "until the end"."""
+def wav_header(sample_rate: int, data_bytes: int | None = None, *, encoding: int = 1, width: int = 2) -> bytes:
+    """The 44 bytes before mono PCM16, or before samples of `width` bytes that a WAV file calls `encoding`. Without a
+    length: the largest, which readers take as "until the end"."""
     longest = 0xFFFFFFFF
     data = longest if data_bytes is None else min(data_bytes, longest - 36)
-    layout = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, sample_rate, 2 * sample_rate, 2, 16)
+    layout = struct.pack("<4sIHHIIHH", b"fmt ", 16, encoding, 1, sample_rate, width * sample_rate, width, 8 * width)
     return b"RIFF" + struct.pack("<I", min(data + 36, longest)) + b"WAVE" + layout + b"data" + struct.pack("<I", data)

@@ -6,12 +6,12 @@ number. Knows no dialect.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from sonoro.core.audio import wav_header
 from sonoro.core.errors import InvalidRequest
 from sonoro.core.g711 import a_law, mu_law
 from sonoro.server.stream import AudioBody
@@ -19,9 +19,6 @@ from sonoro.server.stream import AudioBody
 __all__ = ["PCM", "AudioFormat", "FormatBody", "sample_format"]
 
 Convert = Callable[[bytes], bytes]
-
-_UNKNOWN = b"\xff\xff\xff\xff"
-"""The size of a WAV file whose length is not known when its header is sent: readers take it as "until the end"."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +78,4 @@ def sample_format(encoding: str, rate: int | None, *, is_wav: bool = False) -> A
     if not is_wav:
         return AudioFormat("pcm", rate, convert, b"", content_type)
     rate = rate or 24000
-    layout = struct.pack("<4sIHHIIHH", b"fmt ", 16, tag, 1, rate, rate * width, width, 8 * width)
-    header = b"RIFF" + _UNKNOWN + b"WAVE" + layout + b"data" + _UNKNOWN
-    return AudioFormat("pcm", rate, convert, header, "audio/wav")
+    return AudioFormat("pcm", rate, convert, wav_header(rate, encoding=tag, width=width), "audio/wav")
