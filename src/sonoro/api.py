@@ -21,25 +21,9 @@ import numpy as np
 from sonoro.api_audio import Audio, AudioPiece
 from sonoro.core.audio import from_pcm16, read_reference, to_pcm16
 from sonoro.core.config import EngineConfig
-from sonoro.core.errors import (
-    EngineBusy,
-    EngineClosed,
-    InvalidReference,
-    InvalidRequest,
-    SonoroError,
-    suggestion,
-)
+from sonoro.core.errors import EngineBusy, EngineClosed, InvalidReference, InvalidRequest, SonoroError, suggestion
 from sonoro.core.readable import remarks
-from sonoro.core.types import (
-    Event,
-    Failed,
-    Finished,
-    ModelSpec,
-    OnFault,
-    Reference,
-    SamplingParams,
-    SpeechRequest,
-)
+from sonoro.core.types import Event, Failed, Finished, ModelSpec, OnFault, Reference, SamplingParams, SpeechRequest
 from sonoro.core.words import Word, at_speed
 
 if TYPE_CHECKING:

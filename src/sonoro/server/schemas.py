@@ -27,15 +27,7 @@ from sonoro.core.types import (
     VoiceMode,
 )
 from sonoro.server.config import OPENAI_VOICES
-from sonoro.server.encode import (
-    FORMATS,
-    MAX_BIT_RATE,
-    MAX_RATE,
-    MAX_SPEED,
-    MIN_BIT_RATE,
-    MIN_RATE,
-    MIN_SPEED,
-)
+from sonoro.server.encode import FORMATS, MAX_BIT_RATE, MAX_RATE, MAX_SPEED, MIN_BIT_RATE, MIN_RATE, MIN_SPEED
 from sonoro.server.recordings import Recordings
 
 __all__ = [

@@ -23,15 +23,7 @@ from sonoro.core.errors import (
     SonoroError,
     UnknownVoice,
 )
-from sonoro.core.types import (
-    AudioChunk,
-    Failed,
-    Finished,
-    ModelSpec,
-    Reference,
-    SpeechRequest,
-    check_text,
-)
+from sonoro.core.types import AudioChunk, Failed, Finished, ModelSpec, Reference, SpeechRequest, check_text
 from sonoro.transport.launch import EngineProcess, Limits, Started, cancel_tasks
 from sonoro.transport.messages import (
     AppendText,
