@@ -478,11 +478,11 @@ def _closed() -> EngineClosed:
 
 async def _in_thread(work: Callable[[Argument], Result], argument: Argument) -> Result:
     """`work(argument)` in a thread, which has ended when this raises: a generator that runs cannot be closed."""
-    turn = asyncio.ensure_future(asyncio.to_thread(work, argument))
+    working = asyncio.ensure_future(asyncio.to_thread(work, argument))
     try:
-        return await asyncio.shield(turn)
+        return await asyncio.shield(working)
     except asyncio.CancelledError:
-        await asyncio.wait([turn])
+        await asyncio.wait([working])
         raise
 
 

@@ -156,8 +156,8 @@ class EngineConfig(Settings):
     the slots can use (four at least) or `memory_fraction` of the card allows; `prefix_cache_bytes`: what those of them
     may take that are kept for prompts to come which begin alike, 0 for none.
 
-    How it divides the work. `prefill_tokens`: prompt rows run in one tick; `is_prefill_fused`: out of the operations of
-    a frame, not of those of training, which are there to compare with. `chunk_frames`: the lengths at which audio is
+    How it divides the work. `prefill_tokens`: tokens of prompts run in one tick; `is_prefill_fused`: by the operations
+    of a frame, not by those of training, which are there to compare with. `chunk_frames`: the lengths at which audio is
     decoded, the first of them first; later ones as the listener's lead allows. `codec_frames`: frames decoded in one
     tick at most, 0 for four times the slots. `codec_wait`: how many ticks a chunk waits for others to be decoded with,
     where the lead allows.
@@ -176,7 +176,7 @@ class EngineConfig(Settings):
     card gives; with `memory_fraction` it makes a large card as small as another.
 
     What is captured at start, ascending; empty for powers of two. `frame_batches` up to `slots`, `prefill_buckets` up
-    to 512 tokens, `codec_batches` up to 64 rows. `is_eager` captures nothing: the same kernels, launched one by one.
+    to 512 tokens, `codec_batches` up to 64. `is_eager` captures nothing: the same kernels, launched one by one.
     `is_ready_early`: an engine process is ready with some of them, and captures the others while nobody speaks; `sonoro
     serve` has an option for it.
     """

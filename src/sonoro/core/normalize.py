@@ -259,19 +259,6 @@ def _compiled(table: Table) -> list[Rule]:
     return [(re.compile(pattern), replacement) for pattern, replacement in table]
 
 
-def _rules() -> list[Rule]:
-    """The substitutions in the order in which they must run: specific before general, numbers before punctuation.
-
-    Each runs in time proportional to the text, whatever that is: a run of one kind of character is entered at its
-    beginning alone, or taken whole.
-    """
-    return [
-        *_compiled(_MARKUP),
-        *ROMAN_RULES,
-        *_compiled(_ADDRESSES + _PLACES + _SHORT + _DATES + _AMOUNTS + _SIGNS),
-    ]
-
-
 _HALF = r"(?P<half>[aApP]\.?\s?[mM]\b\.?)"
 _CLOCK = rf"\b(?P<hour>[01]?\d|2[0-3]):(?P<minute>[0-5]\d)(?::(?P<second>[0-5]\d))?(?!\d)(?:\s?{_HALF})?"
 _MONTH = _any(MONTHS)
@@ -445,7 +432,12 @@ _SIGNS: Table = [
     (r"[Ͱ-Ͽ]", _greek),
     (r"(?<![A-Za-z])'|'(?![A-Za-z])", " "),
 ]
-_RULES = _rules()
+_RULES = [*_compiled(_MARKUP), *ROMAN_RULES, *_compiled(_ADDRESSES + _PLACES + _SHORT + _DATES + _AMOUNTS + _SIGNS)]
+"""The substitutions in the order in which they must run: specific before general, numbers before punctuation.
+
+Each runs in time proportional to the text, whatever that is: a run of one kind of character is entered at its beginning
+alone, or taken whole.
+"""
 _TIDY: list[Rule] = [
     (re.compile(r"\s+"), " "),
     (re.compile(r"(?<![ ,])[ ,]*[.?!][ .,?!]*"), _ending),

@@ -81,7 +81,7 @@ _SHOWN_VOICES = 20
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How a frame's first decision is drawn. `None` means the model's default. Temperature 0 is greedy."""
+    """How a frame's first decision is sampled. `None` means the model's default. Temperature 0 is greedy."""
 
     temperature: float | None = None
     top_k: int | None = None

@@ -286,12 +286,10 @@ class Service:
             request = asked_for(self.store.voices)
         except UnknownVoice:
             request = asked_for(await self.voices())
-        return Speech(
-            name, request, self.encoding(body), self._put_together(body, is_live=is_live), is_silent=is_silent
-        )
+        return Speech(name, request, self.encoding(body), self._body_of(body, is_live=is_live), is_silent=is_silent)
 
-    def _put_together(self, body: SpeechBody, *, is_live: bool) -> AudioBody:
-        """What the answer to `body` is put together by."""
+    def _body_of(self, body: SpeechBody, *, is_live: bool) -> AudioBody:
+        """The body of the answer to `body`."""
         if body.stream_format == "sse":
             return EventBody(body.speed)
         if body.stream_format == "json":
