@@ -445,7 +445,7 @@ class TTS:
             if isinstance(event, Finished):
                 return event
             if isinstance(event, Failed):
-                raise event.error
+                raise event.facts.error
             yield AudioPiece(from_pcm16(event.pcm), self.sample_rate, event.index, event.characters, event.words)
 
     def _tick(self) -> None:

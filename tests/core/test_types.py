@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from sonoro.core.errors import InvalidReference, InvalidRequest, UnknownLanguage, UnknownVoice
+from sonoro.core.errors import EngineError, InvalidReference, InvalidRequest, UnknownLanguage, UnknownVoice
 from sonoro.core.types import (
     AudioChunk,
     Failed,
@@ -209,7 +209,7 @@ def test_a_reference_knows_its_samples_and_length() -> None:
         Finished(
             request_id="a", reason="stop", frames=3, characters=9, timings=Timings(first_audio_s=0.1, total_s=1.0)
         ),
-        Failed(request_id="a", code="engine", message="no"),
+        Failed.of("a", EngineError("no")),
         spec(),
         request(speaker_embedding=(0.5, -1e-3)),
         VoiceFacts(name="ann", use="reference", duration_s=1.5, created_at_s=1.8e9),

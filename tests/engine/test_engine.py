@@ -107,7 +107,7 @@ def test_a_prefill_that_fails_fails_its_request_alone() -> None:
     for name, text in texts.items():
         engine.submit(SpeechRequest(id=name, text=text))
     events = drain(engine)
-    assert end(events, "bad") == Failed(request_id="bad", code="engine", message="RuntimeError: it exploded")
+    assert end(events, "bad") == Failed.of("bad", RuntimeError("it exploded"))
     for name in ("good", "fine"):
         np.testing.assert_array_equal(audio(events, name), speak(SpeechRequest(id=name, text=texts[name]))[0])
 
@@ -117,7 +117,7 @@ def test_a_later_segment_that_cannot_be_prepared_fails_after_the_audio_before_it
     engine.submit(SpeechRequest(id="a", text="This sentence is quite alright. But this one is unspeakable, alas."))
     events = drain(engine)
     failed = end(events, "a")
-    assert (failed.code, "speakable" in failed.message) == ("invalid_request", True)
+    assert (failed.facts.code, "speakable" in failed.facts.message) == ("invalid_request", True)
     assert len(audio(events, "a")) == len("This sentence is quite alright.") * HOP
 
 
@@ -266,9 +266,7 @@ def test_a_launch_that_fails_fails_its_requests_and_the_engine_lives_on(fault: s
     model.fault = fault
     events += drain(engine)
     for request in requests[:2]:
-        assert end(events, request.id) == Failed(
-            request_id=request.id, code="engine", message="RuntimeError: out of order"
-        )
+        assert end(events, request.id) == Failed.of(request.id, RuntimeError("out of order"))
     for request in requests[2:]:
         np.testing.assert_array_equal(audio(events, request.id), speak(request)[0])
 
@@ -311,7 +309,7 @@ def test_a_tick_that_is_broken_off_fails_who_runs_and_keeps_who_waits() -> None:
         engine.tick()
     events += drain(engine)
     failed = end(events, "running")
-    assert (failed.code, "KeyboardInterrupt" in failed.message) == ("engine", True)
+    assert (failed.facts.code, "KeyboardInterrupt" in failed.facts.message) == ("engine", True)
     np.testing.assert_array_equal(audio(events, "waiting"), speak(SpeechRequest(id="a", text="Some words to say."))[0])
 
 
@@ -324,7 +322,7 @@ def test_a_tick_that_is_broken_off_between_two_segments_still_answers(monkeypatc
     monkeypatch.setattr(Runner, "join", fail)
     with pytest.raises(MemoryError):
         events.extend(itertools.chain.from_iterable(iter(engine.tick, None)))
-    assert "MemoryError" in end(events + drain(engine), "a").message
+    assert "MemoryError" in end(events + drain(engine), "a").facts.message
 
 
 def test_an_id_can_be_used_again_only_after_its_end() -> None:

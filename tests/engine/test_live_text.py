@@ -174,8 +174,8 @@ def test_text_without_anything_to_speak_is_refused_at_its_end(text: str, model: 
     engine.end_text("a")
     failed = end(drain(engine), "a")
     assert isinstance(failed, Failed)
-    assert (failed.code, failed.field) == ("invalid_request", "text")
-    assert "nothing in it can be spoken" in failed.message
+    assert (failed.facts.code, failed.facts.field) == ("invalid_request", "text")
+    assert "nothing in it can be spoken" in failed.facts.message
 
 
 def failure(engine: Engine, *texts: str) -> Failed:
@@ -193,14 +193,14 @@ def test_text_after_its_end_and_too_much_of_it_fail_the_request() -> None:
     engine.append("a", "Hello there.")
     engine.end_text("a")
     engine.end_text("a")
-    assert "the text had been ended" in failure(engine, "More.").message
+    assert "the text had been ended" in failure(engine, "More.").facts.message
     engine.submit(request)
-    assert "at most 50 characters" in failure(engine, "word " * 10, "!").message
+    assert "at most 50 characters" in failure(engine, "word " * 10, "!").facts.message
     with pytest.raises(InvalidRequest, match="max_live_characters"):
         engine.submit(msgspec.structs.replace(request, text="x" * 51))
     engine.submit(SpeechRequest(id="a", text="Whole."))
     engine.end_text("a")
-    assert "only a live request" in failure(engine, "More.").message
+    assert "only a live request" in failure(engine, "More.").facts.message
     engine.append("a", "nobody")
     engine.end_text("a")
     assert not engine.has_work
@@ -211,7 +211,7 @@ def test_more_ids_than_a_slot_holds_fail_the_request_and_free_it() -> None:
     engine = live_engine(max_text=16)
     engine.submit(SpeechRequest(id="a", text="Hello", is_live=True))
     settle(engine)
-    assert "at most 16" in failure(engine, " to everybody out there").message
+    assert "at most 16" in failure(engine, " to everybody out there").facts.message
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_what_raises_ends_its_request_alone(text: str, expected: str) -> None:
     events = engine.tick()
     engine.append("a", text)
     events += drain(engine)
-    assert expected in end(events, "a").message
+    assert expected in end(events, "a").facts.message
     np.testing.assert_array_equal(audio(events, "b"), speak(SpeechRequest(id="b", text="Goes on by itself."))[0])
 
 

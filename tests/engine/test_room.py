@@ -72,7 +72,7 @@ def test_what_does_not_fit_alone_is_refused() -> None:
     model = Remembering()
     engine = Engine(model, config_of(max_characters=60, max_frames=40, max_positions=60))
     engine.submit(SpeechRequest(id="a", text="Short one. This one is too long for a slot that has so few."))
-    assert "positions; at most 60" in end(drain(engine), "a").message
+    assert "positions; at most 60" in end(drain(engine), "a").facts.message
 
 
 @pytest.mark.parametrize(("bounds_by_text", "frames"), [(True, 500), (False, 700)])

@@ -165,7 +165,8 @@ def test_a_reference_that_cannot_be_used_fails_its_requests_and_is_tried_again(
         for name in "ab":
             failed = end(events, name)
             assert isinstance(failed, Failed)
-            assert (failed.code, failed.field, failed.value) == ("invalid_reference", "ref_audio", "'1000 Hz'")
+            facts = failed.facts
+            assert (facts.code, facts.field, facts.value) == ("invalid_reference", "ref_audio", "'1000 Hz'")
         assert end(events, "good").reason == "stop"
         assert model.encoded == turn
 
@@ -181,7 +182,7 @@ def test_encoded_at_once_it_is_refused_at_once() -> None:
 def test_a_text_that_cannot_be_spoken_fails_once_the_voice_is_there(engine: Engine, later: Later) -> None:
     engine.submit(clone("a", "It is unspeakable."))
     later.run()
-    assert end(drain(engine), "a").code == "invalid_request"
+    assert end(drain(engine), "a").facts.code == "invalid_request"
 
 
 def test_a_request_that_is_cancelled_gives_up_its_voice(engine: Engine, model: VoicedSineModel, later: Later) -> None:
@@ -305,7 +306,7 @@ def test_a_voice_that_cannot_be_had_fails_its_requests_and_is_asked_for_again(en
     engine.submit(named("a", digest))
     assert engine.voices.take_wanted() == [digest]
     engine.voices.lose(digest, UnknownVoice("voice", "anna", "it has just been deleted"))
-    assert end(drain(engine), "a").code == "unknown_voice"
+    assert end(drain(engine), "a").facts.code == "unknown_voice"
     engine.submit(named("a", digest))
     assert engine.voices.take_wanted() == [digest]
     engine.voices.load(digest, data)
@@ -332,7 +333,7 @@ def test_what_is_no_voice_of_this_model_fails_who_asked_for_it(
     later.run()
     failed = end(drain(engine), "a")
     assert isinstance(failed, Failed)
-    assert words in failed.message
+    assert words in failed.facts.message
     assert_empty(engine)
 
 

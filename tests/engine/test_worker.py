@@ -123,14 +123,14 @@ def test_a_refusal_is_a_failure_with_its_code_and_field() -> None:
             client.send(submit(SpeechRequest(id="a", text="Hi", max_frames=600)))
             [failed] = await client.receive()
             assert isinstance(failed, Failed)
-            assert (failed.request_id, failed.code, failed.field, failed.value) == (
+            assert (failed.request_id, failed.facts.code, failed.facts.field, failed.facts.value) == (
                 *("a", "invalid_request", "max_frames"),
                 "600",
             )
-            assert failed.limit == "at most 512 for this text (512 for each segment)"
+            assert failed.facts.limit == "at most 512 for this text (512 for each segment)"
             client.send(submit(SpeechRequest(id="b", text="An explosive one.")))
             failed = (await heard(client, is_end))[-1]
-            assert (failed.code, failed.message) == ("engine", "RuntimeError: it exploded")
+            assert (failed.facts.code, failed.facts.message) == ("engine", "RuntimeError: it exploded")
 
     run(talk())
 
@@ -288,7 +288,8 @@ def test_a_wrong_log_level_is_refused_like_any_other_setting() -> None:
             assert await asyncio.to_thread(process.wait, 20) == 2
         client.close()
         assert isinstance(fatal, Fatal)
-        assert (type(fatal.error), fatal.error.field) == (ConfigError, LOG_LEVEL_VARIABLE)
+        error = fatal.facts.error
+        assert (type(error), error.field) == (ConfigError, LOG_LEVEL_VARIABLE)
 
     run(end())
 

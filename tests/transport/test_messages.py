@@ -139,8 +139,9 @@ def test_messages_from_the_engine_survive_the_crossing_together(count: int) -> N
 def test_a_failure_is_the_error_that_it_was() -> None:
     for message, kind in ((FROM_ENGINE[3], UnknownVoice), (FROM_ENGINE[7], ConfigError)):
         [again] = decode_from_engine(encode_from_engine([message]))
-        assert type(again.error) is kind
-        assert (again.error.field, again.error.limit) == (message.error.field, message.error.limit)
+        error = again.facts.error
+        assert type(error) is kind
+        assert (error.field, error.limit) == (message.facts.field, message.facts.limit)
 
 
 @pytest.mark.parametrize(

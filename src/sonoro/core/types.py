@@ -17,15 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from sonoro.core.errors import (
-    ErrorFacts,
-    InvalidReference,
-    InvalidRequest,
-    SonoroError,
-    UnknownLanguage,
-    UnknownVoice,
-    suggestion,
-)
+from sonoro.core.errors import ErrorFacts, InvalidReference, InvalidRequest, UnknownLanguage, UnknownVoice, suggestion
 from sonoro.core.words import Fault, Word
 
 __all__ = [
@@ -458,24 +450,15 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The end of a request that could not be served: the error's `code` and message, and the field it names if any."""
+    """The end of a request that could not be served, and the facts of the error."""
 
     request_id: str
-    code: str
-    message: str
-    field: str | None = None
-    value: str | None = None
-    limit: str | None = None
+    facts: ErrorFacts
 
     @classmethod
     def of(cls, request_id: str, error: Exception) -> Failed:
         """The failure of `request_id` by `error`."""
-        return cls(request_id=request_id, **ErrorFacts.of(error)._asdict())
-
-    @property
-    def error(self) -> SonoroError:
-        """What to raise for it: the error's own class again."""
-        return ErrorFacts(self.code, self.message, self.field, self.value, self.limit).error
+        return cls(request_id=request_id, facts=ErrorFacts.of(error))
 
 
 Event = AudioChunk | Finished | Failed

@@ -314,7 +314,7 @@ class _Checks:
         while engine.has_work:
             events += engine.tick()
         ends = [event for event in events if isinstance(event, Finished | Failed)]
-        problems = [event.message for event in ends if isinstance(event, Failed)]
+        problems = [event.facts.message for event in ends if isinstance(event, Failed)]
         if engine.broken_samples:
             problems.append(f"{engine.broken_samples} samples are not finite")
         lengths_s = []

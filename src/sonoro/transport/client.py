@@ -344,7 +344,7 @@ class EngineClient(Started):
         if isinstance(message, AudioChunk):
             self._streams[message.request_id].put(message)
         elif isinstance(message, Finished | Failed):
-            event = message.error if isinstance(message, Failed) else message
+            event = message.facts.error if isinstance(message, Failed) else message
             self._streams.pop(message.request_id).end(event)
         elif isinstance(message, Stats):
             answer = self._stats_waiters.popleft()

@@ -237,7 +237,7 @@ class EngineProcess:
         if (messages := await self._messages(timeout_s)) is not None:
             [message, *_] = messages
             if isinstance(message, Fatal):
-                raise message.error
+                raise message.facts.error
             assert isinstance(message, Ready), message
             return message
         if not self.is_running:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from sonoro.core.config import EngineConfig
-from sonoro.core.errors import ConfigError, ErrorFacts, SonoroError
+from sonoro.core.errors import ConfigError, ErrorFacts
 from sonoro.core.types import AudioChunk, Failed, Finished, ModelSpec, Reference, SpeechRequest
 
 __all__ = [
@@ -225,11 +225,6 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
     """The engine could not be started: the facts of the error."""
 
     facts: ErrorFacts
-
-    @property
-    def error(self) -> SonoroError:
-        """The exception to raise."""
-        return self.facts.error
 
 
 ToEngine = (
