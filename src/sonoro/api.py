@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, overload
 
 import msgspec
 import numpy as np
@@ -113,8 +113,8 @@ def speech_request(text: str, voice: str | None = None, **options: Any) -> Speec
 
 def _references(given: _Keywords) -> tuple[Reference, ...]:
     if given.ref_audio is not None:
-        use: Literal["reference", "prompt"] = "reference" if given.x_vector_only else "prompt"
-        return (read_reference(given.ref_audio, text=given.ref_text, use=use),)
+        source, text = given.ref_audio, given.ref_text
+        return (read_reference(source, text=text, use="reference" if given.x_vector_only else "prompt"),)
     if given.ref_text is not None:
         raise InvalidReference("ref_text", given.ref_text, "it is the transcript of ref_audio; give that too")
     if given.x_vector_only:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Literal, Self
+from typing import BinaryIO, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ import soundfile
 import soxr
 
 from sonoro.core.errors import InvalidReference, OutputError, without_addresses
-from sonoro.core.types import Reference
+from sonoro.core.types import Reference, ReferenceUse
 
 __all__ = [
     "FORMATS",
@@ -106,9 +106,7 @@ def check_duration(duration_s: float) -> None:
         raise InvalidReference("ref_audio", shown, limit)
 
 
-def read_reference(
-    source: bytes | str | Path, *, text: str | None = None, use: Literal["reference", "prompt"] = "prompt"
-) -> Reference:
+def read_reference(source: bytes | str | Path, *, text: str | None = None, use: ReferenceUse = "prompt") -> Reference:
     """The recording in `source` (a file's bytes, or its path) mixed to mono, at its own rate, but 48 kHz at most.
 
     Raises `InvalidReference` if it is not audio, has a rate outside 4 to 384 kHz or more than 8 channels, is shorter

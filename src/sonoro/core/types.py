@@ -33,6 +33,7 @@ __all__ = [
     "OptionSpec",
     "OptionValue",
     "Reference",
+    "ReferenceUse",
     "SamplingParams",
     "SpeechRequest",
     "Timings",
@@ -55,6 +56,9 @@ hears it; broken off at its last good word while it is heard, and continued from
 
 VoiceMode = Literal["named", "described", "cloned"]
 """How a model is told whom to speak as: a voice of its own, a description in words, reference audio."""
+
+ReferenceUse = Literal["prompt", "reference"]
+"""`prompt`: a recording is continued in context, which needs its transcript; `reference`: only its timbre is taken."""
 
 VoiceSex = Literal["female", "male"]
 """Whom people hear in a voice."""
@@ -95,8 +99,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
     """Audio to speak like.
 
-    `use="prompt"` continues it in context and needs its transcript, which `check` asks for; `"reference"` takes only
-    the timbre.
+    `check` asks for the transcript where its `use` needs one.
     `pcm` is mono float32 little-endian at `sample_rate`; made by `sonoro.core.audio.read_reference`. `digest` tells the
     content of `pcm`: it is computed by whoever makes the reference (for the longest in some 20 ms) and travels with it.
     """
@@ -104,7 +107,7 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     pcm: bytes
     sample_rate: int
     text: str | None = None
-    use: Literal["reference", "prompt"] = "prompt"
+    use: ReferenceUse = "prompt"
     digest: str = ""
 
     def __post_init__(self) -> None:
@@ -150,12 +153,12 @@ class VoiceFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a registered voice.
 
     `name` is its id: what people call it, and after a dot whose it is, if it is not everybody's. `use` is that of its
-    references: `prompt` is spoken in context, `reference` by its timbre alone. `duration_s` is that of the recording,
-    `consent` what its owner was asked for, `created_at_s` a Unix time, `digest` that of its content.
+    references, `duration_s` that of the recording, `consent` what its owner was asked for, `created_at_s` a Unix time,
+    `digest` that of its content.
     """
 
     name: str
-    use: Literal["reference", "prompt"]
+    use: ReferenceUse
     duration_s: float
     created_at_s: float
     transcript: str | None = None

@@ -17,14 +17,14 @@ import traceback
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
 import httpcore2
 
 from sonoro.core.audio import read_reference
 from sonoro.core.errors import InvalidReference, SonoroError
-from sonoro.core.types import Reference
+from sonoro.core.types import Reference, ReferenceUse
 from sonoro.server.errors import TooManyRequests
 
 __all__ = ["Recordings", "is_public", "naming"]
@@ -105,9 +105,7 @@ class Recordings:
         """Recordings that wait for a thread or have one."""
         self._fetches = asyncio.Semaphore(MAX_FETCHES)
 
-    async def read(
-        self, url: str, text: str | None, use: Literal["reference", "prompt"], field: str = "ref_audio"
-    ) -> Reference:
+    async def read(self, url: str, text: str | None, use: ReferenceUse, field: str = "ref_audio") -> Reference:
         """The recording at `url`, decoded. Raises `InvalidReference`, naming `field` if the recording is wrong, or
         `TooManyRequests` while too many are being decoded."""
         scheme = url.partition(":")[0].lower()
@@ -117,7 +115,7 @@ class Recordings:
             # Opened and decoded in the thread, so that what waits for it is a name, not the bytes of a file.
             return await self._aside(lambda: self._decode(self._bytes_at(url, scheme), text, use))
 
-    async def decode(self, data: bytes, text: str | None, use: Literal["reference", "prompt"]) -> Reference:
+    async def decode(self, data: bytes, text: str | None, use: ReferenceUse) -> Reference:
         """`data`, an audio file, decoded. Raises `InvalidReference`, or `TooManyRequests` as `read` does."""
         return await self._aside(lambda: self._decode(data, text, use))
 
@@ -138,7 +136,7 @@ class Recordings:
     def _forget_one(self) -> None:
         self.pending -= 1
 
-    def _decode(self, data: bytes, text: str | None, use: Literal["reference", "prompt"]) -> Reference:
+    def _decode(self, data: bytes, text: str | None, use: ReferenceUse) -> Reference:
         if len(data) > self._max_bytes:
             raise _too_large(f"{len(data)} bytes", self._max_bytes)
         return read_reference(data, text=text, use=use)
@@ -152,7 +150,7 @@ class Recordings:
         ways += ["an http(s): URL"] * self._allows_urls + ["a file: URL"] * (self._folder is not None)
         raise InvalidReference("ref_audio", url, f"it must be {' or '.join(ways)}")
 
-    async def _fetch(self, url: str, text: str | None, use: Literal["reference", "prompt"]) -> Reference:
+    async def _fetch(self, url: str, text: str | None, use: ReferenceUse) -> Reference:
         target = _target(url)
         try:
             async with asyncio.timeout(FETCH_TIMEOUT_S) as limit, self._fetches:

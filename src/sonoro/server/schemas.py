@@ -21,6 +21,7 @@ from sonoro.core.types import (
     MAX_SEED,
     ModelSpec,
     Reference,
+    ReferenceUse,
     SamplingParams,
     SpeechRequest,
     VoiceFacts,
@@ -211,7 +212,7 @@ async def read_references(body: SpeechBody, recordings: Recordings, spec: ModelS
             spec.check_cloning(field)
     if body.references is not None and (body.ref_audio is not None or body.ref_text is not None):
         raise InvalidReference("references", f"{len(body.references)} given", "give these or ref_audio, not both")
-    use: Literal["reference", "prompt"] = "reference" if body.x_vector_only_mode else "prompt"
+    use: ReferenceUse = "reference" if body.x_vector_only_mode else "prompt"
     if body.references is not None:
         reading = (recordings.read(given.audio, given.text, use, "references") for given in body.references)
         references = tuple(await asyncio.gather(*reading))

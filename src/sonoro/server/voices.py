@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
 from python_multipart.multipart import parse_options_header
@@ -13,7 +13,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.responses import JSONResponse
 
 from sonoro.core.errors import InvalidReference, InvalidRequest, UnknownVoice, VoiceExists
-from sonoro.core.types import VoiceFacts, voice_name
+from sonoro.core.types import ReferenceUse, VoiceFacts, voice_name
 from sonoro.server.errors import Answers, refusals
 from sonoro.server.recordings import naming
 from sonoro.server.schemas import object_of
@@ -177,7 +177,7 @@ def _text(form: Form, field: str, max_characters: int = 100) -> str | None:
     return value or None
 
 
-def _use(form: Form) -> Literal["reference", "prompt"]:
+def _use(form: Form) -> ReferenceUse:
     given = _text(form, "x_vector_only_mode") or "false"
     if given.lower() not in ("true", "false"):
         raise InvalidRequest("x_vector_only_mode", given, "it must be true or false")

@@ -113,11 +113,6 @@ class Fleet(Started):
         reasons = [client.closed_reason for client in self.replicas]
         return None if None in reasons else reasons[0]
 
-    @property
-    def restarts(self) -> int:
-        """How many replacements were started."""
-        return sum(client.restarts for client in self.replicas)
-
     async def open(self, request: SpeechRequest) -> RequestStream:
         """Submit `request` to one of the engines, as `EngineClient.open` does."""
         # The engine that has a request of that id handles another. Any engine may be lost again before this task runs.
