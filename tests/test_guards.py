@@ -12,13 +12,14 @@ import pytest
 
 TESTS = Path(__file__).parent
 LEAST_S = 30
-POSITIONS = {"timeout": 0, "wait_for": 1, "join": 0, "communicate": 1}
+POSITIONS = {"timeout": 0, "wait_for": 1, "join": 0, "communicate": 1, "wait": 0, "result": 0}
 """Where those that take a limit by position have it."""
 CLOCKS = ("monotonic", "perf_counter")
 
 
 def is_short(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and type(node.value) in (int, float) and node.value < LEAST_S
+    """Whether it is a number below `LEAST_S`; with 0 nothing is waited for."""
+    return isinstance(node, ast.Constant) and type(node.value) in (int, float) and 0 < node.value < LEAST_S
 
 
 def runs_out(node: ast.With | ast.AsyncWith) -> bool:
@@ -32,15 +33,21 @@ def reads_clock(node: ast.AST) -> bool:
     return any(isinstance(name, ast.Attribute) and name.attr in CLOCKS for name in calls)
 
 
+def name_of(called: ast.expr) -> str:
+    return called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+
+
 def short_limits(node: ast.AST) -> Iterator[ast.AST]:
     """What waits for less than `LEAST_S`, or compares the clock with so little."""
     if isinstance(node, ast.With | ast.AsyncWith) and runs_out(node):
         return
     if isinstance(node, ast.Call):
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        called, given = node.func, node.args
+        if name_of(called) == "to_thread":
+            called, *given = given
         limits = [word.value for word in node.keywords if word.arg == "timeout"]
-        if name in POSITIONS:
-            limits += node.args[POSITIONS[name] :][:1]
+        if (name := name_of(called)) in POSITIONS:
+            limits += given[POSITIONS[name] :][:1]
         if any(map(is_short, limits)):
             yield node
     if isinstance(node, ast.Assert) and reads_clock(node) and any(map(is_short, ast.walk(node))):  # type: ignore[arg-type]
@@ -54,6 +61,7 @@ def short_limits(node: ast.AST) -> Iterator[ast.AST]:
     [
         ("await asyncio.wait_for(ended, 5)", True),
         ("process.wait(timeout=1.5)", True),
+        ("await asyncio.to_thread(process.wait, 20)", True),
         ("assert time.monotonic() - began_s < 10", True),
         ("async with asyncio.timeout(0.1): pass", True),
         ("await asyncio.wait_for(ended, GUARD_S)", False),
@@ -67,7 +75,7 @@ def test_a_short_limit_is_found(code: str, is_found: bool) -> None:
 
 
 def test_limits_in_seconds_guard_against_hanging_alone() -> None:
-    words = ("timeout", "wait_for", "join(", "communicate(", *CLOCKS)
+    words = (*POSITIONS, *CLOCKS)
     found = []
     for path in sorted(TESTS.rglob("test_*.py")):
         text = path.read_text(encoding="utf-8")

@@ -78,7 +78,7 @@ async def served() -> AsyncIterator[Peer]:
         yield client
     finally:
         client.send(Shutdown())
-        await asyncio.to_thread(thread.join, 20)
+        await asyncio.to_thread(thread.join, GUARD_S)
         assert not thread.is_alive()
         client.close()
 
@@ -273,7 +273,7 @@ def test_a_process_whose_parent_is_gone_ends_and_removes_the_link() -> None:
         client = Peer()
         # Another than this process is named as its parent.
         with start(client, os.getppid()) as process:
-            assert await asyncio.to_thread(process.wait, 20) == 1
+            assert await asyncio.to_thread(process.wait, GUARD_S) == 1
         assert not Path(client.endpoint.removeprefix("ipc://")).exists()
         client.close()
 
@@ -285,7 +285,7 @@ def test_a_wrong_log_level_is_refused_like_any_other_setting() -> None:
         client = Peer()
         with start(client, os.getpid(), **{LOG_LEVEL_VARIABLE: "loud"}) as process:
             [fatal] = await client.receive()
-            assert await asyncio.to_thread(process.wait, 20) == 2
+            assert await asyncio.to_thread(process.wait, GUARD_S) == 2
         client.close()
         assert isinstance(fatal, Fatal)
         error = fatal.facts.error
