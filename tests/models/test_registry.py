@@ -184,7 +184,7 @@ class Hub:
 @pytest.fixture
 def hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     hub = Hub(folder)
-    monkeypatch.setattr(registry, "snapshot_download", hub)
+    monkeypatch.setattr("sonoro.models.hub.snapshot_download", hub)
     return hub
 
 

@@ -6,6 +6,7 @@ A family is one line in `FAMILIES`; its checkpoints are recognised by the `model
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import re
@@ -14,8 +15,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, ConfigError
 from sonoro.models.base import Description, LoadedModel
@@ -164,19 +163,14 @@ def _from_folder(folder: Path, name: str) -> _Source:
 
 def _from_hub(hub_id: str, *, is_dummy: bool) -> _Source:
     """The repository's folder in the hub's own cache, downloaded if it is not there."""
-    try:
-        # config.json alone tells whether the rest, which is gigabytes, is of any use.
-        source = _from_folder(Path(snapshot_download(hub_id, allow_patterns=["config.json"])), hub_id.split("/")[1])
-        files = [name for name in source.family.hub_files if not (is_dummy and name.endswith((".safetensors", ".pth")))]
-        folder = Path(snapshot_download(hub_id, allow_patterns=files))
-        if not is_dummy and not any(folder.glob("*.safetensors")):
-            folder = Path(snapshot_download(hub_id, allow_patterns=[*files, *_OTHER_FORMATS]))
-        return source._replace(origin=folder, is_hub=True)
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise CheckpointNotFound(
-            f"there is no folder {hub_id!r}, and the hub did not give a repository of that name: {reason}"
-        ) from error
+    snapshot = importlib.import_module("sonoro.models.hub").snapshot
+    # config.json alone tells whether the rest, which is gigabytes, is of any use.
+    source = _from_folder(snapshot(hub_id, ["config.json"]), hub_id.split("/")[1])
+    files = [name for name in source.family.hub_files if not (is_dummy and name.endswith((".safetensors", ".pth")))]
+    folder: Path = snapshot(hub_id, files)
+    if not is_dummy and not any(folder.glob("*.safetensors")):
+        folder = snapshot(hub_id, [*files, *_OTHER_FORMATS])
+    return source._replace(origin=folder, is_hub=True)
 
 
 def _device(device: str | torch.device) -> torch.device:
