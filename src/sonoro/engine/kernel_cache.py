@@ -217,6 +217,8 @@ class Standby(_Compiler):
                     border(lambda error: logger.error("event=compile_failed", exc_info=error)),
                     open(given, "rb") as file,
                 ):
+                    if not any((kernel_cache_folder() / "sonoro").glob("*.json")):
+                        kernels.prepare()
                     if inputs := file.read():
                         settings, card = msgspec.json.decode(inputs, type=tuple[WorkerSettings, Card])
                         kernels.run(settings, card, lambda: os.write(tell, b"first"))

@@ -11,6 +11,7 @@ warning, as the engine compiles by itself whatever it does not find.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import logging
 import os
 import re
@@ -38,12 +39,13 @@ from sonoro.runtime.variants import (
     compile_variant,
     compilers,
     die_with,
+    read_triton_key,
     reading_zeros,
     recording,
 )
 from sonoro.transport.messages import WorkerSettings
 
-__all__ = ["compile_kernels", "list_variants", "main", "run"]
+__all__ = ["compile_kernels", "list_variants", "main", "prepare", "run"]
 
 logger = logging.getLogger(__name__)
 
@@ -175,6 +177,13 @@ def _note(record: Record, variant: Variant, again: Compiled, failed: Compiled) -
     logger.warning("event=compile_failed kernel=%s error=%r", variant.kernel, again.error)
     is_lasting = again.error == failed.error and not _MAY_PASS.search(again.error)
     (record.errors if is_lasting else record.unfinished).append((variant.kernel, again.error))
+
+
+def prepare() -> None:
+    """Do, before it is known what to compile, what takes seconds and all kernels need."""
+    read_triton_key()
+    # Shapes without memory need the compiler's.
+    importlib.import_module("torch._dynamo")
 
 
 def run(settings: WorkerSettings, card: Card, tell_first: Callable[[], None]) -> None:

@@ -40,6 +40,7 @@ from sonoro.engine.kernel_cache import Compiling, Standby, compiling, may_stand_
 from sonoro.models.base import LoadedModel
 from sonoro.runtime.kernels import fallbacks
 from sonoro.runtime.memory import device_memory
+from sonoro.runtime.variants import read_triton_key
 from sonoro.transport.channel import WorkerLink, remove_endpoint
 from sonoro.transport.messages import (
     DEFAULT_FACTORY,
@@ -204,8 +205,9 @@ def check_memory(settings: WorkerSettings) -> None:
 
 
 def _load_libraries(settings: WorkerSettings) -> threading.Thread:
-    """A thread that makes the GPU's context and loads cuDNN, if `settings` ask for a GPU: what the codec is compared
-    with in float32 needs it, and meanwhile the model is imported and its weights are loaded.
+    """A thread that makes the GPU's context and loads cuDNN, if `settings` ask for a GPU; another reads Triton's key.
+
+    The codec is compared with float32 first, which needs all of them; meanwhile the weights are loaded.
 
     To be called when no process is forked any more.
     """
@@ -219,6 +221,8 @@ def _load_libraries(settings: WorkerSettings) -> threading.Thread:
 
     loading = threading.Thread(target=load, daemon=True)
     loading.start()
+    if may_stand_by(settings):
+        threading.Thread(target=read_triton_key, daemon=True).start()
     return loading
 
 

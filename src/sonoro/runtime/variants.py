@@ -50,6 +50,7 @@ __all__ = [
     "count_compiled",
     "current_card",
     "die_with",
+    "read_triton_key",
     "reading_zeros",
     "recording",
     "source_of",
@@ -260,8 +261,14 @@ def count_compiled(counts: Counter[str]) -> None:
     triton.knobs.compilation.listener = compiled
 
 
+def read_triton_key() -> None:
+    """Do what a process does once for all its kernels, .4 s: tell one installation of Triton from another."""
+    importlib.import_module("triton.runtime.cache").triton_key()
+
+
 def compilers(processes: int) -> ProcessPoolExecutor:
     """Forks of this process, which may have no thread of its own, to `compile_variant` in. They end when it does."""
+    read_triton_key()
     fork = multiprocessing.get_context("fork")
     pool = ProcessPoolExecutor(processes, fork, initializer=die_with, initargs=(os.getpid(),))
     # All are forked now, while nothing is recorded.
