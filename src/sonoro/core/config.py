@@ -25,6 +25,7 @@ __all__ = [
     "QUANTIZATIONS",
     "EngineConfig",
     "Settings",
+    "is_allocator_set",
     "is_log_json",
     "kernel_cache_folder",
     "log_as_json",
@@ -324,6 +325,11 @@ def kernel_cache_folder() -> Path:
 def tuned_folder() -> Path:
     """Where the user's own measurements of kernels are kept, a file a card."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sonoro" / "tuned"
+
+
+def is_allocator_set() -> bool:
+    """Whether the user has told torch how to manage the memory of GPUs."""
+    return bool({"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys())
 
 
 def word_heads_folder() -> Path:

@@ -444,6 +444,8 @@ class Runner:
         for length in self.config.long_prefills:
             for run in prefills:
                 run(torch.full((length,), self.config.prefill_tokens, device=self._device))
+        # Nothing else is this large again while few speak.
+        torch.cuda.empty_cache()
 
     def _check_kernels(self, state: SlotState, sizes: Sequence[int]) -> None:
         for size in sizes:

@@ -25,6 +25,7 @@ from sonoro.models.settings import configure
 from sonoro.models.voxcpm2 import model as voxcpm2
 from sonoro.ops.device import card, is_recorded
 from sonoro.runtime.kernels import use_own_plans
+from sonoro.runtime.memory import map_in_pieces
 
 __all__ = ["BUILTIN", "describe", "load", "locate", "names"]
 
@@ -80,6 +81,8 @@ def load(
     if load_format not in ("auto", "dummy"):
         raise ConfigError("load_format", load_format, "it must be auto or dummy")
     torch_device = _device(device)
+    if torch_device.type == "cuda":
+        map_in_pieces()
     use_own_plans(torch_device)
     source = _find(model, is_dummy=load_format == "dummy")
     _check_quantization(quantization, source.family, torch_device)

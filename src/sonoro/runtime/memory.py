@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
+from sonoro.core.config import is_allocator_set
 from sonoro.core.errors import ConfigError
 
-__all__ = ["MemoryBudget", "device_memory", "plan_pages", "report"]
+__all__ = ["MemoryBudget", "device_memory", "map_in_pieces", "plan_pages", "report"]
 
 
 _FULL_SLOTS = 4
@@ -42,6 +43,14 @@ def device_memory(device: torch.device) -> tuple[int, int] | None:
     torch.cuda.empty_cache()
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
     return total_bytes, total_bytes - free_bytes
+
+
+def map_in_pieces() -> None:
+    """From now on take a GPU's memory in pieces of 2 MB, unless the user has told torch otherwise: what is freed can be
+    given back though its neighbours are kept. In whole blocks a start of four slots takes 5 to 12% more.
+    """
+    if not is_allocator_set():
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
 def plan_pages(
