@@ -9,8 +9,8 @@ what is refused. Each answer is counted as what it was: `whole`, `refused` (with
 engine was), `left` (this client cancelled), or `silent`: an answer that ends as if whole with less than it had to
 have, another one than the request allows, or none within `GUARD_S`. There must be none of the last. Memory is that of
 the server's process, as medians over a minute after `SETTLED_S`; an engine's own starts anew with each. With
-`--default-limit` the crashes are to end the server with another exit code than 0. Ends with one JSON line; needs the
-extra `test`.
+`--default-limit` the crashes are to end the server with another exit code than 0, and the load with it; without, it is
+not to end. Ends with one JSON line; needs the extra `test`.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ from sonoro.core.machine import commit_of_checkout, processor
 
 GUARD_S = 240.0
 SETTLED_S = 180.0
+ENDING_S = 10.0
+"""What a server may take from its last connection to the end of its process."""
+
 WAV_HEADER_BYTES = 44
 TEXTS = (
     "Yes.",
@@ -87,6 +90,8 @@ class Load:
             except (httpx.RemoteProtocolError, httpx.ReadError):
                 how = "broken"
             except (httpx.ConnectError, ConnectionError, WebSocketException) as error:
+                if not self.is_over:
+                    await asyncio.sleep(ENDING_S)
                 how = "named" if self.is_over else f"silent: {error!r}"
             except TimeoutError:
                 how = "silent: nothing in time"
@@ -215,12 +220,13 @@ async def kill_engines(server: subprocess.Popen[bytes], every_s: float, ends_s: 
     return killed
 
 
-async def watch(server: subprocess.Popen[bytes], ends_s: float, since: float) -> list[tuple[float, float]]:
-    """Seconds since the start, and the server's memory, every two seconds."""
+async def watch(server: subprocess.Popen[bytes], load: Load, ends_s: float, since: float) -> list[tuple[float, float]]:
+    """Seconds since the start, and the server's memory, every two seconds; ends the load."""
     seen = []
     while time.monotonic() < ends_s and server.poll() is None:
         seen.append((time.monotonic() - since, resident_mb(server.pid)))
         await asyncio.sleep(2)
+    load.is_over = True
     return seen
 
 
@@ -241,8 +247,9 @@ async def measure(args: argparse.Namespace, server: subprocess.Popen[bytes]) -> 
     since = time.monotonic()
     ends_s = since + args.minutes * 60
     clients = [asyncio.create_task(load.run()) for _ in range(args.clients)]
-    seen, killed = await asyncio.gather(watch(server, ends_s, since), kill_engines(server, args.kill_every_s, ends_s))
-    load.is_over = True
+    seen, killed = await asyncio.gather(
+        watch(server, load, ends_s, since), kill_engines(server, args.kill_every_s, ends_s)
+    )
     gave_up = server.poll()
     await asyncio.gather(*clients)
     await load.close()
@@ -292,7 +299,8 @@ def main() -> None:
         args.out.write_text(line + "\n")
     print(line)
     silent = result["answers"].get("silent", 0)  # type: ignore[attr-defined]
-    raise SystemExit(1 if silent or (args.default_limit and not result["exit_code_under_load"]) else 0)
+    gave_up = result["exit_code_under_load"]
+    raise SystemExit(0 if not silent and (bool(gave_up) if args.default_limit else gave_up is None) else 1)
 
 
 if __name__ == "__main__":
