@@ -17,8 +17,9 @@ import uvicorn
 from engine_processes import CONFIG, launch_fleet
 from guard import GUARD_S
 from sonoro.core.config import EngineConfig
-from sonoro.server.app import create_app, listen, uvicorn_config
+from sonoro.server.app import create_app, uvicorn_config
 from sonoro.server.config import ServerConfig
+from sonoro.server.listening import listen
 from sonoro.transport.fleet import Fleet
 
 SETTINGS = ServerConfig(port=0, max_queue_wait_ms=60_000, shutdown_timeout_s=30)

@@ -107,8 +107,9 @@ async def _speak() -> tuple[list[str], list[str]]:
     import uvicorn  # noqa: PLC0415
 
     from sonoro.server import service  # noqa: PLC0415
-    from sonoro.server.app import create_app, listen, uvicorn_config  # noqa: PLC0415
+    from sonoro.server.app import create_app, uvicorn_config  # noqa: PLC0415
     from sonoro.server.config import ServerConfig  # noqa: PLC0415
+    from sonoro.server.listening import listen  # noqa: PLC0415
     from sonoro.transport.fleet import Fleet  # noqa: PLC0415
 
     # What the server does by itself now and then is no request's way, however long that takes.

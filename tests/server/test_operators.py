@@ -70,7 +70,8 @@ def test_a_server_whose_engines_are_spent_ends_with_an_error(nothing_left: Path)
 import asyncio
 from engine_processes import launch_fleet
 from server_processes import SETTINGS
-from sonoro.server.app import listen, serve
+from sonoro.server.app import serve
+from sonoro.server.listening import listen
 with listen(SETTINGS) as sock:
     print("listening", flush=True)
     asyncio.run(serve(launch_fleet(count=1, max_restarts=0), SETTINGS.resolve(4), sock))

@@ -23,7 +23,6 @@ from sonoro.server.api_page import api_page_routes
 from sonoro.server.config import ServerConfig
 from sonoro.server.dialects import add_dialects
 from sonoro.server.errors import RefusalResponse, plain_refusal, refusal
-from sonoro.server.listening import listen
 from sonoro.server.middleware import HeadAsGet, HostCheck, RequestIds, connection
 from sonoro.server.playground import playground_routes
 from sonoro.server.routes import operator_routes, speech_routes
@@ -33,7 +32,7 @@ from sonoro.server.voices import voice_routes
 from sonoro.server.websocket import WebSocketConnection
 from sonoro.transport.fleet import Fleet
 
-__all__ = ["create_app", "listen", "serve", "uvicorn_config"]
+__all__ = ["create_app", "serve", "uvicorn_config"]
 
 
 def create_app(client: Fleet, config: ServerConfig, on_failure: Callable[[SonoroError], None] | None = None) -> FastAPI:

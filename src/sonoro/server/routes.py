@@ -14,9 +14,10 @@ from sonoro.core.types import ModelSpec
 from sonoro.server.batch import RESULTS_SCHEMA, AnswerMemory, BatchResponse, read_batch
 from sonoro.server.encode import CONTENT_TYPES
 from sonoro.server.errors import Answers, NotReady, refusals
+from sonoro.server.middleware import CLIENT_GONE
 from sonoro.server.schemas import BatchBody, SpeechBody, parse, schema_of
 from sonoro.server.service import Service
-from sonoro.server.stream import CLIENT_GONE, Speech, SpeechResponse, cancel_on_disconnect
+from sonoro.server.stream import Speech, SpeechResponse, cancel_on_disconnect
 
 __all__ = ["operator_routes", "respond", "speech_routes"]
 

@@ -25,12 +25,11 @@ from sonoro.core.words import Word, at_speed
 from sonoro.server.encode import Encoding
 from sonoro.server.errors import NotReady, Refusal, RefusalResponse, SlowReader, TooManyRequests, refusal
 from sonoro.server.metrics import Observation
-from sonoro.server.middleware import CLIENT_GONE, RESET
+from sonoro.server.middleware import RESET
 from sonoro.transport.client import RequestStream
 from sonoro.transport.fleet import Fleet
 
 __all__ = [
-    "CLIENT_GONE",
     "DISCONNECTED",
     "NO_ENGINE",
     "AudioBody",

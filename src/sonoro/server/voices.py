@@ -15,10 +15,11 @@ from starlette.responses import JSONResponse
 from sonoro.core.errors import InvalidReference, InvalidRequest, UnknownVoice, VoiceExists
 from sonoro.core.types import ReferenceUse, VoiceFacts, voice_name
 from sonoro.server.errors import Answers, refusals
+from sonoro.server.middleware import CLIENT_GONE
 from sonoro.server.recordings import naming
 from sonoro.server.schemas import object_of
 from sonoro.server.service import Caller, Service
-from sonoro.server.stream import CLIENT_GONE, cancel_on_disconnect
+from sonoro.server.stream import cancel_on_disconnect
 
 __all__ = ["voice_routes"]
 
