@@ -88,9 +88,8 @@ async def _run(bench: EngineBench) -> dict[str, Any]:
             "gpu_memory_mib": round(client.ready.gpu_memory_mib, 1),
             "graph_memory_mib": round(client.ready.graph_memory_mib, 1),
         }
-        settings = {name: value for name, value in asdict(bench).items() if name not in ("out", "commit", "config")}
-        settings |= {"slots": config.slots, "is_eager": config.is_eager}
-        settings["config"] = asdict(config.resolve() if is_gpu else config)
+        resolved = asdict(config.resolve() if is_gpu else config)
+        settings = bench.settings | {"slots": config.slots, "is_eager": config.is_eager, "config": resolved}
         print(client.ready.report, flush=True)
         report = Report(top, is_gpu=is_gpu, settings=settings, commit=bench.commit, out=bench.out)
         numbers = itertools.count()

@@ -10,8 +10,7 @@ import gc
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ from sonoro.models.base import (
 from sonoro.models.codec_choice import dtype_name
 from sonoro.models.words import ShowsWords
 from sonoro.profile.report import Report
-from sonoro.profile.requests import speech_request
+from sonoro.profile.requests import Subject, speech_request
 from sonoro.profile.timing import copy_bandwidth, median_ms
 from sonoro.runtime.graphs import GraphPool, GraphSet
 from sonoro.runtime.ring import upload
@@ -55,25 +54,14 @@ _STAGED_TOKENS = 2048
 
 
 @dataclass(frozen=True)
-class FrameBench:
-    """What to time. `model`, `device`, `dtype` and `load_format` are those of `sonoro.models.registry.load`, and
-    `quantization`, of which None is none.
-
-    `batch`: batch sizes. `context`: positions attended to, kept within half the timed frames of it. `is_eager` times
-    without graphs alone, as on a CPU. `out` is written after every batch size.
-    `commit` names what is run where there is no checkout.
+class FrameBench(Subject):
+    """What to time. `batch`: batch sizes. `context`: positions attended to, kept within half the timed frames of it.
+    `is_eager` times without graphs alone, as on a CPU.
     """
 
-    model: str | None = None
-    load_format: str = "auto"
     batch: tuple[int, ...] = (1, 8, 32, 64, 128, 256)
     context: int = 512
     is_eager: bool = False
-    device: str = "auto"
-    dtype: str | None = None
-    quantization: str | None = None
-    out: Path | None = None
-    commit: str | None = None
 
     def __post_init__(self) -> None:
         if not self.batch or min(self.batch) < 1 or max(self.batch) > 4096:
@@ -99,7 +87,7 @@ def run(bench: FrameBench, loaded: LoadedModel | None = None) -> dict[str, Any]:
         script = Script.of(loaded.model, bench.context)
         bandwidth = copy_bandwidth(loaded.device)
         settings = {
-            **{name: value for name, value in asdict(bench).items() if name not in ("out", "commit")},
+            **bench.settings,
             "is_eager": is_eager,
             "contexts_timed": [bench.context - _STEPPED // 2, bench.context - _STEPPED // 2 + _STEPPED],
             "prompt_positions": script.positions,

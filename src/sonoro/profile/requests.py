@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,28 +13,40 @@ from sonoro.core.types import ModelSpec, Reference, SpeechRequest
 from sonoro.transport.client import EngineClient
 from sonoro.transport.messages import DEFAULT_FACTORY
 
-__all__ = ["Launched", "speech_request"]
+__all__ = ["Launched", "Subject", "speech_request"]
 
 _REFERENCE_S = 3
 
 
 @dataclass(frozen=True)
-class Launched:
+class Subject:
     """What to load, and where results go. `model`, `device`, `dtype` and `load_format` are those of
-    `sonoro.models.registry.load`, and `quantization`, the configuration's if None; `factory` is that of
-    `sonoro.transport.messages.WorkerSettings`. `config` is the engine's, its defaults if None. `out` is written after
-    every result.
+    `sonoro.models.registry.load`, and `quantization`, of which None is what the configuration says, or none. `out` is
+    written after every result. `commit` names what is run where there is no checkout.
     """
 
     model: str | None = None
     load_format: str = "auto"
-    config: EngineConfig | None = None
     device: str = "auto"
     dtype: str | None = None
     quantization: str | None = None
-    factory: str = DEFAULT_FACTORY
     out: Path | None = None
     commit: str | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What decides the result, for its file."""
+        return {name: value for name, value in asdict(self).items() if name not in ("out", "commit", "config")}
+
+
+@dataclass(frozen=True)
+class Launched(Subject):
+    """As what, and with which configuration of the engine, it is launched: its defaults if None. `factory` is that of
+    `sonoro.transport.messages.WorkerSettings`.
+    """
+
+    config: EngineConfig | None = None
+    factory: str = DEFAULT_FACTORY
 
     def launch(self, config: EngineConfig) -> EngineClient:
         """The process of an engine of `config`."""

@@ -29,7 +29,7 @@ from sonoro.models.codec_choice import LEAST_DB, dtype_name, no_tf32, peaks, snr
 from sonoro.ops.dispatch import Operation, fallbacks, references_alone
 from sonoro.profile import official
 from sonoro.profile.report import Report
-from sonoro.profile.requests import speech_request
+from sonoro.profile.requests import Subject, speech_request
 from sonoro.profile.spoken import CHUNK_FRAMES, SLOTS, Spoken, allocate, speak
 from sonoro.transport.messages import WorkerSettings
 
@@ -62,23 +62,13 @@ CONFIG = EngineConfig(
 
 
 @dataclass(frozen=True)
-class Verification:
-    """What to verify. `model`, `device`, `dtype`, `quantization` and `load_format` are those of
-    `sonoro.models.registry.load`.
-
-    `reference` is an interpreter that has the official package. The report goes to `out`, and sentences beside it; None
-    is `verify-<model>.json` in the current folder. `commit` names what is run where there is no checkout.
+class Verification(Subject):
+    """What to verify. `reference` is an interpreter that has the official package. The report goes to `out`, and
+    sentences beside it; None is `verify-<model>.json` in the current folder.
     """
 
-    model: str | None = None
-    device: str = "auto"
-    dtype: str | None = None
-    load_format: str = "auto"
     codec_dtype: str = "auto"
-    quantization: str | None = None
     reference: str | None = None
-    out: Path | None = None
-    commit: str | None = None
 
 
 def run(wanted: Verification, config: EngineConfig = CONFIG) -> dict[str, Any]:
@@ -124,8 +114,8 @@ def run(wanted: Verification, config: EngineConfig = CONFIG) -> dict[str, Any]:
 def _report(wanted: Verification, loaded: LoadedModel, out: Path) -> Report:
     name = loaded.model.spec.name
     top = {"bench": "verify", "model": name, "arm": "graph", "dtype": dtype_name(loaded.dtype)}
-    settings = {key: value for key, value in asdict(wanted).items() if key not in ("out", "commit")}
-    report = Report(top, is_gpu=loaded.device.type == "cuda", settings=settings, commit=wanted.commit, out=out)
+    is_gpu = loaded.device.type == "cuda"
+    report = Report(top, is_gpu=is_gpu, settings=wanted.settings, commit=wanted.commit, out=out)
     report.top["skipped"] = list(loaded.skipped)
     return report
 
