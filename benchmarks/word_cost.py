@@ -30,7 +30,7 @@ from sonoro.models import registry
 from sonoro.models.base import LoadedModel
 from sonoro.models.codec_choice import dtype_name
 from sonoro.models.words import ShowsWords
-from sonoro.profile.frame import GRAPH_REPEATS, WARM_UPS, Rows, Script
+from sonoro.profile.frame import GRAPH_REPEATS, WARM_UPS, Script, TimedBatch
 from sonoro.profile.report import Report
 from sonoro.words.heads import WordHeads
 from sonoro.words.tracking import Pointing
@@ -91,14 +91,14 @@ def time_frames(loaded: LoadedModel, heads: dict[str, WordHeads], args: argparse
         script, arms = Script.of(model, context, stepped), {}
         for arm, watched in heads.items():
             model.word_heads = watched
-            arms[arm] = Rows(loaded, script, batch, is_eager=is_eager)
+            arms[arm] = TimedBatch(loaded, script, batch, is_eager=is_eager)
         measured: dict[str, list[float]] = {arm: [] for arm in arms}
-        for _, (arm, rows) in itertools.product(range(args.rounds), arms.items()):
-            measured[arm].append(rows.graph_ms())
+        for _, (arm, timed) in itertools.product(range(args.rounds), arms.items()):
+            measured[arm].append(timed.graph_ms())
         row = {"part": "frame", "batch": batch, "context": context, "text": len(model.token_spans(script.text))}
-        kernels = {arm: kernels_of(rows.step, loaded.device) for arm, rows in arms.items()}
+        kernels = {arm: kernels_of(timed.step, loaded.device) for arm, timed in arms.items()}
         report.add(row | costs(measured, "ms") | {"kernels": kernels})
-        del arms, rows
+        del arms, timed
         gc.collect()
         if not is_eager:
             torch.cuda.empty_cache()

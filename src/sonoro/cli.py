@@ -1,4 +1,4 @@
-"""The command line: `sonoro say | serve | compile | info | voices | verify | bench`.
+"""The command line: `sonoro say | serve | compile | tune | calibrate | info | voices | verify | bench`.
 
 Bad input is one line on stderr and exit code 2. Torch is loaded only by the commands that need it.
 """

@@ -1,7 +1,7 @@
 """How long one frame takes at each batch size, beside the time its memory traffic must take: `sonoro bench frame`.
 
-Rows hold a real prompt and have really spoken up to the context they are timed at. Knows the protocols of
-`models.base` and no model.
+The requests of a batch hold a real prompt and have really spoken up to the context they are timed at. Knows the
+protocols of `models.base` and no model.
 """
 
 from __future__ import annotations
@@ -18,16 +18,7 @@ from torch import Tensor
 
 from sonoro.core.errors import ConfigError, EngineError, border
 from sonoro.models import registry
-from sonoro.models.base import (
-    Capacity,
-    CloningModel,
-    LoadedModel,
-    Pages,
-    ProfiledModel,
-    Prompt,
-    SpeechModel,
-    Voice,
-)
+from sonoro.models.base import Capacity, CloningModel, LoadedModel, Pages, ProfiledModel, Prompt, SpeechModel, Voice
 from sonoro.models.codec_choice import dtype_name
 from sonoro.models.words import ShowsWords
 from sonoro.profile.report import Report
@@ -36,15 +27,15 @@ from sonoro.profile.timing import copy_bandwidth, median_ms
 from sonoro.runtime.graphs import GraphPool, GraphSet
 from sonoro.runtime.ring import upload
 
-__all__ = ["FrameBench", "Rows", "Script", "run"]
+__all__ = ["FrameBench", "Script", "TimedBatch", "run"]
 
 logger = logging.getLogger(__name__)
 
 GRAPH_REPEATS, EAGER_REPEATS, WARM_UPS = 24, 5, 2
 CHUNK_FRAMES = (1, 4, 12)
 XRT_CHUNK = 4
-CODEC_ROWS = 64
-"""Rows of one codec launch at most; more rows take several."""
+CODEC_BATCH = 64
+"""Requests of one codec launch at most; more take several."""
 
 _STEPPED = GRAPH_REPEATS + EAGER_REPEATS + 2 * WARM_UPS
 _PAGE_POSITIONS = 32
@@ -93,7 +84,7 @@ def run(bench: FrameBench, loaded: LoadedModel | None = None) -> dict[str, Any]:
             "prompt_positions": script.positions,
             "graph_repeats": GRAPH_REPEATS,
             "eager_repeats": EAGER_REPEATS,
-            "codec_rows_at_once": CODEC_ROWS,
+            "codec_rows_at_once": CODEC_BATCH,
             "xrt_chunk_frames": XRT_CHUNK,
             "copy_gb_per_s": round(bandwidth / 1e9, 1),
         }
@@ -119,9 +110,9 @@ def run(bench: FrameBench, loaded: LoadedModel | None = None) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Script:
-    """What every row speaks: `words` words that fill the prompt with `positions` rows, and `frames` frames of them.
+    """What every request speaks: `words` words, whose prompt has `positions` tokens, and `frames` frames of them.
 
-    The first `lead` frames bring a row to where it is timed, for `stepped` frames.
+    The first `lead` frames bring a request to where it is timed, for `stepped` frames.
     """
 
     model: SpeechModel
@@ -174,16 +165,16 @@ class Script:
         request = speech_request(self.model.spec, number, self.text, frames)
         return self.model.prepare(request, self.text, 0, [], self.voice)
 
-    def capacity(self, rows: int) -> Capacity:
-        """What `rows` of them need."""
+    def capacity(self, slots: int) -> Capacity:
+        """What so many of them need."""
         positions = self.positions + self.frames
         return Capacity(
-            slots=rows,
+            slots=slots,
             max_positions=positions,
             max_frames=max(self.frames, *CHUNK_FRAMES),
             max_text=max(self.text_ids, 1),
             page_positions=_PAGE_POSITIONS,
-            pages=rows * -(-positions // _PAGE_POSITIONS),
+            pages=slots * -(-positions // _PAGE_POSITIONS),
             max_tokens=max(_STAGED_TOKENS, self.positions),
         )
 
@@ -197,18 +188,18 @@ def _time_batch(loaded: LoadedModel, script: Script, batch: int, bandwidth: floa
     row |= {"backbone_ms": None, "depth_ms": None, "sample_ms": None}
     row |= {"codec_ms": {str(frames): None for frames in CHUNK_FRAMES}, "xrt": None}
     with _keeping(row, "rows"):
-        rows = Rows(loaded, script, batch, is_eager=is_eager)
+        timed = TimedBatch(loaded, script, batch, is_eager=is_eager)
         with _keeping(row, "graph"):
             if not is_eager:
-                row["graph_ms"] = rows.graph_ms()
+                row["graph_ms"] = timed.graph_ms()
         with _keeping(row, "eager"):
-            row["eager_ms"] = rows.eager_ms()
+            row["eager_ms"] = timed.eager_ms()
         for frames in CHUNK_FRAMES:
             with _keeping(row, f"codec_{frames}"):
-                row["codec_ms"][str(frames)] = rows.codec_ms(frames)
-        for name, part in model.parts(rows.state).items():
+                row["codec_ms"][str(frames)] = timed.codec_ms(frames)
+        for name, part in model.parts(timed.state).items():
             with _keeping(row, name):
-                row[f"{name}_ms"] = rows.part_ms(name, part)
+                row[f"{name}_ms"] = timed.part_ms(name, part)
     frame_ms, chunk_ms = row["eager_ms" if is_eager else "graph_ms"], row["codec_ms"][str(XRT_CHUNK)]
     if frame_ms is not None and chunk_ms is not None:
         row["xrt"] = batch * model.spec.frame_s * 1000 / (frame_ms + chunk_ms / XRT_CHUNK)
@@ -225,8 +216,8 @@ def _keeping(row: dict[str, Any], piece: str) -> AbstractContextManager[None]:
     return border(note)
 
 
-class Rows:
-    """`batch` rows of a model's state that have spoken the lead of `script`, and how long their work takes."""
+class TimedBatch:
+    """`batch` slots of a model's state that have spoken the lead of `script`, and how long their work takes."""
 
     def __init__(self, loaded: LoadedModel, script: Script, batch: int, *, is_eager: bool) -> None:
         self._model, self._device, self._batch, self._is_eager = loaded.model, loaded.device, batch, is_eager
@@ -250,11 +241,11 @@ class Rows:
         return None if watched is None else watched[slots]
 
     def graph_ms(self) -> float:
-        """One frame from its graph. Advances the rows by `GRAPH_REPEATS` + `WARM_UPS` frames."""
+        """One frame from its graph. Advances the requests by `GRAPH_REPEATS` + `WARM_UPS` frames."""
         return self._time(self._graph, GRAPH_REPEATS)
 
     def eager_ms(self) -> float:
-        """One frame without a graph. Advances the rows by `EAGER_REPEATS` + `WARM_UPS` frames."""
+        """One frame without a graph. Advances the requests by `EAGER_REPEATS` + `WARM_UPS` frames."""
         return self._time(GraphSet("frame", self._frame, (self._batch,), self._batch, self._device), EAGER_REPEATS)
 
     def part_ms(self, name: str, part: Callable[[Tensor], Any]) -> float:
@@ -262,21 +253,21 @@ class Rows:
         return self._time(self._captured(name, part, self._batch), GRAPH_REPEATS)
 
     def codec_ms(self, frames: int) -> float:
-        """`frames` frames of every row to audio."""
+        """`frames` frames of every request to audio."""
 
         def decode(slots: Tensor) -> Tensor:
             return self._model.codec.decode(self.state.frames[slots, :frames], slots, self._history)
 
-        graphs = self._captured(f"codec_{frames}", decode, min(self._batch, CODEC_ROWS))
+        graphs = self._captured(f"codec_{frames}", decode, min(self._batch, CODEC_BATCH))
         return self._time(graphs, GRAPH_REPEATS)
 
-    def _captured(self, name: str, function: Callable[[Tensor], Any], rows: int) -> GraphSet:
-        graphs = GraphSet(name, function, (rows,), self._batch, self._device, pool=self._pool, is_eager=self._is_eager)
+    def _captured(self, name: str, function: Callable[[Tensor], Any], size: int) -> GraphSet:
+        graphs = GraphSet(name, function, (size,), self._batch, self._device, pool=self._pool, is_eager=self._is_eager)
         graphs.capture()
         return graphs
 
     def _time(self, graphs: GraphSet, repeats: int) -> float:
-        """The median time of all rows through `graphs`. Raises `EngineError` if it could not be captured."""
+        """The median time of all requests through `graphs`. Raises `EngineError` if it could not be captured."""
         for captured in graphs.captured:
             if captured.error:
                 raise EngineError(f"no graph: {captured.error}")

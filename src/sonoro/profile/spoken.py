@@ -41,7 +41,7 @@ class Spoken(NamedTuple):
 
 
 def allocate(loaded: LoadedModel, frames: int, text_ids: int = 1) -> Any:
-    """The rows of `SLOTS` requests that speak so many frames, with page tables as wide as an engine has them."""
+    """The state of `SLOTS` requests that speak so many frames, with page tables as wide as an engine has them."""
     pages = SLOTS * _POSITIONS // _PAGE_POSITIONS
     return loaded.model.allocate(Capacity(SLOTS, _POSITIONS, frames, text_ids, _PAGE_POSITIONS, pages, _TOKENS))
 
@@ -59,8 +59,8 @@ def speak(loaded: LoadedModel, requests: Sequence[SpeechRequest], frames: int, *
     chunk = torch.zeros_like(state.frames[:, :CHUNK_FRAMES])
     pages = [Pages(range(slot * width, (slot + 1) * width)) for slot in slots]
 
-    def decode(rows: Tensor) -> Tensor:
-        return model.codec.decode(chunk[rows], rows, history)
+    def decode(batch: Tensor) -> Tensor:
+        return model.codec.decode(chunk[batch], batch, history)
 
     made = functools.partial(GraphSet, device=loaded.device, pool=GraphPool(), is_eager=is_eager)
     admit, prefill, frame, codec = sets = (

@@ -1,4 +1,4 @@
-"""One WebSocket on which speech is asked for: accepted, obeyed, told, and closed. Knows no message of any client."""
+"""One WebSocket on which speech is asked for, from its acceptance to its close. Knows no message of any client."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class WebSocketSession(ABC):
             await self._socket.send({"type": "websocket.send", "text" if is_text else "bytes": message})
 
     async def _exchange(self) -> End:
-        """Obey until the session has ended; why it did."""
+        """Handle messages until the session has ended; why it did."""
         receiving = asyncio.create_task(self._socket.receive())
         ending = asyncio.create_task(self._shutting_down.wait())
         try:
