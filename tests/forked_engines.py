@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import time
+from asyncio.subprocess import Process
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -89,13 +90,15 @@ class Stem:
         self._socket.close()
         self._process.wait()
 
-    def launcher(self, *, is_always: bool = False) -> Callable[[Sequence[str], int], "asyncio.Future[launch.Process]"]:
+    def launcher(
+        self, *, is_always: bool = False
+    ) -> Callable[[Sequence[str], int], "asyncio.Future[Process | Forked]"]:
         """What `launch.spawn` is for a while: it forks, unless `is_always` until the first of its engines has ended
         badly."""
         forked: list[Forked] = []
         start = launch.spawn
 
-        async def spawn(arguments: Sequence[str], output: int) -> launch.Process:
+        async def spawn(arguments: Sequence[str], output: int) -> "Process | Forked":
             if not is_always and any(process.returncode for process in forked):
                 return await start(arguments, output)
             with open(os.devnull, "rb") as nothing:

@@ -15,10 +15,11 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
+from asyncio.subprocess import Process
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, cast
+from typing import Any, Self, cast
 
 import msgspec
 import zmq
@@ -31,7 +32,6 @@ from sonoro.transport.messages import EncodeVoice, Fatal, FromEngine, Ready, Shu
 __all__ = [
     "EngineProcess",
     "Limits",
-    "Process",
     "Started",
     "cancel_tasks",
     "decode_from_engine",
@@ -95,18 +95,6 @@ class Started(ABC):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-class Process(Protocol):
-    """What is used of an `asyncio.subprocess.Process`."""
-
-    @property
-    def pid(self) -> int: ...
-
-    @property
-    def returncode(self) -> int | None: ...
-
-    async def wait(self) -> int: ...
 
 
 async def spawn(arguments: Sequence[str], output: int) -> Process:
