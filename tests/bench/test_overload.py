@@ -2,7 +2,7 @@
 
 import pytest
 
-from sonoro.bench.overload import judge
+from sonoro.bench.metrics import judge
 
 ROW = {"succeeded": 60, "failed": 0, "ttfp_p50_ms": 10.0, "ttfp_p95_ms": 15.0}
 REFUSED = {"succeeded": 30, "failed": 90, "errors": {"status 429": 90}}

@@ -15,8 +15,7 @@ from urllib.parse import urlsplit
 from sonoro.bench.client import SpeechClient, Target
 from sonoro.bench.dataset import BUILTIN, Prompt, cloned, prompts
 from sonoro.bench.level import Level, asks
-from sonoro.bench.metrics import figures
-from sonoro.bench.overload import judge
+from sonoro.bench.metrics import figures, judge
 from sonoro.bench.report import Report
 from sonoro.bench.workers import LEAD_S, Workers
 from sonoro.core.errors import ConfigError, EngineError

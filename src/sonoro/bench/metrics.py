@@ -1,4 +1,5 @@
-"""What a listener heard of one request, and the figures of a level of load. docs/benchmark.md defines each of them.
+"""What a listener heard of one request, the figures of a level of load, and whether a server stood an overload:
+docs/benchmark.md defines each of them.
 
 Pure arithmetic on times that were noted elsewhere: knows no HTTP and no clock.
 """
@@ -6,14 +7,14 @@ Pure arithmetic on times that were noted elsewhere: knows no HTTP and no clock.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["AUDIBLE", "CONTINUITY_GAP_S", "Exchange", "Playback", "Window", "figures", "spread"]
+__all__ = ["AUDIBLE", "CONTINUITY_GAP_S", "Exchange", "Playback", "Window", "figures", "judge", "spread"]
 
 AUDIBLE = 0.01
 """Of full scale, -40 dB: a sample above it is heard."""
@@ -22,6 +23,12 @@ CONTINUITY_GAP_S = 0.1
 _GAPS_S = (0.05, 0.1, 0.2)
 _FULL_SCALE = 32768
 _BYTES_PER_SAMPLE = 2
+
+REFUSED = "status 429"
+"""The one way in which a request may fail under overload."""
+
+_TIMES_UNLOADED = 2.0
+_RECOVERED = 1.2
 
 
 class Playback(NamedTuple):
@@ -208,3 +215,28 @@ def _peak(exchanges: Iterable[Exchange], window: Window) -> int:
         running += change
         peak = max(peak, running)
     return peak
+
+
+def judge(rows: Sequence[Mapping[str, Any]], max_queue_wait_ms: float) -> dict[str, Any]:
+    """A verdict on the levels before, during and after an overload; `is_met` is the whole of it.
+
+    Each part is a list of a figure and its limit; a figure of which there is no case misses.
+    """
+    before, during, after = rows
+    failures = [row["failed"] - row.get("errors", {}).get(REFUSED, 0) for row in rows]
+    wrong = {"failed_but_429": [sum(failures), 0], "refused_unloaded": [before["failed"] + after["failed"], 0]}
+    limits = {
+        f"overload_ttfp_{part}_ms": [
+            during[f"ttfp_{part}_ms"],
+            _over(before[f"ttfp_{part}_ms"], _TIMES_UNLOADED, max_queue_wait_ms),
+        ]
+        for part in ("p50", "p95")
+    }
+    limits["recovery_ttfp_p50_ms"] = [after["ttfp_p50_ms"], _over(before["ttfp_p50_ms"], _RECOVERED, 0.0)]
+    checks = wrong | limits
+    is_met = all(figure is not None and limit is not None and figure <= limit for figure, limit in checks.values())
+    return {"is_met": is_met, "accepted": during["succeeded"], "refused": during["failed"] - failures[1], **checks}
+
+
+def _over(figure: float | None, times: float, more: float) -> float | None:
+    return None if figure is None else round(times * figure + more, 3)
