@@ -10,7 +10,6 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -20,12 +19,12 @@ from starlette.types import Receive, Scope, Send
 from sonoro.core.errors import InvalidRequest, SonoroError
 from sonoro.core.logs import log_event
 from sonoro.core.types import Finished
-from sonoro.server.errors import AnswerTooLarge, SlowReader, TooManyRequests, refusal
+from sonoro.server.errors import AnswerTooLarge, SlowReader, refusal
 from sonoro.server.schemas import BatchBody, SpeechBody, object_of, parse
 from sonoro.server.service import Caller, Service
 from sonoro.server.stream import DISCONNECTED, Speech, cancel_on_disconnect, conclude, encoded_audio, taken_within
 
-__all__ = ["RESULTS_SCHEMA", "AnswerMemory", "BatchResponse", "Item", "read_batch"]
+__all__ = ["RESULTS_SCHEMA", "BatchResponse", "Item", "read_batch"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,24 +50,6 @@ _RESULT = object_of(
 RESULTS_SCHEMA = object_of(
     ("id", "results", *_COUNTS), id={"type": "string"}, results={"type": "array", "items": _RESULT}, **_COUNTS
 )
-
-
-class AnswerMemory:
-    """The memory of the answers that are held: `max_total_bytes` together."""
-
-    def __init__(self, max_total_bytes: int) -> None:
-        self._max_total_bytes, self._bytes = max_total_bytes, 0
-
-    @contextlib.contextmanager
-    def reserve(self, count: int) -> Iterator[None]:
-        """Reserve `count` bytes for the block. Raises `TooManyRequests` if other answers leave too few."""
-        if self._bytes + count > self._max_total_bytes:
-            raise TooManyRequests(f"answers of {self._bytes} bytes are at work already; try again later")
-        self._bytes += count
-        try:
-            yield
-        finally:
-            self._bytes -= count
 
 
 class Item:

@@ -1,7 +1,7 @@
 """What a request passes before any endpoint: limits of its connection, host and body; its id and its log line.
 
 `Connection` times out heads that do not arrive, `RequestIds` names and logs requests, `HostCheck` refuses foreign hosts
-and origins, `HeadAsGet` answers HEAD, `RequestBodies` bounds bodies. No path and no key is known here.
+and origins, `HeadAsGet` answers HEAD, `RequestBodies` bounds bodies, `Budget` what else is held. Knows no path, no key.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import socket
 import struct
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, cast
 
 import h11
@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 __all__ = [
     "CLIENT_GONE",
     "RESET",
+    "Budget",
     "Connection",
     "HeadAsGet",
     "HostCheck",
@@ -236,6 +237,25 @@ class HostCheck:
         if is_own or _name(authority) in self._given - {_ANY, ""}:
             return None
         return refusal(ForeignOrigin("pages of this origin may not call; cors_origins says which may"))
+
+
+class Budget:
+    """At most `most` of something at once, of which `shown`, as "{} sessions are open", says how much there is."""
+
+    def __init__(self, most: int, shown: str) -> None:
+        self._most, self._shown = most, shown
+        self.taken = 0
+
+    @contextlib.contextmanager
+    def take(self, count: int = 1) -> Iterator[None]:
+        """Take `count` for the block. Raises `TooManyRequests` if so much is not left."""
+        if self.taken + count > self._most:
+            raise TooManyRequests(f"{self._shown.format(self.taken)} already; try again later")
+        self.taken += count
+        try:
+            yield
+        finally:
+            self.taken -= count
 
 
 class RequestBodies:

@@ -11,10 +11,10 @@ from fastapi import APIRouter, Depends, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from sonoro.core.types import ModelSpec
-from sonoro.server.batch import RESULTS_SCHEMA, AnswerMemory, BatchResponse, read_batch
+from sonoro.server.batch import RESULTS_SCHEMA, BatchResponse, read_batch
 from sonoro.server.encode import CONTENT_TYPES
 from sonoro.server.errors import Answers, NotReady, refusals
-from sonoro.server.middleware import CLIENT_GONE
+from sonoro.server.middleware import CLIENT_GONE, Budget
 from sonoro.server.schemas import BatchBody, SpeechBody, parse, schema_of
 from sonoro.server.service import Service
 from sonoro.server.stream import Speech, SpeechResponse, cancel_on_disconnect
@@ -58,7 +58,7 @@ def speech_routes(service: Service) -> APIRouter:
     """The speech API, with a key if there are keys."""
     router = APIRouter(prefix="/v1", dependencies=[Depends(service.authorise)])
     config = service.config
-    answers = AnswerMemory(config.max_total_answer_bytes)
+    answers = Budget(config.max_total_answer_bytes, "answers of {} bytes are at work")
 
     @router.post("/audio/speech", response_class=Response, responses=_SPOKEN, openapi_extra=_takes(SpeechBody))
     async def speech(request: Request) -> Response:
@@ -75,7 +75,7 @@ def speech_routes(service: Service) -> APIRouter:
         async with contextlib.AsyncExitStack() as held:
             payload = await held.enter_async_context(service.bodies.body(request, config.max_body_bytes))
             items = read_batch(service, payload)
-            held.enter_context(answers.reserve(sum(item.max_bytes for item in items)))
+            held.enter_context(answers.take(sum(item.max_bytes for item in items)))
             return BatchResponse(service, items, request.state.request_id, request.state.caller, held.pop_all())
 
     def shown(spec: ModelSpec) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import hmac
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +22,9 @@ from sonoro.core.text import MIN_BOUND_S, SECONDS_PER_LETTER, spoken_length
 from sonoro.core.types import ModelSpec, SpeechRequest, VoiceFacts, is_speakable
 from sonoro.server.config import OPENAI_VOICES, ServerConfig
 from sonoro.server.encode import Encoder, Encoding, encoder_threads
-from sonoro.server.errors import NotReady, Refusal, TooManyRequests, Unauthorized, UnknownModel
+from sonoro.server.errors import NotReady, Refusal, Unauthorized, UnknownModel
 from sonoro.server.metrics import EngineState, Metrics, Observation
-from sonoro.server.middleware import RequestBodies
+from sonoro.server.middleware import Budget, RequestBodies
 from sonoro.server.recordings import Recordings
 from sonoro.server.schemas import SpeechBody, read_references, speech_request
 from sonoro.server.stream import NO_ENGINE, AudioBody, EventBody, Gate, JSONBody, Speech
@@ -101,7 +101,8 @@ class Service:
         self.store = VoiceStore(engine.voices_folder, engine.max_registered_voices)
         self.created_s = int(time.time())
         self.aliases: dict[str, str] = {}
-        self._encoders, self._sessions = encoder_threads(), 0
+        self.sessions = Budget(config.max_sessions, "{} sessions are open")
+        self._encoders = encoder_threads()
         self._callers = {key.encode(): Caller(_owner(key), name=_owner(key)[:8]) for key in config.api_keys}
         self._callers |= {key.encode(): Caller("", is_admin=True, name=_owner(key)[:8]) for key in config.admin_keys}
         self._on_failure, self._failure, self._is_started = on_failure, "", False
@@ -202,17 +203,6 @@ class Service:
             connection.state.caller = ANONYMOUS
         else:
             await self.authorise(connection)
-
-    @contextlib.contextmanager
-    def session(self) -> Iterator[None]:
-        """One of `max_sessions` until the block ends. Raises `TooManyRequests`."""
-        if self._sessions >= self.config.max_sessions:
-            raise TooManyRequests(f"{self._sessions} sessions are open already; try again later")
-        self._sessions += 1
-        try:
-            yield
-        finally:
-            self._sessions -= 1
 
     def names(self, spec: ModelSpec) -> tuple[str, ...]:
         """The names of the model of `spec`."""

@@ -30,7 +30,7 @@ def session_routes(service: Service) -> APIRouter:
 
     @router.websocket("/audio/speech/stream")
     async def stream(socket: WebSocket) -> None:
-        with service.session():
+        with service.sessions.take():
             await LiveSession(socket, service).run()
 
     return router

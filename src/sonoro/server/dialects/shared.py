@@ -197,7 +197,7 @@ class _SocketRoute(_OfDialect, WebSocketRoute):
                 if not has_late_key or key_of(socket):
                     raise
                 socket.state.caller = ANONYMOUS
-            with dialect.service.session():
+            with dialect.service.sessions.take():
                 await session(socket, dialect.service).run()
 
         super().__init__(path, hold)

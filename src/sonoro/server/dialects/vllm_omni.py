@@ -49,7 +49,7 @@ def routes(service: Service) -> Sequence[BaseRoute]:
             service.admit(socket, key_of(socket))
         else:
             await service.authorise(socket)
-        with service.session():
+        with service.sessions.take():
             await OmniSession(socket, service).run()
 
     return router.routes

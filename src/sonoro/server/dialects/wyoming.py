@@ -137,7 +137,7 @@ async def _converse(service: Service, carrier: _Carrier) -> None:
     try:
         # Without a key it is a stranger to a server that has keys: the model's own voices are all that it may have.
         await service.identify(connection)
-        with service.session():
+        with service.sessions.take():
             await WyomingSession(connection, service).run()
     except SonoroError as error:  # too many sessions, or no engine yet
         service.count_refusal(refusal(error), "wyoming", WyomingSession.dialect)
