@@ -22,7 +22,7 @@ from websockets.exceptions import WebSocketException
 from sonoro.bench.client import SpeechClient, Target
 from sonoro.bench.dataset import Prompt, prompts
 from sonoro.bench.level import Ask, asks
-from sonoro.bench.load import ServerBench, facts_of_server
+from sonoro.bench.load import LoadBench, facts_of_server
 from sonoro.bench.metrics import Exchange, spread
 from sonoro.bench.report import Report
 from sonoro.core.errors import ConfigError, EngineError
@@ -38,7 +38,7 @@ _BARGE_IN_TEXTS = 8
 
 
 @dataclass(frozen=True)
-class LiveBench(ServerBench):
+class LiveBench(LoadBench):
     """Live text beside whole text: `requests` texts are each sent whole over HTTP and live, in turns; then `barge_ins`
     longer ones are cancelled at their first audio. Before either, `warm_up` that do not count. Live, a word and the
     space after it are sent every `word_ms`.

@@ -21,7 +21,7 @@ from sonoro.bench.workers import LEAD_S, Workers
 from sonoro.core.errors import ConfigError, EngineError
 from sonoro.core.machine import gpu_driver, processor, usable_cores
 
-__all__ = ["FACTS", "MAX_LAG_MS", "ServeBench", "ServerBench", "facts_of_server", "run"]
+__all__ = ["FACTS", "MAX_LAG_MS", "LoadBench", "ServeBench", "facts_of_server", "run"]
 
 FACTS = ("arm", "gpu", "cpu", "driver", "torch", "dtype")
 """What a results file says of the server's side, which a client cannot see."""
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class ServerBench:
+class LoadBench:
     """What every load on a server has: whom to ask, and for what. Raises `ConfigError` naming the field.
 
     `dataset` is that of `sonoro.bench.dataset.prompts`. `frames`: each request is spoken for a number of frames drawn
@@ -75,7 +75,7 @@ _NO_SETTINGS = ("target", "speaker", "facts", "out", "commit")
 
 
 @dataclass(frozen=True)
-class ServeBench(ServerBench):
+class ServeBench(LoadBench):
     """A load on a server. Either `rps`, the rates of an open loop, or `concurrency`, the clients of a closed one: one
     level after the other, each of `warm_up_s` that do not count and `duration_s` that do, one for all or one for each.
 
