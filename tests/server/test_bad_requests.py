@@ -165,7 +165,7 @@ def test_what_is_wrong_is_refused_by_name_and_the_server_serves_on(tmp_path: Pat
             exploded = await server.speak("An explosive one.")
             check_error(exploded, 500)
             assert (await server.speak()).content == alone(SpeechRequest(id="a", text="Some words.", voice="low"))
-            assert server.engine.restarts == 0
+            assert server.engine.replicas[0].restarts == 0
             assert await server.metric('sonoro_requests_total{model="sine",reason="unknown_voice"}') == 4
 
     run(ask())

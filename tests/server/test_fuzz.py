@@ -48,7 +48,7 @@ def test_every_answer_is_one_that_the_description_names(keys: tuple[str, ...], t
             paths = (await server.http.get("/openapi.json")).json()["paths"]
             count = sum(map(len, paths.values()))
             assert f"{count} selected / {count} total" in printed.decode()
-            assert server.engine.restarts == 0
+            assert server.engine.replicas[0].restarts == 0
             assert await server.is_idle()
             answer = await server.http.post(
                 "/v1/audio/speech", json={"input": "Some words."}, headers={"authorization": "Bearer first-key"}

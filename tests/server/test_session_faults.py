@@ -235,7 +235,7 @@ def test_whatever_is_said_every_session_ends_and_every_cancel_is_answered() -> N
             await asyncio.gather(*map(one, range(30)))
             assert await server.is_idle()
             assert await server.metric("sonoro_requests_in_flight") == 0
-            assert server.engine.restarts == 0
+            assert server.engine.replicas[0].restarts == 0
 
     run(crowd())
 

@@ -253,7 +253,7 @@ def test_garbage_neither_breaks_the_server_nor_holds_anything_of_it(caplog: pyte
             await until(server.is_idle)
             await until(lambda: len(asyncio.all_tasks()) <= before)
             assert await server.metric("sonoro_requests_in_flight") == 0
-            assert server.engine.restarts == 0
+            assert server.engine.replicas[0].restarts == 0
             async with client(server, **BASETEN) as asked:
                 await asked.speak(TEXT)
                 assert b"".join((await asked.hear_utterance(0))[0]) == whole()
