@@ -3,8 +3,12 @@
 import torch
 import triton
 import triton.language as tl
+from triton.runtime.cache import triton_key
 
 __all__ = ["double", "launch", "wrong"]
+
+# The digest of Triton itself, a third of a second of a processor: forks of who imports this have it.
+triton_key()
 
 
 @triton.jit

@@ -21,7 +21,7 @@ def run(code: str, *arguments: str, cache: Path | None = None) -> str:
         "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(TESTS)]),
         "TRITON_CACHE_DIR": str(cache),
     }
-    imports = ("triton", "torch._dynamo", "sonoro.engine.kernels")
+    imports = ("fakes.kernels", "torch._dynamo", "sonoro.engine.kernels")
     done = run_command([sys.executable, "-c", PREPARED + code, *arguments], imports, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -127,15 +127,18 @@ def compile(source, target, options):
 @contextmanager
 def launching(card, note):
     with recording(card, note):
-        triton.knobs.runtime.jit_cache_hook = None
+        noted = triton.knobs.runtime.jit_cache_hook
+
+        def go_on(**launch):
+            noted(**launch)
+
+        triton.knobs.runtime.jit_cache_hook = go_on
         yield
 
 config = EngineConfig(slots=2, codec_batches=(1,), prefill_buckets=(16,), quantization=sys.argv[2])
 settings = WorkerSettings(model=sys.argv[1], device="cuda", config=config)
-triton.compiler.compile, variants = compile, []
+triton.compiler.compile, kernels.recording, variants = compile, launching, []
 kernels.list_variants(settings, card, variants.append)
-kernels.recording = launching
-kernels.list_variants(settings, card, None)
 ours = {key(source_of(variant), variant.options) for variant in variants}
 print(len(ours), len(launched), ours == launched)
 """

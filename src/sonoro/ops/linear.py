@@ -73,6 +73,8 @@ def quantize(weight: Tensor, quantization: str) -> tuple[Tensor, Tensor]:
     """
     largest, stored = _LARGEST[quantization], torch.empty_like(weight, dtype=EIGHT_BITS[quantization])
     scale = torch.empty(len(weight), device=weight.device)
+    if weight.is_meta:
+        return stored, scale
     rows = max(1, _QUANTIZED_AT_ONCE // weight.shape[1])
     for part, into, by in zip(weight.split(rows), stored.split(rows), scale.split(rows), strict=True):
         wide = part.float()
