@@ -65,6 +65,17 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """And so does what a file's tests have left: imported, read, remembered."""
+    try:
+        return (yield)
+    finally:
+        if nextitem is None or nextitem.path != item.path:
+            gc.collect()
+            gc.freeze()
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
     terminal = config.pluginmanager.get_plugin("terminalreporter")
