@@ -144,7 +144,8 @@ def _cannot_start(link: WorkerLink, error: Exception) -> NoReturn:
 
 
 def _end_broken(link: WorkerLink, error: Exception) -> NoReturn:
-    logger.error("event=engine_broken", exc_info=error)
+    # By none of our loggers, which tell what an error says: that could be what a client wrote, and clients are told.
+    logging.getLogger("engine").error("event=engine_broken", exc_info=error)
     link.close()
     # Not sys.exit, which waits for what is being encoded: those who listen wait to be told.
     os._exit(BROKEN)
