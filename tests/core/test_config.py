@@ -83,6 +83,15 @@ def test_sizes_that_are_left_out_are_filled_in() -> None:
     assert resolved.resolve() == resolved
 
 
+def test_many_slots_have_graphs_for_as_many_prompt_tokens_as_a_tick_may_run() -> None:
+    few, many = (EngineConfig(slots=slots).resolve() for slots in (4, 256))
+    assert few.prefill_buckets == (16, 32, 64, 96, 128, 192, 256, 384, 512)
+    assert few.long_prefills == (1024, 2048)
+    assert many.prefill_buckets == (*few.prefill_buckets, 768, 1024, 1536, 2048)
+    assert many.long_prefills == ()
+    assert many.first_sizes.prefill_buckets == (16, 512, 2048)
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

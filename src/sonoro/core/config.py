@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -177,7 +178,8 @@ class EngineConfig(Settings):
     card gives; with `memory_fraction` it makes a large card as small as another.
 
     What is captured at start, ascending; empty for powers of two. `frame_batches` up to `slots`, `prefill_buckets` up
-    to 512 tokens, `codec_batches` up to 64. `is_eager` captures nothing: the same kernels, launched one by one.
+    to 512 tokens, or eight for each slot and 2,048 at most, from 64 on with what lies halfway, `codec_batches` up to
+    64. `is_eager` captures nothing: the same kernels, launched one by one.
     `is_ready_early`: an engine process is ready with some of them, and captures the others while nobody speaks; `sonoro
     serve` has an option for it.
     """
@@ -204,7 +206,7 @@ class EngineConfig(Settings):
     codec_frames: int = 0
     codec_wait: int = setting(4, low=0, high=1000)
     codec_device: str = ""
-    codec_overlap: int = setting(64, low=0, high=4096)
+    codec_overlap: int = setting(256, low=0, high=4096)
     codec_dtype: str = setting("auto", choices=CODEC_DTYPES)
     quantization: str = setting("none", choices=QUANTIZATIONS)
     max_shared_bytes: int = 0
@@ -257,16 +259,17 @@ class EngineConfig(Settings):
         return dataclasses.replace(
             self,
             frame_batches=_ends(self.frame_batches),
-            prefill_buckets=_ends(self.prefill_buckets),
+            prefill_buckets=_ends(self.prefill_buckets, *(size for size in self.prefill_buckets if size <= 512)),
             codec_batches=_ends(self.codec_batches),
         )
 
     def resolve(self) -> Self:
         """This configuration with every size that was left out filled in, except `pages`."""
+        prompt_tokens = min(max(512, 8 * self.slots), 2048, self.prefill_tokens)
         return dataclasses.replace(
             self,
             frame_batches=self.frame_batches or _powers_of_two(self.slots),
-            prefill_buckets=self.prefill_buckets or _powers_of_two(min(512, self.prefill_tokens), first=16),
+            prefill_buckets=self.prefill_buckets or _with_halves(_powers_of_two(prompt_tokens, first=16)),
             codec_batches=self.codec_batches or _powers_of_two(min(64, self.slots), factor=4),
             codec_frames=self.codec_frames or 4 * self.slots,
         )
@@ -279,8 +282,9 @@ class EngineConfig(Settings):
             raise ConfigError(name, sizes, f"each must be at least {low} and at most {high}")
 
 
-def _ends(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(sorted({*sizes[:1], *sizes[-1:]}))
+def _ends(sizes: tuple[int, ...], *between: int) -> tuple[int, ...]:
+    """The first and the last of `sizes`, and the last of those `between`."""
+    return tuple(sorted({*sizes[:1], *between[-1:], *sizes[-1:]}))
 
 
 class StrictLoader(yaml.SafeLoader):  # type: ignore[misc]
@@ -361,3 +365,9 @@ def see_gpus(*indices: int) -> None:
     seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     chosen = (seen.split(",")[index].strip() if seen else str(index) for index in indices)
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(chosen)
+
+
+def _with_halves(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """`sizes`, and between two of them from 64 on what lies halfway."""
+    halves = {(low + high) // 2 for low, high in pairwise(sizes) if low >= 64}
+    return tuple(sorted({*sizes, *halves}))

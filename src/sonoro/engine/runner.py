@@ -426,6 +426,8 @@ class Runner:
         padded, and the smallest but of longer chunks; all if nothing is captured, or nothing may be left for later."""
         if not (graphs.can_capture and self.config.is_ready_early):
             return graphs.sizes
+        if graphs in self._kinds["prefill"]:
+            return self.config.first_sizes.prefill_buckets
         is_longer = graphs in self._decoding.sets["codec"][1:]
         return graphs.sizes[-1:] if is_longer else sorted({graphs.sizes[0], graphs.sizes[-1]})
 
