@@ -20,7 +20,11 @@ __all__ = ["LineFormatter", "configure_logging", "log_event"]
 
 _FIELD = re.compile(r"(?P<key>\w+)=(?P<value>\S+)")
 _PLACE = re.compile(r"%[-+ #0]*[\d.]*[a-z]")
+_UNWORDLY = re.compile(r'[\s"=]')
 _OURS = "sonoro"
+
+_GIVEN = "sonoro_fields"
+"""The attribute of a record that holds its fields as they were given, so that nobody has to read them again."""
 
 
 class LineFormatter(logging.Formatter):
@@ -49,6 +53,8 @@ class LineFormatter(logging.Formatter):
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     """The event of `record` and what is said of it: values as they were given, numbers as they would be shown."""
+    if (given := record.__dict__.get(_GIVEN)) is not None:
+        return {name: _value(value) for name, value in given.items()}
     template = str(record.msg)
     if not template.startswith("event=") or not isinstance(record.args, tuple):
         return {"event": "log", "logger": record.name, "message": record.getMessage()}
@@ -62,15 +68,20 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
         elif isinstance(taken[0], float):
             value = float(value % taken)
         else:
-            value = taken[0] if isinstance(taken[0], (int, str)) or taken[0] is None else str(taken[0])
+            value = _value(taken[0])
         fields[found["key"]] = value
     return fields
+
+
+def _value(value: object) -> str | float | None:
+    """`value` if a line of JSON has it as it is, else as text."""
+    return value if value is None or isinstance(value, (int, float, str)) else str(value)
 
 
 def _word(value: object) -> str:
     """`value` as one word of a line."""
     text = "-" if value is None else f"{value:.15g}" if isinstance(value, float) else str(value)
-    return text if text and text.isprintable() and not re.search(r'[\s"=]', text) else json.dumps(text)
+    return text if text and text.isprintable() and not _UNWORDLY.search(text) else json.dumps(text)
 
 
 def _traceback(error: BaseException, *, is_told: bool) -> str:
@@ -96,4 +107,6 @@ def configure_logging(level: int, *, is_json: bool = False, stream: TextIO | Non
 
 def log_event(logger: logging.Logger, level: int, event: str, fields: Mapping[str, object]) -> None:
     """Log `event` with `fields`, in their order; None is that there is nothing to say."""
-    logger.log(level, " ".join((f"event={event}", *(f"{name}=%s" for name in fields))), *fields.values())
+    given = {"event": event, **fields}
+    template = " ".join((f"event={event}", *(f"{name}=%s" for name in fields)))
+    logger.log(level, template, *fields.values(), extra={_GIVEN: given})

@@ -21,6 +21,9 @@ from sonoro.server.stream import Speech, SpeechResponse, cancel_on_disconnect
 
 __all__ = ["operator_routes", "respond", "speech_routes"]
 
+QUICK_BYTES = 4096
+"""Of a body that holds no recording."""
+
 
 def _takes(kind: type[SpeechBody | BatchBody]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema_of(kind)}}}}
@@ -44,14 +47,16 @@ async def respond(
     service: Service, request: Request, prepare: Callable[[bytes], Coroutine[Any, Any, Speech]]
 ) -> Response:
     """Respond with the speech that `prepare` makes of the body of `request`. Raises what `prepare` does."""
-    arrived_s = time.perf_counter()
-    async with service.bodies.body(request, service.config.max_body_bytes) as payload:
-        # Decoding a recording stops when its client disconnects.
-        speech = await cancel_on_disconnect(request.receive, prepare(payload))
+    arrived_s, config = time.perf_counter(), service.config
+    async with service.bodies.body(request, config.max_body_bytes) as payload:
+        # Decoding a recording stops when its client disconnects; a short body may only name one that is elsewhere.
+        is_quick = len(payload) < QUICK_BYTES and not (config.allow_reference_urls or config.reference_folder)
+        preparing = prepare(payload)
+        speech = await (preparing if is_quick else cancel_on_disconnect(request.receive, preparing))
     if speech is None:
         return Response(status_code=CLIENT_GONE)
     observation = service.observe(speech.encoding.encoder.speed, arrived_s, request.state.dialect)
-    return SpeechResponse(speech, service.client, service.gate, observation, service.config.slow_reader_timeout_s)
+    return SpeechResponse(speech, service.client, service.gate, observation, config.slow_reader_timeout_s)
 
 
 def speech_routes(service: Service) -> APIRouter:
