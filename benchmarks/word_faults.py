@@ -14,11 +14,13 @@ import json
 import random
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -32,6 +34,7 @@ from sonoro.models import registry
 from sonoro.nn.transformer import causal_attention
 from sonoro.words.heads import read_heads
 from sonoro.words.spans import spoken_words, word_spans
+from sonoro.words.tracking import Limits
 from words import LAYOUTS, Aligner, cpu_name  # type: ignore[import-not-found]
 
 TEXTS = Path(__file__).parent.parent / "tools" / "builtin_voice"
@@ -39,6 +42,7 @@ HEADS = Path(registry.__file__).parent.parent / "voices" / "builtin"
 BATCH, FRAME_S, MOST_FRAMES = 8, 0.08, 400
 LEAST_WORDS = 6
 HARVARD, TOGETHER = 720, 3
+CURVE = (0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8, 0.9, 1.0, 1.3)
 
 
 class Reading:
@@ -152,11 +156,10 @@ class Bench:
             yield looked
 
 
-def faults(reading: Reading, other: Reading, chance: random.Random) -> dict[str, np.ndarray]:
-    """Six kinds of them by name: codes [F, K]."""
+def faults(reading: Reading, other: Reading, few: int, chance: random.Random) -> dict[str, np.ndarray]:
+    """Six kinds of them by name: codes [F, K]. So `few` words are repeated, or skipped."""
     codes, begins, words = reading.codes, reading.begins, len(reading.begins)
     frames, length = len(codes), chance.randint(12, 25)
-    few = chance.randint(2, 4)
     first = chance.randint(0, words - few - 1)
     skipped = chance.randint(1, words - few - 1)
     stuck = chance.randint(frames // 4, 3 * frames // 4)
@@ -199,8 +202,8 @@ def judge(options: argparse.Namespace) -> None:
                     SpeechRequest(
                         id=str(number),
                         text=texts[number],
-                        voice=voices[number % len(voices)],
-                        seed=number,
+                        voice=voices[(number + options.seed) % len(voices)],
+                        seed=number + options.seed,
                         max_frames=MOST_FRAMES,
                         options={"non_streaming_mode": LAYOUTS[layout]},
                     )
@@ -210,11 +213,12 @@ def judge(options: argparse.Namespace) -> None:
             made = bench.speak(requests)
             for at, reading in enumerate(made):
                 number = int(reading.request.id)
-                chance = random.Random(number)
-                spliced = {"good": reading.codes, **faults(reading, made[at - 1], chance)}
+                chance = random.Random(reading.request.seed)
+                few = chance.randint(2, 4)
+                spliced = {"good": reading.codes, **faults(reading, made[at - 1], few, chance)}
+                facts = {"number": number, "seed": reading.request.seed, "layout": layout, "few": few}
                 rows += [
-                    {"number": number, "layout": layout, "kind": kind, **bench.judge(reading.request, codes)}
-                    for kind, codes in spliced.items()
+                    facts | {"kind": kind, **bench.judge(reading.request, codes)} for kind, codes in spliced.items()
                 ]
         # Of one that could not be compared it is said that it was tried.
         rows += [{"number": number, "layout": "", "kind": "tried"} for number in batch]
@@ -222,9 +226,30 @@ def judge(options: argparse.Namespace) -> None:
             raw.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def is_flagged(row: dict[str, Any], limit: float) -> bool:
-    """Whether a reading is flagged with this limit on straying: the one it was judged with may have been another."""
-    return row["fault"] not in (None, "straying") or row["strayed"] > limit
+def is_flagged(row: dict[str, Any], limits: Limits) -> bool:
+    """Whether a reading is flagged with these limits on straying: those it was judged with may have been others."""
+    return row["fault"] not in (None, "straying") or row["strayed"] > limits.most_strayed(row["last"])
+
+
+def shares_flagged(rows: list[dict[str, Any]], limits: Limits) -> dict[str, float]:
+    """Of all faults and of the good readings, then of each kind and, where some words are repeated or skipped, of so
+    many, the share that is flagged."""
+    groups: dict[str, list[bool]] = {"caught": [], "flagged_of_good": []}
+    for row in rows:
+        is_good, flagged = row["kind"] == "good", is_flagged(row, limits)
+        names = ["flagged_of_good"] if is_good else ["caught", row["kind"]]
+        if row["kind"] in ("repeated", "skipped"):
+            names.append(f"{row['kind']}_{row['few']}_words")
+        for name in names:
+            groups.setdefault(name, []).append(flagged)
+    return {name: round(float(np.mean(each)), 4) for name, each in sorted(groups.items())}
+
+
+def _ranges(numbers: set[int]) -> list[str]:
+    """So many numbers in few words."""
+    begins = sorted(number for number in numbers if number - 1 not in numbers)
+    ends = sorted(number for number in numbers if number + 1 not in numbers)
+    return [f"{begin}-{end}" for begin, end in zip(begins, ends, strict=True)]
 
 
 def report(options: argparse.Namespace) -> None:
@@ -238,30 +263,20 @@ def report(options: argparse.Namespace) -> None:
         "cpu": options.cpu or cpu_name(),
         "commit": options.commit or git.stdout.strip(),
         "date": datetime.now(UTC).date().isoformat(),
-        "settings": {"texts": sorted({row["number"] for row in rows}), "aligner": "pocketsphinx"},
+        "settings": {"texts": _ranges({row["number"] for row in rows}), "aligner": "pocketsphinx"},
         "rows": [],
     }
     heads = read_heads(HEADS)
     for layout in LAYOUTS:
         of = [row for row in rows if row["layout"] == layout]
-        kinds = {kind: [row for row in of if row["kind"] == kind] for kind in sorted({row["kind"] for row in of})}
-        pointing = getattr(heads, layout)
-        flagged = {
-            kind: round(float(np.mean([is_flagged(row, pointing.limits.strayed) for row in each])), 4)
-            for kind, each in kinds.items()
-        }
-        curve = []
-        for limit in (0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8, 0.9, 1.0, 1.3):
-            caught = [is_flagged(row, limit) for row in of]
-            good = [each for row, each in zip(of, caught, strict=True) if row["kind"] == "good"]
-            bad = [each for row, each in zip(of, caught, strict=True) if row["kind"] != "good"]
-            curve.append(
-                {"strayed": limit, "caught": round(np.mean(bad), 4), "flagged_of_good": round(np.mean(good), 4)}
-            )
-        counts = {kind: len(each) for kind, each in kinds.items()}
-        bad = [is_flagged(row, pointing.limits.strayed) for row in of if row["kind"] != "good"]
-        overall = {"layout": layout, "caught": round(float(np.mean(bad)), 4), "flagged_of_good": flagged["good"]}
-        result["rows"].append(overall | {"counts": counts, "flagged": flagged, "curve": curve})
+        limits = getattr(heads, layout).limits
+        curve = [
+            {"strayed": strayed} | shares_flagged(of, msgspec.structs.replace(limits, strayed=strayed))
+            for strayed in sorted({*CURVE, limits.strayed})
+        ]
+        counts = Counter(row["kind"] for row in of)
+        at = {"layout": layout, "limits": msgspec.to_builtins(limits), "counts": dict(sorted(counts.items()))}
+        result["rows"].append(at | shares_flagged(of, limits) | {"curve": curve})
     if options.out is not None:
         options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result, indent=1))
@@ -275,6 +290,7 @@ def main() -> None:
     judging = commands.add_parser("judge")
     judging.add_argument("--first", type=int, default=0)
     judging.add_argument("--count", type=int, default=50)
+    judging.add_argument("--seed", type=int, default=0, help="with another, others of the voices speak the texts")
     judging.add_argument("--layouts", nargs="*", choices=LAYOUTS, default=list(LAYOUTS))
     judging.add_argument("--raw", type=Path, required=True)
     judging.set_defaults(run=judge)
