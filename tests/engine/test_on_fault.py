@@ -79,7 +79,7 @@ def test_what_goes_on_after_the_last_word_is_broken_off_and_the_next_segment_fol
     _, finished, words = say("ending", text=text, on_fault="continue", seed=9)
     (fault, second) = finished.faults
     assert (fault.kind, fault.start, fault.continued_at) == ("ending", 0, fault.end)
-    assert (second.kind, second.start) == ("ending", fault.end)
+    assert (second.kind, text[second.start : second.end]) == ("ending", "That is all there is.")
     assert [(word.start, word.end) for word in words] == word_spans(text)
     assert len(text) + 5 <= finished.frames < len(text) + 20
     assert finished.reason == "stop"

@@ -203,6 +203,20 @@ def test_a_word_that_is_spelled_out_over_two_segments_is_told_once() -> None:
     assert [(word.start, word.end) for word in words.told] == word_spans(text)
 
 
+def test_a_fault_names_the_text_of_its_segment_as_it_was_written() -> None:
+    model, text = registry.load(None, device="cpu").model, "It cost $5 on July 4, 1999. Nobody knew why!"
+    spoken, _ = trace_english(text, lowercase=True)
+    cut = spoken.index("nobody")
+    words, written = RequestWords(model, model.spec, text), text.index("Nobody")
+    # What a segment says of itself is in proportion to what is spoken.
+    for piece, start, end in ((spoken[:cut].strip(), 0, 35), (spoken[cut:], 35, len(text))):
+        words.begin(Segment(piece, start, end), model.word_heads.text_first, 0.0)
+        words.end()
+        words.note_fault(0, spoken_again=False)
+    named = [(fault.kind, text[fault.start : fault.end].strip()) for fault in words.faults]
+    assert named == [("unreached", text[: written - 1]), ("unreached", text[written:])]
+
+
 def test_a_segment_may_be_as_long_as_a_slot() -> None:
     """Each of its words has its time, though its tokens are more than the kernel writes at once."""
     text = " ".join(f"w{number:03}" for number in range(130))

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from sonoro.core.normalize import trace_english
@@ -45,16 +44,16 @@ class RequestWords:
         self.text, self.told = text, list[Word]()
         self.fault: FaultKind | None = None
         self.faults: list[Fault] = []
-        self._broken: tuple[FaultKind, int] | None = None
-        """Where the attempt was broken off: what was wrong, and where the segment ended before."""
+        self._broken: tuple[FaultKind, int, int] | None = None
+        """Where the attempt was broken off: what was wrong, where the segment ended, and where it is continued."""
         self._model, self._spec = model, spec
         self.clock: SegmentClock | None = None
         self._pointing = Pointing(layer=0, head=0)
         self._segment: Segment | None = None
         self._tokens = self._known = self._column = self._columns = 0
         self._told_before = self._handed = 0
-        self._begin = self._end = 0
-        """Of the segment, where in the text it is looked for and where it ends."""
+        self._begin = self._start = self._end = 0
+        """Of the segment, where in the text it is looked for, and where it was found to start and to end."""
 
     def append(self, text: str) -> None:
         """More of a live text."""
@@ -130,10 +129,11 @@ class RequestWords:
         assert self.clock is not None
         assert self._segment is not None
         segment, words = self._segment, self.clock.words
-        self._broken = trouble.kind, segment.end
+        self._broken = trouble.kind, self._end, self._end
         if trouble.word == len(words):
             return None
         word = words[trouble.word]
+        self._broken = trouble.kind, self._end, word.start
         at, _ = self._model.token_spans(segment.text)[int(word.first)]
         rest = Segment(segment.text[at:].lstrip(), word.start, segment.end)
         segment.text, segment.end = segment.text[:at], word.start
@@ -144,17 +144,17 @@ class RequestWords:
     def note_fault(self, attempt: int, *, spoken_again: bool) -> None:
         """Keep the segment's fault, of number `attempt` to speak it, for whoever asks."""
         assert self.fault is not None
-        assert self._segment is not None
-        fault = Fault(
-            kind=self.fault,
-            start=self._segment.start,
-            end=self._segment.end,
-            attempt=attempt,
-            spoken_again=spoken_again,
+        _, end, continued_at = self._broken or (None, self._end, None)
+        self.faults.append(
+            Fault(
+                kind=self.fault,
+                start=self._start,
+                end=end,
+                attempt=attempt,
+                spoken_again=spoken_again,
+                continued_at=continued_at,
+            )
         )
-        if self._broken is not None:
-            fault = msgspec.structs.replace(fault, end=self._broken[1], continued_at=fault.end)
-        self.faults.append(fault)
 
     def take(self, until_s: float | None = None) -> tuple[Word, ...]:
         """Those told and not handed on yet, which begin before `until_s`."""
@@ -173,7 +173,7 @@ class RequestWords:
         else:
             low, (spoken, origins) = segment.start, spelled_out(self._spec, self.text[segment.start : segment.end])
         high = max((end for _, end in origins), default=0)
-        self._end = low + high
+        self._start, self._end = low + min((start for start, _ in origins), default=0), low + high
         words = [(low + start, low + end) for start, end in word_spans(self.text[low : low + high])]
         tokens: Sequence[tuple[int, int]] = self._model.token_spans(spoken)
         if segment.ids is not None and not segment.is_whole:
