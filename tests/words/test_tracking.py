@@ -215,6 +215,30 @@ def test_a_long_reading_strays_no_more_than_a_short_one() -> None:
     assert 0 < strayed[0] < 0.6
 
 
+def faults_of(shares: np.ndarray, *, last: float, opening_frames: int = 0) -> str | None:
+    """Of a text whose last word ends with token `last`."""
+    limits = Limits(end_frames=11.5, dwell_frames=10.0, strayed=0.6, opening_frames=opening_frames)
+    clock = SegmentClock(Pointing(layer=0, head=0, limits=limits), FRAME_S, RATE)
+    clock.words = [SpokenWord(0, 3, 0.0, last)]
+    for share in shares:
+        clock.tracker.add(share)
+    return clock.fault
+
+
+@pytest.mark.parametrize(("at", "opening", "fault"), [(3, 0, "straying"), (3, 8, None), (9, 8, "straying")])
+def test_straying_does_not_count_in_the_opening(at: int, opening: int, fault: str | None) -> None:
+    shares = np.eye(18)
+    shares[at : at + 2] = shares[at : at + 2] / 2 + np.roll(shares[at : at + 2], 6, axis=1) / 2
+    assert faults_of(shares, last=17, opening_frames=opening) == fault
+
+
+@pytest.mark.parametrize(("tokens", "fault"), [(20, "straying"), (60, None)])
+def test_of_a_long_text_more_may_stray(tokens: int, fault: str | None) -> None:
+    shares = np.eye(tokens)
+    shares[10:12] = shares[10:12] / 2 + np.roll(shares[10:12], -8, axis=1) / 2
+    assert faults_of(shares, last=tokens - 1) == fault
+
+
 @pytest.mark.parametrize(
     ("shares", "trouble"),
     [

@@ -35,6 +35,9 @@ _BESIDE = 0.9
 
 _STRAY_FRAMES = 12
 
+_LONG_TOKENS = 25
+"""Of longer texts half the good readings of the built-in voice strayed as far as short ones never do."""
+
 _STEP_S = 0.01
 _PAUSE, _SILENCE = 10 ** (-35 / 20), 10 ** (-45 / 20)
 """Of the peak: less is a pause between two words; less, silence before the first and after the last."""
@@ -50,11 +53,17 @@ _LONGEST_WAIT_S = 0.32
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Beyond what a segment was probably not spoken as it is written: `end_frames` after its last word was reached,
-    `dwell_frames` at one token, and how much of the attention was `strayed` from its path, as `Tracker` counts it."""
+    `dwell_frames` at one token, and how much of the attention was `strayed` from its path, as `Tracker` counts it,
+    which it does not in the first `opening_frames`: there a head may find its place first."""
 
     end_frames: float
     dwell_frames: float
     strayed: float
+    opening_frames: int = 0
+
+    def most_strayed(self, tokens: float) -> float:
+        """`strayed` of a text of so many tokens: the longer it is, the more of them a head looks at."""
+        return self.strayed * max(1.0, tokens / _LONG_TOKENS)
 
 
 class Trouble(NamedTuple):
@@ -95,15 +104,16 @@ class Tracker:
 
     `crossings` [j] is when the attention came to position j, in frames and parts: when the share of it and of all after
     it was one half. `strayed` is how much of it was not within a token of the path, beyond what is usual, in frames,
-    at most among `_STRAY_FRAMES` that follow one another, and `strayed_from` the first frame of those that did.
+    at most among `_STRAY_FRAMES` that follow one another after the first `opening`, and `strayed_from` the first frame
+    of those that did.
     """
 
-    def __init__(self, lookahead: int) -> None:
+    def __init__(self, lookahead: int, opening: int = 0) -> None:
         self.crossings: list[float] = [0.0]
         self.path: list[int] = []
         self.strayed, self.strayed_from = 0.0, 0
         self._strays: list[float] = []
-        self._lookahead = lookahead
+        self._lookahead, self._opening = lookahead, opening
         self._scores: Array = np.zeros(0)
         self._steps: list[npt.NDArray[np.int8]] = []
         self._later: list[Array] = []
@@ -164,7 +174,7 @@ class Tracker:
 
     def _stray(self, share: float) -> None:
         """Of one more frame so much was not beside the path."""
-        self._strays.append(share)
+        self._strays.append(share if len(self._strays) >= self._opening else 0.0)
         recent = self._strays[-_STRAY_FRAMES:]
         if sum(recent) > self.strayed:
             first = next(number for number, each in enumerate(recent) if each)
@@ -205,7 +215,7 @@ class SegmentClock:
     def __init__(self, pointing: Pointing, frame_s: float, sample_rate: int, begins_s: float = 0.0) -> None:
         self.words: Sequence[SpokenWord] = ()
         self._pointing, self._frame_s, self._begins_s = pointing, frame_s, begins_s
-        self.tracker = Tracker(pointing.lookahead)
+        self.tracker = Tracker(pointing.lookahead, pointing.limits.opening_frames if pointing.limits else 0)
         self._sample_rate = sample_rate
         self._rest = b""
         self._peaks: list[int] = []
@@ -256,7 +266,9 @@ class SegmentClock:
         waits = np.diff([*tracker.crossings, frames] if not has_reached else tracker.crossings)
         if max(waits, default=0.0) > limits.dwell_frames:
             return self._from_frame("dwelling", tracker.crossings[int(waits.argmax())])
-        return self._from_frame("straying", tracker.strayed_from) if tracker.strayed > limits.strayed else None
+        if tracker.strayed > limits.most_strayed(self.words[-1].last):
+            return self._from_frame("straying", tracker.strayed_from)
+        return None
 
     def _from_frame(self, kind: FaultKind, frame: float) -> Trouble:
         """`kind` of trouble that begins with a frame: from the word that is being spoken then."""
