@@ -102,7 +102,7 @@ class RunningRequest:
 
     @property
     def is_heard(self) -> bool:
-        """Whether any of its audio was sent."""
+        """Whether any of its audio was sent. A segment that is held back may be made anew from its start."""
         return self.playback.chunks > 0
 
     @property
