@@ -6,8 +6,9 @@ Arms, in this order: `compile` fills a cache with `sonoro compile`; `empty` star
 nothing in it; `full` starts another with what that one has left behind; `compiled` starts one with the cache of
 `compile`.
 Seconds count from the command: to /ready, to the first byte of audio of a request sent then, and until nothing is left
-to be captured; `phases` are those of the engine process, whose first begins when it is started. Writes
-start-<model>.json and the servers' logs.
+to be captured; `phases` are those of the engine process, whose first begins when it is started. `bytecode`: whether
+Python keeps what it has compiled of its modules, as it does unless PYTHONDONTWRITEBYTECODE is set: imports take twice
+as long without. Writes start-<model>.json and the servers' logs.
 """
 
 from __future__ import annotations
@@ -180,6 +181,7 @@ def main() -> None:
         "load_format": args.load_format,
         "cores": usable_cores(),
         "triton": triton_version(),
+        "bytecode": not sys.dont_write_bytecode,
     }
     facts = {**gpu(), "cpu": processor(), "torch": version("torch")}
     results = Report(
