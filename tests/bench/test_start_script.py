@@ -25,7 +25,7 @@ def test_each_phase_of_a_start_is_told(tmp_path: Path, unused_port: int) -> None
     assert json.loads(ended.stdout.splitlines()[-1]) == results
     (row,) = results["rows"]
     assert 0 < row["engine_ready_s"] < row["ready_s"] < row["first_audio_s"]
-    assert list(row["phases"]) == ["imports", "memory", "weights", "kernels", "state", "checks", "graphs", "voices"]
+    assert list(row["phases"]) == ["imports", "memory", "weights", "state", "checks", "graphs", "voices"]
     assert row["phases"]["imports"] > 0
     assert sum(row["phases"].values()) <= row["engine_ready_s"]
 

@@ -261,39 +261,84 @@ told = []
 
 def test_what_an_engine_needs_to_be_ready_is_compiled_first(tmp_path: Path) -> None:
     code = """
-def first():
-    told.append((len(list(cache.rglob("double.cubin")))))
-
 settings = WorkerSettings(model="a", device="cuda", config=EngineConfig(slots=8, is_ready_early=True))
-record = kernels.compile_kernels(settings, card, 1, lambda *done: told.append(done[:2]), first)
+noted, compiled, note = [], [], kernel_cache.KernelCache.note
+
+def note_too(self, variant):
+    noted.append(variant)
+    note(self, variant)
+    assert self.has(variant)
+
+kernel_cache.KernelCache.note = note_too
+record = kernels.compile_kernels(settings, card, 1, lambda *done: told.append(done[:2]))
 assert listed == [(1, 8), (1, 2, 4, 8)]
 assert len(record.entries) == 4
-assert [item for item in told if isinstance(item, tuple)] == [(1, 4), (2, 4), (3, 4), (4, 4)]
-(there,) = (at for at, item in enumerate(told) if isinstance(item, int))
-assert 2 <= there < 4 and told[there] >= 2
+assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+sizes = [dict(variant.constants)[(3,)] // 32 for variant in noted]
+assert sizes == [1, 8, 2, 4], sizes
+# The record says as much.
+assert not any(map(kernel_cache.KernelCache(settings, card).has, noted))
 """
     run(FEW + STAGES + code, cache=tmp_path)
 
 
-def test_who_waits_for_another_that_compiles_is_told_of_the_first_kernels_too(tmp_path: Path) -> None:
+def test_a_launch_waits_for_its_own_kernel_whoever_compiles_it(tmp_path: Path) -> None:
     code = """
 import threading
-settings = WorkerSettings(model="a", device="cuda", config=EngineConfig(slots=8, is_ready_early=True))
-holder, waits, said = kernel_cache.KernelCache(settings, card), threading.Event(), threading.Event()
-(cache / "sonoro").mkdir()
-# What one left behind that was killed is none of the next one's.
-holder.note_first()
-with holder.alone():
-    waiting = threading.Thread(target=lambda: kernels.compile_kernels(settings, card, 1, tell_first=said.set))
-    kernel_cache.KernelCache.misfits = property(lambda self: [])
-    waiting.start()
-    assert not said.wait(0.3)
-    holder.note_first()
-    assert said.wait(60)
-    assert waiting.is_alive()
-waiting.join()
+import triton
+from sonoro.engine.kernel_cache import Compiling, KernelCache, Standby
+from sonoro.ops.device import recorded
+from sonoro.runtime.variants import _Elsewhere, await_kernels
+
+class Compiler:
+    code = None
+    def poll(self):
+        return self.code
+
+settings = WorkerSettings(model="a", device="cuda", config=EngineConfig(slots=8))
+variants, asked, compiler, done = [], [], Compiler(), threading.Event()
+with recording(card, variants.append):
+    launch(double, (32, 64, 128))
+cache, work = KernelCache(settings, card), Compiling(compiler)
+
+def wait_for(variant):
+    asked.append(variant)
+    work.wait_for(variant, cache)
+
+def launch_all():
+    for block in (32, 64, 128):
+        try:
+            launch(double, (block,))
+        except Exception:
+            pass  # there is no GPU to launch it on
+        passed.append(block)
+    done.set()
+
+passed = []
+with triton.knobs.runtime.scope(), recorded(card):
+    triton.runtime.driver.set_active(_Elsewhere(card))
+    await_kernels(card, wait_for)
+    # As another process would, which compiles for itself too.
+    with KernelCache(settings, card).alone():
+        threading.Thread(target=launch_all, daemon=True).start()
+        assert not done.wait(0.3)
+        assert passed == []
+        KernelCache(settings, card).note(variants[0])
+        while asked != variants[:2]:
+            time.sleep(0.01)
+        assert passed == [32]
+        # What was compiled for other code is not what is waited for.
+        other = KernelCache(settings, card)
+        other.made_for["code"] = "another"
+        (other._done).mkdir()
+        other.note(variants[1])
+        assert not done.wait(0.3)
+        compiler.code = 0
+        assert done.wait(60)
+assert asked == variants
+assert work.waited_s > 0.5
 """
-    run(FEW + STAGES + code, cache=tmp_path)
+    run(FEW + code, cache=tmp_path)
 
 
 def test_a_fork_compiles_what_it_is_told_and_nothing_else(tmp_path: Path) -> None:
@@ -312,8 +357,6 @@ settings = WorkerSettings(model="a", device="cuda", config=EngineConfig(slots=8,
 standby = Standby()
 standby.begin(settings, card)
 work = Compiling(standby)
-work.wait_first()
-assert len(list(cache.rglob("double.cubin"))) >= 2
 while not work.is_done:
     time.sleep(0.01)
 assert KernelCache(settings, card).misfits == []
@@ -323,7 +366,6 @@ assert len(list(cache.rglob("double.cubin"))) == 4
 standby = Standby()
 work = Compiling(standby)
 os.kill(standby.pid, signal.SIGKILL)
-work.wait_first()
 while not work.is_done:
     time.sleep(0.01)
 """

@@ -1,7 +1,8 @@
 """What is known of the kernels in Triton's cache: for which settings, code, compiler and card they were compiled.
 
-An engine whose kernels are there starts at once; another has them compiled by `kernels.py`, in a process of its own,
-while it loads its weights. What goes wrong there is a warning: the engine compiles by itself whatever it does not find.
+An engine whose kernels are there starts at once; another has them compiled by `kernels.py`, in a process of its own, in
+the order in which it needs them, and waits for each where it launches it. What goes wrong there is a warning: the
+engine compiles by itself whatever it does not find.
 Knows no model: an engine with a factory of its own is not made to wait for the import of those that there are.
 """
 
@@ -9,22 +10,23 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import importlib.metadata
 import importlib.util
 import logging
 import os
 import re
-import select
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 import msgspec
 import torch
@@ -33,7 +35,7 @@ import sonoro
 from sonoro.core.config import kernel_cache_folder
 from sonoro.core.errors import border
 from sonoro.runtime.kernels import plans_of
-from sonoro.runtime.variants import Card, count_compiled, current_card, die_with
+from sonoro.runtime.variants import Card, Variant, await_kernels, count_compiled, current_card, die_with
 from sonoro.transport.messages import DEFAULT_FACTORY, WorkerSettings
 
 __all__ = ["Compiling", "KernelCache", "Record", "Standby", "compiling", "may_stand_by"]
@@ -41,7 +43,7 @@ __all__ = ["Compiling", "KernelCache", "Record", "Standby", "compiling", "may_st
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 300.0
-_LOOK_S = 0.05
+_LOOK_S = 0.002
 _SHAPING = (
     *("slots", "max_positions", "page_positions", "max_text", "max_frames", "prefill_tokens", "chunk_frames"),
     *("codec_dtype", "frame_batches", "prefill_buckets", "codec_batches", "model_settings", "quantization"),
@@ -96,44 +98,39 @@ class KernelCache:
         return names or ["unfinished"] * bool(record.unfinished)
 
     @contextlib.contextmanager
-    def alone(self, tell_first: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Within, no other process is that would write this; the lock ends with whoever holds it, forks included.
-
-        While another holds it, `tell_first` is called once that one has noted that the first are there.
-        """
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+    def alone(self) -> Iterator[None]:
+        """Within, no other process is that would write this; the lock ends with whoever holds it, forks included."""
+        self._done.mkdir(parents=True, exist_ok=True)
         with self._path.with_suffix(".lock").open("w") as lock:
             # Some file systems know no locks: then several starts at once compile the same.
             with contextlib.suppress(OSError):
-                while not self._first.exists() and not _try_lock(lock):
-                    time.sleep(_LOOK_S)
-                if not _try_lock(lock):
-                    tell_first()
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            self._first.unlink(missing_ok=True)
             yield
 
-    def note_first(self) -> None:
-        """Let those that wait know that what an engine must have to be ready has been compiled."""
-        self._first.touch()
+    def note(self, variant: Variant) -> None:
+        """Let whoever waits for `variant` know that it was compiled, or cannot be, while others still are."""
+        with contextlib.suppress(OSError):  # they wait for the others too then
+            (self._done / _name(variant)).touch()
+
+    def has(self, variant: Variant) -> bool:
+        """Whether `variant` was noted, by whatever process."""
+        return (self._done / _name(variant)).exists()
 
     @property
-    def _first(self) -> Path:
-        return self._path.with_suffix(".first")
+    def _done(self) -> Path:
+        return self._path.with_suffix("") / hashlib.sha256(msgspec.json.encode(self.made_for)).hexdigest()[:16]
 
     def write(self, record: Record) -> None:
-        """Keep `record`."""
+        """Keep `record`, which says more than what was noted."""
         part = self._path.with_suffix(f".{os.getpid()}")
         part.write_bytes(msgspec.json.encode(record))
         part.replace(self._path)
+        shutil.rmtree(self._path.with_suffix(""), ignore_errors=True)
 
 
-def _try_lock(lock: IO[str]) -> bool:
-    """Lock a file unless another process has."""
-    with contextlib.suppress(BlockingIOError):
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    return False
+def _name(variant: Variant) -> str:
+    """A file name for `variant`, the same in all processes."""
+    return hashlib.sha256(repr(variant).encode()).hexdigest()
 
 
 def _model_folder(model: str | None) -> str | None:
@@ -162,9 +159,7 @@ def _digest(*paths: Path) -> str:
 
 
 class _Compiler(ABC):
-    """A process that compiles; it tells of the first kernels on `told`, a file descriptor, and ends after the last."""
-
-    told: int
+    """A process that compiles and notes each kernel that is there; it ends after the last."""
 
     @abstractmethod
     def poll(self) -> int | None:
@@ -174,10 +169,6 @@ class _Compiler(ABC):
     def kill(self) -> None:
         """End it, and with it its forks."""
 
-    def wait_first(self, timeout_s: float) -> bool:
-        """Wait until the first kernels are there or it has ended; whether it was in time."""
-        return bool(select.select([self.told], [], [], timeout_s)[0])
-
 
 class _Child(_Compiler):
     """A process of its own, which has all to import."""
@@ -185,9 +176,7 @@ class _Child(_Compiler):
     def __init__(self, settings: WorkerSettings, card: Card) -> None:
         inputs = [msgspec.json.encode(given).decode() for given in (settings, card)]
         command = [sys.executable, "-P", "-m", "sonoro.engine.kernels", *inputs, str(os.getpid())]
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-        assert self._process.stdout is not None
-        self.told = self._process.stdout.fileno()
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
 
     def poll(self) -> int | None:
         return self._process.poll()
@@ -205,7 +194,7 @@ class Standby(_Compiler):
 
     def __init__(self) -> None:
         kernels, parent = importlib.import_module("sonoro.engine.kernels"), os.getpid()
-        (given, self._give), (self.told, tell) = os.pipe(), os.pipe()
+        given, self._give = os.pipe()
         self._code: int | None = None
         self.pid = os.fork()
         if self.pid == 0:
@@ -221,12 +210,11 @@ class Standby(_Compiler):
                         kernels.prepare()
                     if inputs := file.read():
                         settings, card = msgspec.json.decode(inputs, type=tuple[WorkerSettings, Card])
-                        kernels.run(settings, card, lambda: os.write(tell, b"first"))
+                        kernels.run(settings, card)
                     code = 0
             finally:
                 os._exit(code)
         os.close(given)
-        os.close(tell)
 
     def begin(self, settings: WorkerSettings, card: Card) -> None:
         """Compile what an engine of `settings` needs on `card`."""
@@ -257,25 +245,33 @@ class Compiling:
 
     def __init__(self, compiler: _Compiler | None) -> None:
         self.counts: Counter[str] = Counter()
-        self._compiler = compiler
+        self.waited_s = 0.0
+        """How long launches have waited."""
+        self._compiler, self._polling = compiler, threading.Lock()
 
     @property
     def is_done(self) -> bool:
         """Whether nothing is compiled any more. That it failed is a warning, once."""
-        if self._compiler is not None and (code := self._compiler.poll()) is not None:
-            self._end(code)
-        return self._compiler is None
+        with self._polling:
+            if self._compiler is not None and (code := self._compiler.poll()) is not None:
+                self._end(code)
+            return self._compiler is None
 
-    def wait_first(self) -> None:
-        """Wait until an engine has what it must have to be ready."""
-        if self._compiler is not None and not self._compiler.wait_first(_TIMEOUT_S):
-            self.kill()
+    def wait_for(self, variant: Variant, cache: KernelCache) -> None:
+        """Wait until `variant` is in the cache, or nothing is compiled any more: then it will not be."""
+        began_s = time.monotonic()
+        while not self.is_done and not cache.has(variant):
+            time.sleep(_LOOK_S)
+            if time.monotonic() > began_s + _TIMEOUT_S:
+                self.kill()
+        self.waited_s += time.monotonic() - began_s
 
     def kill(self) -> None:
         """Compile no more, if anything is."""
-        if not self.is_done and self._compiler is not None:
-            self._compiler.kill()
-            self._end(self._compiler.poll())
+        with self._polling:
+            if self._compiler is not None:
+                self._compiler.kill()
+                self._end(self._compiler.poll())
 
     def _end(self, code: int | None) -> None:
         self._compiler = None
@@ -285,24 +281,23 @@ class Compiling:
 
 @contextlib.contextmanager
 def compiling(settings: WorkerSettings, standby: Standby | None = None) -> Iterator[Compiling]:
-    """Compile what an engine of `settings` needs while the body runs, and wait then for what it must have to be ready.
+    """Compile what an engine of `settings` needs while the body runs, and after it while the result is not done.
 
-    What is left is compiled on while the result is not done. It counts what this process compiles by itself from then
-    on: see `count_compiled`. By `standby`, if there is one, or in a process of its own. Does nothing without a GPU or
-    Triton, for a model that the registry does not know, and where a record says that all is there.
+    Each launch of this process waits for the kernel that it needs, and for no other; what it compiles by itself all the
+    same is counted: see `count_compiled`. By `standby`, if there is one, or in a process of its own. Does nothing
+    without a GPU or Triton, for a model that the registry does not know, and where a record says that all is there.
     """
     if not _has_kernels(settings):
         _drop(standby)
         yield Compiling(standby)
         return
-    work = Compiling(_begin(settings, standby))
+    work = _begin(settings, standby)
+    count_compiled(work.counts)
     try:
         yield work
-        work.wait_first()
     except BaseException:
         work.kill()
         raise
-    count_compiled(work.counts)
 
 
 def may_stand_by(settings: WorkerSettings) -> bool:
@@ -330,16 +325,19 @@ def _drop(standby: Standby | None) -> None:
         standby.drop()
 
 
-def _begin(settings: WorkerSettings, standby: Standby | None) -> _Compiler | None:
+def _begin(settings: WorkerSettings, standby: Standby | None) -> Compiling:
     """What compiles, if there is anything to do; that it cannot be started is a warning."""
     try:
         card = current_card()
-        if KernelCache(settings, card).misfits:
-            return _start(settings, card, standby)
+        cache = KernelCache(settings, card)
+        if cache.misfits:
+            work = Compiling(_start(settings, card, standby))
+            await_kernels(card, functools.partial(work.wait_for, cache=cache))
+            return work
     except Exception as error:  # of the GPU's driver, of the cache's folder: the engine runs without them
         logger.warning("event=compile_failed error=%r", error)
     _drop(standby)
-    return standby
+    return Compiling(standby)
 
 
 def _start(settings: WorkerSettings, card: Card, standby: Standby | None) -> _Compiler:

@@ -77,23 +77,16 @@ def compile_kernels(
     card: Card,
     processes: int,
     tell: Callable[[int, int, Variant, Compiled], None] = lambda *_: None,
-    tell_first: Callable[[], None] = lambda: None,
 ) -> Record | None:
     """Compile the kernels of an engine of `settings` for a `card` in forks of this process, which may have no thread.
 
     None if a record says that they are there. `tell` is called with the number of variants that are done, of how many
-    there are, and of the one that is; `tell_first` once all are that an engine must have to be ready. What fails is
-    tried again, alone; only what fails again for the same reason is recorded as what this card cannot have. Waits for
-    any other process that does the same, and calls `tell_first` when that one would. Raises `OSError` where the cache
-    cannot be written, and whatever the model raises.
+    there are, and of the one that is. What fails is tried again, alone; only what fails again for the same reason is
+    recorded as what this card cannot have. Waits for any other process that does the same. Raises `OSError` where the
+    cache cannot be written, and whatever the model raises.
     """
     cache = KernelCache(settings, card)
-
-    def first() -> None:
-        cache.note_first()
-        tell_first()
-
-    with cache.alone(tell_first):
+    with cache.alone():
         misfits = cache.misfits
         if not misfits:
             return None
@@ -101,13 +94,12 @@ def compile_kernels(
             logger.warning("event=kernels_made_anew differs=%s", ",".join(misfits))
         record = Record(cache.made_for)
         with compilers(processes) as pool:
-            work = _Work(pool, card)
+            work = _Work(pool, card, cache)
             try:
                 for stage in _stages(settings):
                     # The first are compiled while the others are still being found.
                     list_variants(stage, card, work.begin)
-                    work.end_stage()
-                work.wait(tell, first)
+                work.wait(tell)
                 for variant, failed in work.failed.items():
                     again = pool.submit(compile_variant, variant, card).result()
                     _note(record, variant, again, failed)
@@ -134,30 +126,24 @@ def _stages(settings: WorkerSettings) -> Iterator[WorkerSettings]:
 class _Work:
     """Variants on their way through the compilers of `pool`, each once: `entries` of the cache, and what has `failed`.
 
-    Those of the first stage are compiled before any of the next.
+    They are compiled in the order in which they come, and noted in the `cache`.
     """
 
-    def __init__(self, pool: Executor, card: Card) -> None:
+    def __init__(self, pool: Executor, card: Card, cache: KernelCache) -> None:
         self.entries: list[tuple[str, str]] = []
         self.failed: dict[Variant, Compiled] = {}
-        self._pool, self._card = pool, card
+        self._pool, self._card, self._cache = pool, card, cache
         self._futures: dict[Variant, Future[Compiled]] = {}
-        self._first: set[Future[Compiled]] | None = None
 
     def begin(self, variant: Variant) -> None:
         """Have `variant` compiled, unless it is on its way."""
         if variant not in self._futures:
-            self._futures[variant] = self._pool.submit(compile_variant, variant, self._card)
+            self._futures[variant] = future = self._pool.submit(compile_variant, variant, self._card)
+            future.add_done_callback(lambda _: self._cache.note(variant))
 
-    def end_stage(self) -> None:
-        """The variants of a stage are complete."""
-        if self._first is None:
-            self._first = set(self._futures.values())
-
-    def wait(self, tell: Callable[[int, int, Variant, Compiled], None], tell_first: Callable[[], None]) -> None:
+    def wait(self, tell: Callable[[int, int, Variant, Compiled], None]) -> None:
         """Wait for all; see `compile_kernels`."""
         variants = {future: variant for variant, future in self._futures.items()}
-        left = set(self._first or ())
         for done, future in enumerate(as_completed(variants), 1):
             variant, compiled = variants[future], future.result()
             if compiled.error:
@@ -165,8 +151,6 @@ class _Work:
             else:
                 self.entries.append((variant.kernel, compiled.entry))
             tell(done, len(variants), variant, compiled)
-            if left and not (left := left - {future}):
-                tell_first()
 
 
 def _note(record: Record, variant: Variant, again: Compiled, failed: Compiled) -> None:
@@ -186,25 +170,21 @@ def prepare() -> None:
     importlib.import_module("torch._dynamo")
 
 
-def run(settings: WorkerSettings, card: Card, tell_first: Callable[[], None]) -> None:
+def run(settings: WorkerSettings, card: Card) -> None:
     """Compile on all cores in a process that does nothing else; see `compile_kernels`."""
     configure_logging(log_level(), is_json=is_log_json())
     for number in (signal.SIGTERM, signal.SIGINT):
         # Whoever signals a whole group means the engine, which ends this when it ends.
         signal.signal(number, signal.SIG_IGN)
     os.nice(10)  # an engine that is ready speaks while the rest is compiled
-    compile_kernels(settings, card, min(_MOST_PROCESSES, usable_cores()), tell_first=tell_first)
+    compile_kernels(settings, card, min(_MOST_PROCESSES, usable_cores()))
 
 
 def main() -> None:
-    """Compile what an engine of SETTINGS needs on CARD, unless the process PARENT has ended; say "first" in between."""
+    """Compile what an engine of SETTINGS needs on CARD, unless the process PARENT has ended."""
     settings, card, parent = sys.argv[1:]
     die_with(int(parent))
-    run(
-        msgspec.json.decode(settings, type=WorkerSettings),
-        msgspec.json.decode(card, type=Card),
-        lambda: print("first", flush=True),
-    )
+    run(msgspec.json.decode(settings, type=WorkerSettings), msgspec.json.decode(card, type=Card))
 
 
 if __name__ == "__main__":

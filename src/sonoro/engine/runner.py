@@ -214,10 +214,8 @@ class Runner:
     def warm_up(self) -> None:
         """Run every size of every kind once on the scratch slot, so that all it needs is compiled and loaded."""
         with self.active():
-            for graphs in (self._admits, *self._kinds["prefill"], self._frames):
-                _run_every_size(graphs)
-            with self._decoding.active():
-                for graphs in (graphs for sets in self._decoding.sets.values() for graphs in sets):
+            for graphs in self._sets:
+                with self._beside(graphs):
                     _run_every_size(graphs)
 
     @property
@@ -454,9 +452,13 @@ class Runner:
             self._model.check_kernels(state, size)
 
     def _capture(self, graphs: GraphSet, sizes: Sequence[int]) -> None:
-        is_of_codec = any(graphs in sets for sets in self._decoding.sets.values())
-        with self._decoding.active() if is_of_codec else nullcontext():
+        with self._beside(graphs):
             graphs.capture(sizes)
+
+    def _beside(self, graphs: GraphSet) -> AbstractContextManager[None]:
+        """Where one of the `_sets` runs."""
+        is_of_codec = any(graphs in sets for sets in self._decoding.sets.values())
+        return self._decoding.active() if is_of_codec else nullcontext()
 
     def _entry_bytes(self, config: EngineConfig) -> int:
         """Room for a tick in which every slot is stepped and decodes the longest chunk."""

@@ -114,17 +114,17 @@ def main() -> NoReturn:
             configure_logging(log_level(), is_json=is_log_json())
             wanted = on_own_gpus(wanted)
             loading = _load_libraries(wanted)
-            check_memory(wanted)
-            phases.end("memory")
             with compiling(wanted, standby) as compiled:
+                check_memory(wanted)
+                phases.end("memory")
                 loaded = load(wanted)
                 # What it takes must not be counted as that of the engine's state.
                 loading.join()
                 phases.end("weights")
-            phases.end("kernels")
-            engine = Engine(loaded.model, wanted.config, executor=executor, phases=phases)
-            engine.voices.warm_up()
-            phases.end("voices")
+                engine = Engine(loaded.model, wanted.config, executor=executor, phases=phases)
+                engine.voices.warm_up()
+                phases.end("voices")
+            logger.info("event=kernels_awaited seconds=%.1f", compiled.waited_s)
         # What has been made so far stays; a collection would only walk it again and again.
         gc.collect()
         gc.freeze()

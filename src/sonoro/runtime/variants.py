@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 
-from sonoro.core.errors import ConfigError
-from sonoro.ops.device import CARDS, Card, recorded
+from sonoro.core.errors import ConfigError, border
+from sonoro.ops.device import CARDS, Card, is_recorded, recorded
 from sonoro.ops.device import card as card_of
 from sonoro.runtime.launchers import build_launcher
 
@@ -44,12 +44,14 @@ __all__ = [
     "Card",
     "Compiled",
     "Variant",
+    "await_kernels",
     "card_named",
     "compile_variant",
     "compilers",
     "count_compiled",
     "current_card",
     "die_with",
+    "is_recorded",
     "read_triton_key",
     "reading_zeros",
     "recording",
@@ -148,6 +150,18 @@ def recording(card: Card, note: Callable[[Variant], Any]) -> Iterator[None]:
             # Where there is no GPU there is nothing to go back to.
             with contextlib.suppress(RuntimeError):
                 driver.reset_active()
+
+
+def await_kernels(card: Card, wait: Callable[[Variant], None]) -> None:
+    """From now on call `wait` before a launch of this process, on a `card`, looks for a variant for the first time."""
+
+    def launched(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
+        # Whatever goes wrong, the launch compiles by itself.
+        with border(lambda error: logger.warning("event=kernel_not_awaited error=%r", error)):
+            wait(_variant(fn.jit_function, compile["specialization_data"], card))
+        return False
+
+    triton.knobs.runtime.jit_cache_hook = launched
 
 
 class _ReadingZeros(TorchFunctionMode):
