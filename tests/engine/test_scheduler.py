@@ -279,6 +279,8 @@ def test_chunks_that_can_wait_do_for_some_ticks_and_go_together() -> None:
     assert max(map(len, launches(apart=1))) == 1
     assert sum(len(batch) == 4 for batch in launches(apart=1, codec_wait=3)) >= 5
     assert max(map(len, launches(apart=2, codec_wait=3))) < 4
+    # As many as the largest batch holds wait for no others.
+    assert max(map(len, launches(apart=1, codec_wait=9, codec_batches=(1, 2)))) == 2
     assert chunks_of(0.001, 40) == chunks_of(0.001, 40, codec_wait=8) == [1, 12, 12, 12, 3]
 
 

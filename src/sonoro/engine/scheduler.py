@@ -274,11 +274,12 @@ class Scheduler:
             if chunk.frames <= left or chunk.urgency is _Urgency.RUNS_OUT or not chosen:
                 chosen.setdefault(chunk.frames, []).append(chunk)
                 left -= chunk.frames
-        is_alone = len(active) == 1
+        # Whoever is alone waits for nobody, and a full batch for nobody else.
+        most = 1 if len(active) == 1 else max(self._config.codec_batches, default=len(self.running) + 1)
         codec = {
             frames: self._batch(chunks)
             for frames, chunks in sorted(chosen.items())
-            if is_alone or not all(chunk.gathers for chunk in chunks)
+            if len(chunks) >= most or not all(chunk.gathers for chunk in chunks)
         }
         for frames, batch in codec.items():
             for running in batch:
