@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from fakes.voiced_sine import VoicedSineModel
-from listening import HOP, audio, config_of, drain, end, engine_of, reference, speak
+from listening import HOP, Clock, audio, config_of, drain, end, engine_of, reference, speak
 from resolving import Engine
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import EngineBusy, InvalidReference, InvalidRequest, UnknownLanguage, UnknownVoice
 from sonoro.core.types import AudioChunk, Failed, SamplingParams, SpeechRequest
-from sonoro.engine.runner import Runner
+from sonoro.engine.runner import Launched, Runner
+from sonoro.engine.scheduler import Plan
 
 LONG = "A first sentence that is spoken. A second one, with a clause, comes after it! And is this a third? It is."
 LONG_SEGMENTS = [
@@ -411,3 +412,29 @@ def test_the_silence_before_a_request_is_left_out_once(attempts: int) -> None:
     samples, made = speak(request, Engine(model, config_of()))
     np.testing.assert_array_equal(samples, whole[HOP - 1 :])
     assert made.frames == finished.frames
+
+
+def test_the_time_to_spare_grows_until_the_device_was_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each tick the runner says whether the device still had something to do when it was launched."""
+    clock = Clock()
+    engine, busy = Engine(VoicedSineModel(), config_of(), clock, ticks_late=1), [True]
+    run = engine.runner.run
+
+    def launch(plan: Plan) -> Launched:
+        launched = run(plan)
+        launched.was_idle = not busy[0]
+        return launched
+
+    monkeypatch.setattr(engine.runner, "run", launch)
+    engine.submit(SpeechRequest(id="a", text="x" * 30, max_frames=500, ignore_eos=True))
+    spared_s = []
+    for _ in range(150):
+        engine.tick()
+        clock.now_s += 0.01
+        spared_s.append(engine.spare_s)
+    assert spared_s == sorted(spared_s)
+    assert spared_s[20] > 0
+    assert 0.006 < spared_s[-1] <= 0.0075 + 1e-9
+    busy[0] = False
+    engine.tick()
+    assert 0 < engine.spare_s < 0.9 * spared_s[-1]

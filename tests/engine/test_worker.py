@@ -185,6 +185,34 @@ class _Script:
         self.sent.extend(messages)
 
 
+def test_who_asks_while_the_device_is_busy_is_in_the_next_tick() -> None:
+    """A tick begins once no time is to spare, and so takes in whatever has come until then."""
+    waits_s: list[float] = []
+
+    def talk(sent: list[FromEngine]) -> Iterator[list[ToEngine]]:
+        yield [submit(SpeechRequest(id="a", text=LONG))]
+        yield []
+        yield [submit(SpeechRequest(id="b", text=LONG))]
+        while sum(map(is_end, sent)) < 2:
+            yield []
+        yield [Shutdown()]
+
+    class Link(_Script):
+        def receive(self, timeout_s: float) -> list[ToEngine]:
+            waits_s.append(timeout_s)
+            return super().receive(timeout_s)
+
+    class Unhurried(Engine):
+        spare_s = property(lambda self: 0.015, lambda self, value: None)
+
+    link = Link(talk)
+    Worker(Unhurried(VoicedSineModel(), CONFIG), cast("WorkerLink", link), torch.device("cpu")).serve()
+    assert sum(map(is_end, link.sent)) == 2
+    spared_s = [wait_s for wait_s in waits_s[2:-1] if wait_s]
+    assert len(spared_s) > 5
+    assert max(spared_s) <= 0.015
+
+
 def test_no_graph_is_captured_while_a_request_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither while it is spoken nor while it is paused; afterwards all are, and each is told of."""
 

@@ -84,12 +84,15 @@ class Decoded:
 class Launched:
     """The results of one tick, valid once `entry` has arrived; `failed` maps requests whose launch raised to the error.
 
+    The device `was_idle` if the tick before was over when this one had been launched.
+
     Of the requests `stepped`: `length` [B] frames made by then, whether they are `done` [B] and will make no more, and
     the `attention` [B, H, W] of watched heads to as many positions as any of the requests may need, if any is to be
     told of its words.
     """
 
     entry: Entry
+    was_idle: bool = True
     failed: dict[RunningRequest, Exception] = field(default_factory=dict)
     stepped: list[BatchItem] = field(default_factory=list)
     length: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
@@ -134,6 +137,7 @@ class Runner:
         self._stream = torch.cuda.Stream(self._device, priority=-1) if self._device.type == "cuda" else None
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        self._ended: torch.cuda.Event | None = None
         self._pool = pool = GraphPool()
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             self._decoding = Decoding(model.codec, self._state.codec, self.config, pool, self._stream)
@@ -268,6 +272,9 @@ class Runner:
                 for start in range(0, len(batch), self._max_batch):
                     self._decode(batch[start : start + self._max_batch], frames, launched)
             self._decoding.lead(len(launched.stepped))
+            launched.was_idle, self._ended = self._ended is None or self._ended.query(), None
+            if self._stream is not None:
+                self._ended = self._stream.record_event()
             stack.pop_all()
         launched.entry.close()
         return launched

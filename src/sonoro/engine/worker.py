@@ -80,6 +80,9 @@ CANNOT_START, BROKEN = 2, 1
 _IDLE_S = 1.0
 _PARENT_CHECK_S = 0.5
 _WINDOW = 4096
+_POLL_S = 0.001
+"""The shortest time that a link waits for a message."""
+
 _HANDLE_S = 0.005
 _ENCODING_S = 0.002
 _COMPILING_S = 0.05
@@ -295,6 +298,7 @@ class Worker:
                 if not waiting:
                     self._work_in_quiet()
                 continue
+            self._handle_late(waiting)
             started_at_s = time.perf_counter()
             events = self._engine.tick()
             self._note_tick(started_at_s)
@@ -342,6 +346,13 @@ class Worker:
         until_s = time.perf_counter() + _HANDLE_S
         while waiting and (time.perf_counter() < until_s or not self._engine.has_work):
             self._handle(waiting.popleft())
+
+    def _handle_late(self, waiting: deque[ToEngine]) -> None:
+        """Handle what comes while the device does not need the next tick yet."""
+        until_s = 0.0 if self._ticked_at_s is None else self._ticked_at_s + self._engine.spare_s
+        while not self._is_stopping and (left_s := until_s - time.perf_counter()) >= _POLL_S:
+            waiting += self._link.receive(left_s)
+            self._handle_some(waiting)
 
     def _handle(self, message: ToEngine) -> None:
         match message:
