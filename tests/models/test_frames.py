@@ -314,3 +314,15 @@ def test_graph_equals_eager_bit_by_bit(tiny: TinyFamily, dtype: torch.dtype, siz
             assert (step.eager_launches, step.graph_launches)[is_eager] == 0
             found.append(frames)
     assert all_equal(*found)
+
+
+def test_prompts_that_are_embedded_by_parts_are_the_same(
+    model: SpeechModel, tiny: TinyFamily, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = tiny.prompts_of_all_kinds()[: CAPACITY.slots]
+    whole = begun(model, prompts, range(len(prompts)))
+    monkeypatch.setattr("sonoro.models.slots._EMBEDDED_AT_ONCE", 3)
+    parted = begun(model, prompts, range(len(prompts)))
+    for slot in range(len(prompts)):
+        for found, expected in zip(row_of(parted, slot), row_of(whole, slot), strict=True):
+            assert torch.equal(found, expected)
