@@ -235,6 +235,9 @@ if triton is not None:
         n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         k_offset = tl.arange(0, BLOCK_K)
         word_offset = tl.arange(0, BLOCK_K // PACK)
+        if scale is not None:
+            # Two words a thread, as it has eight numbers of x: otherwise each part of x goes through shared memory.
+            word_offset = tl.max_contiguous(word_offset, 2)
         start = weight + n.to(tl.int64)[:, None] * (K // PACK) + word_offset[None, :]
         tiles, norm_tiles = (), ()
         for chunk in tl.static_range(CHUNKS):
