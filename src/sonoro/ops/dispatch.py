@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sonoro.ops.device import card, is_recorded
 
@@ -25,6 +26,8 @@ __all__ = ["Fallback", "Operation", "fallbacks", "references_alone", "shrunk"]
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class Fallback(NamedTuple):
@@ -131,7 +134,8 @@ class Operation:
         fallback = self.fallbacks.get(_shapes((ours[0], ours[1:], {})))
         if ours[0].is_meta or (fallback is not None and not fallback.shrink):
             return
-        with references_alone():
+        # Not cuDNN's attention: it makes a plan for each shape, of which each is compared once.
+        with references_alone(), sdpa_kernel(_ATTENTION):
             expected = (*_tensors(self.reference(*theirs)), *_tensors(theirs))
         # What both were given, as weights, is the same; in float64 it would take gigabytes.
         pairs = [(ours, theirs) for ours, theirs in zip(results, expected, strict=True) if ours is not theirs]
