@@ -10,8 +10,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-import subprocess
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,8 @@ from builtin_voice.mixed import is_runaway, is_short, mixed_texts
 from builtin_voice.readings import Scored, Spoken
 from builtin_voice.word_errors import parted, spelled_words, words_of
 from sonoro import TTS
-from words import LAYOUTS, cpu_name  # type: ignore[import-not-found]
+from two_steps import Steps, add_lines, finish, read_lines  # type: ignore[import-not-found]
+from words import LAYOUTS  # type: ignore[import-not-found]
 
 TEACHER = Path(__file__).parent.parent / "tools" / "builtin_voice" / "teacher.json"
 BATCH, ATTEMPTS, LEAST_WORDS = 8, 2, 2
@@ -58,10 +57,7 @@ def hear(judges: Judges, text: str, samples: np.ndarray, rate: int, reason: str)
 def speak(options: argparse.Namespace) -> None:
     """Speak and judge some texts, and add a line for each to the file; what a file of its folder has is passed over."""
     texts = mixed_texts()
-    lines = [line for file in options.raw.parent.glob("*.jsonl") for line in file.open(encoding="utf-8")]
-    # Another process may be at its line.
-    rows = [json.loads(line) for line in lines if line.endswith("\n")]
-    done = {(row["number"], row["layout"]) for row in rows}
+    done = {(row["number"], row["layout"]) for row in read_lines(options.raw.parent.glob("*.jsonl"))}
     judges = Judges.load(options.judges)
     numbers = range(len(texts))[options.first :: options.every][: options.count]
     with TTS(None, device="cpu", config={"slots": BATCH, "max_positions": 1024, "max_frames": 800}) as tts:
@@ -89,8 +85,7 @@ def speak(options: argparse.Namespace) -> None:
                     ]
                     heard = hear(judges, item["text"], audio.samples, audio.sample_rate, audio.finish_reason)
                     made.append(facts | heard)
-                with options.raw.open("a", encoding="utf-8") as raw:
-                    raw.writelines(json.dumps(one) + "\n" for one in made)
+                add_lines(options.raw, made)
 
 
 def wrong(row: dict[str, Any], teacher: dict[str, Any]) -> list[str]:
@@ -126,46 +121,20 @@ def figures(layout: str, rows: list[dict[str, Any]], teacher: dict[str, Any]) ->
 
 def report(options: argparse.Namespace) -> None:
     """Make the results of all raw lines."""
-    rows = [json.loads(line) for file in options.raw for line in file.read_text(encoding="utf-8").splitlines()]
+    rows = read_lines(options.raw)
     teacher = json.loads(TEACHER.read_text(encoding="utf-8"))["mixed"]
-    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    result = {
-        "bench": "attempts",
-        "model": "builtin",
-        "cpu": options.cpu or cpu_name(),
-        "commit": options.commit or git.stdout.strip(),
-        "date": datetime.now(UTC).date().isoformat(),
-        "settings": {"texts": "mixed", "attempts": ATTEMPTS, "judges": "moonshine-base 0.1.9, pocketsphinx 5.0.4"},
-        "rows": [figures(layout, rows, teacher) for layout in LAYOUTS],
-    }
-    if options.out is not None:
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(result, indent=1))
-    print(json.dumps(result))
+    settings = {"texts": "mixed", "attempts": ATTEMPTS, "judges": "moonshine-base 0.1.9, pocketsphinx 5.0.4"}
+    finish(options, "attempts", settings=settings, rows=[figures(layout, rows, teacher) for layout in LAYOUTS])
 
 
 def main() -> None:
     """Speak or report, as the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(required=True)
-    speaking = commands.add_parser("speak")
-    speaking.add_argument("--first", type=int, default=0)
-    speaking.add_argument(
-        "--every", type=int, default=1, help="of so many texts one, where several processes share them"
-    )
-    speaking.add_argument("--count", type=int, default=50)
-    speaking.add_argument("--layouts", nargs="*", choices=LAYOUTS)
-    speaking.add_argument("--judges", type=Path, required=True)
-    speaking.add_argument("--raw", type=Path, required=True)
-    speaking.set_defaults(run=speak)
-    reporting = commands.add_parser("report")
-    reporting.add_argument("raw", type=Path, nargs="+")
-    reporting.add_argument("--cpu")
-    reporting.add_argument("--commit")
-    reporting.add_argument("--out", type=Path)
-    reporting.set_defaults(run=report)
-    options = parser.parse_args()
-    options.run(options)
+    steps = Steps(__doc__, report, speak=speak)
+    steps.take_some(50)
+    steps.making.add_argument("--every", type=int, default=1, help="of so many texts one: several processes share them")
+    steps.making.add_argument("--layouts", nargs="*", choices=LAYOUTS)
+    steps.making.add_argument("--judges", type=Path, required=True)
+    steps.run()
 
 
 if __name__ == "__main__":

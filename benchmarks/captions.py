@@ -15,17 +15,17 @@ import multiprocessing
 import re
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import soundfile
 
-from words import LAYOUTS, Aligner, cpu_name, figures, found_words  # type: ignore[import-not-found]
+from two_steps import Steps, finish  # type: ignore[import-not-found]
+from words import LAYOUTS, Aligner, figures, found_words  # type: ignore[import-not-found]
 
 TEXTS = Path(__file__).parent.parent / "tools" / "builtin_voice"
-WORDS, PARAGRAPH = 2000, 4
+WORDS, PARAGRAPH, ATTEMPTS = 2000, 4, 2
 MOST_S = 0.15
 QUIET_DB, STEP_S = -40, 0.01
 """So far below the peak of a paragraph nothing is said: where the aligner takes a breath for a part of a word, the
@@ -122,7 +122,7 @@ def speak(options: argparse.Namespace) -> None:
     command = [sys.executable, "-m", "sonoro", "say", "--file", str(folder / "chapter.txt"), "--device", options.device]
     command += ["--option", f"non_streaming_mode={json.dumps(LAYOUTS[options.layout])}", "-o", str(folder / "all.wav")]
     command += ["--srt", str(folder / "all.srt"), "--vtt", str(folder / "all.vtt"), "--words", str(folder / "all.json")]
-    subprocess.run([*command, "--seed", str(options.seed), "--attempts", "2"], check=True)
+    subprocess.run([*command, "--seed", str(options.seed), "--attempts", str(ATTEMPTS)], check=True)
     samples, rate = soundfile.read(folder / "all.wav", dtype="float32")
     told = json.loads((folder / "all.json").read_text(encoding="utf-8"))
     pieces = pieces_of(text, samples, rate, told)
@@ -198,42 +198,20 @@ def row(folder: Path) -> dict[str, Any]:
 
 def report(options: argparse.Namespace) -> None:
     """Make the results of all folders."""
-    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    result = {
-        "bench": "captions",
-        "model": "builtin",
-        "cpu": options.cpu or cpu_name(),
-        "commit": options.commit or git.stdout.strip(),
-        "date": datetime.now(UTC).date().isoformat(),
-        "settings": {"aligner": "pocketsphinx", "parsers": "srt, webvtt-py"},
-        "rows": [row(folder) for folder in options.folders],
-    }
-    if options.out is not None:
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(result, indent=1))
-    print(json.dumps(result))
+    settings = {"attempts": ATTEMPTS, "aligner": "pocketsphinx", "parsers": "srt, webvtt-py"}
+    finish(options, "captions", settings=settings, rows=[row(folder) for folder in options.raw])
 
 
 def main() -> None:
     """Speak or report, as the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(required=True)
-    speaking = commands.add_parser("speak")
-    speaking.add_argument("--layout", choices=LAYOUTS, default="text_first")
-    speaking.add_argument("--words", type=int, default=WORDS)
-    speaking.add_argument("--device", default="cpu")
-    speaking.add_argument("--processes", type=int, default=1)
-    speaking.add_argument("--seed", type=int, default=0)
-    speaking.add_argument("--folder", type=Path, required=True)
-    speaking.set_defaults(run=speak)
-    reporting = commands.add_parser("report")
-    reporting.add_argument("folders", type=Path, nargs="+")
-    reporting.add_argument("--cpu")
-    reporting.add_argument("--commit")
-    reporting.add_argument("--out", type=Path)
-    reporting.set_defaults(run=report)
-    options = parser.parse_args()
-    options.run(options)
+    steps = Steps(__doc__, report, speak=speak)
+    steps.making.add_argument("--layout", choices=LAYOUTS, default="text_first")
+    steps.making.add_argument("--words", type=int, default=WORDS)
+    steps.making.add_argument("--device", default="cpu")
+    steps.making.add_argument("--processes", type=int, default=1)
+    steps.making.add_argument("--seed", type=int, default=0)
+    steps.making.add_argument("--folder", type=Path, required=True)
+    steps.run()
 
 
 if __name__ == "__main__":

@@ -20,14 +20,14 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from websockets.asyncio.client import connect
 
-from words import LAYOUTS, Aligner, cpu_name, found_words  # type: ignore[import-not-found]
+from two_steps import Steps, add_lines, finish, read_lines  # type: ignore[import-not-found]
+from words import LAYOUTS, Aligner, found_words  # type: ignore[import-not-found]
 
 WORDS_A_SECOND = 12
 EARLIEST_S, BEFORE_END_S = 0.3, 0.1
@@ -157,18 +157,13 @@ def speak(options: argparse.Namespace) -> None:
     """Interrupt some texts, and add what came of each to the file; those that are in it are passed over."""
     lines = [line.strip() for line in options.texts.read_text(encoding="utf-8").splitlines() if line.strip()]
     texts = [" ".join(pair) for pair in zip(lines[::2], lines[1::2], strict=False)]
-    done = set()
-    if options.raw.is_file():
-        rows = map(json.loads, options.raw.read_text(encoding="utf-8").splitlines())
-        done = {(row["number"], row["layout"]) for row in rows}
+    done = {(row["number"], row["layout"]) for row in read_lines([options.raw])}
     numbers = range(len(texts))[options.first :][: options.count]
     wanted = [(number, layout) for number in numbers for layout in LAYOUTS if (number, layout) not in done]
     aligner = Aligner()
     with served(options.model) as address:
         for number, layout in wanted:
-            row = asyncio.run(interrupt(address, aligner, number, texts[number], layout))
-            with options.raw.open("a", encoding="utf-8") as raw:
-                raw.write(json.dumps(row) + "\n")
+            add_lines(options.raw, [asyncio.run(interrupt(address, aligner, number, texts[number], layout))])
 
 
 def figures(layout: str, rows: list[dict[str, Any]], most: int) -> dict[str, Any]:
@@ -192,44 +187,20 @@ def figures(layout: str, rows: list[dict[str, Any]], most: int) -> dict[str, Any
 
 def report(options: argparse.Namespace) -> None:
     """Make the results of all raw lines."""
-    rows = [json.loads(line) for file in options.raw for line in file.read_text(encoding="utf-8").splitlines()]
-    rows.sort(key=lambda row: row["number"])
-    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    result = {
-        "bench": "interruptions",
-        "model": "builtin",
-        "cpu": options.cpu or cpu_name(),
-        "commit": options.commit or git.stdout.strip(),
-        "date": datetime.now(UTC).date().isoformat(),
-        "settings": {"texts": "everyday.txt, harvard.txt", "words_a_second": WORDS_A_SECOND, "aligner": "pocketsphinx"},
-        "rows": [figures(layout, rows, options.most) for layout in LAYOUTS],
-    }
-    if options.out is not None:
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(result, indent=1))
-    print(json.dumps(result))
+    rows = sorted(read_lines(options.raw), key=lambda row: row["number"])
+    settings = {"texts": "everyday.txt, harvard.txt", "words_a_second": WORDS_A_SECOND, "aligner": "pocketsphinx"}
+    found = [figures(layout, rows, options.most) for layout in LAYOUTS]
+    finish(options, "interruptions", settings=settings, rows=found)
 
 
 def main() -> None:
     """Speak or report, as the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(required=True)
-    speaking = commands.add_parser("speak")
-    speaking.add_argument("texts", type=Path)
-    speaking.add_argument("--model")
-    speaking.add_argument("--first", type=int, default=0)
-    speaking.add_argument("--count", type=int, default=20)
-    speaking.add_argument("--raw", type=Path, required=True)
-    speaking.set_defaults(run=speak)
-    reporting = commands.add_parser("report")
-    reporting.add_argument("raw", type=Path, nargs="+")
-    reporting.add_argument("--most", type=int, default=100)
-    reporting.add_argument("--cpu")
-    reporting.add_argument("--commit")
-    reporting.add_argument("--out", type=Path)
-    reporting.set_defaults(run=report)
-    options = parser.parse_args()
-    options.run(options)
+    steps = Steps(__doc__, report, speak=speak)
+    steps.making.add_argument("texts", type=Path)
+    steps.making.add_argument("--model")
+    steps.take_some(20)
+    steps.reporting.add_argument("--most", type=int, default=100)
+    steps.run()
 
 
 if __name__ == "__main__":

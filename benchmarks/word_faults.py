@@ -10,13 +10,10 @@ hears words begin.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import re
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +32,8 @@ from sonoro.nn.transformer import causal_attention
 from sonoro.words.heads import read_heads
 from sonoro.words.spans import spoken_words, word_spans
 from sonoro.words.tracking import Limits
-from words import LAYOUTS, Aligner, cpu_name  # type: ignore[import-not-found]
+from two_steps import Steps, add_lines, finish, read_lines  # type: ignore[import-not-found]
+from words import LAYOUTS, Aligner  # type: ignore[import-not-found]
 
 TEXTS = Path(__file__).parent.parent / "tools" / "builtin_voice"
 HEADS = Path(registry.__file__).parent.parent / "voices" / "builtin"
@@ -188,9 +186,7 @@ def texts_of() -> list[str]:
 def judge(options: argparse.Namespace) -> None:
     """Speak and judge those of `count` texts from number `first` on that are not in the file yet."""
     texts = texts_of()
-    done = set()
-    if options.raw.is_file():
-        done = {json.loads(line)["number"] for line in options.raw.read_text(encoding="utf-8").splitlines()}
+    done = {row["number"] for row in read_lines([options.raw])}
     numbers = [number for number in range(len(texts))[options.first :][: options.count] if number not in done]
     bench = Bench()
     voices = bench.model.spec.voices
@@ -222,8 +218,7 @@ def judge(options: argparse.Namespace) -> None:
                 ]
         # Of one that could not be compared it is said that it was tried.
         rows += [{"number": number, "layout": "", "kind": "tried"} for number in batch]
-        with options.raw.open("a", encoding="utf-8") as raw:
-            raw.writelines(json.dumps(row) + "\n" for row in rows)
+        add_lines(options.raw, rows)
 
 
 def is_flagged(row: dict[str, Any], limits: Limits) -> bool:
@@ -254,18 +249,7 @@ def _ranges(numbers: set[int]) -> list[str]:
 
 def report(options: argparse.Namespace) -> None:
     """Of each layout the share of each kind that is flagged, and what other limits on straying would give."""
-    rows = [json.loads(line) for file in options.raw for line in file.read_text(encoding="utf-8").splitlines()]
-    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    result: dict[str, Any] = {
-        "bench": "word_faults",
-        "model": "builtin",
-        "arm": "eager",
-        "cpu": options.cpu or cpu_name(),
-        "commit": options.commit or git.stdout.strip(),
-        "date": datetime.now(UTC).date().isoformat(),
-        "settings": {"texts": _ranges({row["number"] for row in rows}), "aligner": "pocketsphinx"},
-        "rows": [],
-    }
+    rows, made = read_lines(options.raw), []
     heads = read_heads(HEADS)
     for layout in LAYOUTS:
         of = [row for row in rows if row["layout"] == layout]
@@ -276,32 +260,18 @@ def report(options: argparse.Namespace) -> None:
         ]
         counts = Counter(row["kind"] for row in of)
         at = {"layout": layout, "limits": msgspec.to_builtins(limits), "counts": dict(sorted(counts.items()))}
-        result["rows"].append(at | shares_flagged(of, limits) | {"curve": curve})
-    if options.out is not None:
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(result, indent=1))
-    print(json.dumps(result))
+        made.append(at | shares_flagged(of, limits) | {"curve": curve})
+    settings = {"texts": _ranges({row["number"] for row in rows}), "aligner": "pocketsphinx"}
+    finish(options, "word_faults", arm="eager", settings=settings, rows=made)
 
 
 def main() -> None:
     """Judge or report, as the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(required=True)
-    judging = commands.add_parser("judge")
-    judging.add_argument("--first", type=int, default=0)
-    judging.add_argument("--count", type=int, default=50)
-    judging.add_argument("--seed", type=int, default=0, help="with another, others of the voices speak the texts")
-    judging.add_argument("--layouts", nargs="*", choices=LAYOUTS, default=list(LAYOUTS))
-    judging.add_argument("--raw", type=Path, required=True)
-    judging.set_defaults(run=judge)
-    reporting = commands.add_parser("report")
-    reporting.add_argument("raw", type=Path, nargs="+")
-    reporting.add_argument("--cpu")
-    reporting.add_argument("--commit")
-    reporting.add_argument("--out", type=Path)
-    reporting.set_defaults(run=report)
-    options = parser.parse_args()
-    options.run(options)
+    steps = Steps(__doc__, report, judge=judge)
+    steps.take_some(50)
+    steps.making.add_argument("--seed", type=int, default=0, help="with another, others of the voices speak the texts")
+    steps.making.add_argument("--layouts", nargs="*", choices=LAYOUTS, default=list(LAYOUTS))
+    steps.run()
 
 
 if __name__ == "__main__":

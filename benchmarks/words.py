@@ -11,12 +11,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import platform
 import re
-import subprocess
 from collections.abc import Callable, Iterable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +24,7 @@ from sonoro import TTS
 from sonoro.api import Audio, AudioPiece, listen
 from sonoro.core.normalize import trace_english
 from sonoro.words.spans import SpokenWord, spoken_words, word_spans
+from two_steps import Steps, add_lines, finish, read_lines  # type: ignore[import-not-found]
 
 ALIGNER_HZ, PAD_S = 16000, 0.1
 LAYOUTS = {"text_first": True, "text_along": False}
@@ -73,10 +70,7 @@ def speak(options: argparse.Namespace) -> None:
     """Speak some texts, and add what was told and what the aligner found to the file of raw times."""
     texts = [line.strip() for line in options.texts.read_text(encoding="utf-8").splitlines() if line.strip()]
     texts = texts[options.first : options.first + options.count]
-    done = set()
-    if options.raw.is_file():
-        rows = map(json.loads, options.raw.read_text(encoding="utf-8").splitlines())
-        done = {(row["layout"], row["path"], row["text"]) for row in rows}
+    done = {(row["layout"], row["path"], row["text"]) for row in read_lines([options.raw])}
     aligner = Aligner()
     with TTS(options.model, config={"slots": BATCH, "max_positions": 1024, "max_frames": 400}) as tts:
         for (name, is_first), path in itertools.product(LAYOUTS.items(), PATHS):
@@ -91,10 +85,9 @@ def speak(options: argparse.Namespace) -> None:
                     for number, text in enumerate(texts[begin : begin + BATCH])
                     if (name, path, text) not in done
                 ]
-                with options.raw.open("a", encoding="utf-8") as raw:
-                    for item, audio in zip(items, PATHS[path](tts, items), strict=True):
-                        facts = {"layout": name, "path": path, "voice": item["voice"], "text": item["text"]}
-                        raw.write(json.dumps(facts | compared(aligner, item["text"], audio)) + "\n")
+                for item, audio in zip(items, PATHS[path](tts, items), strict=True):
+                    facts = {"layout": name, "path": path, "voice": item["voice"], "text": item["text"]}
+                    add_lines(options.raw, [facts | compared(aligner, item["text"], audio)])
 
 
 def streamed(tts: TTS, items: list[Any]) -> Iterator[Audio]:
@@ -179,59 +172,31 @@ def row(layout: str, path: str, readings: list[dict[str, Any]]) -> dict[str, Any
     }
 
 
-def cpu_name() -> str:
-    """As Linux calls the processor."""
-    file = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*: (.*)", file.read_text(encoding="utf-8")) if file.is_file() else None
-    return found[1] if found else platform.machine()
-
-
 def report(options: argparse.Namespace) -> None:
     """Make the results of all raw times."""
-    readings = [json.loads(line) for file in options.raw for line in file.read_text(encoding="utf-8").splitlines()]
-    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    result = {
-        "bench": "words",
-        "model": "builtin",
-        "arm": "eager",
-        "cpu": options.cpu or cpu_name(),
-        "torch": torch.__version__,
-        "dtype": "float32",
-        "commit": options.commit or git.stdout.strip(),
-        "date": datetime.now(UTC).date().isoformat(),
-        "settings": {"texts": options.name, "aligner": "pocketsphinx", "batch": BATCH},
-        "rows": [
+    readings = read_lines(options.raw)
+    finish(
+        options,
+        "words",
+        arm="eager",
+        torch=torch.__version__,
+        dtype="float32",
+        settings={"texts": options.name, "aligner": "pocketsphinx", "batch": BATCH},
+        rows=[
             row(layout, path, [one for one in readings if (one["layout"], one["path"]) == (layout, path)])
             for layout, path in itertools.product(LAYOUTS, PATHS)
         ],
-    }
-    for one in result["rows"]:
-        print(json.dumps(one, indent=1))
-    if options.out is not None:
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(result))
+    )
 
 
 def main() -> None:
     """Speak or report, as the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(required=True)
-    speaking = commands.add_parser("speak")
-    speaking.add_argument("texts", type=Path)
-    speaking.add_argument("--model")
-    speaking.add_argument("--first", type=int, default=0)
-    speaking.add_argument("--count", type=int, default=20)
-    speaking.add_argument("--raw", type=Path, required=True)
-    speaking.set_defaults(run=speak)
-    reporting = commands.add_parser("report")
-    reporting.add_argument("raw", type=Path, nargs="+")
-    reporting.add_argument("--name", default="everyday.txt")
-    reporting.add_argument("--cpu", help="on which the raw times were made; this one if none")
-    reporting.add_argument("--commit", help="at which the raw times were made; that of this tree if none")
-    reporting.add_argument("--out", type=Path)
-    reporting.set_defaults(run=report)
-    options = parser.parse_args()
-    options.run(options)
+    steps = Steps(__doc__, report, speak=speak)
+    steps.making.add_argument("texts", type=Path)
+    steps.making.add_argument("--model")
+    steps.take_some(20)
+    steps.reporting.add_argument("--name", default="everyday.txt")
+    steps.run()
 
 
 if __name__ == "__main__":
