@@ -23,7 +23,7 @@ from sonoro.core.errors import (
     SonoroError,
     UnknownVoice,
 )
-from sonoro.core.types import AudioChunk, Failed, Finished, ModelSpec, Reference, SpeechRequest, check_text
+from sonoro.core.types import AudioChunk, Failed, Finished, Reference, SpeechRequest, check_text
 from sonoro.transport.launch import EngineProcess, Limits, Started, cancel_tasks
 from sonoro.transport.messages import (
     AppendText,
@@ -235,11 +235,6 @@ class EngineClient(Started):
         """The `Ready` message of the newest engine."""
         assert self._ready is not None, "the engine has not been started"
         return self._ready
-
-    @property
-    def spec(self) -> ModelSpec:
-        """What the model can do."""
-        return self.ready.spec
 
     @property
     def is_ready(self) -> bool:

@@ -15,7 +15,7 @@ import msgspec
 
 from sonoro.core.encoded_voice import EncodedVoice
 from sonoro.core.errors import ConfigError, EngineError
-from sonoro.core.types import ModelSpec, Reference, SpeechRequest
+from sonoro.core.types import Reference, SpeechRequest
 from sonoro.transport.client import EngineClient, RequestStream, VoiceSource
 from sonoro.transport.launch import Limits, Started, cancel_tasks
 from sonoro.transport.messages import Ready, WorkerSettings
@@ -89,11 +89,6 @@ class Fleet(Started):
     def ready(self) -> Ready:
         """The `Ready` message of the first engine."""
         return self.replicas[0].ready
-
-    @property
-    def spec(self) -> ModelSpec:
-        """What the model can do."""
-        return self.ready.spec
 
     @property
     def is_ready(self) -> bool:

@@ -26,6 +26,7 @@ import zmq
 import zmq.asyncio
 
 from sonoro.core.errors import ConfigError, EngineCrashed, EngineError, InvalidRequest
+from sonoro.core.types import ModelSpec
 from sonoro.transport.channel import new_endpoint, remove_endpoint
 from sonoro.transport.messages import EncodeVoice, Fatal, FromEngine, Ready, Shutdown, Submit, ToEngine, WorkerSettings
 
@@ -81,13 +82,22 @@ class Limits:
 
 
 class Started(ABC):
-    """An asynchronous context manager of what has `start` and `close`."""
+    """An asynchronous context manager of one engine or several: starts and closes them."""
 
     @abstractmethod
     async def start(self) -> None: ...
 
     @abstractmethod
     async def close(self) -> None: ...
+
+    @property
+    @abstractmethod
+    def ready(self) -> Ready: ...
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What the model can do."""
+        return self.ready.spec
 
     async def __aenter__(self) -> Self:
         await self.start()
