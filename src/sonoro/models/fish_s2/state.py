@@ -8,14 +8,7 @@ from torch import Tensor
 
 from sonoro.core.errors import ConfigError
 from sonoro.models.base import Capacity, Pages
-from sonoro.models.slots import (
-    BackboneState,
-    DepthState,
-    allocate_depth,
-    fill_backbone,
-    stage_prompts,
-    watch_text,
-)
+from sonoro.models.slots import BackboneState, DepthState, allocate_depth, fill_backbone, stage_prompts, watch_text
 from sonoro.words.heads import WordHeads
 
 from .backbone import DualAR

@@ -27,15 +27,7 @@ from sonoro.words.heads import WordHeads
 from sonoro.words.tracking import Pointing
 
 from . import frame, voice, weights
-from .config import (
-    RELEASED,
-    Configs,
-    GenerationConfig,
-    ModelConfig,
-    read_configs,
-    released_configs,
-    speaker_sexes,
-)
+from .config import RELEASED, Configs, GenerationConfig, ModelConfig, read_configs, released_configs, speaker_sexes
 from .live_text import LiveSegment
 from .prompt import SPLITS, ClonedVoice, PromptBuilder, TalkerPrompt, TextTokenizer
 from .state import FrameState, admit, allocate, append_text, prefill, reset, stage
