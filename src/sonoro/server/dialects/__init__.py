@@ -7,9 +7,9 @@ To add one: write `dialects/NAME.py` with a function `routes(service) -> Sequenc
     async def speak(request: Request) -> Response:
         return await dialect.speak(request, read)       # read(payload: bytes) -> Asked
 
-A WebSocket is a class derived from `WebSocketSession` (sonoro.server.websocket_session); `DialectSession` is
-one for texts that come piece by piece under an id, each spoken by our own utterances. What is wrong with a message is
-raised as `InvalidRequest`; limits, permits, encoding, slow readers and clients that leave are the callee's matter.
+A WebSocket is a class derived from `WebSocketSession` (sonoro.server.websocket_session): from `LiveSession` for one
+text after the other, from `DialectSession` for texts that come piece by piece under an id. What is wrong with a message
+is raised as `InvalidRequest`; limits, permits, encoding, slow readers and clients that leave are the callee's matter.
 A path that OpenAI's API has too is shared by `is_ours`, which looks at the headers; routes here are asked first.
 """
 
