@@ -11,7 +11,7 @@ from fakes.graphs import FunctionPool
 from fakes.shown_sine import ShownSineModel
 from resolving import Engine
 from sonoro.core.config import EngineConfig, word_heads_folder
-from sonoro.core.types import Event, Finished, SpeechRequest
+from sonoro.core.types import AudioChunk, Event, Finished, SpeechRequest
 from sonoro.core.words import Word
 from sonoro.models import registry
 from sonoro.words.heads import WordHeads, read_table
@@ -86,6 +86,23 @@ def test_heads_are_found_once_words_are_wanted_and_times_are_estimated(
     later = Engine(untold(), CONFIG)
     assert words_of(speak(later, "d", with_words=True)) == words
     assert not later.has_quiet_work
+
+
+@pytest.mark.gpu
+def test_graphs_are_captured_anew_once_heads_are_found() -> None:
+    model = registry.load(None, device="cuda").model
+    known, model.word_heads = model.word_heads, WordHeads()
+    engine = Engine(model, dataclasses.replace(CONFIG, frame_batches=(1, 2), codec_batches=(1,)))
+    plain = speak(engine, "a", seed=3)
+    assert words_of(speak(engine, "b", seed=3, with_words=True)) is None
+    be_quiet(engine)
+    assert model.word_heads.places == known.places
+    launched = dict(engine.runner.launches["frame"])
+    again = speak(engine, "c", seed=3, with_words=True)
+    assert [word.text for word in words_of(again)] == ["Hello", "there", "you"]
+    pcm = [b"".join(event.pcm for event in events if isinstance(event, AudioChunk)) for events in (plain, again)]
+    assert pcm[0] == pcm[1]
+    assert {how for how, count in engine.runner.launches["frame"].items() if count > launched[how]} == {"graph"}
 
 
 def test_nothing_is_searched_for_while_a_request_is_there_and_it_does_not_notice() -> None:
