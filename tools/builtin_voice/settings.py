@@ -69,10 +69,12 @@ ALIASES = {
 
 
 RESPELLINGS = {
-    **{"allergies": "allerjies", "ballet": "ballay", "cafe": "caffay", "cafes": "caffays", "cliche": "cleeshay"},
-    **{"colonel": "kernel", "comma": "kommah", "croissant": "kwassont", "doughnut": "donut", "doughnuts": "donuts"},
-    **{"entree": "ontray", "jalapeno": "halapenyo", "jalapenos": "halapenyos", "massage": "massahge"},
-    **{"niece": "neece", "portrait": "portrit", "saute": "sautay", "sergeant": "sargent"},
+    **{"aisle": "isle", "aisles": "isles", "allergies": "allerjies", "ballet": "ballay", "cafe": "caffay"},
+    **{"cafes": "caffays", "cappuccino": "cappacheeno", "cliche": "cleeshay", "colonel": "kernel", "comma": "komma"},
+    **{"croissant": "kwassont", "doughnut": "donut", "doughnuts": "donuts", "entree": "ontray"},
+    **{"jalapeno": "halapenyo", "jalapenos": "halapenyos", "kindergarten": "kindergartn", "lasagna": "lasania"},
+    **{"massage": "massahge", "niece": "neece", "portrait": "portrit", "recipes": "ressipees", "saute": "saw tay"},
+    **{"sergeant": "sargent", "spaghetti": "spagetti"},
 }
 """Common words that the voices of this size say wrong as they are written, and as they say them right."""
 
