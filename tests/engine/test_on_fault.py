@@ -85,6 +85,20 @@ def test_what_goes_on_after_the_last_word_is_broken_off_and_the_next_segment_fol
     assert finished.reason == "stop"
 
 
+def test_of_several_sentences_the_next_attempt_speaks_half() -> None:
+    """The second half is wrong as well, with the seed of the first attempt, and is spoken again by itself."""
+    last = "That is all there is."
+    text = f"{TEXT} {last}"
+    engine = Engine(ErringModel("unreached"), config_of(max_characters=200))
+    made, finished, words = say("unreached", engine, text=text, on_fault="retry", attempts=2)
+    named = [(fault.kind, text[fault.start : fault.end], fault.outcome) for fault in finished.faults]
+    assert named == [("unreached", text, "spoken_again"), ("unreached", last, "spoken_again")]
+    assert finished.reason == "stop"
+    assert [(word.start, word.end) for word in words] == word_spans(text)
+    assert finished.frames == len(TEXT) + len(last)
+    assert len(audio(made, "a")) == finished.frames * HOP
+
+
 def test_a_limit_of_the_caller_is_no_fault() -> None:
     _, finished, words = say("none", seed=10, max_frames=15, on_fault="continue")
     _, marked, _ = say("none", seed=10, max_frames=15)

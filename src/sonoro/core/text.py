@@ -98,6 +98,18 @@ class Segment:
             self._counted = len(self.text), spoken_length(self.text)
         return self._counted[1]
 
+    def halve(self, language: str) -> Segment | None:
+        """Cut it after the sentence that ends nearest to its middle: what follows. None where it is one sentence, or
+        ids are known of it."""
+        ends = [] if self.ids is not None else _sentence_ends(self.text, language)
+        if not ends:
+            return None
+        cut = min(ends, key=lambda end: abs(2 * end - len(self.text)))
+        at = self.start + round((self.end - self.start) * cut / len(self.text))
+        rest = Segment(self.text[cut:].lstrip(), at, self.end)
+        self.text, self.end = self.text[:cut].rstrip(), at
+        return rest
+
 
 def spoken_length(text: str) -> int:
     """Letters of an alphabet that take about as long to say as `text`."""

@@ -301,7 +301,13 @@ class RunningRequest:
             progress.has_rest = True
 
     def try_again(self) -> None:
-        """Discard what the segment has made and begin its next attempt."""
+        """Discard what the segment has made and begin its next attempt. One that went wrong is spoken in two, if it has
+        several sentences: of a long text the same is left out with any seed."""
         assert self.allocation is None
+        assert self.segment is not None
+        assert self.request.language is not None
+        rest = self.segment.halve(self.request.language) if self.is_faulty else None
+        if rest is not None:
+            self.segments.insert(self.index + 1, rest)
         self.attempt += 1
         self.progress = Progress()
