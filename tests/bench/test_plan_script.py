@@ -15,7 +15,9 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 MODEL = "qwen3-tts-1.7b-customvoice"
 FRAMES = tuple(range(30, 91))
 WITHIN = 0.15
-CONFIG = EngineConfig(slots=256, chunk_frames=(1, 2, 4, 12), codec_wait=0, codec_overlap=0)
+CONFIG = EngineConfig(
+    slots=256, chunk_frames=(1, 2, 4, 12), codec_batches=(1, 4, 16, 64), codec_wait=0, codec_overlap=0
+)
 """What was measured ran so."""
 
 

@@ -178,8 +178,8 @@ class EngineConfig(Settings):
     card gives; with `memory_fraction` it makes a large card as small as another.
 
     What is captured at start, ascending; empty for powers of two. `frame_batches` up to `slots`, `prefill_buckets` up
-    to 512 tokens, or eight for each slot and 2,048 at most, from 64 on with what lies halfway, `codec_batches` up to
-    64. `is_eager` captures nothing: the same kernels, launched one by one.
+    to 512 tokens, or 32 for each slot and 2,048 at most, from 64 on with what lies halfway, `codec_batches` up to 32.
+    `is_eager` captures nothing: the same kernels, launched one by one.
     `is_ready_early`: an engine process is ready with some of them, and captures the others while nobody speaks; `sonoro
     serve` has an option for it.
     """
@@ -265,12 +265,12 @@ class EngineConfig(Settings):
 
     def resolve(self) -> Self:
         """This configuration with every size that was left out filled in, except `pages`."""
-        prompt_tokens = min(max(512, 8 * self.slots), 2048, self.prefill_tokens)
+        prompt_tokens = min(max(512, 32 * self.slots), 2048, self.prefill_tokens)
         return dataclasses.replace(
             self,
             frame_batches=self.frame_batches or _powers_of_two(self.slots),
             prefill_buckets=self.prefill_buckets or _with_halves(_powers_of_two(prompt_tokens, first=16)),
-            codec_batches=self.codec_batches or _powers_of_two(min(64, self.slots), factor=4),
+            codec_batches=self.codec_batches or _powers_of_two(min(32, self.slots), factor=4),
             codec_frames=self.codec_frames or 4 * self.slots,
         )
 
