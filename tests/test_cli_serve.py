@@ -29,6 +29,7 @@ from sonoro.server.config import ServerConfig
 __all__ = ["sonoro"]
 
 ROOT = Path(__file__).parents[1]
+PHASES = ("imports", "memory", "weights", "state", "checks", "graphs", "voices")
 EXAMPLES = ROOT / "examples"
 
 
@@ -178,6 +179,8 @@ def test_the_log_has_a_line_for_each_request_as_json_on_demand(tmp_path: Path) -
     assert "hush" not in err
     lines = [json.loads(line) for line in err.splitlines()]
     assert all({"time", "level", "event"} <= line.keys() for line in lines)
+    (line,) = (line for line in lines if line["event"] == "ready")
+    assert [name for name in line if name.endswith("_s")] == ["ready_s", *(f"{name}_s" for name in PHASES)]
     (line,) = (line for line in lines if line["event"] == "request")
     known = {"level": "INFO", "id": "job-1", "method": "POST", "path": "/v1/audio/speech", "status": 200}
     assert known.items() <= line.items()

@@ -127,12 +127,12 @@ def main() -> NoReturn:
                 engine = Engine(loaded.model, wanted.config, executor=executor, phases=phases)
                 engine.voices.warm_up()
                 phases.end("voices")
-            logger.info("event=kernels_awaited seconds=%.1f", compiled.waited_s)
         # What has been made so far stays; a collection would only walk it again and again.
         gc.collect()
         gc.freeze()
         worker = Worker(engine, link, loaded.device, compiled)
-        link.send([worker.ready(time.monotonic() - float(started_at_s), phases.seconds)])
+        waited = {"kernels_awaited": compiled.waited_s} if compiled.waited_s else {}
+        link.send([worker.ready(time.monotonic() - float(started_at_s), phases.seconds | waited)])
         with border(partial(_end_broken, link)):
             worker.serve()
     # What it holds is freed with it: piece by piece that takes a third of a second.
@@ -260,7 +260,7 @@ class Worker:
         self._frame_s: deque[float] = deque(maxlen=_WINDOW)
         self._ticked_at_s: float | None = None
         self._is_stopping = False
-        self._quiet_from_s = self._captures_s = 0.0
+        self._quiet_from_s = 0.0
 
     def ready(self, ready_s: float, phases: Mapping[str, float] = MappingProxyType({})) -> Ready:
         """What to say once the engine can be used, after a start of such `phases`."""
@@ -328,9 +328,6 @@ class Worker:
             self._engine.find_heads()
             return
         self._engine.runner.capture_next()
-        self._captures_s += time.perf_counter() - started_at_s
-        if not self._engine.runner.to_come:
-            logger.info("event=graphs_captured seconds=%.1f", self._captures_s)
         self._link.send([self._ready_now()])
 
     def _note_tick(self, started_at_s: float) -> None:

@@ -18,6 +18,7 @@ from fastapi import FastAPI
 from starlette.requests import HTTPConnection
 
 from sonoro.core.errors import EngineClosed, EngineError, InvalidRequest, SonoroError, UnknownVoice
+from sonoro.core.logs import log_event
 from sonoro.core.text import MIN_BOUND_S, SECONDS_PER_LETTER, spoken_length
 from sonoro.core.types import ModelSpec, SpeechRequest, VoiceFacts, is_speakable
 from sonoro.server.config import OPENAI_VOICES, ServerConfig
@@ -142,9 +143,9 @@ class Service:
         self.metrics.model, self._is_started = self.client.spec.name, True
         self._watching = [asyncio.create_task(watch()) for watch in (self._watch_voices, self._watch_engines)]
         ready = self.client.ready
-        phases = " ".join(f"{name}_s={seconds:.1f}" for name, seconds in ready.phases.items())
-        facts = ready.spec.name, ready.ready_s, ready.graphs_to_come, phases
-        logger.info("event=ready model=%s ready_s=%.1f graphs_to_come=%d %s", *facts)
+        phases = {f"{name}_s": round(seconds, 1) for name, seconds in ready.phases.items()}
+        facts = {"model": ready.spec.name, "ready_s": round(ready.ready_s, 1), "graphs_to_come": ready.graphs_to_come}
+        log_event(logger, logging.INFO, "ready", facts | phases)
 
     async def until_started(self) -> None:
         """Wait until the engines have started or failed to; `unready` says which."""

@@ -352,6 +352,8 @@ class EngineClient(Started):
             self._fetches.add(task)
             task.add_done_callback(self._fetches.discard)
         elif isinstance(message, Ready):
+            if self.ready.graphs_to_come and not message.graphs_to_come:
+                logger.info("event=graphs_captured")
             self._ready = message
         else:
             assert isinstance(message, Pong), message

@@ -137,9 +137,10 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The engine can be used. Sent again whenever another of the graphs that were to come has been captured.
 
     `ready_s` counts from the start of the process. `report` says in lines what memory is used for and what each
-    captured size took; `phases` are the seconds of each phase of the start, in order. Both memories are those of this
-    process on a GPU, 0 without one. Encoded voices that have the `fingerprint` can be loaded. `graphs_to_come` are not
-    captured yet: until they are, batches are padded to larger ones.
+    captured size took; `phases` are the seconds of each phase of the start, in order, and `kernels_awaited` those in
+    which launches waited for kernels, if any did. Both memories are those of this process on a GPU, 0 without one.
+    Encoded voices that have the `fingerprint` can be loaded. `graphs_to_come` are not captured yet: until they are,
+    batches are padded to larger ones.
     """
 
     spec: ModelSpec
