@@ -3,13 +3,17 @@
 import asyncio
 import dataclasses
 import time
+from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from engine_processes import CONFIG, LONG, alone, gather, launch, nothing_left, run, until
-from sonoro.core.errors import EngineBusy, EngineClosed, EngineError, InvalidRequest, UnknownVoice
+from fakes.sine import SineModel
+from sonoro.core.errors import EngineBusy, EngineClosed, EngineCrashed, EngineError, InvalidRequest, UnknownVoice
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest
 from sonoro.transport.client import EngineClient
+from sonoro.transport.messages import FromEngine, Ready, WorkerSettings
 
 __all__ = ["nothing_left"]
 
@@ -49,6 +53,43 @@ def test_streams_equal_the_answers_of_an_engine_in_this_process() -> None:
             assert await is_idle(client)
 
     run(listen())
+
+
+def test_it_is_said_when_all_graphs_are_there(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = asyncio.Event()
+
+    class Process:
+        """One whose engine captures a graph, and another, and begins anew with one more."""
+
+        def __init__(self, ready: Ready) -> None:
+            self.ready = ready
+
+        async def serve(self, take: Callable[[FromEngine], None]) -> EngineCrashed:
+            for left in (1, 0, 0, 1, 0):
+                take(msgspec.structs.replace(self.ready, graphs_to_come=left))
+            told.set()
+            return await asyncio.get_running_loop().create_future()
+
+        def send(self, message: object) -> None:
+            pass
+
+        async def stop(self, timeout_s: float) -> None:
+            pass
+
+    async def start(*_: object) -> Process:
+        shown = {"report": "", "gpu_memory_mib": 0.0, "graph_memory_mib": 0.0}
+        return Process(Ready(spec=SineModel().spec, ready_s=1.0, graphs_to_come=2, **shown))
+
+    async def listen() -> None:
+        async with EngineClient(WorkerSettings()):
+            await told.wait()
+
+    monkeypatch.setattr("sonoro.transport.client.EngineProcess.start", start)
+    with caplog.at_level("INFO", "sonoro.transport.client"):
+        run(listen())
+    assert caplog.messages == ["event=graphs_captured"] * 2
 
 
 def test_what_cannot_be_spoken_is_refused_by_name_and_harms_nobody() -> None:
