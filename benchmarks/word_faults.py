@@ -261,7 +261,7 @@ def report(options: argparse.Namespace) -> None:
         counts = Counter(row["kind"] for row in of)
         at = {"layout": layout, "limits": msgspec.to_builtins(limits), "counts": dict(sorted(counts.items()))}
         made.append(at | shares_flagged(of, limits) | {"curve": curve})
-    settings = {"texts": _ranges({row["number"] for row in rows}), "aligner": "pocketsphinx"}
+    settings = {"texts": _ranges({row["number"] for row in rows}), "aligner": "pocketsphinx", "note": options.note}
     finish(options, "word_faults", arm="eager", settings=settings, rows=made)
 
 
@@ -271,6 +271,7 @@ def main() -> None:
     steps.take_some(50)
     steps.making.add_argument("--seed", type=int, default=0, help="with another, others of the voices speak the texts")
     steps.making.add_argument("--layouts", nargs="*", choices=LAYOUTS, default=list(LAYOUTS))
+    steps.reporting.add_argument("--note", help="as, on which texts the limits were set")
     steps.run()
 
 
