@@ -53,20 +53,23 @@ TWO_WIDTHS = ("64 64+16 64 1 1 4 4", "64 64+16 128 1 1 3 4", "64 32+16 128 1 1 4
 WIDE_PLANS = {(19456, 2560): "64 64+16 64 1 1 4 4", (12288, 2048): "64 32+16 128 1 1 4 4"}
 CACHE_BYTES = 2**28
 FIRST_ARM = "before"
-BEFORE = {"codec_overlap": 0, "codec_wait": 0, "chunk_frames": (1, 2, 4, 12)}
+LARGE_BATCHES = {"codec_batches": (1, 4, 16, 64)}
+COARSE = {**LARGE_BATCHES, "prefill_buckets": (16, 32, 64, 128, 256, 512)}
+BEFORE = {**COARSE, "codec_overlap": 0, "codec_wait": 0, "chunk_frames": (1, 2, 4, 12)}
 ARMS: Mapping[str, dict[str, Any]] = {
     FIRST_ARM: {**BEFORE, "is_prefill_fused": False},
     "pages": {**BEFORE, "is_prefill_fused": False},
     "prefill": BEFORE,
     "norms": BEFORE,
     "wait": {**BEFORE, "codec_wait": 4},
-    "chunks": {"codec_overlap": 0},
-    "overlap": {"codec_overlap": 4096},
+    "chunks": {**COARSE, "codec_overlap": 0},
+    "overlap": {**COARSE, "codec_overlap": 4096},
+    "buckets": {**LARGE_BATCHES, "codec_overlap": 4096},
+    "batches": {"codec_overlap": 4096},
     "tiles": {"codec_overlap": 4096},
-    "buckets": {"codec_overlap": 4096, "prefill_buckets": (16, 32, 64, 96, 128, 192, 256, 384, 512)},
 }
-"""Settings of engines by name. Each arm has one change more than the one above it, but for the last two, each of which
-has one more than `overlap`. The first has all pages as well; what `PATCHES` says of others is no setting."""
+"""Settings of engines by name. Each arm has one change more than the one above it. The first has all pages as well;
+what `PATCHES` says of others is no setting."""
 
 PAGE_POSITIONS = 32
 
