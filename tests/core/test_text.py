@@ -9,6 +9,7 @@ import pytest
 from sonoro.core.text import (
     MIN_BOUND_S,
     SECONDS_PER_LETTER,
+    Segment,
     cut_live,
     cut_sentence,
     frames_bound,
@@ -200,3 +201,27 @@ def test_segments_are_found_in_their_text_and_rewritten_ones_in_proportion() -> 
     assert segment_ends("It has 5 $. It is.", ["it has five dollars.", "it is."]) == [14, 18]
     assert segment_ends("STOP. And stop. ", ["stop.", "and stop."]) == [6, 16]
     assert segment_ends("...", []) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "halves"),
+    [
+        (
+            "One is short. Two is quite a bit longer than that. Three.",
+            ["One is short.", "Two is quite a bit longer than that. Three."],
+        ),
+        ("Only one sentence, however long it may be.", None),
+        ("A sentence. ...", None),
+        ("今天天气很好。我们去公园。", ["今天天气很好。", "我们去公园。"]),
+    ],
+)
+def test_a_segment_is_halved_where_a_sentence_ends(text: str, halves: list[str] | None) -> None:
+    segment = Segment(text, 5, 5 + len(text))
+    rest = segment.halve("auto")
+    if halves is None:
+        assert rest is None
+        assert (segment.text, segment.start, segment.end) == (text, 5, 5 + len(text))
+        return
+    assert [segment.text, rest.text] == halves
+    assert (segment.start, segment.end, rest.end) == (5, rest.start, 5 + len(text))
+    assert segment.end == pytest.approx(5 + text.index(halves[1]), abs=1)

@@ -102,6 +102,7 @@ class Segment:
         """Cut it after the sentence that ends nearest to its middle: what follows. None where it is one sentence, or
         ids are known of it."""
         ends = [] if self.ids is not None else _sentence_ends(self.text, language)
+        ends = [end for end in ends if is_speakable(self.text[:end]) and is_speakable(self.text[end:])]
         if not ends:
             return None
         cut = min(ends, key=lambda end: abs(2 * end - len(self.text)))
