@@ -80,8 +80,8 @@ CANNOT_START, BROKEN = 2, 1
 _IDLE_S = 1.0
 _PARENT_CHECK_S = 0.5
 _WINDOW = 4096
-_POLL_S = 0.001
-"""The shortest time that a link waits for a message."""
+_WORTH_S = 0.002
+"""For less nobody is waited for: a link waits for whole milliseconds, and one request alone may have ticks as short."""
 
 _HANDLE_S = 0.005
 _ENCODING_S = 0.002
@@ -347,7 +347,7 @@ class Worker:
     def _handle_late(self, waiting: deque[ToEngine]) -> None:
         """Handle what comes while the device does not need the next tick yet."""
         until_s = 0.0 if self._ticked_at_s is None else self._ticked_at_s + self._engine.spare_s
-        while not self._is_stopping and (left_s := until_s - time.perf_counter()) >= _POLL_S:
+        while not self._is_stopping and (left_s := until_s - time.perf_counter()) >= _WORTH_S:
             waiting += self._link.receive(left_s)
             self._handle_some(waiting)
 
