@@ -62,6 +62,12 @@ EIGHT_BITS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 _LARGEST = {"int8": 127.0, "fp8": 448.0}
 """What the largest of a channel is stored as."""
 
+_WIDENED_AT_ONCE = 2**23
+"""Weights in 8 bits that are widened for the library, 17 MB."""
+
+_GATED_AT_ONCE = 1024
+"""Rows of a gated product that the library makes."""
+
 _QUANTIZED_AT_ONCE = 2**22
 """Numbers, in float32: all of a large layer would take four times what is kept of it, and tear memory to pieces."""
 
@@ -528,8 +534,11 @@ def _matmul(
         return out
     if norm is not None:
         x = rms_norm_kernel(x, *norm, enable_pdl=plan.enable_pdl)
+    if isinstance(plan, CublasPlan) and is_gated:
+        return _cublas_gate_up(x, weight, scale, enable_pdl)
     if isinstance(plan, CublasPlan):
-        return _cublas_matmul(x, dequantized(weight, scale, x.dtype), residual, is_gated, enable_pdl)
+        product = _cublas_matmul(x, weight, scale)
+        return product if residual is None else product.add_(residual)
     return _tile_matmul(x, weight, scale, plan, residual, is_gated)
 
 
@@ -592,15 +601,27 @@ def _launch_tiles(
     )
 
 
-def _cublas_matmul(x: Tensor, weight: Tensor, residual: Tensor | None, is_gated: bool, enable_pdl: bool) -> Tensor:
-    product = F.linear(x, weight)
-    if is_gated:
-        batch, width_out = product.shape[0], product.shape[1] // 2
-        out = torch.empty((batch, width_out), dtype=x.dtype, device=x.device)
-        grid = (batch, triton.cdiv(width_out, ROW_BLOCK))
-        _silu_mul_kernel[grid](product, out, width_out, ROW_BLOCK, enable_pdl, **pdl_options(enable_pdl))
-        return out
-    return product if residual is None else product.add_(residual)
+def _cublas_matmul(x: Tensor, weight: Tensor, scale: Tensor | None) -> Tensor:
+    if scale is None:
+        return F.linear(x, weight)
+    product = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
+    # What is widened at once takes no more memory than the rest of a prompt does.
+    step = max(1, _WIDENED_AT_ONCE // weight.shape[1] // 128) * 128
+    for first in range(0, weight.shape[0], step):
+        own = slice(first, first + step)
+        torch.mm(x, dequantized(weight[own], scale[own], x.dtype).t(), out=product[:, own])
+    return product
+
+
+def _cublas_gate_up(x: Tensor, weight: Tensor, scale: Tensor | None, enable_pdl: bool) -> Tensor:
+    width_out = weight.shape[0] // 2
+    out = torch.empty((x.shape[0], width_out), dtype=x.dtype, device=x.device)
+    # Of a long prompt some rows at a time, as both halves take four times what is kept.
+    for rows, into in zip(x.split(_GATED_AT_ONCE), out.split(_GATED_AT_ONCE), strict=True):
+        grid = (rows.shape[0], triton.cdiv(width_out, ROW_BLOCK))
+        product = _cublas_matmul(rows, weight, scale)
+        _silu_mul_kernel[grid](product, into, width_out, ROW_BLOCK, enable_pdl, **pdl_options(enable_pdl))
+    return out
 
 
 def _chosen(x: Tensor, weight: Tensor, is_gated: bool, plan: Plan | None, shrink: int) -> Plan:
@@ -686,7 +707,7 @@ def linear_add_norm_kernel(
     """`linear_add_norm_reference` in two launches; no gradient."""
     plan = _chosen(x, weight, False, plan, shrink)
     if isinstance(plan, CublasPlan):
-        partial = F.linear(x, dequantized(weight, scale, x.dtype))[None]
+        partial = _cublas_matmul(x, weight, scale)[None]
     elif isinstance(plan, TilePlan) and plan.split_k > 1:
         partial = _split_sums(x, weight, scale, plan)
     else:

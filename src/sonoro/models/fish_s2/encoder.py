@@ -21,8 +21,8 @@ from .decoder import CodecConfig, Quantizer
 
 __all__ = ["CodecEncoder"]
 
-_PIECE_FRAMES = 86
-"""4 s of audio are convolved at a time: half a minute at once takes gigabytes, and keeps a GPU from other work."""
+_PIECE_FRAMES = 43
+"""2 s of audio are convolved at a time: half a minute at once takes gigabytes, and keeps a GPU from other work."""
 
 
 class CodecEncoder(nn.Module):

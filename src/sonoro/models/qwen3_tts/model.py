@@ -53,6 +53,9 @@ class Qwen3TTS:
 
     def __init__(self, name: str, configs: Configs, modules: Modules, tokenizer: TextTokenizer) -> None:
         self.spec = spec_of(name, configs)
+        if modules.lm.speaker_encoder is None:
+            # Nobody is cloned: 190 MB of a released codec.
+            modules.codec.encoder = None
         self.codec: Codec = modules.codec
         self.word_heads = WordHeads()
         self._configs = configs
