@@ -26,6 +26,7 @@ from sonoro.ops.plans import (
     use_tuned,
     variations,
 )
+from sonoro.runtime.kernels import plans_of
 
 H200 = TYPICAL[9, 0]
 MADE_UP = [
@@ -52,11 +53,15 @@ def on(monkeypatch: pytest.MonkeyPatch) -> object:
 @pytest.mark.parametrize("path", sorted((Path(sonoro.ops.__file__).parent / "tuned").glob("*.json")), ids=str)
 def test_a_committed_file_is_named_after_its_card_and_fits_it(path: Path) -> None:
     file = json.loads(path.read_text(encoding="utf-8"))
-    assert path.stem == file["device"].replace(" ", "_")
     card = next(card for card in TYPICAL.values() if card.name == file["device"])
-    for shape, line in measured(card).items():
+    quantization = file.get("quantization", "none")
+    assert path.stem == plans_of(card)[quantization].stem
+    for shape, line in measured(card, quantization).items():
         for limit, plan in zip(LIMITS, line, strict=False):
-            assert Product(limit, shape).fits(plan, card), (shape, plan)
+            product = Product(
+                limit, shape, f"{shape[0]}x{shape[1]}" in file["gated"], 2 if quantization == "none" else 1
+            )
+            assert product.fits(plan, card), (shape, plan)
             assert from_text(to_text(plan)) == plan
 
 
