@@ -1,8 +1,7 @@
 """How long the tests take, by file: said when all are run, and what decides which of them begin first.
 
-`pytest --keep-durations` writes the figures anew. Those that are stored were taken in one process,
+`pytest --keep-durations` writes the figures anew. Those that are stored are seconds of a processor, children counted,
 on a machine of two cores that others used as well: their ratios count, and their sum is no less than on an idle one.
-Those of the longest are of a processor, children counted.
 """
 
 import collections
