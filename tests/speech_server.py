@@ -26,12 +26,14 @@ def tone(duration_s: float, silence_s: float = 0.0) -> bytes:
 
 @dataclass(frozen=True)
 class Answer:
-    """After each delay in seconds, these bytes. `ending`: `whole`, `broken` (cut without an end) or `never`."""
+    """After each delay in seconds, these bytes, once `after` requests have come. `ending`: `whole`, `broken` (cut
+    without an end) or `never`."""
 
     parts: Sequence[tuple[float, bytes]] = ()
     status: int = 200
     headers: dict[str, str] = field(default_factory=lambda: {"Content-Type": "audio/pcm", "X-Sample-Rate": str(RATE)})
     ending: str = "whole"
+    after: int = 0
 
 
 @dataclass
@@ -73,6 +75,8 @@ class Server:
         lines = [f"HTTP/1.1 {answer.status} status", "Transfer-Encoding: chunked"]
         lines += [f"{name}: {value}" for name, value in answer.headers.items()]
         begun = False
+        while len(self.bodies) < answer.after:
+            await asyncio.sleep(0.01)
         for delay_s, data in answer.parts:
             await asyncio.sleep(delay_s)
             if not begun:

@@ -77,11 +77,12 @@ def test_the_same_seed_sends_the_same_requests() -> None:
     assert {frames for _, frames in first} <= set(range(3, 10))
 
 
-@pytest.mark.parametrize("load", [{"rps": (30,)}, {"concurrency": (4,)}])
-def test_several_processes_send_what_one_would(load: dict[str, object]) -> None:
+@pytest.mark.parametrize(("load", "count"), [({"rps": (30,)}, 5), ({"concurrency": (4,)}, 4)])
+def test_several_processes_send_what_one_would(load: dict[str, object], count: int) -> None:
     def sent(processes: int) -> tuple[list[tuple[str, int]], dict[str, object]]:
-        # Far longer than the level: all are in flight at once, and each client of the closed loop sends one request.
-        with served(Answer([(1.0, tone(0.1))])) as server:
+        # After a first request, which counts for nothing, all are in flight at once, and longer than the level: each
+        # client of the closed loop sends one.
+        with served(lambda number: Answer([(1.0, tone(0.1))], after=min(number, 1) * (count + 1))) as server:
             (row,) = run(bench(server, **load, frames=(3, 9), processes=processes, duration_s=(0.3,), warm_up_s=0))[
                 "rows"
             ]
@@ -93,7 +94,7 @@ def test_several_processes_send_what_one_would(load: dict[str, object]) -> None:
     for name in ("requests", "succeeded", "failed", "mode"):
         assert row[name] == shared[name]
     # Those of all processes at once, on one clock.
-    assert shared["peak_in_flight"] == row["peak_in_flight"] == row["requests"]
+    assert shared["peak_in_flight"] == row["peak_in_flight"] == row["requests"] == count
     assert shared["lag_p95_ms"] is not None
     assert not multiprocessing.active_children()
 
