@@ -7,6 +7,7 @@ has the same clock. Knows no figures and no report.
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import random
 import time
@@ -85,6 +86,9 @@ class Level:
 
     def exchanges(self, share: int = 0, shares: int = 1) -> list[Exchange]:
         """Send one of so many equal shares of the load, and return all that was exchanged, once it has ended."""
+        # A collection that walks all that was imported would have every client of this process hear late.
+        gc.collect()
+        gc.freeze()
         return asyncio.run(_Sender(self).send(share, shares))
 
 
