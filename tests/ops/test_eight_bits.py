@@ -96,6 +96,15 @@ def test_interpreted() -> None:
                     check(*case, plan)
 
 
+@in_the_interpreter
+def test_the_library_is_given_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sonoro.ops.linear._WIDENED_AT_ONCE", 128 * 40)
+    monkeypatch.setattr("sonoro.ops.linear._GATED_AT_ONCE", 8)
+    for quantization in FORMATS:
+        for case in cases(17, (300, 40), quantization):
+            check(*case, CublasPlan())
+
+
 @pytest.mark.parametrize("quantization", FORMATS)
 def test_rows_are_stored_as_each_is_alone(quantization: str) -> None:
     """Of a weight that is too large to be widened at once."""
