@@ -36,17 +36,16 @@ def bench(server: Server, **fields: object) -> ServeBench:
 
 
 def test_delays_of_a_server_are_the_times_that_are_heard() -> None:
-    # First byte at 50 ms, first sample at 80, of which 100 ms are silent; then a gap: played until 280, next at 480.
+    # First byte at 50 ms, first sample at 80, of which 100 ms are silent; then a gap: played until 280, next at 2480.
+    # A busy machine may take two seconds for the first sample, and it is a gap still.
     first = tone(0.2, silence_s=0.1)
-    with served(Answer([(0.05, first[:1]), (0.03, first[1:]), (0.4, tone(0.3))])) as server:
+    with served(Answer([(0.05, first[:1]), (0.03, first[1:]), (2.4, tone(0.3))])) as server:
         began_s = time.perf_counter()
         (row,) = run(bench(server, concurrency=(2,), duration_s=(0.7,), warm_up_s=0.0))["rows"]
         took_ms = 1000 * (time.perf_counter() - began_s)
     assert (row["mode"], row["concurrency"], row["failed"], row["peak_in_flight"]) == ("closed", 2, 0, 2)
-    # Each of the two asks again, unless a busy machine took the time for one.
-    assert 2 <= row["requests"] <= 4
-    assert row["requests"] == row["succeeded"] == row["underruns"] == row["requests_underrun"]
-    for name, expected_ms in (("ttfb", 50), ("ttfp", 80), ("ttfa", 180), ("e2e", 480)):
+    assert 2 == row["requests"] == row["succeeded"] == row["underruns"] == row["requests_underrun"]
+    for name, expected_ms in (("ttfb", 50), ("ttfp", 80), ("ttfa", 180), ("e2e", 2480)):
         assert expected_ms <= row[f"{name}_p50_ms"] < took_ms
     assert row["leading_silence_p50_ms"] == 100
     assert row["gaps_50ms"] == row["gaps_100ms"] == row["requests"]
