@@ -117,9 +117,9 @@ def test_four_slots_take_what_was_promised(model: str, quantization: str, limit_
 
 def test_a_card_that_is_too_small_is_told_what_would_fit() -> None:
     model, config = "qwen3-tts-1.7b-customvoice", EngineConfig(slots=16)
-    # A made-up card of 5 GiB, of which nine tenths may be used: not enough in bfloat16 at any number of slots.
+    # A made-up card of 4.75 GiB, of which nine tenths may be used: not enough in bfloat16 at any number of slots.
     with pytest.raises(ConfigError, match=r"memory_fraction.*are needed for slots=16 quantization=none") as refusal:
-        refuse_what_does_not_fit(model, config, "RTX Small", 5 * GIB)
+        refuse_what_does_not_fit(model, config, "RTX Small", 19 * GIB // 4)
     assert "what would fit: slots=16 quantization=int8" in str(refusal.value)
     # What fits is not refused, nor is anything looked at on a large card.
     refuse_what_does_not_fit(model, config, "RTX Large", 24 * GIB)

@@ -92,7 +92,7 @@ def test_heads_are_found_once_words_are_wanted_and_times_are_estimated(
 def test_graphs_are_captured_anew_once_heads_are_found() -> None:
     model = registry.load(None, device="cuda").model
     known, model.word_heads = model.word_heads, WordHeads()
-    engine = Engine(model, dataclasses.replace(CONFIG, frame_batches=(1, 2), codec_batches=(1,)))
+    engine = Engine(model, dataclasses.replace(CONFIG, slots=2, frame_batches=(1, 2), codec_batches=(1,)))
     plain = speak(engine, "a", seed=3)
     assert words_of(speak(engine, "b", seed=3, with_words=True)) is None
     be_quiet(engine)
