@@ -135,7 +135,8 @@ def test_a_reader_at_playback_speed_gets_every_sample() -> None:
     text = "Fifty frames, half a second of it, and then some. " * 3
 
     async def play() -> None:
-        async with launch(queue_s=0.3) as client:
+        # Not done with its text before it is told to pause.
+        async with launch("slow", queue_s=0.3) as client:
             heard, started_s = b"", None
 
             async def is_paused() -> bool:
