@@ -423,6 +423,7 @@ def test_the_time_to_spare_grows_until_the_device_was_idle(monkeypatch: pytest.M
     def launch(plan: Plan) -> Launched:
         launched = run(plan)
         launched.was_idle = not busy[0]
+        clock.now_s += 0.01
         return launched
 
     monkeypatch.setattr(engine.runner, "run", launch)
@@ -430,7 +431,6 @@ def test_the_time_to_spare_grows_until_the_device_was_idle(monkeypatch: pytest.M
     spared_s = []
     for _ in range(150):
         engine.tick()
-        clock.now_s += 0.01
         spared_s.append(engine.spare_s)
     assert spared_s == sorted(spared_s)
     assert spared_s[20] > 0
@@ -438,3 +438,44 @@ def test_the_time_to_spare_grows_until_the_device_was_idle(monkeypatch: pytest.M
     busy[0] = False
     engine.tick()
     assert 0 < engine.spare_s < 0.9 * spared_s[-1]
+
+
+def test_a_caller_that_takes_its_time_between_ticks_makes_no_tick_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who plays each piece before it asks for the next leaves an engine alone for longer than a tick takes."""
+    clock, told_s = Clock(), list[float]()
+    engine = Engine(VoicedSineModel(), config_of(), clock, ticks_late=1)
+    run, plan = engine.runner.run, engine.scheduler.plan
+
+    def launch(planned: Plan) -> Launched:
+        clock.now_s += 0.01
+        return run(planned)
+
+    def plan_for(now_s: float, tick_s: float) -> Plan:
+        told_s.append(tick_s)
+        return plan(now_s, tick_s)
+
+    monkeypatch.setattr(engine.runner, "run", launch)
+    monkeypatch.setattr(engine.scheduler, "plan", plan_for)
+    engine.submit(SpeechRequest(id="a", text="x" * 30, max_frames=500, ignore_eos=True))
+    for _ in range(50):
+        engine.tick()
+        clock.now_s += 1.0
+    assert told_s[-1] == pytest.approx(0.01, rel=0.01)
+
+
+def test_no_tick_that_was_held_up_leaves_much_time_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    engine, takes_s = Engine(VoicedSineModel(), config_of(), clock, ticks_late=1), [0.01]
+    run = engine.runner.run
+
+    def launch(plan: Plan) -> Launched:
+        launched = run(plan)
+        launched.was_idle = False
+        clock.now_s += takes_s[0]
+        return launched
+
+    monkeypatch.setattr(engine.runner, "run", launch)
+    engine.submit(SpeechRequest(id="a", text="x" * 30, max_frames=500, ignore_eos=True))
+    for takes_s[0] in (0.01, 0.01, 60.0, 0.01, 0.01):
+        engine.tick()
+    assert engine.spare_s < 0.05 * engine.spec.frame_s

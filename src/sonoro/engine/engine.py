@@ -226,8 +226,8 @@ class Engine:
         requests that hold a slot.
         """
         started_s, is_collected, is_broken = self._clock_s(), False, True
-        # Between two ticks the device goes on with the first.
-        began_s = self._ended_at_s if self._in_flight else started_s
+        # While nobody needs the next tick the device goes on with the one before; for longer it waits for the caller.
+        began_s = max(self._ended_at_s, started_s - self.spare_s) if self._in_flight else started_s
         try:
             with self.runner.active():
                 self._queue_with_voice()
@@ -277,7 +277,9 @@ class Engine:
     def _note_launch(self, plan: Plan, launched: Launched) -> None:
         """`plan` was launched; requests whose launch raised fail here."""
         self._in_flight.append(launched)
-        longer_s = min(self.spare_s + _SPARE_STEP * self._tick_s, _SPARE_MOST * self._tick_s)
+        # After a tick that was held up for long, the next are not.
+        tick_s = min(self._tick_s, self.spec.frame_s)
+        longer_s = min(self.spare_s + _SPARE_STEP * tick_s, _SPARE_MOST * tick_s)
         self.spare_s = _SPARE_KEPT * self.spare_s if launched.was_idle else longer_s
         for running, error in launched.failed.items():
             self._fail(running, error)
