@@ -348,7 +348,7 @@ class Worker:
         """Handle what comes while the device does not need the next tick yet."""
         until_s = 0.0 if self._ticked_at_s is None else self._ticked_at_s + self._engine.spare_s
         while not self._is_stopping and (left_s := until_s - time.perf_counter()) >= _WORTH_S:
-            waiting += self._link.receive(left_s)
+            waiting += self._link.receive(0.0 if waiting else left_s)
             self._handle_some(waiting)
 
     def _handle(self, message: ToEngine) -> None:
