@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sonoro.core.errors import ConfigError
-from sonoro.runtime.memory import MemoryBudget, device_memory, plan_pages, report
+from sonoro.runtime.memory import MemoryBudget, device_memory, map_in_pieces, plan_pages, report
 
 MIB = 2**20
 
@@ -57,6 +57,22 @@ def test_the_report_adds_up() -> None:
         "left of 0.9 of 1,000.0 MiB: 90.0 MiB",
     ]
     assert list(report(None, MIB, 3)) == ["3 pages of 1048576 bytes: 4.0 MiB"]
+
+
+@pytest.mark.parametrize("given", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", ""])
+@pytest.mark.parametrize("is_started", [False, True])
+def test_memory_is_in_pieces_where_nobody_said_otherwise_before_the_gpu_is_used(
+    given: str, is_started: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = list[str]()
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", told.append)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_started)
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    if given:
+        monkeypatch.setenv(given, "backend:native")
+    map_in_pieces()
+    assert told == ([] if given or is_started else ["expandable_segments:True"])
 
 
 def test_a_cpu_has_no_budget() -> None:

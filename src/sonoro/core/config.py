@@ -333,7 +333,7 @@ def tuned_folder() -> Path:
 
 def is_allocator_set() -> bool:
     """Whether the user has told torch how to manage the memory of GPUs."""
-    return bool({"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & os.environ.keys())
+    return bool({"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"} & os.environ.keys())
 
 
 def word_heads_folder() -> Path:

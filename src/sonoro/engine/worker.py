@@ -39,7 +39,7 @@ from sonoro.engine.engine import Engine
 from sonoro.engine.kernel_cache import Compiling, Standby, compiling, may_stand_by
 from sonoro.models.base import LoadedModel
 from sonoro.runtime.kernels import fallbacks
-from sonoro.runtime.memory import device_memory
+from sonoro.runtime.memory import device_memory, map_in_pieces
 from sonoro.runtime.variants import read_triton_key
 from sonoro.transport.channel import WorkerLink, remove_endpoint
 from sonoro.transport.messages import (
@@ -217,11 +217,15 @@ def _load_libraries(settings: WorkerSettings) -> threading.Thread:
 
     To be called when no process is forked any more.
     """
+    may_use_gpu = settings.factory == DEFAULT_FACTORY and settings.device != "cpu"
+    if may_use_gpu:
+        # As the model's own factory does: by then a GPU is used already.
+        map_in_pieces()
 
     def load() -> None:
         # What goes wrong here does so again where it is told of.
         with contextlib.suppress(RuntimeError, AssertionError):
-            if settings.factory == DEFAULT_FACTORY and settings.device != "cpu" and torch.cuda.is_available():
+            if may_use_gpu and torch.cuda.is_available():
                 ones = torch.ones(1, 8, 8, device="cuda" if settings.device == "auto" else settings.device)
                 torch.nn.functional.conv1d(ones, ones).cpu()
 
