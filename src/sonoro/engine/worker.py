@@ -143,7 +143,9 @@ def _cannot_start(link: WorkerLink, error: Exception) -> NoReturn:
     if not isinstance(error, SonoroError):
         logger.exception("event=start_failed")
     link.send([Fatal(ErrorFacts.of(error))])
-    sys.exit(CANNOT_START)
+    link.close()
+    # Not sys.exit, which takes down what a thread may be loading meanwhile.
+    os._exit(CANNOT_START)
 
 
 def _end_broken(link: WorkerLink, error: Exception) -> NoReturn:
