@@ -282,6 +282,41 @@ assert not any(map(kernel_cache.KernelCache(settings, card).has, noted))
     run(FEW + STAGES + code, cache=tmp_path)
 
 
+def test_what_was_given_up_is_not_noted(tmp_path: Path) -> None:
+    """The next start compiles it, and whoever launches it waits for that."""
+    code = """
+from sonoro.runtime.variants import Compiled
+
+def compile_variant(variant, card):
+    block = dict(variant.constants)[(3,)]
+    if block == 64:
+        raise OSError("no space left")
+    time.sleep(0.5 * (block == 32))
+    return Compiled("entry")
+
+given = []
+
+def list_variants(settings, card, note):
+    with recording(card, lambda variant: [given.append(variant), note(variant)]):
+        launch(double, [32 * size for size in range(1, 9)])
+
+kernels.compile_variant, kernels.list_variants = compile_variant, list_variants
+settings = WorkerSettings(model="a", device="cuda", config=EngineConfig())
+try:
+    kernels.compile_kernels(settings, card, 1)
+except OSError:
+    pass
+else:
+    raise AssertionError("it was compiled")
+cache = kernel_cache.KernelCache(settings, card)
+assert len(given) == 8
+assert cache.has(given[0])
+assert not cache.has(given[1])
+assert not cache.has(given[-1])
+"""
+    run(FEW + code, cache=tmp_path)
+
+
 def test_a_launch_waits_for_its_own_kernel_whoever_compiles_it(tmp_path: Path) -> None:
     code = """
 import threading

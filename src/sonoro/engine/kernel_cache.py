@@ -100,11 +100,13 @@ class KernelCache:
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Within, no other process is that would write this; the lock ends with whoever holds it, forks included."""
-        self._done.mkdir(parents=True, exist_ok=True)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.with_suffix(".lock").open("w") as lock:
             # Some file systems know no locks: then several starts at once compile the same.
             with contextlib.suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_EX)
+            # Whoever had it before has removed what was noted, of other code too.
+            self._done.mkdir(parents=True, exist_ok=True)
             yield
 
     def note(self, variant: Variant) -> None:

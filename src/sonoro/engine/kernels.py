@@ -139,7 +139,12 @@ class _Work:
         """Have `variant` compiled, unless it is on its way."""
         if variant not in self._futures:
             self._futures[variant] = future = self._pool.submit(compile_variant, variant, self._card)
-            future.add_done_callback(lambda _: self._cache.note(variant))
+            future.add_done_callback(lambda future: self._note(variant, future))
+
+    def _note(self, variant: Variant, future: Future[Compiled]) -> None:
+        # Of what was given up the next start has no kernel either.
+        if not future.cancelled() and future.exception() is None:
+            self._cache.note(variant)
 
     def wait(self, tell: Callable[[int, int, Variant, Compiled], None]) -> None:
         """Wait for all; see `compile_kernels`."""
