@@ -5,8 +5,9 @@ import pytest
 from fakes.shown_sine import ShownSineModel
 from listening import HOP, audio, config_of, drain, end
 from resolving import Engine
+from sonoro.core import text as text_module
 from sonoro.core.errors import InvalidRequest
-from sonoro.core.types import AudioChunk, SpeechRequest
+from sonoro.core.types import AudioChunk, Failed, SpeechRequest
 from sonoro.core.words import Fault
 from sonoro.words.heads import WordHeads
 from sonoro.words.spans import word_spans
@@ -97,6 +98,20 @@ def test_of_several_sentences_the_next_attempt_speaks_half() -> None:
     assert [(word.start, word.end) for word in words] == word_spans(text)
     assert finished.frames == len(TEXT) + len(last)
     assert len(audio(made, "a")) == finished.frames * HOP
+
+
+def test_a_segment_that_cannot_be_cut_fails_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_):
+        raise AssertionError("the sentence splitter lost text")
+
+    engine = Engine(ErringModel("unreached"), config_of(max_characters=200))
+    engine.submit(SpeechRequest(id="b", text=TEXT, seed=10))
+    engine.submit(SpeechRequest(id="a", text=TEXT, seed=9, on_fault="retry", attempts=2))
+    monkeypatch.setattr(text_module, "_sentences", fail)
+    made = drain(engine)
+    (failed,) = [event for event in made if isinstance(event, Failed)]
+    assert failed.request_id == "a"
+    assert end(made, "b").reason == "stop"
 
 
 def test_a_limit_of_the_caller_is_no_fault() -> None:

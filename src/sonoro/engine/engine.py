@@ -388,11 +388,12 @@ class Engine:
             return
         frames = self.runner.join(running.progress.made)
         self.scheduler.release(running)
-        if is_again:
-            running.try_again()
-        else:
-            running.next_segment(frames)
         with self._border(running):
+            if is_again:
+                # Which looks for sentences again.
+                running.try_again()
+            else:
+                running.next_segment(frames)
             self._continue(running)
 
     def _begin_anew(self, running: RunningRequest, slot: int) -> None:
