@@ -22,6 +22,7 @@ import soundfile
 import yaml
 
 from command_line import Run, assert_refused, server, sonoro
+from engine_processes import children, parent_of
 from guard import GUARD_S
 from sonoro.cli_serve import serve
 from sonoro.server.config import ServerConfig
@@ -136,12 +137,25 @@ def test_a_server_is_alive_at_once_speaks_and_ends_with_what_is_under_way(tmp_pa
                 assert answer.headers["x-sample-rate"] == "24000"
                 parts = answer.iter_raw()
                 heard = next(parts)
-                # As systemd does: to the server and to its engine.
-                os.killpg(process.pid, signal.SIGTERM)
+                # As systemd does: to the server and to its engine, which is in a group of its own.
+                (engine,) = children(process.pid)
+                for each in (engine, process.pid):
+                    os.kill(each, signal.SIGTERM)
                 heard += b"".join(parts)
         assert len(heard) > 24000
         assert process.wait(GUARD_S) == -signal.SIGTERM
         assert process.stderr.read() == ""
+
+
+def test_a_server_that_is_interrupted_while_it_starts_leaves_no_engine(tmp_path: Path) -> None:
+    """Its engine is begun before it can serve."""
+    with server(tmp_path) as (process, _, _):
+        while not (begun := children(process.pid)):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(GUARD_S) == 130
+        assert not any(map(parent_of, begun))
+        assert process.stderr.read() == "error: interrupted\n"
 
 
 def test_what_was_decided_is_printed_on_demand(sonoro: Run) -> None:
