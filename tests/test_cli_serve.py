@@ -147,15 +147,20 @@ def test_a_server_is_alive_at_once_speaks_and_ends_with_what_is_under_way(tmp_pa
         assert process.stderr.read() == ""
 
 
-def test_a_server_that_is_interrupted_while_it_starts_leaves_no_engine(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "told"), [(signal.SIGINT, 130, "error: interrupted\n"), (signal.SIGTERM, -signal.SIGTERM, "")]
+)
+def test_a_server_that_is_ended_while_it_starts_leaves_no_engine(
+    tmp_path: Path, number: int, code: int, told: str
+) -> None:
     """Its engine is begun before it can serve."""
     with server(tmp_path) as (process, _, _):
         while not (begun := children(process.pid)):
             time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(GUARD_S) == 130
+        process.send_signal(number)
+        assert process.wait(GUARD_S) == code
         assert not any(map(parent_of, begun))
-        assert process.stderr.read() == "error: interrupted\n"
+        assert process.stderr.read() == told
 
 
 def test_what_was_decided_is_printed_on_demand(sonoro: Run) -> None:

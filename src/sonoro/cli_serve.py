@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import importlib
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,13 +119,21 @@ def serve(options: Any) -> None:
     with listen(server) as sock:
         address, actual = sock.getsockname()[:2]
         show(f"listening on http://{f'[{address}]' if ':' in address else address}:{actual}")
-        asyncio.run(_serve(fleet, server, sock))
+        try:
+            asyncio.run(_serve(fleet, server, sock))
+        except asyncio.CancelledError:  # by SIGTERM, which nobody handles any more
+            signal.raise_signal(signal.SIGTERM)
 
 
 async def _serve(fleet: Fleet, config: ServerConfig, sock: socket.socket) -> None:
     """Serve over `fleet`, whose engines import what they need while the server is imported."""
+    loop, serving = asyncio.get_running_loop(), asyncio.current_task()
+    assert serving is not None
+    # By itself it would end this process alone, and leave its engines behind, until the server handles it.
+    loop.add_signal_handler(signal.SIGTERM, serving.cancel)
     fleet.begin()
     app = await asyncio.to_thread(importlib.import_module, "sonoro.server.app")
+    loop.remove_signal_handler(signal.SIGTERM)
     await app.serve(fleet, config, sock)
 
 
