@@ -8,23 +8,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import soundfile
 
+from command_line import interruptible
 from forked_engines import begin_command
 from tiny_checkpoint import write_checkpoint
 
+__all__ = ["interruptible"]
 
-@pytest.fixture(scope="module", autouse=True)
-def interruptible() -> Iterator[None]:
-    """A shell starts its background jobs with interrupts ignored, which children inherit; a handler they do not."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+pytestmark = pytest.mark.usefixtures("interruptible")
 
 
 @pytest.fixture(scope="module")

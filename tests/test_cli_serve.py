@@ -21,13 +21,13 @@ import pytest
 import soundfile
 import yaml
 
-from command_line import Run, assert_refused, server, sonoro
+from command_line import Run, assert_refused, interruptible, server, sonoro
 from engine_processes import children, parent_of
 from guard import GUARD_S
 from sonoro.cli_serve import serve
 from sonoro.server.config import ServerConfig
 
-__all__ = ["sonoro"]
+__all__ = ["interruptible", "sonoro"]
 
 ROOT = Path(__file__).parents[1]
 PHASES = ("imports", "memory", "weights", "state", "checks", "graphs", "voices")
@@ -147,6 +147,7 @@ def test_a_server_is_alive_at_once_speaks_and_ends_with_what_is_under_way(tmp_pa
         assert process.stderr.read() == ""
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(
     ("number", "code", "told"), [(signal.SIGINT, 130, "error: interrupted\n"), (signal.SIGTERM, -signal.SIGTERM, "")]
 )
