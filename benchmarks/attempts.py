@@ -30,15 +30,13 @@ BATCH, ATTEMPTS, LEAST_WORDS = 8, 2, 2
 
 def runs(text: str, heard: str) -> tuple[list[str], list[str]]:
     """Runs of words of `text` that were not heard, and of words heard that are not there: words in place of others
-    count on neither side, nor do letters that were heard as one word ("CEO" as "ceo")."""
+    count on neither side."""
     words, others = words_of(text).split(), words_of(heard).split()
     missing, added = [], []
     for kind, a, b, c, d in difflib.SequenceMatcher(None, words, others, autojunk=False).get_opcodes():
-        if kind == "equal" or "".join(words[a:b]) == "".join(others[c:d]):
-            continue
-        if (b - a) - (d - c) >= LEAST_WORDS:
+        if kind != "equal" and (b - a) - (d - c) >= LEAST_WORDS:
             missing.append(" ".join(words[a:b]))
-        if (d - c) - (b - a) >= LEAST_WORDS:
+        if kind != "equal" and (d - c) - (b - a) >= LEAST_WORDS:
             added.append(" ".join(others[c:d]))
     return missing, added
 
