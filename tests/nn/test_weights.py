@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from builtin_voice.export import export
+from families import FAMILIES
 from guard import GUARD_S
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, OutputError, TensorMismatch
 from sonoro.nn.linear import Linear
@@ -333,14 +334,17 @@ def test_stacks_are_read_by_the_names_of_llama_files() -> None:
     }
 
 
-def test_shapes_alone_need_no_compiler() -> None:
+def test_neither_shapes_alone_nor_loading_need_a_compiler(tmp_path: Path) -> None:
     """In a process of its own, as what has been loaded once stays."""
+    for name, family in FAMILIES.items():
+        family.write(tmp_path / name)
     code = (
         "import sys; from sonoro.models import registry; "
         "[registry.describe(name) for name in ('fish-s2-pro', 'voxcpm2', 'qwen3-tts-0.6b-base')]; "
+        "[registry.load(folder, device='cpu') for folder in sys.argv[1:]]; "
         "sys.exit('torch._dynamo' in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code, *(str(tmp_path / name) for name in FAMILIES)], check=True)
 
 
 def test_shapes_alone_are_those_of_the_module() -> None:

@@ -92,6 +92,13 @@ def fold_norms(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
                 )
             if f"{stem}.weight" in folded:
                 raise TensorMismatch(f"{file}: the weight of {stem!r} is stored in more than one way")
-            norms = torch.linalg.vector_norm(directions, dim=tuple(range(1, directions.ndim)), keepdim=True)
-            folded[f"{stem}.weight"] = directions * (lengths / norms)
+            folded[f"{stem}.weight"] = directions if directions.is_meta else _rows(lengths, directions)
     return folded
+
+
+def _rows(lengths: Tensor, directions: Tensor) -> Tensor:
+    """Rows along `directions` that are as long as `lengths`: not on the meta device, where the first norm loads a
+    compiler, for 1 s.
+    """
+    norms = torch.linalg.vector_norm(directions, dim=tuple(range(1, directions.ndim)), keepdim=True)
+    return directions * (lengths / norms)
