@@ -174,6 +174,11 @@ class Runner:
         return 0 if self._stream is None else _IN_FLIGHT - 1
 
     @property
+    def is_device_idle(self) -> bool:
+        """Whether all frames launched so far are made."""
+        return self._ended is None or self._ended.query()
+
+    @property
     def launches(self) -> dict[str, dict[str, int]]:
         """Launches so far by kind, from a graph of kernels alone, from one with a reference in it, or from none."""
         return {
@@ -272,7 +277,7 @@ class Runner:
                 for start in range(0, len(batch), self._max_batch):
                     self._decode(batch[start : start + self._max_batch], frames, launched)
             self._decoding.lead(len(launched.stepped))
-            launched.was_idle, self._ended = self._ended is None or self._ended.query(), None
+            launched.was_idle, self._ended = self.is_device_idle, None
             if self._stream is not None:
                 self._ended = self._stream.record_event()
             stack.pop_all()
