@@ -12,7 +12,7 @@ from families import TinyFamily, tiny
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError
 from sonoro.engine import worker
-from sonoro.engine.device_state import capacity_of
+from sonoro.engine.device_state import capacity_of, graph_bytes
 from sonoro.engine.footprint import Footprint, footprint, refuse_what_does_not_fit
 from sonoro.engine.runner import Runner
 from sonoro.ops.device import Card, card
@@ -44,6 +44,17 @@ def test_what_is_told_is_what_is_allocated(tiny: TinyFamily, tmp_path: Path) -> 
     assert found.slots > 0
     assert found.graphs > 0
     assert sum(found.parts.values()) == 2 * found.total
+
+
+def test_graphs_of_a_codec_with_a_stream_of_its_own_are_counted() -> None:
+    """Its own admit slots; a device of its own counts its own."""
+    own, shared, apart = (
+        graph_bytes(EngineConfig(slots=4, codec_overlap=overlap, codec_device=device).resolve())
+        for overlap, device in ((256, ""), (0, ""), (256, "cuda:1"))
+    )
+    batches = len(EngineConfig(slots=4).resolve().frame_batches)
+    assert own - shared == batches * 16 * 2**20
+    assert apart == shared
 
 
 def test_weights_in_8_bits_slots_and_positions_are_counted(tiny: TinyFamily, tmp_path: Path) -> None:

@@ -212,7 +212,9 @@ def _decode_largest(model: SpeechModel, config: EngineConfig, history: Any, fram
 
 def graph_bytes(config: EngineConfig) -> int:
     """What all graphs of resolved `config` may take but those of the codec."""
-    return (2 * len(config.frame_batches) + len(config.prefill_buckets)) * _GRAPH_BYTES
+    # Those that admit and those of a frame; on a stream of its own beside them the codec admits by itself.
+    by_batch = 2 + (config.codec_overlap > 0 and not config.codec_device)
+    return (by_batch * len(config.frame_batches) + len(config.prefill_buckets)) * _GRAPH_BYTES
 
 
 def codec_graph_bytes(config: EngineConfig, peak_bytes: int) -> int:
