@@ -131,9 +131,9 @@ class _Writer:
         return f"{values[name]():{shape}}{rest}"
 
 
-def mixed_texts() -> list[str]:
-    """The thousand texts, all different."""
-    writer, texts = _Writer(SEED), dict[str, None]()
+def mixed_texts(seed: int = SEED) -> list[str]:
+    """The thousand texts, all different; with another seed, others of the same kinds."""
+    writer, texts = _Writer(seed), dict[str, None]()
     while len(texts) < TEXTS:
         texts[writer.text()] = None
     return list(texts)
