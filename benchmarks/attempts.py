@@ -10,7 +10,8 @@ A reading is wrong if one of six faults is in it, none of which the guards have 
 - left out: Moonshine misses two words in a row or more, and pocketsphinx hears its words rather than those of the text;
 - added: Moonshine hears two words in a row too many or more, as of a clause repeated, and so does pocketsphinx;
 - invented: the same of three words or more around the end of the text;
-- stuck: by forced alignment a word, or a pause between two, lasts more than a second;
+- stuck: by forced alignment a word, or what is between two, before the first or after the last, lasts more than a
+  second;
 - run away: it was ended by its limit, or is longer than 1.5 times what the teacher's reading would be. Shorter than .75
   times that it counts as cut too.
 A word heard as another is none of them: garbled words are counted by `builtin_voice.evaluate`. Nor is one way to write
@@ -70,12 +71,12 @@ def runs(text: str, heard: str) -> tuple[list[str], list[str]]:
 
 
 def longest_s(aligner: Aligner, text: str, samples: np.ndarray, rate: int) -> float | None:
-    """How long the longest word lasts, or pause between two; None where the aligner cannot follow."""
+    """How long the longest word lasts, or what is between words and around them; None where the aligner is lost."""
     found = aligner.align(samples, rate, spelled_words(text))
     if not found:
         return None
-    pauses = [after[0] - before[1] for before, after in itertools.pairwise(found)]
-    return round(max([end - start for start, end in found] + pauses), 2)
+    times_s = [0.0, *itertools.chain.from_iterable(found), len(samples) / rate]
+    return round(max(after - before for before, after in itertools.pairwise(times_s)), 2)
 
 
 def hear(judges: Judges, aligner: Aligner, text: str, samples: np.ndarray, rate: int) -> dict[str, Any]:

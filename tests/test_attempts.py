@@ -57,7 +57,7 @@ def judged(text: str, heard: str, *, agrees: bool = True, **changed: Any) -> lis
     """What is wrong with a reading of `text` that Moonshine hears so."""
     found = changed.pop("found", [(0.0, 0.4), (0.4, 0.9)])
     judges = Judges(cast(Moonshine, Hearer(heard)), cast(Any, None), Told(agrees, text))
-    row = attempts.hear(judges, cast(Aligner, Words(found)), text, np.zeros(16000, np.float32), 16000)
+    row = attempts.hear(judges, cast(Aligner, Words(found)), text, np.zeros(24000, np.float32), 16000)
     return attempts.wrong({"reason": "stop", "duration_s": 3.0} | row | changed, 3.0)
 
 
@@ -96,7 +96,8 @@ def test_letters_that_were_left_out_are_missed() -> None:
 
 def test_what_lasts_too_long_is_wrong() -> None:
     assert judged(TEXT, TEXT, found=[(0.0, 1.2), (1.2, 1.5)]) == ["stuck"]
-    assert judged(TEXT, TEXT, found=[(0.0, 0.2), (1.3, 1.5)]) == ["stuck"]
+    assert judged(TEXT, TEXT, found=[(0.0, 0.2), (1.3, 1.4)]) == ["stuck"]
+    assert judged(TEXT, TEXT, found=[(0.0, 0.2), (0.2, 0.4)]) == ["stuck"]
     assert judged(TEXT, TEXT, found=None) == []
     assert judged(TEXT, TEXT, duration_s=5.0) == ["runaway"]
     assert judged(TEXT, TEXT, reason="length") == ["runaway"]
