@@ -141,7 +141,7 @@ def test_what_is_sent_over_is_counted_by_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "words"), [("cuda:0", "all else is on cpu"), ("gpu", "must be empty, cpu, or a GPU"), ("cuda", "cuda:1")]
+    ("where", "words"), [("cuda:0", "model's device, cpu"), ("gpu", "must be empty, cpu, or a GPU"), ("cuda", "cuda:1")]
 )
 def test_a_device_that_cannot_be_the_codecs_is_refused(where: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as refused:
@@ -151,7 +151,7 @@ def test_a_device_that_cannot_be_the_codecs_is_refused(where: str, words: str) -
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("where", "words"), [("cuda:0", "all else is on it"), ("cuda:99", "this process sees")])
+@pytest.mark.parametrize(("where", "words"), [("cuda:0", "the model is on it"), ("cuda:99", "this process sees")])
 def test_a_gpu_that_cannot_be_the_codecs_is_refused(tiny: TinyFamily, where: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Runner(tiny.load(torch.bfloat16, "cuda:0").model, EngineConfig(**SIZES | {"codec_device": where}))

@@ -193,7 +193,7 @@ def test_text_after_its_end_and_too_much_of_it_fail_the_request() -> None:
     engine.append("a", "Hello there.")
     engine.end_text("a")
     engine.end_text("a")
-    assert "the text had been ended" in failure(engine, "More.").facts.message
+    assert "the text was already ended" in failure(engine, "More.").facts.message
     engine.submit(request)
     assert "at most 50 characters" in failure(engine, "word " * 10, "!").facts.message
     with pytest.raises(InvalidRequest, match="max_live_characters"):

@@ -72,7 +72,7 @@ def test_what_is_no_text_is_refused_at_once_and_harms_nobody() -> None:
             assert (pcm, finished.reason) == (alone(SpeechRequest(id="a", text="Hello there.")), "stop")
             answer.append_text("It has ended.")
             answer.end_text()
-            for texts, reason in (([TEXT * 4, None, "More."], "had been ended"), ([" ... ", None], "can be spoken")):
+            for texts, reason in (([TEXT * 4, None, "More."], "already ended"), ([" ... ", None], "can be spoken")):
                 answer = await client.open(live("a"))
                 for text in texts:
                     answer.end_text() if text is None else answer.append_text(text)

@@ -1,7 +1,7 @@
-"""Choose the heads of a loaded model that point at its text: it speaks a few sentences while all of them are watched.
+"""Chooses the attention heads that follow the text: the model speaks a few sentences while all heads are watched.
 
-In steps of a frame, so that whoever serves with the model can go on in between. Knows the protocols of `models` and no
-model. How heads are judged is in `words.calibration`.
+Runs in steps of one frame, so that serving can go on in between. How heads are judged is in `words.calibration`.
+Depends on the protocols of `models` and on no model.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TEXTS = (
     "My brother lives near the harbour, so he hears the ships, even in the middle of the night.",
     "First we bought some apples, then we walked home slowly, because the sun was still warm.",
 )
-"""Short enough for every model to take at once, with marks to pause at."""
+"""Short enough for every model to speak as one segment, with punctuation to pause at."""
 
 
 _MOST_FRAMES, _PAGE_POSITIONS = 300, 32
@@ -53,17 +53,17 @@ _MOST_FRAMES, _PAGE_POSITIONS = 300, 32
 
 @dataclass(frozen=True)
 class Calibration:
-    """The table that was found, and how every head that looked at the text did, by layout."""
+    """The table of heads that was found, and, by layout, the ratings of all candidates."""
 
     heads: WordHeads
     judged: dict[str, list[Candidate]]
 
 
 def calibrate(model: SpeechModel, *, voice: str | None = None, texts: Sequence[str] = TEXTS) -> Calibration:
-    """Find which heads of `model` point at its text, and leave them set in it.
+    """Find the attention heads of `model` that follow the text, and set them as its `word_heads`.
 
-    Has to come before any engine of `model`. On a random model it finds none. Raises `ConfigError` for a model that
-    cannot show what it looks at, and what the model raises for the texts.
+    Call it before making an engine of `model`. With random weights it finds none. Raises `ConfigError` for a model that
+    cannot show its attention, and what the model raises for the texts.
     """
     if not isinstance(model, ShowsWords):
         raise ConfigError("model", model.spec.name, "it cannot show what its attention looks at")
@@ -76,10 +76,11 @@ def calibrate(model: SpeechModel, *, voice: str | None = None, texts: Sequence[s
 
 
 class HeadSearch:
-    """A search for the heads of `model` that point at its text, which is a `SpeechModel` that `ShowsWords` and whose
-    codec is settled, on `codec_device` if that is another. It holds a small state of its own until it ends.
+    """A search for the attention heads of `model` that follow its text.
 
-    `step` takes about as long as a frame without a graph: it makes one of all `texts`, or judges a head.
+    `model` is a `SpeechModel` that `ShowsWords`, its codec settled, on `codec_device` if that differs. The search holds
+    a small per-slot state of its own until it ends. A `step` makes one frame of all `texts`, or judges one head, and
+    takes about as long as an eager frame.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class HeadSearch:
         self._judged: dict[str, list[Candidate]] = {layout: [] for layout in self._layouts}
 
     def step(self) -> Calibration | None:
-        """Go on with the search; what was found, once it is over. Raises what the model raises. Synchronises."""
+        """Advance the search; return its result at the end, else None. Synchronises; raises what the model raises."""
         with torch.inference_mode():
             layout, spec = self._layouts[0], self._model.spec
             if self._speaking is None:
@@ -141,7 +142,7 @@ class HeadSearch:
 
 @dataclass
 class _Spoken:
-    """A text that is spoken: `tokens` tokens from position `start` of its prompt on, and what was looked at."""
+    """A text being spoken: `tokens` tokens from position `start` of its prompt on; `seen` [H, W] for each frame."""
 
     prompt: Any
     start: int
@@ -152,7 +153,7 @@ class _Spoken:
 
 
 class _Speaking:
-    """Texts in one layout, each in a slot of a state of their own, with the heads at `places` watched."""
+    """Speaks requests of one layout, each in a slot of an own state, and watches the (layer, head) pairs `places`."""
 
     def __init__(self, model: Any, requests: Sequence[SpeechRequest], places: tuple[tuple[int, int], ...]) -> None:
         self._model, self._spoken = model, [_begun(model, request) for request in requests]
@@ -183,11 +184,11 @@ class _Speaking:
 
     @property
     def is_over(self) -> bool:
-        """Whether all have been spoken."""
+        """Whether all texts have been spoken."""
         return all(one.is_over for one in self._spoken)
 
     def step(self) -> None:
-        """A frame of all."""
+        """Make one frame of every text. Synchronises."""
         state = self._state
         self._model.frame(state, self._slots)
         attention = self._model.attention(state)[: len(self._spoken)].cpu().numpy()
@@ -198,7 +199,7 @@ class _Speaking:
             one.is_over = done[slot] or length[slot] >= one.prompt.controls.max_frames
 
     def readings(self, codec_device: torch.device | None, *, along: bool) -> list[Reading]:
-        """All that were spoken, with their sound."""
+        """A `Reading` of each text that has frames, with its audio decoded on `codec_device`."""
         made = []
         for slot, one in enumerate(self._spoken):
             if not one.seen:
@@ -211,7 +212,7 @@ class _Speaking:
 
 
 def _begun(model: Any, request: SpeechRequest) -> _Spoken:
-    """What is spoken of a resolved `request`, which is one segment."""
+    """The `_Spoken` of a resolved `request` of one segment."""
     spec, text = model.spec, request.text
     [segment] = model.segments(text, request.language)
     spelled, origins = spelled_out(spec, text)

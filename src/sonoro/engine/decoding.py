@@ -1,10 +1,9 @@
-"""Frames by slot to audio: on the stream of the model, on one beside it, or on a device of its own.
+"""Runs the codec: frames of slots to PCM16, on the model's stream, on a second stream, or on a device of its own.
 
-Beside the model, what decodes the frames of a step waits for that step, and the next step does not wait for it: it
-writes other columns. Apart, on another device, the codec works on a copy of the frames: after each step the newest
-frame of every slot is sent over, and what decodes them is the very same. All that is sent is ordered on both devices by
-torch, which lets a copy between two devices wait for the current stream of either, and either for the copy. The host
-waits for nothing. Knows the protocols of `models.base` and no model.
+On a second stream a codec launch waits for the decode step that made its frames; the next step need not wait for it, as
+it writes other columns. On a device of its own the codec reads a copy of the frames: after each step the newest frame
+of every stepped slot is copied over. Torch orders such a copy after and before the current streams of both devices. No
+sync. Depends on the protocols of `models.base` and on no model.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ __all__ = ["Decoding", "to_pcm16"]
 
 
 class Decoding:
-    """The codec's state by slot and its graphs, with the sizes of `config`, to be run while `active`.
+    """The codec's graphs over its per-slot state, with the sizes of `config`; run them while `active`.
 
-    `decodes` by frames give the PCM16 [B, frames * hop] of the next frames of slots, these, and how many of the samples
-    [B] int64 were not finite, and are silent. With a stream of its own, `admits` reset slots; apart from the model,
-    `receives` store for slots what was sent. They are captured by the caller.
+    `decodes[T]` maps slots [B] to PCM16 [B, T * hop] of their next T frames, these frames [B, T, ...], and the count
+    of non-finite samples [B] int64, which are silenced. `admits` resets slots, if the codec has its own stream;
+    `receives` stores what `send` copied, if it `is_apart`. The caller captures them.
 
-    `pool` is that of the graphs of all else, and `stream` theirs, which is the current one when this is made; the codec
-    shares both unless it `has_own_stream`: on a device of its own, where it `is_apart`, or as `codec_overlap` asks.
+    The codec shares graph pool `pool` and `stream`, the current one, with the model unless it `has_own_stream`: if it
+    `is_apart`, on its own device, or if `codec_overlap` is set.
     """
 
     def __init__(
@@ -61,27 +60,27 @@ class Decoding:
 
     @property
     def sets(self) -> dict[str, list[GraphSet]]:
-        """All graphs that are used, by kind, the shortest chunks first."""
+        """The graph sets in use, by kind, the shortest chunks first."""
         moves = [self.admits, self.receives] if self.is_apart else [self.admits] if self.has_own_stream else []
         return {"codec": [*self.decodes.values()]} | ({"transfer": moves} if moves else {})
 
     def active(self) -> AbstractContextManager[Any]:
-        """Where its device and stream are the current ones."""
+        """A context with the codec's device and stream as the current ones."""
         return torch.cuda.stream(self.stream) if self.has_own_stream else contextlib.nullcontext()
 
     @property
     def beside(self) -> list[torch.cuda.Stream]:
-        """Its stream, if that is a second one on the device of the model."""
+        """The codec's stream, if it is a second one on the model's device."""
         return [self.stream] if self.has_own_stream and not self.is_apart and self.stream is not None else []
 
     def follow(self) -> None:
-        """Let what is decoded from here on wait for what the current stream was given. No sync."""
+        """Make later codec launches wait for all work now on the current stream. No sync."""
         for stream in self.beside:
             stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def lead(self, stepped: int) -> None:
-        """Let what the current stream is given from here on wait for the codec, if more requests were `stepped` than
-        it may run beside. No sync."""
+        """Make later work on the current stream wait for the codec, if more than `codec_overlap` requests were
+        `stepped`. No sync."""
         for stream in self.beside if stepped > self._most_beside else ():
             torch.cuda.current_stream(self.device).wait_stream(stream)
 
@@ -91,20 +90,20 @@ class Decoding:
         self._state.decoded.index_fill_(0, slots, 0)
 
     def prime(self, slots: Sequence[int], voices: Sequence[Voice | None]) -> None:
-        """Prime each of `slots`, which have been cleared, with its voice's reference if it has one. No sync."""
+        """Prime the history of each cleared slot with its voice's reference frames, if it has any. No sync."""
         for slot, voice in zip(slots, voices, strict=True):
             if voice is not None and voice.reference_frames is not None:
                 self._codec.prime(self._state.history, upload([slot], torch.int64, self.device), voice)
 
     def newest(self, frames: Tensor, slots: Tensor, length: Tensor) -> tuple[Tensor, ...]:
-        """What to send after a step: of `slots` [B] int64, whose `length` [B] is known, the last of `frames`.
+        """The newest of `frames` [N+1, T, ...] of each of `slots` [B] int64, whose frame counts are `length` [B].
 
-        Nothing unless the codec is apart. Capturable, on the device of `frames`.
+        For `send`; () unless the codec is apart. Capturable, on the device of `frames`.
         """
         return (frames[slots, (length - 1).clamp(min=0)],) if self.is_apart else ()
 
     def send(self, length: Tensor, newest: Tensor) -> None:
-        """Copy the `newest` frames of a step, padded, to the codec's device, for `receives` to store. No sync."""
+        """Copy `length` [B] and `newest` [B, ...] of a padded step to the codec's device, for `receives`. No sync."""
         assert self._state.arrived is not None
         for here, there in zip(self._state.arrived, (length, newest), strict=True):
             here[: there.shape[0]].copy_(there, non_blocking=True)
@@ -115,13 +114,13 @@ class Decoding:
             self._state.frames.index_fill_(0, slots, 0)
 
     def _receive(self, slots: Tensor) -> None:
-        """A slot that has ended stores its last frame again; one that never made any, its first column."""
+        """Store what was sent. A slot that has ended stores its last frame again; one without frames, column 0."""
         assert self._state.arrived is not None
         length, newest = (arrived[: slots.shape[0]] for arrived in self._state.arrived)
         self._state.frames[slots, (length - 1).clamp(min=0)] = newest
 
     def _decoder(self, frames: int) -> Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]:
-        """A function of slots that gives what `decodes` do."""
+        """The function of slots that `decodes[frames]` captures."""
         codec, state = self._codec, self._state
         offsets = torch.arange(frames, device=self.device)
         last = state.frames.shape[1] - 1
@@ -131,7 +130,7 @@ class Decoding:
             columns = (first[:, None] + offsets).clamp(max=last)
             made = state.frames[slots[:, None], columns]
             pcm = codec.decode(made, slots, state.history)
-            # The scratch slot may repeat: it is given the same number each time.
+            # The scratch slot may repeat; each copy writes the same value.
             state.decoded.index_copy_(0, slots, first + frames)
             is_finite = pcm.isfinite()
             return to_pcm16(pcm.where(is_finite, 0.0)), made, frames * codec.hop - is_finite.sum(1)
@@ -140,5 +139,5 @@ class Decoding:
 
 
 def to_pcm16(pcm: Tensor) -> Tensor:
-    """Float `pcm` in [-1, 1] as int16, exactly as `sonoro.core.audio.to_pcm16` rounds and clips."""
+    """Convert float `pcm` in [-1, 1] to int16, rounded and clipped exactly as by `sonoro.core.audio.to_pcm16`."""
     return (pcm * 32768.0).round().clamp(-32768, 32767).to(torch.int16)

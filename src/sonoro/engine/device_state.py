@@ -1,4 +1,4 @@
-"""The device state of all slots, allocated once, and how many KV cache pages fit beside it."""
+"""Allocates the device state of all slots once, and computes how many KV cache pages fit beside it."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ __all__ = [
 ]
 
 _GRAPH_BYTES = 16 * 2**20
-"""What a captured graph takes besides its share of the pool. A guess on the safe side."""
+"""Upper estimate of a captured graph's memory besides its share of the pool."""
 
 CHECKED_BATCH, _CHECKED_FRAMES = 4, 16
-"""Streams, and frames a chunk, with which the codec is compared with float32."""
+"""Maximum batch and chunk frames of the comparison of the codec's dtype with float32."""
 
 
 @dataclass(frozen=True)
 class CodecState:
-    """The codec's state by slot, on its device, the last slot scratch; mutated in place by `Decoding` alone.
+    """The codec's per-slot state on its device, N slots and a scratch slot. Only `Decoding` mutates it, in place.
 
-    `decoded` [N+1] int64 counts the columns of `frames` that were given to the codec, whose left context is `history`.
-    `frames` are the model's own, unless the codec `is_apart`, on a device by itself: then they are a copy, and
-    `arrived` receives the newest, a length [N] and a frame [N, ...] for each request of a launch.
+    `decoded` [N+1] int64 counts the columns of `frames` [N+1, T, ...] decoded so far; `history` is the codec's left
+    context. `frames` are the model's own tensor unless the codec `is_apart`, on its own device: then they are a copy,
+    and `arrived` receives lengths [N] and newest frames [N, ...] of a launch, by batch index.
     """
 
     history: Any
@@ -56,9 +56,9 @@ class CodecState:
 
 @dataclass(frozen=True)
 class DeviceState:
-    """The model's and the codec's state by slot, the last slot scratch; mutated in place by the runner alone.
+    """The per-slot state of model and codec, the last slot scratch. Only the runner mutates it, in place.
 
-    Of the `pages` at most `cached_pages` may hold cached prefixes. `report` says in lines what takes how much memory.
+    At most `cached_pages` of the `pages` may hold cached prefixes. `report` lists the memory by part, in lines.
     """
 
     state: SlotState
@@ -78,9 +78,9 @@ class DeviceState:
 
 
 def allocate_device_state(model: SpeechModel, config: EngineConfig) -> DeviceState:
-    """Allocate what resolved `config` asks of `model`, in inference mode; its codec moves where `codec_device` says.
+    """Allocate the state of `model` for resolved `config`, and move its codec to `codec_device`. In inference mode.
 
-    Raises `ConfigError` naming the field if not even the longest request fits into the memory, or there is no such
+    Raises `ConfigError` naming the field if the longest request alone does not fit into memory, or if there is no such
     device.
     """
     page_bytes = model.position_bytes * config.page_positions
@@ -110,33 +110,30 @@ def _codec_state(state: SlotState, history: Any, apart: str) -> CodecState:
 
 
 def _move_codec(codec: Codec, wanted: str, device: torch.device) -> torch.device:
-    """Where `codec` is from now on: where it was, with all else on `device`, unless another is `wanted`."""
+    """Move `codec` to device `wanted`, if named, and return its device. Raises `ConfigError` if it cannot be there."""
     if not wanted:
         return device
     apart = torch.device(wanted)
     if apart.type != device.type:
-        raise ConfigError("codec_device", wanted, f"all else is on {device}, and it must be of that kind")
+        raise ConfigError("codec_device", wanted, f"must be of the same type as the model's device, {device}")
     if apart.type == "cuda" and apart.index >= torch.cuda.device_count():
         raise ConfigError("codec_device", wanted, f"this process sees {torch.cuda.device_count()} GPUs")
     if apart.type == "cuda" and apart == device:
-        raise ConfigError("codec_device", wanted, "all else is on it; name another, or none")
+        raise ConfigError("codec_device", wanted, "the model is on it; name another device, or none")
     codec.move(apart)
     return apart
 
 
 def _settle(codec: Codec, config: EngineConfig) -> CodecChoice:
-    """What `codec` decodes in from now on, compared at sizes that will serve."""
+    """Choose the dtype of `codec` by comparison with float32, at sizes that will be served."""
     batch = max((size for size in config.codec_batches if size <= CHECKED_BATCH), default=config.codec_batches[0])
     chunks = [config.chunk_frames[0], *(length for length in config.chunk_frames[1:] if length <= _CHECKED_FRAMES)]
     return codec.settle(config.codec_dtype, batch, chunks)
 
 
 def _measure(model: SpeechModel, config: EngineConfig, page_bytes: int) -> tuple[Any, MemoryBudget | None, list[str]]:
-    """The codec's history, what the card would hold without pages, and what to report of a card of the codec's own.
-
-    No budget on a CPU.
-    """
-    # With the fewest pages that can serve: what it takes besides them is what the slots take.
+    """The codec's history, the memory budget of the model's GPU without pages (None on a CPU), and report lines."""
+    # Allocate the fewest usable pages; the rest of that memory is the slots' state.
     least = model.allocate(capacity_of(config, config.pages_per_slot))
     device = least.done.device
     home = _move_codec(model.codec, config.codec_device, device)
@@ -145,7 +142,7 @@ def _measure(model: SpeechModel, config: EngineConfig, page_bytes: int) -> tuple
     if memory is None:
         history = model.codec.allocate(config.slots)
         if is_recorded():
-            # The next that is launched on a card.
+            # On a GPU this launch comes next.
             _decode_largest(model, config, history, least.frames[:1])
         return history, None, [chosen]
     total_bytes, with_state_bytes = memory
@@ -171,7 +168,7 @@ def _measure(model: SpeechModel, config: EngineConfig, page_bytes: int) -> tuple
 
 
 def _measure_codec(model: SpeechModel, config: EngineConfig, frames: Tensor) -> tuple[Any, MemoryBudget]:
-    """The codec's history, and what its card holds with it."""
+    """The codec's history, and the memory budget of its GPU."""
     total_bytes, loaded_bytes = device_memory(frames.device) or (0, 0)
     history = model.codec.allocate(config.slots)
     _, with_history_bytes = device_memory(frames.device) or (0, 0)
@@ -184,7 +181,7 @@ def _measure_codec(model: SpeechModel, config: EngineConfig, frames: Tensor) -> 
 
 
 def _check_room(home: torch.device, budget: MemoryBudget, more_bytes: int) -> str:
-    """That all of `budget` and `more_bytes` fit on `home`, in a line. Raises `ConfigError` if they do not."""
+    """A report line of what `budget` and `more_bytes` leave on `home`. Raises `ConfigError` if they do not fit."""
     left_mib = (budget.left_bytes - more_bytes) / 2**20
     if left_mib < 0:
         raise ConfigError("memory_fraction", budget.fraction, f"{-left_mib:,.1f} MiB more are needed on {home}")
@@ -194,7 +191,7 @@ def _check_room(home: torch.device, budget: MemoryBudget, more_bytes: int) -> st
 
 
 def _peak_bytes(model: SpeechModel, config: EngineConfig, history: Any, frames: Tensor) -> int:
-    """What the largest launch of the codec takes while it runs, measured on the scratch slot with some `frames`."""
+    """Peak memory of the largest codec launch, measured on the scratch slot with `frames` [1, T, ...]."""
     device = frames.device
     torch.cuda.reset_peak_memory_stats(device)
     before_bytes = torch.cuda.memory_allocated(device)
@@ -211,20 +208,20 @@ def _decode_largest(model: SpeechModel, config: EngineConfig, history: Any, fram
 
 
 def graph_bytes(config: EngineConfig) -> int:
-    """What all graphs of resolved `config` may take but those of the codec."""
-    # Those that admit and those of a frame; on a stream of its own beside them the codec admits by itself.
+    """Upper estimate of the memory of all graphs of resolved `config` except the codec's."""
+    # By batch: admission and decode step, and the codec's own admission if it runs on a second stream.
     by_batch = 2 + (config.codec_overlap > 0 and not config.codec_device)
     return (by_batch * len(config.frame_batches) + len(config.prefill_buckets)) * _GRAPH_BYTES
 
 
 def codec_graph_bytes(config: EngineConfig, peak_bytes: int) -> int:
-    """What those of the codec may take, whose largest launch takes `peak_bytes` while it runs."""
-    # Freed blocks of one size do not always serve the next, so the pool grows beyond the largest.
+    """Upper estimate of the memory of the codec's graphs, whose largest launch peaks at `peak_bytes`."""
+    # Blocks freed by one size do not always fit the next, so the pool grows beyond the largest launch.
     return 3 * peak_bytes // 2 + len(config.codec_batches) * len(config.chunk_frames) * _GRAPH_BYTES
 
 
 def capacity_of(config: EngineConfig, pages: int) -> Capacity:
-    """How much state resolved `config` asks for, with so many pages."""
+    """The `Capacity` that resolved `config` asks for, with `pages` pages."""
     return Capacity(
         slots=config.slots,
         max_positions=config.max_positions,

@@ -1,8 +1,7 @@
-"""Requests in, events out: continuous batching of any `SpeechModel`, one frame of every running request per tick.
+"""Continuous batching of any `SpeechModel`: requests in, events out, one decode step of all running requests per tick.
 
-The host is one tick late: a tick is planned and launched before the results of the one before are read, so the device
-never waits for the host. Knows the protocols of `models.base` and no model. Not thread-safe: its owner calls it from
-one thread at a time.
+The host runs one tick behind: it launches tick k before it reads the results of tick k-1, so the device never waits for
+it. Depends on the protocols of `models.base` and on no model. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -42,19 +41,18 @@ __all__ = ["Engine"]
 logger = logging.getLogger(__name__)
 
 _TICK_WEIGHT = 0.2
-"""How much the newest tick counts in the average of what a tick takes."""
+"""Weight of the newest tick in the moving average of tick durations."""
 
 _SPARE_STEP, _SPARE_MOST, _SPARE_KEPT = 0.01, 0.75, 0.8
-"""By how much of a tick `spare_s` grows, up to how much of it, and how much of it is kept when it was too long."""
+"""`spare_s` as shares of a tick: what each tick adds, and the maximum; then the factor after it was too long."""
 
 
 class Engine:
-    """A model and its slots, ready once constructed. `submit` requests, then call `tick` while there `has_work`.
+    """Serves a model: `submit` requests, then call `tick` while it `has_work`. Ready once constructed.
 
-    Reference audio is encoded wherever `executor` runs what it is given, one thing at a time: by default in the
-    caller's thread, and then within `submit`. `runner`, `scheduler` and `voices` may be asked about themselves.
-    What the start takes is noted in `phases`.
-    Raises `ConfigError` naming the field if the model does not fit the device as `config` asks.
+    `executor` encodes reference audio and must run one job at a time; the default runs it in the caller's thread,
+    within `submit`. `phases` receives the durations of the start. `runner`, `scheduler` and `voices` are read-only to
+    the caller. Raises `ConfigError` naming the field if the model does not fit the device under `config`.
     """
 
     def __init__(
@@ -81,16 +79,17 @@ class Engine:
         self._events: list[Event] = []
         self._in_flight: deque[Launched] = deque()
         self.broken_samples = 0
-        """Samples that were not finite, and were sent as silence."""
+        """Non-finite samples so far; they are sent as silence."""
         self.put_back = 0
-        """Times that a request was put back for want of pages, before anybody heard it."""
+        """Preemptions so far: requests that lost their slot for want of pages, before any audio was sent."""
         self._ticks_late = self.runner.ticks_late if ticks_late is None else ticks_late
-        # Until one has been measured, a tick is thought to keep up with playback, but not by much.
+        # Before the first measurement, assume that a tick is twice as fast as playback.
         self._tick_s, self._is_measured = self.spec.frame_s / 2, False
         self._ended_at_s = 0.0
         self.spare_s = 0.0
-        """How long after a tick the next may begin, as the device has enough to do until then: whoever asks by then is
-        heard a tick sooner. Found by trying: it grows until the device was idle once. 0 where results are not late."""
+        """How long the next tick may be delayed while the device is still busy with the last one, so that requests
+        that arrive meanwhile join it. Grows until the device was found idle, then shrinks. 0 if results are not late.
+        """
 
     @property
     def has_work(self) -> bool:
@@ -100,33 +99,33 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody waits for anything, not even for a request that is paused or lacks text."""
+        """Whether there is no request at all, not even a paused one or one that waits for text."""
         return not (self._running or self.has_work)
 
     @property
     def has_quiet_work(self) -> bool:
-        """Whether there is something to do while nobody waits for anything: graphs to capture, or heads to find."""
+        """Whether the engine is idle and has background work: graphs to capture, or word heads to search for."""
         heads = self._found_heads
         return self.is_idle and (self.runner.to_come > 0 or (heads.wanted and heads.is_sought))
 
     @property
     def has_words(self) -> bool:
-        """Whether the model shows when its words are spoken."""
+        """Whether the model gives word times."""
         return isinstance(self._model, ShowsWords) and bool(self._model.word_heads.places)
 
     @property
     def is_encoding(self) -> bool:
-        """Whether requests wait for their voices: then there may be work soon, though nobody sends anything."""
+        """Whether requests wait for their voices: work may then become due without a call to `submit`."""
         return bool(self._awaiting_voice)
 
     @property
     def waiting(self) -> int:
-        """Requests that hold no slot yet, or none between two segments."""
+        """Requests without a slot: not admitted yet, or between two segments."""
         return self.scheduler.waiting + len(self._awaiting_voice)
 
     @property
     def fingerprint(self) -> str:
-        """Whose encoded voices this engine can load."""
+        """The model's fingerprint; only voices encoded under the same one can be loaded."""
         return self._model.fingerprint
 
     @property
@@ -137,11 +136,11 @@ class Engine:
         return msgspec.structs.replace(self.scheduler.prefixes, evictions=pages.evictions, kept_bytes=kept_bytes)
 
     def submit(self, request: SpeechRequest) -> None:
-        """Accept resolved `request`; its events carry its id. One whose voice must be encoded waits outside the queue.
+        """Accept a resolved `request`; its events carry its id. It is queued once its voice is encoded.
 
-        Raises `InvalidRequest` for what this model cannot speak, `EngineBusy` while too many are waiting.
+        Raises `InvalidRequest` for what this model cannot speak, `EngineBusy` if `max_waiting` requests are waiting.
         """
-        assert request.is_resolved, "whoever takes a request in resolves it (ModelSpec.resolve)"
+        assert request.is_resolved, "the caller resolves a request (ModelSpec.resolve)"
         if request.id in self._running:
             raise InvalidRequest("id", request.id, "a request of that id is still running")
         self._check_room()
@@ -151,7 +150,7 @@ class Engine:
             self._prompts.cut_segments(running)
             voice = self.voices.of(request)
             if voice is not None:
-                # From here on the voice stands for them.
+                # The voice replaces these fields, and lets their audio be freed.
                 running.request = msgspec.structs.replace(
                     request, voice=None, voice_digest=None, references=(), speaker_embedding=None
                 )
@@ -163,19 +162,22 @@ class Engine:
         self._running[request.id] = running
 
     def append(self, request_id: str, text: str) -> None:
-        """More text for a live request; one that has ended stays so. What cannot be spoken fails it."""
+        """Append `text` to a live request. Text that cannot be spoken fails the request; unknown ids are ignored."""
         if request_id in self._running:
             self._take_text(self._running[request_id], text, is_last=False)
 
     def end_text(self, request_id: str) -> None:
-        """A live request has all of its text now; one that has ended, or knows that, stays as it is."""
+        """Mark the text of a live request as complete. Does nothing if it already is, or if the id is unknown."""
         running = self._running.get(request_id)
         if running is not None and running.has_text_to_come:
             self._take_text(running, "", is_last=True)
 
     def find_heads(self) -> None:
-        """A step of the search for heads that point at the text, about as long as a frame without a graph; the last one
-        has frames captured that watch them. To be called while there `has_quiet_work` and no graph is to come."""
+        """Run one step of the search for attention heads that follow the text, about as long as an eager frame.
+
+        The last step recaptures the frame graphs with those heads watched. Call it while the engine `has_quiet_work`
+        and no graph is left to capture.
+        """
         with self.runner.active():
             found = self._found_heads.search(self.runner.codec_device)
         if found is None or not found.places:
@@ -192,16 +194,16 @@ class Engine:
             self.runner.watch()
 
     def encode_voice(self, references: tuple[Reference, ...]) -> Future[EncodedVoice]:
-        """Encode `references` for others to keep; it stays at hand for requests that name its digest or are the same.
+        """Encode `references` into a voice for the caller to store; it also enters this engine's cache of voices.
 
-        Raises `EngineBusy` while too many are waiting, and as `Voices.encode` does; the future fails with
+        Raises `EngineBusy` if `max_waiting` requests are waiting, and as `Voices.encode` does; the future fails with
         `InvalidReference`.
         """
         self._check_room()
         return self.voices.encode(references)
 
     def cancel(self, request_id: str) -> None:
-        """End a request with the reason `cancelled` at the next tick; one that has ended already stays as it is."""
+        """End a request with the reason `cancelled` at the next tick. Unknown ids are ignored."""
         if request_id in self._running:
             running = self._running[request_id]
             if running.words is not None and not running.holds_back:
@@ -210,23 +212,23 @@ class Engine:
             self._finish(running, "cancelled")
 
     def pause(self, request_id: str) -> None:
-        """Make no more of a request until `resume`; it keeps its slot. What was launched for it still comes."""
+        """Stop generating a request until `resume`; it keeps its slot, and audio already launched still arrives."""
         if request_id in self._running:
             self._running[request_id].is_paused = True
 
     def resume(self, request_id: str) -> None:
-        """Go on with a request that was paused; any other stays as it is."""
+        """Continue a paused request. Does nothing for any other."""
         if request_id in self._running:
             self._running[request_id].is_paused = False
 
     def tick(self) -> list[Event]:
-        """One frame for every running request, with the prefills and the decoding that are due.
+        """Plan and launch one tick: admissions, prefills, one decode step of all running requests, codec chunks.
 
-        Returns what came of the tick `ticks_late` before, so a tick may return nothing. One that raises fails all
-        requests that hold a slot.
+        Returns the events of the tick launched `ticks_late` ticks before; there may be none. If it raises, all requests
+        that hold a slot have failed.
         """
         started_s, is_collected, is_broken = self._clock_s(), False, True
-        # While nobody needs the next tick the device goes on with the one before; for longer it waits for the caller.
+        # A wait of up to `spare_s` since the last tick is hidden behind the device and counts as part of this one.
         began_s = max(self._ended_at_s, started_s - self.spare_s) if self._in_flight else started_s
         try:
             with self.runner.active():
@@ -244,7 +246,7 @@ class Engine:
             if is_broken:
                 self._abandon(sys.exception())
         self._ended_at_s = self._clock_s()
-        # Others are shorter than what the device takes: they launch without waiting, or wait without launching.
+        # A tick that only launches, or only collects, is shorter than the device's time for one.
         if is_collected and not plan.is_empty:
             self._measure(self._ended_at_s - began_s)
         events, self._events = self._events, []
@@ -257,7 +259,7 @@ class Engine:
             )
 
     def _queue_with_voice(self) -> None:
-        """Queue a request whose voice is encoded by now. One a tick: cutting a long reference takes milliseconds."""
+        """Queue one request whose voice has been encoded. One per tick: cutting a long reference takes milliseconds."""
         running = next((running for running, voice in self._awaiting_voice.items() if voice.done()), None)
         if running is None:
             return
@@ -267,7 +269,7 @@ class Engine:
             self._continue(running)
 
     def _attach_voice(self, running: RunningRequest, voice: Future[Voice] | None) -> None:
-        """Give `running` the voice that is there now. Raises what its encoding raised."""
+        """Give `running` its `voice`, which is done. Raises what the encoding raised."""
         if voice is not None:
             try:
                 running.voice = voice.result(timeout=0)
@@ -275,9 +277,9 @@ class Engine:
                 self.voices.leave(voice)
 
     def _note_launch(self, plan: Plan, launched: Launched) -> None:
-        """`plan` was launched; requests whose launch raised fail here."""
+        """Note that `plan` was launched: adapt `spare_s`, fail requests whose launch raised, cache prompt prefixes."""
         self._in_flight.append(launched)
-        # After a tick that was held up for long, the next are not.
+        # Capped at a frame: one tick that was held up for long must not delay the next ones.
         tick_s = min(self._tick_s, self.spec.frame_s)
         longer_s = min(self.spare_s + _SPARE_STEP * tick_s, _SPARE_MOST * tick_s)
         self.spare_s = _SPARE_KEPT * self.spare_s if launched.was_idle else longer_s
@@ -290,11 +292,11 @@ class Engine:
         self._is_measured = True
 
     def _collect(self, launched: Launched) -> None:
-        """Read the results of a tick, lengths and audio, then advance the requests whose segment is drained."""
+        """Wait for a tick's results, apply lengths and audio, then advance the requests whose segment is drained."""
         try:
             launched.entry.wait()
             now_s = self._clock_s()
-            # As Python's own numbers: numpy's take three times as long to look at.
+            # Plain Python numbers: reading numpy scalars one by one takes three times as long.
             lengths, done = launched.length.tolist(), launched.done.tolist()
             for at, (item, length, is_done) in enumerate(zip(launched.stepped, lengths, done, strict=True)):
                 progress, words = item.running.progress, item.running.words
@@ -302,7 +304,7 @@ class Engine:
                     if words is not None and launched.attention is not None and length > progress.length:
                         words.see(launched.attention[at], length)
                     progress.length, progress.is_done = length, is_done or length >= progress.limit
-                    # A caller's own limit is no fault; a runaway is.
+                    # Reaching the caller's own limit is no fault; a runaway is.
                     if item.running.is_continued and item.running.finish_reason != "length":
                         self._break_off_if_wrong(item.running, is_over=is_done)
             for decoded in launched.decoded:
@@ -315,7 +317,10 @@ class Engine:
             self._advance(running)
 
     def _break_off_if_wrong(self, running: RunningRequest, *, is_over: bool) -> None:
-        """End the segment of `running` after its last good word if it has gone wrong. It `is_over` if it has ended."""
+        """End the segment of `running` after its last good word if its attention shows a fault.
+
+        `is_over`: the model has ended the segment.
+        """
         clock = None if running.words is None else running.words.clock
         trouble = None if clock is None or not running.has_attempts else clock.trouble(is_over=is_over)
         if trouble is not None and running.words is not None:
@@ -323,9 +328,9 @@ class Engine:
             running.break_off(frames, running.words.break_off(trouble))
 
     def _send(self, running: RunningRequest, decoded: Decoded, at: int, now_s: float) -> None:
-        """Send the audio of batch index `at` of a launch, less the columns that turned out not to be frames.
+        """Send the audio of batch index `at` of a codec launch, without its padding columns.
 
-        Where the segment may be spoken again it is held back.
+        The audio is held back instead while its segment may still be spoken again.
         """
         progress = running.progress
         made = min(decoded.frames, progress.length - progress.decoded - running.held_frames)
@@ -347,7 +352,7 @@ class Engine:
             self._emit_held(running, now_s)
 
     def _count_broken(self, running: RunningRequest, samples: int) -> None:
-        """Count `samples` that were not finite. It warns of the first, and then whenever there are twice as many."""
+        """Count non-finite `samples`; warn of the first, and again each time the total has doubled."""
         total = self.broken_samples + samples
         if total.bit_length() > self.broken_samples.bit_length():
             logger.warning(
@@ -356,7 +361,7 @@ class Engine:
         self.broken_samples = total
 
     def _emit_held(self, running: RunningRequest, now_s: float) -> None:
-        """Send what is held back."""
+        """Emit the held chunks as `AudioChunk` events."""
         for pcm, frames in running.progress.held:
             index = running.playback.chunks
             running.count_sent(frames, now_s, len(pcm) / 2 / self.spec.sample_rate)
@@ -369,14 +374,14 @@ class Engine:
         running.progress.held = []
 
     def _advance(self, running: RunningRequest) -> None:
-        """Take a drained segment out of its slot: on to the next segment, or to the end."""
+        """Release the slot of a drained segment and queue the next segment or attempt, or finish the request."""
         if running.live is not None:
             running.live.close(running.index)
         if running.live is not None or running.progress.is_broken_off:
-            # The device does not know of a limit that was tightened, nor of an end that is not its own.
+            # The device may still count the slot as running: it does not know a tightened limit or a broken-off end.
             self._abort(running)
         if running.words is not None:
-            # One that was ended in mid-sound, or made no frame that was not heard yet.
+            # `_send` has not ended the words of a live segment, of one broken off, or of one without a new frame.
             running.words.end()
         reason, is_again = running.finish_reason, running.may_try_again
         if running.words is not None and running.is_faulty:
@@ -390,14 +395,14 @@ class Engine:
         self.scheduler.release(running)
         with self._border(running):
             if is_again:
-                # Which looks for sentences again.
+                # Inside the border: it splits sentences again, which may raise.
                 running.try_again()
             else:
                 running.next_segment(frames)
             self._continue(running)
 
     def _begin_anew(self, running: RunningRequest, slot: int) -> None:
-        """Queue the segment of `running` again, which nobody has heard and others took the pages and `slot` of."""
+        """Queue the segment of `running` again after it was preempted from `slot`; none of its audio was sent."""
         running.progress = Progress()
         self.put_back += 1
         with self._border(running):
@@ -405,7 +410,7 @@ class Engine:
             self._continue(running)
 
     def _take_text(self, running: RunningRequest, text: str, *, is_last: bool) -> None:
-        """Take more text of `running`. What goes wrong ends it."""
+        """Add `text` to live request `running`, or end its text if `is_last`. An error fails the request."""
         with self._border(running):
             if running.live is None:
                 raise InvalidRequest("text", text, "only a live request takes more text")
@@ -419,7 +424,10 @@ class Engine:
                     self._continue(running)
 
     def _continue(self, running: RunningRequest) -> None:
-        """Bring `running` as far as its text goes: into the queue with its next segment, or to its end."""
+        """Queue the next segment of `running`, park it if the text has not come, or finish it if none is left.
+
+        Raises `InvalidRequest` if nothing in the text can be spoken.
+        """
         if running.live is not None:
             running.live.advance(running.index)
         segment = running.segment
@@ -452,12 +460,12 @@ class Engine:
         )
 
     def _words(self, running: RunningRequest, until_s: float | None = None) -> tuple[Word, ...] | None:
-        """Those of its words that are told next, if it is to be told of them."""
+        """The words to report next, up to `until_s`; None if the request does not ask for words."""
         is_told = running.request.with_words and running.words is not None
         return running.words.take(until_s) if is_told and running.words is not None else None
 
     def _border(self, running: RunningRequest) -> AbstractContextManager[None]:
-        """Within, what goes wrong ends `running`, and the others go on."""
+        """A context in which an exception fails `running` alone."""
         return border(partial(self._fail, running))
 
     def _fail(self, running: RunningRequest, error: Exception) -> None:
@@ -466,7 +474,7 @@ class Engine:
         self._events.append(Failed.of(running.request.id, error))
 
     def _abort(self, running: RunningRequest) -> None:
-        """Reset the slot of a request that ends early, which the device may not know."""
+        """Reset the slot of a request that ends before the device has set its done flag."""
         if running.allocation is not None:
             self.runner.reset([running.allocation.slot])
 
@@ -479,7 +487,7 @@ class Engine:
         del self._running[running.request.id]
 
     def _abandon(self, cause: BaseException | None) -> None:
-        """Fail every request that holds a slot: how far they are is not known after a tick was broken off."""
+        """Fail every request that holds a slot: their device state is unknown after a tick that raised."""
         error = EngineError(f"the engine's tick was broken off by {type(cause).__name__}: {cause}")
         self.scheduler.pages.clear_cache()
         while self._in_flight:

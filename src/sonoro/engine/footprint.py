@@ -1,6 +1,6 @@
-"""What a model takes on a device, from its configuration alone, and what of it would fit: nothing is allocated.
+"""Estimates the GPU memory of a model and its engine, and which configurations would fit, without allocating any.
 
-The model is made on torch's device "meta", with the state that the configuration asks for, and its tensors are counted.
+The model and its per-slot state are built on torch's "meta" device, and their tensors are counted.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ __all__ = ["Footprint", "footprint", "refuse_what_does_not_fit", "what_fits"]
 
 _META = torch.device("meta")
 _LARGE_CARD_BYTES = 40 * 2**30
-"""From here on a start does not take the second that a look ahead needs; memory is planned when it is allocated."""
+"""Cards this large skip the check, which takes a second; their memory is checked at allocation."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Footprint:
-    """Bytes by part on a GPU, without the CUDA context (.3 to .6 GB). `graphs` is an estimate on the safe side.
+    """GPU memory in bytes by part, without the CUDA context (.3 to .6 GB). `graphs` is an upper estimate.
 
-    `least_pages` is what of the `kv_cache` the longest request alone needs: the engine runs with that, if it must.
+    `least_pages` is the part of `kv_cache` for one request of maximum length, the least an engine runs with.
     """
 
     weights: int
@@ -51,12 +51,12 @@ class Footprint:
 
     @property
     def least(self) -> int:
-        """With as few pages as can serve."""
+        """Total with the smallest usable KV cache."""
         return self.total - self.kv_cache + self.least_pages
 
     @property
     def parts(self) -> dict[str, int]:
-        """By a name that says what it is."""
+        """Bytes by a readable name of the part."""
         return {
             "weights of the language model, tables included": self.weights,
             "codec": self.codec,
@@ -71,11 +71,12 @@ class Footprint:
 
 @torch.inference_mode()
 def footprint(model: str | None, config: EngineConfig, dtype: str | None = None) -> Footprint:
-    """What `model` takes on a GPU in `dtype`, bfloat16 if None, as `config` asks. Raises as `registry.load` does."""
+    """The footprint of `model` in `dtype` (bfloat16 if None) under `config`. Raises as `registry.load` does."""
     wanted = config.resolve()
     how = {"dtype": dtype or "bfloat16", "load_format": "dummy", "quantization": config.quantization}
     loaded = registry.load(model, device=_META, **how).model
-    # Before it settles the codec is in float32 and runs without kernels, whose references would take more than they do.
+    # Measured before `settle`, while the codec is in float32 without kernels: in other dtypes it would run the kernels'
+    # references, which take more memory than the kernels.
     wide_bytes = _peak_bytes(loaded, wanted)
     choice = loaded.codec.settle(wanted.codec_dtype, wanted.codec_batches[0], wanted.chunk_frames[:1])
     pages = wanted.pages or wanted.slots * wanted.pages_per_slot
@@ -100,8 +101,9 @@ def footprint(model: str | None, config: EngineConfig, dtype: str | None = None)
 def what_fits(
     model: str | None, config: EngineConfig, total_bytes: int, dtype: str | None = None
 ) -> tuple[int, list[EngineConfig]]:
-    """How many bytes `config` needs at least of a card of `total_bytes`; if they are more than its `memory_fraction`
-    allows, what would fit: the most slots for each quantisation.
+    """The least bytes that `config` needs, and, if a card of `total_bytes` lacks them, smaller configurations that fit.
+
+    At most one for each quantisation, with the slots divided by 4 until it fits `memory_fraction`.
     """
     allowed = total_bytes * config.memory_fraction
     needed = footprint(model, config, dtype).least
@@ -121,7 +123,7 @@ def what_fits(
 def refuse_what_does_not_fit(
     model: str | None, config: EngineConfig, card: str, total_bytes: int, dtype: str | None = None
 ) -> None:
-    """Raise `ConfigError`, before anything is loaded, that says what would fit if `config` does not on a `card`."""
+    """Raise `ConfigError`, naming what would fit, if `config` does not fit a `card` of `total_bytes`. Loads nothing."""
     if total_bytes * config.memory_fraction >= _LARGE_CARD_BYTES:
         return
     needed, found = what_fits(model, config, total_bytes, dtype)
@@ -139,7 +141,7 @@ def _gib(count: int) -> str:
 
 
 def _bytes(value: object) -> int:
-    """Of all tensors that `value` holds, each memory once."""
+    """Bytes of all tensors that `value` holds, each storage counted once."""
     return sum({storage._cdata: storage.nbytes() for storage in _storages(value, set())}.values())
 
 
@@ -161,7 +163,7 @@ def _storages(value: Any, seen: set[int]) -> Iterator[torch.UntypedStorage]:
 
 
 class _Live(TorchDispatchMode):
-    """Follows the most bytes that tensors made within hold at once."""
+    """Tracks in `peak` the most bytes held at once by tensors created in this context."""
 
     def __init__(self, known: object) -> None:
         super().__init__()
@@ -187,7 +189,7 @@ class _Live(TorchDispatchMode):
 
 
 def _peak_bytes(model: SpeechModel, config: EngineConfig) -> int:
-    """What the largest launch of the codec takes while it runs, in the dtype it has."""
+    """Peak bytes of the largest codec launch, in the codec's current dtype."""
     batch, chunk = config.codec_batches[-1], config.chunk_frames[-1]
     made = model.allocate(capacity_of(config, config.pages_per_slot)).frames[:1, :1]
     frames = made.expand(batch, chunk, *made.shape[2:]).contiguous()

@@ -1,8 +1,8 @@
-"""Which heads of the model that is served point at its text, where its checkpoint has no table of them.
+"""Finds the attention heads that follow the text, for a served model whose checkpoint has no table of them.
 
-Once somebody has asked for words they are searched for while nobody speaks, in the engine's own thread, a frame at a
-time: whoever comes waits for one at most. What was found is kept in the user's cache by the model's fingerprint, for
-every later start; times by it are estimated. Knows the protocols of `models` and no model.
+After the first request for words, the search runs in the engine's thread while it is idle, one frame at a time, so a
+new request waits for one frame at most. The result is stored in the user's cache by the model's fingerprint. Word times
+from found heads are marked as estimated. Depends on the protocols of `models` and on no model.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ logger = logging.getLogger(__name__)
 
 
 class FoundHeads:
-    """The heads of `model`, found by steps of `search` once they are `wanted` and nobody speaks.
+    """The search for the word heads of `model`, advanced by `search` once they are `wanted`.
 
-    Those that were found before are set in the model as this is made, which has to come before any `allocate`.
-    `config` says whether any are searched for.
+    The constructor sets heads of an earlier search in the model, so make it before any `allocate`. It searches only if
+    `config.finds_word_heads`.
     """
 
     def __init__(self, model: SpeechModel, config: EngineConfig) -> None:
         self.wanted = False
-        """Whether somebody has asked for words."""
+        """Whether a request has asked for words."""
         self._model: SpeechModel = model
         self._search: HeadSearch | None = None
         self.is_sought = config.finds_word_heads and isinstance(model, ShowsWords) and not model.word_heads.places
-        """Whether nobody knows the heads yet, and they may be searched for."""
+        """Whether the heads are unknown and may be searched for."""
         self._file = word_heads_folder() / f"{model.fingerprint}.json" if self.is_sought else None
         if self._file is not None and self._file.is_file():
             self.is_sought = False
@@ -45,9 +45,9 @@ class FoundHeads:
                 self._recall(self._file)
 
     def search(self, codec_device: torch.device | None) -> WordHeads | None:
-        """A step of the search, about as long as a frame without a graph; what was found, once it ends.
+        """Run one step of the search, about as long as an eager frame; return the heads once it ends, else None.
 
-        Whatever goes wrong ends it without heads: words have no times then. To be called while nothing else runs.
+        An error ends the search without heads: words then have no times. Call it only while the engine is idle.
         """
         assert self.is_sought
         assert self.wanted

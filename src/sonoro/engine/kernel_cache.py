@@ -1,9 +1,9 @@
-"""What is known of the kernels in Triton's cache: for which settings, code, compiler and card they were compiled.
+"""Records for which settings, code, compiler and card the kernels in Triton's cache were compiled, and compiles missing
+ones in another process.
 
-An engine whose kernels are there starts at once; another has them compiled by `kernels.py`, in a process of its own, in
-the order in which it needs them, and waits for each where it launches it. What goes wrong there is a warning: the
-engine compiles by itself whatever it does not find.
-Knows no model: an engine with a factory of its own is not made to wait for the import of those that there are.
+An engine with a valid record starts at once. Otherwise `kernels.py` compiles in a process of its own, in the order of
+need, and each launch waits for its kernel. A failure there is only a warning: the engine compiles whatever it does not
+find. Imports no model, so that engines with another factory need not wait for the registry.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _SHAPING = (
     *("codec_dtype", "frame_batches", "prefill_buckets", "codec_batches", "model_settings", "quantization"),
     *("max_shared_bytes", "is_prefill_fused"),
 )
-"""The fields of a configuration that kernels or the sizes of their arguments depend on."""
+"""The configuration fields on which kernel variants depend."""
 
 
 class Record(msgspec.Struct, frozen=True):
-    """What was compiled: `made_for` which code, compiler and card; the `entries` of Triton's cache; and the errors, of
-    what this card cannot have, and of what is `unfinished`, as its compiler was killed or so; each with its kernel."""
+    """The outcome of a compilation: `made_for` which code, compiler and card; (kernel, entry of Triton's cache) pairs;
+    (kernel, error) pairs of what this card cannot run, and of `unfinished` ones, whose compiler was killed or such."""
 
     made_for: dict[str, str]
     entries: list[tuple[str, str]] = []
@@ -63,7 +63,7 @@ class Record(msgspec.Struct, frozen=True):
 
 
 class KernelCache:
-    """What is recorded of the kernels of an engine of `settings` on a `card`."""
+    """The record of the kernels of an engine of `settings` on a `card`, as a file beside Triton's cache."""
 
     def __init__(self, settings: WorkerSettings, card: Card) -> None:
         config = settings.config.resolve()
@@ -85,10 +85,9 @@ class KernelCache:
 
     @property
     def misfits(self) -> list[str]:
-        """Why the kernels must be compiled: [] if they need not be, [""] if nothing is known of them; otherwise what
-        those that are there were not made for: "code", "torch", "triton", "card" or the user's own
-        "plans"; or "entries" that are gone, or what is "unfinished".
-        """
+        """Why the kernels must be compiled: [] if they need not be, [""] if there is no record, else what differs from
+        the record ("code", "torch", "triton", "card", the user's "plans"), ["entries"] if some are gone from Triton's
+        cache, or ["unfinished"]."""
         try:
             record = msgspec.json.decode(self._path.read_bytes(), type=Record)
         except (FileNotFoundError, msgspec.DecodeError):
@@ -99,23 +98,23 @@ class KernelCache:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Within, no other process is that would write this; the lock ends with whoever holds it, forks included."""
+        """Hold the file lock of this record, which is freed when the process and its forks end."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.with_suffix(".lock").open("w") as lock:
-            # Some file systems know no locks: then several starts at once compile the same.
+            # Some file systems have no locks: then concurrent starts compile the same kernels.
             with contextlib.suppress(OSError):
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            # Whoever had it before has removed what was noted, of other code too.
+            # The previous holder has removed all notes, those of other code too.
             self._done.mkdir(parents=True, exist_ok=True)
             yield
 
     def note(self, variant: Variant) -> None:
-        """Let whoever waits for `variant` know that it was compiled, or cannot be, while others still are."""
-        with contextlib.suppress(OSError):  # they wait for the others too then
+        """Note that `variant` was compiled, or cannot be, so that launches need not wait for the others."""
+        with contextlib.suppress(OSError):  # without the note, launches wait for the end of the compilation
             (self._done / _name(variant)).touch()
 
     def has(self, variant: Variant) -> bool:
-        """Whether `variant` was noted, by whatever process."""
+        """Whether any process has noted `variant`."""
         return (self._done / _name(variant)).exists()
 
     @property
@@ -123,7 +122,7 @@ class KernelCache:
         return self._path.with_suffix("") / hashlib.sha256(msgspec.json.encode(self.made_for)).hexdigest()[:16]
 
     def write(self, record: Record) -> None:
-        """Keep `record`, which says more than what was noted."""
+        """Write `record` atomically, and remove the notes, which it replaces."""
         part = self._path.with_suffix(f".{os.getpid()}")
         part.write_bytes(msgspec.json.encode(record))
         part.replace(self._path)
@@ -131,24 +130,24 @@ class KernelCache:
 
 
 def _name(variant: Variant) -> str:
-    """A file name for `variant`, the same in all processes."""
+    """A file name for `variant`, equal in all processes."""
     return hashlib.sha256(repr(variant).encode()).hexdigest()
 
 
 def _model_folder(model: str | None) -> str | None:
-    """A folder by its whole path, wherever it is named from; a name as it is."""
+    """The resolved path if `model` is a folder, else `model`."""
     return model if model is None or not Path(model).is_dir() else str(Path(model).resolve())
 
 
 def _dtype(settings: WorkerSettings, card: Card) -> str:
-    """What a model is served in; auto where that depends on the model, as it does on cards without bfloat16."""
+    """The dtype a model is served in; "auto" on cards without bfloat16, where it depends on the model."""
     has_bfloat16 = bool(card.gfx) or card.capability >= (8, 0)
     wanted = settings.dtype or "auto"
     return "bfloat16" if wanted == "auto" and has_bfloat16 else wanted
 
 
 def _code() -> str:
-    """A digest of the package's code and of the plans in it."""
+    """A digest of the package's code and its tuned plans."""
     package = Path(sonoro.__file__).parent
     return _digest(*sorted([*package.rglob("*.py"), *(package / "ops").rglob("*.json")]))
 
@@ -161,19 +160,19 @@ def _digest(*paths: Path) -> str:
 
 
 class _Compiler(ABC):
-    """A process that compiles and notes each kernel that is there; it ends after the last."""
+    """A process that compiles kernels, notes each in the cache, and ends after the last."""
 
     @abstractmethod
     def poll(self) -> int | None:
-        """How it has ended; None if it has not."""
+        """Its exit code; None while it runs."""
 
     @abstractmethod
     def kill(self) -> None:
-        """End it, and with it its forks."""
+        """Kill it and its forks."""
 
 
 class _Child(_Compiler):
-    """A process of its own, which has all to import."""
+    """A new process, which has to import everything first."""
 
     def __init__(self, settings: WorkerSettings, card: Card) -> None:
         inputs = [msgspec.json.encode(given).decode() for given in (settings, card)]
@@ -189,9 +188,9 @@ class _Child(_Compiler):
 
 
 class Standby(_Compiler):
-    """A fork of this process, which may have no thread and no GPU in use, that compiles once it is told what for.
+    """A fork of this process, with the imports done, that waits to be told what to compile, or to be dropped.
 
-    It has imported already what that takes. One that is told nothing ends when it is dropped.
+    This process must have no other thread and not use the GPU yet.
     """
 
     def __init__(self) -> None:
@@ -219,12 +218,12 @@ class Standby(_Compiler):
         os.close(given)
 
     def begin(self, settings: WorkerSettings, card: Card) -> None:
-        """Compile what an engine of `settings` needs on `card`."""
+        """Tell it to compile the kernels of an engine of `settings` on `card`."""
         os.write(self._give, msgspec.json.encode((settings, card)))
         self.drop()
 
     def drop(self) -> None:
-        """It is told no more."""
+        """Close its input: it ends if it was told nothing."""
         if self._give >= 0:
             os.close(self._give)
             self._give = -1
@@ -243,24 +242,25 @@ class Standby(_Compiler):
 
 
 class Compiling:
-    """The kernels of an engine on their way; `counts`, by kernel, are what this process compiled by itself."""
+    """A compilation in progress, or none if `compiler` is None. `counts`: variants by kernel that this process had to
+    compile itself."""
 
     def __init__(self, compiler: _Compiler | None) -> None:
         self.counts: Counter[str] = Counter()
         self.waited_s = 0.0
-        """How long launches have waited."""
+        """How long launches have waited in all."""
         self._compiler, self._polling = compiler, threading.Lock()
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is compiled any more. That it failed is a warning, once."""
+        """Whether the compiler has ended. Logs a warning, once, if it failed."""
         with self._polling:
             if self._compiler is not None and (code := self._compiler.poll()) is not None:
                 self._end(code)
             return self._compiler is None
 
     def wait_for(self, variant: Variant, cache: KernelCache) -> None:
-        """Wait until `variant` is in the cache, or nothing is compiled any more: then it will not be."""
+        """Wait until `variant` is noted in `cache` or the compiler has ended; kill it after `_TIMEOUT_S`."""
         began_s = time.monotonic()
         while not self.is_done and not cache.has(variant):
             time.sleep(_LOOK_S)
@@ -269,7 +269,7 @@ class Compiling:
         self.waited_s += time.monotonic() - began_s
 
     def kill(self) -> None:
-        """Compile no more, if anything is."""
+        """Kill the compiler, if it runs."""
         with self._polling:
             if self._compiler is not None:
                 self._compiler.kill()
@@ -283,11 +283,11 @@ class Compiling:
 
 @contextlib.contextmanager
 def compiling(settings: WorkerSettings, standby: Standby | None = None) -> Iterator[Compiling]:
-    """Compile what an engine of `settings` needs while the body runs, and after it while the result is not done.
+    """Compile the kernels of an engine of `settings` in `standby`, or else a new process, during the body and beyond.
 
-    Each launch of this process waits for the kernel that it needs, and for no other; what it compiles by itself all the
-    same is counted: see `count_compiled`. By `standby`, if there is one, or in a process of its own. Does nothing
-    without a GPU or Triton, for a model that the registry does not know, and where a record says that all is there.
+    Each launch in this process waits for its own kernel alone; what it still compiles itself is counted (see
+    `count_compiled`). Does nothing without a GPU or Triton, for a model of another factory, or if the record is valid.
+    If the body raises, the compiler is killed.
     """
     if not _has_kernels(settings):
         _drop(standby)
@@ -303,7 +303,7 @@ def compiling(settings: WorkerSettings, standby: Standby | None = None) -> Itera
 
 
 def may_stand_by(settings: WorkerSettings) -> bool:
-    """Whether an engine of `settings` might have kernels to compile; uses no GPU to find out."""
+    """Whether an engine of `settings` might have kernels to compile, decided without using the GPU."""
     return settings.factory == DEFAULT_FACTORY and settings.device != "cpu" and _has_triton() and _has_node()
 
 
@@ -312,12 +312,12 @@ def _has_triton() -> bool:
 
 
 def _has_node() -> bool:
-    """Whether the system has a GPU of NVIDIA's or AMD's."""
+    """Whether the system has the device node of an NVIDIA or AMD GPU."""
     return any(Path(node).exists() for node in ("/dev/nvidiactl", "/dev/kfd"))
 
 
 def _has_kernels(settings: WorkerSettings) -> bool:
-    """Whether there are kernels of such an engine, and a list of them."""
+    """Whether an engine of `settings` launches Triton kernels that can be listed ahead of time."""
     has_gpu = settings.device != "cpu" and torch.cuda.is_available()
     return has_gpu and _has_triton() and settings.factory == DEFAULT_FACTORY
 
@@ -328,7 +328,7 @@ def _drop(standby: Standby | None) -> None:
 
 
 def _begin(settings: WorkerSettings, standby: Standby | None) -> Compiling:
-    """What compiles, if there is anything to do; that it cannot be started is a warning."""
+    """Start compiling if the record does not fit. Logs a warning if that cannot be started."""
     try:
         card = current_card()
         cache = KernelCache(settings, card)
@@ -336,7 +336,7 @@ def _begin(settings: WorkerSettings, standby: Standby | None) -> Compiling:
             work = Compiling(_start(settings, card, standby))
             await_kernels(card, functools.partial(work.wait_for, cache=cache))
             return work
-    except Exception as error:  # of the GPU's driver, of the cache's folder: the engine runs without them
+    except Exception as error:  # of the GPU's driver or the cache's folder: the engine runs without compiled kernels
         logger.warning("event=compile_failed error=%r", error)
     _drop(standby)
     return Compiling(standby)

@@ -1,11 +1,10 @@
-"""The kernel variants that an engine uses, listed from its configuration and compiled before it needs them.
+"""Lists the kernel variants that an engine launches, from its configuration, and compiles them ahead of time.
 
-The list is made by a model without memory, which takes every step of every size once on Triton's recorder; so it is
-what those steps launch on a card, which need not be there. What is compiled is in Triton's cache, and a record beside
-it says which variants and for what. First come those without which no engine is ready: what waits for these alone need
-not wait for the others. `python -m sonoro.engine.kernels SETTINGS CARD PARENT` is the process that an engine starts
-while it loads its weights, unless it has a fork of itself for that (`kernel_cache.Standby`); what goes wrong there is a
-warning, as the engine compiles by itself whatever it does not find.
+To list them, a model on the "meta" device runs every step at every size once while launches are recorded; no GPU is
+needed. The compiled kernels are in Triton's cache, with a record beside it (`kernel_cache.Record`). Variants that the
+start needs are compiled first. `python -m sonoro.engine.kernels SETTINGS CARD PARENT` is the process that an engine
+starts while it loads its weights, unless it has a fork for that (`kernel_cache.Standby`). A failure there is only a
+warning: the engine compiles whatever it does not find.
 """
 
 from __future__ import annotations
@@ -51,13 +50,13 @@ logger = logging.getLogger(__name__)
 
 _MOST_PROCESSES = 16
 _MAY_PASS = re.compile(r"MemoryError|error code -\d+|raised SIG")
-"""How a compiler fails that was killed, or had no memory: another time it may do its work."""
+"""Errors of a compiler that was killed or ran out of memory; the next attempt may succeed."""
 
 
 def list_variants(settings: WorkerSettings, card: Card, note: Callable[[Variant], Any]) -> None:
-    """Give `note` every variant that an engine of `settings` launches on a `card`, each once, as soon as it is found.
+    """Call `note` with every variant that an engine of `settings` launches on a `card`, once each, as it is found.
 
-    Those of the checks at start, of prompts beyond the graphs and of encoding voices are among them.
+    Includes the checks at start, prompts longer than the graphs, and the encoding of voices.
     """
     config = settings.config.resolve()
     config = dataclasses.replace(
@@ -78,12 +77,12 @@ def compile_kernels(
     processes: int,
     tell: Callable[[int, int, Variant, Compiled], None] = lambda *_: None,
 ) -> Record | None:
-    """Compile the kernels of an engine of `settings` for a `card` in forks of this process, which may have no thread.
+    """Compile the kernels of an engine of `settings` for a `card`, in forks of this process, which may have no threads.
 
-    None if a record says that they are there. `tell` is called with the number of variants that are done, of how many
-    there are, and of the one that is. What fails is tried again, alone; only what fails again for the same reason is
-    recorded as what this card cannot have. Waits for any other process that does the same. Raises `OSError` where the
-    cache cannot be written, and whatever the model raises.
+    Returns None if a valid record exists. `tell` gets the number of variants done, their total, the variant and its
+    result. A variant that fails is compiled again, alone; only if it fails for the same reason it is recorded as an
+    error of this card. Waits for any other process that compiles the same. Raises `OSError` if the cache cannot be
+    written, and what the model raises.
     """
     cache = KernelCache(settings, card)
     with cache.alone():
@@ -97,7 +96,7 @@ def compile_kernels(
             work = _Work(pool, card, cache)
             try:
                 for stage in _stages(settings):
-                    # The first are compiled while the others are still being found.
+                    # Compilation of the first variants overlaps with the listing of the others.
                     list_variants(stage, card, work.begin)
                 work.wait(tell)
                 for variant, failed in work.failed.items():
@@ -112,10 +111,10 @@ def compile_kernels(
 
 
 def _stages(settings: WorkerSettings) -> Iterator[WorkerSettings]:
-    """Settings with the sizes that must be there first, and with all."""
+    """Settings with the sizes that the start needs, then with all sizes."""
     config = settings.config.resolve()
     if config.is_ready_early:
-        # The codec is compared with float32 at a size between them.
+        # The comparison of the codec with float32 at start uses one of these sizes.
         checked = tuple(size for size in config.codec_batches if size <= CHECKED_BATCH)
         first = config.first_sizes
         sizes = tuple(sorted({*first.codec_batches, *checked}))
@@ -124,9 +123,9 @@ def _stages(settings: WorkerSettings) -> Iterator[WorkerSettings]:
 
 
 class _Work:
-    """Variants on their way through the compilers of `pool`, each once: `entries` of the cache, and what has `failed`.
+    """Compiles variants in `pool`, once each and in order, noting them in `cache`.
 
-    They are compiled in the order in which they come, and noted in the `cache`.
+    `entries` are (kernel, entry of Triton's cache) pairs, `failed` maps variants to their failures.
     """
 
     def __init__(self, pool: Executor, card: Card, cache: KernelCache) -> None:
@@ -136,18 +135,18 @@ class _Work:
         self._futures: dict[Variant, Future[Compiled]] = {}
 
     def begin(self, variant: Variant) -> None:
-        """Have `variant` compiled, unless it is on its way."""
+        """Submit `variant`, unless it was before."""
         if variant not in self._futures:
             self._futures[variant] = future = self._pool.submit(compile_variant, variant, self._card)
             future.add_done_callback(lambda future: self._note(variant, future))
 
     def _note(self, variant: Variant, future: Future[Compiled]) -> None:
-        # Of what was given up the next start has no kernel either.
+        # A variant that was cancelled or crashed must be compiled at the next start.
         if not future.cancelled() and future.exception() is None:
             self._cache.note(variant)
 
     def wait(self, tell: Callable[[int, int, Variant, Compiled], None]) -> None:
-        """Wait for all; see `compile_kernels`."""
+        """Wait for all variants; see `compile_kernels` for `tell`."""
         variants = {future: variant for variant, future in self._futures.items()}
         for done, future in enumerate(as_completed(variants), 1):
             variant, compiled = variants[future], future.result()
@@ -159,7 +158,7 @@ class _Work:
 
 
 def _note(record: Record, variant: Variant, again: Compiled, failed: Compiled) -> None:
-    """Keep in `record` what became of `variant`, which had `failed`, when it was compiled `again`."""
+    """Record the result of compiling `variant` `again` after it had `failed`."""
     if not again.error:
         record.entries.append((variant.kernel, again.entry))
         return
@@ -169,24 +168,24 @@ def _note(record: Record, variant: Variant, again: Compiled, failed: Compiled) -
 
 
 def prepare() -> None:
-    """Do, before it is known what to compile, what takes seconds and all kernels need."""
+    """Do the slow work that all kernels need, before it is known what to compile."""
     read_triton_key()
-    # Shapes without memory need the compiler's.
+    # Meta tensors import it at first use.
     importlib.import_module("torch._dynamo")
 
 
 def run(settings: WorkerSettings, card: Card) -> None:
-    """Compile on all cores in a process that does nothing else; see `compile_kernels`."""
+    """Run `compile_kernels` on all cores, in a process that does nothing else."""
     configure_logging(log_level(), is_json=is_log_json())
     for number in (signal.SIGTERM, signal.SIGINT):
-        # Whoever signals a whole group means the engine, which ends this when it ends.
+        # A signal to the process group is for the engine, which kills this process when it ends.
         signal.signal(number, signal.SIG_IGN)
-    os.nice(10)  # an engine that is ready speaks while the rest is compiled
+    os.nice(10)  # the engine may be serving already while the rest is compiled
     compile_kernels(settings, card, min(_MOST_PROCESSES, usable_cores()))
 
 
 def main() -> None:
-    """Compile what an engine of SETTINGS needs on CARD, unless the process PARENT has ended."""
+    """Compile the kernels of an engine of SETTINGS on CARD; end with process PARENT."""
     settings, card, parent = sys.argv[1:]
     die_with(int(parent))
     run(msgspec.json.decode(settings, type=WorkerSettings), msgspec.json.decode(card, type=Card))

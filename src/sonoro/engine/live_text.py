@@ -1,7 +1,7 @@
-"""The text of a live request: what has come, and how it is cut into segments. Pure Python: knows no slot and no tick.
+"""Cuts the text of a live request into segments as it arrives. Pure Python: knows no slot and no tick.
 
-A model that takes its text word by word is handed ids as soon as they are certain; for any other, each sentence is a
-segment of its own once it is complete.
+A model with live text is given token ids as soon as they are certain; for any other, each complete sentence is a
+segment.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = ["LiveFeed"]
 
 
 class LiveFeed:
-    """Text in, `segments` out, the last of which may still grow.
+    """Turns appended text into `segments`, the last of which may still grow.
 
-    At most `max_characters` are taken; a segment has at most `max_letters`, or as many as the model takes at once.
-    `begin` makes what encodes a segment, or None where only whole sentences can be spoken, which `split` then turns
-    into segments as it would a whole text.
+    Takes at most `max_characters` in all; a segment has at most `max_letters` letters, or fewer as the model asks.
+    `begin` returns the encoder of a new segment, or None for a model without live text; `split` then cuts each sentence
+    into segments.
     """
 
     def __init__(
@@ -40,16 +40,16 @@ class LiveFeed:
         self.is_ended = False
         self._begin, self._split = begin, split
         self._language, self._max_letters, self._max_characters = language, max_letters, max_characters
-        # Of the text from the beginning of the segment that grows: how much the model was given, and its ids.
+        # Text from the start of the growing segment on, its offset in all text, and how much of it the model was given.
         self._text, self._start, self._given = "", 0, 0
         self._encoder: LiveText | None = None
         self._ids: list[int] = []
         self._growing: Segment | None = None
 
     def append(self, text: str) -> None:
-        """Take `text`. Raises `InvalidRequest` if there was to be no more, or if it is too much."""
+        """Append `text`. Raises `InvalidRequest` after `end`, or beyond `max_characters`."""
         if self.is_ended:
-            raise InvalidRequest("text", text, "the text had been ended")
+            raise InvalidRequest("text", text, "the text was already ended")
         self.characters += len(text)
         if self.characters > self._max_characters:
             limit = f"at most {self._max_characters} characters for a live request (max_live_characters)"
@@ -57,16 +57,16 @@ class LiveFeed:
         self._text += text
 
     def end(self) -> None:
-        """There is no more text."""
+        """Mark the text as complete."""
         self.is_ended = True
 
     @property
     def has_more(self) -> bool:
-        """Whether text may come, or is there, for segments beyond those that are whole."""
+        """Whether there is text beyond the whole segments, or more may come."""
         return not self.is_ended or bool(self._text)
 
     def advance(self, index: int) -> None:
-        """Bring segment `index`, and those before it, to what has come; whatever is left waits, for that takes time.
+        """Cut and encode the text so far up to segment `index`. Later text is left for later calls, as it takes time.
 
         Raises what the model raises for text it cannot take.
         """
@@ -76,12 +76,12 @@ class LiveFeed:
                 return
 
     def close(self, index: int) -> None:
-        """The model has ended segment `index`: what that was not given of a text still coming is for the next one."""
+        """Close segment `index`, which the model has ended; text that it was not given goes to the next one."""
         if self._growing is self.segments[index]:
             self._cut(self._given)
 
     def _take_words(self, encoder: LiveText) -> bool:
-        """Give the growing segment what it may have; whether it is whole now."""
+        """Encode what is certain of the growing segment. Returns whether the segment is whole."""
         most = min(self._max_letters, encoder.max_letters)
         cut, is_cut = cut_live(
             self._text, self._given, self._language, most, is_last=self.is_ended, length=encoder.letters
@@ -99,7 +99,7 @@ class LiveFeed:
         return is_cut
 
     def _take_sentence(self) -> bool:
-        """Make segments of the next sentence; whether it is complete."""
+        """Make segments of the next sentence. Returns False if it is not complete yet."""
         cut = cut_sentence(self._text, self._language, self._max_letters, is_last=self.is_ended)
         if not cut:
             return False
@@ -113,7 +113,7 @@ class LiveFeed:
         return True
 
     def _cut(self, cut: int) -> None:
-        """The growing segment, if there is one, is whole; the text after `cut` begins another."""
+        """End the growing segment, if there is one; the text after `cut` begins another."""
         if self._growing is not None:
             self._growing.is_whole = True
         self._text, self._start, self._given = self._text[cut:], self._start + cut, 0

@@ -1,8 +1,8 @@
-"""Who is given pages of the KV cache, and when: as positions are used, so that all could end at their limits.
+"""Allocates KV cache pages to running requests as their positions are used, without deadlock.
 
-Pure Python, no torch; knows no queue, no slot and no model. All requests that run share a `PagePool`. A step is let go
-on only if the pages stay *safe* (Dijkstra's banker): in some order each request could take all that its limit allows
-once those before it have ended. So pages never run out for all at once, however long each one turns out to be.
+All running requests share a `PagePool`. A page is given only if the state stays *safe* (Dijkstra's banker's algorithm):
+in some order every request could run to its limit once those before it have ended and returned their pages. So requests
+never all wait for pages, however long each turns out to be. Pure Python; knows no queue and no model.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from sonoro.runtime.slots import PagePool
 __all__ = ["AHEAD", "NewPages", "Pager"]
 
 AHEAD = 8
-"""Steps ahead for which pages are given along with those of the step at hand: a launch serves several ticks."""
+"""Steps for which pages are given in advance, so that one update of the page tables serves several ticks."""
 
 
 class NewPages(NamedTuple):
-    """The pages `numbers` of `running`, which come behind the first `start` that it has."""
+    """Pages `numbers` that extend the page table of `running` from index `start` on."""
 
     running: RunningRequest
     start: int
@@ -28,19 +28,19 @@ class NewPages(NamedTuple):
 
 
 class Pager:
-    """The pages of `pool`, `page_positions` positions each, of those requests that run."""
+    """Allocates the pages of `pool`, of `page_positions` positions each, to running requests."""
 
     def __init__(self, pool: PagePool, page_positions: int) -> None:
         self._pool, self._page_positions = pool, page_positions
         self._load: tuple[int, int] | None = None
 
     def cached_positions(self, waiting: RunningRequest) -> int:
-        """Positions of its prompt that `waiting` would find filled."""
+        """Positions of the prompt of `waiting` that the prefix cache holds now."""
         return len(self._pool.find(waiting.progress.prefix)) * self._page_positions
 
     def can_admit(self, waiting: RunningRequest, running: Iterable[RunningRequest]) -> bool:
-        """Whether `waiting` fits beside those `running`, if each speaks as long as its text lets one expect, and in
-        any case if one after the other speaks up to its limit."""
+        """Whether `waiting` fits beside `running`: all at their expected lengths together, and safely up to their
+        limits."""
         found, own = self._pool.find(waiting.progress.prefix), self._pages_for(waiting, 1)
         if not self._pool.can_acquire(own, found):
             return False
@@ -54,12 +54,12 @@ class Pager:
         return max(needed, taken[0]) <= free or _is_safe(free, [taken, *map(self._taken, running)])
 
     def note_change(self) -> None:
-        """To be called when those that run, or their steps, are others: what all of them need is counted anew."""
+        """Drop the cached page counts. Call it when the set of running requests or their steps have changed."""
         self._load = None
 
     def _load_of(self, running: Iterable[RunningRequest]) -> tuple[int, int]:
-        """Pages that those `running` are expected to take yet, all together, and the most that one may still need."""
-        # Of hundreds, in every tick that could admit: what `_expected` and `_most` say, in one look at each.
+        """The sum of pages that `running` are still expected to take, and the most that one of them may still need."""
+        # `_expected` and `_most` inlined: this runs over hundreds of requests in every tick that could admit.
         to_come = needed = 0
         size = self._page_positions
         for other in running:
@@ -88,13 +88,13 @@ class Pager:
         assert allocation is not None
         assert progress.prompt is not None
         positions = progress.prompt.positions - 1 + min(allocation.steps + frames, progress.limit)
-        # Asked of everybody in every tick, and mostly there is room.
+        # Called for every request in every tick; mostly there is room.
         if positions <= (held := len(allocation.pages)) * self._page_positions:
             return 0
         return -(-positions // self._page_positions) - held
 
     def can_grow(self, grown: RunningRequest, running: Iterable[RunningRequest]) -> bool:
-        """Whether the next frame of `grown`, one of those `running`, may have its page."""
+        """Whether the pages for the next frame of `grown`, one of `running`, are free and safe to give."""
         free = self._pool.free - self.lacks(grown, 1)
         if free < 0:
             return False
@@ -102,7 +102,7 @@ class Pager:
         return _is_safe(free, more)
 
     def grow(self, running: RunningRequest, frames: int = 1) -> NewPages:
-        """The pages that `running` lacks for its next `frames` frames, now its own. They must be free."""
+        """Give `running` the pages that it lacks for its next `frames` frames, and return them. They must be free."""
         assert running.allocation is not None
         start, numbers = _count(running), self._pool.acquire(self.lacks(running, frames))
         running.allocation.pages.extend(numbers)
@@ -110,25 +110,25 @@ class Pager:
         return NewPages(running, start, numbers)
 
     def spare(self, running: Iterable[RunningRequest]) -> int:
-        """How many pages may be given to any of those `running` without a look at the others: the most that one of them
-        may still need stays free."""
+        """How many pages may be given to any of `running` without a check of safety: enough stay free for the request
+        that may still need the most."""
         return self._pool.free - max((self._taken(other)[0] for other in running), default=0)
 
     def _pages_for(self, running: RunningRequest, frames: int) -> int:
-        """Pages that hold the prompt and `frames` frames: frame n is made at the last position of what came before."""
+        """Pages for the prompt and `frames` frames. Frame n is made at the last position before it, hence the - 1."""
         assert running.progress.prompt is not None
         positions = running.progress.prompt.positions - 1 + min(frames, running.progress.limit)
         return max(-(-positions // self._page_positions), _count(running))
 
     def _expected(self, running: RunningRequest) -> int:
-        """Pages that `running` is expected to have at its end; one that speaks on may fill another page."""
+        """Pages that `running` is expected to hold at its end; beyond the expected length, one page more."""
         return self._pages_for(running, max(running.progress.expected, running.steps + self._page_positions))
 
     def _most(self, running: RunningRequest) -> int:
         return self._pages_for(running, running.progress.limit)
 
     def _taken(self, running: RunningRequest, more: int = 0) -> tuple[int, int]:
-        """Once it has `more` pages: how many `running` may still need, and how many it has that no other can hold."""
+        """With `more` pages given: how many `running` may still need, and how many of its pages are not shareable."""
         held = _count(running) + more
         return self._most(running) - held, held - self._shareable(running)
 
@@ -141,8 +141,10 @@ def _count(running: RunningRequest) -> int:
 
 
 def _is_safe(free: int, taken: Iterable[tuple[int, int]]) -> bool:
-    """Whether there is an order in which each could take what it may still need and then return all it has: `taken`
-    says both of each, the least needed first being as good an order as any."""
+    """Whether all requests can end in some order, given (pages still needed, pages returned at the end) of each.
+
+    If any order works, the one by least pages needed does.
+    """
     for needed, returned in sorted(taken):
         if needed > free:
             return False

@@ -1,6 +1,6 @@
-"""Requests into segments, and segments into prompts: what a model is asked to speak at once, and for how long at most.
+"""Splits requests into segments and makes the prompt of each, with its limit of frames and its prefix cache keys.
 
-Knows the protocols of `models.base` and no model, no queue and no tick.
+Depends on the protocols of `models.base`; knows no queue and no tick.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["Prompts"]
 
 
 class Prompts:
-    """What `model` is given of a request, in slots of `config` that share `pages` pages."""
+    """Makes segments and prompts for `model`, for slots of `config` that share `pages` pages."""
 
     def __init__(self, model: SpeechModel, config: EngineConfig, pages: int) -> None:
         self._model, self._config, self._spec = model, config, model.spec
@@ -42,12 +42,12 @@ class Prompts:
         self._max_frames = min(config.max_frames, model.spec.max_frames)
 
     def cut_segments(self, running: RunningRequest) -> None:
-        """Give `running`, which is new, the segments of its text, or where they will come from.
+        """Set the segments of a new request, or its `LiveFeed` if it is live, and its `words` if they are needed.
 
-        Raises `InvalidRequest` for text that cannot be spoken, or not in so many frames.
+        Raises `InvalidRequest` for text that cannot be spoken, and for `max_frames` beyond what the text can take.
         """
         request = running.request
-        # What is to be spoken again where it went wrong is watched as well.
+        # Faults are found by word times too.
         is_watched = request.with_words or (request.attempts or 1) > 1
         if is_watched and isinstance(self._model, ShowsWords) and self._model.word_heads.places:
             running.words = RequestWords(self._model, self._spec, request.text)
@@ -69,8 +69,11 @@ class Prompts:
             raise InvalidRequest("max_frames", request.max_frames, limit)
 
     def prepare(self, running: RunningRequest, segment: Segment) -> None:
-        """Make the prompt of the current segment. The model is told the segment's limit as `max_frames`, and may set a
-        lower one. Earlier segments for which a slot has no room are left out, those first that were spoken first."""
+        """Make the prompt of the current segment of `running`. The model may lower the limit of frames.
+
+        Earlier segments that do not fit into a slot are left out, oldest first. Raises `InvalidRequest` if even the
+        segment alone does not fit, and what the model raises.
+        """
         frames = self._most_frames(running, segment)
         seed = (running.request.seed + running.attempt) % (MAX_SEED + 1)
         limited = msgspec.structs.replace(running.request, max_frames=frames, seed=seed)
@@ -94,10 +97,10 @@ class Prompts:
             running.words.begin(segment, self._model.pointing(running.request, running.voice), begins_s)
 
     def _after_what_fits(self, running: RunningRequest, limited: SpeechRequest, text: str) -> Prompt:
-        """The prompt of `text` after as many of the segments before it, the last ones, as fit into a slot."""
-        # The segment itself, and those after it, have no frames yet.
+        """The prompt of `text` with as many of the latest segments before it as fit into a slot."""
+        # `before` is shorter: the current segment and later ones have no frames yet.
         spoken = zip(running.segments, running.before, strict=False)
-        # One that was broken off at its first word said nothing.
+        # A segment that was broken off at its first word has no text left.
         before = [Spoken(said.text, frames) for said, frames in spoken if said.text.strip() and len(frames)]
         prompt = self._model.prepare(limited, text, running.index, before, running.voice)
         while before and (excess := prompt.positions + prompt.controls.max_frames - self._max_positions) > 0:
@@ -107,9 +110,9 @@ class Prompts:
         return prompt
 
     def extend_live(self, running: RunningRequest, segment: Segment) -> None:
-        """Take the ids that have come for the current segment of a live request since its prompt was made."""
+        """Take in ids that came for the current live segment after its prompt was made; raises as `prepare` does."""
         if running.late_ids and segment.is_whole and running.allocation is None:
-            # It waits for a slot: its prompt can still be that of the whole text.
+            # It still waits for a slot, so its prompt can be remade from the whole text.
             self.prepare(running, segment)
         elif running.late_ids:
             self._check_text_ids(segment, running.pending_ids + len(running.late_ids))
@@ -119,7 +122,7 @@ class Prompts:
     def _feed(self, running: RunningRequest) -> LiveFeed:
         split, model = self._split(running.request), self._model
         return LiveFeed(
-            # Whom it speaks as may be known only later.
+            # Called later: the voice may not be known yet.
             lambda: model.live_text(running.request, running.voice) if isinstance(model, LiveTextModel) else None,
             # A piece begins with the white space behind the one before it.
             lambda text: split(text.lstrip()),
@@ -139,7 +142,7 @@ class Prompts:
         return split
 
     def _most_frames(self, running: RunningRequest, segment: Segment) -> int:
-        """Frames that `segment` may have: as the request says, or else as its text allows, as far as that is known."""
+        """Limit of frames for `segment`: from the request, else from its text if that is complete."""
         if running.request.max_frames is not None:
             most = running.request.max_frames - running.frames_before
         elif segment.is_whole and self._config.bounds_by_text:
@@ -151,7 +154,7 @@ class Prompts:
         return min(most, self._max_frames)
 
     def _expected_frames(self, running: RunningRequest, segment: Segment) -> int:
-        """Frames that `segment` is expected to have. One whose end is not known, or does not count, has all it may."""
+        """Expected frames of `segment`; its limit if its text is not complete or EOS is ignored."""
         if running.request.ignore_eos or not segment.is_whole:
             return running.progress.limit
         return frames_expected(segment.text, running.request.language or "auto", self._spec.frame_s)
@@ -162,7 +165,7 @@ class Prompts:
             raise InvalidRequest("text", segment.text, limit)
 
     def _keys(self, prompt: Prompt) -> list[bytes]:
-        """A key for each whole page of the prompt's prefix: the same for the same contents after the same pages."""
+        """Chained SHA-256 keys of the whole pages of the prompt's prefix: equal keys mean equal pages before, too."""
         prefix, page = prompt.prefix, self._config.page_positions
         if prefix is None or not self._config.prefix_cache_bytes:
             return []

@@ -1,4 +1,4 @@
-"""One accepted request on its way through the engine. Pure bookkeeping: imports no torch and calls no model."""
+"""The state of one accepted request in the engine. Bookkeeping only: imports no torch, calls no model."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["Allocation", "Playback", "Progress", "RunningRequest"]
 
 @dataclass(eq=False)
 class Allocation:
-    """What a segment holds from admission to release, and what was launched for it: the scheduler's alone to write.
+    """A segment's slot and `pages`, and counts of what was launched for it. Only the scheduler writes it.
 
-    Of `pages`, which grow with the steps, the first `cached` positions are filled already. Launched are `steps` frames,
-    `columns` frames to be decoded, surplus included, and the `appended` ids of live text. Results carry the allocation
-    they were made under, one object per admission, so a reused slot is not mistaken.
+    `pages` grow with the steps; their first `cached` positions came from the prefix cache. Launched so far: `steps`
+    frames, `columns` frames given to the codec (surplus included), `appended` ids of live text. One object per
+    admission: results refer to it, so those of an earlier owner of the slot are recognised.
     """
 
     slot: int
@@ -38,13 +38,13 @@ class Allocation:
 
 @dataclass
 class Progress:
-    """How far one attempt at a segment is, as far as its results have come back: the engine's to write.
+    """The progress of one attempt at a segment, by the results collected so far. Only the engine writes it.
 
-    `limit` is the most frames it may have, `expected` how many its text lets one expect; `prefix` are the keys of the
-    pages it may share, the first of its `prompt`, which holds the first `given_ids` of live text. `length` frames are
-    made and `decoded` of them sent as audio; once it `is_done` no more come. One that went wrong `is_broken_off`: the
-    device has made more of it, and where it `has_rest` that is the next segment. `made` are those frames [T, ...] (kept
-    only if another segment may follow), `held` the chunks that are not sent yet, each with its frames.
+    `limit` and `expected` are the maximum and the expected number of frames. `prefix` holds the prefix cache keys of
+    the first pages of `prompt`, which includes the first `given_ids` ids of live text. `length` frames are made,
+    `decoded` of them sent as audio; `is_done` means that no more follow. A faulty attempt `is_broken_off`: its later
+    frames are dropped, and if it `has_rest` the rest of its text is the next segment. `made` are its frames [T, ...]
+    (kept only if another segment may follow); `held` are chunks not sent yet: PCM16 and number of frames.
     """
 
     prompt: Prompt | None = None
@@ -63,7 +63,7 @@ class Progress:
 
 @dataclass
 class Playback:
-    """What was sent to a request's listener, and until when that plays."""
+    """Chunks sent to a request's listener, and until when their audio plays."""
 
     accepted_at_s: float
     chunks: int = 0
@@ -73,11 +73,11 @@ class Playback:
 
 @dataclass(eq=False)
 class RunningRequest:
-    """A resolved request and how far it is. The engine writes it, but for the scheduler's `allocation`.
+    """A resolved request and its progress. Only the engine writes it, except `allocation`, which is the scheduler's.
 
-    `before` holds the frames [T, ...] of the segments before number `index`, `frames_before` counts them. Of a live
-    request `segments` grow, as `live` cuts them. Where a segment may be spoken again, `attempt` counts from 0. `words`
-    tell when its words are spoken, if it is to be told and the model shows it.
+    The current segment is `segments[index]`; of a live request `live` appends to `segments`. `before` holds the frames
+    [T, ...] of the earlier segments, `frames_before` counts them. `attempt` counts from 0. `words` times the words, if
+    the request needs that and the model can.
     """
 
     request: SpeechRequest
@@ -96,13 +96,13 @@ class RunningRequest:
 
     @property
     def positions(self) -> int:
-        """Backbone positions the current segment may come to need."""
+        """The most backbone positions that the current segment can need."""
         assert self.progress.prompt is not None
         return self.progress.prompt.positions + self.progress.limit
 
     @property
     def is_heard(self) -> bool:
-        """Whether any of its audio was sent. A segment that is held back may be made anew from its start."""
+        """Whether any of its audio was sent. Otherwise it may be preempted and start again."""
         return self.playback.chunks > 0
 
     @property
@@ -112,7 +112,7 @@ class RunningRequest:
 
     @property
     def columns(self) -> int:
-        """Frames of the segment that were launched to be decoded, surplus included."""
+        """Frames of the segment that codec launches cover, surplus included."""
         return 0 if self.allocation is None else self.allocation.columns
 
     @property
@@ -126,7 +126,7 @@ class RunningRequest:
 
     @property
     def keeps_frames(self) -> bool:
-        """Whether another segment may follow, which is spoken in the manner of this one's frames."""
+        """Whether another segment may follow, whose prompt includes this one's frames."""
         return self.has_more_segments or self.is_continued
 
     @property
@@ -140,7 +140,7 @@ class RunningRequest:
 
     @property
     def late_ids(self) -> list[int]:
-        """Ids of the current segment that came after its prompt was made and have not been appended."""
+        """Ids of the current segment that came after its prompt was made and are not appended yet."""
         segment = None if self.live is None else self.segment
         if segment is None or segment.ids is None:
             return []
@@ -148,13 +148,13 @@ class RunningRequest:
 
     @property
     def pending_ids(self) -> int:
-        """Ids that the model has been given to be fed frame by frame."""
+        """Text ids that the model consumes one per frame: those of the prompt and those appended."""
         assert self.progress.prompt is not None
         return self.progress.prompt.text_ids + (0 if self.allocation is None else self.allocation.appended)
 
     @property
     def is_starving(self) -> bool:
-        """Whether the text that the next frame needs has not come: frame n needs the first n pending ids."""
+        """Whether the next frame lacks its text: frame n needs the first n pending ids."""
         segment = None if self.live is None else self.segment
         if segment is None or segment.ids is None or segment.is_whole or self.is_ending:
             return False
@@ -162,17 +162,17 @@ class RunningRequest:
 
     @property
     def undecoded(self) -> int:
-        """Frames presumed made that no chunk holds yet; negative after a padded one."""
+        """Frames presumed made that no chunk covers yet; negative after a padded chunk."""
         return self.presumed_length - self.columns
 
     @property
     def launched(self) -> int:
-        """Frames of the whole request that chunks hold, those padded included."""
+        """Frames of the whole request that chunks cover, padding included."""
         return self.frames_before + self.columns
 
     @property
     def audio_frames(self) -> int:
-        """Frames of the whole request turned into audio so far."""
+        """Frames of the whole request sent as audio."""
         return self.frames_before + self.progress.decoded
 
     @property
@@ -182,12 +182,12 @@ class RunningRequest:
 
     @property
     def presumed_length(self) -> int:
-        """Frames made once everything launched has run: as many as steps, until it is known that there were fewer."""
+        """Frames made once everything launched has run: presumed to be `steps` until the segment is known as done."""
         return self.progress.length if self.progress.is_done else self.steps
 
     @property
     def is_ending(self) -> bool:
-        """Whether the segment makes no frame beyond those presumed."""
+        """Whether no further step of the segment will be launched."""
         return self.progress.is_done or self.steps >= self.progress.limit
 
     @property
@@ -202,9 +202,9 @@ class RunningRequest:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why the request is over now that its segment is drained; None while it has another segment to speak.
+        """Why the request ends with its drained segment; None if another segment follows.
 
-        A segment that runs into its limit ends the whole request: what would follow a runaway cannot be trusted.
+        A segment that reaches its limit ends the whole request: what follows a runaway cannot be trusted.
         """
         if self.progress.length >= self.progress.limit:
             return "length" if self.frames_before + self.progress.length == self.request.max_frames else "runaway"
@@ -212,29 +212,29 @@ class RunningRequest:
 
     @property
     def is_faulty(self) -> bool:
-        """Whether the segment, which is drained, ended by itself and was probably not spoken as it is written."""
+        """Whether the drained segment ended by itself but was probably not spoken as written."""
         is_whole = self.progress.length < self.progress.limit and not self.request.ignore_eos
         return is_whole and self.words is not None and self.words.fault is not None
 
     @property
     def has_attempts(self) -> bool:
-        """Whether the segment may be spoken once more, or from somewhere on."""
+        """Whether another attempt at the segment, or at its rest, is allowed."""
         assert self.request.attempts is not None
         return not self.request.ignore_eos and self.attempt + 1 < self.request.attempts
 
     @property
     def is_continued(self) -> bool:
-        """Whether a segment that goes wrong while it is heard is broken off, and continued from its last good word."""
+        """Whether a faulty segment is broken off while it plays and continued from its last good word."""
         return self.request.on_fault == "continue"
 
     @property
     def holds_back(self) -> bool:
-        """Whether the audio of a segment is held back until it has ended."""
+        """Whether a segment's audio is held back until the segment has ended."""
         return self.request.attempts != 1 and not self.is_continued
 
     @property
     def may_try_again(self) -> bool:
-        """Whether the segment, which is drained, ran away or is faulty, and is to be spoken again."""
+        """Whether the drained segment ran away or is faulty, and another attempt is allowed."""
         assert self.progress.prompt is not None
         if not self.has_attempts or not self.holds_back:
             return False
@@ -244,16 +244,16 @@ class RunningRequest:
         return is_doubtful or is_faulty or self.finish_reason == "runaway"
 
     def timings(self, now_s: float) -> Timings:
-        """Those of a request that ends at `now_s`."""
+        """Timings of the request if it ends at `now_s`."""
         accepted_at_s, first_at_s = self.playback.accepted_at_s, self.playback.first_audio_at_s
         return Timings(
             first_audio_s=(now_s if first_at_s is None else first_at_s) - accepted_at_s, total_s=now_s - accepted_at_s
         )
 
     def characters(self, frame_s: float) -> int:
-        """Characters of the text that are spoken by the end of the audio sent so far.
+        """Characters of the text spoken by the end of the audio sent so far.
 
-        Exact where a segment has ended; before that as many as ordinary speech says in that time.
+        Exact at the end of a segment; within it estimated from the usual rate of speech.
         """
         segment = self.segment
         if segment is None:
@@ -265,17 +265,17 @@ class RunningRequest:
         return segment.start + int((segment.end - segment.start) * min(share, 1.0))
 
     def tighten(self, limit: int) -> None:
-        """Lower the limit, now that the text of the segment is known, to `limit` or to the very next frame."""
+        """Lower the limit of the segment to `limit`, but not below the next frame."""
         self.progress.limit = min(self.progress.limit, max(limit, self.steps + 1))
 
     def lead_s(self, now_s: float, frame_s: float) -> float:
-        """Playback lead: seconds of audio sent or under way that the listener has not heard yet."""
+        """Playback lead: seconds of audio sent or in flight that the listener has not heard yet."""
         under_way = min(self.columns, self.presumed_length) - self.progress.decoded
         played_s = 0.0 if self.playback.first_audio_at_s is None else self.playback.plays_until_s - now_s
         return played_s + under_way * frame_s
 
     def count_sent(self, frames: int, now_s: float, audio_s: float) -> None:
-        """Count a chunk of `frames` frames, `audio_s` long, as sent now; who had run out of audio waited for it."""
+        """Count a chunk of `frames` frames and `audio_s` seconds as sent now; after an underrun it plays from now."""
         playback = self.playback
         playback.chunks += 1
         self.progress.decoded += frames
@@ -284,7 +284,7 @@ class RunningRequest:
         playback.plays_until_s = max(playback.plays_until_s, now_s) + audio_s
 
     def next_segment(self, frames: Tensor) -> None:
-        """Move on to the following segment; `frames` [T, ...] are those of the one that ended."""
+        """Move on to the next segment; `frames` [T, ...] are those of the one that ended."""
         assert self.allocation is None
         self.before.append(frames)
         self.frames_before += self.progress.length
@@ -293,7 +293,7 @@ class RunningRequest:
         self.progress = Progress()
 
     def break_off(self, frames: int, rest: Segment | None) -> None:
-        """End the segment after `frames`, or those that are sent; the following one is its `rest`."""
+        """End the segment after `frames`, or after what was sent if that is more; `rest` becomes the next segment."""
         progress = self.progress
         progress.length, progress.is_done, progress.is_broken_off = max(frames, progress.decoded), True, True
         if rest is not None:
@@ -301,8 +301,8 @@ class RunningRequest:
             progress.has_rest = True
 
     def try_again(self) -> None:
-        """Discard what the segment has made and begin its next attempt. One that went wrong is spoken in two, if it has
-        several sentences: of a long text the same is left out with any seed."""
+        """Discard the segment's frames and begin its next attempt. A faulty segment of several sentences is split in
+        two: a model tends to skip the same part of a long text with any seed."""
         assert self.allocation is None
         assert self.segment is not None
         assert self.request.language is not None

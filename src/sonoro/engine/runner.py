@@ -1,8 +1,8 @@
-"""Plans carried out on the device: prefill, one frame, audio, and the copies that bring the results back.
+"""Executes the scheduler's plans on the device: prefill, decode step, codec, and the copies back to pinned memory.
 
-Owns all state by slot, and the graphs that advance them. Knows the protocols of `models.base` and no model. All work
-goes to one stream, but for that of a codec with a stream of its own, in the order it is launched; nothing here waits
-for it but `Launched.entry.wait`.
+Owns the per-slot device state and the graphs that advance it. Depends on the protocols of `models.base` and on no
+model. Everything is launched in order on one stream, but for a codec with a stream of its own. No sync except in
+`Launched.entry.wait`, captures and `watch`.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ __all__ = ["BatchItem", "Decoded", "Launched", "Runner"]
 logger = logging.getLogger(__name__)
 
 _IN_FLIGHT = 2
-"""Ticks whose results are under way at once: the one being launched and the one before."""
+"""Ticks in flight at once: the one being launched and the one before."""
 
 _ALIGNMENT_BYTES = 64
 
 
 class BatchItem(NamedTuple):
-    """A request in the batch of one launch: the results are its own while it still has that allocation."""
+    """A request in the batch of one launch. The results are valid while it still holds that allocation."""
 
     running: RunningRequest
     allocation: Allocation
@@ -57,10 +57,10 @@ class BatchItem(NamedTuple):
 
 @dataclass(frozen=True)
 class Decoded:
-    """What one codec launch made of `frames` frames for each of `items`.
+    """The results of one codec launch: `frames` frames of each of `items`.
 
-    In pinned memory: `pcm` [B, frames * hop] int16; `broken` [B] int64, how many of its samples were not finite and are
-    silent; and, if anybody needs them, `made` [B, frames, ...] of what.
+    In pinned memory: `pcm` [B, frames * hop] int16; `broken` [B] int64, the count of non-finite samples, which are
+    silenced in `pcm`; `made` [B, frames, ...], the decoded frames, if a request keeps them.
     """
 
     items: list[BatchItem]
@@ -82,13 +82,11 @@ class Decoded:
 
 @dataclass
 class Launched:
-    """The results of one tick, valid once `entry` has arrived; `failed` maps requests whose launch raised to the error.
+    """The results of one tick, valid after `entry.wait`. `failed` maps requests whose launch raised to the error.
 
-    The device `was_idle` if the tick before was over when this one had been launched.
-
-    Of the requests `stepped`: `length` [B] frames made by then, whether they are `done` [B] and will make no more, and
-    the `attention` [B, H, W] of watched heads to as many positions as any of the requests may need, if any is to be
-    told of its words.
+    `was_idle`: the device had finished the tick before when this one was launched. For the requests `stepped`, in batch
+    order: `length` [B] frames so far, `done` [B], and, if one of them asks for words, `attention` [B, H, W] of the
+    watched heads to the first W text positions.
     """
 
     entry: Entry
@@ -101,11 +99,11 @@ class Launched:
     decoded: list[Decoded] = field(default_factory=list)
 
     def border(self, items: Sequence[BatchItem]) -> AbstractContextManager[None]:
-        """Within, what goes wrong fails the requests of `items`, and the others go on."""
+        """A context in which an exception fails the requests of `items` alone."""
         return border(lambda error: self.failed.update({running: error for running, _ in items}))
 
     def items(self, batch: Sequence[RunningRequest]) -> list[BatchItem]:
-        """The batch items of those of `batch` that have not failed in this tick."""
+        """Batch items for the requests of `batch` that have not failed in this tick."""
         return [
             BatchItem(running, running.allocation)
             for running in batch
@@ -114,13 +112,11 @@ class Launched:
 
 
 class Runner:
-    """A model's state on the device and the graphs that advance it. Ready once constructed.
+    """A model's device state and the graphs that advance it. Ready once constructed.
 
-    By then all sizes are captured or, if the configuration `is_ready_early`, some of every kind, the largest among
-    them; each call of `capture_next` captures another as long as any is `to_come`.
-
-    `config` is resolved here, its sizes being those that batches are padded to; what this takes is noted in `phases`.
-    Raises `ConfigError` naming the field if the model does not fit the device as the configuration asks.
+    Construction captures all sizes or, if `config.is_ready_early`, some of each kind including the largest;
+    `capture_next` captures the others. The attribute `config` is resolved, with the batch sizes to pad to. `phases`
+    receives the durations. Raises `ConfigError` naming the field if the model does not fit the device.
     """
 
     def __init__(self, model: SpeechModel, config: EngineConfig, phases: Phases | None = None) -> None:
@@ -132,8 +128,8 @@ class Runner:
         phases.end("state")
         self.pages, self.cached_pages = self._state.pages, self._state.cached_pages
         self.config = _with_sizes(config, self._device)
-        # Graphs cannot be captured on the default stream; what was loaded on it must be there before this one reads.
-        # Whatever else the process does on the device has a lower priority.
+        # Graphs cannot be captured on the default stream, and this one must wait for the weights loaded there.
+        # It has priority over all other work of the process on the device.
         self._stream = torch.cuda.Stream(self._device, priority=-1) if self._device.type == "cuda" else None
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -159,28 +155,28 @@ class Runner:
 
     @property
     def codec_device(self) -> torch.device:
-        """Where the codec is."""
+        """The device of the codec."""
         return self._decoding.device
 
     @property
     def streams(self) -> list[torch.cuda.Stream]:
-        """Where everything is launched, each once, the model's last; none on a CPU."""
+        """The CUDA streams in use: the codec's own, if it has one, then the model's; none on a CPU."""
         streams = self._decoding.stream if self._decoding.has_own_stream else None, self._stream
         return [stream for stream in streams if stream is not None]
 
     @property
     def ticks_late(self) -> int:
-        """After how many further launches results are best read: on a GPU the next hides the wait for the last."""
+        """Launches between a tick and the collection of its results: 1 on a GPU, which hides the wait; 0 on a CPU."""
         return 0 if self._stream is None else _IN_FLIGHT - 1
 
     @property
     def is_device_idle(self) -> bool:
-        """Whether all frames launched so far are made."""
+        """Whether the device has finished all launched ticks. No sync."""
         return self._ended is None or self._ended.query()
 
     @property
     def launches(self) -> dict[str, dict[str, int]]:
-        """Launches so far by kind, from a graph of kernels alone, from one with a reference in it, or from none."""
+        """Launches so far by kind: of a graph of kernels alone, of one that holds a torch reference, or eager."""
         return {
             kind: {
                 "graph": sum(graphs.graph_launches - graphs.reference_launches for graphs in sets),
@@ -192,13 +188,13 @@ class Runner:
 
     @property
     def report(self) -> str:
-        """In lines: what takes how much memory, and what each captured size took in seconds and MiB."""
+        """Lines of text: memory by part, and the seconds and MiB of each captured size."""
         lines = [line for sets in self._kinds.values() for graphs in sets for line in graphs.report()]
         return "\n".join([*self._state.report, *lines])
 
     @property
     def graph_memory_mib(self) -> float:
-        """What all captured graphs take on the device."""
+        """Device memory of all captured graphs."""
         captured = [size for sets in self._kinds.values() for graphs in sets for size in graphs.captured]
         return sum(size.memory_bytes for size in captured) / 2**20
 
@@ -210,18 +206,18 @@ class Runner:
 
     @property
     def _sets(self) -> list[GraphSet]:
-        """All graph sets in the order in which they are captured: those that take the most memory first."""
+        """All graph sets in the order of capture: those that take the most memory first."""
         decoding = [graphs for sets in self._decoding.sets.values() for graphs in reversed(sets)]
         return [*decoding, self._admits, *self._kinds["prefill"], self._frames]
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Inference mode, on the streams of this runner: where the model must be called."""
+        """A context with inference mode and this runner's streams; the model must be called in it."""
         with torch.inference_mode(), self._decoding.active(), torch.cuda.stream(self._stream):
             yield
 
     def warm_up(self) -> None:
-        """Run every size of every kind once on the scratch slot, so that all it needs is compiled and loaded."""
+        """Run every size of every kind once on the scratch slot, so that all kernels are compiled and loaded."""
         with self.active():
             for graphs in self._sets:
                 with self._beside(graphs):
@@ -229,13 +225,13 @@ class Runner:
 
     @property
     def to_come(self) -> int:
-        """How many sizes are still to be captured; until then a batch is padded to a larger one."""
+        """How many sizes are not captured yet; batches are padded to a larger one until they are."""
         return sum(len(graphs.to_come) for graphs in self._sets)
 
     def capture_next(self) -> None:
-        """Capture another of the sizes `to_come`, prompts first, then the smallest. Synchronises.
+        """Capture one of the sizes `to_come`: prefills first, then the smallest. Synchronises.
 
-        It takes some hundred milliseconds, so that nobody may be listening.
+        Takes some hundred milliseconds: call it only while no request runs.
         """
         waiting, prompts = [graphs for graphs in self._sets if graphs.to_come], self._kinds["prefill"]
         graphs = min(waiting, key=lambda graphs: (graphs not in prompts, graphs.to_come[0]))
@@ -245,9 +241,9 @@ class Runner:
             self._capture(graphs, graphs.to_come[:1])
 
     def watch(self) -> None:
-        """From now on watch the `word_heads` of the model, which had none before; no slot may be in use.
+        """Watch the model's `word_heads` from now on. The model had none before, and no slot may be in use.
 
-        Frames are captured anew: two sizes now, the others `to_come`. Synchronises.
+        Recaptures the frame graphs: two sizes now, the others are `to_come`. Synchronises.
         """
         assert isinstance(self._model, ShowsWords)
         with self.active():
@@ -262,9 +258,9 @@ class Runner:
         self.ring = self._make_ring()
 
     def run(self, plan: Plan) -> Launched:
-        """Launch all of `plan` in order, and the copies of what comes of it. What raises fails its own requests alone.
+        """Launch `plan` and the copies of its results. An exception fails only the requests of that launch.
 
-        To be called while `active`.
+        Call it while `active`. No sync.
         """
         launched = Launched(self.ring.acquire())
         with ExitStack() as stack:
@@ -285,18 +281,18 @@ class Runner:
         return launched
 
     def reset(self, slots: Sequence[int]) -> None:
-        """Empty `slots` after all that was launched for them."""
+        """Reset `slots`, in stream order after all that was launched for them."""
         with self.active():
             self._model.reset(self._state.state, slots)
 
     def join(self, chunks: Sequence[npt.NDArray[Any]]) -> Tensor:
-        """The frames [T, ...] of a segment from those of its chunks, on the CPU."""
+        """Concatenate the frames of a segment's chunks into [T, ...], on the CPU."""
         frames = self._state.state.frames
         empty = torch.empty((0, *frames.shape[2:]), dtype=frames.dtype)
         return torch.cat([empty, *map(torch.from_numpy, chunks)])
 
     def _prefill(self, batch: Sequence[RunningRequest], launched: Launched) -> None:
-        """Fill the slots of `batch`. When that fails for several together, the one at fault fails alone."""
+        """Prefill the slots of `batch`. If a launch of several raises, each is tried alone, so only the faulty fail."""
         if not batch:
             return
 
@@ -322,14 +318,14 @@ class Runner:
                 self._decoding.prime(slots, voices)
 
     def _prefills_of(self, prompts: Sequence[Any], pages: Sequence[Pages]) -> GraphSet:
-        """What runs `prompts`, of which some tokens may be on `pages` already."""
+        """The graph set for `prompts`, some of whose tokens may be cached on `pages` already."""
         if self._text_prefills is None:
             return self._prefills
         assert isinstance(self._model, TextPromptModel)
         return self._text_prefills if self._model.is_text_alone(prompts, pages) else self._prefills
 
     def _give_pages(self, grown: Sequence[NewPages]) -> None:
-        """Enter new pages into the page tables of the slots that they were given to."""
+        """Write newly acquired pages into the page tables of their slots."""
         entries = [
             (running.allocation.slot, start + at, number)
             for running, start, numbers in grown
@@ -342,7 +338,7 @@ class Runner:
             table.index_put_((slots, places), numbers.to(table.dtype))
 
     def _append(self, text: Sequence[LateText], launched: Launched) -> None:
-        """Append the `text` that has come late, but for requests that have failed."""
+        """Append late live text to its slots, except for requests that failed in this tick."""
         late = {running: (start, ids) for running, start, ids in text}
         items = launched.items([*late])
         if not items:
@@ -353,7 +349,7 @@ class Runner:
             self._model.append_text(self._state.state, _slots(items), starts, ids)
 
     def _step(self, batch: Sequence[RunningRequest], launched: Launched) -> None:
-        """One frame for each of `batch`."""
+        """Launch the frame graph for `batch`, and the copies of its results."""
         items = launched.items(batch)
         if not items:
             return
@@ -374,7 +370,7 @@ class Runner:
             launched.attention = launched.entry.copy(attention[: len(items), :, :columns])
 
     def _decode(self, batch: Sequence[RunningRequest], frames: int, launched: Launched) -> None:
-        """The next `frames` frames of each of `batch` as audio."""
+        """Launch the codec graph for the next `frames` frames of each of `batch`, and the copies of its results."""
         items = launched.items(batch)
         if not items:
             return
@@ -390,7 +386,7 @@ class Runner:
         launched.decoded.append(Decoded(items, frames, heard, counted[0], counted[1] if is_kept else None))
 
     def _make_graphs(self, config: EngineConfig, pool: GraphPool) -> None:
-        """Make the graph sets, with the sizes of `config`; all run on one stream, so they share `pool`."""
+        """Make the graph sets with the sizes of `config`. All run on one stream, so they share `pool`."""
         model, state, scratch, decoding = self._model, self._state.state, self._state.scratch, self._decoding
         device, is_eager = self._device, config.is_eager
 
@@ -414,7 +410,7 @@ class Runner:
         self._frames = self._make_frames(state)
 
     def _make_frames(self, state: SlotState) -> GraphSet:
-        """The graphs of a frame of `state`."""
+        """The graph set of a decode step on `state`."""
         model, decoding, config = self._model, self._decoding, self.config
         watched = model.attention(state) if isinstance(model, ShowsWords) else None
 
@@ -432,8 +428,8 @@ class Runner:
         return PinnedRing(_IN_FLIGHT, self._entry_bytes(self.config), *devices, beside=beside)
 
     def _first_sizes(self, graphs: GraphSet) -> Sequence[int]:
-        """Which sizes of one of the `_sets` are captured before anybody speaks: the largest, to which all others can be
-        padded, and the smallest but of longer chunks; all if nothing is captured, or nothing may be left for later."""
+        """The sizes of `graphs` to capture at start: all of them, or, if `config.is_ready_early`, the largest, to which
+        any batch can be padded, and the smallest (not of longer codec chunks)."""
         if not (graphs.can_capture and self.config.is_ready_early):
             return graphs.sizes
         if graphs in self._kinds["prefill"]:
@@ -442,21 +438,21 @@ class Runner:
         return graphs.sizes[-1:] if is_longer else sorted({graphs.sizes[0], graphs.sizes[-1]})
 
     def _capture_first(self) -> None:
-        """Capture the first sizes of every kind. To be called while `active`."""
+        """Capture the first sizes of every kind. Call it while `active`."""
         is_captured = any(graphs.can_capture for graphs in self._sets)
         with no_garbage_collection() if is_captured else nullcontext():
             for graphs in self._sets:
                 self._capture(graphs, self._first_sizes(graphs))
         if not self._frames.can_capture:
             return
-        # Longer prompts run without a graph. What they need is loaded now: a live stream would wait 400 ms for it.
+        # Longer prompts run eagerly. Load their kernels now: running streams would wait 400 ms for it later.
         prefills = [functools.partial(self._model.prefill, self._state.state)]
         if isinstance(self._model, TextPromptModel):
             prefills.append(functools.partial(self._model.prefill_text, self._state.state))
         for length in self.config.long_prefills:
             for run in prefills:
                 run(torch.full((length,), self.config.prefill_tokens, device=self._device))
-        # Nothing else is this large again while few speak.
+        # These were the largest activations; do not keep their memory.
         torch.cuda.empty_cache()
 
     def _check_kernels(self, state: SlotState, sizes: Sequence[int]) -> None:
@@ -468,12 +464,12 @@ class Runner:
             graphs.capture(sizes)
 
     def _beside(self, graphs: GraphSet) -> AbstractContextManager[None]:
-        """Where one of the `_sets` runs."""
+        """The stream context of one of the `_sets`."""
         is_of_codec = any(graphs in sets for sets in self._decoding.sets.values())
         return self._decoding.active() if is_of_codec else nullcontext()
 
     def _entry_bytes(self, config: EngineConfig) -> int:
-        """Room for a tick in which every slot is stepped and decodes the longest chunk."""
+        """Bytes of a ring entry for a tick in which every slot is stepped and decodes the longest chunk."""
         state, slots, frames = self._state.state, config.slots, config.chunk_frames[-1]
         made_bytes = state.frames[0, 0].nbytes * frames
         request_bytes = (
@@ -486,7 +482,7 @@ class Runner:
 
 
 def _with_sizes(config: EngineConfig, device: torch.device) -> EngineConfig:
-    """`config` resolved; without a GPU, where nothing is captured, only the sizes it names itself are padded to."""
+    """`config` resolved. Without a GPU, where nothing is captured, it keeps only the sizes that were set explicitly."""
     resolved = config.resolve()
     if device.type == "cuda":
         return resolved

@@ -1,6 +1,6 @@
-"""Encoded voices as bytes, which a server keeps and gives back: a safetensors file each. Knows no model.
+"""Serialises encoded voices as safetensors bytes, which a server stores and sends back. Knows no model.
 
-A voice is named tensors and facts, and belongs to whoever has the fingerprint it was saved with.
+A voice is named tensors and facts, bound to the fingerprint of the model that encoded it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["dump", "parse"]
 
 
 def dump(saved: SavedVoice, model: str, fingerprint: str) -> bytes:
-    """`saved` of the model called `model`; the same bytes for the same voice."""
+    """Serialise `saved`, a voice of the model named `model`. Deterministic: equal voices give equal bytes."""
     metadata = {
         "format": FORMAT,
         "model": model,
@@ -28,7 +28,7 @@ def dump(saved: SavedVoice, model: str, fingerprint: str) -> bytes:
 
 
 def parse(data: bytes, fingerprint: str) -> SavedVoice:
-    """What was saved as `data`. Raises `EngineError` if it is none of the model with that fingerprint."""
+    """Parse the output of `dump`. Raises `EngineError` if it is damaged or of another `fingerprint`."""
     metadata = read_metadata(data, fingerprint)
     try:
         facts = msgspec.json.decode(metadata.get("voice", ""), type=dict[str, str])

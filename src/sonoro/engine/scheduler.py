@@ -1,7 +1,7 @@
-"""Which requests to prefill, to step and to decode in a tick. Pure Python, no torch.
+"""Decides what each tick does: which requests to admit, prefill, step, decode to audio, or preempt. No torch.
 
-A plan is made while the results of the tick before are still unknown: every request that was stepped is presumed to
-have made a frame. A presumption that turns out wrong costs surplus columns, never audio.
+It plans before the results of the previous tick are known, presuming that every stepped request made a frame. A wrong
+presumption costs surplus columns, never audio.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from sonoro.transport.messages import PrefixCounts
 __all__ = ["LATENCY_TICKS", "SAFETY", "LateText", "Plan", "Scheduler"]
 
 LATENCY_TICKS = 2
-"""Ticks from a plan to the hand-over of its audio, which is collected while the next tick runs."""
+"""Ticks from a plan to the delivery of its audio, which is collected while the next tick runs."""
 
 SAFETY = 2.0
-"""How many times its average a tick may take before a listener runs out of audio."""
+"""Safety factor on the average tick duration when an underrun is predicted."""
 
 
 class LateText(NamedTuple):
-    """Ids of live text to be appended to those of `running`, from number `start` on."""
+    """Token ids of live text to append to those of `running`, at index `start`."""
 
     running: RunningRequest
     start: int
@@ -39,12 +39,13 @@ class LateText(NamedTuple):
 class Plan:
     """The work of one tick, in this order.
 
-    `put_back` have lost their slots, which are named, before anybody heard them, and are to be queued anew; `admit`
-    have just been given a slot and pages and are prefilled; `pages` go to those that have come to the end of theirs;
-    `text` has come late for those that make a frame;
-    `frame` make one each (the admitted too); `codec` maps a chunk length to those that decode so many frames, shortest
-    first. Chunk lengths count the frame of this very tick as made, and the last chunk of a segment is padded: what was
-    not made is cut when it comes back.
+    `put_back`: requests preempted before any of their audio was sent, each with the slot it lost; the caller queues
+    them again. `admit`: requests that were given a slot and pages, to be prefilled. `pages`: new pages for requests
+    that have used up theirs. `text`: late live text for requests of `frame`. `frame`: requests that decode one frame,
+    the admitted included. `codec`: chunk length to the requests that decode so many frames to audio, shortest first.
+
+    Chunk lengths count the frame of this tick as made. The last chunk of a segment is padded; the surplus is cut when
+    it is collected.
     """
 
     put_back: list[tuple[RunningRequest, int]]
@@ -60,8 +61,8 @@ class Plan:
 
 
 class _Urgency(IntEnum):
-    """Why a chunk goes before others: nothing of it was heard yet, its listener is about to run out of audio, or its
-    segment makes no more frames and only holds a slot."""
+    """Priority of a chunk: the first of its request, an underrun ahead, a segment that makes no more frames and only
+    holds a slot, or none of these."""
 
     FIRST = 0
     RUNS_OUT = 1
@@ -70,9 +71,9 @@ class _Urgency(IntEnum):
 
 
 class _Chunk(NamedTuple):
-    """`frames` frames of `running` that could be decoded in this tick, and how long the listener can do without.
+    """`frames` frames of `running` that could be decoded in this tick, and the playback lead of its listener.
 
-    One that `gathers` had better wait for others of its length.
+    `gathers`: it can wait for other chunks of its length, to be batched with them.
     """
 
     urgency: _Urgency
@@ -83,13 +84,13 @@ class _Chunk(NamedTuple):
 
 
 class Scheduler:
-    """The waiting queue, the slots and the pages. A request keeps its slot and pages from admission to `release`.
+    """Owns the waiting queue, the slots and the page pool. A request holds its slot and pages until `release`.
 
-    Pages are given as positions are used. When they are short nobody is admitted; then those that nobody has heard are
-    put back; then those wait for a page whose listeners can wait longest.
+    Pages are allocated as positions are used. When they run short, nothing is admitted; then requests without sent
+    audio are preempted; then the requests with the longest lead wait for a page.
 
-    `config` is resolved, its `codec_batches` those that are padded to (none if any number runs alike); `pages` are
-    those that all share, `frame_s` is what a frame lasts.
+    `config` is resolved; its `codec_batches` are the sizes to pad to (empty if nothing is padded). `frame_s` is the
+    duration of a frame.
     """
 
     def __init__(self, config: EngineConfig, pages: PagePool, frame_s: float) -> None:
@@ -104,15 +105,15 @@ class Scheduler:
         self._is_closed = False
         self.running: list[RunningRequest] = []
         self.prefixes = PrefixCounts()
-        """What prompts have shared so far; what the pages know of it is theirs to say."""
+        """Hits, misses and positions of the prefix cache so far; the pool counts evictions and kept pages."""
 
     @property
     def has_work(self) -> bool:
-        """Whether a plan would hold anything now, or did: a request that is paused, or waits for text, is no work."""
+        """Whether a plan made now would hold anything. Requests that are paused or wait for text are no work."""
         return any(self._is_work(running) for running in self.running) or self._admissible() is not None
 
     def is_full(self, others: int = 0) -> bool:
-        """Whether no further request may wait, if `others` wait elsewhere."""
+        """Whether `max_waiting` is reached, counting `others` that wait outside the queue."""
         return self.waiting + others >= self._config.max_waiting + self._slots.free
 
     @property
@@ -125,13 +126,13 @@ class Scheduler:
         return self._slots.free
 
     def park(self, running: RunningRequest) -> None:
-        """Count `running`, which has nothing to be prefilled yet, among the waiting until it is added."""
+        """Count `running`, whose text has not come yet, among the waiting until it is added."""
         assert running.allocation is None
         self._parked.add(running)
 
     def add(self, running: RunningRequest) -> None:
-        """Queue `running`. One that has begun to speak goes before those that have not: its listener is listening.
-        One that was put back is the next of its kind."""
+        """Queue `running`: requests with an earlier segment come before new ones, as their listeners are listening; a
+        preempted request goes to the front of its queue."""
         assert running.allocation is None
         self._parked.discard(running)
         queue = self._speaking if running.index else self._waiting
@@ -139,7 +140,7 @@ class Scheduler:
         self._first.discard(running)
 
     def release(self, running: RunningRequest) -> None:
-        """Remove a request from the queue, or free its slot and pages: nothing launched for it may matter any more."""
+        """Remove a request from the queue, or free its slot and pages; results still in flight become void."""
         self._short.clear()
         self._first.discard(running)
         self._is_closed = False
@@ -156,7 +157,7 @@ class Scheduler:
         running.allocation = None
 
     def cache_prefixes(self, admitted: Iterable[RunningRequest]) -> None:
-        """Add the prefixes of `admitted`, which are launched now, to the prefix cache."""
+        """Add the prompt prefixes of `admitted`, whose prefill was launched, to the prefix cache and its counters."""
         for running in admitted:
             assert running.allocation is not None
             assert running.progress.prompt is not None
@@ -168,7 +169,7 @@ class Scheduler:
                 self.prefixes.misses += running.allocation.cached == 0
 
     def plan(self, now_s: float, tick_s: float) -> Plan:
-        """What everyone does in this tick, which is taken as launched; `tick_s` is what a tick takes on average."""
+        """Plan a tick at `now_s`, and count its steps and columns as launched. `tick_s`: the average tick duration."""
         self._pager.note_change()
         put_back, pages = self._grow(now_s)
         admit = self._admit()
@@ -188,15 +189,15 @@ class Scheduler:
         return not is_waiting or self._due_frames(running, running.undecoded, 0.0, 0.0) > 0
 
     def _stepping(self) -> list[RunningRequest]:
-        """Those that can make a frame, if they have a page for it."""
+        """Requests that can make a frame, given a page for it."""
         return [
             running for running in self.running if not (running.is_paused or running.is_ending or running.is_starving)
         ]
 
     def _grow(self, now_s: float) -> tuple[list[tuple[RunningRequest, int]], list[NewPages]]:
-        """Give pages to those that have come to the end of theirs, the most pressing first.
+        """Give pages to requests that have used up theirs: sent audio first, then the shortest lead.
 
-        Returns who was put back for it, with the slots they had, and who was given what.
+        Returns the preempted requests with the slots they had, and the pages given.
         """
         self._short.clear()
         stepping = self._stepping()
@@ -220,8 +221,11 @@ class Scheduler:
         return put_back, grown
 
     def _make_room(self, running: RunningRequest) -> list[tuple[RunningRequest, int]]:
-        """Put back as many as it takes for the next page of `running`, if that is heard: it is short of pages if it is
-        not, or if that is not enough. Returns whom, with their slots."""
+        """Preempt requests without sent audio until `running`, which has sent some, can have its next page.
+
+        If it has sent none, or preemption is not enough, it is marked short instead. Returns the preempted requests
+        with their slots.
+        """
         put_back = []
         while running.allocation is not None and not self._pager.can_grow(running, self.running):
             victims = [other for other in self.running if not other.is_heard] if running.is_heard else []
@@ -231,12 +235,12 @@ class Scheduler:
             put_back.append((victims[-1], _held(victims[-1]).slot))
             self.release(victims[-1])
             self._first.add(victims[-1])
-            # Pages are short until somebody ends.
+            # No admissions until a request ends: pages stay short that long.
             self._is_closed = True
         return put_back
 
     def _admit(self) -> list[RunningRequest]:
-        """Admit the longest waiting, as far as slots, pages and the prefill tokens of a tick go."""
+        """Admit waiting requests in order, as far as slots, pages and `prefill_tokens` allow."""
         admit: list[RunningRequest] = []
         tokens_left = self._config.prefill_tokens
         while (running := self._admissible()) is not None:
@@ -251,19 +255,17 @@ class Scheduler:
         return admit
 
     def _admissible(self) -> RunningRequest | None:
-        """The next request if its slot and pages are free. None overtakes one that waits for pages: it might starve."""
+        """The head of the queue if it can be admitted. Nothing overtakes a request that waits for pages, which might
+        starve otherwise."""
         running = _first_unpaused(self._speaking) or _first_unpaused(self._waiting)
-        # One that was paused since it came to be short keeps nobody out: the next plan would find nobody short.
+        # A short request that was paused since then blocks no admission: the next plan would not count it as short.
         is_short = _first_unpaused(self._short) is not None
         if running is None or not self._slots.free or self._is_closed or is_short:
             return None
         return running if self._pager.can_admit(running, self.running) else None
 
     def _plan_codec(self, active: list[RunningRequest], now_s: float, tick_s: float) -> dict[int, list[RunningRequest]]:
-        """The chunks that go in this tick, within its frames: the most pressing first.
-
-        A request that would run out of audio if it waited for another tick goes in any case.
-        """
+        """Choose the chunks of this tick by urgency, up to `codec_frames`; an underrun ahead overrides that limit."""
         due = sorted(
             (chunk for running in active if (chunk := self._due_chunk(running, now_s, tick_s)) is not None),
             key=lambda chunk: (chunk.urgency, chunk.lead_s),
@@ -274,7 +276,7 @@ class Scheduler:
             if chunk.frames <= left or chunk.urgency is _Urgency.RUNS_OUT or not chosen:
                 chosen.setdefault(chunk.frames, []).append(chunk)
                 left -= chunk.frames
-        # Whoever is alone waits for nobody, and a full batch for nobody else.
+        # Do not gather for a single request, nor beyond the largest batch.
         most = 1 if len(active) == 1 else max(self._config.codec_batches, default=len(self.running) + 1)
         codec = {
             frames: self._batch(chunks)
@@ -287,7 +289,7 @@ class Scheduler:
         return codec
 
     def _batch(self, chunks: list[_Chunk]) -> list[RunningRequest]:
-        """Those of `chunks` that cannot wait, and as many more as fill a captured size: padding costs like audio."""
+        """The urgent `chunks`, and as many others as fill a captured size: padding costs as much as audio."""
         sizes, count = self._config.codec_batches, len(chunks)
         size = max((size for size in sizes if size <= count), default=count)
         filled = count // size * size if size in sizes[-1:] else size
@@ -315,8 +317,8 @@ class Scheduler:
         return _Chunk(urgency, lead_s, frames, running, gathers)
 
     def _due_frames(self, running: RunningRequest, ready: int, lead_s: float, tick_s: float) -> int:
-        """The chunk length that `running`, with `ready` frames undecoded, decodes in this tick; 0 while waiting for a
-        longer one is better."""
+        """The chunk length that `running`, with `ready` undecoded frames, decodes in this tick; 0 to wait for a longer
+        chunk."""
         sizes = self._config.chunk_frames
         if ready <= 0:
             return 0
@@ -325,13 +327,13 @@ class Scheduler:
         if running.is_ending:
             return next((size for size in sizes if size >= ready), sizes[-1])
         if running.is_starving or (running in self._short and not running.request.is_reproducible):
-            # Until text, or a page, comes no frame follows; a padded chunk would spoil what the codec remembers.
+            # No frame follows until text or a page comes; a padded chunk would corrupt the codec's history.
             return max((size for size in sizes if size <= ready), default=0)
         if running.request.is_reproducible:
-            # Each chunk is at most as long as all before it: whoever plays it as it comes has that long to wait for it.
+            # A chunk is at most as long as all audio before it, which plays while the chunk is made.
             size = max((size for size in sizes if size <= running.launched), default=sizes[0])
             return size if size <= ready else 0
-        # Slower than playback, every listener runs out whatever is done: then few long chunks cost the least.
+        # If ticks are slower than playback, underruns are certain: then few long chunks cost the least.
         is_too_slow = tick_s >= self._frame_s
         for size in reversed(sizes):
             if size <= ready:
@@ -347,7 +349,7 @@ def _held(running: RunningRequest) -> Allocation:
 
 
 def _wait_s(ticks: int, tick_s: float) -> float:
-    """How long it takes until audio planned `ticks` ticks from now is handed over, on the safe side."""
+    """Upper estimate of the time until audio planned `ticks` ticks from now is delivered."""
     return (ticks + LATENCY_TICKS) * tick_s * SAFETY
 
 

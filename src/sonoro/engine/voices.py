@@ -1,7 +1,7 @@
-"""Whom requests speak as: reference audio encoded once, and encoded voices that the server keeps; by their content.
+"""Encodes the voices of requests from reference audio, loads stored ones, and caches them by content digest.
 
-To encode a minute of audio takes most of a second, for which no running stream may wait: it happens wherever `executor`
-runs it, on a CUDA stream of its own, and who needs a voice holds a future of it. Knows no model beyond `models.base`.
+Encoding a minute of audio takes most of a second, which running streams must not wait for: `executor` does it, on a
+CUDA stream of its own, and requests hold a future of the voice. Depends on `models.base` and on no model.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ logger = logging.getLogger(__name__)
 Made = TypeVar("Made")
 
 _WARM_UPS_S = (MAX_REFERENCE_S, 25.6, 10.0, 3.0, 1.28)
-"""Kernels are chosen by length, and compiled by whether sizes are multiples of 16: 25.6 s are 320 frames of 80 ms."""
+"""Durations to warm up with. Kernels are chosen by length, and compiled apart for sizes that are multiples of 16 (25.6
+s are 320 frames of 80 ms)."""
 
 
 class Inline(Executor):
-    """Runs what is submitted at once, in the thread that submits it."""
+    """An executor that runs each job at once, in the submitting thread."""
 
     def submit(self, function: Callable[..., Made], /, *args: Any, **kwargs: Any) -> Future[Made]:
         future: Future[Made] = Future()
@@ -48,10 +49,11 @@ class Inline(Executor):
 
 
 class Voices:
-    """What a model can speak as besides its own voices. Called by one thread; `executor` runs one thing at a time.
+    """The voices of a model besides its built-in ones: encoded, loaded and cached, the last `max_voices` used.
 
-    Voices are complete on their devices once their future is done, and may be read on `readers`, the CUDA streams of
-    the ticks (none on a CPU), the model's last; the codec is on `codec_device`. The `max_voices` used last are kept.
+    Call it from one thread; `executor` must run one job at a time. A voice is complete on its device once its future is
+    done. `readers` are the CUDA streams of the ticks, which read voices: none on a CPU, the model's last. The codec is
+    on `codec_device`.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class Voices:
     ) -> None:
         self._model, self._config, self._executor, self._codec_device = model, config, executor, codec_device
         self._readers = readers
-        # Of the lowest priority, which is the default. What the current stream loaded must be there before it reads.
+        # The default priority is the lowest. These streams must wait for the weights loaded on the current one.
         self._streams = [torch.cuda.Stream(device) for device in dict.fromkeys(stream.device for stream in readers)]
         for stream in self._streams:
             stream.wait_stream(torch.cuda.current_stream(stream.device))
@@ -76,19 +78,19 @@ class Voices:
 
     @property
     def saving(self) -> int:
-        """Voices that are being encoded to be kept by others."""
+        """How many voices are being encoded by `encode`."""
         self._saving = {saved: voice for saved, voice in self._saving.items() if not saved.done()}
         return len(self._saving)
 
     def take_wanted(self) -> list[str]:
-        """The digests of encoded voices that are needed and not here, each told of once: `load` or `lose` them."""
+        """Digests of voices that requests need and the cache lacks, each returned once. Answer by `load` or `lose`."""
         asked, self._asked = self._asked, []
         return asked
 
     def of(self, request: SpeechRequest) -> Future[Voice] | None:
-        """The voice of a resolved request, encoded unless it is kept; None if it speaks as one of the model's own.
+        """A future of the voice of a resolved `request`, encoded unless cached; None for one of the model's own voices.
 
-        Whoever does not wait for it any more says so by `leave`. To be called where the model may be.
+        Pair each call with `leave`. Call it where the model may be called.
         """
         if request.speaker_embedding is not None:
             voice: Future[Voice] = Future()
@@ -104,21 +106,21 @@ class Voices:
         return voice
 
     def leave(self, voice: Future[Voice]) -> None:
-        """One who waited for `voice` has it, or does not want it any more; what nobody wants is not begun."""
+        """Stop waiting for `voice`. If nothing else waits for it and its encoding has not begun, it is cancelled."""
         self._waiting[voice] -= 1
         if self._waiting[voice] or (self.saving and voice in self._saving.values()):
             return
         del self._waiting[voice]
         if voice.cancel() or _has_failed(voice):
-            # What failed is not kept, nor what its traceback holds.
+            # Keep no failure: its traceback holds memory.
             for key in [key for key, kept in self._kept.items() if kept is voice]:
                 del self._kept[key]
 
     def encode(self, references: tuple[Reference, ...]) -> Future[EncodedVoice]:
-        """Encode `references` to be kept outside of this process, and keep the voice for the first who speaks as it.
+        """Encode `references` for storage outside this process; the voice is cached here as well.
 
-        Raises `InvalidReference` for a recording that the model cannot use or that lacks its transcript; the rest comes
-        with the future.
+        Raises `InvalidReference` for a recording that the model cannot use or that lacks its transcript; other errors
+        come with the future.
         """
         self._model.spec.check_cloning("ref_audio")
         for reference in references:
@@ -130,34 +132,36 @@ class Voices:
         return saved
 
     def load(self, digest: str, data: bytes) -> None:
-        """The encoded voice that was wanted. What is wrong with it fails who speaks as it."""
+        """Load the wanted voice of `digest` from `data`. If that fails, so do the requests that wait for it."""
         voice = self._wanted.pop(digest, None)
         if voice is not None and voice.set_running_or_notify_cancel():
             self._submit(partial(self._load, data)).add_done_callback(partial(_hand_on, voice))
 
     def lose(self, digest: str, error: Exception) -> None:
-        """The encoded voice that was wanted cannot be had: `error` fails who speaks as it."""
+        """Fail the requests that wait for the voice of `digest` with `error`."""
         voice = self._wanted.pop(digest, None)
         if voice is not None and voice.set_running_or_notify_cancel():
             voice.set_exception(error)
 
     def warm_up(self) -> None:
-        """Encode noise of some lengths, but on a CPU: kernels are compiled and loaded, and memory for the longest is
-        taken. Running streams would wait for that."""
+        """Encode noise of several durations, so that kernels and memory are ready. Does nothing on a CPU.
+
+        Otherwise running streams would wait for that at the first cloned voice.
+        """
         if self._codec_device.type == "cpu" or "cloned" not in self._model.spec.voice_modes:
             return
         started_s, rate = time.perf_counter(), self._model.spec.sample_rate
         for duration_s in _WARM_UPS_S:
             noise = 0.1 * np.random.default_rng(0).standard_normal(round(duration_s * rate))
             pcm = noise.astype("<f4").tobytes()
-            # The reference that needs as much will fail, and nothing else.
+            # If memory does not suffice, only references of that length will fail.
             with border(partial(logger.warning, "event=voice_warm_up_failed reference_s=%g reason=%r", duration_s)):
                 self._submit(partial(self._encode_any, pcm, rate)).result()
         logger.info("event=voices_warmed_up seconds=%.2f", time.perf_counter() - started_s)
 
     @property
     def _cloning(self) -> CloningModel:
-        """The model, of which nobody may ask for a recording's voice unless its `ModelSpec` says so."""
+        """The model as a `CloningModel`; only for models whose `ModelSpec` has cloned voices."""
         assert isinstance(self._model, CloningModel)
         return self._model
 
@@ -165,7 +169,7 @@ class Voices:
         return self._executor.submit(self._run, make)
 
     def _run(self, make: Callable[[], Made]) -> Made:
-        """What `make` returns, complete on the device: the host waits for it here, and not in a tick."""
+        """Run `make` on the streams for voices and synchronise them, in the executor's thread."""
         with torch.inference_mode(), contextlib.ExitStack() as stack:
             for stream in self._streams:
                 stack.enter_context(torch.cuda.stream(stream))
@@ -175,11 +179,11 @@ class Voices:
             return made
 
     def _get(self, digest: str, make: Callable[[], Voice]) -> Future[Voice]:
-        """The voice of that digest: kept, wanted by somebody, or else what `make` makes."""
+        """The voice of `digest`: cached or on its way, or else submitted as `make`."""
         return self._keep(digest, lambda: self._submit(make))
 
     def _known(self, digest: str) -> Future[Voice]:
-        """The voice of that digest: kept, or wanted from now on."""
+        """The voice of `digest`: cached or on its way, or else wanted from the server."""
 
         def want() -> Future[Voice]:
             self._asked.append(digest)
@@ -190,7 +194,7 @@ class Voices:
 
     def _keep(self, digest: str, make: Callable[[], Future[Voice]]) -> Future[Voice]:
         for failed in [kept for kept, voice in self._kept.items() if _has_failed(voice)]:
-            # Nor what its traceback holds.
+            # Its traceback holds memory.
             del self._kept[failed]
         if digest not in self._kept:
             self._kept[digest] = make()
@@ -200,11 +204,11 @@ class Voices:
         return self._kept[digest]
 
     def _encode(self, references: tuple[Reference, ...]) -> Voice:
-        """The voice of `references`, its codec history primed: in a tick that is only copied."""
+        """The voice of `references`, with its codec history primed, so that a tick only copies that."""
         return self._share(self._primed(self._cloning.encode_voice(references)))
 
     def _encode_any(self, pcm: bytes, rate: int) -> Voice:
-        """The voice of a recording in context, or by its timbre if the model can do no more."""
+        """The voice of PCM16 `pcm`, as a prompt with a transcript or, if the model cannot do that, as a reference."""
         try:
             return self._encode((Reference(pcm=pcm, sample_rate=rate, text="Noise.", use="prompt"),))
         except InvalidReference:
@@ -215,7 +219,7 @@ class Voices:
         return self._share(self._primed(self._cloning.load_voice(saved)))
 
     def _save(self, digest: str, encoded: Future[Voice]) -> EncodedVoice:
-        # Encoded, or failed, before: one thing is done after the other.
+        # The executor runs jobs in order, so `encoded` is done.
         saved = self._cloning.save_voice(encoded.result(timeout=0))
         return EncodedVoice(digest, dump(saved, self._model.spec.name, self._model.fingerprint))
 
@@ -227,7 +231,7 @@ class Voices:
         return voice
 
     def _share(self, voice: Voice) -> Voice:
-        """Let memory that the ticks may still be reading when `voice` is dropped be used again only after that."""
+        """Record the voice's tensors on the `readers`, so that their memory is not reused while a tick reads it."""
         if self._readers:
             primed = [tensor for saved in voice.primed.values() for tensor in saved.tensors]
             for tensor in (*self._cloning.save_voice(voice).tensors.values(), *primed):
@@ -238,7 +242,7 @@ class Voices:
 
 
 def content_hash(references: tuple[Reference, ...]) -> str:
-    """The same for the same audio, rate, transcript and use; different otherwise."""
+    """SHA-256 of audio, sample rate, transcript and use of `references`, as hex."""
     digest = hashlib.sha256()
     for reference in references:
         digest.update(repr((reference.sample_rate, reference.text, reference.use, reference.digest)).encode())
@@ -250,7 +254,7 @@ def _has_failed(voice: Future[Voice]) -> bool:
 
 
 def _hand_on(voice: Future[Voice], loaded: Future[Voice]) -> None:
-    """What `loaded`, which is done, came to is what `voice` comes to."""
+    """Copy the result or error of `loaded`, which is done, to `voice`."""
     error = loaded.exception()
     if error is None:
         voice.set_result(loaded.result())

@@ -1,6 +1,6 @@
-"""When the words of a request are spoken: what the engine gives the clock of each segment, and what it is told.
+"""Times the words of a request: feeds attention and audio of each segment to its clock, and collects its words.
 
-Knows the protocols of `models` and no model; pure bookkeeping on the host.
+Depends on the protocols of `models` and on no model; host bookkeeping only.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 __all__ = ["RequestWords", "spelled_out"]
 
 _BEYOND = 2
-"""Positions after a text that a head which reads ahead may look at, besides its distance."""
+"""Positions after the end of a text that a read-ahead head may attend to, besides its shift."""
 
 _AROUND, _FARTHEST = 80, 4000
-"""Characters beyond twice its length among which a segment is looked for, and if it is not there, all in all."""
+"""How far a segment is searched for in the written text: characters beyond twice its length, then at most so many."""
 
 
 class RequestWords:
-    """The words of a request's `text`, which may grow by `append`: begun anew for each attempt at a segment.
+    """The word times of a request's `text`, which may grow by `append`; `begin` starts each attempt at a segment.
 
-    `told` are those whose times are certain, in order; `take` hands on those of them that a listener has reached.
-    `clock` is that of the attempt, None where no head points at it and once it has ended. `fault` is what the attention
-    says is wrong with the segment that has ended, `faults` are those noted so far.
+    `told` are the words with final times, in order; `take` returns those that playback has reached. `clock` times the
+    current attempt: None after its end, or if no head follows its text. `fault` is the fault of the segment that ended
+    last, `faults` all that were noted.
     """
 
     def __init__(self, model: ShowsWords, spec: ModelSpec, text: str) -> None:
@@ -45,7 +45,8 @@ class RequestWords:
         self.fault: FaultKind | None = None
         self.faults: list[Fault] = []
         self._broken: tuple[FaultKind, int, int] | None = None
-        """Where the attempt was broken off: what was wrong, where the segment ended, and where it is continued."""
+        """Where the attempt was broken off: kind of fault, end of the segment, and where it continues, in characters.
+        """
         self._model, self._spec = model, spec
         self.clock: SegmentClock | None = None
         self._pointing = Pointing(layer=0, head=0)
@@ -53,16 +54,16 @@ class RequestWords:
         self._tokens = self._known = self._column = self._columns = 0
         self._told_before = self._handed = 0
         self._begin = self._start = self._end = 0
-        """Of the segment, where in the text it is looked for, and where it was found to start and to end."""
+        """Offsets in the text: where the search for the segment begins, and where it starts and ends."""
 
     def append(self, text: str) -> None:
-        """More of a live text."""
+        """Append live `text`."""
         self.text += text
 
     def begin(self, segment: Segment, pointing: Pointing | None, begins_s: float) -> None:
-        """An attempt at `segment` begins, `begins_s` after the first sample; what an earlier one told is forgotten.
+        """Begin an attempt at `segment`, `begins_s` after the first sample; drops the words of an earlier attempt.
 
-        None of its words are told if no head points at it.
+        Without `pointing`, a head that follows the text, its words get no times.
         """
         if segment is self._segment:
             del self.told[self._told_before :]
@@ -80,36 +81,36 @@ class RequestWords:
 
     @property
     def columns(self) -> int:
-        """How many positions of its text the segment's next frame may be looking at; 0 if nobody asks."""
-        # A head that reads ahead looks past the end of the text as well, where positions are fed that hold none.
+        """How many text positions the attention of the segment's next frame is needed for; 0 without a clock."""
+        # A read-ahead head also attends past the end of the text, to positions without text.
         beyond = int(self._pointing.shift) + _BEYOND if self._pointing.shift > 1 else 0
         return 0 if self.clock is None else max(self._tokens + beyond, 1)
 
     def see(self, attention: npt.NDArray[np.float32], frames: int) -> None:
-        """The attention [H, W] of the segment's frame number `frames`, from 1, to W of its `columns` or all."""
+        """Take the attention [H, W] of the segment's frame number `frames` (from 1) to its first W text positions."""
         if self.clock is None or self._segment is None:
             return
         if not self._segment.is_whole or self._known != len(self._segment.ids or ()):
             self._map(self._segment)
-        # Of a text that comes a token a frame no more is there.
+        # If the text is fed one token per frame, only so many positions exist.
         self._columns = max(min(self.columns, frames) if self._pointing.ramp else self.columns, self._columns)
         if self._columns > MOST_COLUMNS:
             self.clock = None
             return
         shares = attention[self._column, : self._columns]
         if len(shares) < self._columns:
-            # What has come since the frame was launched it did not look at.
+            # Text that came after the launch of the frame was not attended to.
             shares = np.pad(shares, (0, self._columns - len(shares)))
         self.clock.tracker.add(shares)
 
     def hear(self, pcm: bytes) -> None:
-        """The next audio of the segment."""
+        """Take the segment's next audio, PCM16, and collect the words that it makes final."""
         if self.clock is not None:
             self.clock.hear(pcm)
             self.told += self.clock.take(self.text)
 
     def end(self) -> None:
-        """The segment has ended: all of its words are told."""
+        """End the segment: all of its words become final, and `fault` is set."""
         if self.clock is not None and self._segment is not None:
             self._map(self._segment)
             self.clock.finish()
@@ -118,14 +119,14 @@ class RequestWords:
             self.clock = None
 
     def stop(self) -> None:
-        """The segment is cancelled while it is heard: of its words those that have begun are told."""
+        """End a cancelled segment: the words that have begun become final."""
         if self.clock is not None:
             self.clock.stop()
             self.told += self.clock.take(self.text)
             self.clock = None
 
     def break_off(self, trouble: Trouble) -> Segment | None:
-        """Shorten the segment to its words before the `trouble`; the rest of it, None if all words are spoken."""
+        """Cut the segment before the word of `trouble`; return the rest as a segment, None if all words are spoken."""
         assert self.clock is not None
         assert self._segment is not None
         segment, words = self._segment, self.clock.words
@@ -142,7 +143,7 @@ class RequestWords:
         return rest
 
     def note_fault(self, attempt: int, *, spoken_again: bool) -> None:
-        """Keep the segment's fault, of number `attempt` to speak it, for whoever asks."""
+        """Append the fault of the segment's attempt number `attempt` to `faults`."""
         assert self.fault is not None
         _, end, continued_at = self._broken or (None, self._end, None)
         self.faults.append(
@@ -157,7 +158,7 @@ class RequestWords:
         )
 
     def take(self, until_s: float | None = None) -> tuple[Word, ...]:
-        """Those told and not handed on yet, which begin before `until_s`."""
+        """The final words not returned before that begin before `until_s`, or all of them."""
         end = self._handed
         while end < len(self.told) and (until_s is None or self.told[end].start_s < until_s):
             end += 1
@@ -165,7 +166,7 @@ class RequestWords:
         return tuple(taken)
 
     def _map(self, segment: Segment) -> None:
-        """Find which tokens speak which words of `segment`, as far as its text has come."""
+        """Map the tokens of `segment`, as far as its text has come, to the written words."""
         assert self.clock is not None
         self._known = len(segment.ids or ())
         if segment.ids is None:
@@ -180,17 +181,17 @@ class RequestWords:
             tokens = tokens[: len(segment.ids)]
         self._tokens = len(tokens)
         found = spoken_words(words, spoken, [(low + start, low + end) for start, end in origins], tokens)
-        # A word that is spelled out over two segments, as a long number, was told with the first.
+        # A word that spans two segments, such as a long number, was reported with the first.
         told_to = self.told[self._told_before - 1].end if self._told_before else 0
         self.clock.words = [word for word in found if word.start >= told_to]
 
     def _found(self, segment: Segment) -> tuple[int, str, list[tuple[int, int]]]:
-        """Where in the text `segment` is looked for, what is spoken of it, and where from there on that comes from: in
-        proportion if it is not found."""
+        """Find `segment` in the written text: an offset, the spoken text, and the (start, end) of each of its
+        characters relative to that offset; spread in proportion if it is not found."""
         low, wanted = self._begin, segment.text
         for most in (2 * len(wanted) + _AROUND, _FARTHEST):
             written = self.text[low : low + most]
-            # Not within a word: half a number is read otherwise.
+            # End at a word boundary: half a number would be spelled out differently.
             written += (self.text[low + most :].split(maxsplit=1) or [""])[0] if len(written) == most else ""
             spoken, origins = spelled_out(self._spec, written)
             at = spoken.lower().find(wanted.lower())
@@ -202,7 +203,7 @@ class RequestWords:
 
 
 def spelled_out(spec: ModelSpec, written: str) -> tuple[str, list[tuple[int, int]]]:
-    """What a model of `spec` is given of `written`, and where each of its characters comes from."""
+    """`written` as a model of `spec` gets it, and for each of its characters the (start, end) in `written`."""
     if spec.text_normalizer == "english":
         return trace_english(written, lowercase=True, respellings=spec.respellings)
     return written, [(at, at + 1) for at in range(len(written))]

@@ -1,8 +1,8 @@
 """The engine process: `main` with the arguments ENDPOINT PARENT STARTED SETTINGS, as `transport.launch` runs it.
 
-PARENT is a process id, STARTED a time on the monotonic clock, which all processes share; SETTINGS are JSON.
-One thread does everything but encode voices, for which there is another; ZMQ's own moves the bytes. What fails one
-request is its `Failed`; what breaks the engine ends the process, and its parent starts another.
+PARENT is a process id, STARTED a time of the monotonic clock, which all processes share, SETTINGS are JSON. One thread
+runs the engine, a second encodes voices, ZMQ's I/O thread moves the bytes. An error of one request becomes its
+`Failed`; an error of the engine ends the process, and its parent starts another.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ __all__ = ["SMALL_MODEL_PARAMETERS", "Worker", "check_memory", "load", "main", "
 logger = logging.getLogger(__name__)
 
 SMALL_MODEL_PARAMETERS = 50_000_000
-"""Below this one CPU thread serves best: a second gains little (built-in voice, two cores: RTF .33 to .27)
-and on cores that other work shares the two wait for each other (RTF .39 with one, 9 with two)."""
+"""Smaller models run best on one CPU thread: a second gains little (built-in voice, two cores: RTF .33 to .27),
+and on shared cores the two wait for each other (RTF .39 with one, 9 with two)."""
 
 CANNOT_START, BROKEN = 2, 1
 
@@ -81,34 +81,34 @@ _IDLE_S = 1.0
 _PARENT_CHECK_S = 0.5
 _WINDOW = 4096
 _WORTH_S = 0.002
-"""For less nobody is waited for: a link waits for whole milliseconds, and one request alone may have ticks as short."""
+"""The shortest wait for late messages: the link waits whole milliseconds, and a single request's ticks are as short."""
 
 _HANDLE_S = 0.005
 _ENCODING_S = 0.002
 _COMPILING_S = 0.05
-"""How often to look whether the kernels are there that the graphs to come need."""
+"""How often to check whether the kernels of the graphs to come are compiled."""
 
 _QUIET_S = 0.1
-"""Who has just spoken to somebody will often do so again at once, and would wait for a graph that is captured then."""
+"""Idle time before background work: a client often sends its next request at once, which would wait for a capture."""
 
 _SWITCH_S = 0.0005
-"""What a tick waits at most for the thread that encodes to give up the interpreter; Python's own choice is 5 ms."""
+"""The GIL switch interval, which bounds how long a tick waits for the encoding thread; Python's default is 5 ms."""
 
 
 def main() -> NoReturn:
-    """Load, say so, and serve until told to stop by message, or until the parent dies; signals are passed over."""
+    """Load the model, send `Ready`, and serve until a `Shutdown` message or the parent's death. Ignores signals."""
     endpoint, parent, started_at_s, settings = sys.argv[1:]
     phases = Phases(float(started_at_s))
     phases.end("imports")
-    # What was imported stays: no collection need walk it.
+    # Imported objects live for ever; keep collections from walking them.
     gc.freeze()
     gc.enable()
     for number in (signal.SIGTERM, signal.SIGINT):
-        # Whoever signals a whole group of processes has told the server too, which says when its last stream has ended.
-        # A handler of ours, as what is ignored would be so in the processes that this one starts.
+        # A signal to the process group reaches the server too, which sends `Shutdown` after its last stream.
+        # A handler rather than SIG_IGN, which child processes would inherit.
         signal.signal(number, lambda *_: None)
     wanted = msgspec.json.decode(settings, type=WorkerSettings)
-    # Before there is a thread, and before the GPU is used.
+    # It forks: before any thread starts and before the GPU is used.
     standby = Standby() if may_stand_by(wanted) else None
     threading.Thread(target=_die_with, args=(int(parent), endpoint), daemon=True).start()
     sys.setswitchinterval(_SWITCH_S)
@@ -121,13 +121,13 @@ def main() -> NoReturn:
                 check_memory(wanted)
                 phases.end("memory")
                 loaded = load(wanted)
-                # What it takes must not be counted as that of the engine's state.
+                # The libraries' memory must not be counted as the engine's state.
                 loading.join()
                 phases.end("weights")
                 engine = Engine(loaded.model, wanted.config, executor=executor, phases=phases)
                 engine.voices.warm_up()
                 phases.end("voices")
-        # What has been made so far stays; a collection would only walk it again and again.
+        # The engine's objects live as long as the process; keep collections from walking them.
         gc.collect()
         gc.freeze()
         worker = Worker(engine, link, loaded.device, compiled)
@@ -135,7 +135,7 @@ def main() -> NoReturn:
         link.send([worker.ready(time.monotonic() - float(started_at_s), phases.seconds | waited)])
         with border(partial(_end_broken, link)):
             worker.serve()
-    # What it holds is freed with it: piece by piece that takes a third of a second.
+    # Skip the interpreter's teardown, which takes a third of a second.
     os._exit(0)
 
 
@@ -144,21 +144,21 @@ def _cannot_start(link: WorkerLink, error: Exception) -> NoReturn:
         logger.exception("event=start_failed")
     link.send([Fatal(ErrorFacts.of(error))])
     link.close()
-    # Not sys.exit, which takes down what a thread may be loading meanwhile.
+    # Not sys.exit, which tears down modules that a thread may be loading.
     os._exit(CANNOT_START)
 
 
 def _end_broken(link: WorkerLink, error: Exception) -> NoReturn:
-    # By none of our loggers, which tell what an error says: that could be what a client wrote, and clients are told.
+    # Not by a logger of `sonoro`: those print error messages, which may quote a client's text.
     logging.getLogger("engine").error("event=engine_broken", exc_info=error)
     link.close()
-    # Not sys.exit, which waits for what is being encoded: those who listen wait to be told.
+    # Not sys.exit, which waits for the encoding thread while clients wait for their errors.
     os._exit(BROKEN)
 
 
 @contextlib.contextmanager
 def _encoder() -> Iterator[Executor]:
-    """A thread that does one thing after the other; at the end, what it has not begun is dropped."""
+    """An executor of one thread; jobs that have not begun by the end are dropped."""
     executor = ThreadPoolExecutor(1, thread_name_prefix="encoder")
     try:
         yield executor
@@ -167,10 +167,10 @@ def _encoder() -> Iterator[Executor]:
 
 
 def on_own_gpus(settings: WorkerSettings) -> WorkerSettings:
-    """`settings` for a process that sees, from now on, no GPU but the one they name by number, and the codec's own.
+    """Restrict this process to the GPUs that `settings` name by number, and renumber these in the returned settings.
 
-    So whatever uses the current device uses that one, and nothing takes memory on another. To be called before CUDA is
-    used. A number that is not there, or is there twice, stays, for whoever loads the model to refuse.
+    So code that uses the current device uses the right one, and no memory is taken on another. Call it before CUDA is
+    used. Numbers that do not exist, or are equal, are left for the loader to refuse.
     """
     config = settings.config
     named = [settings.device, config.codec_device] if config.codec_device else [settings.device]
@@ -179,19 +179,20 @@ def on_own_gpus(settings: WorkerSettings) -> WorkerSettings:
         return settings
     see_gpus(*(int(name[5:]) for name in named))
     if torch.cuda.device_count() != len(named):
-        # Counting them has made CUDA read the variable already.
+        # CUDA had read the environment variable before.
         return settings
     config = dataclasses.replace(config, codec_device="cuda:1" if config.codec_device else "")
     return msgspec.structs.replace(settings, device="cuda", config=config)
 
 
 def load(settings: WorkerSettings) -> LoadedModel:
-    """The model of `settings`, with one CPU thread if it is small. Raises as its factory does."""
+    """Load the model of `settings`; a small one on a CPU gets one thread. Raises as its factory does, or `ConfigError`
+    if there is no such factory."""
     module, _, function = settings.factory.partition(":")
     spec = _find(module)
     factory = getattr(importlib.import_module(module), function, None) if spec else None
     if not callable(factory):
-        raise ConfigError("factory", settings.factory, "it must be module:function, and found in the import path")
+        raise ConfigError("factory", settings.factory, "must be module:function, found in the import path")
     how = {"device": settings.device, "dtype": settings.dtype, "load_format": settings.load_format}
     if settings.config.quantization != "none":
         how["quantization"] = settings.config.quantization
@@ -201,31 +202,29 @@ def load(settings: WorkerSettings) -> LoadedModel:
 
 
 def check_memory(settings: WorkerSettings) -> None:
-    """Raise `ConfigError`, before anything is loaded, that says what would fit if `settings` ask too much of a GPU."""
+    """Raise `ConfigError`, naming what would fit, if `settings` do not fit the GPU's memory. Loads nothing."""
     if settings.factory != DEFAULT_FACTORY or not torch.cuda.is_available() or settings.device == "cpu":
         return
     device = torch.device("cuda" if settings.device == "auto" else settings.device)
     if device.type == "cuda" and (memory := device_memory(device)) is not None:
-        # As the factory that it is for: other factories start without the registry, .4 s sooner.
+        # Imported here: other factories start .4 s sooner without the registry.
         footprint = importlib.import_module("sonoro.engine.footprint")
         name = torch.cuda.get_device_name(device)
         footprint.refuse_what_does_not_fit(settings.model, settings.config, name, memory[0], settings.dtype)
 
 
 def _load_libraries(settings: WorkerSettings) -> threading.Thread:
-    """A thread that makes the GPU's context and loads cuDNN, if `settings` ask for a GPU; another reads Triton's key.
+    """Start threads that create the CUDA context, load cuDNN and read Triton's key, while the weights are loaded.
 
-    The codec is compared with float32 first, which needs all of them; meanwhile the weights are loaded.
-
-    To be called when no process is forked any more.
+    Returns the first of them, to be joined before memory is measured. Call it after the last fork.
     """
     may_use_gpu = settings.factory == DEFAULT_FACTORY and settings.device != "cpu"
     if may_use_gpu:
-        # As the model's own factory does: by then a GPU is used already.
+        # The model's factory does so too, but by then the GPU is in use.
         map_in_pieces()
 
     def load() -> None:
-        # What goes wrong here does so again where it is told of.
+        # An error here is raised again, and reported, when the model uses the GPU.
         with contextlib.suppress(RuntimeError, AssertionError):
             if may_use_gpu and torch.cuda.is_available():
                 ones = torch.ones(1, 8, 8, device="cuda" if settings.device == "auto" else settings.device)
@@ -239,7 +238,7 @@ def _load_libraries(settings: WorkerSettings) -> threading.Thread:
 
 
 def _find(module: str) -> ModuleSpec | None:
-    """Where `module` is, if it is; what goes wrong inside of it is not caught."""
+    """The import spec of `module`, None if there is none. Errors inside the module are not caught."""
     try:
         return importlib.util.find_spec(module)
     except (ModuleNotFoundError, ValueError):
@@ -247,13 +246,13 @@ def _find(module: str) -> ModuleSpec | None:
 
 
 def spare_threads(loaded: LoadedModel) -> None:
-    """Use one CPU thread from now on if the model is on a CPU and small."""
+    """Set torch to one CPU thread if the model is on a CPU and small."""
     if loaded.device.type == "cpu" and sum(loaded.parameters.values()) < SMALL_MODEL_PARAMETERS:
         torch.set_num_threads(1)
 
 
 class Worker:
-    """An engine at its end of a link: messages in, ticks while there is work, events out."""
+    """The loop of an engine process: handles messages of the link, ticks while there is work, sends events."""
 
     def __init__(
         self, engine: Engine, link: WorkerLink, device: torch.device, compiled: Compiling | None = None
@@ -269,7 +268,7 @@ class Worker:
         self._quiet_from_s = 0.0
 
     def ready(self, ready_s: float, phases: Mapping[str, float] = MappingProxyType({})) -> Ready:
-        """What to say once the engine can be used, after a start of such `phases`."""
+        """The `Ready` message of an engine that took `ready_s` and `phases` (seconds by name) to start."""
         self._ready = Ready(
             spec=self._engine.spec,
             ready_s=ready_s,
@@ -282,7 +281,7 @@ class Worker:
         return self._ready_now()
 
     def _ready_now(self) -> Ready:
-        """`ready` with what is captured by now."""
+        """`ready` with the memory and graphs as of now."""
         runner = self._engine.runner
         return msgspec.structs.replace(
             self._ready,
@@ -293,7 +292,7 @@ class Worker:
         )
 
     def serve(self) -> None:
-        """Serve until told to stop. Raises what a tick raises: the engine cannot go on then."""
+        """Serve until `Shutdown`. Raises what a tick raises, after which the engine is unusable."""
         waiting: deque[ToEngine] = deque()
         while not self._is_stopping:
             waiting += self._link.receive(0.0 if waiting or self._engine.has_work else self._idle_s)
@@ -313,7 +312,7 @@ class Worker:
 
     @property
     def _idle_s(self) -> float:
-        """How long nothing can happen unless a message comes: what is encoded comes without one, and so does quiet."""
+        """How long to wait for a message while the engine is idle, given voices being encoded and background work."""
         if self._engine.is_encoding or self._encoding:
             return _ENCODING_S
         if self._engine.has_quiet_work and not self._compiled.is_done:
@@ -321,10 +320,10 @@ class Worker:
         return max(0.0, self._quiet_from_s - time.perf_counter()) if self._engine.has_quiet_work else _IDLE_S
 
     def _work_in_quiet(self) -> None:
-        """Capture one of the graphs to come once nobody has spoken for a moment, and say so; when all are there, go on
-        looking for heads that point at the text, if any are wanted."""
+        """After a moment without requests, capture one of the graphs to come and send a new `Ready`; when all are
+        captured, advance the search for word heads."""
         started_at_s = time.perf_counter()
-        if self._is_compiling:  # asked whatever there is to do: it takes leave of the compiler
+        if self._is_compiling:  # polled in any case: `is_done` also reaps the compiler process
             self._is_compiling = not self._compiled.is_done
         if self._is_compiling or not self._engine.has_quiet_work:
             return
@@ -345,19 +344,19 @@ class Worker:
         self._ticked_at_s = ended_at_s
 
     def _handle_some(self, waiting: deque[ToEngine]) -> None:
-        """Handle messages for a short time: whoever is listening already must not wait for a burst of new requests."""
+        """Handle messages for at most `_HANDLE_S`, so that a burst of requests does not stall the running ones."""
         until_s = time.perf_counter() + _HANDLE_S
         while waiting and (time.perf_counter() < until_s or not self._engine.has_work):
             self._handle(waiting.popleft())
 
     def _handle_late(self, waiting: deque[ToEngine]) -> None:
-        """Handle what comes while the device does not need the next tick yet."""
+        """Handle messages that arrive during `spare_s`, before the device needs the next tick."""
         engine, until_s = self._engine, 0.0
         if self._ticked_at_s is not None:
             until_s = self._ticked_at_s + engine.spare_s
         while not self._is_stopping and (left_s := until_s - time.perf_counter()) >= _WORTH_S:
             if engine.runner.is_device_idle:
-                # The tick before was shorter than those that the time to spare was found by.
+                # The last tick was shorter than those from which `spare_s` was derived.
                 break
             waiting += self._link.receive(0.0 if waiting else min(left_s, _WORTH_S))
             self._handle_some(waiting)
@@ -400,7 +399,7 @@ class Worker:
                 self._is_stopping = True
 
     def _tell_of_voices(self) -> None:
-        """Say which voices have been encoded, or could not be, and which are wanted."""
+        """Send the voices that were encoded or failed, and the digests of wanted ones."""
         for number in [number for number, future in self._encoding.items() if future.done()]:
             with self._voice_border(number):
                 encoded = self._encoding.pop(number).result()
@@ -409,7 +408,7 @@ class Worker:
             self._link.send([VoiceWanted(digest) for digest in wanted])
 
     def _voice_border(self, number: int) -> AbstractContextManager[None]:
-        """Within, what goes wrong is told to who asked for voice `number`."""
+        """A context in which an exception is sent as `VoiceFailed` of request `number`."""
         return border(lambda error: self._link.send([VoiceFailed(number, ErrorFacts.of(error))]))
 
     def _send(self, events: Sequence[Event]) -> None:
@@ -438,24 +437,24 @@ class Worker:
         )
 
     def _gpu_memory_mib(self) -> float:
-        """Of this process, on all devices."""
+        """Peak memory reserved by this process on all GPUs."""
         count = torch.cuda.device_count() if self._device.type == "cuda" else 0
         return sum(torch.cuda.max_memory_reserved(index) for index in range(count)) / 2**20
 
 
 def _percentiles_ms(durations_s: Sequence[float]) -> dict[str, float]:
-    """By nearest rank; zeros if there is nothing yet."""
+    """p50, p95 and p99 by nearest rank, in ms; zeros without data."""
     ordered = sorted(durations_s) or [0.0]
     return {f"p{percent}": 1000 * ordered[(len(ordered) - 1) * percent // 100] for percent in (50, 95, 99)}
 
 
 def _die_with(parent: int, endpoint: str) -> None:
-    """End this process as soon as another than `parent` has become its parent: nobody is left to serve."""
+    """End this process, and those it started, when `parent` is no longer its parent. Never returns."""
     while os.getppid() == parent:
         time.sleep(_PARENT_CHECK_S)
     remove_endpoint(endpoint)
     if os.getpgrp() == os.getpid():
-        # What it has started ends with it.
+        # As the leader of its group it takes the processes it started along.
         os.killpg(0, signal.SIGKILL)
     os._exit(BROKEN)
 
