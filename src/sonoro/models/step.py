@@ -133,23 +133,9 @@ if triton is not None:
 
     @triton.jit
     def _begin(  # noqa: PLR0917 (a kernel's arguments are positional)
-        slots,
-        done,
-        length,
-        position,
-        pending,
-        text_ids,
-        text_table,
-        out_slots,
-        out_length,
-        out_position,
-        out_inputs,
-        text_stride,
-        scratch,
-        width,
-        BLOCK: tl.constexpr,
-        ENABLE_PDL: tl.constexpr,
-    ):
+        slots, done, length, position, pending, text_ids, text_table, out_slots, out_length, out_position, out_inputs,
+        text_stride, scratch, width, BLOCK: tl.constexpr, ENABLE_PDL: tl.constexpr,
+    ):  # fmt: skip
         pdl_launch_dependents(ENABLE_PDL)
         pdl_wait(ENABLE_PDL)
         index = tl.program_id(0).to(tl.int64)
@@ -172,32 +158,11 @@ if triton is not None:
 
     @triton.jit
     def _finish(  # noqa: PLR0917
-        codes,
-        slots,
-        slots_length,
-        slots_position,
-        max_frames,
-        done,
-        length,
-        position,
-        pending,
-        frames,
-        seen,
-        table,
-        starts,
-        first,
-        divisor,
-        max_frames_stride,
-        frames_stride,
-        scratch,
-        end,
-        width,
-        EARLIEST_END: tl.constexpr,
-        BOOKS: tl.constexpr,
-        BOOK_BLOCK: tl.constexpr,
-        BLOCK: tl.constexpr,
+        codes, slots, slots_length, slots_position, max_frames, done, length, position, pending, frames, seen,
+        table, starts, first, divisor, max_frames_stride, frames_stride, scratch, end, width,
+        EARLIEST_END: tl.constexpr, BOOKS: tl.constexpr, BOOK_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
         ENABLE_PDL: tl.constexpr,
-    ):
+    ):  # fmt: skip
         pdl_launch_dependents(ENABLE_PDL)
         pdl_wait(ENABLE_PDL)
         dtype: tl.constexpr = pending.dtype.element_ty
@@ -252,27 +217,11 @@ def finish_kernel(codes: Tensor, start: Start, max_frames: Tensor, state: StepSt
     """`finish_reference` as one Triton kernel; embeddings are summed from codebook 0 on, in float32."""
     (count, books), width, enable_pdl = codes.shape, state.pending.shape[1], has_pdl(codes.device)
     _finish[count, triton.cdiv(width, _BLOCK)](
-        codes,
-        *start[:3],
-        max_frames,
-        *state[:6],
-        feedback.table,
-        feedback.starts,
-        feedback.first,
-        feedback.divisor,
-        max_frames.stride(0),
-        state.frames.stride(0),
-        state.done.shape[0] - 1,
-        feedback.end,
-        width,
-        feedback.earliest_end,
-        books,
-        triton.next_power_of_2(books),
-        _BLOCK,
-        enable_pdl,
-        num_warps=4,
-        **pdl_options(enable_pdl),
-    )
+        codes, *start[:3], max_frames, *state[:6], feedback.table, feedback.starts, feedback.first, feedback.divisor,
+        max_frames.stride(0), state.frames.stride(0), state.done.shape[0] - 1, feedback.end, width,
+        feedback.earliest_end, books, triton.next_power_of_2(books), _BLOCK, enable_pdl,
+        num_warps=4, **pdl_options(enable_pdl),
+    )  # fmt: skip
 
 
 def _can_begin(slots: Tensor, state: StepState) -> bool:

@@ -33,6 +33,7 @@ __all__ = [
     "decode_attention_kernel",
     "decode_attention_reference",
     "is_power_of_two",
+    "takes_heads",
 ]
 
 Rotary = tuple[Tensor, Tensor]
@@ -255,17 +256,24 @@ def decode_attention_kernel(
     return out
 
 
-def _can_decode(qkv: Tensor, norms: HeadNorms, rotary: Rotary, cache: PagedKV, positions: Tensor) -> bool:
+def takes_heads(qkv: Tensor, norms: HeadNorms, rotary: Rotary, cache: PagedKV, positions: Tensor) -> bool:
+    """Whether kernels take `qkv` beside the others: one dtype, rows that are dense, and the width of a head."""
     keys, values, page_table, slots = cache
-    _, page, kv_heads, width = keys.shape
     tensors = [tensor for tensor in (*norms[:2], *rotary, keys, values) if tensor is not None]
     return (
         qkv.dtype in DTYPES
         and all(tensor.dtype == qkv.dtype and tensor.is_contiguous() for tensor in tensors)
         and all(tensor.stride(-1) == 1 for tensor in (qkv, page_table, slots, positions))
         and qkv.numel() > 0
-        and qkv.shape[0] % slots.shape[0] == 0
-        and is_power_of_two(width, 16, 128)
+        and is_power_of_two(keys.shape[3], 16, 128)
+    )
+
+
+def _can_decode(qkv: Tensor, norms: HeadNorms, rotary: Rotary, cache: PagedKV, positions: Tensor) -> bool:
+    _, page, kv_heads, width = cache.keys.shape
+    return (
+        takes_heads(qkv, norms, rotary, cache, positions)
+        and qkv.shape[0] % cache.slots.shape[0] == 0
         and is_power_of_two(page, 16, 1024)
         and is_power_of_two(qkv.shape[1] // width // kv_heads - 2, 1, 8)
     )

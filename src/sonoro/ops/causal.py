@@ -339,18 +339,7 @@ def _is_supported(x: Tensor, weight: Tensor, *_: object, **__: object) -> bool:
     return weight.dtype != torch.float64
 
 
-embed_sum = Operation(
-    "embed_sum", embed_sum_kernel if triton is not None else embed_sum_reference, embed_sum_reference, _is_supported
-)
-depthwise_norm = Operation(
-    "depthwise_norm",
-    depthwise_norm_kernel if triton is not None else depthwise_norm_reference,
-    depthwise_norm_reference,
-    _is_supported,
-)
-depthwise = Operation(
-    "depthwise", depthwise_kernel if triton is not None else depthwise_reference, depthwise_reference, _is_supported
-)
-last_conv = Operation(
-    "last_conv", last_conv_kernel if triton is not None else last_conv_reference, last_conv_reference, _is_supported
-)
+embed_sum = Operation("embed_sum", embed_sum_kernel, embed_sum_reference, _is_supported)
+depthwise_norm = Operation("depthwise_norm", depthwise_norm_kernel, depthwise_norm_reference, _is_supported)
+depthwise = Operation("depthwise", depthwise_kernel, depthwise_reference, _is_supported)
+last_conv = Operation("last_conv", last_conv_kernel, last_conv_reference, _is_supported)

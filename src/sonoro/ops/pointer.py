@@ -124,63 +124,26 @@ if triton is not None:
             tl.store(target + column, share, mask=column < columns)
 
 
-def point_kernel(
-    qkv: Tensor,
-    norms: HeadNorms,
-    rotary: Rotary,
-    cache: PagedKV,
-    positions: Tensor,
-    heads: Tensor,
-    spans: Tensor,
-    out: Tensor,
-) -> Tensor:
-    """`point_reference` as one Triton kernel, a program a head of a request. No gradient."""
+def point_kernel(qkv: Tensor, norms: HeadNorms, rotary: Rotary, cache: PagedKV, *rest: Tensor) -> Tensor:
+    """`point_reference` as one Triton kernel, a program a head of a request; `rest` as there. No gradient."""
+    positions, heads, spans, out = rest
     page, kv_heads, width = cache.keys.shape[1:]
     enable_pdl = has_pdl(qkv.device)
+    # Without norms nothing is read from them: any pointer serves.
+    query_norm = qkv if norms.query is None else norms.query
     _point[heads.shape[0], cache.slots.shape[0]](
-        qkv,
-        # Without norms nothing is read from them: any pointer serves.
-        qkv if norms.query is None else norms.query,
-        *rotary,
-        cache.keys,
-        cache.page_table,
-        cache.slots,
-        positions,
-        heads,
-        spans,
-        out,
-        qkv.stride(0),
-        cache.page_table.stride(0),
-        out.stride(0),
-        out.stride(1),
-        out.shape[2],
-        norms.eps,
+        qkv, query_norm, *rotary, cache.keys, cache.page_table, cache.slots, positions, heads, spans, out,
+        qkv.stride(0), cache.page_table.stride(0), out.stride(0), out.stride(1), out.shape[2], norms.eps,
         # Exponentials to base two are an instruction of their own.
         math.log2(math.e) / math.sqrt(width),
-        kv_heads,
-        qkv.shape[1] // width // kv_heads - 2,
-        width,
-        page,
-        _BLOCK,
-        _OUT_BLOCK,
-        norms.query is not None,
-        enable_pdl,
-        num_warps=_WARPS,
-        **pdl_options(enable_pdl),
-    )
+        kv_heads, qkv.shape[1] // width // kv_heads - 2, width, page, _BLOCK, _OUT_BLOCK, norms.query is not None,
+        enable_pdl, num_warps=_WARPS, **pdl_options(enable_pdl),
+    )  # fmt: skip
     return out
 
 
-def _can_point(
-    qkv: Tensor,
-    norms: HeadNorms,
-    rotary: Rotary,
-    cache: PagedKV,
-    positions: Tensor,
-    heads: Tensor,
-    spans: Tensor,
-    out: Tensor,
-) -> bool:
+def _can_point(qkv: Tensor, norms: HeadNorms, rotary: Rotary, cache: PagedKV, *rest: Tensor) -> bool:
+    positions, _, spans, out = rest
     tensors = [tensor for tensor in (norms.query, *rotary, cache.keys) if tensor is not None]
     return (
         qkv.dtype in DTYPES

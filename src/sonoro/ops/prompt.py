@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sonoro.ops.attention import DTYPES, HeadNorms, PagedKV, Rotary, is_power_of_two
+from sonoro.ops.attention import HeadNorms, PagedKV, Rotary, takes_heads
 from sonoro.ops.dispatch import Operation
 from sonoro.ops.norm import has_pdl, pdl_options
 
@@ -111,16 +111,4 @@ def keep_prompt_kernel(
     return out
 
 
-def _can_keep(qkv: Tensor, norms: HeadNorms, rotary: Rotary, cache: PagedKV, positions: Tensor) -> bool:
-    keys, values, page_table, slots = cache
-    tensors = [tensor for tensor in (*norms[:2], *rotary, keys, values) if tensor is not None]
-    return (
-        qkv.dtype in DTYPES
-        and all(tensor.dtype == qkv.dtype and tensor.is_contiguous() for tensor in tensors)
-        and all(tensor.stride(-1) == 1 for tensor in (qkv, page_table, slots, positions))
-        and qkv.numel() > 0
-        and is_power_of_two(keys.shape[3], 16, 128)
-    )
-
-
-keep_prompt = Operation("keep_prompt", keep_prompt_kernel, keep_prompt_reference, _can_keep)
+keep_prompt = Operation("keep_prompt", keep_prompt_kernel, keep_prompt_reference, takes_heads)

@@ -157,16 +157,8 @@ if triton is not None:
                 history + tl.load(rows + row) * history_stride + frame * history_step, mask=is_there, other=-1
             )
             if tl.sum((recent == choice).to(tl.int32)) > 0:
-                choice = _nucleus_argmax(
-                    raw,
-                    resample_noise + row * resample_noise_stride,
-                    resample_temp,
-                    k,
-                    resample_top_p,
-                    greedy,
-                    vocabulary,
-                    BLOCK_V,
-                )
+                again = resample_noise + row * resample_noise_stride
+                choice = _nucleus_argmax(raw, again, resample_temp, k, resample_top_p, greedy, vocabulary, BLOCK_V)
         tl.store(ids + row * ids_stride, choice)
         column = tl.arange(0, BLOCK_D)
         entry = tl.where(choice < table_size, choice, 0) * table_stride
