@@ -8,16 +8,18 @@ that, so they depend on nothing but the indices of slots and of staged tokens.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from types import MappingProxyType
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sonoro.models.base import Capacity, Pages, Prompt
+from sonoro.core.types import OptionValue, SpeechRequest
+from sonoro.models.base import Capacity, Pages, Prompt, Voice
 from sonoro.models.words import MOST_COLUMNS
 from sonoro.nn.kvcache import PagedKVCache
 from sonoro.nn.transformer import DecoderConfig, DecoderStack, PackedTokens, Rotary
@@ -25,11 +27,13 @@ from sonoro.nn.watch import HeadWatch
 from sonoro.runtime.ring import overwrite, upload
 from sonoro.runtime.sampling import CLEARED, SamplingControls, SamplingState, pack
 from sonoro.words.heads import WordHeads
+from sonoro.words.tracking import Pointing
 
 __all__ = [
     "BackboneState",
     "DepthState",
     "Ids",
+    "ReadsText",
     "StagedPrompts",
     "admit_staged",
     "allocate_backbone",
@@ -42,7 +46,6 @@ __all__ = [
     "stage_prompts",
     "staged_tokens",
     "watch_text",
-    "watching",
 ]
 
 Ids = npt.NDArray[np.int64]
@@ -161,12 +164,10 @@ def allocate_depth(
     capacity: Capacity,
     *,
     codebooks: int,
-    ids: Sequence[int],
-    added: Sequence[int] = (),
-    samplers: int = 1,
-    word_heads: WordHeads | None = None,
+    **more: Any,
 ) -> DepthState:
-    """As `allocate_backbone`, in the dtype and on the device of `backbone`, frames being `codebooks` codes."""
+    """As `allocate_backbone`, which takes `more`, in the dtype and on the device of `backbone`, frames being
+    `codebooks` codes."""
     weight = backbone.norm.weight
     device, dtype, rows = weight.device, weight.dtype, capacity.slots + 1
     common = allocate_backbone(
@@ -174,10 +175,7 @@ def allocate_depth(
         backbone.rotary(torch.arange(capacity.max_positions, device=device), dtype),
         capacity,
         frame=torch.zeros(codebooks, dtype=torch.int64),
-        ids=ids,
-        added=added,
-        samplers=samplers,
-        word_heads=word_heads,
+        **more,
     )
     numbers = torch.arange(rows, dtype=torch.int32, device=device)
     loop_page = max(_LOOP_PAGE, 1 << (codebooks - 1).bit_length())
@@ -386,10 +384,29 @@ def _allocate_watch(heads: WordHeads | None, slots: int, max_positions: int, dev
     return HeadWatch.allocate(heads.places, slots, columns, device, is_whole=bool(heads.candidates))
 
 
-def watching(state: State, heads: WordHeads) -> State:
-    """`state`, none of whose slots is in use, with `heads` watched from now on. It shares all tensors."""
-    rows, positions = state.done.shape[0], state.rotary[0].shape[0]
-    return replace(state, watch=_allocate_watch(heads, rows, positions, state.done.device))
+class ReadsText:
+    """`sonoro.models.words.ShowsWords` of a model whose `backbone` is given all of its text first."""
+
+    backbone: DecoderStack
+    word_heads = WordHeads()
+    text_layouts: Mapping[str, Mapping[str, OptionValue]] = MappingProxyType({"text_first": {}})
+
+    @property
+    def attention_heads(self) -> tuple[int, int]:
+        return self.backbone.config.layers, self.backbone.config.heads
+
+    def pointing(self, request: SpeechRequest, voice: Voice | None) -> Pointing | None:
+        return self.word_heads.text_first
+
+    def text_start(self, prompt: Any) -> int:
+        return prompt.text_start
+
+    def watching(self, state: State) -> State:
+        rows, positions = state.done.shape[0], state.rotary[0].shape[0]
+        return replace(state, watch=_allocate_watch(self.word_heads, rows, positions, state.done.device))
+
+    def attention(self, state: BackboneState) -> Tensor | None:
+        return None if state.watch is None else state.watch.attention
 
 
 def watch_text(state: BackboneState, slots: Sequence[int], spans: Sequence[tuple[int, int]]) -> None:

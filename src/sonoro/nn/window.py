@@ -15,39 +15,34 @@ from torch import Tensor, nn
 from sonoro.nn.causal import CausalLayer
 from sonoro.nn.history import Context
 from sonoro.nn.linear import Linear, RMSNorm
-from sonoro.nn.transformer import FeedForward, Rotary, rotary_tables, rotate, split_pairs
+from sonoro.nn.transformer import DecoderConfig, FeedForward, Rotary, rotate, split_pairs
 from sonoro.ops.window import window_attention
 
-__all__ = ["WindowAttention", "WindowConfig", "WindowLayer", "WindowLayers", "WindowTransformer", "split_pairs"]
+__all__ = [
+    "LayerScale",
+    "WindowAttention",
+    "WindowConfig",
+    "WindowLayer",
+    "WindowLayers",
+    "WindowTransformer",
+    "split_pairs",
+]
 
 
 @dataclass(frozen=True)
-class WindowConfig:
-    """The sizes of a stack, and its attention. `heads` query heads share `kv_heads` heads of keys and values.
+class WindowConfig(DecoderConfig):
+    """The sizes of a stack, and its attention: a column sees itself and the `window` - 1 before it."""
 
-    A column sees itself and the `window` - 1 before it.
-    """
-
-    width: int
-    intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_width: int
     window: int
-    norm_eps: float
-    rope_theta: float
-
-    def rotary(self, positions: Tensor, dtype: torch.dtype) -> Rotary:
-        """cos and sin of int64 `positions` [...] in `dtype`: [..., 1, head width] each."""
-        return rotary_tables(positions, self.head_width, self.rope_theta, dtype)
 
     def attend(self, qkv: Tensor, past: tuple[Tensor, Tensor, Tensor] | None) -> Tensor:
         """Fused attention with rotary embedding over `qkv` [B, T, heads * D], as `ops.window` has it."""
         return window_attention(qkv, (self.heads, self.kv_heads), self.window, self.rope_theta, past)
 
 
-class _LayerScale(nn.Module):
+class LayerScale(nn.Module):
+    """A factor for each channel of a residual."""
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.full((width,), 0.01))
@@ -90,10 +85,10 @@ class WindowLayer(nn.Module):
         super().__init__()
         self.input_layernorm = RMSNorm(config.width, config.norm_eps)
         self.self_attn = WindowAttention(config)
-        self.self_attn_layer_scale = _LayerScale(config.width)
+        self.self_attn_layer_scale = LayerScale(config.width)
         self.post_attention_layernorm = RMSNorm(config.width, config.norm_eps)
         self.mlp = FeedForward(config.width, config.intermediate)
-        self.mlp_layer_scale = _LayerScale(config.width)
+        self.mlp_layer_scale = LayerScale(config.width)
 
     def forward(self, x: Tensor, rotary: Rotary, mask: Tensor, history: Context) -> Tensor:
         x = x + self.self_attn_layer_scale(self.self_attn(self.input_layernorm(x), rotary, mask, history))

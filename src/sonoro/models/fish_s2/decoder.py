@@ -43,16 +43,9 @@ class WindowConfig(window.WindowConfig):
 
 
 _TRANSFORMER = WindowConfig(
-    width=1024,
-    intermediate=3072,
-    layers=8,
-    heads=16,
-    kv_heads=16,
-    head_width=64,
-    window=128,
-    norm_eps=1e-5,
+    width=1024, intermediate=3072, layers=8, heads=16, kv_heads=16, head_width=64, window=128, norm_eps=1e-5,
     rope_theta=10000.0,
-)
+)  # fmt: skip
 _ENCODER_TRANSFORMER = replace(_TRANSFORMER, layers=4, window=512)
 
 

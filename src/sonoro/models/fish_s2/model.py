@@ -5,20 +5,17 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 
 from torch import Tensor
 
 from sonoro.core.errors import InvalidRequest
 from sonoro.core.types import ModelSpec, OptionValue, Reference, SamplingParams, SpeechRequest
-from sonoro.models.base import Capacity, Codec, Controls, Pages, SavedVoice, Spoken, Voice
+from sonoro.models.base import Capacity, Codec, Controls, SavedVoice, Spoken, Voice
 from sonoro.models.loading import Family
 from sonoro.models.settings import CONTROL_TOKENS
-from sonoro.models.slots import DepthState, admit_staged, clear_slots, watching
+from sonoro.models.slots import DepthState, ReadsText, admit_staged, clear_slots
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.nn.weights import fingerprint
-from sonoro.words.heads import WordHeads
-from sonoro.words.tracking import Pointing
 
 from . import frame, voice, weights
 from .config import RELEASED, ModelConfig, decoder_config, model_config
@@ -33,7 +30,7 @@ _SAMPLING = SamplingParams(temperature=0.8, top_k=30, top_p=0.8, repetition_pena
 """What the official server draws with. It accepts a repetition penalty and ignores it."""
 
 
-class FishS2:
+class FishS2(ReadsText):
     """Slow AR, fast AR and codec behind `SpeechModel`, `CloningModel`, `ProfiledModel` and `ShowsWords`.
 
     Holds no state of a request.
@@ -42,16 +39,15 @@ class FishS2:
     def __init__(self, name: str, config: ModelConfig, modules: FishModules, tokenizer: TextTokenizer) -> None:
         self.spec = spec_of(name, config)
         self.codec: Codec = modules.codec
-        self.word_heads = WordHeads()
-        self._modules, lm = modules, modules.lm
+        self._modules, lm, self.backbone = modules, modules.lm, modules.lm.slow
         self._conversations = ConversationBuilder(config, tokenizer)
         self.position_bytes = lm.slow.config.position_bytes(lm.head.weight.dtype)
 
     settings = (CONTROL_TOKENS,)
-    text_layouts: Mapping[str, Mapping[str, OptionValue]] = MappingProxyType({"text_first": {}})
+    reset, stage, admit = staticmethod(clear_slots), staticmethod(stage), staticmethod(admit_staged)
+    save_voice = staticmethod(voice.save_voice)
 
     def configure(self, values: Mapping[str, OptionValue]) -> None:
-        """Take `values` of `settings`."""
         self._conversations.read_control_tokens(is_on=bool(values[CONTROL_TOKENS.name]))
 
     def segments(self, text: str, language: str) -> list[str]:
@@ -67,58 +63,21 @@ class FishS2:
             raise InvalidRequest("repetition_penalty", penalty, f"{self.spec.name} has none: leave it out")
         return self._conversations.build(segment, Controls.of(request, index), before, voice)
 
-    @property
-    def attention_heads(self) -> tuple[int, int]:
-        """Layers of the slow AR, and query heads of each."""
-        config = self._modules.lm.slow.config
-        return config.layers, config.heads
-
-    def pointing(self, request: SpeechRequest, voice: Voice | None) -> Pointing | None:
-        """How the slow AR points at a text, which it always has first."""
-        return self.word_heads.text_first
-
-    def text_start(self, prompt: FishPrompt) -> int:
-        """The position of the text's first token."""
-        return prompt.text_start
-
     def token_spans(self, text: str) -> list[tuple[int, int]]:
-        """Which characters of a segment `text` each of its tokens reads, the token that ends it included."""
         return self._conversations.token_spans(text)
-
-    def watching(self, state: DepthState) -> DepthState:
-        return watching(state, self.word_heads)
-
-    def attention(self, state: DepthState) -> Tensor | None:
-        """What the heads of `word_heads` looked at in the last frame, by slot: [N+1, H, W] float32."""
-        return None if state.watch is None else state.watch.attention
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Of the configuration, and of every tensor its name, shape, dtype and first numbers."""
         return fingerprint(repr(self._modules.lm.config), self._modules.lm, self._modules.codec)
 
     def encode_voice(self, references: Sequence[Reference]) -> Voice:
         return voice.encode_voice(references, self._modules.codec, self._modules.lm.device)
-
-    def save_voice(self, spoken: Voice) -> SavedVoice:
-        return voice.save_voice(spoken)
 
     def load_voice(self, saved: SavedVoice) -> Voice:
         return voice.load_voice(self._modules.lm.codebooks, self._modules.lm.codes, saved)
 
     def allocate(self, capacity: Capacity) -> DepthState:
         return allocate(self._modules.lm, capacity, self.word_heads)
-
-    def reset(self, state: DepthState, slots: Sequence[int]) -> None:
-        clear_slots(state, slots)
-
-    def stage(
-        self, state: DepthState, prompts: Sequence[FishPrompt], slots: Sequence[int], pages: Sequence[Pages]
-    ) -> int:
-        return stage(state, prompts, slots, pages)
-
-    def admit(self, state: DepthState, slots: Tensor) -> None:
-        admit_staged(state, slots)
 
     def prefill(self, state: DepthState, tokens: Tensor) -> None:
         prefill(self._modules.lm, state, tokens)

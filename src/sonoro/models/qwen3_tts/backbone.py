@@ -17,10 +17,10 @@ from sonoro.models.step import Feedback
 from sonoro.nn.linear import Linear, lay_out_by_input
 from sonoro.nn.transformer import DecoderConfig, DecoderStack, NormedAttention, causal_attention
 
-from .config import SUPPRESSED_IDS, PredictorConfig, TalkerConfig
+from .config import SUPPRESSED_IDS, PredictorConfig, TalkerConfig, stack_sizes
 from .prompt import TalkerPrompt
 
-__all__ = ["Talker", "TalkerOutput"]
+__all__ = ["Talker", "TalkerOutput", "decoder_config"]
 
 LARGEST_CPU_TEXT_TABLE = 16384
 """Text ids whose projected rows are all computed at load on a CPU; beyond, each is projected when it is needed."""
@@ -210,14 +210,14 @@ class CodePredictor(nn.Module):
 
 class _TalkerModel(DecoderStack):
     def __init__(self, config: TalkerConfig) -> None:
-        super().__init__(_decoder_config(config), NormedAttention)
+        super().__init__(decoder_config(config), NormedAttention)
         self.text_embedding = nn.Embedding(config.text_vocab_size, config.text_hidden_size)
         self.codec_embedding = nn.Embedding(config.vocab_size, config.hidden_size)
 
 
 class _PredictorModel(DecoderStack):
     def __init__(self, config: PredictorConfig, talker_width: int) -> None:
-        super().__init__(_decoder_config(config), NormedAttention)
+        super().__init__(decoder_config(config), NormedAttention)
         self.codec_embedding = nn.ModuleList(
             nn.Embedding(config.vocab_size, talker_width) for _ in range(config.num_code_groups - 1)
         )
@@ -233,14 +233,6 @@ class _TextProjection(nn.Module):
         return self.linear_fc2(F.silu(self.linear_fc1(rows)))
 
 
-def _decoder_config(config: TalkerConfig | PredictorConfig) -> DecoderConfig:
-    return DecoderConfig(
-        width=config.hidden_size,
-        intermediate=config.intermediate_size,
-        layers=config.num_hidden_layers,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        head_width=config.head_dim,
-        norm_eps=config.rms_norm_eps,
-        rope_theta=config.rope_theta,
-    )
+def decoder_config(config: TalkerConfig | PredictorConfig) -> DecoderConfig:
+    """The sizes of one of the stacks."""
+    return DecoderConfig(**stack_sizes(config))

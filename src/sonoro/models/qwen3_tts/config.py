@@ -33,6 +33,7 @@ __all__ = [
     "read_configs",
     "released_configs",
     "speaker_sexes",
+    "stack_sizes",
 ]
 
 SUPPRESSED_IDS = 1024
@@ -265,6 +266,14 @@ def released_configs(name: str) -> Configs:
         build(GenerationConfig, _packaged("generation_config"), name),
         build(CodecConfig, _packaged("speech_tokenizer"), name),
     )
+
+
+def stack_sizes(config: PredictorConfig | TalkerConfig | CodecDecoderConfig) -> dict[str, Any]:
+    """The sizes of a transformer by the names of `DecoderConfig`."""
+    names = {"width": "hidden_size", "intermediate": "intermediate_size", "layers": "num_hidden_layers"}
+    names |= {"heads": "num_attention_heads", "kv_heads": "num_key_value_heads", "head_width": "head_dim"}
+    names |= {"norm_eps": "rms_norm_eps", "rope_theta": "rope_theta"}
+    return {ours: getattr(config, name) for ours, name in names.items()}
 
 
 def speaker_sexes(model: ModelConfig) -> dict[str, VoiceSex]:

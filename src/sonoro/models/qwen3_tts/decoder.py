@@ -19,7 +19,7 @@ from sonoro.nn.linear import Linear, RMSNorm
 from sonoro.nn.vocoder import LogSnake, Upsampler, Vocoder, finalize, reach_frames
 from sonoro.nn.window import WindowConfig, WindowLayers
 
-from .config import CodecDecoderConfig
+from .config import CodecDecoderConfig, stack_sizes
 
 __all__ = ["CodecDecoder"]
 
@@ -90,26 +90,12 @@ class _Transformer(nn.Module):
     def __init__(self, config: CodecDecoderConfig) -> None:
         super().__init__()
         self.input_proj = Linear(config.latent_dim, config.hidden_size)
-        self.layers = WindowLayers(_window_config(config))
+        self.layers = WindowLayers(WindowConfig(**stack_sizes(config), window=config.sliding_window))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.output_proj = Linear(config.hidden_size, config.latent_dim)
 
     def forward(self, x: Tensor, history: Context) -> Tensor:
         return self.output_proj(self.norm(self.layers(self.input_proj(x), history)))
-
-
-def _window_config(config: CodecDecoderConfig) -> WindowConfig:
-    return WindowConfig(
-        width=config.hidden_size,
-        intermediate=config.intermediate_size,
-        layers=config.num_hidden_layers,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
-        head_width=config.head_dim,
-        window=config.sliding_window,
-        norm_eps=config.rms_norm_eps,
-        rope_theta=config.rope_theta,
-    )
 
 
 class CodecDecoder(nn.Module):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from sonoro.nn.linear import Linear
 from sonoro.nn.transformer import Rotary, rotary_tables, rotate
+from sonoro.nn.window import LayerScale
 
 from .config import CodecEncoderConfig
 
@@ -117,25 +118,16 @@ class _FeedForward(nn.Module):
         return self.fc2(F.gelu(self.fc1(x)))
 
 
-class _LayerScale(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.full((width,), 0.01))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale
-
-
 class _TransformerLayer(nn.Module):
     def __init__(self, config: CodecEncoderConfig) -> None:
         super().__init__()
         width = config.hidden_size
         self.input_layernorm = nn.LayerNorm(width, eps=config.norm_eps)
         self.self_attn = _Attention(config)
-        self.self_attn_layer_scale = _LayerScale(width)
+        self.self_attn_layer_scale = LayerScale(width)
         self.post_attention_layernorm = nn.LayerNorm(width, eps=config.norm_eps)
         self.mlp = _FeedForward(config)
-        self.mlp_layer_scale = _LayerScale(width)
+        self.mlp_layer_scale = LayerScale(width)
 
     def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
         x = x + self.self_attn_layer_scale(self.self_attn(self.input_layernorm(x), rotary))
@@ -212,13 +204,8 @@ class CodecEncoder(nn.Module):
         super().__init__()
         self.encoder = _Convolutions(config)
         self.encoder_transformer = _Transformer(config)
-        self.downsample = _Conv(
-            config.hidden_size,
-            config.hidden_size,
-            2 * _DOWNSAMPLE_STRIDE,
-            stride=_DOWNSAMPLE_STRIDE,
-            bias=False,
-        )
+        width, stride = config.hidden_size, _DOWNSAMPLE_STRIDE
+        self.downsample = _Conv(width, width, 2 * stride, stride=stride, bias=False)
         self.quantizer = _Quantizer(config, levels)
         self.hop = self.encoder.hop * _DOWNSAMPLE_STRIDE
 

@@ -17,20 +17,21 @@ from torch import Tensor
 from sonoro.core.errors import ConfigError, InvalidReference
 from sonoro.core.text import split_text, with_lead
 from sonoro.core.types import ModelSpec, OptionSpec, OptionValue, Reference, SamplingParams, SpeechRequest, VoiceMode
-from sonoro.models.base import Capacity, Codec, Controls, Pages, SavedVoice, Spoken, Voice
+from sonoro.models.base import Capacity, Codec, Controls, SavedVoice, Spoken, Voice
 from sonoro.models.loading import Family
 from sonoro.models.settings import CONTROL_TOKENS
-from sonoro.models.slots import watching
+from sonoro.models.slots import ReadsText
 from sonoro.nn.weights import fingerprint
 from sonoro.runtime.ring import upload
-from sonoro.words.heads import WordHeads
 from sonoro.words.tracking import Pointing
 
 from . import frame, voice, weights
+from . import state as by_slot
+from .backbone import decoder_config
 from .config import RELEASED, Configs, GenerationConfig, ModelConfig, read_configs, released_configs, speaker_sexes
 from .live_text import LiveSegment
 from .prompt import SPLITS, ClonedVoice, PromptBuilder, TalkerPrompt, TextTokenizer
-from .state import FrameState, admit, allocate, append_text, prefill, reset, stage
+from .state import FrameState, allocate, prefill
 from .weights import Modules
 
 __all__ = ["FAMILY", "Qwen3TTS", "spec_of"]
@@ -48,7 +49,7 @@ _SPLIT = OptionSpec(
 )  # fmt: skip
 
 
-class Qwen3TTS:
+class Qwen3TTS(ReadsText):
     """Talker, code predictor and codec behind all protocols of `models.base`. Holds no state of a request."""
 
     def __init__(self, name: str, configs: Configs, modules: Modules, tokenizer: TextTokenizer) -> None:
@@ -57,21 +58,18 @@ class Qwen3TTS:
             # Nobody is cloned: 190 MB of a released codec.
             modules.codec.encoder = None
         self.codec: Codec = modules.codec
-        self.word_heads = WordHeads()
-        self._configs = configs
-        self._modules = modules
+        self._configs, self._modules, self.backbone = configs, modules, modules.lm.talker.model
         self._prompts = PromptBuilder(configs.model, tokenizer)
+        self.position_bytes = self.backbone.config.position_bytes(modules.lm.talker.dtype)
 
     settings = (CONTROL_TOKENS, _SPLIT)
-    text_layouts: Mapping[str, Mapping[str, OptionValue]] = MappingProxyType(
-        {
-            "text_first": {"non_streaming_mode": True},
-            "text_along": {"non_streaming_mode": False},
-        }
+    text_layouts = MappingProxyType(
+        {"text_first": {"non_streaming_mode": True}, "text_along": {"non_streaming_mode": False}}
     )
+    reset, stage, admit = staticmethod(by_slot.reset), staticmethod(by_slot.stage), staticmethod(by_slot.admit)
+    append_text, save_voice = staticmethod(by_slot.append_text), staticmethod(voice.save_voice)
 
     def configure(self, values: Mapping[str, OptionValue]) -> None:
-        """Take `values` of `settings`."""
         tokenizer = self._prompts.tokenizer
         if _SPLIT.name in values:
             tokenizer.split_by(str(values[_SPLIT.name]))
@@ -99,17 +97,6 @@ class Qwen3TTS:
         """The prompt of a segment whose text begins with `ids`, of which all but the first are pending."""
         return self._prompts.build_from_ids(ids, Controls.of(request, index), **_layout(request, voice))
 
-    def append_text(
-        self, state: FrameState, slots: Sequence[int], starts: Sequence[int], ids: Sequence[Sequence[int]]
-    ) -> None:
-        append_text(state, slots, starts, ids)
-
-    @property
-    def attention_heads(self) -> tuple[int, int]:
-        """Layers of the talker, and query heads of each."""
-        talker = self._configs.model.talker_config
-        return talker.num_hidden_layers, talker.num_attention_heads
-
     def pointing(self, request: SpeechRequest, voice: Voice | None) -> Pointing | None:
         """How the talker points at a text that it has first, or that comes a token a frame."""
         if request.options["non_streaming_mode"]:
@@ -118,20 +105,8 @@ class Qwen3TTS:
         is_in_context = voice is not None and voice.reference_frames is not None
         return None if is_in_context else self.word_heads.text_along
 
-    def text_start(self, prompt: TalkerPrompt) -> int:
-        """The position of the text's first token."""
-        return prompt.text_start
-
     def token_spans(self, text: str) -> list[tuple[int, int]]:
-        """Which characters of a segment `text` each of its tokens reads, the end of text included."""
         return self._prompts.token_spans(text)
-
-    def watching(self, state: FrameState) -> FrameState:
-        return watching(state, self.word_heads)
-
-    def attention(self, state: FrameState) -> Tensor | None:
-        """What the heads of `word_heads` looked at in the last frame, by slot: [N+1, H, W] float32."""
-        return None if state.watch is None else state.watch.attention
 
     def encode_voice(self, references: Sequence[Reference]) -> Voice:
         encoder, config = self._modules.lm.speaker_encoder, self._configs.model.speaker_encoder_config
@@ -144,9 +119,6 @@ class Qwen3TTS:
     def voice_of(self, embedding: Sequence[float]) -> Voice:
         return Voice(ClonedVoice(upload(embedding, torch.float32, self._modules.lm.talker.device)))
 
-    def save_voice(self, spoken: Voice) -> SavedVoice:
-        return voice.save_voice(spoken)
-
     def load_voice(self, saved: SavedVoice) -> Voice:
         return voice.load_voice(
             saved, self.spec.speaker_embedding_size, self._modules.codec, self._modules.lm.talker.device
@@ -154,7 +126,6 @@ class Qwen3TTS:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Of the configuration, and of every tensor its name, shape, dtype and first numbers."""
         return fingerprint(repr(self._configs), self._modules.lm, self._modules.codec)
 
     def allocate(self, capacity: Capacity) -> FrameState:
@@ -163,17 +134,6 @@ class Qwen3TTS:
             raise ConfigError("max_positions", capacity.max_positions, f"at most {most} for {self.spec.name}")
         pad_id = self._configs.model.tts_pad_token_id
         return allocate(self._modules.lm.talker, capacity, pad_id, self.word_heads)
-
-    def reset(self, state: FrameState, slots: Sequence[int]) -> None:
-        reset(state, slots)
-
-    def stage(
-        self, state: FrameState, prompts: Sequence[TalkerPrompt], slots: Sequence[int], pages: Sequence[Pages]
-    ) -> int:
-        return stage(state, prompts, slots, pages)
-
-    def admit(self, state: FrameState, slots: Tensor) -> None:
-        admit(state, slots)
 
     def prefill(self, state: FrameState, tokens: Tensor) -> None:
         prefill(self._modules.lm.talker, state, tokens)
@@ -186,10 +146,6 @@ class Qwen3TTS:
 
     def parts(self, state: FrameState) -> dict[str, Callable[[Tensor], object]]:
         return frame.parts(self._modules.lm.talker, state)
-
-    @property
-    def position_bytes(self) -> int:
-        return _position_bytes(self._configs, self._modules.lm.talker.dtype)
 
     def frame_bytes(self, batch: int, context: int) -> int:
         # Talker and heads once, the predictor's layers once a codebook.
@@ -242,43 +198,26 @@ def _options(model: ModelConfig, generation: GenerationConfig) -> tuple[OptionSp
     codes = model.talker_config.code_predictor_config.vocab_size
     return (
         OptionSpec(
-            name="non_streaming_mode",
-            type="bool",
-            default=model.tts_model_type != "base",
-            live_default=False,
+            name="non_streaming_mode", type="bool", default=model.tts_model_type != "base", live_default=False,
             help="give the model all of the text before its first frame, instead of a token a frame",
         ),
         OptionSpec(
-            name="subtalker_dosample",
-            type="bool",
-            default=generation.subtalker_dosample,
+            name="subtalker_dosample", type="bool", default=generation.subtalker_dosample,
             help="draw the codes after the first of each frame; false takes the likeliest",
         ),
         OptionSpec(
-            name="subtalker_temperature",
-            type="float",
-            default=generation.subtalker_temperature,
-            minimum=0.0,
-            maximum=10.0,
-            help="temperature of the codes after the first; 0 takes the likeliest",
+            name="subtalker_temperature", type="float", default=generation.subtalker_temperature, minimum=0.0,
+            maximum=10.0, help="temperature of the codes after the first; 0 takes the likeliest",
         ),
         OptionSpec(
-            name="subtalker_top_k",
-            type="int",
-            default=generation.subtalker_top_k,
-            minimum=0,
-            maximum=codes,
+            name="subtalker_top_k", type="int", default=generation.subtalker_top_k, minimum=0, maximum=codes,
             help="draw the codes after the first from the k likeliest; 0 keeps all",
         ),
         OptionSpec(
-            name="subtalker_top_p",
-            type="float",
-            default=generation.subtalker_top_p,
-            minimum=0.01,
-            maximum=1.0,
+            name="subtalker_top_p", type="float", default=generation.subtalker_top_p, minimum=0.01, maximum=1.0,
             help="draw the codes after the first from the likeliest that hold this much probability",
         ),
-    )
+    )  # fmt: skip
 
 
 def _layout(request: SpeechRequest, voice: Voice | None) -> dict[str, Any]:
@@ -309,11 +248,6 @@ def _sizes(configs: Configs) -> dict[str, str | int | float]:
     }
 
 
-def _position_bytes(configs: Configs, dtype: torch.dtype) -> int:
-    talker = configs.model.talker_config
-    return 2 * talker.num_hidden_layers * talker.num_key_value_heads * talker.head_dim * dtype.itemsize
-
-
 FAMILY = Family(
     model_type="qwen3_tts",
     configurations=RELEASED,
@@ -325,7 +259,7 @@ FAMILY = Family(
     model=Qwen3TTS,
     spec=spec_of,
     sizes=_sizes,
-    position_bytes=_position_bytes,
+    position_bytes=lambda configs, dtype: decoder_config(configs.model.talker_config).position_bytes(dtype),
     # Which transformers does not look at, where a model is named by its id.
     hub_settings={_SPLIT.name: "qwen2"},
 )

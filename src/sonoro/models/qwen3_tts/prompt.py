@@ -12,6 +12,7 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -245,35 +246,15 @@ class PromptBuilder:
             logger.debug("event=characters_dropped characters=%r", normalized.dropped)
         return normalized.text
 
-    def build(
-        self,
-        text: str,
-        controls: Controls,
-        *,
-        is_non_streaming: bool,
-        language: str = "auto",
-        speaker: str | None = None,
-        instructions: str | None = None,
-        voice: Voice | None = None,
-    ) -> TalkerPrompt:
-        """The prompt of `text`: all of it at once, or (streaming) one token now and one a frame in the trail.
+    def build(self, text: str, controls: Controls, **layout: Any) -> TalkerPrompt:
+        """The prompt of `text`, laid out as `build_from_ids` is told.
 
-        `language` and `speaker` are lower-cased names the checkpoint knows. A `voice` with reference frames is
-        continued in context. Raises `InvalidRequest` for text without a token, or too long for the talker.
+        Raises `InvalidRequest` for text without a token, or too long for the talker.
         """
         line_break, *ids = self._encode("text", text)
         if not text.strip():
             raise InvalidRequest("text", text, "it must give at least one token")
-        return self.build_from_ids(
-            [*ids, self.config.tts_eos_token_id],
-            controls,
-            line_break=line_break,
-            is_non_streaming=is_non_streaming,
-            language=language,
-            speaker=speaker,
-            instructions=instructions,
-            voice=voice,
-        )
+        return self.build_from_ids([*ids, self.config.tts_eos_token_id], controls, line_break=line_break, **layout)
 
     def build_from_ids(
         self,
@@ -287,9 +268,12 @@ class PromptBuilder:
         voice: Voice | None = None,
         line_break: int | None = None,
     ) -> TalkerPrompt:
-        """As `build`, of a text that is `ids` and an end of text, or (streaming, not in context) begins with `ids`.
+        """The prompt of a text that is `ids` and an end of text: all of it at once, or (streaming) one token now and
+        one a frame in the trail; not in context, `ids` may be the beginning alone.
 
-        `line_break` is the token before the text: another than usual where the text begins with line breaks.
+        `language` and `speaker` are lower-cased names the checkpoint knows. A `voice` with reference frames is
+        continued in context. `line_break` is the token before the text: another than usual where the text begins with
+        line breaks. Raises `InvalidRequest` for text too long for the talker.
         """
         talker = self.config.talker_config
         rows = _Rows()

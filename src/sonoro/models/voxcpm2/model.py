@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 
 import msgspec
 import torch
@@ -13,20 +12,19 @@ from torch import Tensor
 
 from sonoro.core.errors import InvalidRequest
 from sonoro.core.types import ModelSpec, OptionSpec, OptionValue, Reference, SamplingParams, SpeechRequest
-from sonoro.models.base import Capacity, Codec, Controls, Pages, SavedVoice, Spoken, Voice
+from sonoro.models.base import Capacity, Codec, Controls, SavedVoice, Spoken, Voice
 from sonoro.models.loading import Family
 from sonoro.models.settings import CONTROL_TOKENS
-from sonoro.models.slots import watching
+from sonoro.models.slots import ReadsText
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.nn.weights import fingerprint
-from sonoro.words.heads import WordHeads
-from sonoro.words.tracking import Pointing
 
 from . import frame, voice, weights
+from . import state as by_slot
 from .config import RELEASED, ModelConfig, lm_config, read
 from .flow import FEWEST_STEPS, MOST_STEPS, OFFICIAL_STEPS
 from .prompt import PromptBuilder, VoxPrompt, stand_in
-from .state import FrameState, admit, allocate, is_text_alone, prefill, reset, stage
+from .state import FrameState, allocate, prefill
 from .weights import VoxModules
 
 __all__ = ["FAMILY", "VoxCPM2", "spec_of"]
@@ -64,23 +62,22 @@ _OPTIONS = (
 )  # fmt: skip
 
 
-class VoxCPM2:
+class VoxCPM2(ReadsText):
     """Both language models, flow and codec behind `SpeechModel`, `CloningModel`, `ProfiledModel` and `ShowsWords`.
     Holds no state of a request."""
 
     def __init__(self, name: str, config: ModelConfig, modules: VoxModules, tokenizer: TextTokenizer) -> None:
         self.spec, self.position_bytes = spec_of(name, config), _position_bytes(config, modules.lm.weight.dtype)
         self.codec: Codec = modules.codec
-        self.word_heads = WordHeads()
-        self._modules = modules
+        self._modules, self.backbone = modules, modules.lm.base_lm
         self._prompts = PromptBuilder(config, tokenizer)
         self._config, self._priming = config, _PRIMING.default
 
     settings = (CONTROL_TOKENS, _MOST_STEPS, _PRIMING)
-    text_layouts: Mapping[str, Mapping[str, OptionValue]] = MappingProxyType({"text_first": {}})
+    reset, stage, admit = staticmethod(by_slot.reset), staticmethod(by_slot.stage), staticmethod(by_slot.admit)
+    is_text_alone, save_voice = staticmethod(by_slot.is_text_alone), staticmethod(voice.save_voice)
 
     def configure(self, values: Mapping[str, OptionValue]) -> None:
-        """Take `values` of `settings`."""
         if CONTROL_TOKENS.name in values:
             self._prompts.read_control_tokens(is_on=bool(values[CONTROL_TOKENS.name]))
         if _MOST_STEPS.name in values:
@@ -96,9 +93,6 @@ class VoxCPM2:
     def encode_voice(self, references: Sequence[Reference]) -> Voice:
         codec, device = self._modules.codec, self._modules.lm.weight.device
         return voice.encode_voice(self._config, codec, device, references, _PATCHES[str(self._priming)])
-
-    def save_voice(self, spoken: Voice) -> SavedVoice:
-        return voice.save_voice(spoken)
 
     def load_voice(self, saved: SavedVoice) -> Voice:
         return voice.load_voice(self._config, saved, _PATCHES[str(self._priming)])
@@ -116,34 +110,11 @@ class VoxCPM2:
                 raise InvalidRequest(name, given, f"{self.spec.name} samples nothing: it must be {only:g}, or left out")
         return self._prompts.build(segment, Controls.of(request, index), before, voice, request.instructions)
 
-    @property
-    def attention_heads(self) -> tuple[int, int]:
-        """Layers of the base LM, and query heads of each."""
-        config = self._modules.lm.base_lm.config
-        return config.layers, config.heads
-
-    def pointing(self, request: SpeechRequest, voice: Voice | None) -> Pointing | None:
-        """How the base LM points at a text, which it always has first."""
-        return self.word_heads.text_first
-
-    def text_start(self, prompt: VoxPrompt) -> int:
-        """The position of the text's first token."""
-        return prompt.text_start
-
     def token_spans(self, text: str) -> list[tuple[int, int]]:
-        """Which characters of a segment `text` each of its tokens reads, the token that ends it included."""
         return self._prompts.token_spans(text)
-
-    def watching(self, state: FrameState) -> FrameState:
-        return watching(state, self.word_heads)
-
-    def attention(self, state: FrameState) -> Tensor | None:
-        """What the heads of `word_heads` looked at in the last frame, by slot: [N+1, H, W] float32."""
-        return None if state.watch is None else state.watch.attention
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Of the configuration, and of every tensor its name, shape, dtype and first numbers."""
         # What a saved voice primed the codec with is saved with it.
         primed = "" if self._priming == _PRIMING.default else f" {self._priming}"
         return fingerprint(repr(self._modules.lm.config) + primed, self._modules.lm, self._modules.codec)
@@ -151,22 +122,8 @@ class VoxCPM2:
     def allocate(self, capacity: Capacity) -> FrameState:
         return allocate(self._modules.lm, capacity, self.word_heads)
 
-    def reset(self, state: FrameState, slots: Sequence[int]) -> None:
-        reset(state, slots)
-
-    def stage(
-        self, state: FrameState, prompts: Sequence[VoxPrompt], slots: Sequence[int], pages: Sequence[Pages]
-    ) -> int:
-        return stage(state, prompts, slots, pages)
-
-    def admit(self, state: FrameState, slots: Tensor) -> None:
-        admit(state, slots)
-
     def prefill(self, state: FrameState, tokens: Tensor) -> None:
         prefill(self._modules.lm, state, tokens)
-
-    def is_text_alone(self, prompts: Sequence[VoxPrompt], pages: Sequence[Pages]) -> bool:
-        return is_text_alone(prompts, pages)
 
     def prefill_text(self, state: FrameState, tokens: Tensor) -> None:
         prefill(self._modules.lm, state, tokens, is_text_alone=True)
