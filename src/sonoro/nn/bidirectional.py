@@ -1,4 +1,4 @@
-"""A decoder stack with bidirectional attention over many short sequences: patches of latents, inputs of a flow."""
+"""A transformer stack with bidirectional attention over many short sequences of equal length, such as patches."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ __all__ = ["BidirectionalStack"]
 
 
 class BidirectionalStack(DecoderStack):
-    """A stack without q/k norms over sequences of `tokens` positions with bidirectional attention; only the K positions
-    of `kept` are returned. Call `finalize` once after loading.
+    """A stack without q/k norms over sequences of `tokens` positions; its output is the K positions of `kept`.
+
+    Call `finalize` once after loading.
     """
 
     cos: Tensor
@@ -30,13 +31,13 @@ class BidirectionalStack(DecoderStack):
             self.register_buffer(name, None, persistent=False)
 
     def finalize(self) -> None:
-        """Compute the rotary tables of its positions."""
+        """Compute the rotary tables of `tokens` positions."""
         weight = self.norm.weight
         self.cos, self.sin = self.rotary(torch.arange(self.tokens, device=weight.device), weight.dtype)
 
     def see(self, x: Tensor) -> Tensor:
-        """`x` [N, tokens, width] through all layers, not through the final norm: [N * K, width]. Capturable; no sync;
-        no autograd. The last layer computes the kept positions only.
+        """Run `x` [N, tokens, width] through all layers but not the final norm: [N * K, width]. The last layer computes
+        the kept positions only. Capturable; no sync; no autograd.
         """
         hidden, last = NormedRows(x.flatten(0, 1)), len(self.layers) - 1
         for index, layer in enumerate(cast(Sequence[DecoderLayer], self.layers)):
@@ -49,9 +50,9 @@ class BidirectionalStack(DecoderStack):
         return hidden.rows
 
     def check_bidirectional(self, count: int) -> None:
-        """Compare every kernel of `see` with its reference at `count` sequences; one that is wrong is not used again.
+        """Compare every kernel of `see` with its reference at `count` sequences; disable any that disagrees.
 
-        Random inputs, the weights of the first layer. Synchronises; does nothing on a CPU.
+        Uses random inputs and the weights of the first layer. Synchronises; does nothing on a CPU.
         """
         layer = cast(DecoderLayer, self.layers[0])
         random, tolerance = random_like(self.norm.weight)

@@ -1,7 +1,7 @@
-"""Causal convolutions over [B, T, C] that take their left context from a `Context`, so they stream exactly.
+"""Causal convolutions over [B, T, C] with their left context in a `Context`, so that streaming is exact.
 
-Channels come last in memory: a convolution of few columns is then one matrix product over windows, and a transposed
-convolution two products whose result needs no interleaving.
+Channels are last in memory: a convolution of few columns is then one matrix product over windows, and a transposed
+convolution two products whose outputs are already in order.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ __all__ = [
 ]
 
 FEW_ROWS = 64
-"""Up to this many output columns a convolution is a matrix product over copied windows.
+"""Up to this many output columns a convolution is one matrix product over copied windows.
 
-Float32, 2 cores: 1024 to 1536 channels, kernel 7, 16 columns 5.7 ms against oneDNN's 25.7; equal from 64 on.
+1024 to 1536 channels, kernel 7, 16 columns, float32 on 2 cores: 5.7 ms; oneDNN 25.7 ms. Equal from 64 columns on.
 """
 
 
 class CausalLayer(nn.Module):
-    """A layer that keeps `length` columns of width `width` under `key`, which `name_layers` sets."""
+    """A layer whose left context is `length` columns of `width` channels, kept in the history under `key`.
+
+    `name_layers` sets the key.
+    """
 
     key = ""
 
@@ -41,7 +44,7 @@ class CausalLayer(nn.Module):
 
 
 def name_layers(root: nn.Module) -> dict[str, tuple[int, int]]:
-    """Give each causal layer below `root` its module path as key; the layout of their history."""
+    """Set the `key` of each causal layer below `root` to its module path; returns the layout of their `History`."""
     layout = {}
     for name, layer in root.named_modules():
         if isinstance(layer, CausalLayer) and layer.length:
@@ -51,7 +54,7 @@ def name_layers(root: nn.Module) -> dict[str, tuple[int, int]]:
 
 
 def lay_out(root: nn.Module) -> None:
-    """Reorder the memory of each convolution weight below `root` as its products read it; shapes stay. Idempotent."""
+    """Store each convolution weight below `root` in the order its products read it, shape unchanged. Idempotent."""
     for layer in root.modules():
         if isinstance(layer, (CausalConv1d, CausalConvTranspose1d)):
             weight, order = layer.conv.weight, layer.memory_order
@@ -59,7 +62,7 @@ def lay_out(root: nn.Module) -> None:
 
 
 class CausalConv1d(CausalLayer):
-    """Convolution over a column and the (kernel - 1) * dilation before it: [B, T, C_in] to [B, T, C_out]."""
+    """Causal convolution, stride 1, [B, T, C_in] to [B, T, C_out]; left context (kernel - 1) * dilation columns."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel: int, dilation: int = 1, groups: int = 1) -> None:
         super().__init__((kernel - 1) * dilation, in_channels)
@@ -79,14 +82,17 @@ class CausalConv1d(CausalLayer):
         if rows <= FEW_ROWS and conv.groups == 1:
             windows = x.unfold(1, self.length + 1, 1)[..., :: conv.dilation[0]]
             return F.linear(windows.mT.flatten(2), weight.mT.flatten(1), conv.bias)
-        # A two-dimensional convolution of height 1 takes channels-last memory as it is.
+        # Unlike conv1d, a 2D convolution of height 1 reads channels-last memory without a copy.
         pixels = x.mT.unsqueeze(2)
         y = F.conv2d(pixels, weight.unsqueeze(2), conv.bias, dilation=(1, conv.dilation[0]), groups=conv.groups)
         return y.squeeze(2).mT
 
 
 class CausalStridedConv1d(CausalLayer):
-    """Convolution of whole strides and the kernel - stride columns before: [B, T, C_in] to [B, T / stride, C_out]."""
+    """Strided causal convolution, [B, T, C_in] to [B, T / stride, C_out]; left context kernel - stride columns.
+
+    T must be a multiple of the stride.
+    """
 
     def __init__(self, in_channels: int, out_channels: int, kernel: int, stride: int) -> None:
         super().__init__(kernel - stride, in_channels)
@@ -98,15 +104,15 @@ class CausalStridedConv1d(CausalLayer):
 
 
 class CausalConvTranspose1d(CausalLayer):
-    """Transposed convolution, kernel twice the stride or equal to it, cut to [B, T * stride, C_out].
+    """Causal transposed convolution, [B, T, C_in] to [B, T * stride, C_out]; the kernel is one or two strides.
 
-    Column t and, for a double kernel, column t - 1 make output columns t * stride to (t + 1) * stride:
+    Output columns t * stride to (t + 1) * stride come from column t and, if the kernel is two strides, column t - 1:
 
         kernel      |<- first half ->|<- second half ->|
         from t - 1  ....cut or past..|  kept           |
         from t                       |  kept           |  waits for the next call
 
-    Before the start there are zeros, which add nothing: the bias is added once, to each output column.
+    The bias is added once to each output column; columns before the start are zeros.
     """
 
     memory_order = (2, 1, 0)

@@ -1,4 +1,4 @@
-"""Codebooks that are searched in a few dimensions, each for what those before it left over. Knows no codec.
+"""Residual vector quantisation with codebooks that are searched in a low-dimensional projection.
 
 Sequences are [B, T, C].
 """
@@ -16,7 +16,7 @@ __all__ = ["Codebooks", "VectorQuantizer", "encode", "joint_table"]
 
 
 class VectorQuantizer(nn.Module):
-    """One codebook, searched and added through projections to a few dimensions and back."""
+    """One codebook of `codes` entries of `inner` dimensions, with projections from and to sequences of `width`."""
 
     def __init__(self, codes: int, width: int, inner: int) -> None:
         super().__init__()
@@ -24,17 +24,17 @@ class VectorQuantizer(nn.Module):
         self.in_proj, self.out_proj = nn.Conv1d(width, inner, 1), nn.Conv1d(inner, width, 1)
 
     def table(self) -> Tensor:
-        """What each code adds to a column: [codes, width]."""
+        """The projected codebook [codes, width]: what each code adds to a column."""
         return F.linear(self.codebook.weight, self.out_proj.weight[:, :, 0], self.out_proj.bias)
 
     def nearest(self, x: Tensor) -> Tensor:
-        """The codes of `x` [B, T, width] by cosine: [B, T] int64."""
+        """The codes [B, T] int64 of highest cosine similarity to `x` [B, T, width]."""
         inner = F.linear(x, self.in_proj.weight[:, :, 0], self.in_proj.bias)
         return (F.normalize(inner, dim=-1) @ F.normalize(self.codebook.weight, dim=-1).t()).argmax(-1)
 
 
 class Codebooks(nn.Module):
-    """`books` codebooks of equal sizes."""
+    """`books` codebooks of the same size."""
 
     def __init__(self, books: int, codes: int, width: int, inner: int) -> None:
         super().__init__()
@@ -46,14 +46,14 @@ class Codebooks(nn.Module):
 
 
 def joint_table(levels: Sequence[VectorQuantizer]) -> Tensor:
-    """What each code of `levels` adds: [K, V, width]. A codebook shorter than the longest repeats its last row."""
+    """The projected codebooks of `levels`: [K, V, width]; those shorter than the longest repeat their last row."""
     tables = [level.table() for level in levels]
     size = max(map(len, tables))
     return torch.stack([torch.cat([table, table[-1:].expand(size - len(table), -1)]) for table in tables])
 
 
 def encode(levels: Sequence[VectorQuantizer], x: Tensor) -> Tensor:
-    """The codes [B, T, K] int64 of `x` [B, T, width]: each codebook codes what those before it left over."""
+    """Encode `x` [B, T, width] to codes [B, T, K] int64; each level codes the residual of the levels before it."""
     codes: list[Tensor] = []
     for level in levels:
         codes.append(level.nearest(x))

@@ -1,4 +1,4 @@
-"""A checkpoint's configuration files as frozen dataclasses. Knows JSON and no model."""
+"""Read a checkpoint's JSON configuration into frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ T = TypeVar("T")
 
 
 def read_config(kind: type[T], path: Path) -> T:
-    """The file at `path` as the dataclass `kind`. Raises `CheckpointError` naming the file and key."""
+    """The JSON file `path` as the dataclass `kind`. Raises `CheckpointError` naming the file and key."""
     return build(kind, read_json(path), str(path))
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in the file at `path`. Raises `CheckpointError` naming the file."""
+    """The JSON object in the file `path`. Raises `CheckpointNotFound` or `CheckpointError` naming the file."""
     if not path.is_file():
         raise CheckpointNotFound(f"{path} does not exist")
     try:
@@ -36,8 +36,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_released(kind: type[T], source: Path | str, package: str) -> T:
-    """The config.json of the folder `source`, or the one that `package` has in its `configs` under that name, as the
-    dataclass `kind`. Raises `CheckpointError` naming the file and key.
+    """The dataclass `kind` from config.json of the folder `source`, or for a name from `configs/<name>.json` of
+    `package`. Raises `CheckpointError` naming the file and key.
     """
     if isinstance(source, Path):
         return read_config(kind, source / "config.json")
@@ -46,9 +46,10 @@ def read_released(kind: type[T], source: Path | str, package: str) -> T:
 
 
 def build(kind: type[T], values: dict[str, Any], where: str) -> T:
-    """`values` as the dataclass `kind`; null is as if the key were absent, where it has a default that is no list.
+    """`values` as the dataclass `kind`. Unknown keys are ignored; null counts as absent for a field with a default,
+    unless the default is a list.
 
-    Unknown keys are passed over. Raises `CheckpointError` naming the key that is missing or of a wrong type.
+    Raises `CheckpointError`, which begins with `where`, for a key that is missing, of a wrong type or out of range.
     """
     try:
         config = msgspec.convert(_without_nulls(values, kind), kind)
@@ -73,7 +74,7 @@ def _without_nulls(values: Any, kind: Any) -> Any:
 
 
 def _check_numbers(config: Any, where: str) -> None:
-    """Refuse a negative number, and a zero where a size is meant: no tensor could be made of it."""
+    """Raise `CheckpointError` for a negative number, or for a size of zero."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):

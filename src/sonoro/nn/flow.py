@@ -1,4 +1,4 @@
-"""Flow matching by Euler's method, from noise to data: when, and how far. Knows no network but what reads the time."""
+"""Flow matching solved by Euler's method: the ODE steps from noise to data, and the embedding of their times."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ __all__ = ["TimeMLP", "calls", "schedule", "sinusoids"]
 
 
 def calls(steps: int) -> int:
-    """How often a solver of so many `steps` calls the network: the first goes nowhere, of 49 and more one in 25."""
+    """Network calls of a solver of `steps` ODE steps: CFG-Zero* skips the first 4% of them, at least one."""
     return steps - max(1, int((steps + 1) * 0.04))
 
 
 def schedule(steps: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """When a solver of so many `steps` calls the network, and how far it goes from there: [calls] each, `dtype`.
+    """Times at which a solver of `steps` ODE steps calls the network, and the step sizes: [calls] each, on the CPU.
 
-    On the CPU, every operation rounded to `dtype`, as the official code has it: times are counted down by sizes that
-    were themselves rounded.
+    Every operation is rounded to `dtype` as in the official code: each time is the one before less its rounded size.
     """
     index = torch.arange(steps + 1, dtype=dtype)
     size = torch.tensor(-1 / steps, dtype=dtype)
@@ -37,7 +36,7 @@ def schedule(steps: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def sinusoids(times: Tensor, width: int) -> Tensor:
-    """Sines, then cosines, of `times` [n] at width / 2 rates: [n, width] in the dtype of `times`, which rounds them."""
+    """Sinusoidal embedding of `times` [n]: width / 2 sines, then as many cosines, [n, width], computed in its dtype."""
     half = width // 2
     rates = torch.exp(torch.arange(half, dtype=times.dtype) * -(math.log(10000) / (half - 1)))
     angles = 1000 * times[:, None] * rates
@@ -45,7 +44,7 @@ def sinusoids(times: Tensor, width: int) -> Tensor:
 
 
 class TimeMLP(nn.Module):
-    """Two layers over embedded times [..., width], as wide."""
+    """Two linear layers with a SiLU between them over embedded times [..., width], to the same shape."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""The finite left context that causal layers keep per slot: rows of static tensors, read and advanced by slot.
+"""Causal layer state per slot: the finite left context of convolutions and window attention, in static tensors.
 
-Knows no layer and no model: a layout says how many columns of what width each key keeps. Sequences are [B, T, C].
+A layout gives, for each layer's key, how many columns are kept and how wide they are. Sequences are [B, T, C].
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor
 __all__ = ["WHOLE", "Context", "History", "Layout", "SavedRow", "SlotContext", "WholeContext"]
 
 Layout = Mapping[str, tuple[int, int]]
-"""Per key: how many columns are kept, and their width C."""
+"""By key: the number of columns kept, and their width C."""
 
 
 class Context(Protocol):
-    """What came before the columns a layer is given."""
+    """The left context of one call: the columns that came before those a layer is given."""
 
     def positions(self, columns: int, device: torch.device) -> Tensor:
         """Absolute positions of the next `columns` columns, int64 [B or 1, columns]."""
@@ -29,17 +29,18 @@ class Context(Protocol):
         """`x` [B, T, C] preceded by the `length` columns before it (zeros before the start): [B, length + T, C]."""
 
     def recall(self, key: str, x: Tensor) -> Tensor:
-        """`x` [B, T, C] preceded by the columns kept for `key`, those in no particular order: [B, L + T, C]."""
+        """`x` [B, T, C] preceded by the L columns of the ring buffer of `key`, in ring order: [B, L + T, C]."""
 
     def recalled(self, key: str, columns: int, device: torch.device) -> Tensor:
-        """Absolute positions of what `recall` returns for `columns` columns, int64 [B or 1, L + T]; negative: none."""
+        """Absolute positions of the columns that `recall` returns for T = `columns`, int64 [B or 1, L + T]; negative:
+        never written."""
 
     def advance(self, columns: int) -> None:
-        """Count `columns` columns as seen. Once per call of the whole model, after its last `recall`."""
+        """Advance the position by `columns`. Once per call of the whole model, after its last `recall`."""
 
 
 class WholeContext:
-    """No past: zeros on the left, so a layer decodes a whole sequence. Stateless and differentiable."""
+    """Zeros as left context, for decoding a whole sequence. Stateless and differentiable."""
 
     def positions(self, columns: int, device: torch.device) -> Tensor:
         return torch.arange(columns, device=device)[None]
@@ -62,21 +63,22 @@ WHOLE = WholeContext()
 
 @dataclass(frozen=True)
 class SavedRow:
-    """What one slot saw, as `History.save` copied it: [1, L, C] by key, and the columns seen [1]."""
+    """One slot of a `History`, copied by `History.save`: `columns` [1, L, C] by key, and `seen` [1] int64, a count."""
 
     columns: Mapping[str, Tensor]
     seen: Tensor
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All that it holds."""
+        """All of its tensors."""
         return *self.columns.values(), self.seen
 
 
 class History:
-    """Left context of `slots` slots and a last one, scratch, zeroed; every tensor is allocated here, once.
+    """Left context of `slots` slots and a scratch slot, zeroed: `columns` [slots + 1, L, C] by key, and `seen`
+    [slots + 1] int64, how many columns each slot has been given.
 
-    Owned by the caller; changed only through `reset`, `load` and the contexts that `at` gives.
+    Every tensor is allocated here, once; changed only through `reset`, `load` and the contexts of `at`.
     """
 
     def __init__(self, layout: Layout, slots: int, *, device: torch.device | str, dtype: torch.dtype) -> None:
@@ -88,32 +90,32 @@ class History:
 
     @property
     def bytes(self) -> int:
-        """Memory held by all slots."""
+        """Memory of all slots, in bytes."""
         return sum(tensor.nbytes for tensor in (*self.columns.values(), self.seen))
 
     def reset(self, slots: Tensor) -> None:
-        """Make `slots` int64 [B] as new. Capturable."""
+        """Zero the state of `slots` [B] int64. Capturable."""
         for tensor in (*self.columns.values(), self.seen):
             tensor.index_fill_(0, slots, 0)
 
     def at(self, slots: Tensor) -> SlotContext:
-        """`slots` int64 [B] as the left context of one call; only the scratch slot may repeat."""
+        """The left context of one call for the batch `slots` [B] int64; only the scratch slot may repeat."""
         return SlotContext(self, slots)
 
     def save(self, slot: Tensor) -> SavedRow:
-        """A copy of `slot` int64 [1], for `load`. No sync."""
+        """A copy of the state of `slot` [1] int64, for `load`. No sync."""
         columns = {key: tensor.index_select(0, slot) for key, tensor in self.columns.items()}
         return SavedRow(columns, self.seen.index_select(0, slot))
 
     def load(self, slots: Tensor, saved: SavedRow) -> None:
-        """Make `slots` int64 [B] what another slot of the same layout was when it was saved. No sync."""
+        """Set the state of `slots` [B] int64 to `saved`, from a history of the same layout. No sync."""
         for key, tensor in self.columns.items():
             tensor.index_copy_(0, slots, saved.columns[key].expand(slots.shape[0], -1, -1))
         self.seen.index_copy_(0, slots, saved.seen.expand(slots.shape[0]))
 
 
 class SlotContext:
-    """The left context of `slots` of a `History` during one call; advances them. Capturable; no sync."""
+    """The left context of `slots` of a `History` during one call; updates it in place. Capturable; no sync."""
 
     def __init__(self, history: History, slots: Tensor) -> None:
         self._history = history
@@ -133,7 +135,7 @@ class SlotContext:
         return joined
 
     def recall(self, key: str, x: Tensor) -> Tensor:
-        # Column p of a stream lives at p % L, so a call writes its own columns only, not the whole window.
+        # A ring buffer: column p is stored at p % L, so a call writes its own columns only, not the whole window.
         ring = self._history.columns[key]
         length, columns = ring.shape[1], min(ring.shape[1], x.shape[1])
         rows, places = self._places(length, columns, x)
@@ -142,7 +144,7 @@ class SlotContext:
         return joined
 
     def recalled(self, key: str, columns: int, device: torch.device) -> Tensor:
-        # Of the positions below `seen`, place j holds the newest that is j modulo L: it is seen - 1 - age.
+        # Entry j of the ring holds the newest position below `seen` that is j modulo L: seen - 1 - age.
         length = self._history.columns[key].shape[1]
         newest = self._seen[:, None] - 1
         age = torch.remainder(newest - torch.arange(length, device=device), length)
@@ -154,7 +156,7 @@ class SlotContext:
         self._rings.clear()
 
     def _places(self, length: int, columns: int, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the last `columns` columns of `x` go in a ring of `length`; the same for every layer of a call."""
+        """Slot and ring index of the last `columns` columns of `x`, cached: they are equal for all layers of a call."""
         key = (length, columns)
         if key not in self._rings:
             last = self.positions(x.shape[1], x.device)[:, x.shape[1] - columns :]

@@ -1,7 +1,7 @@
 """Paged KV cache of a decoder stack.
 
-A slot's page table says where its positions are; positions past its live length may hold anything, NaN included: no
-result depends on them.
+The page table maps the positions of a slot to pages. Positions past a slot's live length may hold anything, NaN
+included: no result depends on them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["PackedTokens", "PagedKVCache"]
 
 
 def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """As `torch.zeros`; on a CPU not resident before it is written, for most slots never hold as much as they might."""
+    """`torch.zeros`, but on a CPU without resident memory until written: most slots never use all of their pages."""
     if device.type != "cpu":
         return torch.zeros(shape, device=device, dtype=dtype)
     return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
@@ -29,10 +29,10 @@ def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> 
 
 @dataclass(frozen=True)
 class PagedKVCache:
-    """Keys and values [layers, pages + 1, page positions, kv heads, D]; the pages of each slot [slots, pages per slot].
+    """`keys` and `values` [layers, pages + 1, page positions, kv heads, D], and `page_table` [slots, pages per slot].
 
-    The last page is scratch. Whoever holds it knows how many positions of a slot are live; it keeps no length. Stacks
-    whose heads are alike may share the pages, their layers one behind the other: each is given its `part`.
+    The last page is scratch. The cache stores no lengths: the caller knows how many positions of a slot are live.
+    Stacks with equal heads may share one cache, their layers concatenated: each gets its `part`.
     """
 
     keys: Tensor
@@ -53,13 +53,12 @@ class PagedKVCache:
         return self.keys.shape[2]
 
     def part(self, layers: slice) -> PagedKVCache:
-        """The cache of the stack that has these `layers` of it: the same memory."""
+        """A view of `layers`, for the stack that they belong to; shares memory."""
         return PagedKVCache(self.keys[layers], self.values[layers], self.page_table)
 
     def fill(self, rows: PackedTokens) -> Attend:
-        """Keep the keys and values of packed prompts and attend within each of them. Capturable; no sync.
-
-        For a stack that is given [1, T, width]. Pages that hold positions before a prompt's first token are only read.
+        """An `Attend` for `DecoderStack.forward` over packed prompts [1, T, width]: it writes their keys and values to
+        the pages, then runs varlen attention. Pages of a cached prefix are only read. Capturable; no sync.
         """
         page, place = rows.positions // self.page_positions, rows.positions % self.page_positions
         pages = self.page_table[rows.slots, page].long()

@@ -1,8 +1,7 @@
-"""Products with weights: every weight product of a language model and of its flow is computed here.
+"""Linear layers: every weight product of a language model and of its flow-matching network.
 
-How a weight is stored and multiplied is known to this module alone: in the dtype of what it multiplies, or in 8 bits
-with a scale for each output channel. A codec's fused decoder multiplies by
-`sonoro.ops.conv` instead.
+Only this module knows how a weight is stored: in the dtype of the activations, or in 8 bits with a scale per output
+channel. A codec's fused decoder uses `sonoro.ops.conv` instead.
 """
 
 from __future__ import annotations
@@ -31,11 +30,12 @@ from sonoro.ops.norm import rms_norm, rms_norm_reference
 __all__ = ["Linear", "NormedRows", "RMSNorm", "lay_out_by_input", "random_like"]
 
 _KERNEL_TOLERANCES = {torch.bfloat16: 2**-6, torch.float16: 2**-9}
-"""Of the largest value: a few roundings of the dtype. Others: float32 sums of some thousand terms in another order."""
+"""Relative to the largest value: a few roundings of the dtype. Other dtypes: float32 sums of thousands of terms in
+another order."""
 
 
 class RMSNorm(nn.Module):
-    """Scale the last axis to unit mean square: in float32 or wider, rounded before the weight is applied."""
+    """RMSNorm of the last axis, computed in float32 or wider and rounded before the weight is applied."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -46,12 +46,12 @@ class RMSNorm(nn.Module):
         return rms_norm_reference(x, self.weight, self.eps)
 
     def fused(self, x: Tensor) -> Tensor:
-        """The same of `x` [B, C] in one kernel where there is one; no autograd. Capturable."""
+        """`forward` for `x` [B, C], in one kernel where there is one. Capturable; no autograd."""
         return rms_norm(x, self.weight, self.eps)
 
 
 class NormedRows(NamedTuple):
-    """`rows` [B, C], and the norm of them [B, C] that is asked for next, where the kernel that made them made it."""
+    """`rows` [B, C], and the next norm of them [B, C] if the kernel that computed `rows` fused it."""
 
     rows: Tensor
     normed: Tensor | None = None
@@ -107,25 +107,25 @@ class Linear(nn.Linear):
         return layer
 
     def after_norm(self, x: Tensor, norm: RMSNorm, normed: Tensor | None = None) -> Tensor:
-        """The product of `norm` of `x` [B, K], which is `normed` if that is there: [B, N]."""
+        """The product of `norm(x)`, [B, K] to [B, N]; `normed` is that norm, if it is computed already."""
         if normed is not None:
             return linear(normed, self.weight, self.scale)
         return norm_linear(x, norm.weight, norm.eps, self.weight, self.scale)
 
     def gate_up_after_norm(self, x: NormedRows, norm: RMSNorm) -> Tensor:
-        """silu(gate) * up [B, N / 2] of the product of `norm` of `x` [B, K]; `weight` begins with the gate's rows."""
+        """silu(gate) * up [B, N / 2] of the product of `norm(x)` [B, K]; the gate is the first half of `weight`."""
         if x.normed is not None:
             return gate_up(x.normed, self.weight, self.scale)
         return norm_gate_up(x.rows, norm.weight, norm.eps, self.weight, self.scale)
 
     def add_to(self, residual: Tensor, x: Tensor, norm: RMSNorm | None = None) -> NormedRows:
-        """`residual` [B, N] plus the product of `x` [B, K]; with `norm` of that, the next, where it saves a launch."""
+        """`residual` [B, N] plus the product of `x` [B, K]; with the next `norm` of the sum where that is fused."""
         if norm is not None and self.joins_norm(x):
             return NormedRows(*linear_add_norm(x, self.weight, residual, norm.weight, norm.eps, self.scale))
         return NormedRows(linear_add(x, self.weight, residual, self.scale))
 
     def joins_norm(self, x: Tensor) -> bool:
-        """Whether `add_to` of the product of `x` [B, K] makes the norm that is asked for next."""
+        """Whether `add_to(residual, x, norm)` fuses the norm, for `x` [B, K]."""
         return joins_norm(x, self.weight)
 
     def check_alone(self, x: Tensor, tolerance: float, *, is_normed: bool = False) -> None:
@@ -150,9 +150,7 @@ class Linear(nn.Linear):
 
 
 def random_like(weight: Tensor) -> tuple[Callable[..., Tensor], float]:
-    """A source of random inputs of any shape, the same at each call, in the dtype of `weight`; and the tolerance with
-    which a kernel over them must agree with its reference.
-    """
+    """A seeded `randn` on the device and in the dtype of `weight`, and the tolerance of kernel checks on it."""
     generator = seeded(weight.device)
     random = functools.partial(torch.randn, device=weight.device, dtype=weight.dtype, generator=generator)
     return random, _KERNEL_TOLERANCES.get(weight.dtype, 1e-4)

@@ -1,7 +1,7 @@
-"""A checkpoint's files as tensors by name, in every format they come in; and which of them a module needs.
+"""Read a checkpoint's files as tensors by name, in any supported format, and decide which of them a module needs.
 
-A format is safetensors, or what `torch.save` wrote, of which tensors alone are read. A tensor of 8-bit integers that
-has a scale by row beside it, under its name and `_scale`, is the floats that both make. Knows no model and no module.
+Formats are safetensors and `torch.save` (tensors only). An int8 tensor with a tensor `<name>_scale` [rows] beside it
+is dequantised: it counts as one float tensor.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _ADAPTER = re.compile(r"(^|[._])lora([._]|$)", re.IGNORECASE)
 
 
 class Entry(NamedTuple):
-    """What a file says of a tensor; `dtype` as its format spells it."""
+    """A tensor's file, dtype (spelled as in the file's format) and shape."""
 
     file: Path
     dtype: str
@@ -69,10 +69,11 @@ class Entry(NamedTuple):
 
 
 def find(file: Path) -> list[Path]:
-    """The files that hold what a release has in `file`: `file` itself, its shards by their index, or another format.
+    """The files that hold the tensors of `file`: `file` itself, its shards by their index, or the same in another
+    format.
 
-    Safetensors come first, then `pytorch_model.bin` and kin. `file` where there is none. Raises `CheckpointError` for
-    an index that cannot be read.
+    Safetensors come first, then `pytorch_model.bin` and the like; `[file]` if there are none. Raises
+    `CheckpointError` for an unreadable index.
     """
     for name in (f"{file.stem}.safetensors", f"pytorch_{file.stem}.bin", f"{file.stem}.bin", f"{file.stem}.pth"):
         index = file.with_name(f"{name}.index.json")
@@ -92,10 +93,10 @@ def _shards(index: Path) -> list[Path]:
 
 
 def headers(files: Iterable[Path]) -> dict[str, Entry]:
-    """What `files` hold together, without its values.
+    """The entries of all tensors in `files` by name; reads no values.
 
     Raises `CheckpointNotFound` for a missing file, `CheckpointError` for a damaged one, `TensorMismatch` for a tensor
-    that is in two.
+    in more than one file.
     """
     found = _entries(files)
     scaled = _scaled(found)
@@ -115,7 +116,7 @@ def _entries(files: Iterable[Path]) -> dict[str, Entry]:
 
 
 def _scaled(found: Mapping[str, Entry]) -> set[str]:
-    """The names of tensors of 8-bit integers that have a scale for each of their rows."""
+    """Names of the int8 tensors that have a scale per row."""
     return {
         name
         for name, entry in found.items()
@@ -126,13 +127,13 @@ def _scaled(found: Mapping[str, Entry]) -> set[str]:
 
 
 def entries_of(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Entry]:
-    """`tensors` of `file` as `headers` gives them."""
+    """The entries of `tensors`, as `headers` returns them for `file`."""
     return {name: Entry(file, str(tensor.dtype), tuple(tensor.shape)) for name, tensor in tensors.items()}
 
 
 @contextmanager
 def opened(files: Sequence[Path]) -> Iterator[Callable[[str], Tensor]]:
-    """Within, the tensors of `files` by name on the CPU, mapped into memory. Raises as `headers` does."""
+    """A context that gives a function from name to tensor of `files`, memory-mapped on the CPU. Raises as `headers`."""
     found = _entries(files)
     scaled = _scaled(found)
     with ExitStack() as stack:
@@ -163,12 +164,12 @@ def _read(file: Path, device: str) -> dict[str, Tensor]:
 def sort_out(
     found: Mapping[str, Entry], expected: Mapping[str, Shape], unused: Mapping[str, Shape], *, where: str
 ) -> tuple[str, ...]:
-    """The names among `found` that nothing reads: what is derived from the `expected` tensors, or foreign to them.
+    """Check the tensors `found` in files against those `expected`; returns the names that can be skipped.
 
-    Derived are tables of rotary embeddings, masks, integers, and a head that is tied to an embedding (`check_tied`);
-    foreign are what training alone needs, and whole modules beside those expected. Anything else that stands within a
-    module of the model would change what it says. `unused` ones may be there, in their shape. Raises `TensorMismatch`
-    for a tensor that is expected and is missing, misshapen or no float, and for what is too much; `where` it is.
+    Skipped are derived tensors (rotary tables, masks, integers, a head tied to an embedding: `check_tied`), training
+    state, and whole modules that the model lacks. `unused` tensors may be present, in their shape. Raises
+    `TensorMismatch`, which begins with `where`, for an expected tensor that is missing, misshapen or no float, and for
+    any other tensor within a module of the model: ignoring it would change the model's output.
     """
     own = {_module(name) for name in expected}
     skipped = tuple(
@@ -212,12 +213,12 @@ def sort_out(
 
 
 def _module(name: str) -> str:
-    """The outermost module that `name` stands in, whatever wraps the whole model."""
+    """The outermost module in the tensor name `name`, without the wrapper `model.`."""
     return name.removeprefix(_WRAPPER).split(".")[0]
 
 
 def _tied(head: str, shape: Shape, expected: Mapping[str, Shape]) -> list[str]:
-    """The embeddings that `head` may be tied to, if it is the head of a language model of ours: those of its shape."""
+    """Names of the embeddings of the same shape that `head` may be tied to; none if it is no head of this model."""
     is_ours = head.count(".") == 1 or _module(head) in {_module(name) for name in expected}
     if not is_ours or not _HEAD.search(head):
         return []
@@ -225,7 +226,7 @@ def _tied(head: str, shape: Shape, expected: Mapping[str, Shape]) -> list[str]:
 
 
 def check_tied(skipped: Iterable[str], expected: Mapping[str, Shape], get: Callable[[str], Tensor], where: str) -> None:
-    """Raise `TensorMismatch` if a head among the `skipped` tensors is no copy of the embedding it must be tied to."""
+    """Raise `TensorMismatch` if a head among the `skipped` tensors differs from every embedding it may be tied to."""
     for name in filter(_HEAD.search, skipped):
         head = get(name)
         alike = _tied(name, tuple(head.shape), expected)
@@ -234,18 +235,19 @@ def check_tied(skipped: Iterable[str], expected: Mapping[str, Shape], get: Calla
 
 
 def warn(model: str, skipped: Sequence[str]) -> None:
-    """Say in one warning what of the files of `model` nothing reads, if anything."""
+    """Log the `skipped` tensors of `model` in one warning, if there are any."""
     if skipped:
         logger.warning("event=tensors_skipped model=%s count=%d names=%s", model, len(skipped), summary(skipped))
 
 
 def summary(names: Iterable[str]) -> str:
-    """`names`, those that differ in their numbers alone as one: `layers.*.rotary_emb.inv_freq`."""
+    """`names` joined by commas, with layer numbers collapsed: `layers.*.rotary_emb.inv_freq`."""
     return ",".join(dict.fromkeys(re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name) for name in names))
 
 
 def _header(file: Path) -> dict[str, Entry]:
-    """What a safetensors file says it holds, once its size agrees; so that a truncated file is refused by tensor."""
+    """The entries in the header of a safetensors file. Raises `CheckpointError`; for a truncated file naming the tensor
+    where it ends."""
     if not file.is_file():
         raise CheckpointNotFound(f"{file} does not exist")
     try:

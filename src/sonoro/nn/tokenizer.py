@@ -1,4 +1,4 @@
-"""A tokenizer.json as it is stored, or a stand-in where there is none. Knows no model."""
+"""The tokeniser of a checkpoint's tokenizer.json, or a byte-level stand-in for random weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ __all__ = ["TextTokenizer", "library_border"]
 
 
 def library_border(complaint: str) -> AbstractContextManager[None]:
-    """Within, what the library raises, plain `Exception`, becomes a `CheckpointError` that begins with `complaint`."""
+    """A context that turns what the tokenizers library raises, plain `Exception`, into a `CheckpointError` that begins
+    with `complaint`."""
 
     def refuse(error: Exception) -> NoReturn:
         raise CheckpointError(f"{complaint}: {error}") from error
@@ -24,7 +25,7 @@ def library_border(complaint: str) -> AbstractContextManager[None]:
 
 
 class TextTokenizer:
-    """Text to ids; special tokens written in a text are those tokens."""
+    """Text to token ids; special tokens written in the text are encoded as such."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -40,9 +41,7 @@ class TextTokenizer:
 
     @classmethod
     def stand_in(cls, special: Mapping[str, int], *, first: int = 0) -> TextTokenizer:
-        """One token a byte, 256 ids from `first` on, and `special` ones: for random weights, where no text means
-        anything.
-        """
+        """A tokeniser of one token a byte, 256 ids from `first` on, and the `special` tokens: for random weights."""
         vocabulary = {symbol: index for index, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()), first)}
         tokenizer = Tokenizer(models.BPE(vocab={**vocabulary, **special}, merges=[]))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -65,9 +64,9 @@ class TextTokenizer:
         return {token.content: index for index, token in self._tokenizer.get_added_tokens_decoder().items()}
 
     def chinese_characters(self) -> dict[int, tuple[int, ...]]:
-        """The ids of tokens of several Chinese characters, and those of the characters that each is made of.
+        """Ids of tokens of several Chinese characters, each with the ids of its characters.
 
-        A space before them, `▁`, goes; a character that is no token is the unknown one.
+        A leading `▁` (space) is dropped; a character without a token of its own becomes `<unk>`.
         """
         known = self.vocabulary
         chinese = {token for token in known if len(token) > 1 and all("\u4e00" <= one <= "\u9fff" for one in token)}
@@ -76,7 +75,7 @@ class TextTokenizer:
         return {index: tuple(known.get(one, unknown) for one in bare) for index, bare in found.items()}
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Which characters of `text` each of its ids reads."""
+        """The range (start, end) of characters of `text` that each of its tokens covers."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).offsets)
 
     def encode(self, text: str) -> list[int]:

@@ -1,7 +1,5 @@
-"""Tensors by name from a file that `torch.save` wrote, of which nothing is run, or from a safetensors file; and weight
-norm folded into weights.
-
-Knows no model and no module.
+"""Read tensors by name from a `torch.save` file (without running its code) or a safetensors file, and fold weight norm
+into plain weights.
 """
 
 from __future__ import annotations
@@ -25,17 +23,17 @@ NORM_SPELLINGS = (
     (".parametrizations.weight.original0", ".parametrizations.weight.original1"),
     (".weight_g", ".weight_v"),
 )
-"""How a weight with weight norm is stored in place of `.weight`: its rows' lengths, and their directions."""
+"""Suffixes that weight norm stores in place of `.weight`: lengths of the rows, then their directions."""
 
 
 _UNREADABLE = (OSError, EOFError, RuntimeError, ValueError, LookupError, pickle.UnpicklingError, SafetensorError)
 
 
 def read(file: Path, device: torch.device) -> dict[str, Tensor]:
-    """The tensors of `file` by name, or those of a dictionary `state_dict` within; on the meta device without values.
+    """The tensors of `file`, or of the dictionary `state_dict` in it, by name; on the meta device without values.
 
-    A file is read as safetensors if its name ends so. Raises `CheckpointNotFound`, and `CheckpointError` for a file
-    that cannot be read or holds anything but tensors.
+    The suffix .safetensors decides the format. Raises `CheckpointNotFound`, or `CheckpointError` for a file that
+    cannot be read or holds anything but tensors.
     """
     if not file.is_file():
         raise CheckpointNotFound(f"{file} does not exist")
@@ -60,12 +58,12 @@ def _read_pickle(file: Path, device: torch.device) -> Any:
 
 
 def _read_safetensors(file: Path, device: torch.device) -> dict[str, Tensor]:
-    # On a CPU they are mapped, so that what is not looked at is not read.
+    # On a CPU the file is memory-mapped: tensors that are not used are not read.
     return {name: tensor.to(device) for name, tensor in load_file(file).items()}
 
 
 def folded_name(name: str) -> str:
-    """What `fold_norms` calls the tensor that is stored as `name`."""
+    """The name that `fold_norms` gives the tensor stored as `name`."""
     for end in (end for ends in NORM_SPELLINGS for end in ends):
         if name.endswith(end):
             return f"{name.removesuffix(end)}.weight"
@@ -73,9 +71,9 @@ def folded_name(name: str) -> str:
 
 
 def fold_norms(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
-    """`tensors` of `file` with each weight norm as the weight it stands for, float32: unit rows times their lengths.
+    """`tensors` with each weight norm folded into its weight, float32: unit rows (dimension 0) times their lengths.
 
-    Rows are those of dimension 0, as the norm is taken over all others. Raises `TensorMismatch` for half a norm.
+    Raises `TensorMismatch`, naming `file`, if half of a norm is missing or misshapen, or the weight is stored twice.
     """
     folded = dict(tensors)
     for ends in NORM_SPELLINGS:
@@ -97,8 +95,8 @@ def fold_norms(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
 
 
 def _rows(lengths: Tensor, directions: Tensor) -> Tensor:
-    """Rows along `directions` that are as long as `lengths`: not on the meta device, where the first norm loads a
-    compiler, for 1 s.
+    """`directions` scaled to rows of norm `lengths`. Not for the meta device, where the first norm imports a compiler
+    (1 s).
     """
     norms = torch.linalg.vector_norm(directions, dim=tuple(range(1, directions.ndim)), keepdim=True)
     return directions * (lengths / norms)

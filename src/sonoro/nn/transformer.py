@@ -1,10 +1,9 @@
-"""The decoder transformer shared by the language-model halves of speech models: rotary positions, grouped queries, RMS
-norms on queries and keys or none, gated feed-forward.
+"""The decoder transformer that the language models share: rotary embedding, GQA, optional q/k RMSNorm, SwiGLU.
 
-`forward` runs whole sequences, for training: the function `attend` receives (layer index, queries, keys, values), each
-[B, T, heads, D], and returns [B, T, query heads, D]; where keys and values are kept is its business
-(`sonoro.nn.kvcache`). `step` runs one position per slot, or a few, and `prefill` packed prompts, both out of fused
-operations; all three are tested against each other.
+`forward` runs whole sequences, differentiably: `attend` receives (layer index, queries, keys, values), each
+[B, T, heads, D], returns [B, T, query heads, D], and stores keys and values if it likes (`sonoro.nn.kvcache`). `step`
+runs one or a few positions per slot and `prefill` packed prompts, both with fused kernels. The three are tested against
+each other.
 """
 
 from __future__ import annotations
@@ -46,13 +45,13 @@ __all__ = [
 ]
 
 Rotary = tuple[Tensor, Tensor]
-"""cos and signed sin of the positions, [..., T, 1, D], as `rotary_tables` makes them."""
+"""cos and signed sin, [..., T, 1, D] each, as `rotary_tables` returns them."""
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 class Cache(Protocol):
-    """Keys and values of a stack by page, as `sonoro.nn.kvcache.PagedCache` keeps them."""
+    """Paged keys and values of a stack, as in `sonoro.nn.kvcache.PagedKVCache`."""
 
     @property
     def keys(self) -> Tensor:
@@ -60,17 +59,18 @@ class Cache(Protocol):
 
     @property
     def values(self) -> Tensor:
-        """The same."""
+        """[layers, pages, page positions, kv heads, D], too."""
 
     @property
     def page_table(self) -> Tensor:
-        """The pages of each slot: [slots, pages per slot] int32."""
+        """Page indices by slot, [slots, pages per slot] int32."""
 
 
 class PackedTokens(NamedTuple):
-    """Prompt tokens packed back to back: slot, position and where the prompt begins in the packed sequence; int64 [T].
+    """Prompt tokens packed back to back: for each token its slot, its position, and the index in the packed sequence
+    where its prompt starts; [T] int64 each.
 
-    Of a prompt whose first token has another position than 0, those before it are on whole pages of its slot already.
+    If a prompt's first token has a position above 0, the positions before it are cached on whole pages of its slot.
     """
 
     slots: Tensor
@@ -79,15 +79,15 @@ class PackedTokens(NamedTuple):
 
     @property
     def cached_lengths(self) -> Tensor:
-        """How many positions of the prompt of each token are not in the packed sequence: [T] int64."""
+        """Length of the cached prefix of each token's prompt, [T] int64."""
         return self.positions - torch.arange(len(self.starts), device=self.starts.device) + self.starts
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """The sizes of a stack, and its rotary embedding. `heads` query heads share `kv_heads` heads of keys and values.
+    """Sizes of a stack: `heads` query heads, `kv_heads` key/value heads (GQA); and its rotary embedding.
 
-    Raises `CheckpointError` for heads that do not fit.
+    Raises `CheckpointError` unless `heads` is a multiple of `kv_heads` and `head_width` is even.
     """
 
     width: int
@@ -101,12 +101,12 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
-            raise CheckpointError(f"{self.heads} heads of queries cannot share {self.kv_heads} of keys and values")
+            raise CheckpointError(f"{self.heads} query heads cannot share {self.kv_heads} key/value heads")
         if self.head_width % 2:
-            raise CheckpointError(f"heads of {self.head_width} cannot be turned: the width must be even")
+            raise CheckpointError(f"heads of width {self.head_width}: a rotary embedding needs an even width")
 
     def position_bytes(self, dtype: torch.dtype) -> int:
-        """What keys and values of one position take in `dtype`."""
+        """Bytes of the keys and values of one position, over all layers, in `dtype`."""
         return 2 * self.layers * self.kv_heads * self.head_width * dtype.itemsize
 
     def rotary(self, positions: Tensor, dtype: torch.dtype) -> Rotary:
@@ -115,16 +115,16 @@ class DecoderConfig:
 
 
 def rotary_tables(positions: Tensor, width: int, theta: float, dtype: torch.dtype) -> Rotary:
-    """cos and sin [..., 1, width] in `dtype` for int64 `positions` [...], computed in float32 or wider.
+    """cos and sin [..., 1, width] in `dtype` for `positions` [...] int64, computed in float32 or wider.
 
-    Pairs are (i, i + width / 2); the first half of sin carries the minus sign of the rotation.
+    Pairs are (i, i + width / 2), as in transformers' LLaMA; the first half of sin is negated.
     """
     wide = torch.promote_types(dtype, torch.float32)
     return rotary_of_angles(positions[..., None, None].to(wide), width, theta, dtype)
 
 
 def rotary_of_angles(scaled: Tensor, width: int, theta: float, dtype: torch.dtype) -> Rotary:
-    """`rotary_tables` of positions that are scaled by pair: [..., 1, 1 or width / 2], float32 or wider."""
+    """`rotary_tables` of positions `scaled` for each pair: [..., 1, 1 or width / 2], float32 or wider."""
     exponents = torch.arange(0, width, 2, device=scaled.device, dtype=scaled.dtype) / width
     angles = scaled * (1.0 / theta**exponents)
     cos, sin = angles.cos(), angles.sin()
@@ -132,15 +132,16 @@ def rotary_of_angles(scaled: Tensor, width: int, theta: float, dtype: torch.dtyp
 
 
 def rotate(x: Tensor, rotary: Rotary) -> Tensor:
-    """`x` [..., T, heads, D] rotated by its positions."""
+    """Apply the rotary embedding to `x` [..., T, heads, D]."""
     cos, signed_sin = rotary
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), signed_sin)
 
 
 def split_pairs(weight: Tensor, heads: int, head_width: int) -> Tensor:
-    """`weight` [rows, C] made for rotary pairs of neighbours as `rotate` needs it, its pairs half a head apart.
+    """Reorder the rows of a QKV `weight` [rows, C] from interleaved rotary pairs (2i, 2i + 1) to half-split pairs
+    (i, i + D / 2), which `rotate` uses.
 
-    Of the first `heads` heads, those of queries and keys; the rows of values stay as they are.
+    Applies to the first `heads` heads, queries and keys; the rows of values keep their order.
     """
     rotated, values = weight.tensor_split([heads * head_width])
     pairs = rotated.unflatten(0, (heads, head_width // 2, 2))
@@ -148,14 +149,14 @@ def split_pairs(weight: Tensor, heads: int, head_width: int) -> Tensor:
 
 
 def causal_attention(layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Attend within the given sequence alone: query t sees keys 0..t. Differentiable; keeps nothing."""
+    """An `Attend` without KV cache: query t attends to keys 0 to t of the same sequence. Differentiable."""
     query, key, value = (rows.transpose(1, 2) for rows in (queries, keys, values))
     out = F.scaled_dot_product_attention(query, key, value, is_causal=queries.shape[1] > 1, enable_gqa=True)
     return out.transpose(1, 2)
 
 
 class Attention(nn.Module):
-    """Self-attention with rotary embedding; projections of queries, keys and values are one matrix."""
+    """Self-attention with rotary embedding; Q, K and V are one projection."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -171,17 +172,17 @@ class Attention(nn.Module):
         return self.o_proj(attend(layer, queries, keys, values).flatten(-2))
 
     def norm_heads(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """`queries` and `keys` as they are rotated."""
+        """`queries` and `keys` before the rotary embedding; normed in a subclass."""
         return queries, keys
 
     @property
     def head_norms(self) -> HeadNorms:
-        """The norms of queries and keys by head, if there are any."""
+        """Weights of the q/k norms, or none."""
         return HeadNorms()
 
 
 class NormedAttention(Attention):
-    """Attention whose queries and keys are normed head by head before they are rotated."""
+    """Attention with an RMSNorm on each head of queries and keys, before the rotary embedding."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__(config)
@@ -197,7 +198,7 @@ class NormedAttention(Attention):
 
 
 class FeedForward(nn.Module):
-    """Two products with a gate between; gate and up are one matrix."""
+    """SwiGLU feed-forward; gate and up are one projection."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
@@ -220,23 +221,26 @@ class DecoderLayer(nn.Module):
         self.mlp = FeedForward(config.width, config.intermediate)
 
     def forward(self, x: Tensor, layer: int, rotary: Rotary, attend: Attend) -> Tensor:
-        """`x` [B, T, width] after this layer, number `layer` of its stack."""
+        """Run `x` [B, T, width] through this layer, which has index `layer` in its stack."""
         x = x + self.self_attn(self.input_layernorm(x), layer, rotary, attend)
         return x + self.mlp(self.post_attention_layernorm(x))
 
     def project(self, x: NormedRows) -> Tensor:
-        """Queries, keys and values [B, heads * D] of `x` [B, width], neither normed nor rotated; no autograd."""
+        """Input norm and QKV projection of `x` [B, width]: [B, (heads + 2 * kv_heads) * D], before q/k norms and rotary
+        embedding. No autograd."""
         return self.self_attn.qkv_proj.after_norm(x.rows, self.input_layernorm, x.normed)
 
     def complete(self, x: Tensor, heads: Tensor, norm: RMSNorm | None) -> NormedRows:
-        """`x` [B, width] after this layer, whose attention makes `heads` [B, heads * D] of it; fused, no autograd.
-        `norm` is that of the layer after it, if there is one."""
+        """Everything after the attention: output projection, residual and feed-forward; no autograd.
+
+        `x` [B, width] is the layer's input, `heads` [B, heads * D] the attention's output, `norm` the next layer's
+        input norm, which is fused where a kernel can."""
         rows = self.self_attn.o_proj.add_to(x, heads, self.post_attention_layernorm)
         inner = self.mlp.gate_up_proj.gate_up_after_norm(rows, self.post_attention_layernorm)
         return self.mlp.down_proj.add_to(rows.rows, inner, norm)
 
     def check_kernels(self, rows: int) -> None:
-        """Compare the kernels of `project` and `complete` with their references at `rows` rows of random inputs."""
+        """Compare the kernels of `project` and `complete` with their references on `rows` random rows."""
         attention, feed, first, second = self.self_attn, self.mlp, self.input_layernorm, self.post_attention_layernorm
         random, tolerance = random_like(first.weight)
         widths = (attention.qkv_proj.in_features, attention.o_proj.in_features, feed.down_proj.in_features)
@@ -251,7 +255,7 @@ class DecoderLayer(nn.Module):
 
 
 def quantize_layers(module: nn.Module, quantization: str) -> None:
-    """Have the weights of every layer in `module` kept in 8 bits, "int8" or "fp8", once they are filled."""
+    """Mark the weights of each `DecoderLayer` in `module`: `weights.fill` quantises to `quantization`, int8 or fp8."""
     for layer in module.modules():
         for part in layer.modules() if isinstance(layer, DecoderLayer) else ():
             if isinstance(part, Linear):
@@ -259,7 +263,7 @@ def quantize_layers(module: nn.Module, quantization: str) -> None:
 
 
 class DecoderStack(nn.Module):
-    """Layers and a final norm. Capturable if `attend` is."""
+    """Decoder layers and a final norm. `forward` is capturable if its `attend` is."""
 
     def __init__(self, config: DecoderConfig, attention: type[Attention] = Attention) -> None:
         super().__init__()
@@ -268,7 +272,7 @@ class DecoderStack(nn.Module):
         self.norm = RMSNorm(config.width, config.norm_eps)
 
     def forward(self, x: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
-        """`x` [B, T, width] through all layers and the final norm; `rotary` broadcasts against [B, T, heads, D]."""
+        """Run `x` [B, T, width] through all layers and the final norm; `rotary` broadcasts to [B, T, heads, D]."""
         for index, layer in enumerate(self.layers):
             x = layer(x, index, rotary, attend)
         return self.norm(x)
@@ -283,12 +287,12 @@ class DecoderStack(nn.Module):
         *,
         watch: HeadWatch | None = None,
     ) -> Tensor:
-        """New positions of each slot through all layers, not through the final norm: `x` [T * B, width] to the same.
+        """Decode step: run T new positions of each slot (mostly 1) through all layers but not the final norm:
+        `x` [T * B, width] to the same shape.
 
-        Batch index b is `slots[b]` of `cache`'s table; its keys and values are kept at `positions[b]`; it attends to
-        them and all before. Line t * B + b of `x` is the t-th position from there on; mostly T is 1. `rotary` are
-        tables by position, [P, 1, head width]. `watch` keeps what some heads look at, if T is 1. Capturable; no sync;
-        no autograd.
+        Row t * B + b of `x` is position `positions[b]` + t of `slots[b]` ([B] int64 both); its keys and values are
+        written to `cache`, and it attends to all positions up to its own. `rotary`: tables by position,
+        [P, 1, head width]. `watch` records attention weights, if T is 1. Capturable; no sync; no autograd.
         """
         hidden = NormedRows(x)
         for index, layer in enumerate(cast(Sequence[DecoderLayer], self.layers)):
@@ -301,18 +305,18 @@ class DecoderStack(nn.Module):
         return hidden.rows
 
     def norm_after(self, index: int) -> RMSNorm | None:
-        """What layer `index` + 1 begins with, if there is one."""
+        """The input norm of layer `index` + 1, or None after the last layer."""
         layers = cast(Sequence[DecoderLayer], self.layers)
         return layers[index + 1].input_layernorm if index + 1 < len(layers) else None
 
     def prefill(
         self, x: Tensor, rotary: Rotary, cache: Cache, tokens: PackedTokens, *, is_output_used: bool = True
     ) -> Tensor:
-        """Packed prompts through all layers, not through the final norm: `x` [T, width], the same back.
+        """Run packed prompts through all layers but not the final norm: `x` [T, width] to the same shape.
 
-        Their keys and values are kept on the pages of their slots. `rotary` are tables by position, [P, 1, head width].
-        Where no output is used, the last layer only keeps its keys and values, and what comes back means nothing. What
-        `forward` with `PagedKVCache.fill` does, out of the operations of `step`. Capturable; no sync; no autograd.
+        Writes keys and values to the pages of each token's slot. `rotary`: tables by position, [P, 1, head width].
+        With `is_output_used` false the last layer only writes its keys and values, and the result is undefined. Equal
+        to `forward` with `PagedKVCache.fill`, with fused kernels. Capturable; no sync; no autograd.
         """
         slots, positions, starts = (rows.contiguous() for rows in tokens)
         cached, hidden = tokens.cached_lengths, NormedRows(x)
@@ -331,12 +335,11 @@ class DecoderStack(nn.Module):
     def check_kernels(
         self, batch: int, table: Tensor, page: int, tokens: int = 1, *, watch: HeadWatch | None = None
     ) -> None:
-        """Compare every kernel of `step` with its reference at `tokens` positions of each of `batch` slots, and the
-        kernel of prompts, each of which goes on from a page; one that is wrong is not used again.
+        """Compare every kernel of `step`, at `tokens` positions of each of `batch` slots, and those of `prefill`, after
+        a cached prefix, with their references; disable any that disagrees.
 
-
-        Random inputs, the weights of the first layer, contexts of up to two pages of `page` positions, or of one in a
-        `table` [.., 1] (which is not written). Synchronises; does nothing on a CPU.
+        Uses random inputs, the weights of the first layer, and contexts of up to two pages of `page` positions, or one
+        if `table` [.., 1] (not written) has room for one. Synchronises; does nothing on a CPU.
         """
         layer, config = cast(DecoderLayer, self.layers[0]), self.config
         layer.check_kernels(tokens * batch)
@@ -344,7 +347,7 @@ class DecoderStack(nn.Module):
         random, tolerance = random_like(weight)
         norms, qkv = attention.head_norms, random(tokens * batch, attention.qkv_proj.out_features)
         index = torch.arange(batch, device=weight.device)
-        # Part of a table as wide as the one that will serve, or kernels would be compiled for this alone.
+        # A view of a table of the serving width: another row stride would compile kernels that nothing else uses.
         table = torch.zeros_like(table[:1]).repeat(batch, 1)[:, :2]
         table.copy_(torch.arange(2 * batch, device=weight.device).view(batch, 2)[:, : table.shape[1]])
         length = table.shape[1] * page
@@ -368,10 +371,7 @@ class DecoderStack(nn.Module):
 
     @torch.no_grad()
     def split_pairs(self) -> None:
-        """Turn weights that were made for rotary pairs of neighbours into what `forward` and `step` need, in place.
-
-        Products of queries and keys do not change.
-        """
+        """Reorder QKV weights and q/k norms from interleaved to half-split rotary pairs (`split_pairs`), in place."""
         for layer in cast(Sequence[DecoderLayer], self.layers):
             attention = layer.self_attn
             heads, width = sum(attention.heads[:2]), attention.head_width
@@ -381,5 +381,5 @@ class DecoderStack(nn.Module):
                     norm.copy_(split_pairs(norm[:, None], 1, width)[:, 0])
 
     def rotary(self, positions: Tensor, dtype: torch.dtype) -> Rotary:
-        """The stack's rotary tables for int64 `positions` [...]: [..., 1, head width] each."""
+        """Rotary tables for `positions` [...] int64 in `dtype`: [..., 1, head width] each."""
         return self.config.rotary(positions, dtype)

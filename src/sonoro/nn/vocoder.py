@@ -1,8 +1,7 @@
-"""The convolutional half of a codec's decoder: columns widened in time by transposed convolutions between residual
-units with periodic activations, down to samples; and of an encoder the mirrored block. All take their left context from
-a `Context`.
+"""The convolutional half of a codec: a decoder's upsampling blocks of Snake activations, transposed convolutions and
+residual units down to samples, and an encoder's mirrored downsampling blocks. All are causal.
 
-Sequences are [B, T, C]. Knows no codebook and no transformer; `sonoro.nn.vocoder_fused` runs the same weights on a GPU.
+Sequences are [B, T, C]; left context comes from a `Context`. `sonoro.nn.vocoder_fused` runs the same weights on a GPU.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ UNIT_DILATIONS = (1, 3, 9)
 
 
 class Snake(nn.Module, ABC):
-    """x + scale * sin(rate * x)^2 by channel of [B, T, C]; a subclass says what rate and scale are made of.
+    """x + scale * sin(rate * x)^2 by channel of [B, T, C]; a subclass derives rate and scale from its parameters.
 
-    `finalize` keeps both for when no gradient is wanted.
+    `finalize` stores both, for use without gradients.
     """
 
     rate: Tensor | None
@@ -56,14 +55,14 @@ class Snake(nn.Module, ABC):
 
     @abstractmethod
     def derive(self) -> Rates:
-        """Rate and scale from the parameters, [C] each, in float32 or wider. Differentiable."""
+        """Rate and scale, [C] each, from the parameters, in float32 or wider. Differentiable."""
 
     def finalize(self) -> None:
         self.rate, self.scale = (tensor.detach() for tensor in self.derive())
 
     @property
     def rates(self) -> Rates:
-        """Rate and scale as `finalize` kept them."""
+        """Rate and scale stored by `finalize`, [C] each."""
         assert self.rate is not None
         assert self.scale is not None
         return self.rate, self.scale
@@ -74,7 +73,7 @@ class Snake(nn.Module, ABC):
 
 
 class LogSnake(Snake):
-    """SnakeBeta: rate and amplitude apart, and stored as logarithms."""
+    """SnakeBeta: separate rate and amplitude, stored as logarithms."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -86,7 +85,7 @@ class LogSnake(Snake):
 
 
 class LinearSnake(Snake):
-    """Snake: the rate as it is stored, and its inverse as the amplitude."""
+    """Snake: amplitude 1 / rate; the rate is stored as it is."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -97,7 +96,7 @@ class LinearSnake(Snake):
 
 
 class ConvNext(nn.Module):
-    """A residual block of a depthwise convolution and two linear layers."""
+    """A causal ConvNeXt block: depthwise convolution, LayerNorm and two linear layers, scaled, plus the input."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -113,7 +112,7 @@ class ConvNext(nn.Module):
 
 
 class ResidualUnit(nn.Module):
-    """A dilated convolution and a pointwise one, each after an activation, added to their input."""
+    """A dilated and a pointwise convolution, each after an activation, plus the input."""
 
     def __init__(self, channels: int, dilation: int, snake: Callable[[int], Snake]) -> None:
         super().__init__()
@@ -126,7 +125,7 @@ class ResidualUnit(nn.Module):
 
 
 class DepthwiseUnit(ResidualUnit):
-    """One whose dilated convolution is of each channel by itself."""
+    """A residual unit whose dilated convolution is depthwise."""
 
     def __init__(self, channels: int, dilation: int, snake: Callable[[int], Snake]) -> None:
         super().__init__(channels, dilation, snake)
@@ -134,7 +133,7 @@ class DepthwiseUnit(ResidualUnit):
 
 
 class UpsampleBlock(nn.Module):
-    """`rate` times as many columns of half the channels."""
+    """Upsample by `rate` and halve the channels: [B, T, C] to [B, T * rate, C / 2]."""
 
     def __init__(
         self, channels: int, rate: int, snake: Callable[[int], Snake], unit: type[ResidualUnit] = ResidualUnit
@@ -146,7 +145,7 @@ class UpsampleBlock(nn.Module):
 
     @property
     def affine(self) -> tuple[Tensor, Tensor] | None:
-        """What its input is multiplied by, and what is then added, by channel; None: nothing."""
+        """Scale and shift of the input by channel, [C] each; None for neither."""
         return None
 
     def forward(self, x: Tensor, history: Context) -> Tensor:
@@ -160,7 +159,7 @@ class UpsampleBlock(nn.Module):
 
 
 class DownsampleBlock(nn.Module):
-    """1 / `rate` of the columns with twice the channels, through the layers `after`, which take a history too."""
+    """Downsample by `rate` and double the channels, [B, T, C] to [B, T / rate, 2 * C], then run the layers `after`."""
 
     def __init__(
         self,
@@ -191,7 +190,7 @@ class _Pairs(nn.ModuleList):
 
 
 class Upsampler(_Pairs):
-    """Pairs of a transposed convolution and a `ConvNext`: columns of one width, `ratio` times as many after each."""
+    """For each ratio, a transposed convolution and a `ConvNext`: upsample by `ratio` at constant width."""
 
     def __init__(self, width: int, ratios: Sequence[int]) -> None:
         super().__init__(
@@ -200,7 +199,7 @@ class Upsampler(_Pairs):
 
 
 class Downsampler(_Pairs):
-    """Pairs of a strided convolution and a `ConvNext`: columns of one width, 1 / `ratio` as many after each."""
+    """For each ratio, a strided convolution and a `ConvNext`: downsample by `ratio` at constant width."""
 
     def __init__(self, width: int, ratios: Sequence[int]) -> None:
         super().__init__(
@@ -209,7 +208,7 @@ class Downsampler(_Pairs):
 
 
 class Vocoder(nn.ModuleList):
-    """Columns [B, T, width] to samples [B, T * product of `rates`], brought within [-1, 1] as `bound` says."""
+    """Columns [B, T, width] to samples [B, T * product of `rates`], limited to [-1, 1] by `bound`."""
 
     def __init__(
         self,
@@ -235,7 +234,7 @@ class Vocoder(nn.ModuleList):
 
 
 def reach_frames(ratios: Sequence[int], rates: Sequence[int]) -> int:
-    """How many frames back anything kept within an upsampler of `ratios` and a vocoder of `rates` depends on."""
+    """The receptive field, in frames back, of the state of an `Upsampler` of `ratios` and a `Vocoder` of `rates`."""
     reach, rate = 0.0, 1
     for ratio in ratios:
         rate *= ratio
@@ -250,7 +249,8 @@ def reach_frames(ratios: Sequence[int], rates: Sequence[int]) -> int:
 
 @torch.no_grad()
 def finalize(root: nn.Module) -> None:
-    """Derive what activations below `root` need, and order the weights of convolutions: once, after loading."""
+    """Prepare the modules below `root` for inference: derive Snake rates, lay out convolution weights. Call once after
+    loading."""
     for module in root.modules():
         if isinstance(module, Snake):
             module.finalize()

@@ -1,8 +1,8 @@
-"""The layers of `sonoro.nn.window` and `sonoro.nn.vocoder` as chains of fused operations over the same weights, history
-and results.
+"""The layers of `sonoro.nn.window` and `sonoro.nn.vocoder` as chains of fused kernels, with the same weights, history
+and results; for inference on a GPU.
 
-A sequence travels twice: the residual stream as it is, and what the next layer reads of it, activated and already
-preceded by that layer's left context. For inference; the modules remain what training and CPUs run.
+Each kernel writes two outputs: the residual stream, and the input of the next layer, activated and with that layer's
+left context in front.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ __all__ = ["FoldedLayer", "FusedBlocks", "FusedVocoder", "Past", "fold_layers", 
 
 
 class Past:
-    """The left context of one call: `slots` of `history`, or nothing before the first column."""
+    """The left context of one call: `slots` [B] int64 of `history`, or zeros if both are None."""
 
     def __init__(self, slots: Tensor | None, history: History | None) -> None:
         self.slots = slots
         self.history = history
 
     def left_context(self, layer: CausalLayer | None, following: CausalLayer | None = None) -> LeftContext:
-        """For an operation that does the work of `layer` and whose output `following` reads."""
+        """The `LeftContext` of a kernel that computes `layer` and writes the input of layer `following`."""
         left = 0 if following is None else following.length
         return LeftContext(self.slots, self._columns(layer), self._columns(following), left)
 
     def ring(self, layer: CausalLayer) -> tuple[Tensor, Tensor, Tensor] | None:
-        """What `window_attention` reads as the past of `layer`."""
+        """Ring buffer of `layer`, columns seen and slots, as `window_attention` takes them; None without history."""
         if self.history is None or self.slots is None:
             return None
         return self.history.columns[layer.key], self.history.seen, self.slots
 
     @property
     def context(self) -> Context:
-        """For a layer that is run as a module."""
+        """The same left context for a layer that runs as a module."""
         return WHOLE if self.history is None or self.slots is None else self.history.at(self.slots)
 
     def advance(self, columns: int) -> None:
-        """Count `columns` columns as seen, after the last layer that attends."""
+        """Advance the history's position by `columns`, after the last attention layer."""
         if self.history is not None and self.slots is not None:
             self.history.at(self.slots).advance(columns)
 
@@ -59,7 +59,7 @@ class Past:
 
 
 class FoldedLayer:
-    """A transformer layer whose norms' weights and scales are in its matrices; gate and up rows alternate."""
+    """A `WindowLayer` with norm weights and layer scales folded into its matrices, and gate and up rows interleaved."""
 
     def __init__(self, layer: WindowLayer, config: WindowConfig) -> None:
         attention, feed = layer.self_attn, layer.mlp
@@ -71,7 +71,7 @@ class FoldedLayer:
         self.down = scaled(feed.down_proj.weight, None, layer.mlp_layer_scale.scale)
 
     def __call__(self, x: Tensor, past: Past) -> Tensor:
-        """`x` [B, T, width], float32 or wider, after this layer."""
+        """Run the layer on `x` [B, T, width], float32 or wider; same shape and dtype."""
         config = self.config
         _, qkv = conv(x, self.qkv, epilogue=Epilogue(norm_eps=config.norm_eps))
         attended = config.attend(qkv, past.ring(self.attention))
@@ -87,10 +87,9 @@ def fold_layers(layers: WindowLayers) -> list[FoldedLayer]:
 
 
 class FusedVocoder:
-    """An `Upsampler` and a `Vocoder`, both finalized, for inference; shares their weights but for the small ones it
-    folds.
+    """An `Upsampler` and a `Vocoder`, both finalized, as fused kernels; residual streams are in `stream_dtype`.
 
-    Keeps the residual streams in `stream_dtype`. Raises nothing of its own; capturable.
+    Shares their weights, except for small ones that are folded. Capturable.
     """
 
     def __init__(self, upsampler: Upsampler, vocoder: Vocoder, stream_dtype: torch.dtype) -> None:
@@ -101,7 +100,7 @@ class FusedVocoder:
         ]
 
     def __call__(self, x: Tensor, past: Past) -> Tensor:
-        """Columns [B, T, width] to samples [B, T * hop], float32 or wider."""
+        """Decode columns [B, T, width] to samples [B, T * hop], float32 or wider."""
         following: list[CausalLayer] = [*(pair[0] for pair in self.upsample[1:]), self.blocks.first]
         for (widen, block), after in zip(self.upsample, following, strict=True):
             context = past.left_context(widen, block.dwconv)
@@ -111,7 +110,7 @@ class FusedVocoder:
 
 
 class _Reader(NamedTuple):
-    """A layer and how it wants a stream: times and plus `affine`, then activated by `rates`."""
+    """A layer and how its input is made from a stream: scaled and shifted by `affine`, then Snake with `rates`."""
 
     layer: CausalLayer
     rates: Rates
@@ -119,8 +118,8 @@ class _Reader(NamedTuple):
 
 
 class FusedBlocks:
-    """The layers of a vocoder, finalized, for inference: a convolution, blocks that widen, an activation and a last
-    convolution, whose samples are brought within [-1, 1] as `bound` says.
+    """The layers of a finalized `Vocoder` as fused kernels: a convolution, upsampling blocks, an activation, and a
+    last convolution whose samples are limited to [-1, 1] by `bound` (clamp or tanh).
     """
 
     def __init__(self, layers: Iterable[nn.Module], bound: Bound, stream_dtype: torch.dtype) -> None:
@@ -130,7 +129,7 @@ class FusedBlocks:
         self.activation, self.bound, self.stream_dtype = cast(Snake, activation), bound, stream_dtype
 
     def __call__(self, x: Tensor, past: Past) -> Tensor:
-        """What the first convolution reads, after its left context, to samples [B, T * hop], float32 or wider."""
+        """Decode the first convolution's input, with its left context, to samples [B, T * hop], float32 or wider."""
         first, last = self.first, self.last
         readers = [_Reader(_widening(block), cast(Snake, block.block[0]).rates, block.affine) for block in self.blocks]
         readers.append(_Reader(last, self.activation.rates))
@@ -143,7 +142,7 @@ class FusedBlocks:
         )
 
     def _block(self, x: Tensor, block: UpsampleBlock, after: _Reader, past: Past) -> Tensor:
-        """What `after` reads of `block`, which widens `x`: more columns of half the channels, then residual units."""
+        """Upsample `x` and run the residual units of `block`; returns the input of the layer `after`."""
         widen, units = _widening(block), [cast(ResidualUnit, unit) for unit in [*block.block][2:]]
         reader, *others = [*(_Reader(unit.conv1, unit.act1.rates) for unit in units), after]
         context, dtype = past.left_context(widen, reader.layer), self.stream_dtype
@@ -162,7 +161,7 @@ def _widening(block: UpsampleBlock) -> CausalConvTranspose1d:
 
 
 def _dilated(x: Tensor, unit: ResidualUnit, past: Past) -> Tensor:
-    """The first convolution of `unit`, activated for the second."""
+    """The dilated convolution of `unit`, followed by the activation before its second convolution."""
     layer, rates = unit.conv1.conv, unit.act2.rates
     dilation, context = layer.dilation[0], past.left_context(unit.conv1)
     if unit.conv1.is_depthwise:
@@ -172,7 +171,7 @@ def _dilated(x: Tensor, unit: ResidualUnit, past: Past) -> Tensor:
 
 
 class _FoldedConvNext:
-    """A ConvNeXt block whose last scale is in its last matrix."""
+    """A `ConvNext` block with its scale `gamma` folded into the last linear layer."""
 
     def __init__(self, block: ConvNext) -> None:
         self.dwconv, self.norm, self.pwconv1 = block.dwconv, block.norm, block.pwconv1
@@ -181,7 +180,7 @@ class _FoldedConvNext:
         self.bias = block.pwconv2.bias * block.gamma
 
     def __call__(self, x: Tensor, stream: Tensor, past: Past, after: CausalLayer) -> Tensor:
-        """What `after` reads of `stream` plus the block of `x`, which is `stream` after its left context."""
+        """The input of layer `after`, from `stream` plus the block's output; `x` is `stream` with left context."""
         assert self.dwconv.conv.bias is not None
         norm = self.norm
         context = past.left_context(self.dwconv)
@@ -191,7 +190,7 @@ class _FoldedConvNext:
 
 
 def scaled(weight: Tensor, columns: Tensor | None, rows: Tensor | None = None) -> Tensor:
-    """`weight` [N, C] with its columns and rows scaled, rounded once: [1, N, C]."""
+    """`weight` [N, C] times `columns` [C] and `rows` [N], rounded once to its dtype: [1, N, C]."""
     wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
     if columns is not None:
         wide = wide * columns
@@ -201,11 +200,11 @@ def scaled(weight: Tensor, columns: Tensor | None, rows: Tensor | None = None) -
 
 
 def taps(layer: CausalConv1d) -> Tensor:
-    """The weight as [taps, C_out, C_in], a view."""
+    """A view of the weight as [taps, C_out, C_in]."""
     return layer.conv.weight.permute(2, 0, 1)
 
 
 def _double_taps(layer: CausalConvTranspose1d) -> Tensor:
-    """The weight as [1 or 2 taps, stride * C_out, C_in], a view; the first tap is the present column's."""
+    """A view of the weight as [1 or 2 taps, stride * C_out, C_in]; tap 0 multiplies the current column."""
     weight = layer.conv.weight.permute(2, 1, 0)
     return weight.unflatten(0, (layer.length + 1, -1)).flatten(1, 2)

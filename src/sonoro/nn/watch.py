@@ -1,4 +1,4 @@
-"""Heads of a decoder stack whose attention to a stretch of positions is kept, frame by frame, for whoever asks."""
+"""Record the attention of chosen heads of a decoder stack to a span of positions, at each decode step."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ __all__ = ["HeadWatch"]
 
 @dataclass(frozen=True)
 class HeadWatch:
-    """`attention` [N+1, H, W] float32 of the last step, by slot: of H heads to the stretch of each slot's `spans`
-    [N+1, 2] int64, start and count. `heads` are those by layer, int64 [h], in the order of `attention`. Where it
-    `is_whole` the stretch is all positions.
+    """Attention weights of H watched heads in the last decode step: `attention` [slots + 1, H, W] float32, by slot.
+
+    Column w is position start + w of the slot's row of `spans` [slots + 1, 2] int64 (start, count); with `is_whole`
+    the span is all positions. `heads`: watched heads by layer, int64 [h] each, in the order of `attention`'s axis H.
     """
 
     heads: dict[int, Tensor]
@@ -37,7 +38,8 @@ class HeadWatch:
         *,
         is_whole: bool = False,
     ) -> HeadWatch:
-        """Of the heads at `places` (layer, head; ascending) for `slots` slots, the scratch slot among them."""
+        """Zeroed buffers for the heads `places`, ascending pairs (layer, head), and spans of up to `columns` positions.
+        `slots` counts the scratch slot."""
         heads = {
             layer: torch.tensor([head for _, head in group], device=device)
             for layer, group in itertools.groupby(places, key=lambda place: place[0])
@@ -46,8 +48,9 @@ class HeadWatch:
         return cls(heads, torch.zeros(slots, 2, dtype=torch.int64, device=device), attention, is_whole)
 
     def keep(self, layer: int, *given: Any) -> None:
-        """Keep what heads of `layer`, if any are watched, look at, after its `decode_attention` of what is `given`.
-        Capturable; no sync."""
+        """Write the attention of the watched heads of `layer`, if it has any, to `attention`.
+
+        Call it after `decode_attention` of this layer, with the same arguments. Capturable; no sync."""
         if layer in self.heads:
             first = sum(len(heads) for at, heads in self.heads.items() if at < layer)
             rows = self.attention[:, first : first + len(self.heads[layer])]

@@ -1,7 +1,7 @@
-"""Loading, saving and random filling of a module's tensors. Knows no model.
+"""Load a module's tensors from checkpoint files, or fill them with random numbers.
 
-A module's names are those of the stored file, but for fusions: tensors stored apart and kept as one, joined on dim 0.
-Modules are built on the meta device and filled here, so every tensor is allocated once, in its final dtype and place.
+Names are those of the file, except for fusions: tensors that are stored separately and concatenated on dim 0. Modules
+are built on the meta device and filled here, so each tensor is allocated once, in its final dtype and on its device.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ M = TypeVar("M", bound=nn.Module)
 _FINGERPRINT_NUMBERS = 16
 
 READERS = 8
-"""Threads that copy mapped files to a GPU: each waits for the disk, and tensors are large."""
+"""Threads that copy memory-mapped files to a GPU: each waits for the disk."""
 
 
 @dataclass(frozen=True)
 class Fusion:
-    """Tensors stored as `parts` and kept as `target`, for names that start with `prefix`.
+    """Tensors stored as `parts` that the module holds concatenated as `target`, for names that start with `prefix`.
 
     `parts` maps each stored name to its share of the rows, in order: `{"q_proj": 16, "k_proj": 8, "v_proj": 8}`.
-    A single part is a tensor that is stored under another name.
+    A single part is a rename.
     """
 
     prefix: str
@@ -67,7 +67,7 @@ class Fusion:
     parts: Mapping[str, int]
 
     def split(self, name: str, shape: Shape) -> dict[str, Shape] | None:
-        """The stored names and shapes of `name`; None if this fusion does not concern it."""
+        """Stored names and shapes of the module's tensor `name`; None if this fusion does not apply to it."""
         marker = f".{self.target}."
         if not name.startswith(self.prefix) or marker not in name:
             return None
@@ -77,7 +77,7 @@ class Fusion:
 
 
 def llama_names(prefix: str) -> tuple[Fusion, ...]:
-    """How files that name the tensors of a `DecoderStack` as the first LLaMA's did are read, below `prefix`."""
+    """Fusions for a `DecoderStack` below `prefix` whose file uses the names of the original LLaMA (`wqkv`, `w1`)."""
     names: dict[str, dict[str, int]] = {
         "self_attn.qkv_proj": {"attention.wqkv": 1},
         "self_attn.o_proj": {"attention.wo": 1},
@@ -92,7 +92,7 @@ def llama_names(prefix: str) -> tuple[Fusion, ...]:
 
 
 def parted_names(prefix: str, heads: int, kv_heads: int) -> tuple[Fusion, ...]:
-    """How files that keep the projections of a `DecoderStack` apart are read, below `prefix`."""
+    """Fusions for a `DecoderStack` below `prefix` whose file has separate projections (`q_proj`, `gate_proj`)."""
     return (
         Fusion(prefix, "qkv_proj", {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}),
         Fusion(prefix, "gate_up_proj", {"gate_proj": 1, "up_proj": 1}),
@@ -100,20 +100,20 @@ def parted_names(prefix: str, heads: int, kv_heads: int) -> tuple[Fusion, ...]:
 
 
 def empty(kind: Callable[[C], M], config: C) -> M:
-    """The module `kind(config)` on the meta device: shapes and no values."""
+    """`kind(config)` on the meta device: shapes without values."""
     with shapes_alone():
         return kind(config)
 
 
 @contextmanager
 def shapes_alone() -> Iterator[None]:
-    """Within, modules are made on the meta device, and nobody takes the trouble to fill what has no memory."""
+    """A context in which modules are made on the meta device, without initialising them."""
     with torch.device("meta"), _Unfilled():
         yield
 
 
 class _Unfilled(TorchFunctionMode):
-    """Leaves out what `torch.nn.init` does: on the meta device its first call loads a compiler, for 1 s."""
+    """Skips the functions of `torch.nn.init`: on the meta device the first call imports a compiler (1 s)."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(function, "__module__", "") == "torch.nn.init":
@@ -138,12 +138,11 @@ def load(
     fusions: Sequence[Fusion] = (),
     spell: Callable[[str], str] = str,
 ) -> tuple[str, ...]:
-    """Fill every parameter and persistent buffer of `module` from `files`, mapped into memory; what nothing reads.
+    """Fill every parameter and persistent buffer of `module` from `files`; returns the names of skipped tensors.
 
-    Together the files must hold the tensors of the module, and nothing else that it would have to heed
-    (`stored.sort_out`). `spell` says what they call a tensor. Each is cast
-    once, to `dtype_of(its name in the module)`. Raises `CheckpointNotFound` for a missing file, `CheckpointError` for
-    a damaged one, `TensorMismatch` naming tensors, files and shapes.
+    The files together must match the module (`stored.sort_out`). `spell` maps a name to the one in the files. Each
+    tensor is cast once, to `dtype_of(its name in the module)`. Raises `CheckpointNotFound` for a missing file,
+    `CheckpointError` for a damaged one, `TensorMismatch` naming tensors, files and shapes.
     """
     where = ", ".join(map(str, files))
     expected = _spelled(stored_shapes(module, fusions), spell)
@@ -173,8 +172,9 @@ def check(
     fusions: Sequence[Fusion] = (),
     spell: Callable[[str], str] = str,
 ) -> dict[str, Shape]:
-    """Names, not as `spell` has them, and shapes of the tensors in `files` that a release has, having raised what
-    `load` would, but for heads that are not tied; reads no values.
+    """Check that `load` would accept `files`, except that tied heads are not compared; reads no values.
+
+    Returns stored names (before `spell`) and shapes of the module's tensors. Raises as `load`.
     """
     expected = stored_shapes(module, fusions)
     where = ", ".join(map(str, files))
@@ -187,7 +187,7 @@ def _spelled(shapes: Mapping[str, Shape], spell: Callable[[str], str]) -> dict[s
 
 
 def count_parts(shapes: Mapping[str, Shape], parts: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
-    """Elements of the tensors `shapes` by part; `parts` are prefixes of names, each tensor in exactly one."""
+    """Number of elements of `shapes` by part; `parts` maps each to name prefixes, every tensor in exactly one part."""
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     counts = {
         part: sum(size for name, size in sizes.items() if name.startswith(prefixes)) for part, prefixes in parts.items()
@@ -202,9 +202,9 @@ def _product_of_inputs(shape: Shape) -> float:
 
 @dataclass(frozen=True)
 class DummyRule:
-    """How tensors whose name holds a match of `pattern` are drawn: N(mean, std^2).
+    """Random values for tensors whose name matches the regex `pattern`: N(mean, std^2).
 
-    Without `std` it is `gain / sqrt(fan_in(shape))`, so that outputs have about `gain` times the size of inputs.
+    Without `std` it is `gain / sqrt(fan_in(shape))`, so outputs have about `gain` times the magnitude of inputs.
     """
 
     pattern: str
@@ -222,16 +222,16 @@ _DEFAULT_RULES = (
 
 
 def fingerprint(configuration: str, *modules: nn.Module) -> str:
-    """Of `configuration`, and of every tensor its name, shape, dtype and first numbers: enough to tell one training
-    from another."""
+    """SHA-256 (hex) of `configuration` and of each tensor's name, shape, dtype and first numbers: enough to tell
+    checkpoints apart. Synchronises."""
     digest, numbers = hashlib.sha256(configuration.encode()), []
     for module in modules:
         heads = []
         for name, tensor in module.state_dict().items():
             digest.update(repr((name, tuple(tensor.shape), tensor.dtype)).encode())
-            # A view of the first line: many weights are not laid out in this order, so to flatten them is to copy them.
+            # A view of the first row: flattening would copy the weights that are not contiguous.
             heads.append(tensor[(0,) * max(0, tensor.ndim - 1)].reshape(-1)[:_FINGERPRINT_NUMBERS].double())
-        # Each module's by themselves: they may live on different devices.
+        # One copy per module: modules may be on different devices.
         numbers.append(torch.cat(heads).cpu())
     digest.update(torch.cat(numbers).numpy().tobytes())
     return digest.hexdigest()
@@ -245,10 +245,10 @@ def init_dummy(
     dtype_of: Callable[[str], torch.dtype],
     device: torch.device,
 ) -> None:
-    """Fill every parameter and persistent buffer of `module` with random numbers, never zeros or ones alone.
+    """Fill every parameter and persistent buffer of `module` with random numbers.
 
-    The first of `rules` that matches a name decides; otherwise weights are fan-in scaled, biases N(0, .02^2) and
-    weights of norms N(1, .1^2). Values depend on (seed, name, shape, dtype, kind of device) alone.
+    The first of `rules` that matches a name applies; otherwise weights are fan-in scaled, biases N(0, .02^2) and
+    norm weights N(1, .1^2). Values depend on seed, name, shape, dtype and device type alone.
     """
 
     def random_value(name: str, shape: Shape) -> Tensor:
@@ -262,9 +262,10 @@ def init_dummy(
 
 
 def fill(module: nn.Module, value_of: Callable[[str, Shape], Tensor], readers: int = 1) -> None:
-    """Make `value_of(name, shape)` every parameter and persistent buffer of `module`, which keeps what it is given, or
-    of a weight what its `Linear` makes of it. It is called in so many threads, if `readers` are more than one, and is
-    ahead of the module by no more values than that.
+    """Set every parameter and persistent buffer of `module` to `value_of(name, shape)`; a `Linear` may store its weight
+    in another form (`Linear.stored`).
+
+    With `readers` above 1, `value_of` runs in that many threads, at most that many values ahead.
     """
     layers = {f"{name}.weight": layer for name, layer in module.named_modules() if isinstance(layer, Linear)}
     values = {}
@@ -275,7 +276,7 @@ def fill(module: nn.Module, value_of: Callable[[str, Shape], Tensor], readers: i
             layer = layers.get(name)
             values[name] = next(made) if layer is None else layer.stored(next(made))
             if layer is not None and layer.scale is not None:
-                # What was wide lies beside what is kept of it: used again for the next, it would never be whole again.
+                # Return the unquantised tensor's memory: a smaller allocation in that block would fragment it.
                 torch.cuda.empty_cache()
     module.load_state_dict(values, assign=True)
 
@@ -283,7 +284,7 @@ def fill(module: nn.Module, value_of: Callable[[str, Shape], Tensor], readers: i
 def _called(
     value_of: Callable[[str, Shape], Tensor], items: Iterable[tuple[str, Shape]], readers: int
 ) -> Iterator[Tensor]:
-    """What `value_of` returns for each of `items`, in order, called in up to `readers` threads."""
+    """Yield `value_of(*item)` for each of `items`, in order, computed in up to `readers` threads."""
     if readers == 1:
         yield from (value_of(*item) for item in items)
         return

@@ -1,6 +1,6 @@
-"""Transformer layers whose attention reaches a fixed window back: the long memory of a codec.
+"""Transformer layers of a codec with causal sliding-window attention.
 
-Sequences are [B, T, C]; rotated keys and values of the window are kept by a `Context`, so a stream equals the whole.
+Sequences are [B, T, C]. A `Context` keeps the rotated keys and the values of the window, so that streaming is exact.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ __all__ = [
 
 @dataclass(frozen=True)
 class WindowConfig(DecoderConfig):
-    """The sizes of a stack, and its attention: a column sees itself and the `window` - 1 before it."""
+    """Sizes of a decoder stack in which a column attends to itself and the `window` - 1 columns before it."""
 
     window: int
 
     def attend(self, qkv: Tensor, past: tuple[Tensor, Tensor, Tensor] | None) -> Tensor:
-        """Fused attention with rotary embedding over `qkv` [B, T, heads * D], as `ops.window` has it."""
+        """`ops.window.window_attention` over `qkv` [B, T, (heads + 2 * kv_heads) * D], with rotary embedding."""
         return window_attention(qkv, (self.heads, self.kv_heads), self.window, self.rope_theta, past)
 
 
@@ -52,7 +52,7 @@ class LayerScale(nn.Module):
 
 
 class WindowAttention(CausalLayer):
-    """Attention over a column and the window - 1 before it, whose rotated keys and values the history keeps."""
+    """Causal attention over the last `window` columns; the history keeps the rotated keys and the values."""
 
     def __init__(self, config: WindowConfig) -> None:
         assert config.window > 1
@@ -79,7 +79,7 @@ class WindowAttention(CausalLayer):
 
 
 class WindowLayer(nn.Module):
-    """One pre-norm layer; projections of queries, keys and values are one matrix, and so are gate and up."""
+    """One pre-norm layer with layer scales; Q, K and V are one projection, and so are gate and up."""
 
     def __init__(self, config: WindowConfig) -> None:
         super().__init__()
@@ -96,14 +96,14 @@ class WindowLayer(nn.Module):
 
 
 class WindowLayers(nn.ModuleList):
-    """A stack of layers, without a norm after the last. Counts its columns as seen: one such stack in a history."""
+    """A stack of layers without a final norm. `forward` advances the history: use one such stack per history."""
 
     def __init__(self, config: WindowConfig) -> None:
         super().__init__(WindowLayer(config) for _ in range(config.layers))
         self.config = config
 
     def forward(self, x: Tensor, history: Context) -> Tensor:
-        """`x` [B, T, width] through all layers."""
+        """Run `x` [B, T, width] through all layers and advance `history` by T columns."""
         config, columns = self.config, x.shape[1]
         positions = history.positions(columns, x.device)
         rotary = config.rotary(positions, x.dtype)
@@ -117,7 +117,7 @@ class WindowLayers(nn.ModuleList):
 
 
 class WindowTransformer(nn.Module):
-    """`WindowLayers` and a norm after the last."""
+    """`WindowLayers` and a final norm."""
 
     def __init__(self, config: WindowConfig) -> None:
         super().__init__()
@@ -125,5 +125,5 @@ class WindowTransformer(nn.Module):
         self.norm = RMSNorm(config.width, config.norm_eps)
 
     def forward(self, x: Tensor, history: Context) -> Tensor:
-        """`x` [B, T, width] through all layers and the norm."""
+        """Run `x` [B, T, width] through all layers and the final norm; advances `history` by T columns."""
         return self.norm(self.layers(x, history))

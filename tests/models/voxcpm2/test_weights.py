@@ -108,7 +108,7 @@ def test_a_folder_without_its_codec_is_refused(folder: Path) -> None:
         (("lm_config", "rope_scaling", "type"), "yarn", "rope_scaling.type is yarn; it must be longrope"),
         (("lm_config", "rope_scaling", "original_max_position_embeddings"), 512, "is 512; it must be 4096"),
         (("lm_config", "rope_scaling", "short_factor"), [1.0] * 7, "7 angles are divided, of 8 in a head"),
-        (("lm_config", "num_attention_heads"), 5, "5 heads of queries cannot share 2"),
+        (("lm_config", "num_attention_heads"), 5, "5 query heads cannot share 2"),
         (("dit_config", "kv_channels"), 32, "dit_config.kv_channels is 32; it must be 16"),
         (("audio_vae_config", "latent_dim"), 16, "audio_vae_config.latent_dim is 16; it must be 8"),
         (("max_length",), 8192, "max_length is 8192; it must be 4096"),
