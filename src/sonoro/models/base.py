@@ -1,8 +1,8 @@
-"""The protocols a speech model is reached through. The engine knows these and no model.
+"""The protocols between the engine and a speech model.
 
-Per-request state on the device lies in static tensors of `slots + 1` slots; the last slot is scratch, for padding.
-`slots` arguments are int64 `[B]`, all different but for the scratch slot. Everything marked capturable has fixed shapes
-for a given B, does not synchronise with the host, and touches no state outside `slots`.
+Per-request state on the device is in static tensors of N + 1 slots; the last slot is scratch, for padding. `slots`
+arguments are [B] int64, distinct except for the scratch slot. What is marked capturable has fixed shapes for a given B,
+does not synchronise with the host, and touches no state outside `slots`.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Capacity:
-    """How much static state to allocate.
+    """Sizes of the static state.
 
-    Rows for `slots` requests, each of at most `max_positions` backbone positions, `max_frames` frames and `max_text`
-    pending text ids. `pages` pages of `page_positions` positions are shared by all slots; one more is scratch.
-    `max_tokens` prompt tokens can be staged together, and run out of fused operations if `is_prefill_fused`.
+    Each of `slots` slots holds at most `max_positions` backbone positions, `max_frames` frames and `max_text` pending
+    text ids. All slots share `pages` KV pages of `page_positions` positions, and one scratch page. At most `max_tokens`
+    prompt tokens are staged at once; `is_prefill_fused` runs them with fused kernels.
     """
 
     slots: int
@@ -63,16 +63,16 @@ class Capacity:
 
     @property
     def pages_per_slot(self) -> int:
-        """The width of a slot's page table."""
+        """Width of a slot's page table."""
         return -(-self.max_positions // self.page_positions)
 
 
 @dataclass(frozen=True)
 class Controls:
-    """The controls of one segment: how it is sampled and when it must end.
+    """How one segment is sampled, and when it must end.
 
-    Draws are addressed by (seed, segment, frame, codebook), so they do not depend on the batch. A segment that ends by
-    itself after `doubtful_frames` or more is taken for one that ran away, where it may be spoken again.
+    Random numbers are addressed by (seed, segment, frame, codebook), so they do not depend on the batch. A segment of
+    `doubtful_frames` or more counts as a runaway even if it ends by itself, if it may be spoken again.
     """
 
     sampling: SamplingParams
@@ -85,14 +85,14 @@ class Controls:
 
     @classmethod
     def of(cls, request: SpeechRequest, segment: int) -> Controls:
-        """Those of segment number `segment` of a resolved request, whose `max_frames` is the segment's own limit."""
+        """The controls of segment number `segment` of a resolved request; `request.max_frames` limits this segment."""
         assert request.max_frames is not None
         given = (request.sampling, request.seed, segment, request.max_frames)
         return cls(*given, ignore_eos=request.ignore_eos, options=request.options)
 
     @property
     def sampling_controls(self) -> SamplingControls:
-        """How the first decision of each frame is sampled; the sampling must be complete."""
+        """Sampling controls of the first decision of each frame; every field of `sampling` must be set."""
         sampling = msgspec.structs.asdict(self.sampling)
         assert None not in sampling.values()
         return SamplingControls(
@@ -106,10 +106,9 @@ class Controls:
 
 @dataclass(frozen=True)
 class Voice:
-    """What a model made of reference audio.
+    """An encoded voice. `data` belongs to the model; `reference_frames` [R, ...], on the CPU, prime the codec.
 
-    `data` belongs to the model; `reference_frames` [R, ...], on the CPU, prime the codec, which keeps what it made of
-    them in `primed`: by name, rows whose `tensors` are all that they hold.
+    `primed` caches the codec state after priming, by name: objects that list their tensors as `tensors`.
     """
 
     data: Any
@@ -118,7 +117,7 @@ class Voice:
 
 
 class Spoken(NamedTuple):
-    """A segment that was spoken: its text, and its frames [T, ...]."""
+    """A finished segment: its text, and its frames [T, ...]."""
 
     text: str
     frames: Tensor
@@ -126,272 +125,270 @@ class Spoken(NamedTuple):
 
 @dataclass(frozen=True)
 class SavedVoice:
-    """A voice as it can be stored: all of its tensors by name, and what else the model must know of it."""
+    """A serialisable voice: its tensors, and other facts the model needs, by name."""
 
     tensors: Mapping[str, Tensor]
     facts: Mapping[str, str]
 
 
 class Prompt(Protocol):
-    """A segment ready to be prefilled; the rest of it belongs to the model that made it."""
+    """A segment ready for prefill; other members belong to the model that made it."""
 
     @property
     def controls(self) -> Controls:
-        """How it is sampled and when it must end; `max_frames` is at most what the request was limited to."""
+        """How it is sampled, and when it must end; `max_frames` is at most the request's limit."""
 
     @property
     def voice(self) -> Voice | None:
-        """Whom it speaks as or goes on from, if its tokens do not say; primes the codec in place of the request's."""
+        """The voice that primes the codec in place of the request's: of a speaker, or of speech that is continued."""
 
     @property
     def positions(self) -> int:
-        """Backbone positions the prompt occupies."""
+        """Backbone positions of the prompt."""
 
     @property
     def prefix(self) -> npt.NDArray[Any] | None:
-        """What its first tokens are made of, [tokens, ...], less the last one and those that depend on its new text.
-
-        Prompts that begin with equal contents begin with equal tokens. None if there is nothing worth sharing.
+        """The key of the prefix cache: contents of the leading tokens, [tokens, ...], without those of the new text and
+        without the last. Equal contents mean equal tokens. None if there is nothing to share.
         """
 
     @property
     def text_ids(self) -> int:
-        """Pending text ids the slot must hold."""
+        """Number of pending text ids the slot must hold."""
 
 
 class Pages(NamedTuple):
-    """The pages of a slot's prompt in the order of its positions. The first `cached` positions, whole pages, are filled
-    already by a prompt that began with the same tokens: they are read by others too, and never written."""
+    """Page indices of a slot's prompt, in order of positions. The first `cached` positions, whole pages, come from the
+    prefix cache: shared with other requests, and never written."""
 
     numbers: Sequence[int]
     cached: int = 0
 
 
 class LiveText(Protocol):
-    """The text of one segment that arrives in pieces, on its way to ids of which each frame takes the next."""
+    """Incremental tokeniser of one live segment: text arrives in pieces, and each frame takes the next id."""
 
     max_letters: int
 
     def letters(self, text: str) -> int:
-        """How many of `max_letters` the segment `text` takes."""
+        """How much of `max_letters` the text of a segment uses."""
 
     def feed(self, text: str) -> list[int]:
-        """The next ids of the segment, now that `text` has come: only those that no later text can change."""
+        """Append `text`; returns the next ids, only those that no later text can change."""
 
     def finish(self) -> list[int]:
-        """The remaining ids, with whatever ends a text; none at all if none of it could be spoken."""
+        """The remaining ids, with those that end a text; empty if the whole segment has nothing to speak."""
 
 
 class SlotState(Protocol):
-    """Rows by slot. Three are the engine's to read, and `page_table` is its to write between launches; everything else
-    belongs to the model.
+    """Tensors by slot. The engine reads `done`, `length` and `frames`, and writes `page_table` between launches; all
+    else belongs to the model.
 
-    Every column of `frames` always holds a valid frame, made or not: a chunk is decoded in the very tick in which its
-    last frame may turn out not to exist, and the last chunk of a segment is padded to a length that was captured.
-    """
+    Every entry of `frames` is a valid frame, even beyond `length`: a chunk may be decoded before the host knows that
+    its last frame does not exist, and the last chunk of a segment is padded to a captured length."""
 
     @property
     def done(self) -> Tensor:
-        """Whether the slot will make no more frames: [N+1] bool."""
+        """Whether the slot's segment has ended, [N+1] bool."""
 
     @property
     def length(self) -> Tensor:
-        """Frames made so far: [N+1] int64."""
+        """Number of frames so far, [N+1] int64."""
 
     @property
     def frames(self) -> Tensor:
-        """The frames: [N+1, max_frames, K] int64, or patches of latents [N+1, max_frames, P, D]."""
+        """Codes [N+1, max_frames, K] int64, or patches of latents [N+1, max_frames, P, D]."""
 
     @property
     def page_table(self) -> Tensor:
-        """The pages of each slot in the order of its positions, scratch where it has none: [N+1, pages per slot] int32.
-        Those of its prompt are there once it is admitted; the engine adds the others before they are needed."""
+        """Page indices in order of positions, [N+1, pages per slot] int32; the scratch page where there is none.
+        `admit` writes those of the prompt; the engine adds the others before they are needed."""
 
 
 class Codec(Protocol):
-    """Frames to audio and back. `History` is the finite left context every layer keeps per slot.
+    """Frames to audio and back. A history holds the finite left context of every layer, by slot.
 
-    A frame is codes [K] int64 or a patch of latents [P, D], here `...`.
+    `...` is the shape of a frame: codes [K] int64 or a patch of latents [P, D].
     """
 
     sample_rate: int
     hop: int
 
     def move(self, device: torch.device) -> None:
-        """Live on `device` from now on, which need not be that of the model; audio to encode may lie on any."""
+        """Move the codec to `device`, which may differ from the model's. `encode` takes audio on any device."""
 
     def settle(self, wanted: str, batch: int, chunks: Sequence[int]) -> CodecChoice:
-        """Choose what it decodes in, `wanted` being auto or a dtype: to be called before `allocate`. Synchronises.
+        """Choose the decoder's dtype; `wanted` is auto or a dtype. Call it before `allocate`. Synchronises.
 
-        Whatever serves has been compared with float32: `batch` streams, in `chunks` frames a call.
+        Half precision is compared with float32 on `batch` streams, decoded in calls of `chunks` frames.
         """
 
     def allocate(self, slots: int) -> Any:
         """A zeroed history for `slots` slots and the scratch slot."""
 
     def reset(self, history: Any, slots: Tensor) -> None:
-        """Forget what `slots` saw."""
+        """Clear the state of `slots`."""
 
     def prime(self, history: Any, slots: Tensor, voice: Voice) -> None:
-        """Leave `slots` (freshly reset) as if they had decoded the voice's reference frames; no audio."""
+        """Set `slots` (freshly reset) to the state after decoding the voice's reference frames."""
 
     def decode(self, frames: Tensor, slots: Tensor | None = None, history: Any = None) -> Tensor:
         """Decode `frames` [B, T, ...] to PCM [B, T * hop] in [-1, 1], advancing `slots` of `history`.
 
-        Capturable; no sync. Without a history it is the whole-sequence decode.
-        Exact: any split into chunks gives the whole, up to rounding.
+        Capturable; no sync. Without a history it decodes whole sequences. Exact: chunks of any lengths give the whole
+        decode, up to rounding.
         """
 
     def encode(self, audio: Tensor) -> Tensor:
-        """Encode mono `audio` [S] float32, at the rate the codec hears, to frames [T, ...] as long as it or longer."""
+        """Encode mono `audio` [S] float32, at the encoder's sample rate, to frames [T, ...] that cover all of it."""
 
 
 class SpeechModel(Protocol):
-    """Text to frames: a prefill, then a fixed-shape step that makes one frame for every given slot.
+    """Text to frames: a prefill, then a frame step of fixed shape that appends one frame to each slot of the batch.
 
-    `state` is what `allocate` returned, `prompts` are what `prepare` returned. What else a model has, optional
-    protocols below say.
+    `state` comes from `allocate`, `prompts` from `prepare`. The protocols below are optional capabilities.
     """
 
     spec: ModelSpec
     codec: Codec
 
     def segments(self, text: str, language: str) -> list[str]:
-        """`text` as this model's checkpoint wants it: normalised if it asks for that, and split where it must be."""
+        """`text` split into segments as the checkpoint needs, and normalised if it needs that."""
 
     def prepare(
         self, request: SpeechRequest, segment: str, index: int, before: Sequence[Spoken], voice: Voice | None
     ) -> Prompt:
-        """The prompt of segment number `index` of a resolved request, on the CPU.
+        """Build the prompt of segment number `index` of a resolved request, on the CPU.
 
-        `before` holds the earlier segments; `request.max_frames` is the limit of this one.
+        `before` are the earlier segments; `request.max_frames` limits this one.
         """
 
     def allocate(self, capacity: Capacity) -> SlotState:
-        """Zeroed state for `capacity.slots` requests and the scratch slot. Raises `ConfigError` for what it lacks."""
+        """Zeroed state of `capacity.slots` slots and the scratch slot. Raises `ConfigError` for a capacity that the
+        model does not support."""
 
     def reset(self, state: Any, slots: Sequence[int]) -> None:
-        """Make `slots` free: done, and nothing of an earlier request can be read from them. No sync."""
+        """Free `slots`: set `done` and erase every trace of the request. No sync."""
 
     def stage(self, state: Any, prompts: Sequence[Any], slots: Sequence[int], pages: Sequence[Pages]) -> int:
-        """Copy to the device what `slots` need to speak `prompts`, each on its `pages`; returns the number of tokens.
+        """Copy `prompts`, for `slots` and `pages`, to the staging area on the device; returns the number of tokens
+        staged, which excludes cached ones.
 
-        Cached tokens are not among them. Does not wait for the copies; touches no state by slot; not capturable.
+        Does not wait for the copies; touches no state by slot; not capturable.
         """
 
     def admit(self, state: Any, slots: Tensor) -> None:
-        """Reset `slots` and give each what was staged for it in order, ready for `prefill`. Capturable."""
+        """Reset `slots` and write the staged state to them, in the order of `stage`, ready for `prefill`.
+        Capturable."""
 
     def prefill(self, state: Any, tokens: Tensor) -> None:
-        """Run the staged `tokens` [T] int64, leaving their slots ready for the first frame. Capturable.
+        """Run `tokens` [T] int64, indices into the staging area; their slots are then ready for `frame`. Capturable.
 
-        Token `max_tokens` of the staging area is scratch, for padding. All tokens of a prompt are run by one call.
+        Index `max_tokens` is scratch, for padding. One call must run all tokens of a prompt.
         """
 
     def frame(self, state: Any, slots: Tensor, record: list[Tensor] | None = None) -> None:
-        """One frame for each of `slots`: appended to `frames`, `length` advanced, `done` set at its end. Capturable.
+        """Decode step: append one frame to each of `slots`, advance `length`, set `done` at the end. Capturable.
 
-        A slot that is done is left as it is. A frame that carries the end-of-speech decision is appended only if it is
-        spoken too. `record` is given the logits [B, V] of every decision, in order.
+        Slots that are done do not change. The frame of the end-of-speech decision is appended only if it is audio.
+        The logits [B, V] of every decision are appended to `record`, in order.
         """
 
     def check_kernels(self, state: Any, batch: int) -> None:
-        """Run each fused kernel of a `frame` of `batch` slots once against its reference; a wrong one serves no more.
+        """Compare each fused kernel of `frame` at batch size `batch` with its reference; disable any that disagrees.
 
-        Leaves `state` as it is. Synchronises. Kernels warn by themselves; without a GPU there is nothing to check.
+        Does not change `state`. Synchronises. A disabled kernel logs a warning. Does nothing on a CPU.
         """
 
     @property
     def position_bytes(self) -> int:
-        """Memory one backbone position takes, in bytes: keys and values of all stacks that live on pages."""
+        """Bytes of KV cache per backbone position, over all stacks with paged KV."""
 
     @property
     def fingerprint(self) -> str:
-        """The same for the same configuration, weights and dtypes, whose voices can be exchanged; costs some ms."""
+        """A hash of configuration, weights and dtypes: models of equal hash can exchange voices. Takes some ms."""
 
 
 @runtime_checkable
 class LiveTextModel(Protocol):
-    """A `SpeechModel` that speaks the text of a segment while it arrives. Others are given whole sentences."""
+    """A `SpeechModel` that speaks a segment while its text arrives. Other models get whole sentences."""
 
     def live_text(self, request: SpeechRequest, voice: Voice | None) -> LiveText | None:
-        """A new segment of a resolved request; None where the request needs all of its text before its first frame."""
+        """The tokeniser of a new segment; None if the request needs all of its text before the first frame."""
 
     def prepare_live(self, request: SpeechRequest, ids: Sequence[int], index: int, voice: Voice | None) -> Prompt:
-        """As `prepare`, of a segment that begins with `ids` of a `LiveText` (one at least); the others are appended.
+        """As `prepare`, for a segment that begins with `ids` of a `LiveText` (one at least); `append_text` adds the
+        rest.
 
-        Frame n needs n pending ids, those of the prompt counted, unless the text has ended before.
+        Frame n needs n pending ids, including those of the prompt, unless the text has ended.
         """
 
     def append_text(
         self, state: Any, slots: Sequence[int], starts: Sequence[int], ids: Sequence[Sequence[int]]
     ) -> None:
-        """Write `ids` as the pending ids of `slots` from number `starts` on, behind all that was launched.
-
-        No sync; not capturable.
-        """
+        """Write `ids` to the pending ids of `slots`, from index `starts` on, in stream order. No sync; not
+        capturable."""
 
 
 @runtime_checkable
 class CloningModel(Protocol):
-    """A `SpeechModel` that speaks as recordings do."""
+    """A `SpeechModel` that clones voices from recordings."""
 
     def encode_voice(self, references: Sequence[Reference]) -> Voice:
-        """What the model keeps of reference audio. Raises `InvalidReference` if it cannot be used."""
+        """Encode reference audio to a voice. Raises `InvalidReference` if it cannot be used."""
 
     def save_voice(self, voice: Voice) -> SavedVoice:
-        """All that `load_voice` needs to make `voice` again. Its tensors are those of the voice, on its device."""
+        """What `load_voice` needs to restore `voice`. Shares the voice's tensors, on their device."""
 
     def load_voice(self, saved: SavedVoice) -> Voice:
-        """The voice that was saved, on the model's device, bit by bit what it was.
+        """Restore a saved voice bit for bit, on the model's device.
 
-        `saved` may come from anywhere: raises `TensorMismatch` naming what does not belong to a voice of this model.
+        `saved` is untrusted: raises `TensorMismatch` naming what does not fit a voice of this model.
         """
 
 
 @runtime_checkable
 class EmbeddingModel(Protocol):
-    """A `SpeechModel` that speaks as a speaker embedding says; `ModelSpec.speaker_embedding_size` is its length."""
+    """A `SpeechModel` that takes speaker embeddings, of `ModelSpec.speaker_embedding_size` numbers."""
 
     def voice_of(self, embedding: Sequence[float]) -> Voice:
-        """The voice of a speaker embedding that `ModelSpec.resolve` let pass. No sync."""
+        """The voice of a speaker embedding that passed `ModelSpec.resolve`. No sync."""
 
 
 @runtime_checkable
 class TextPromptModel(Protocol):
-    """A `SpeechModel` whose prompts are run with less work where they hold text alone."""
+    """A `SpeechModel` with a cheaper prefill for prompts of text alone."""
 
     def is_text_alone(self, prompts: Sequence[Any], pages: Sequence[Pages]) -> bool:
-        """Whether `prompts` hold nothing but text behind what of each is on its `pages` already."""
+        """Whether `prompts` hold only text after the cached prefix on their `pages`."""
 
     def prefill_text(self, state: Any, tokens: Tensor) -> None:
-        """As `SpeechModel.prefill`, of staged `tokens` of prompts that are text alone. Capturable."""
+        """As `SpeechModel.prefill`, for prompts of text alone. Capturable."""
 
 
 @runtime_checkable
 class ProfiledModel(Protocol):
-    """A `SpeechModel` that says what a frame is made of, for `bench frame`."""
+    """A `SpeechModel` whose frame can be timed by parts, for `bench frame`."""
 
     def parts(self, state: Any) -> Mapping[str, Callable[[Tensor], Any]]:
-        """The pieces of a frame that a profile times, by name: `backbone`, `depth`, `sample`.
+        """The parts of a frame, by name: `backbone`, `depth`, `sample`.
 
-        Each takes `slots`, is capturable, and may leave the slots in a state that means nothing.
+        Each takes `slots`, is capturable, and may leave their state undefined.
         """
 
     def frame_bytes(self, batch: int, context: int) -> int:
-        """Bytes that one `frame` of `batch` slots at `context` positions must read: the floor of its time.
+        """Bytes that one `frame` of `batch` slots at `context` positions must read, for the bandwidth floor.
 
-        Weights once for each time the chain of the frame needs them, keys and values once a slot.
+        Counts weights once for each pass that needs them, and KV once per slot.
         """
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model with its device, dtype and parameter counts by part, as `registry.load` returns it.
+    """What `registry.load` returns: a model, its device and dtype, and its parameter counts by part.
 
-    `skipped` names the tensors of its files that nothing reads, as they are stored: those that are derived from others
-    or foreign to the model, not those that every release holds for training alone. `quantization` is what its layers
-    are kept in, "none" for `dtype`.
+    `skipped` names stored tensors that were not used (derived, or foreign to the model), except those that every
+    release holds for training alone. `quantization` is the format of the layers' weights; "none" is `dtype`.
     """
 
     model: SpeechModel
@@ -404,10 +401,10 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class Description:
-    """What is known of a model without allocating it, as `registry.describe` returns it.
+    """What `registry.describe` returns: facts about a model that is not allocated.
 
-    `configuration` holds its sizes by name. `parameters` counts those the model keeps by part, `files` all elements
-    stored in each released file, unused ones included. `memory_bytes` holds what each kind of memory takes.
+    `configuration`: sizes by name. `parameters`: parameter counts by part. `files`: elements stored in each released
+    file, unused ones included. `memory_bytes`: bytes by kind of memory.
     """
 
     spec: ModelSpec

@@ -1,6 +1,4 @@
-"""In which dtype a codec's decoder is served: by the peaks of its layers in float32, and by how far from float32 its
-audio is then. Knows no codec and no kernel.
-"""
+"""Tools to choose a codec decoder's dtype: peak activations in float32, and the SNR of half precision."""
 
 from __future__ import annotations
 
@@ -29,30 +27,30 @@ HALF_LIMIT = 65504.0
 """The largest float16."""
 
 MARGIN = 4.0
-"""How many times larger than the largest value seen float16 must reach: speech to come may be louder."""
+"""Headroom that float16 must have over the largest value seen: later speech may be louder."""
 
 SERVED_DB = 40.0
-"""What must be between a sound and its rounding where nobody asked for a dtype."""
+"""Least SNR against float32, in dB, of a half precision that is chosen automatically."""
 
 LEAST_DB = {torch.float16: 40.0, torch.bfloat16: 20.0}
-"""What is expected of a dtype that was asked for; where there is less, a kernel is wrong or values saturate.
+"""Least SNR, in dB, of a dtype that the operator chose; below it a kernel is wrong or values saturate.
 
-With random weights float16 is 46 dB and more from float32, bfloat16 26 and more (references of the fused operations).
+With random weights float16 has at least 46 dB and bfloat16 at least 26 dB (references of the fused operations).
 """
 
 
 class Peak(NamedTuple):
-    """The largest absolute value that one layer was given or made; `layer` is its path within the decoder."""
+    """The largest absolute value in a layer's inputs and outputs; `layer` is its module path in the decoder."""
 
     layer: str
     value: float
 
 
 class CodecChoice(NamedTuple):
-    """What a codec's decoder is served in, and why. `wanted` is what was asked for, `reason` one clause.
+    """The dtype of a codec's decoder and the reason for it, one clause; `wanted` is the setting.
 
-    `peaks`, in float32, are those of all layers, the largest first; none where nothing was calibrated. `tried` is the
-    half precision that was compared with float32, `tried_db` its signal-to-noise ratio.
+    `peaks`: those of all layers in float32, largest first; empty without calibration. `tried`: the half precision that
+    was compared with float32; `tried_db`: its SNR in dB.
     """
 
     wanted: str
@@ -70,28 +68,28 @@ class CodecChoice(NamedTuple):
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """`dtype` as people write it."""
+    """`dtype` without the prefix `torch.`."""
     return str(dtype).removeprefix("torch.")
 
 
 def has_room(found: tuple[Peak, ...]) -> bool:
-    """Whether float16 holds the largest of `found` with the margin; what is not finite has none."""
+    """Whether the largest of `found` fits float16 with `MARGIN`; false if it is not finite."""
     return found[0].value * MARGIN <= HALF_LIMIT
 
 
 def peaks(root: nn.Module, run: Callable[[], Any]) -> tuple[Peak, ...]:
-    """The peak of every module below `root` while `run` calls it, the largest first. Synchronises."""
+    """The peak of every module below `root` during `run()`, largest first. Synchronises."""
     largest: dict[str, Tensor] = {}
     with _watching(root, largest):
         run()
     found = [Peak(name, float(value)) for name, value in largest.items()]
-    # What is not a number is the worst.
+    # NaN sorts first.
     return tuple(sorted(found, key=lambda peak: (peak.value == peak.value, -peak.value)))
 
 
 @contextmanager
 def _watching(root: nn.Module, largest: dict[str, Tensor]) -> Iterator[None]:
-    """Within, `largest` holds by the path of each module below `root` the largest absolute value it saw."""
+    """A context that records in `largest`, by module path, the largest absolute input or output below `root`."""
 
     def watch(name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
         def note(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
@@ -112,7 +110,7 @@ def _watching(root: nn.Module, largest: dict[str, Tensor]) -> Iterator[None]:
 
 @contextmanager
 def no_tf32() -> Iterator[None]:
-    """Within, float32 is float32: the library's convolutions on a GPU round to 10 bits by default."""
+    """A context without TF32: by default cuDNN's float32 convolutions round to 10 mantissa bits."""
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     try:
@@ -122,10 +120,8 @@ def no_tf32() -> Iterator[None]:
 
 
 def snr_db(found: Tensor, expected: Tensor) -> float:
-    """How much louder `expected` is than what `found` is off by, in dB: inf if nothing, -inf if not all is finite.
-
-    Both of one shape; computed in float64. Synchronises.
-    """
+    """Signal-to-noise ratio of `found` against `expected`, of the same shape, in dB; inf if equal, -inf if `found` is
+    not finite. Computed in float64. Synchronises."""
     found, expected = found.double(), expected.double()
     if not found.isfinite().all():
         return -torch.inf

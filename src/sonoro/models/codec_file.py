@@ -1,7 +1,4 @@
-"""A codec's file: loading under its released names with weight norm folded, random filling, shapes and sizes.
-
-Knows no model: a codec says how its file is read and what it calls its tensors.
-"""
+"""Load, randomly fill and measure a codec's weights, stored under released names and with weight norm."""
 
 from __future__ import annotations
 
@@ -30,25 +27,24 @@ UNIT_NAMES = {
     r"\.act2\.": ".block.2.",
     r"\.conv2\.": ".block.3.",
 }
-"""Renames of the parts of a residual unit that is stored as a sequence."""
+"""Renames of a residual unit's parts for files that store it as a sequence."""
 
 
 def spread_rates(name: str, shape: Shape) -> Shape:
-    """The shape that a release stores a module's `name` in whose rates are [1, C, 1] each."""
+    """The stored shape of tensor `name` for releases that store Snake rates as [1, C, 1]."""
     return (1, *shape, 1) if name.endswith(".alpha") else shape
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodecFile(Generic[C, M]):
-    """How codecs that `make` makes of a configuration are stored.
+    """How a family's codecs are stored; `make` builds the codec of a configuration.
 
-    `sift` leaves, of a file's tensors, those that the module may know; the file is given for messages. `renames` lead
-    from a module's name to the released one, each where it applies, in this order and after `fusions`; `shape_of` from
-    a released name and the module's shape to the released one. Weights whose names without `.weight` match a key of
-    `norms` are released with weight norm, in that one of `torch_file.NORM_SPELLINGS`; loaded are both, and plain ones.
-    `unused` tensors (weight norm folded) may be stored too; `arrange` makes the module's value of a name of what is
-    stored. `is_wide` says which tensors always stay in float32; by `rules` random ones are drawn.
-    """
+    `sift` selects the codec's tensors among a file's (the path is for messages). `fusions`, then the regular
+    expressions `renames`, in order, map module names to released names; `shape_of` maps a released name and the
+    module's shape to the released shape. A weight whose name without `.weight` matches a key of `norms` is released
+    with weight norm, in that spelling of `torch_file.NORM_SPELLINGS`; any spelling, and plain weights, are loaded.
+    `unused` tensors (weight norm folded) may be stored too. `arrange` converts a stored value to the module's.
+    `is_wide`: tensors that stay in float32; `rules`: random weights of dummy models."""
 
     make: Callable[[C], M]
     is_wide: Callable[[str], bool]
@@ -62,8 +58,8 @@ class CodecFile(Generic[C, M]):
     arrange: Callable[[M, str, Tensor], Tensor] = lambda codec, name, value: value
 
     def load(self, file: Path, config: C, *, device: torch.device, dtype: torch.dtype) -> M:
-        """The codec of `file`, or of another format of it, in float32, beside a model in `dtype`; its `skipped` are the
-        tensors that nothing reads. Raises `CheckpointError` naming tensors.
+        """Load the codec of `file` (or of the same in another format) in float32, for a model in `dtype`; its `skipped`
+        names unused tensors. Raises `CheckpointError` naming tensors.
         """
         codec = weights.empty(self.make, config)
         _, folded, codec.skipped = self._folded(file, torch.device("cpu"), config, codec)
@@ -79,7 +75,7 @@ class CodecFile(Generic[C, M]):
         return codec
 
     def init_dummy(self, config: C, seed: int, *, device: torch.device, dtype: torch.dtype) -> M:
-        """A codec of random weights in float32, to speak beside a model in `dtype`: loud but not clipped."""
+        """A codec with random weights in float32, for a model in `dtype`; its output is loud but not clipped."""
         codec = weights.empty(self.make, config)
         weights.init_dummy(codec, seed, rules=self.rules, dtype_of=lambda _: torch.float32, device=device)
         codec.model_dtype = dtype
@@ -88,15 +84,13 @@ class CodecFile(Generic[C, M]):
         return codec
 
     def check(self, file: Path, config: C) -> dict[str, Shape]:
-        """Names and shapes of the tensors in `file` that a release has, as they are stored, having raised what `load`
-        would; reads few values.
-        """
+        """Check `file` as `load` does, reading few values; returns stored names and shapes of the codec's tensors."""
         found, _, skipped = self._folded(file, torch.device("meta"), config, weights.empty(self.make, config))
         kept = {name: torch_file.folded_name(name) not in skipped for name in found}
         return {name: tuple(tensor.shape) for name, tensor in found.items() if kept[name]}
 
     def stored_shapes(self, config: C) -> dict[str, Shape]:
-        """Names and shapes of a release's tensors, weight norms as they are stored."""
+        """Names and shapes of a release's tensors, with weight norm as stored."""
         shapes: dict[str, Shape] = {}
         for name, shape in (self._shapes(weights.empty(self.make, config), config) | self.unused(config)).items():
             stem = name.removesuffix(".weight")
@@ -109,14 +103,14 @@ class CodecFile(Generic[C, M]):
         return shapes
 
     def weight_bytes(self, config: C, dtype: torch.dtype) -> int:
-        """What the weights take in memory with the decoder in `dtype`; derived tables not counted."""
+        """Bytes of the weights with the decoder in `dtype`, without derived tables."""
         tensors = weights.empty(self.make, config).state_dict().items()
         return sum(
             tensor.numel() * (torch.float32 if self.is_wide(name) else dtype).itemsize for name, tensor in tensors
         )
 
     def _released(self, name: str, shape: Shape, config: C) -> dict[str, Shape]:
-        """The released names and shapes, folded, of what the module calls `name`; its rows are theirs in this order."""
+        """Released names and shapes (weight norm folded) whose rows, in this order, make the module's tensor `name`."""
         released, parts = {}, {name: shape}
         for fusion in self.fusions(config):
             parts = fusion.split(name, shape) or parts
@@ -138,8 +132,8 @@ class CodecFile(Generic[C, M]):
     def _folded(
         self, file: Path, device: torch.device, config: C, codec: nn.Module
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[str, ...]]:
-        """The tensors of `file` as stored, and with weight norms folded, and which of these nothing reads; raises
-        unless `codec` has the others.
+        """The tensors of `file` as stored, the same with weight norm folded, and the names to skip. Raises
+        `TensorMismatch` unless the others match `codec`.
         """
         files = stored.find(file)
         with stored.opened(files) as get:

@@ -1,7 +1,4 @@
-"""Repositories of the Hugging Face hub, by way of its own cache. Imported once one is asked for: most starts need none.
-
-Knows no model.
-"""
+"""Download repositories of the Hugging Face hub through its own cache. Imported on first use: most starts need none."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ __all__ = ["snapshot"]
 
 
 def snapshot(hub_id: str, patterns: Sequence[str]) -> Path:
-    """The folder of the repository `hub_id`; what it has of `patterns` is downloaded if it is not there.
+    """The local folder of repository `hub_id`, after downloading missing files that match `patterns`.
 
     Raises `CheckpointNotFound`.
     """
@@ -26,5 +23,5 @@ def snapshot(hub_id: str, patterns: Sequence[str]) -> Path:
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointNotFound(
-            f"there is no folder {hub_id!r}, and the hub did not give a repository of that name: {reason}"
+            f"there is no folder {hub_id!r}, and the hub returned no repository of that name: {reason}"
         ) from error

@@ -1,6 +1,5 @@
-"""A model family: what its folder gives the registry, and the three ways of getting a model of it.
-
-Those are its folder's tensors, random ones, or a description. Knows no model: what a family is made of is handed in.
+"""A model family: what a model folder hands to the registry, and how a model of it is loaded, randomly initialised or
+described.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ _WEIGHT_FILES = ("*.safetensors*", "pytorch_model*", "model.bin*", "model.pth*")
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A model folder's entry in the registry. A source is a checkpoint folder, or one of `configurations`.
+    """A model folder's entry in the registry. A source is a checkpoint folder or a name in `configurations`.
 
-    `model_type` is that of its config.json, or its `architecture` where there is none. `configurations` maps the
-    released ones, which need no folder, to hub ids; `hub_files` are patterns of what to download, `hub_settings` what
-    is set of a model that is loaded by such an id (`models.settings`). `quantizations` are the formats in 8 bits that
-    it may be kept in. `holds_float16`: the peaks of its activations were measured and fit, sums being float32.
+    `model_type`: that of config.json, or else its `architecture`. `configurations`: released configurations, packaged,
+    and their hub ids. `hub_files`: patterns of files to download. `hub_settings`: settings of a model loaded by hub id
+    (`models.settings`). `quantizations`: 8-bit formats it supports. `holds_float16`: its activations were measured to
+    fit float16, with sums in float32.
 
-    `read` gives the configuration of a source, `files` its weights; `tokenizer` is that of a folder, which must have
-    `tokenizer_file`, or with None a stand-in; `model` takes name, configuration, modules and tokeniser. `spec`, `sizes`
+    `read` returns the configuration of a source, `files` loads weights, `tokenizer` that of a folder with
+    `tokenizer_file`, or for None a stand-in; `model` takes name, configuration, modules and tokeniser. `spec`, `sizes`
     and `position_bytes` describe a model without allocating it.
     """
 
@@ -58,8 +57,8 @@ class Family:
     def from_folder(
         self, folder: Path, name: str, device: torch.device, dtype: torch.dtype, quantization: str = "none"
     ) -> LoadedModel:
-        """The model of `folder`. Raises `CheckpointError` naming file, key or tensor."""
-        # Headers and small files come first: what is wrong with them is said before gigabytes are read.
+        """Load the model of `folder`. Raises `CheckpointError` naming file, key or tensor."""
+        # Headers and small files first, so that errors in them show before gigabytes are read.
         config = self.read(folder)
         parameters = self.files.count_parts(self.files.stored_shapes(config, folder))
         tokenizer = self.tokenizer(config, folder)
@@ -71,7 +70,7 @@ class Family:
     def from_random(
         self, source: Path | str, name: str, device: torch.device, dtype: torch.dtype, quantization: str = "none"
     ) -> LoadedModel:
-        """A model of random weights in the shapes of `source`."""
+        """A model of random weights in the shapes of `source`. Raises `CheckpointError` for a bad configuration."""
         config = self.read(source)
         has_tokenizer = isinstance(source, Path) and (source / self.tokenizer_file).is_file()
         tokenizer = self.tokenizer(config, Path(source) if has_tokenizer else None)
@@ -81,16 +80,16 @@ class Family:
         return LoadedModel(model, device, dtype, parameters, quantization=quantization)
 
     def _model(self, name: str, config: Any, modules: Any, tokenizer: Any, folder: Path | None) -> Any:
-        """Its parts put together, with the table of heads in `folder`."""
+        """Assemble the model, with the word heads stored in `folder`, if any."""
         model = self.model(name, config, modules, tokenizer)
         if folder is not None and isinstance(model, ShowsWords):
             model.word_heads = read_heads(folder)
         return model
 
     def describe(self, source: Path | str, name: str, dtype: torch.dtype) -> Description:
-        """What `source` holds and would take. Raises as `from_folder` does."""
+        """Sizes, parameters and memory of `source`, without allocating it. Raises as `from_folder`."""
         config = self.read(source)
-        # A folder's tensors are checked as `from_folder` would, unless it has none.
+        # The tensors of a folder are checked as `from_folder` does, unless it has no weights.
         has_weights = isinstance(source, Path) and any(any(source.glob(kind)) for kind in _WEIGHT_FILES)
         shapes = self.files.stored_shapes(config, Path(source) if has_weights else None)
         spec = self.spec(name, config)

@@ -1,7 +1,4 @@
-"""A folder's tensors, of a language model and of the codec beside it: loading, random filling, shapes, sizes.
-
-Knows no model: each says what its tensors are called.
-"""
+"""Load, randomly fill and measure the weights of a checkpoint folder: a language model and its codec."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from sonoro.nn.weights import DummyRule, Fusion, Shape
 __all__ = ["MODEL_FILES", "ModelFiles", "Modules"]
 
 MODEL_FILES = "model.safetensors"
-"""What the files of the language model are called together."""
+"""The name under which the language model's files are found (`stored.find`) and reported."""
 
 C = TypeVar("C")
 L = TypeVar("L", bound=nn.Module)
@@ -32,7 +29,7 @@ M = TypeVar("M", bound=StreamingCodec)
 
 @dataclass(frozen=True)
 class Modules(Generic[L, M]):
-    """Everything with weights, ready to speak; `skipped` are the stored tensors that nothing reads."""
+    """Language model and codec with final weights; `skipped` names the stored tensors that were not used."""
 
     lm: L
     codec: M
@@ -41,12 +38,12 @@ class Modules(Generic[L, M]):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFiles(Generic[C, L, M]):
-    """How language models that `make` makes of a configuration are stored, and their codecs. A `loading.Weights`.
+    """How a family's language models and codecs are stored.
 
-    `finalize` is called once the weights are final. `fusions` lead to the names that a folder has, or, given none, to
-    the released ones, of which `parts` are prefixes; by `rules` random weights are drawn. `spelling` tells by the names
-    in a folder what a released name is called there. `codec` is stored in the file `codec_file` with parts of its own;
-    `codec_config` is what it must know of a configuration. `is_wide` says which tensors always stay in float32.
+    `make` builds the language model of a configuration; `finalize` is called once its weights are final. `fusions` map
+    its names to those of a folder (or, given no names, of the release); `spelling` maps released names to those of a
+    folder. `parts` are name prefixes by part, `rules` the random weights of dummy models. `is_wide`: tensors that stay
+    in float32. The codec is in `codec_file`, with `codec_parts`; `codec_config` derives its configuration.
     """
 
     make: Callable[[C], L]
@@ -64,7 +61,7 @@ class ModelFiles(Generic[C, L, M]):
     def load(
         self, folder: Path, config: C, *, device: torch.device, dtype: torch.dtype, quantization: str = "none"
     ) -> Modules[L, M]:
-        """The modules of a checkpoint folder. Raises `CheckpointError` naming tensors and files."""
+        """Load the modules of a checkpoint folder. Raises `CheckpointError` naming tensors and files."""
         lm = self._empty(config, quantization)
         reading = self._reading(folder, config)
         skipped = weights.load(lm, dtype_of=lambda name: self._dtype_of(name, dtype), device=device, **reading)
@@ -75,14 +72,14 @@ class ModelFiles(Generic[C, L, M]):
     def init_dummy(
         self, config: C, seed: int, *, device: torch.device, dtype: torch.dtype, quantization: str = "none"
     ) -> Modules[L, M]:
-        """Modules of random weights at any size: frames that vary."""
+        """Modules with random weights, whose frames vary."""
         lm, codec = self._empty(config, quantization), self.codec_config(config)
         weights.init_dummy(lm, seed, rules=self.rules, dtype_of=lambda name: self._dtype_of(name, dtype), device=device)
         self._finish(lm)
         return Modules(lm, self.codec.init_dummy(codec, seed, device=device, dtype=dtype))
 
     def stored_shapes(self, config: C, folder: Path | None = None) -> dict[str, dict[str, Shape]]:
-        """By file: names and shapes of a release's tensors; of those in `folder`, having raised what `load` would."""
+        """Names and shapes of a release's tensors, by file; with `folder`, of its tensors, checked as by `load`."""
         lm, codec = weights.empty(self.make, config), self.codec_config(config)
         if folder is None:
             named, decoding = weights.stored_shapes(lm, self.fusions(config, ())), self.codec.stored_shapes(codec)
@@ -92,20 +89,20 @@ class ModelFiles(Generic[C, L, M]):
         return {MODEL_FILES: named, self.codec_file: decoding}
 
     def _reading(self, folder: Path, config: C) -> dict[str, Any]:
-        """How `weights` must read the files of `folder`."""
+        """Arguments for `weights.load` and `weights.check` of `folder`."""
         files = stored.find(folder / MODEL_FILES)
         names = stored.headers(files).keys()
         return {"files": files, "fusions": self.fusions(config, names), "spell": self.spelling(names)}
 
     def count_parts(self, shapes: Mapping[str, Mapping[str, Shape]]) -> dict[str, int]:
-        """Elements of the tensors of both by part; parts that a checkpoint lacks are left out."""
+        """Number of elements by part of language model and codec, without empty parts."""
         counts = weights.count_parts(shapes[MODEL_FILES], self.parts)
         counts |= weights.count_parts(shapes[self.codec_file], self.codec_parts)
         return {part: count for part, count in counts.items() if count}
 
     def weight_bytes(self, config: C, dtype: torch.dtype, quantization: str = "none") -> int:
-        """What the weights take in memory with the language model in `dtype` and the codec as it is loaded, in float32;
-        derived tables not counted.
+        """Bytes of the weights with the language model in `dtype`, or its layers in `quantization`, and the codec in
+        float32; without derived tables.
         """
         lm = self._empty(config, quantization)
         tensors = weights.empty(self.make, config).state_dict().items()
@@ -117,7 +114,7 @@ class ModelFiles(Generic[C, L, M]):
         return taken + self.codec.weight_bytes(self.codec_config(config), torch.float32)
 
     def _finish(self, lm: L) -> None:
-        """Make what is derived of `lm`, and give back what that freed: what lies there would keep all of it."""
+        """Run `finalize` and return the memory it freed, before small allocations land in the freed blocks."""
         self.finalize(lm)
         torch.cuda.empty_cache()
 

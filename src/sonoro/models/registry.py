@@ -1,7 +1,7 @@
-"""Names to models: a folder, a hub id, the built-in voice or a released configuration.
+"""Find and load a model by name: a folder, a hub id, the built-in voice or a released configuration.
 
-A family is one line in `FAMILIES`; its checkpoints are recognised by the `model_type` of config.json, or by the
-`architecture` of one without.
+A family is one line in `FAMILIES`; its checkpoints are recognised by `model_type` in config.json, or else by
+`architecture`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ BUILTIN = "builtin"
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _OTHER_FORMATS = ("*.bin", "*.pth")
-"""Patterns of what else may hold weights; asked for where there is no safetensors file."""
+"""Patterns of weight files to download if there is no safetensors file."""
 
 _BFLOAT16_FROM = (8, 0)
 _FP8_FROM = (8, 9)
-"""The compute capability from which on cards have units for E4M3; those of AMD have them in another form."""
+"""Lowest NVIDIA compute capability with E4M3 units; AMD's use another format."""
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -48,7 +48,7 @@ FAMILIES: tuple[Family, ...] = (qwen3_tts.FAMILY, fish_s2.FAMILY, voxcpm2.FAMILY
 
 
 class _Source(NamedTuple):
-    """A folder, or the name of a released configuration; and what to call the model."""
+    """Where a model comes from: a folder or a released configuration (`origin`), and the model's `name`."""
 
     family: Family
     origin: Path | str
@@ -57,7 +57,7 @@ class _Source(NamedTuple):
 
 
 def names() -> tuple[str, ...]:
-    """What `load` knows by name: the built-in voice, then the released configurations (random weights only)."""
+    """Names that `load` accepts: the built-in voice, then the released configurations (random weights only)."""
     return (BUILTIN, *(name for family in FAMILIES for name in family.configurations))
 
 
@@ -69,14 +69,13 @@ def load(
     load_format: str = "auto",
     quantization: str = "none",
 ) -> LoadedModel:
-    """The model called `model`: a folder, a hub id, or one of `names()`; None is the built-in voice.
+    """Load `model`: a folder, a hub id, or one of `names()`; None is the built-in voice.
 
-    `device` "auto" is CUDA where there is one. `dtype` None is bfloat16 on CUDA (before 8.0 float16 for
-    families that it holds, else float32) and float32 elsewhere. `load_format`
-    "dummy" draws random weights in the shapes of `model`. `quantization` "int8" or "fp8" keeps the weights of layers
-    in 8 bits. Raises `CheckpointNotFound` saying what is known, `CheckpointError` for a folder that cannot be used,
-    `ConfigError` for an empty name, a bad device, dtype or format, and for a quantisation that the model or the card
-    does not have.
+    `device` "auto" is CUDA if available. `dtype` None is float32 on a CPU and bfloat16 on a GPU; below compute
+    capability 8.0 float16 for families that it holds, else float32. `load_format` "dummy" gives random weights in the
+    shapes of `model`. `quantization` "int8" or "fp8" keeps layer weights in 8 bits. Raises `CheckpointNotFound`, which
+    lists known models, `CheckpointError` for an unusable folder, `ConfigError` for an empty name, a bad device, dtype
+    or format, or a quantisation that the model or card lacks.
     """
     if load_format not in ("auto", "dummy"):
         raise ConfigError("load_format", load_format, "it must be auto or dummy")
@@ -102,13 +101,13 @@ def load(
 def describe(
     model: str | Path | None = None, *, device: str | torch.device = "auto", dtype: str | torch.dtype | None = None
 ) -> Description:
-    """What `model`, named as for `load`, holds and would take; allocates no weight. Raises as `load` does."""
+    """Sizes, parameters and memory of `model`, named as for `load`, without allocating weights. Raises as `load`."""
     source = _find(model, is_dummy=False)
     return source.family.describe(source.origin, source.name, _dtype(dtype, _device(device), source.family))
 
 
 def locate(model: str | Path | None = None) -> Path | None:
-    """The folder that `load` reads `model` from; None for a configuration that has none. Raises as `load` does."""
+    """The folder that `load` reads `model` from; None for a released configuration. Raises as `load`."""
     origin = _find(model, is_dummy=False).origin
     return origin if isinstance(origin, Path) else None
 
@@ -117,7 +116,7 @@ def _find(model: str | Path | None, *, is_dummy: bool) -> _Source:
     if model is None or model == BUILTIN:
         return _from_folder(_builtin(), BUILTIN)
     if model == "":
-        # As a path it would be the current folder.
+        # Path("") is the current folder.
         raise ConfigError("model", model, "it must be a folder, a hub id or one of: " + ", ".join(names()))
     for family in FAMILIES:
         if model in family.configurations:
@@ -165,9 +164,9 @@ def _from_folder(folder: Path, name: str) -> _Source:
 
 
 def _from_hub(hub_id: str, *, is_dummy: bool) -> _Source:
-    """The repository's folder in the hub's own cache, downloaded if it is not there."""
+    """The source in the hub's local cache, after downloading what is missing."""
     snapshot = importlib.import_module("sonoro.models.hub").snapshot
-    # config.json alone tells whether the rest, which is gigabytes, is of any use.
+    # config.json first: it shows whether the rest, gigabytes, is supported.
     source = _from_folder(snapshot(hub_id, ["config.json"]), hub_id.split("/")[1])
     files = [name for name in source.family.hub_files if not (is_dummy and name.endswith((".safetensors", ".pth")))]
     folder: Path = snapshot(hub_id, files)
@@ -193,7 +192,7 @@ def _device(device: str | torch.device) -> torch.device:
 
 
 def _dtype_of_gpu(device: torch.device, family: Family) -> torch.dtype:
-    """bfloat16 where the card has units for it; what else it is, and why, is said."""
+    """bfloat16 if the card has units for it; otherwise float16 or float32, with a warning that says why."""
     on = card(device) if device.type == "cuda" or is_recorded() else None
     if on is None or on.gfx or on.capability >= _BFLOAT16_FROM:
         return torch.bfloat16
@@ -221,7 +220,7 @@ def _dtype(dtype: str | torch.dtype | None, device: torch.device, family: Family
         return torch.float32 if device.type == "cpu" else _dtype_of_gpu(device, family)
     chosen = _DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if chosen not in _DTYPES.values():
-        # In float16 the activations of released predictors overflow.
+        # float16 is not offered: activations of released code predictors overflow in it.
         raise ConfigError("dtype", str(dtype), f"it must be {' or '.join(_DTYPES)}")
     assert chosen is not None
     return chosen

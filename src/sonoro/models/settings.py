@@ -1,4 +1,4 @@
-"""What an operator sets of a model, for all of its requests: declared by the model, checked here. Knows no model."""
+"""Settings of a model that an operator chooses for all requests: declared by the model, validated here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CONTROL_TOKENS = OptionSpec(
     name="reads_control_tokens",
     type="bool",
     default=False,
-    help="take control tokens that a text spells for themselves, as the official package does",
+    help="read control tokens written in a text as control tokens, as the official package does",
 )
 """A setting that every family has."""
 
@@ -26,11 +26,12 @@ class Configurable(Protocol):
     settings: tuple[OptionSpec, ...]
 
     def configure(self, values: Mapping[str, OptionValue]) -> None:
-        """Take `values`, which are among `settings` and within their bounds; others stay. Before any `allocate`."""
+        """Set `values`, valid values of `settings`; others keep theirs. Call it before any `allocate`."""
 
 
 def configure(model: object, values: Mapping[str, OptionValue]) -> None:
-    """Set `values` of `model`. Raises `ConfigError` naming a setting that it lacks, or that is out of bounds."""
+    """Validate `values` and set them on `model`. Raises `ConfigError` naming an unknown setting or one out of
+    bounds."""
     known = {one.name: one for one in model.settings} if isinstance(model, Configurable) else {}
     checked = {}
     for name, value in values.items():

@@ -1,4 +1,4 @@
-"""What a model says of its text if its attention shows which word it speaks: an optional protocol."""
+"""The optional protocol of a model whose attention shows which word is being spoken."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from sonoro.words.tracking import Pointing
 __all__ = ["MOST_COLUMNS", "ShowsWords"]
 
 MOST_COLUMNS = 4096
-"""Positions of a segment's text that are watched: words of a longer one have no times."""
+"""Limit of watched text positions per segment: words of a longer text have no times."""
 
 
 @runtime_checkable
 class ShowsWords(Protocol):
-    """A `SpeechModel` whose backbone reads the text it speaks, a token a position, one behind the other."""
+    """A `SpeechModel` whose backbone holds the text at consecutive positions, one token each."""
 
     word_heads: WordHeads
-    """Set before any `allocate`; where it is empty nothing is watched."""
+    """The heads to watch; set before any `allocate`, empty to watch none."""
 
     text_layouts: Mapping[str, Mapping[str, OptionValue]]
-    """The layouts of `WordHeads` that the model has, `text_first` and `text_along`, each with the options that ask for
-    it."""
+    """The layouts of `WordHeads` that the model has (`text_first`, `text_along`), each with the request options that
+    select it."""
 
     @property
     def attention_heads(self) -> tuple[int, int]:
-        """Layers of the backbone, and query heads of each."""
+        """Number of backbone layers, and of query heads per layer."""
 
     def pointing(self, request: SpeechRequest, voice: Voice | None) -> Pointing | None:
-        """How the model points at the text of a resolved request's segments; None if it does not."""
+        """How attention points at the text in a resolved request's segments; None if it does not."""
 
     def text_start(self, prompt: Any) -> int:
         """The position of the text's first token."""
 
     def token_spans(self, text: str) -> Sequence[tuple[int, int]]:
-        """Of each token of a segment `text`, as it is spelled out, which characters it reads; of one that ends a text
-        none of them, at its end."""
+        """The range (start, end) of characters of `text` that each token of the segment covers; a token that ends the
+        text has an empty range at its end."""
 
     def watching(self, state: Any) -> Any:
-        """`state`, none of whose slots is in use, with `word_heads` watched from now on: it shares all tensors."""
+        """`state` with buffers for the current `word_heads`; shares all other tensors. No slot may be in use."""
 
     def attention(self, state: Any) -> Tensor | None:
-        """What the heads of `word_heads.places` looked at in the last frame, by slot: [N+1, H, W] float32, of W
-        positions from the text's first on, as many as a slot has or `MOST_COLUMNS`; None if nothing is watched."""
+        """Attention of the heads `word_heads.places` in the last frame, by slot: [N+1, H, W] float32, W positions from
+        the text's first on (at most `MOST_COLUMNS`); None if nothing is watched."""

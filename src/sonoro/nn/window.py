@@ -41,7 +41,7 @@ class WindowConfig(DecoderConfig):
 
 
 class LayerScale(nn.Module):
-    """A factor for each channel of a residual."""
+    """Layer scale: a learned factor per channel of a residual branch."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
