@@ -1,8 +1,8 @@
-"""A function of slots, captured once for each of a few batch sizes and replayed for any batch up to the largest.
+"""CUDA graphs of a function of slots: captured once per batch size, replayed for any batch up to the largest size.
 
-Not all sizes need be captured at once: until one is, a batch is padded to the next that is. Knows neither the function
-nor what a slot is. What the function reads and writes must lie in tensors that stay where they are; the slots are its
-only input.
+Sizes can be captured one at a time: a batch is padded to the next captured size. The slots are the function's only
+input; all else that it reads and writes must be in tensors that never move. Knows neither the function nor what a slot
+is.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WARM_UPS = 2
 
 @dataclass(frozen=True)
 class Captured:
-    """What capturing one size took, warm-up included; `error` says why that size runs eagerly, "" if it does not."""
+    """The cost of capturing one size, warm-up included; `error` is why it runs eagerly, "" if it was captured."""
 
     size: int
     seconds: float
@@ -41,7 +41,7 @@ class Captured:
 
 
 class Recorded(NamedTuple):
-    """A graph: what launches it on the current stream, what it writes its results to, and its memory."""
+    """A captured graph: `replay` launches it on the current stream and overwrites the `outputs`."""
 
     replay: Callable[[], None]
     outputs: Any
@@ -49,19 +49,19 @@ class Recorded(NamedTuple):
 
 
 class GraphPool:
-    """Private memory for graphs that never run at the same time: those of one stream."""
+    """A private memory pool for graphs that never run at the same time, such as those of one stream."""
 
     def __init__(self) -> None:
         self._handle: Any = None
 
     def can_record(self, device: torch.device) -> bool:
-        """Whether there are graphs on `device`."""
+        """Whether `device` supports graphs."""
         return device.type == "cuda"
 
     def record(self, function: Callable[[], Any], device: torch.device) -> Recorded:
-        """A graph of `function` on the current stream, which may not be the default one. Synchronises.
+        """Capture `function` on the current stream, which must not be the default one. Synchronises.
 
-        Whatever `function` or the capture raises is raised; `recover` lets the next follow then.
+        Raises what `function` or the capture raises; call `recover` before the next capture then.
         """
         stream = torch.cuda.current_stream(device)
         assert stream != torch.cuda.default_stream(device), "the default stream cannot be captured"
@@ -71,7 +71,7 @@ class GraphPool:
         torch.cuda.empty_cache()
         before_bytes = torch.cuda.mem_get_info(device)[0]
         graph = torch.cuda.CUDAGraph()
-        # Another thread of the process may use the device meanwhile.
+        # thread_local: another thread of the process may use the device meanwhile.
         with torch.cuda.graph(graph, self.handle, stream, capture_error_mode="thread_local"):
             outputs = function()
 
@@ -79,38 +79,39 @@ class GraphPool:
             assert torch.cuda.current_stream(device) == stream
             graph.replay()
 
-        # The first replay moves the graph to the device, which a live stream should not wait for.
+        # The first replay uploads the graph, which running requests should not wait for.
         replay()
         torch.cuda.synchronize(device)
         return Recorded(replay, outputs, before_bytes - torch.cuda.mem_get_info(device)[0])
 
     @property
     def handle(self) -> Any:
-        """What torch calls the pool."""
+        """The pool's handle in torch."""
         if self._handle is None:
             self._handle = torch.cuda.graph_pool_handle()
         return self._handle
 
     def recover(self, device: torch.device) -> None:
-        """After a failed capture: see that the next can begin.
+        """Make captures possible again after one has failed.
 
-        When CUDA itself invalidates a capture, torch's allocator can be left recording to the pool: then nothing could
-        be captured into it, nor any memory be returned to the device. Such a pool is left to the graphs it has.
+        If CUDA invalidates a capture, torch's allocator can stay in its recording state, in which nothing can be
+        captured into the pool and no memory is returned to the device. The existing graphs then keep that pool, and
+        later ones get a new one.
         """
         index = torch.cuda.current_device() if device.index is None else device.index
-        with suppress(RuntimeError):  # raised if it does not record: the pool is sound
+        with suppress(RuntimeError):  # raised if the allocator is not recording: the pool is sound
             torch._C._cuda_endAllocateToPool(index, self.handle)
             torch._C._cuda_releasePool(index, self.handle)
             self._handle = None
 
 
 class GraphSet:
-    """Calls `function` on batches of slots: from a graph where its size was captured, directly elsewhere.
+    """Runs `function` on batches of slots, by graph replay where the padded size was captured, else eagerly.
 
     `function` takes slots [size] int64 on `device` and returns a tensor, a tuple of them, or None. A batch is padded
-    with `scratch` to the next of `sizes` (ascending) that is not `to_come`; one longer than the largest runs directly
-    at its own length, as any does if `sizes` is empty. `is_eager` pads alike and captures nothing. Sets that share a
-    `pool` must run on one stream. Use it in inference mode, on the stream it was captured on.
+    with `scratch` to the next of `sizes` (ascending) that is not `to_come`; one beyond the largest runs eagerly at its
+    own length. `is_eager` pads alike and captures nothing. Sets that share a `pool` must run on one stream. Use it in
+    inference mode, on the stream of the capture.
     """
 
     def __init__(
@@ -131,33 +132,33 @@ class GraphSet:
         self.graph_launches = 0
         """Batches replayed from a graph since the set was made."""
         self.reference_launches = 0
-        """Of those from a graph, the batches whose graph has references in it, in place of kernels that failed."""
+        """Those of `graph_launches` whose graph holds a torch reference in place of a kernel that failed."""
         self.eager_launches = 0
-        """Batches that called the function."""
+        """Batches that ran eagerly."""
         self.captured: list[Captured] = []
-        """What each size took, in order of capture."""
+        """The sizes that were tried, in order of capture."""
         self.can_capture = bool(sizes) and not is_eager and self._pool.can_record(self._device)
         """Whether `capture` captures anything."""
         self.to_come: tuple[int, ...] = ()
-        """Sizes that `capture` was not asked for yet, ascending: nothing is padded to them."""
+        """Sizes that were not tried yet, ascending: no batch is padded to them."""
         largest = max(sizes, default=0)
-        # Every graph reads the head of one vector, of which the host keeps a copy to know when it must be written.
+        # Every graph reads the head of one vector; `_known` is the host's copy, which avoids needless uploads.
         self._slots = torch.full((largest,), scratch, dtype=torch.int64, device=device)
         self._known = [scratch] * largest
         self._with_references: set[int] = set()
         self._graphs: dict[int, Recorded] = {}
 
     def count_on(self, other: GraphSet) -> None:
-        """Let launches be counted from those of `other`, in whose place this comes."""
+        """Continue the launch counts of `other`, which this set replaces."""
         self.graph_launches, self.reference_launches = other.graph_launches, other.reference_launches
         self.eager_launches = other.eager_launches
 
     def capture(self, sizes: Sequence[int] | None = None) -> None:
-        """Capture those of `sizes` that are not captured yet, or all, the largest first; the rest are `to_come`.
+        """Capture `sizes` (default: all) that were not tried yet, the largest first; the rest are `to_come`.
 
-        On the current stream, which may not be the default one, and the same each time. The largest must be among the
-        first. The function runs on scratch slots alone. A size that cannot be captured warns and runs directly.
-        Synchronises. Captures nothing on a CPU or if `is_eager`, and nothing is to come then.
+        Uses the current stream: never the default one, and the same at each call. The first call must include the
+        largest size. The function runs on scratch slots only. A size whose capture fails logs a warning and runs
+        eagerly. Synchronises. Does nothing on a CPU or if `is_eager`.
         """
         assert torch.is_inference_mode_enabled()
         if not self.can_capture:
@@ -173,9 +174,9 @@ class GraphSet:
         self.to_come = tuple(size for size in self.sizes if size not in tried)
 
     def run(self, slots: Sequence[int]) -> Any:
-        """What the function returns for `slots`, padded: its first len(slots) lines are theirs. No sync.
+        """The function's result for `slots` padded to a size; the first len(slots) rows are theirs. No sync.
 
-        The result of a graph is overwritten by the next batch of that size.
+        The next batch of the same size overwrites the result of a graph.
         """
         assert torch.is_inference_mode_enabled()
         assert slots
@@ -199,7 +200,7 @@ class GraphSet:
         return count if at == len(self._serving) else self._serving[at]
 
     def report(self) -> Iterator[str]:
-        """A line for each size that capture was tried at."""
+        """A line of text for each size that was tried."""
         for captured in self.captured:
             outcome = f"eager ({captured.error})" if captured.error else "graph"
             yield (
@@ -208,7 +209,7 @@ class GraphSet:
             )
 
     def _write(self, slots: list[int]) -> None:
-        """Let the head of the static vector hold `slots`."""
+        """Write `slots` to the head of the static vector, unless it holds them already."""
         if self._known[: len(slots)] == slots:
             return
         self._slots[: len(slots)].copy_(upload(slots, torch.int64, self._device))
@@ -222,10 +223,10 @@ class GraphSet:
             memory_bytes = graph.memory_bytes
             if Operation.references > references:
                 self._with_references.add(size)
-        except Exception as raised:  # whatever cannot be captured can still be called
+        except Exception as raised:  # a function that cannot be captured still runs eagerly
             error = " ".join(f"{type(raised).__name__}: {raised}".split())
         if error:
-            # By now nobody holds the graph.
+            # Outside the handler, where the exception no longer holds the graph.
             self._pool.recover(self._device)
             logger.warning("graphs=%s size=%d status=eager error=%s", self.name, size, error)
         return Captured(size, time.perf_counter() - started_s, memory_bytes, error)
@@ -233,9 +234,9 @@ class GraphSet:
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """What dies within a capture may ask the device something that a capturing stream must not be asked.
+    """Collect garbage once, then disable collection in the block; nested blocks do nothing.
 
-    Collected is once, at the begin of the outermost of such blocks.
+    A finaliser that runs within a capture may make a CUDA call that invalidates it.
     """
     if not gc.isenabled():
         yield

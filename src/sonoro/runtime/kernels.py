@@ -1,6 +1,6 @@
-"""What is known of kernels beside their code: the plans that were measured on this card, and which kernels fell back.
+"""The user's tuned kernel plans for a card: where they are stored, and loading them. Plans are in `sonoro.ops.plans`.
 
-Reads and writes the user's file of plans; what a plan is, `sonoro.ops.plans` knows.
+Also the way for other packages to `ops`: which kernels fell back, and the limit on shared memory.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ logger = logging.getLogger(__name__)
 
 
 def own_plans(device: torch.device, quantization: str = "none") -> Path:
-    """Where `sonoro tune` keeps what it has measured on the card of `device`, of weights as `quantization` says."""
+    """The file in which `sonoro tune` stores its plans for the card of `device` and weights of `quantization`."""
     return plans_of(card(device))[quantization]
 
 
 def plans_of(on: Card) -> dict[str, Path]:
-    """Where the user's own plans for such a card are, if there are any, by what weights are stored as."""
+    """The files of the user's plans for card `on`, by quantization; they need not exist."""
     name = on.name.replace(" ", "_").replace("/", "_")
     suffixes = {one: "" if one == "none" else f"-{one}" for one in QUANTIZATIONS}
     return {one: tuned_folder() / f"{name}{suffix}.json" for one, suffix in suffixes.items()}
 
 
 def use_own_plans(device: torch.device) -> None:
-    """Choose kernels on `device` by the user's own measurements, if there are any; one that cannot be read warns.
+    """Use the user's tuned plans for the card of `device`, if there are any. Logs a warning for an unreadable file.
 
-    On tensors without memory by those for the card that they stand for.
+    On the "meta" device, the plans for the card that is being recorded.
     """
     if device.type == "cpu" or (device.type == "meta" and not is_recorded()):
         return

@@ -1,6 +1,7 @@
-"""What launches a compiled kernel, made before it is launched: up to 3.6 Triton has a C compiler build it then.
+"""Builds the host launchers of compiled kernels ahead of time. Knows no kernel.
 
-One for each signature, .4 s each, and one after the other, as launches are. Later Tritons need none. Knows no kernel.
+Up to version 3.6, Triton compiles a C launcher for each signature at its first launch, .4 s each, one after the other.
+Later versions need none.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ _CUDA = "libcuda.so.1"
 
 
 def build_launcher(compiled: Any) -> None:
-    """Let Triton's cache have what launches `compiled`, as `triton.compile` returns it for an NVIDIA GPU.
+    """Build the launcher of `compiled`, a result of `triton.compile` for an NVIDIA GPU, into Triton's cache.
 
-    There need be no GPU. That it cannot be built is a warning: Triton tries again at the launch.
+    Needs no GPU. Logs a warning if that fails: Triton tries again at the launch.
     """
     driver = importlib.import_module("triton.backends.nvidia.driver")
     if not hasattr(driver, "make_launcher"):
@@ -40,7 +41,7 @@ def build_launcher(compiled: Any) -> None:
         _link_with_cuda(driver)
         driver.CudaLauncher(compiled.src, compiled.metadata)
     except ImportError:
-        # It is built, and cannot be loaded where there is no driver of a GPU.
+        # It was built, but cannot be loaded without a GPU driver.
         return
     except (AssertionError, OSError, RuntimeError, subprocess.SubprocessError) as error:
         _warn(f"{type(error).__name__}: {error}"[:300])
@@ -48,7 +49,7 @@ def build_launcher(compiled: Any) -> None:
 
 @functools.cache
 def _link_with_cuda(driver: Any) -> None:
-    """See that there is a library to link with: a GPU's own or, where there is none, one of its name alone."""
+    """Provide a libcuda to link with: the installed one, or else an empty library of the same name."""
     try:
         driver.library_dirs()
     except AssertionError:
@@ -61,17 +62,17 @@ def _link_with_cuda(driver: Any) -> None:
                 subprocess.run([_compiler(), "-shared", f"-Wl,-soname,{_CUDA}", "-o", library, source], check=True)
                 library.replace(folder / _CUDA)
         triton.knobs.nvidia.libcuda_path = str(folder)
-        # No library that was built can be loaded here, of which Triton would warn time and again.
+        # Without a driver no launcher can be loaded; Triton would warn of each.
         logging.getLogger("triton.runtime.build").disabled = True
         driver.library_dirs()
 
 
 def _compiler() -> str:
-    """The C compiler that Triton would take."""
+    """The C compiler that Triton would use."""
     return triton.knobs.build.cc or shutil.which("clang") or shutil.which("gcc") or "cc"
 
 
 @functools.cache
 def _warn(reason: str) -> None:
-    """Say `reason` once in a process."""
+    """Log `reason`, once per process."""
     logger.warning("event=launcher_not_built reason=%r", reason)

@@ -1,4 +1,4 @@
-"""How many pages fit into a fraction of the card, and a report of what takes what. Arithmetic: knows no model."""
+"""Computes how many KV cache pages fit into a fraction of a GPU's memory, and reports its use. Knows no model."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ __all__ = ["MemoryBudget", "device_memory", "map_in_pieces", "plan_pages", "repo
 
 
 _FULL_SLOTS = 4
-"""As many slots always have all the pages that they can use: a few listeners would notice a wait."""
+"""So many slots always get all the pages they can use: with few requests, waiting for pages would be noticed."""
 
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """What a card holds and what is spoken for, in bytes.
+    """A GPU's memory in bytes, of which `fraction` of `total_bytes` may be used.
 
-    `in_use` is taken already, `reserved` will be: both by what takes it (weights, rows, histories, graphs). Of
-    `total_bytes`, `fraction` may be used in all.
+    `in_use` is allocated already, `reserved` will be; both by a readable name (weights, rows, histories, graphs).
     """
 
     total_bytes: int
@@ -32,12 +31,12 @@ class MemoryBudget:
 
     @property
     def left_bytes(self) -> int:
-        """What is left for pages; negative if not even the rest fits."""
+        """Bytes left for pages; negative if the rest alone does not fit."""
         return int(self.total_bytes * self.fraction) - sum(self.in_use.values()) - sum(self.reserved.values())
 
 
 def device_memory(device: torch.device) -> tuple[int, int] | None:
-    """Total and used bytes of a GPU, whoever uses them; None for a CPU, whose memory is not planned. Synchronises."""
+    """Total bytes of a GPU and the bytes used by all processes; None for a CPU, which is not planned. Synchronises."""
     if device.type != "cuda":
         return None
     torch.cuda.empty_cache()
@@ -46,10 +45,10 @@ def device_memory(device: torch.device) -> tuple[int, int] | None:
 
 
 def map_in_pieces() -> None:
-    """Take a GPU's memory in pieces, unless the user has told torch otherwise or this process uses a GPU already.
+    """Enable torch's `expandable_segments`, unless the user has configured the allocator or CUDA is already in use.
 
-    What is freed can then be given back though its neighbours are kept. In whole blocks a start of four slots takes 3
-    to 10% more.
+    Freed memory can then be returned although its neighbours are in use; without it, a start with four slots takes 3 to
+    10% more.
     """
     if not (is_allocator_set() or torch.cuda.is_initialized()):
         torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
@@ -58,11 +57,11 @@ def map_in_pieces() -> None:
 def plan_pages(
     budget: MemoryBudget | None, page_bytes: int, slots: int, pages_per_slot: int, wanted_pages: int = 0
 ) -> int:
-    """How many pages to allocate, besides the scratch page: `wanted_pages`, or as many as fit, but no more than let a
-    third of the slots go to their last position: few do, and where more do, others wait.
+    """How many pages to allocate, besides the scratch page: `wanted_pages`, or as many as fit and are useful.
 
-    None for `budget` sets no limit. Raises `ConfigError` naming `memory_fraction` if the longest request does not fit
-    into the memory, and `pages` if `wanted_pages` do not, or are too few for that request.
+    Useful are the pages of a third of the slots at full length: few requests get that long; with more of them, some
+    wait. No limit if `budget` is None. Raises `ConfigError` naming `memory_fraction` if a request of maximum length
+    does not fit, or `pages` if `wanted_pages` do not fit or are too few for such a request.
     """
     if wanted_pages and wanted_pages < pages_per_slot:
         raise ConfigError("pages", wanted_pages, f"at least {pages_per_slot}: one request of max_positions must fit")
@@ -86,7 +85,7 @@ def plan_pages(
 
 
 def report(budget: MemoryBudget | None, page_bytes: int, pages: int) -> Iterator[str]:
-    """Lines that say what takes how much, once `pages` pages and a scratch page are allocated."""
+    """Report lines of memory by part, with `pages` pages and a scratch page."""
     taken = (pages + 1) * page_bytes
     if budget is None:
         yield f"{pages} pages of {page_bytes} bytes: {_mib(taken)}"

@@ -1,4 +1,4 @@
-"""Copies between host and device that nobody waits for. Knows neither what is copied nor who reads it."""
+"""Asynchronous copies between host and device through pinned memory. Knows neither what is copied nor who reads it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ _ALIGNMENT = 64
 
 
 def upload(values: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """`values` (numbers, or rows of them) as a tensor on `device`. The host does not wait for the copy.
+    """Copy `values`, numbers or nested sequences of them, to a new tensor on `device`. No sync.
 
-    The pinned memory it passes through belongs to torch's caching host allocator, which hands a block out again only
-    when the event of the last copy from it is done.
+    The pinned staging memory is safe: torch's caching host allocator reuses a block only after the last copy from it.
     """
     return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
 def overwrite(target: Tensor, values: Tensor) -> None:
-    """Copy `values` from the host over `target`, behind the work of the current stream. The host does not wait."""
+    """Copy `values`, on the host, over `target`, in order on the current stream. No sync."""
     target.copy_(values.pin_memory() if target.is_cuda else values, non_blocking=True)
 
 
 class Entry:
-    """Room for the results of one launch: `copy` some tensors, `close` it; later `wait`, read, `release` it."""
+    """Host memory for the results of one launch: `copy` tensors, `close` it; later `wait`, read, `release` it."""
 
     def __init__(self, ring: PinnedRing, memory: Tensor) -> None:
         self._ring, self._memory = ring, memory
@@ -39,10 +38,9 @@ class Entry:
         self.is_taken = False
 
     def copy(self, tensor: Tensor) -> npt.NDArray[Any]:
-        """Copy `tensor` here behind the work of its device's current stream; the array is valid from `wait` until
-        `release`.
+        """Copy `tensor` to this entry, in order on its device's current stream; it must fit into the entry.
 
-        On a CPU it is copied at once. The room left in the entry must suffice.
+        The array is valid from `wait` until `release`. A tensor on the CPU is copied at once.
         """
         assert self.is_taken
         assert not self._is_closed
@@ -55,8 +53,7 @@ class Entry:
         return host.numpy()
 
     def close(self) -> None:
-        """Say that nothing more is copied: what was copied is complete when the current streams, and those beside
-        them, have come this far."""
+        """End the copies: record events on the current streams, and those `beside`, for `wait`."""
         assert self.is_taken
         assert not self._is_closed
         self._is_closed = True
@@ -69,13 +66,13 @@ class Entry:
         return self._is_closed and all(event.query() for event in self._events)
 
     def wait(self) -> None:
-        """Return when all copies are complete; waits for nothing that was launched after `close`."""
+        """Wait until all copies are complete, but for nothing launched after `close`."""
         assert self._is_closed
         for event in self._events:
             event.synchronize()
 
     def release(self) -> None:
-        """Return the entry to its ring; its arrays must not be read any more. Waits if copies are under way."""
+        """Return the entry to its ring; its arrays become invalid. Waits for copies in flight."""
         if not self._is_closed:
             self.close()
         self.wait()
@@ -87,8 +84,8 @@ class Entry:
 
 
 class PinnedRing:
-    """`depth` entries of `bytes_per_entry` bytes for tensors of `devices`, pinned if these are GPUs. Tensors begin at
-    multiples of 64. What is copied on streams `beside` the current ones is waited for as well."""
+    """`depth` entries of `bytes_per_entry` bytes, pinned if `devices` are GPUs. Each tensor takes a multiple of 64
+    bytes. Copies on streams `beside` the current ones are waited for as well."""
 
     def __init__(
         self, depth: int, bytes_per_entry: int, *devices: torch.device, beside: Sequence[torch.cuda.Stream] = ()

@@ -1,8 +1,7 @@
-"""Sampling parameters by slot, as a static tensor that captured graphs read.
+"""Sampling parameters by slot, in a static tensor that captured graphs read, so one graph serves any parameters.
 
-The host knows none of them: a step that was captured once serves whatever parameters the slots come to have. Floats and
-flags are kept as the bits of int64, so that all of a slot is staged in one copy and read without a cast, which would be
-a kernel of its own.
+Floats and flags are stored as the bits of int64: a slot's parameters are uploaded in one copy and read as views,
+without a kernel for a cast.
 """
 
 from __future__ import annotations
@@ -60,29 +59,29 @@ class BatchSampling(NamedTuple):
 
     @property
     def sampling(self) -> Sampling:
-        """What an id is sampled with."""
+        """The parameters that `ops.sample` takes."""
         return Sampling(self.temperature, self.top_k, self.top_p, self.is_greedy)
 
 
 class SamplingState:
-    """Parameters of `slots` slots and the scratch slot, greedy and ended at once until they are set."""
+    """Parameters of `slots` slots and the scratch slot. A slot without parameters is greedy and has 0 `max_frames`."""
 
     def __init__(self, slots: int, device: torch.device) -> None:
         self._packed = torch.empty((slots + 1, len(CLEARED)), device=device, dtype=torch.int64)
         self.clear(range(slots + 1))
 
     def set(self, slots: Sequence[int], controls: Sequence[SamplingControls]) -> None:
-        """Give `slots` these parameters, behind the work of the current stream. No sync; not capturable."""
+        """Set the parameters of `slots`, in order on the current stream. No sync; not capturable."""
         device = self._packed.device
         rows = upload([pack(row) for row in controls], torch.int64, device)
         self.put(upload(slots, torch.int64, device), rows)
 
     def put(self, slots: Tensor, packed: Tensor) -> None:
-        """Give `slots` [B] int64 what `pack` made of parameters, [B, 8] int64. Capturable; no sync."""
+        """Set the parameters of `slots` [B] int64 to `packed` [B, 8] int64, rows of `pack`. Capturable; no sync."""
         self._packed.index_copy_(0, slots, packed)
 
     def clear(self, slots: Sequence[int]) -> None:
-        """Forget the parameters of `slots`. No sync."""
+        """Reset the parameters of `slots`. No sync."""
         self.set(slots, [_FREE] * len(slots))
 
     def read(self, slots: Tensor) -> BatchSampling:
@@ -105,23 +104,24 @@ class SamplingState:
 
 
 def pack_floats(values: ArrayLike) -> NDArray[np.int64]:
-    """The bits of `values` [..., 2 N], rounded to float32, in pairs: [..., N]."""
+    """`values` [..., 2 N] as float32, two in the bits of each int64: [..., N]."""
     return np.ascontiguousarray(values, np.float32).view(np.int64)
 
 
 def unpack_floats(numbers: Tensor) -> Tensor:
-    """What `pack_floats` was given, of `numbers` [..., N] int64 with dense rows: a view [..., 2 N]. Capturable."""
+    """Inverse of `pack_floats`: a float32 view [..., 2 N] of `numbers` [..., N] int64, contiguous in the last
+    dimension. Capturable."""
     return numbers.view(torch.float32)
 
 
 def unpack_flags(numbers: Tensor) -> Tensor:
-    """Whether each of `numbers` [..., N] int64, 0 or 1 with dense rows, is 1: a view. Capturable."""
+    """A bool view [..., N] of `numbers` [..., N] int64, 0 or 1, contiguous in the last dimension. Capturable."""
     return numbers.view(torch.bool)[..., ::8]  # the lowest byte comes first
 
 
 def pack(row: SamplingControls) -> tuple[int, ...]:
     """The parameters of one slot as eight int64: four integers, two flags, and float32 in pairs."""
-    # A greedy slot divides by nothing, and nothing that is filtered out could change its choice.
+    # Greedy: no division by the temperature, and no filter, which could not change the argmax.
     is_greedy = row.temperature == 0
     temperature, top_k, top_p = (1.0, 0, 1.0) if is_greedy else (row.temperature, row.top_k, row.top_p)
     floats = pack_floats([temperature, top_p, row.repetition_penalty, 0.0]).tolist()

@@ -18,18 +18,18 @@ class SlotPool:
 
     @property
     def free(self) -> int:
-        """How many can be taken."""
+        """How many slots are free."""
         return len(self._free)
 
     def acquire(self) -> int:
-        """A free slot; there must be one."""
+        """Take the lowest free slot; there must be one."""
         assert self._free, "no slot is free"
         slot = heapq.heappop(self._free)
         self._is_taken[slot] = True
         return slot
 
     def release(self, slot: int) -> None:
-        """Return a slot."""
+        """Free `slot`, which must be taken."""
         assert self._is_taken[slot], f"slot {slot} is free already"
         self._is_taken[slot] = False
         heapq.heappush(self._free, slot)
@@ -38,8 +38,8 @@ class SlotPool:
 class PagePool:
     """Pages 0 to `count` - 1, reference-counted, with a prefix cache.
 
-    A page that `cache` gave a key keeps its contents when its last owner releases it, until pages are short: then the
-    least recently released is evicted first. `max_cached` pages can have a key at once.
+    A page with a key, given by `cache`, keeps its contents after its last owner has released it, until pages run
+    short: then the least recently released is evicted first. At most `max_cached` pages have a key.
     """
 
     def __init__(self, count: int, max_cached: int = 0) -> None:
@@ -50,25 +50,25 @@ class PagePool:
         self._owners = [0] * count
         self._page_of: dict[Hashable, int] = {}
         self._key_of: dict[int, Hashable] = {}
-        # Those with a key that nobody holds, in the order in which they were left.
+        # Pages with a key and no owner, in order of release.
         self._idle: dict[int, None] = {}
 
     @property
     def free(self) -> int:
-        """How many can be acquired, cached ones without an owner included."""
+        """How many pages can be acquired, cached ones without an owner included."""
         return len(self._free) + len(self._idle)
 
     @property
     def cached(self) -> int:
-        """How many have a key, with an owner or not."""
+        """How many pages have a key, with an owner or without."""
         return len(self._page_of)
 
     def is_idle(self, page: int) -> bool:
-        """Whether `page` is kept for its key alone."""
+        """Whether `page` is cached and has no owner."""
         return page in self._idle
 
     def find(self, keys: Sequence[Hashable]) -> list[int]:
-        """The pages of the first of `keys`, up to one that no page has. They can be taken until anything else is."""
+        """The pages of `keys` up to the first unknown key. Valid until the pool changes."""
         pages = []
         for key in keys:
             if key not in self._page_of:
@@ -77,11 +77,11 @@ class PagePool:
         return pages
 
     def can_acquire(self, count: int, found: Sequence[int] = ()) -> bool:
-        """Whether `count` pages can be taken of which `found` are some."""
+        """Whether `count` pages, `found` among them, can be acquired."""
         return count - len(found) <= self.free - sum(page in self._idle for page in found)
 
     def acquire(self, count: int, found: Sequence[int] = ()) -> list[int]:
-        """`count` pages for one owner: `found`, shared with whoever else holds them, and others that are its own."""
+        """Take `count` pages for one owner: the cached pages `found`, which may be shared, then pages of its own."""
         assert len(found) <= count
         assert self.can_acquire(count, found), f"{count - len(found)} pages are wanted, {self.free} are free"
         for page in found:
@@ -93,9 +93,9 @@ class PagePool:
         return [*found, *own]
 
     def cache(self, keys: Sequence[Hashable], pages: Sequence[int]) -> None:
-        """Make the first of `pages`, which have owners, findable by `keys`, one each; nobody writes into them again.
+        """Give `keys`, one each, to the first of `pages`; they have owners and must not be written to again.
 
-        A key that another page has stays with it. Stops if `max_cached` is reached and all have owners.
+        A key that another page has stays there. Stops if `max_cached` is reached and no cached page is without owner.
         """
         for key, page in zip(keys, pages, strict=False):
             assert self._owners[page], f"page {page} is not held"
@@ -109,8 +109,8 @@ class PagePool:
             self._page_of[key], self._key_of[page] = page, key
 
     def release(self, pages: Sequence[int]) -> None:
-        """Take an owner from each of `pages`, which must be held."""
-        # The last first: what is kept is found from its beginning on, so its end must be the first to go.
+        """Drop one owner of each of `pages`, which must have one."""
+        # Last page first, so that it is evicted first: a prefix is only found from its beginning.
         for page in reversed(pages):
             assert self._owners[page], f"page {page} is free already"
             self._owners[page] -= 1
@@ -128,7 +128,7 @@ class PagePool:
             known.clear()
 
     def _evict(self) -> int:
-        """The page that was left longest ago, without its key, neither held nor free."""
+        """Drop the key of the least recently released page without an owner, and return the page."""
         page = next(iter(self._idle))
         del self._idle[page], self._page_of[self._key_of.pop(page)]
         self.evictions += 1

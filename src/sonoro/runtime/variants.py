@@ -1,8 +1,7 @@
-"""Kernel variants as data, noted where they would be launched, and compiled for a GPU that need not be there.
+"""Kernel variants as data: recorded at launches on torch's "meta" device, and compiled for a GPU that may be absent.
 
-A variant is what Triton compiles once: a kernel with its constants, the types of its arguments, what is known of their
-values, and its launch options. Launches on tensors of torch's device "meta" are noted while `recording`. Knows no
-kernel.
+A variant is what Triton compiles once: a kernel with its constants, argument types, specializations and launch options.
+Knows no kernel.
 """
 
 from __future__ import annotations
@@ -65,11 +64,11 @@ _MESSAGE_LENGTH = 300
 
 
 class Variant(NamedTuple):
-    """One compiled form of a kernel, as data: equal variants are compiled once.
+    """A compiled form of a kernel; equal variants are compiled once.
 
-    `kernel` is "module:name"; `signature` the type of each argument by name; `constants` (path, value) of those that
-    are compiled in; `attributes` (path, facts) of the others, as that they are divisible by 16; `options` of the launch
-    where they are not those of the target, as num_warps. A path is the argument's index, and further ones in a tuple.
+    `kernel`: "module:name". `signature`: argument types by name. `constants`: (path, value) of compile-time arguments.
+    `attributes`: (path, facts) of the others, such as divisibility by 16. `options`: launch options that differ from
+    the target's defaults, such as num_warps. A path is the argument's index, then the indices within a tuple.
     """
 
     kernel: str
@@ -80,9 +79,9 @@ class Variant(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """What became of a variant: its folder in Triton's cache, or an `error`; what a program takes if that was asked.
+    """The result of compiling a variant: its folder in Triton's cache, `entry`, or an `error`.
 
-    `shared_bytes` of a block; `registers` and `spilled_bytes` of a thread, -1 where they were not asked for.
+    `shared_bytes` per block; `registers` and `spilled_bytes` per thread, -1 if not measured.
     """
 
     entry: str
@@ -93,7 +92,7 @@ class Compiled(NamedTuple):
 
 
 class _Elsewhere:
-    """A driver for Triton that launches nothing and says that the GPU is a `card`."""
+    """A Triton driver that launches nothing and reports `card` as the GPU."""
 
     def __init__(self, card: Card) -> None:
         self._target = GPUTarget(*card.target)
@@ -102,7 +101,7 @@ class _Elsewhere:
         return self._target
 
     def get_current_device(self) -> Any:
-        # What Triton keeps by device must be neither a real one's nor another card's.
+        # Triton's caches by device must not mix with those of a real GPU or another card.
         return self._target.backend, self._target.arch
 
     def get_current_stream(self, device: Any) -> int:
@@ -110,14 +109,14 @@ class _Elsewhere:
 
 
 def current_card() -> Card:
-    """What the current GPU is. Raises `ConfigError` where there is none."""
+    """The current GPU as a `Card`. Raises `ConfigError` if there is none."""
     if not torch.cuda.is_available():
         raise ConfigError("device_name", None, "there is no GPU here; it must be one of: " + _known())
     return card_of(torch.device("cuda", torch.cuda.current_device()))
 
 
 def card_named(name: str) -> Card:
-    """The known GPU called `name`, as its driver says it. Raises `ConfigError` naming those that are known."""
+    """The known GPU of that driver name. Raises `ConfigError` listing the known ones."""
     if name in CARDS:
         return CARDS[name]
     raise ConfigError("device_name", name, "it must be one of: " + _known())
@@ -129,9 +128,7 @@ def _known() -> str:
 
 @contextmanager
 def recording(card: Card, note: Callable[[Variant], Any]) -> Iterator[None]:
-    """Within, every variant launched on tensors without memory, which stand for those on a `card`, is given to `note`
-    once, and nothing is run.
-    """
+    """A context in which launches on "meta" tensors, as on `card`, call `note` once per variant and run nothing."""
     noted: set[tuple[Any, str]] = set()
 
     def launched(*, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
@@ -147,16 +144,16 @@ def recording(card: Card, note: Callable[[Variant], Any]) -> Iterator[None]:
         try:
             yield
         finally:
-            # Where there is no GPU there is nothing to go back to.
+            # Without a GPU there is no driver to restore.
             with contextlib.suppress(RuntimeError):
                 driver.reset_active()
 
 
 def await_kernels(card: Card, wait: Callable[[Variant], None]) -> None:
-    """From now on call `wait` before a launch of this process, on a `card`, looks for a variant for the first time."""
+    """From now on call `wait` with each variant, on `card`, before this process loads it for the first time."""
 
     def launched(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
-        # Whatever goes wrong, the launch compiles by itself.
+        # On any error the launch compiles the variant itself.
         with border(lambda error: logger.warning("event=kernel_not_awaited error=%r", error)):
             wait(_variant(fn.jit_function, compile["specialization_data"], card))
         return False
@@ -172,12 +169,12 @@ class _ReadingZeros(TorchFunctionMode):
 
 
 def reading_zeros() -> AbstractContextManager[Any]:
-    """Within, tensors without memory are zeros once they are read back by `cpu`."""
+    """A context in which `cpu` of a "meta" tensor returns zeros."""
     return _ReadingZeros()
 
 
 def _variant(kernel: Any, data: str, card: Card) -> Variant:
-    """The variant that Triton describes by `data`, its own JSON, without what follows from the target."""
+    """The variant of `kernel` from Triton's specialization JSON `data`, without the target's default options."""
     given = json.loads(data)
     usual = _target_options(card)
     options = {name: _frozen(value) for name, value in given["options"].items()}
@@ -192,20 +189,20 @@ def _variant(kernel: Any, data: str, card: Card) -> Variant:
 
 @functools.cache
 def _target_options(card: Card) -> dict[str, Any]:
-    """The options of a launch on a `card` that names none."""
+    """The default launch options on `card`."""
     backend = triton.compiler.compiler.make_backend(GPUTarget(*card.target))
     return {name: _frozen(value) for name, value in backend.parse_options({}).__dict__.items()}
 
 
 def _frozen(value: Any) -> Any:
-    """`value` with tuples for whatever JSON makes of them; a mapping, as of a constexpr, as its items."""
+    """`value` from JSON as nested tuples, hashable; a mapping, such as a constexpr, becomes its items."""
     if isinstance(value, dict):
         return tuple(("dict", name, _frozen(item)) for name, item in value.items())
     return value if isinstance(value, (str, int, float, type(None))) else tuple(map(_frozen, value))
 
 
 def source_of(variant: Variant) -> Any:
-    """What Triton compiles for `variant`, just as it makes it of a launch."""
+    """The `ASTSource` of `variant`, equal to the one that Triton makes at a launch."""
     module, _, name = variant.kernel.partition(":")
     kernel = getattr(importlib.import_module(module), name)
     constants = {path: _constant(value) for path, value in variant.constants}
@@ -226,10 +223,10 @@ def _constant(value: Any) -> Any:
 
 
 def compile_variant(variant: Variant, card: Card, *, is_measured: bool = False) -> Compiled:
-    """Compile `variant` for a `card` into Triton's cache, if it is not there, and say what became of it.
+    """Compile `variant` for `card` into Triton's cache, if it is not there.
 
-    `is_measured` says what a program takes of the card, for which the cache must not have it. Raises `OSError` where
-    the cache cannot be written; any other failure is an error of the variant.
+    `is_measured` adds the registers and spills, for which the variant must not be in the cache. Raises `OSError` if the
+    cache cannot be written; any other failure is the result's `error`.
     """
     target, log = GPUTarget(*card.target), io.StringIO()
     try:
@@ -239,7 +236,7 @@ def compile_variant(variant: Variant, card: Card, *, is_measured: bool = False) 
     except OSError:
         raise
     except Exception as error:  # a compiler's failure can be of any type
-        # Where it failed comes first, and why last; a command that repeats it names files of this machine.
+        # The reason is at the end. Cut the command to reproduce it, which names temporary files.
         message = " ".join(str(error).partition("Repro command")[0].split())
         return Compiled("", f"{type(error).__name__}: {message[-_MESSAGE_LENGTH:]}")
     if target.backend == "cuda":
@@ -250,7 +247,7 @@ def compile_variant(variant: Variant, card: Card, *, is_measured: bool = False) 
 
 
 def _taken(assembly: dict[str, Any], log: str) -> tuple[int, int]:
-    """Registers and spilled bytes of a thread, from the `log` of ptxas or from the `assembly` for AMD."""
+    """Registers and spilled bytes per thread, from the `log` of ptxas or the `assembly` for AMD."""
     if "amdgcn" in assembly:
         counts = dict(re.findall(r"\.(vgpr_count|vgpr_spill_count):\s+(\d+)", assembly["amdgcn"]))
         return int(counts["vgpr_count"]), 4 * int(counts["vgpr_spill_count"])
@@ -261,10 +258,9 @@ def _taken(assembly: dict[str, Any], log: str) -> tuple[int, int]:
 
 
 def count_compiled(counts: Counter[str]) -> None:
-    """From now on count in `counts`, by kernel, each variant that a launch of this process finds in no cache.
+    """From now on count in `counts`, by kernel, the variants that this process compiles at their launch.
 
-    Triton compiles it then and there, as always, and a warning says how long that took: it is missing in the list of
-    variants, or could not be compiled ahead.
+    Logs a warning with the time of each: it is missing in the list of variants, or could not be compiled ahead of time.
     """
 
     def compiled(*, src: Any, times: Any, cache_hit: bool, **_: Any) -> None:
@@ -276,22 +272,22 @@ def count_compiled(counts: Counter[str]) -> None:
 
 
 def read_triton_key() -> None:
-    """Do what a process does once for all its kernels, .4 s: tell one installation of Triton from another."""
+    """Compute Triton's cache key, a hash of its installation, which takes .4 s once per process."""
     importlib.import_module("triton.runtime.cache").triton_key()
 
 
 def compilers(processes: int) -> ProcessPoolExecutor:
-    """Forks of this process, which may have no thread of its own, to `compile_variant` in. They end when it does."""
+    """A pool of forks of this process, which must have no other thread, for `compile_variant`. They end with it."""
     read_triton_key()
     fork = multiprocessing.get_context("fork")
     pool = ProcessPoolExecutor(processes, fork, initializer=die_with, initargs=(os.getpid(),))
-    # All are forked now, while nothing is recorded.
+    # Fork all of them now, before recording begins.
     pool.submit(int).result()
     return pool
 
 
 def die_with(parent: int) -> None:
-    """Let this process be killed as soon as its `parent`, or the thread of it that started this one, has ended."""
+    """Have the kernel kill this process when its `parent`, or the parent's thread that started it, ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

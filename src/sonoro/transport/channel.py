@@ -21,11 +21,11 @@ __all__ = ["WorkerLink", "decode_to_engine", "encode_from_engine", "new_endpoint
 _SCHEME = "ipc://"
 
 LINGER_S = 2.0
-"""How long a worker that ends waits until its last messages are read."""
+"""How long an ending worker waits for its last messages to be read."""
 
 
 class WorkerLink:
-    """The engine process's end; only `receive` may wait."""
+    """The engine process's end of the link; only `receive` and `close` may block."""
 
     def __init__(self, endpoint: str) -> None:
         self._context = zmq.Context()
@@ -34,7 +34,7 @@ class WorkerLink:
         self._socket.connect(endpoint)
 
     def receive(self, timeout_s: float) -> list[ToEngine]:
-        """All messages that have come, after waiting up to `timeout_s` for the first."""
+        """All messages that have arrived, after waiting up to `timeout_s` for the first."""
         messages: list[ToEngine] = []
         if self._socket.poll(int(timeout_s * 1000)):
             messages.append(decode_to_engine(self._socket.recv()))
@@ -47,11 +47,11 @@ class WorkerLink:
         try:
             self._socket.send(encode_from_engine(messages), zmq.NOBLOCK)
         except zmq.Again:
-            # Without a peer the process is about to find its parent dead.
+            # No peer: the parent is dead, which this process is about to notice.
             return
 
     def close(self) -> None:
-        """Wait a moment until the last messages are read, then leave."""
+        """Wait up to `LINGER_S` until the last messages are read, then close."""
         self._context.destroy(linger=int(LINGER_S * 1000))
 
 
@@ -76,5 +76,5 @@ def decode_to_engine(payload: bytes) -> ToEngine:
 
 
 def encode_from_engine(messages: Sequence[FromEngine]) -> bytes:
-    """`messages`, which travel together, as bytes."""
+    """Encode `messages` as one payload."""
     return _encoder.encode(messages)

@@ -1,6 +1,6 @@
-"""Engine clients: the server's side of an engine. Requests in, streams of audio out, over a process kept running.
+"""The server's side of an engine: keeps an engine process running, submits requests and streams their audio.
 
-Every accepted request ends: with its `Finished`, with the engine's error, or with that of its process. No torch.
+Every accepted request ends: with `Finished`, with the engine's error, or with `EngineCrashed`. No torch.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ logger = logging.getLogger(__name__)
 
 
 class RequestStream:
-    """The events of one request as they are made, for one reader: `AudioChunk`s, then `Finished`.
+    """The events of one request as they arrive, for one reader: `AudioChunk`s, then `Finished`.
 
     Raises the error that the request failed with. Closing it early cancels the request. At `full_bytes` of unread audio
-    the request is paused, below half of that it resumes; a reader that takes nothing for `slow_reader_timeout_s` of a
-    paused request cancels it.
+    the request is paused, below half of that it resumes; if nothing is read of a paused request for
+    `slow_reader_timeout_s`, it is cancelled.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class RequestStream:
         self.is_ended = False
         """Whether the engine has finished the request; audio may still be unread."""
         self.is_closed = False
-        """Whether its reader has left."""
+        """Whether the reader has closed it."""
 
     def __aiter__(self) -> Self:
         return self
@@ -109,20 +109,20 @@ class RequestStream:
         self._tell(Cancel(self.request_id))
 
     async def aclose(self) -> None:
-        """The reader leaves; does not wait. The id stays taken until the engine has ended the request too."""
+        """Close the stream and cancel the request, without waiting. Its id is free once the engine has ended it."""
         self.is_closed = True
         self._events.clear()
         self._stop_timer()
         self.cancel()
 
     def on_done(self, call: Callable[[], None]) -> None:
-        """Call `call`, the only callback, when the engine has finished the request; now if it has."""
+        """Set the one callback for when the engine has finished the request; called at once if it has."""
         self._on_end = call
         if self.is_ended:
             call()
 
     async def wait_ended(self) -> None:
-        """Wait until the engine has finished a request whose reader has left."""
+        """Wait until the engine has finished the request, after `aclose`."""
         while not self.is_ended:
             self._arrived.clear()
             await self._arrived.wait()
@@ -203,7 +203,7 @@ class EngineClient(Started):
         self._voice_waiters: dict[int, asyncio.Future[EncodedVoice]] = {}
         self._fetches: set[asyncio.Task[None]] = set()
         self.voice_source: VoiceSource = _no_voices
-        """Returns the encoded voice of a digest that the engine lacks. Raises `SonoroError`."""
+        """Returns the encoded voice of a digest that the engine lacks. May raise `SonoroError`."""
         self.restarts = 0
         """How many replacements were started."""
 
@@ -215,13 +215,13 @@ class EngineClient(Started):
     async def start(self) -> None:
         """Start the engine and wait until it is ready; a first process that fails is not replaced.
 
-        Raises what was wrong with it (`ConfigError`, `CheckpointError`), or `EngineError` if it died or took too long.
+        Raises the error of its start (`ConfigError`, `CheckpointError`), or `EngineError` if it died or took too long.
         """
         self._adopt(await EngineProcess.start(self.settings, self._limits.ready_timeout_s))
         self._tasks = [asyncio.create_task(work()) for work in (self._supervise, self._ping)]
 
     async def close(self) -> None:
-        """End the engine; what is still running fails with `EngineClosed`."""
+        """End the engine; requests still running fail with `EngineClosed`."""
         self._close_for_good(EngineClosed("the engine was closed"))
         try:
             await cancel_tasks(*self._tasks, *self._fetches)
@@ -238,7 +238,7 @@ class EngineClient(Started):
 
     @property
     def is_ready(self) -> bool:
-        """Whether the engine answers. One that has ended does not, though its last messages may still come."""
+        """Whether the engine accepts requests: its process runs and answers pings."""
         return self._process is not None and self._process.is_running and not self._is_hung and self._closed is None
 
     @property
@@ -256,11 +256,12 @@ class EngineClient(Started):
         return request_id in self._streams
 
     async def until_ready(self) -> None:
-        """Wait until the engine answers. Raises `EngineCrashed` if it is late, `EngineClosed` if it never will."""
+        """Wait until the engine is ready. Raises `EngineCrashed` after `accept_timeout_s`, `EngineClosed` if it will
+        not run again."""
         waits_s = self._limits.accept_timeout_s
         try:
             async with asyncio.timeout(waits_s):
-                # It may be lost again before this task runs.
+                # The engine may crash again before this task runs.
                 while not self.is_ready and self._closed is None:
                     self._state_changed.clear()
                     await self._state_changed.wait()
@@ -270,7 +271,7 @@ class EngineClient(Started):
             raise EngineClosed(str(self._closed))
 
     async def stream(self, request: SpeechRequest) -> AsyncGenerator[AudioChunk | Finished, None]:
-        """The events of `request` as they are made: `AudioChunk`s, then `Finished`.
+        """Submit `request` and yield its events as they arrive: `AudioChunk`s, then `Finished`.
 
         Closing the generator or cancelling its task cancels the request. A reader that falls behind by `queue_s` of
         audio pauses it, and one that then reads nothing for `slow_reader_timeout_s` ends it with the reason
@@ -284,9 +285,9 @@ class EngineClient(Started):
             await answer.aclose()
 
     async def open(self, request: SpeechRequest) -> RequestStream:
-        """Submit `request`; text can then be appended. The caller closes the stream. Raises what `stream` does.
+        """Submit `request`, resolving it first if it is not; text can then be appended to a live one.
 
-        One that has not been resolved, as a server does, is here.
+        The caller closes the stream. Raises what `stream` does.
         """
         await self.until_ready()
         while (previous := self._streams.get(request.id)) is not None and previous.is_closed:
@@ -304,9 +305,9 @@ class EngineClient(Started):
         return answer
 
     async def stats(self, *, resets: bool = False) -> Stats:
-        """The engine's counters and times. Raises `EngineError` if they do not come in time.
+        """The engine's counters and durations. Raises `EngineError` after `answer_timeout_s`.
 
-        `resets` clears the times, so that the next call measures the interval between the two.
+        `resets` clears the durations, so that the next call covers the interval between the two.
         """
         await self.until_ready()
         answer: asyncio.Future[Stats] = asyncio.get_running_loop().create_future()
@@ -318,7 +319,7 @@ class EngineClient(Started):
             raise EngineError(f"the engine did not answer for {self._limits.answer_timeout_s:g} s") from error
 
     async def encode_voice(self, references: tuple[Reference, ...]) -> EncodedVoice:
-        """Encode `references`; the engine caches the voice too. Cancelling the call does not undo it.
+        """Encode `references` to a voice, which the engine caches too. Cancelling the call does not stop it.
 
         Raises `InvalidReference`, `EngineBusy`, or another `EngineError`.
         """
@@ -330,7 +331,7 @@ class EngineClient(Started):
         return await answer
 
     def _send(self, message: ToEngine) -> None:
-        """Send `message` to the present process, if there is one."""
+        """Send `message` to the current process, if there is one."""
         if self._process is not None:
             self._process.send(message)
 
@@ -359,7 +360,7 @@ class EngineClient(Started):
             assert isinstance(message, Pong), message
 
     def _resolve_voice(self, message: VoiceEncoded | VoiceFailed) -> None:
-        """Hand an encoded voice, or what was wrong, to the call that waits for it."""
+        """Resolve the call of `encode_voice` that `message` answers."""
         answer = self._voice_waiters.pop(message.number)
         if answer.done():
             return
@@ -369,14 +370,14 @@ class EngineClient(Started):
             answer.set_result(EncodedVoice(message.digest, message.data))
 
     async def _fetch(self, digest: str) -> None:
-        """Send the engine a voice that it asked for. A successor that did not ask ignores it."""
+        """Send the engine a voice that it asked for. A replacement that did not ask ignores it."""
         try:
             self._send(LoadVoice(digest, await self.voice_source(digest)))
         except SonoroError as error:
             self._send(VoiceLost(digest, ErrorFacts.of(error)))
 
     def _fail_pending(self, error: EngineError) -> None:
-        """Fail whatever waits for the engine; each reader raises an exception of its own."""
+        """Fail everything that waits for the engine, each with an exception object of its own."""
         streams, self._streams = self._streams, {}
         futures: list[asyncio.Future[Any]] = [*self._stats_waiters, *self._voice_waiters.values()]
         self._stats_waiters.clear()
@@ -398,7 +399,7 @@ class EngineClient(Started):
         self._fail_pending(error)
 
     async def _supervise(self) -> None:
-        """Receive from the process until it ends, replace it, and so on."""
+        """Dispatch the messages of the process until it ends, replace it, and repeat."""
         try:
             while self._process is not None:
                 error = await self._process.serve(self._dispatch)
@@ -408,13 +409,13 @@ class EngineClient(Started):
             self._close_for_good(EngineClosed(f"the engine cannot be supervised any more: {error!r}"))
 
     async def _replace(self, error: SonoroError) -> None:
-        """Fail what the ended process held and start another, unless too many crashed."""
+        """Fail the requests of the ended process and start another, or close after too many crashes."""
         ended, self._process = self._process, None
         self._fail_pending(EngineCrashed(str(error)))
         if ended is not None:
             await ended.stop(0)
         while (crashes := self._count_crash(error)) <= self._limits.max_restarts:
-            # The first at once: most crashes are one request's fault. Later ones give memory time to be freed.
+            # The first restart is immediate: most crashes are one request's fault. Later ones let memory be freed.
             await asyncio.sleep(0.5 * (crashes - 1))
             self.restarts += 1
             try:
@@ -426,7 +427,7 @@ class EngineClient(Started):
         self._close_for_good(EngineClosed(f"the engine process ended {crashes} times within {window_s:g} s: {error}"))
 
     def _count_crash(self, error: SonoroError) -> int:
-        """Crashes within `restart_window_s`, including this one."""
+        """Log and count a crash; return the number within `restart_window_s`, this one included."""
         now_s = asyncio.get_running_loop().time()
         self._crashed_at_s.append(now_s)
         while self._crashed_at_s[0] <= now_s - self._limits.restart_window_s:
@@ -441,7 +442,7 @@ class EngineClient(Started):
             self._state_changed.set()
 
     async def _ping(self) -> None:
-        """Ping the process: one that hangs is given no more requests, and killed in the end."""
+        """Ping the process; it is not ready after `hang_s` of silence, and killed after `answer_timeout_s`."""
         while True:
             if not self._is_hung:
                 self._send(Ping())

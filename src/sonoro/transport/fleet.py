@@ -27,17 +27,17 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 _MISS_SHARE = 8
-"""An engine that would have to fetch a voice, uploaded or sent along, is charged a request for every so many slots, at
-least one."""
+"""Routing cost of a voice, uploaded or sent along, that an engine lacks: one request per so many slots, at least one.
+"""
 
 
 class Fleet(Started):
     """Engines with `settings`, one on each of `devices`; `async with Fleet.launch(...) as fleet`.
 
-    A request goes to the engine with the fewest requests: one with a free slot before any other, and one that has the
-    voice cached before one that would have to fetch it, unless the latter has much less to do. While a crashed engine
-    is replaced, the others get its share. Belongs to the event loop it was started in. Raises `ConfigError` if several
-    engines would share a `codec_device`.
+    A request goes to an engine with a free slot if there is one, then to the one with the fewest requests, where an
+    engine without the voice in its cache counts as busier. While a crashed engine is replaced, the others get its
+    share. Belongs to the event loop it was started in. Raises `ConfigError` if several engines would share a
+    `codec_device`.
     """
 
     def __init__(self, settings: WorkerSettings, devices: Sequence[str], limits: Limits | None = None) -> None:
@@ -64,11 +64,11 @@ class Fleet(Started):
         return cls(WorkerSettings(model=named, device=",".join(devices), **settings), devices, limits)
 
     def begin(self) -> None:
-        """Start every engine in the background, unless that was done; `start` says what became of it."""
+        """Start every engine in the background, once; `start` waits for them and raises their errors."""
         self._starting = self._starting or asyncio.create_task(self._start())
 
     async def start(self) -> None:
-        """Start every engine and wait until all are ready. Raises what was wrong with the first to fail."""
+        """Start every engine and wait until all are ready. Raises the error of the first to fail."""
         self.begin()
         assert self._starting is not None
         await self._starting
@@ -82,7 +82,7 @@ class Fleet(Started):
             undo.pop_all()
 
     async def close(self) -> None:
-        """End every engine; what is still running fails with `EngineClosed`."""
+        """End every engine; requests still running fail with `EngineClosed`."""
         await asyncio.gather(*(client.close() for client in self.replicas))
 
     @property
@@ -97,7 +97,7 @@ class Fleet(Started):
 
     @property
     def ready_share(self) -> float:
-        """The fraction of the engines that answer; 1 once all are closed, as waiting has no use then."""
+        """The fraction of engines that are ready; 1 once all are closed, so that nothing waits for them."""
         if self.closed_reason is not None:
             return 1.0
         return sum(client.is_ready for client in self.replicas) / len(self.replicas)
@@ -110,7 +110,7 @@ class Fleet(Started):
 
     async def open(self, request: SpeechRequest) -> RequestStream:
         """Submit `request` to one of the engines, as `EngineClient.open` does."""
-        # The engine that has a request of that id handles another. Any engine may be lost again before this task runs.
+        # A duplicate id goes to the engine that holds it, which handles that. Any engine may crash before this runs.
         while (holder := self._find(request.id)) is None and not self.is_ready:
             await self._until_ready()
         return await (holder or self._choose(request)).open(request)
@@ -134,10 +134,10 @@ class Fleet(Started):
         return next((client for client in self.replicas if client.has_request(request_id)), None)
 
     def _choose(self, request: SpeechRequest) -> EngineClient:
-        """The engine that will speak `request` soonest; one at least must be ready."""
+        """The engine with the least routing cost for `request`; at least one must be ready."""
         ready = [client for client in self.replicas if client.is_ready]
         slots, voice = self.settings.config.slots, _voice_of(request)
-        # Every engine has the model's own voices.
+        # The model's own voices cost nothing: every engine has them.
         cold = max(1, slots // _MISS_SHARE) if request.voice_digest or request.references else 0
 
         def cost(client: EngineClient) -> tuple[bool, int, bool, int]:
@@ -150,7 +150,7 @@ class Fleet(Started):
         return chosen
 
     async def _until_ready(self) -> None:
-        """Wait until any engine is ready. Raises as `EngineClient.until_ready` does if none comes."""
+        """Wait until any engine is ready. Raises as `EngineClient.until_ready` does if none becomes ready."""
         waiting = [asyncio.create_task(client.until_ready()) for client in self.replicas]
         try:
             for first in asyncio.as_completed(waiting):
@@ -163,7 +163,7 @@ class Fleet(Started):
 
 
 class _VoiceHistory:
-    """The voices that the process of `client` used last and so has cached; `requests` counts all it was given."""
+    """The voices that the process of `client` used last and so has cached; `requests` counts those sent to it."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client, self._restarts, self.requests = client, 0, 0
@@ -176,7 +176,7 @@ class _VoiceHistory:
         return voice in self._voices
 
     def record(self, voice: Hashable) -> None:
-        """A request with `voice` is sent to it."""
+        """Note that a request with `voice` is sent to the engine."""
         self.requests += 1
         self._voices[voice] = None
         self._voices.move_to_end(voice)
@@ -185,7 +185,7 @@ class _VoiceHistory:
 
 
 def device_list(text: str) -> tuple[str, ...]:
-    """The devices that `text` names, as "0,1", "cuda:0,cuda:1" or "cpu,cpu". Raises `ConfigError`."""
+    """Parse a list of devices such as "0,1", "cuda:0,cuda:1" or "cpu,cpu". Raises `ConfigError`."""
     devices = []
     for part in text.split(","):
         device = f"cuda:{part.strip()}" if part.strip().isdecimal() else part.strip()

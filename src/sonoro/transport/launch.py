@@ -1,6 +1,6 @@
 """Engine processes: start, wait until ready, send and receive messages, stop.
 
-A process that ends without being asked to has crashed, whatever its exit code.
+A process that ends without a `Shutdown` has crashed, whatever its exit code.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 MODULE = "sonoro.engine.worker"
 
 _CODE = f"import gc; gc.disable(); from {MODULE} import main; main()"
-"""What is imported stays, so rubbish is not looked for in it: a sixth of the time that imports take."""
+"""Imported objects stay, so garbage collection is off meanwhile: that saves a sixth of the time of the imports."""
 
 DRAIN_S = 0.2
 """How long to wait for the last messages of a process that has ended."""
@@ -53,14 +53,14 @@ DRAIN_S = 0.2
 
 @dataclass(frozen=True)
 class Limits:
-    """How long things may take, in seconds, and how much is forgiven.
+    """Timeouts of an engine client, in seconds, and its limit of restarts.
 
     `ready_timeout_s`: from start to ready, a download included. `accept_timeout_s`: how long a request waits for an
-    engine that is starting. An engine is pinged every `ping_interval_s`: one that is silent for `hang_s` counts as not
-    ready until it answers, one that is silent for `answer_timeout_s` is replaced. `slow_reader_timeout_s`: a request
-    whose full queue is not read for that long is cancelled. `shutdown_timeout_s`: how long a process may take to exit.
-    `max_restarts`: replacements of an engine within `restart_window_s`; after one more crash there is no engine.
-    `queue_s`: audio that a request's queue holds before the request is paused.
+    engine that is starting. An engine is pinged every `ping_interval_s`: after `hang_s` of silence it is not ready
+    until it answers, after `answer_timeout_s` it is replaced. `slow_reader_timeout_s`: a request whose full queue is
+    not read for that long is cancelled. `shutdown_timeout_s`: how long a process may take to exit. `max_restarts`:
+    replacements within `restart_window_s`; after one more crash the client is closed. `queue_s`: seconds of audio in a
+    request's queue at which the request is paused.
     """
 
     ready_timeout_s: float = 900.0
@@ -108,9 +108,9 @@ class Started(ABC):
 
 
 async def spawn(arguments: Sequence[str], output: int) -> Process:
-    """A process of `engine.worker` that writes to the file descriptor `output`."""
-    # In a process group of its own: an interrupt at the terminal is the parent's to handle, and what it starts
-    # ends with it. -P: what lies in the current folder must not be imported in place of a library.
+    """Start `engine.worker` in a process that writes its output to the file descriptor `output`."""
+    # In a process group of its own, so that an interrupt at the terminal reaches the parent alone, and processes that
+    # it starts can be killed with it. -P: files in the current folder must not shadow libraries.
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-c", _CODE, *arguments),
         stdin=subprocess.DEVNULL,
@@ -141,8 +141,8 @@ class EngineProcess:
     async def start(cls, settings: WorkerSettings, ready_timeout_s: float) -> Self:
         """Start a process and wait until its engine is ready.
 
-        Raises the error that the child reported (`ConfigError`, `CheckpointError`, ...), `EngineCrashed` with its last
-        line of output if it died without one, and `EngineError` if it took too long. The process is gone then.
+        Raises the error that the process reported (`ConfigError`, `CheckpointError`, ...), `EngineCrashed` with its
+        last line of output if it died without one, and `EngineError` after `ready_timeout_s`. The process is then gone.
         """
         engine = cls()
         async with contextlib.AsyncExitStack() as undo:
@@ -151,7 +151,7 @@ class EngineProcess:
             await engine._spawn(settings)
             engine.ready = await engine._until_ready(ready_timeout_s)
             undo.pop_all()
-        # Both ends are connected; without the socket's file nothing is left whichever of them dies first.
+        # Both ends are connected, so the socket's file can go: nothing is left over, whichever process dies first.
         remove_endpoint(engine._endpoint)
         return engine
 
@@ -161,14 +161,14 @@ class EngineProcess:
         return self._process is not None and self._process.returncode is None
 
     def send(self, message: ToEngine) -> None:
-        """Send `message`; it is lost if the process is gone. Raises `InvalidRequest` if it cannot be read there."""
+        """Send `message`; it is lost if the process is gone. Raises `InvalidRequest` as `encode_to_engine` does."""
         sent = cast("asyncio.Future[object]", self._socket.send(encode_to_engine(message), zmq.NOBLOCK))
         assert sent.done()
         if not isinstance(sent.exception(), zmq.Again):
             sent.result()
 
     async def serve(self, take: Callable[[FromEngine], None]) -> EngineCrashed:
-        """Hand every message to `take` until the process ends; returns how it ended."""
+        """Call `take` with every message until the process ends; return how it ended."""
         try:
             while (messages := await self._messages()) is not None:
                 for message in messages:
@@ -181,7 +181,7 @@ class EngineProcess:
             return EngineCrashed(f"a message of the engine process could not be understood: {error!r}")
 
     def kill(self) -> None:
-        """End the process, and any it has started, at once."""
+        """Kill the process and those it has started."""
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -209,7 +209,7 @@ class EngineProcess:
         self._output.started()
 
     async def _messages(self, timeout_s: float | None = None) -> list[FromEngine] | None:
-        """The next messages that came together; None if the process ended without any, or at the timeout."""
+        """The next batch of messages; None if the process has ended without any, or at the timeout."""
         assert self._process is not None
         self._receiving = self._receiving or asyncio.create_task(self._receive())
         self._ending = self._ending or asyncio.create_task(self._process.wait())
@@ -252,7 +252,7 @@ class EngineProcess:
 
 
 async def _run_to_end(work: Coroutine[Any, Any, object]) -> None:
-    """Run `work`, which takes a moment, to its end; a cancellation takes effect after it."""
+    """Run `work` to its end, which must be near; a cancellation takes effect after it."""
     task, cancelled = asyncio.create_task(work), None
     while not task.done():
         try:
@@ -276,10 +276,7 @@ _from_engine = msgspec.msgpack.Decoder(list[FromEngine])
 
 
 def encode_to_engine(message: ToEngine) -> bytes:
-    """`message` as bytes.
-
-    Raises `InvalidRequest` for a request whose fields are not of their declared types: the engine could not read it.
-    """
+    """Encode `message`. Raises `InvalidRequest` for a request with a field that is not of its declared type."""
     try:
         payload = _encoder.encode(message)
         if isinstance(message, Submit | EncodeVoice):
@@ -298,7 +295,7 @@ def decode_from_engine(payload: bytes) -> list[FromEngine]:
 
 
 class _Output:
-    """The output of a process, forwarded to our stderr as it comes; keeps the last line."""
+    """Forwards the output of a process to stderr as it arrives, and keeps its last line."""
 
     def __init__(self) -> None:
         self._read_end, self.write_end = os.pipe()
@@ -310,19 +307,19 @@ class _Output:
 
     @property
     def last_line(self) -> str:
-        """The last line that is not empty, after a colon."""
+        """ ": " and the last line that is not empty, or ""."""
         if self._is_open:
             self._forward()
         lines = [line.strip() for line in self._tail.splitlines() if line.strip()]
         return f": {lines[-1]}" if lines else ""
 
     def started(self) -> None:
-        """Close our copy of the end that the process writes to."""
+        """Close this process's copy of the write end."""
         os.close(self.write_end)
         self.write_end = -1
 
     def close(self) -> None:
-        """Stop reading; later output of a forgotten child of the process is dropped."""
+        """Stop reading; later output of a surviving child of the process is dropped."""
         if self._is_open:
             self._forward()
         if self._is_open:
@@ -339,7 +336,7 @@ class _Output:
             text = self._decoder.decode(data)
             self._tail = (self._tail + text)[-4096:]
             with contextlib.suppress(OSError, ValueError, AttributeError):
-                # A stderr that is closed or missing does not concern the engine.
+                # A closed or missing stderr is no reason to fail.
                 sys.stderr.write(text)
             if not data:
                 self._stop()

@@ -45,8 +45,8 @@ DEFAULT_FACTORY = "sonoro.models.registry:load"
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The model an engine process loads and how its engine is configured.
 
-    `factory` is "module:function" in the import path of the child: called as `sonoro.models.registry.load` is, it
-    returns a `LoadedModel`. Another than the default serves a model that the registry does not know.
+    `factory` is "module:function" on the process's import path, a function with the signature and result of
+    `sonoro.models.registry.load`. Name another to serve a model that the registry does not know.
     """
 
     model: str | None = None
@@ -87,7 +87,7 @@ class EndText(msgspec.Struct, frozen=True, tag=True):
 
 
 class Pause(msgspec.Struct, frozen=True, tag=True):
-    """Decode no more audio of a request for now. What was launched still comes."""
+    """Generate no more of a request for now. Audio already launched still arrives."""
 
     request_id: str
 
@@ -99,48 +99,47 @@ class Resume(msgspec.Struct, frozen=True, tag=True):
 
 
 class StatsRequest(msgspec.Struct, frozen=True, tag=True):
-    """Answered by `Stats`. `resets` clears the durations, so that the next answer covers the time between."""
+    """Ask for `Stats`. `resets` clears the durations, so that the next answer covers the time between the two."""
 
     resets: bool = False
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):
-    """Answered by `Pong` as soon as the engine looks at its messages: between two ticks."""
+    """Ask for `Pong`, which the engine sends between two ticks."""
 
 
 class EncodeVoice(msgspec.Struct, frozen=True, tag=True):
-    """Encode `references`, to be kept by the server. `VoiceEncoded` or `VoiceFailed` of its number answers it."""
+    """Encode `references`, for the server to store. Answered by `VoiceEncoded` or `VoiceFailed` of its number."""
 
     number: int
     references: tuple[Reference, ...]
 
 
 class LoadVoice(msgspec.Struct, frozen=True, tag=True):
-    """The encoded voice of a digest, as `VoiceWanted` asked for it."""
+    """The encoded voice that `VoiceWanted` asked for."""
 
     digest: str
     data: bytes
 
 
 class VoiceLost(msgspec.Struct, frozen=True, tag=True):
-    """The encoded voice of a digest cannot be had, though `VoiceWanted` asked for it: the facts of the error."""
+    """The encoded voice that `VoiceWanted` asked for is not available: the facts of the error."""
 
     digest: str
     facts: ErrorFacts
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
-    """End the process. What is still running is dropped."""
+    """End the process. Requests still running are dropped."""
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The engine can be used. Sent again whenever another of the graphs that were to come has been captured.
+    """The engine can be used. Sent again after each later capture of a graph.
 
-    `ready_s` counts from the start of the process. `report` says in lines what memory is used for and what each
-    captured size took; `phases` are the seconds of each phase of the start, in order, and `kernels_awaited` those in
-    which launches waited for kernels, if any did. Both memories are those of this process on a GPU, 0 without one.
-    Encoded voices that have the `fingerprint` can be loaded. `graphs_to_come` are not captured yet: until they are,
-    batches are padded to larger ones.
+    `ready_s` counts from the start of the process. `report` has lines on memory by part and on each captured size.
+    `phases` maps each phase of the start to its seconds, in order; `kernels_awaited` is the time for which launches
+    waited for kernels. Both memories are this process's on its GPUs, 0 without one. Voices encoded under the same
+    `fingerprint` can be loaded. `graphs_to_come` sizes are not captured yet; batches are padded to larger ones.
     """
 
     spec: ModelSpec
@@ -154,10 +153,10 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class PrefixCounts(msgspec.Struct, kw_only=True):
-    """The prefix cache since the engine started.
+    """Counters of the prefix cache since the engine started.
 
-    Prompt tokens that were prefilled, and those found in cached pages. Prompts with pages that can be shared, by
-    whether the first of them was cached. Evicted pages, and the bytes of those cached now.
+    `rows_prefilled`, `rows_cached`: prompt tokens that were prefilled, and that cached pages held. `hits`, `misses`:
+    prompts with shareable pages whose first page was cached, or not. `evictions`: pages. `kept_bytes`: cached now.
     """
 
     rows_prefilled: int = 0
@@ -169,16 +168,14 @@ class PrefixCounts(msgspec.Struct, kw_only=True):
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """How an engine is doing.
+    """Load, durations and counters of an engine.
 
-    `launches` counts by kind of work (`place`, `prefill`, `frame`, `codec`) those from a `graph` and those launched
-    `eager`.
-    `running` hold a slot; `paused` are among these and the `waiting`. `tick_ms` is the time inside a tick, `frame_ms`
-    the time from the end of one to the end of the next while there is work: `p50`, `p95` and `p99` of the last 4096, 0
-    if there were none. `broken_samples` were not finite and were sent as silence; `put_back` counts how often a request
-    lost its slot for want of pages, before anybody heard it. `fallbacks` counts by operation for
-    how many shapes `smaller` blocks or the `reference` serve in place of a kernel that could not be launched;
-    `compiled` counts by kernel the variants that were compiled only once they were launched.
+    `launches`: by kind of work (`place`, `prefill`, `frame`, `codec`, ...), as `Runner.launches`. `running`: requests
+    with a slot; `waiting`: without one; `paused`: among both. `tick_ms`: time inside a tick; `frame_ms`: from the end
+    of one tick to the end of the next under load; each `p50`, `p95`, `p99` of the last 4096, 0 without data.
+    `broken_samples`: non-finite samples, sent as silence. `put_back`: preemptions for want of pages, before any audio
+    was sent. `fallbacks`: by operation, the number of shapes served by `smaller` blocks or by the `reference` because a
+    kernel could not be launched. `compiled`: by kernel, the variants that were compiled at their launch.
     """
 
     launches: dict[str, dict[str, int]]
@@ -202,7 +199,7 @@ class Pong(msgspec.Struct, frozen=True, tag=True):
 
 
 class VoiceEncoded(msgspec.Struct, frozen=True, tag=True):
-    """Encoded references: bytes that an engine of the same model can load, and the digest of their content."""
+    """A voice encoded from references: bytes that an engine of the same model can load, and the content digest."""
 
     number: int
     digest: str
@@ -210,7 +207,7 @@ class VoiceEncoded(msgspec.Struct, frozen=True, tag=True):
 
 
 class VoiceWanted(msgspec.Struct, frozen=True, tag=True):
-    """Requests wait for the encoded voice of a digest. Answered by `LoadVoice` or `VoiceLost`."""
+    """Ask for the encoded voice of a digest, for which requests wait. Answered by `LoadVoice` or `VoiceLost`."""
 
     digest: str
 
