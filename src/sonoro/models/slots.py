@@ -1,8 +1,8 @@
-"""State by slot of a model that steps a backbone once a frame, with or without a depth stack; staging and prefill.
+"""Per-slot state of a model that steps a backbone once a frame, with or without a depth model; staging and prefill.
 
-The last slot is scratch; a free slot is `done`, its pages are the scratch page. Prompts are staged in two copies: what
-their slots need, a row each, and their tokens as ids, packed back to back. `admit_staged` and `fill_backbone` read only
-that, so they depend on nothing but the indices of slots and of staged tokens.
+The last slot is scratch; a free slot is `done` and has the scratch page throughout. Prompts are staged by two copies:
+one row of slot state per prompt, and the ids of all prompt tokens, packed. `admit_staged` and `fill_backbone` read only
+the staging area, so their graphs depend on the indices of slots and staged tokens alone.
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ _LOOP_PAGE = 16
 _TOKEN_COLUMNS = 4
 
 _EMBEDDED_AT_ONCE = 256
-"""Tokens: what is summed of one takes up to 16 times what is kept of it, 134 MB for 2,048 of the 1.7B."""
+"""Tokens embedded at once: a sum of embeddings needs up to 16 times the memory of its result (Qwen3-TTS 1.7B: 134 MB
+for 2,048 tokens)."""
 
 
 @dataclass(frozen=True)
 class StagedPrompts:
-    """What is waiting for `admit_staged` and `fill_backbone`: by prompt, not by slot.
+    """The staging area that `admit_staged` and `fill_backbone` read; indexed by staged prompt, not by slot.
 
-    `slots` [N+1, W] int64, one for each staged prompt: position, page table, a row of each sampler, what the model
-    added; the last is that of a slot which is free. `tokens` [M+1, 4 + V] int64, one for each prompt token, the last
-    scratch: slot, position, where the prompt begins in the pack, the slot whose pending input this row is (scratch for
-    all but a prompt's last token), V ids of the model's own.
-    """
+    `slots` [N+1, W] int64, a row per prompt: position, page table, controls of each sampler, additions of the model;
+    the last row is that of a free slot. `tokens` [M+1, 4 + V] int64, a row per prompt token, the last scratch: slot,
+    position, packed index where its prompt starts, the slot whose pending input it is (scratch for all but a prompt's
+    last token), V ids of the model."""
 
     slots: Tensor
     tokens: Tensor
@@ -75,12 +75,12 @@ class StagedPrompts:
 
 @dataclass(frozen=True, kw_only=True)
 class BackboneState:
-    """State by slot, [N+1, ...] each, and tables shared by all. Mutated in place by the functions of this file and the
-    model's own.
+    """State by slot, [N+1, ...] each, and tables shared by all slots. Mutated in place by the functions of this file
+    and of the model.
 
-    `pending` [H] is the backbone's next input, or all that is known of it, at `position`. Of `cache`, which may be that
-    of several stacks, one behind the other, only positions before `position` count. `samplers` are the ways in which a
-    frame is drawn. `watch`, if there is one, holds what some heads of the backbone look at.
+    `pending` [N+1, H] is the backbone's next input at `position`, before pending text is added. `cache`, which may hold
+    the layers of several stacks, is valid before `position`. `samplers` has an entry for each set of sampling controls
+    of a frame. `watch`, if not None, records attention of some heads of the backbone.
     """
 
     done: Tensor
@@ -97,21 +97,19 @@ class BackboneState:
 
     @property
     def scratch(self) -> int:
-        """The index of the scratch slot."""
+        """Index of the scratch slot."""
         return self.done.shape[0] - 1
 
     @property
     def page_table(self) -> Tensor:
-        """That of `cache`."""
+        """The page table of `cache`."""
         return self.cache.page_table
 
 
 @dataclass(frozen=True, kw_only=True)
 class DepthState(BackboneState):
-    """Those of a model whose frames are completed by a depth stack.
-
-    `loop` holds its keys and values during one step, `loop_positions` [K, N+1 or more] its positions.
-    """
+    """The state of a model with a depth model: `loop` holds its keys and values during one frame, `loop_positions`
+    [K, N+1 or more] int64 its positions."""
 
     loop: PagedKVCache
     loop_rotary: Rotary
@@ -129,12 +127,11 @@ def allocate_backbone(
     samplers: int = 1,
     word_heads: WordHeads | None = None,
 ) -> BackboneState:
-    """Free slots for `capacity.slots` requests. `config` are sizes of a backbone, its layers all that live on pages;
-    `rotary` its tables of `capacity.max_positions`, in the dtype and on the device that it has.
+    """State of `capacity.slots` free slots. `config`: sizes of the backbone, with all layers that have paged KV;
+    `rotary`: its tables for `capacity.max_positions`, whose dtype and device the state takes.
 
-    `frame` is an empty one, `ids` are a padding token's, `added` is what the model adds to a slot that is free.
-    `word_heads` of the backbone are watched.
-    """
+    `frame` is an empty frame, `ids` those of a padding token, `added` the model's additions to a free slot,
+    `word_heads` the heads to watch."""
     device, dtype, rows = rotary[0].device, rotary[0].dtype, capacity.slots + 1
     zeros = functools.partial(torch.zeros, device=device)
     table = torch.full((rows, capacity.pages_per_slot), capacity.pages, dtype=torch.int32, device=device)
@@ -183,13 +180,14 @@ def allocate_depth(
         **vars(common),
         loop=PagedKVCache.allocate(depth.config, numbers[:, None], loop_page, rows - 1, dtype),
         loop_rotary=depth.rotary(torch.arange(codebooks, device=device), dtype),
-        # An even width: every line starts at 16 bytes, as the kernels that read it were compiled for.
+        # An even width, so that rows are aligned to 16 bytes, as the kernels that read them are specialised.
         loop_positions=torch.arange(codebooks, device=device)[:, None].repeat(1, rows + rows % 2),
     )
 
 
 def clear_slots(state: BackboneState, slots: Sequence[int], *more: tuple[Tensor, int]) -> None:
-    """Make `slots` free and empty, and fill theirs of each tensor of `more`. No sync; not capturable."""
+    """Free and clear `slots`; for each (tensor, value) of `more` set their rows to the value. No sync; not
+    capturable."""
     index = upload(slots, torch.int64, state.done.device)
     state.done.index_fill_(0, index, True)
     state.cache.page_table.index_fill_(0, index, state.cache.keys.shape[1] - 1)
@@ -207,10 +205,10 @@ def stage_prompts(  # noqa: PLR0917 (all by row, in one order)
     ids: Sequence[Ids],
     added: Sequence[tuple[Sequence[SamplingControls], Sequence[int] | Ids]],
 ) -> int:
-    """Stage what `slots` need to speak `prompts`, each on its `pages`, for `admit_staged`, and for `fill_backbone` the
-    prompts' tokens `ids` [P, V] that are not cached; returns how many. No sync; not capturable.
+    """Stage `prompts` with their `slots` and `pages` for `admit_staged`, and their uncached tokens for `fill_backbone`;
+    returns the number of these. No sync; not capturable.
 
-    `added` are for each the controls of its samplers, and what the model adds to its slot.
+    Per prompt: `ids` [P, V] of all of its tokens, and `added`, the controls of each sampler and the model's additions.
     """
     assert state.scratch not in slots
     lengths = [prompt.positions - cached for prompt, (_, cached) in zip(prompts, pages, strict=True)]
@@ -237,7 +235,7 @@ def stage_prompts(  # noqa: PLR0917 (all by row, in one order)
 
 
 def admit_staged(state: BackboneState, slots: Tensor) -> Tensor:
-    """Reset `slots` [B] int64 and give each what was staged for it in order; returns what the model added, [B, A].
+    """Reset `slots` [B] int64 and write the staged state to them, in order; returns the model's additions, [B, A].
 
     Capturable; no sync.
     """
@@ -256,12 +254,12 @@ def admit_staged(state: BackboneState, slots: Tensor) -> Tensor:
 
 
 def staged_tokens(state: BackboneState, tokens: Tensor) -> tuple[PackedTokens, Tensor, Tensor]:
-    """Where the staged tokens `tokens` [T] int64, from the first on, belong; the slots [T] that each waits in (scratch
-    for all but a prompt's last token); and their ids [T, V]. Capturable.
+    """Look up the staged tokens with indices `tokens` [T] int64, from 0 on: their place in packed prompts, the slot [T]
+    whose pending input each is (scratch for all but a prompt's last token), and their ids [T, V]. Capturable.
     """
     ids = state.staged.tokens[tokens]
     slots, positions, starts, pending = ids[:, :_TOKEN_COLUMNS].unbind(1)
-    # A padding row is a sequence of its own.
+    # Each padding token is a sequence of its own.
     starts = torch.where(slots == state.scratch, torch.arange(tokens.shape[0], device=tokens.device), starts)
     return PackedTokens(slots, positions, starts), pending, ids[:, _TOKEN_COLUMNS:]
 
@@ -269,10 +267,11 @@ def staged_tokens(state: BackboneState, tokens: Tensor) -> tuple[PackedTokens, T
 def fill_backbone(
     state: BackboneState, tokens: Tensor, backbone: DecoderStack, embed: Callable[[Tensor], Tensor]
 ) -> None:
-    """Run the staged tokens `tokens` [T] int64 from the first on, and leave each prompt's last one pending. Capturable.
+    """Prefill the staged tokens with indices `tokens` [T] int64, from 0 on; each prompt's last input becomes pending.
+    Capturable.
 
-    `embed` makes of their ids [T, V] what the backbone is given, [T, H]. The last row is run too, though the first step
-    runs it again: what it leaves is overwritten by the same.
+    `embed` maps their ids [T, V] to the backbone's inputs [T, H]. The last token of a prompt is run here and again by
+    the first step, which overwrites its keys and values with the same.
     """
     packed, pending, ids = staged_tokens(state, tokens)
     parts = ids.split(_EMBEDDED_AT_ONCE)
@@ -291,8 +290,8 @@ def run_prompts(  # noqa: PLR0917 (what `DecoderStack.prefill` is given)
     *,
     is_output_used: bool = True,
 ) -> Tensor:
-    """`rows` [T, H] of packed prompts through `stack` and its final norm, if the output is used, their keys and values
-    kept in `cache`; out of fused operations, unless `state` says otherwise. `rotary` are tables. Capturable."""
+    """Run `rows` [T, H] of packed prompts through `stack` and, if the output is used, its final norm; writes keys and
+    values to `cache`. `rotary`: tables by position. Fused kernels if `state.is_prefill_fused`. Capturable."""
     if state.is_prefill_fused:
         rows = stack.prefill(rows, rotary, cache, tokens, is_output_used=is_output_used)
         return stack.norm.fused(rows) if is_output_used else rows
@@ -304,10 +303,11 @@ def run_prompts(  # noqa: PLR0917 (what `DecoderStack.prefill` is given)
 def depth_passes(
     state: DepthState, depth: DecoderStack, rows: Tensor, fed: Sequence[Tensor | None]
 ) -> Iterator[Tensor]:
-    """What `depth` makes of each of its inputs after the first, [B, width] before its final norm, in turn.
+    """Run the depth model over one frame: yields its output [B, width], before the final norm, for each input but the
+    first. `rows` [B] are indices into its KV cache.
 
-    `fed` [B, width] are the inputs: the backbone's hidden row, then what each codebook is embedded as. Whoever asks for
-    the next has appended what was drawn from the last. The first two, known together, are one pass.
+    `fed` are the inputs, [B, width] each: the backbone's hidden state, then the embedding of each codebook's code. The
+    caller appends the next one before it asks for the next output. The first two are known together: one pass.
     """
     hidden, embedded, count = fed[0], fed[1], rows.shape[0]
     assert hidden is not None
@@ -321,7 +321,7 @@ def depth_passes(
 
 
 class _FrameTensors(Protocol):
-    """Those of `BackboneState` that a frame is appended to."""
+    """The tensors of `BackboneState` that `append_frames` writes."""
 
     @property
     def done(self) -> Tensor: ...
@@ -346,16 +346,16 @@ def append_frames(  # noqa: PLR0917 (where the rows stand, and what they are giv
     is_end: Tensor,
     max_frames: Tensor,
 ) -> Tensor:
-    """Append `made`, a frame each [B, ...], to `rows` [B], which stand at `length` and `position` [B].
+    """Append the frames `made` [B, ...] to the slots `rows` [B], at `length` and `position` [B] int64.
 
-    `pending` [B, H] are their next inputs; they end at `max_frames` [B], and those that `is_end` [B] end without it.
-    Capturable; no sync.
+    `pending` [B, H] are the next inputs. A slot with `is_end` [B] ends without this frame; others end at `max_frames`
+    [B]. Capturable; no sync.
 
-    Returns the rows that go on, [B], scratch for the others: whatever else is kept of a frame belongs there.
+    Returns `rows` with the scratch slot for those with `is_end`: where to write any other state of this frame.
     """
     scratch = state.done.shape[0] - 1
     stopped = is_end | (rows == scratch)
-    # A slot that ends here is sent to the scratch slot as well: its last decision leaves nothing behind but `done`.
+    # A slot that ends writes to the scratch slot: its last decision changes `done` alone.
     kept = rows.masked_fill(stopped, scratch)
     count = (length + 1).masked_fill(stopped, 0)
     state.position[kept] = (position + 1).masked_fill(stopped, 0)
@@ -377,7 +377,7 @@ def _check_room(state: BackboneState, prompt: Prompt, pages: Sequence[int], cach
 
 
 def _allocate_watch(heads: WordHeads | None, slots: int, max_positions: int, device: torch.device) -> HeadWatch | None:
-    """What watches `heads` in `slots` slots, the scratch slot among them; None if there are none."""
+    """A `HeadWatch` of `heads` for `slots` slots, which include the scratch slot; None without heads."""
     if heads is None or not heads.places:
         return None
     columns = max_positions if heads.candidates else min(max_positions, MOST_COLUMNS)
@@ -385,7 +385,7 @@ def _allocate_watch(heads: WordHeads | None, slots: int, max_positions: int, dev
 
 
 class ReadsText:
-    """`sonoro.models.words.ShowsWords` of a model whose `backbone` is given all of its text first."""
+    """`sonoro.models.words.ShowsWords` for a model whose prompt holds all of the text."""
 
     backbone: DecoderStack
     word_heads = WordHeads()
@@ -410,8 +410,8 @@ class ReadsText:
 
 
 def watch_text(state: BackboneState, slots: Sequence[int], spans: Sequence[tuple[int, int]]) -> None:
-    """From now on watch for `slots`, which are free, the stretches `spans` (start, count) of their positions, if heads
-    are watched. No sync; not capturable."""
+    """Set the watched `spans` (start, count) of positions of free `slots`, if heads are watched. No sync; not
+    capturable."""
     if state.watch is None:
         return
     device, columns = state.done.device, state.watch.attention.shape[2]

@@ -1,7 +1,7 @@
-"""How a decode step of a model with codebooks begins and ends: its inputs by slot, and the state it leaves. Triton
-kernels beside references; knows no model.
+"""First and last kernel of a decode step of a model with codebooks: gather the backbone's inputs by slot, and append
+the frame and its feedback embedding. Triton kernels beside their references.
 
-Slots that are done are replaced by the scratch slot, which is itself always done at length 0.
+Slots that are done are replaced by the scratch slot, which is always done, at length 0.
 """
 
 from __future__ import annotations
@@ -43,12 +43,13 @@ __all__ = [
 _BLOCK = 512
 
 
-# Dataclasses, as a check compares every tensor in the tuples that it is given: these hold the largest tables.
+# Dataclasses rather than tuples: a kernel check compares every tensor in its tuples, and these hold large tables.
 @dataclass(frozen=True)
 class PendingText:
-    """Text that is added to the inputs: frame n takes number n - 1 of a slot's `ids` [N+1, M] int64, then the last one.
+    """Text added to the inputs: frame n takes entry n - 1 of a slot's `ids` [N+1, M] int64, and the last one after
+    that.
 
-    `embed` makes [B, H] of ids [B]; `table` [V, H] holds all of that, if it is in memory.
+    `embed` maps ids [B] to [B, H]; `table` [V, H] holds its results for all ids, or None if it is not in memory.
     """
 
     ids: Tensor
@@ -57,9 +58,9 @@ class PendingText:
 
 
 class StepState(NamedTuple):
-    """What a step reads and writes by slot, under the names in `BackboneState`.
+    """Tensors of `BackboneState` that a step reads and writes, by slot.
 
-    `seen` [N+1, end of speech + 1] bool marks the codes of codebook 0 that were sampled, where a model asks for that.
+    `seen` [N+1, end of speech + 1] bool marks the codes sampled for codebook 0, for models with a repetition penalty.
     """
 
     done: Tensor
@@ -76,7 +77,8 @@ class StepState(NamedTuple):
 
 
 class Start(NamedTuple):
-    """The `slots` [B] int64 of a step, their `length` and `position` [B], and the backbone's `inputs` [B, H]."""
+    """The `slots` [B] int64 of a step (scratch for those done), their `length` and `position` [B] int64, and the
+    backbone's `inputs` [B, H]."""
 
     slots: Tensor
     length: Tensor
@@ -86,14 +88,13 @@ class Start(NamedTuple):
 
 @dataclass(frozen=True)
 class Feedback:
-    """How a frame becomes the next input, and when it ends speech.
+    """How a frame becomes the next input, and which code ends speech.
 
-    `embed` makes [B, H] of frames [B, K]: row `starts[k]` + code of `table`, summed over k in float32 and rounded. With
-    `first` [end + 1, H], row c of that is added for codebook 0's c, and the sum divided by `divisor`, each rounded.
+    `embed` maps frames [B, K] to [B, H]: the sum over k, in float32, of rows `starts[k]` + code of `table`, rounded.
+    With `first` [end + 1, H], its row for code 0 of the frame is added and the sum divided by `divisor`, rounding each.
 
-    `end` as code 0 of a frame is the end of speech from frame `earliest_end` on. An earlier one is kept as code 0 and
-    fed back as the last row of `first` alone. Codebooks have at least `codes` codes.
-    """
+    Code `end` in codebook 0 ends speech from frame `earliest_end` on. Before that, the frame is stored with code 0 in
+    its place, and its feedback is the last row of `first` alone. Every codebook has at least `codes` codes."""
 
     embed: Callable[[Tensor], Tensor]
     table: Tensor | None
@@ -106,7 +107,8 @@ class Feedback:
 
 
 def begin_reference(slots: Tensor, state: StepState) -> Start:
-    """Where `slots` [B] int64 stand, and their inputs: what is pending, and the text of their frame if there is any."""
+    """Gather the state of `slots` [B] int64 and the backbone's inputs: `pending`, plus the frame's text if there is
+    any."""
     slots = slots.masked_fill(state.done[slots], state.done.shape[0] - 1)
     length, inputs, text = state.length[slots], state.pending[slots], state.text
     if text is not None:
@@ -116,7 +118,8 @@ def begin_reference(slots: Tensor, state: StepState) -> Start:
 
 
 def finish_reference(codes: Tensor, start: Start, max_frames: Tensor, state: StepState, feedback: Feedback) -> None:
-    """Append the frames `codes` [B, K] int64, make their embeddings pending, and end slots at `max_frames` [B]."""
+    """Append the frames `codes` [B, K] int64, write their embeddings to `pending`, and end slots at `max_frames`
+    [B]."""
     decided = codes[:, 0]
     is_end = decided == feedback.end
     codes = torch.cat((decided.masked_fill(is_end, 0)[:, None], codes[:, 1:]), dim=1)
@@ -186,7 +189,7 @@ if triton is not None:
             whole = tl.div_rn(whole, tl.zeros([BLOCK], tl.float32) + divisor).to(dtype)
             value = tl.where(is_end, alone, whole)
         tl.store(pending + kept * width + column, value, mask=mask)
-        # The other programs of this slot read nothing that is written below.
+        # One program per slot; the others read nothing that it writes.
         if tl.program_id(1) == 0:
             books = tl.arange(0, BOOK_BLOCK)
             frame = tl.load(codes + index * BOOKS + books, mask=books < BOOKS, other=0)
@@ -201,7 +204,7 @@ if triton is not None:
 
 
 def begin_kernel(slots: Tensor, state: StepState) -> Start:
-    """`begin_reference` as one Triton kernel: the same bits."""
+    """`begin_reference` as one Triton kernel, with bit-equal results."""
     count, width = slots.shape[0], state.pending.shape[1]
     stepped, length, position = (torch.empty_like(slots) for _ in range(3))
     inputs = torch.empty((count, width), dtype=state.pending.dtype, device=slots.device)
@@ -235,7 +238,7 @@ def _can_finish(codes: Tensor, start: Start, max_frames: Tensor, state: StepStat
 
 
 def _is_dense(state: StepState, *tables: Tensor | None) -> bool:
-    """Whether the kernels take `state`, and `tables` of embeddings or of their ids."""
+    """Whether the kernels support dtype and layout of `state` and of `tables` (embeddings, or ids)."""
     dtype = state.pending.dtype
     return (
         dtype in (torch.float32, torch.bfloat16, torch.float16)
@@ -246,7 +249,7 @@ def _is_dense(state: StepState, *tables: Tensor | None) -> bool:
 
 @torch.inference_mode()
 def check_kernels(count: int, state: StepState, feedback: Feedback) -> None:
-    """Compare both kernels with their references at `count` slots, shorter than those of `state`. Synchronises."""
+    """Compare both kernels with their references at `count` slots of at most 8 frames. Synchronises."""
     device, width, dtype, text = state.done.device, state.pending.shape[1], state.pending.dtype, state.text
     generator = seeded(device)
     index = torch.arange(count, device=device)
@@ -265,13 +268,13 @@ def check_kernels(count: int, state: StepState, feedback: Feedback) -> None:
     seen = None if state.seen is None else random(2, count + 1, state.seen.shape[1]).bool()
     made = StepState(done, length, 3 * length, pending, random(feedback.codes, count + 1, frames, books), seen, text)
     codes = random(feedback.codes, count, books)
-    # One slot has just ended: two would both write to the scratch slot, in any order.
+    # Only one slot ends: two would write to the scratch slot in any order.
     codes[count // 2, 0] = feedback.end
     start = begin_reference(index, made)
     begin_step.check(lambda: (index, made), tolerance=0.0)
     finish_step.check(
         lambda: (codes, start, start.length + index % 3, _copied(made), feedback),
-        # Some roundings of the dtype, or sums of float32 in another order.
+        # A few roundings of the dtype, or float32 sums in another order.
         tolerance={torch.bfloat16: 2**-6, torch.float16: 2**-9}.get(dtype, 1e-6),
     )
 

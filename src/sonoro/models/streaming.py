@@ -1,5 +1,6 @@
-"""What codecs share whose decoder is made of causal layers: streaming by slot, priming, and the fused decoder where it
-can serve. Knows no model; a codec brings its decoder and encodes by itself.
+"""The shared part of codecs with a causal decoder: streaming by slot, priming, choice of dtype, and the fused decoder.
+
+Each family adds its decoder and its encoder.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ logger = logging.getLogger(__name__)
 HALVES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 PRIMED = "codec history"
-"""Where a voice keeps what decoding its reference left: a `SavedRow`."""
+"""Key of `Voice.primed` for the history after decoding the reference, a `SavedRow`."""
 
 
 class _Decoder(Protocol):
     @property
     def layout(self) -> Layout:
-        """What a `History` must keep for it."""
+        """Layout of its `History`."""
 
     @property
     def hop(self) -> int:
@@ -52,50 +53,49 @@ class _Decoder(Protocol):
 
     @property
     def reach_frames(self) -> int:
-        """How many frames back anything kept within `render` depends on."""
+        """Receptive field of the state of `render`, in frames back."""
 
     @property
     def weight(self) -> Tensor:
-        """One whose dtype and device are those that it runs in."""
+        """A weight; its dtype and device are those the decoder runs in."""
 
     @staticmethod
     def is_wide(name: str) -> bool:
-        """Whether the tensor `name` stays in float32 whatever it runs in."""
+        """Whether the tensor `name` stays in float32 in any dtype."""
 
     def example(self, rows: int, columns: int) -> Tensor:
         """Valid frames [rows, columns, ...] that vary, on the device of `weight`."""
 
     def latents(self, frames: Tensor) -> Tensor:
-        """What `contextualize` takes of `frames` [B, T, ...]."""
+        """The input of `contextualize` for `frames` [B, T, ...]."""
 
     def contextualize(self, latents: Tensor, history: Context) -> Tensor:
-        """The long memory, if there is one: T columns."""
+        """Run the layers of long left context (window attention), if any: T columns."""
 
     def render(self, x: Tensor, history: Context) -> Tensor:
-        """The short memory, `reach_frames`: columns to audio [B, T * hop]."""
+        """Run the layers of short left context, `reach_frames` (convolutions): columns to audio [B, T * hop]."""
 
     def finalize(self) -> None:
-        """Make what is derived from the loaded weights."""
+        """Compute what is derived from the loaded weights."""
 
 
 class Fused(Protocol):
-    """The same decoder as a chain of fused operations, capturable. Gradients are off when it is called."""
+    """The same decoder as a chain of fused kernels. Capturable; called without gradients."""
 
     def contextualize(self, frames: Tensor, past: Past) -> Tensor:
-        """`frames` [B, T, ...] through the long memory, if there is one."""
+        """Embed `frames` [B, T, ...] and run the layers of long left context, if any."""
 
     @property
     def render(self) -> Callable[[Tensor, Past], Tensor]:
-        """The short memory: columns to audio [B, T * hop]."""
+        """The layers of short left context: columns to audio [B, T * hop]."""
 
 
 class StreamingCodec(nn.Module):
-    """Frames to audio: `sonoro.models.base.Codec` but for `encode`. Its decoder is loaded in float32.
+    """`sonoro.models.base.Codec` without `encode`. The decoder is loaded in float32.
 
-    Call `finalize` once after loading, and `settle` before its first history is allocated. `fuse` makes a `Fused` of a
-    finalized decoder, with residual streams in the dtype given; `fused` is the one that serves, if one does.
-    `model_dtype` is that of the model it speaks beside; `skipped` names the stored tensors that nothing reads, as
-    `LoadedModel` has them.
+    Call `finalize` once after loading, and `settle` before the first history is allocated. `fuse` makes a `Fused` of a
+    finalized decoder, with residual streams in the given dtype; `fused` is the one in use, if any. `model_dtype` is
+    the dtype of the language model; `skipped` names unused stored tensors, as in `LoadedModel`.
     """
 
     decoder: Any
@@ -109,23 +109,23 @@ class StreamingCodec(nn.Module):
         self.fuse = fuse
         self.model_dtype = torch.float32
         self.choice: CodecChoice | None = None
-        """What `settle` last chose."""
+        """The last result of `settle`."""
 
     def finalize(self) -> None:
-        """Make what is derived from the weights. Not capturable."""
+        """Compute what is derived from the weights. Not capturable."""
         self.decoder.finalize()
         self.fused = self.fuse(self.decoder, self.decoder.weight.dtype) if self.fused is not None else None
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def move(self, device: torch.device) -> None:
-        """Live on `device` from now on, with all that is derived from the weights. Not capturable."""
+        """Move the codec to `device`, with all that is derived from the weights. Not capturable."""
         self.to(device)
         self.finalize()
 
     @contextmanager
     def hearing(self, audio: Tensor) -> Iterator[Tensor]:
-        """`audio` on the codec's device, which is the current one meanwhile."""
+        """A context that gives `audio` on the codec's device, and makes that the current CUDA device."""
         heard = audio.to(self.decoder.weight.device)
         with torch.cuda.device_of(heard):
             yield heard
@@ -133,14 +133,14 @@ class StreamingCodec(nn.Module):
     @torch.inference_mode(False)
     @torch.no_grad()
     def settle(self, wanted: str, batch: int, chunks: Sequence[int]) -> CodecChoice:
-        """Serve in the dtype `wanted`: auto, float16, bfloat16 or float32. Synchronises; not capturable.
+        """Choose the decoder's dtype; `wanted` is auto, float16, bfloat16 or float32. Synchronises; not capturable.
 
-        In half precision decoding is fused. `batch` streams are then decoded in `chunks` frames a call and compared
-        with the modules in float32, which serve instead where they are too far apart or it fails. `auto` is float32 on
-        a CPU or beside a model in it; otherwise float16 if that holds the float32 peaks of every layer with a margin
-        of 4, else bfloat16 if that is 40 dB from float32, else float32. Without memory nothing is compared.
+        Half precision uses the fused decoder: it decodes `batch` streams in calls of `chunks` frames, is compared with
+        the float32 modules, and is rejected for them if its SNR is too low or it raises. `auto` is float32 on a CPU or
+        beside a float32 model; else float16 if it holds every layer's float32 peak with a margin of 4; else bfloat16;
+        either must reach 40 dB. On the meta device nothing is compared.
 
-        Raises `ConfigError` if the float32 weights that it takes were given up for an earlier choice.
+        Raises `ConfigError` if an earlier choice has replaced the float32 weights.
         """
         weight, given = self.decoder.weight, self.choice
         if given is not None and weight.dtype in HALVES.values():
@@ -156,7 +156,7 @@ class StreamingCodec(nn.Module):
         elif weight.is_meta:
             choice = CodecChoice(wanted, HALVES.get(wanted, torch.float16), "without weights")
             if is_recorded():
-                # What both runs that are compared launch, is noted.
+                # Record the launches of both runs that a real start compares.
                 self.decode(self.decoder.example(batch, sum(chunks)))
             self._narrow(choice.dtype)
             if is_recorded():
@@ -170,7 +170,8 @@ class StreamingCodec(nn.Module):
         return choice
 
     def _calibrated(self, wanted: str, batch: int, chunks: Sequence[int]) -> CodecChoice:
-        """What to serve in, by a run in float32, and by one in the dtype which that suggests; it serves from now on."""
+        """Choose the dtype by the peaks of a float32 run and the SNR of a run in half precision; installs the
+        decoder."""
         wide, frames, heard = self.decoder, self.decoder.example(batch, sum(chunks)), list[Tensor]()
         found = peaks(wide, lambda: heard.append(self.decode(frames)))
         dtype, reason = HALVES.get(wanted), "asked for"
@@ -184,7 +185,7 @@ class StreamingCodec(nn.Module):
         failures: list[str] = []
 
         def fail(error: Exception) -> None:
-            # As for a single operation: the modules can always serve.
+            # As with a single kernel: fall back to the modules. Out of memory is not the kernels' fault.
             if isinstance(error, torch.OutOfMemoryError):
                 raise error
             failures.append(f", but it failed: {error!r}")
@@ -203,8 +204,8 @@ class StreamingCodec(nn.Module):
         return torch.cat([self.decode(part, slots, history) for part in frames.split([*chunks], dim=1)], dim=1)
 
     def _narrow(self, dtype: torch.dtype) -> None:
-        """Serve a copy of the decoder in `dtype`, fused."""
-        # What is kept does not lie among what a run before it has freed; those that are narrowed are not copied.
+        """Replace the decoder by a copy in `dtype`, fused."""
+        # Free cached blocks first, so that the copy does not fragment them. `narrowed` spares deepcopy the weights.
         torch.cuda.empty_cache()
         narrowed: dict[int, Any] = {
             id(parameter): nn.Parameter(parameter.to(dtype), requires_grad=parameter.requires_grad)
@@ -221,15 +222,15 @@ class StreamingCodec(nn.Module):
         return History(self.decoder.layout, slots, device=weight.device, dtype=weight.dtype)
 
     def reset(self, history: History, slots: Tensor) -> None:
-        """Forget what `slots` saw. Capturable."""
+        """Clear the state of `slots`. Capturable."""
         history.reset(slots)
 
     @torch.no_grad()
     def prime(self, history: History, slots: Tensor, voice: Voice) -> None:
-        """Leave `slots` (freshly reset) as if they had decoded the voice's reference frames. No sync.
+        """Set `slots` (freshly reset) to the state after decoding the voice's reference frames. No sync.
 
-        Only the last `reach_frames` are rendered, as what the layers of `render` keep depends on no more; and only the
-        first time: what that left is kept in `voice.primed`.
+        Renders only the last `reach_frames`, which determine the state of `render`. The state is computed once per
+        voice, then copied from `voice.primed`.
         """
         assert voice.reference_frames is not None
         if PRIMED not in voice.primed:
@@ -244,15 +245,15 @@ class StreamingCodec(nn.Module):
     def decode(self, frames: Tensor, slots: Tensor | None = None, history: History | None = None) -> Tensor:
         """Decode `frames` [B, T, ...] to PCM [B, T * hop] in [-1, 1], advancing `slots` of `history`.
 
-        Float32, or float64 if the weights are. Capturable; no sync. Without a history it is the whole-sequence decode.
-        Exact: equals the whole-sequence decode up to rounding, for any split into chunks.
+        Float32, or float64 if the weights are. Capturable; no sync. Without a history it decodes whole sequences.
+        Exact: chunks of any lengths give the whole decode, up to rounding.
         """
         assert (history is None) == (slots is None)
         pcm = self._decode(frames, slots, history, frames.shape[1])
         return pcm.to(torch.promote_types(pcm.dtype, torch.float32))
 
     def _decode(self, frames: Tensor, slots: Tensor | None, history: History | None, rendered: int) -> Tensor:
-        """The audio of the last `rendered` of `frames`, having seen all of them."""
+        """The audio of the last `rendered` of `frames`; all of them pass through `contextualize`."""
         if self.fused is not None:
             past = Past(slots, history)
             return self.fused.render(self.fused.contextualize(frames, past)[:, -rendered:].contiguous(), past)
@@ -262,6 +263,6 @@ class StreamingCodec(nn.Module):
 
 
 def example_codes(rows: int, columns: int, codes: tuple[int, int], device: torch.device) -> Tensor:
-    """Frames [rows, columns, K] int64 that vary, `codes` being K and how many values each code has at least."""
+    """Varied frames [rows, columns, K] int64; `codes` is K and the size of the smallest codebook."""
     books, size = codes
     return (torch.arange(rows * columns * books, device=device) * 7919 % size).view(rows, columns, books)
