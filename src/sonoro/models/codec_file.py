@@ -135,9 +135,8 @@ class CodecFile(Generic[C, M]):
         """The tensors of `file` as stored, the same with weight norm folded, and the names to skip. Raises
         `TensorMismatch` unless the others match `codec`.
         """
-        files = stored.find(file)
-        with stored.opened(files) as get:
-            found = {name: get(name) for name in stored.headers(files)}
+        with stored.opened(stored.find(file)) as (headers, get):
+            found = {name: get(name) for name in headers}
         found = {name: tensor.to(device) for name, tensor in self.sift(found, config, file).items()}
         folded = torch_file.fold_norms(found, file)
         entries = stored.entries_of(folded, file)

@@ -98,21 +98,26 @@ def headers(files: Iterable[Path]) -> dict[str, Entry]:
     Raises `CheckpointNotFound` for a missing file, `CheckpointError` for a damaged one, `TensorMismatch` for a tensor
     in more than one file.
     """
-    found = _entries(files)
+    entries = (_header(file) if _is_safe(file) else entries_of(_read(file, "meta"), file) for file in files)
+    return _whole(_joined(entries))
+
+
+def _joined(headers: Iterable[Mapping[str, Entry]]) -> dict[str, Entry]:
+    found: dict[str, Entry] = {}
+    for header in headers:
+        if twice := sorted(header.keys() & found.keys()):
+            name = twice[0]
+            raise TensorMismatch(f"tensor {name!r} is in {found[name].file} and again in {header[name].file}")
+        found |= header
+    return found
+
+
+def _whole(found: dict[str, Entry]) -> dict[str, Entry]:
+    """The entries of `found` but for scales; a tensor that has one has its dtype."""
     scaled = _scaled(found)
     scales = {name + SCALE for name in scaled}
     whole = {name: found[name]._replace(dtype=found[name + SCALE].dtype) for name in scaled}
     return {name: whole.get(name, entry) for name, entry in found.items() if name not in scales}
-
-
-def _entries(files: Iterable[Path]) -> dict[str, Entry]:
-    found: dict[str, Entry] = {}
-    for file in files:
-        header = _header(file) if file.suffix == ".safetensors" else entries_of(_read(file, "meta"), file)
-        if twice := sorted(header.keys() & found.keys()):
-            raise TensorMismatch(f"tensor {twice[0]!r} is in {found[twice[0]].file} and again in {file}")
-        found |= header
-    return found
 
 
 def _scaled(found: Mapping[str, Entry]) -> set[str]:
@@ -132,15 +137,18 @@ def entries_of(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Entry]:
 
 
 @contextmanager
-def opened(files: Sequence[Path]) -> Iterator[Callable[[str], Tensor]]:
-    """A context that gives a function from name to tensor of `files`, memory-mapped on the CPU. Raises as `headers`."""
-    found = _entries(files)
+def opened(files: Sequence[Path]) -> Iterator[tuple[dict[str, Entry], Callable[[str], Tensor]]]:
+    """A context that gives the `headers` of `files` and a function from name to tensor, memory-mapped on the CPU.
+    Raises as `headers`.
+    """
+    pickled = {file: _read(file, "cpu") for file in files if not _is_safe(file)}
+    found = _joined(entries_of(pickled[file], file) if file in pickled else _header(file) for file in files)
     scaled = _scaled(found)
     with ExitStack() as stack:
         handles = {
-            file: stack.enter_context(safe_open(file, framework="pt")).get_tensor
-            if file.suffix == ".safetensors"
-            else _read(file, "cpu").__getitem__
+            file: pickled[file].__getitem__
+            if file in pickled
+            else stack.enter_context(safe_open(file, framework="pt")).get_tensor
             for file in files
         }
 
@@ -152,9 +160,13 @@ def opened(files: Sequence[Path]) -> Iterator[Callable[[str], Tensor]]:
             return tensor.float() * scale.float().view(-1, *[1] * (tensor.ndim - 1))
 
         try:
-            yield get
+            yield _whole(found), get
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{', '.join(map(str, files))}: cannot be read: {error}") from error
+
+
+def _is_safe(file: Path) -> bool:
+    return file.suffix == ".safetensors"
 
 
 def _read(file: Path, device: str) -> dict[str, Tensor]:

@@ -146,8 +146,8 @@ def load(
     """
     where = ", ".join(map(str, files))
     expected = _spelled(stored_shapes(module, fusions), spell)
-    skipped = stored.sort_out(stored.headers(files), expected, {}, where=where)
-    with stored.opened(files) as get:
+    with stored.opened(files) as (headers, get):
+        skipped = stored.sort_out(headers, expected, {}, where=where)
         stored.check_tied(skipped, expected, get, where)
 
         def read(name: str, shape: Shape) -> Tensor:
