@@ -23,20 +23,29 @@ def settled(codec, wanted, device="cpu"):
     return codec.settle(wanted, 3, [1, 2, 5])
 
 
-def scaled(codec, passing=0.0067, by=None):
-    """`codec` with the weights of its last residual unit scaled so that `passing` of its stream is beyond float16, and
-    its last convolution scaled back; and by how much. The audio is of the same size."""
-    units = [module for module in codec.decoder.modules() if isinstance(module, ResidualUnit)]
-    last = [module for module in codec.decoder.modules() if isinstance(module, CausalConv1d)][-1].conv
-    seen = []
-    watch = units[-1].conv2.register_forward_hook(lambda *of: seen.append(of[2].detach().abs().flatten()))
-    codec.decode(draw(codec, 4))
-    watch.remove()
-    sizes = seen[0].sort().values
-    by = by or float(HALF_LIMIT / sizes[int(len(sizes) * (1 - passing))])
+def scaled(codec, by):
+    """`codec` with the weights of its last residual unit scaled `by` so much, and its last convolution scaled back: its
+    audio stays the same."""
+    unit, last = _last_layers(codec)
     with torch.no_grad():
-        units[-1].conv2.conv.weight *= by
-        units[-1].conv2.conv.bias *= by
+        unit.conv2.conv.weight *= by
+        unit.conv2.conv.bias *= by
         last.weight /= by
     codec.finalize()
     return codec
+
+
+def scale_beyond(codec, passing=0.0067):
+    """By how much to have `codec` scaled so that `passing` of its stream is beyond float16."""
+    seen = []
+    watch = _last_layers(codec)[0].conv2.register_forward_hook(lambda *of: seen.append(of[2].detach().abs().flatten()))
+    codec.decode(draw(codec, 4))
+    watch.remove()
+    sizes = seen[0].sort().values
+    return float(HALF_LIMIT / sizes[int(len(sizes) * (1 - passing))])
+
+
+def _last_layers(codec):
+    """The last residual unit, and the last convolution."""
+    units = [module for module in codec.decoder.modules() if isinstance(module, ResidualUnit)]
+    return units[-1], [module for module in codec.decoder.modules() if isinstance(module, CausalConv1d)][-1].conv

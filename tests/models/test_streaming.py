@@ -11,7 +11,7 @@ import tiny_codec
 import vox_codec
 from capture import device_only
 from families import FAMILIES
-from half_codecs import draw, scaled, settled
+from half_codecs import draw, scale_beyond, scaled, settled
 from sonoro.core.errors import ConfigError
 from sonoro.models import registry
 from sonoro.models.base import Voice
@@ -264,8 +264,14 @@ BEYOND = {
 @pytest.fixture(scope="module", params=BEYOND)
 def beyond(request):
     """What makes a codec whose last stream is beyond float16 here and there; frames, and their audio in float32."""
-    wide = scaled(BEYOND[request.param]())
-    return lambda: scaled(BEYOND[request.param]()), draw(wide, 2), wide.decode(draw(wide, 2))
+    make, plain = BEYOND[request.param], BEYOND[request.param]()
+    by, frames = scale_beyond(plain), draw(plain, 2)
+    wide = scaled(plain, by)
+    expected = wide.decode(frames)
+    assert expected.abs().max() > 0.01
+    # What this is about: the modules in float16 overflow, and fused operations saturate.
+    assert not wide.to(torch.float16).decode(frames).isfinite().all()
+    return lambda: scaled(make(), by), frames, expected
 
 
 @pytest.mark.parametrize("wanted", ["auto", "float16", "bfloat16"])
@@ -273,9 +279,6 @@ def beyond(request):
 def test_a_stream_beyond_float16_is_heard_as_in_float32(beyond, wanted, device):
     """Whatever was asked for: no sample that is not finite, and unless bfloat16 was asked for, 40 dB."""
     make, frames, expected = beyond
-    assert expected.abs().max() > 0.01
-    # What this is about: the modules in float16 overflow, and fused operations saturate.
-    assert not make().to(torch.float16).decode(frames).isfinite().all()
     codec, frames = make(), frames.to(device)
     choice = settled(codec, wanted, device)
     assert choice.dtype != torch.float16
@@ -295,7 +298,7 @@ def test_auto_takes_float16_with_a_margin_alone(make, monkeypatch):
     assert (choice.dtype, choice.tried) == (torch.float16, "float16")
     assert "float16 holds" in choice.reason
     room = HALF_LIMIT / choice.peaks[0].value
-    near = scaled(make(dtype=torch.float32, snake_std=0.1), by=room)
+    near = scaled(make(dtype=torch.float32, snake_std=0.1), room)
     choice = settled(near, "auto")
     assert choice.peaks[0].value * 4 > HALF_LIMIT
     assert choice.tried == "bfloat16"
