@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 import sonoro
+from builtin_voice.forwards import predictor_logits, talker_forward
 from builtin_voice.settings import Noise, TalkerTraining
 from builtin_voice.talker_training import (
     IGNORED,
@@ -177,12 +178,12 @@ def test_training_forward_gives_the_engines_logits_and_loss(
     batch = utterances(shipped, codes)
     rows = assemble(batch, shipped.layout, **each(is_streaming, language))
     assert torch.is_grad_enabled(), "training takes the path without derived tables"
-    output = shipped.talker.talker_forward(shipped.talker.embed_rows(rows.text_rows, rows.code_rows))
+    output = talker_forward(shipped.talker, shipped.talker.embed_rows(rows.text_rows, rows.code_rows))
     for row, (made, first, rest) in enumerate(spoken):
         decided = rows.frame[row] >= 0
         # Float64, other order of sums.
         torch.testing.assert_close(output.logits[row, decided], first, atol=1e-9, rtol=0)
-        found = shipped.talker.predictor_logits(output.hidden[row, decided], made)
+        found = predictor_logits(shipped.talker, output.hidden[row, decided], made)
         torch.testing.assert_close(found, rest, atol=1e-9, rtol=0)
     forwards = Forwards.of(shipped.talker, is_compiled=False)
     first_loss, rest_loss = losses(forwards, rows, batch.codes, NO_NOISE, shipped.size)

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from builtin_voice.forwards import predictor_logits, talker_forward
 from builtin_voice.settings import Noise, TalkerTraining
 from builtin_voice.training import Average, Captured, Run, adam, descend, set_rate, steps_of
 from sonoro.models.qwen3_tts.backbone import Talker
@@ -227,12 +228,12 @@ class Forwards:
     def of(cls, talker: Talker, *, is_compiled: bool) -> Forwards:
         def first(text_rows: Tensor, code_rows: Tensor, targets: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
             rows = F.dropout(talker.embed_rows(text_rows, code_rows), dropout)
-            hidden, logits = talker.talker_forward(rows)
+            hidden, logits = talker_forward(talker, rows)
             loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED)
             return hidden, loss
 
         def rest(hidden: Tensor, given: Tensor, frames: Tensor, dropout: float) -> Tensor:
-            logits = talker.predictor_logits(F.dropout(hidden, dropout), given)
+            logits = predictor_logits(talker, F.dropout(hidden, dropout), given)
             return F.cross_entropy(logits.flatten(0, 1).float(), frames[:, 1:].flatten(), ignore_index=IGNORED)
 
         if is_compiled:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from builtin_voice.forwards import predictor_logits, talker_forward
 from reference_assets import Case
 from sonoro.models.qwen3_tts import backbone
 from sonoro.models.qwen3_tts.backbone import Talker
@@ -70,7 +71,7 @@ def test_prompts_and_logits_match_the_official_ones(reference: Reference, name: 
     positions = prompt.positions
     rows = input_rows(talker, prompt, tensor(case, "codes"))
     torch.testing.assert_close(rows[:positions], tensor(case, "prompt"), atol=1e-5, rtol=0)
-    logits = talker.talker_forward(rows[None]).logits[0]
+    logits = talker_forward(talker, rows[None]).logits[0]
     steps = torch.tensor(case.facts["logit_steps"])
     # Float32, other order of sums.
     torch.testing.assert_close(logits[positions - 1 + steps], tensor(case, "logits"), atol=1e-4, rtol=0)
@@ -82,10 +83,10 @@ def test_predictor_logits_match_the_official_ones(reference: Reference, name: st
     case, spoken = reference("sampling")[name], reference("greedy")["custom_voice_stream"]
     talker, codes = talker_of(case), tensor(case, "codes")
     prompt = reference_prompt(replace(spoken, facts=spoken.facts | {"speaker": "serena"}), controls())
-    output = talker.talker_forward(input_rows(talker, prompt, codes)[None])
+    output = talker_forward(talker, input_rows(talker, prompt, codes)[None])
     decided = slice(prompt.positions - 1, prompt.positions - 1 + len(codes))
     torch.testing.assert_close(output.logits[0, decided], tensor(case, "logits"), atol=1e-4, rtol=0)
-    depth = talker.predictor_logits(output.hidden[0, decided], codes)
+    depth = predictor_logits(talker, output.hidden[0, decided], codes)
     torch.testing.assert_close(depth, tensor(case, "depth_logits"), atol=1e-4, rtol=0)
 
 
@@ -102,7 +103,7 @@ def test_tables_made_for_speaking_equal_the_plain_parameters(topology: str) -> N
             torch.testing.assert_close(talker.embed_prompt(prompt), plain.embed_prompt(prompt), atol=1e-12, rtol=0)
             torch.testing.assert_close(talker.embed_frames(codes), plain.embed_frames(codes), atol=1e-12, rtol=0)
             torch.testing.assert_close(
-                talker.predictor_logits(hidden, codes), plain.predictor_logits(hidden, codes), atol=1e-12, rtol=0
+                predictor_logits(talker, hidden, codes), predictor_logits(plain, hidden, codes), atol=1e-12, rtol=0
             )
     project, tables = plain.code_predictor.small_to_mtp_projection, plain.code_predictor.model.codec_embedding
     for book in range(talker.codebooks - 1):
@@ -158,8 +159,8 @@ def test_training_reaches_every_weight(topology: str) -> None:
     talker = tiny_talker(topology=topology, is_final=False).requires_grad_(True)
     ids = torch.arange(talker.config.text_vocab_size).remainder(7).repeat(1, 1)[:, :9]
     codes = torch.randint(talker.codes, (1, 9, talker.codebooks))
-    output = talker.talker_forward(talker.embed_rows(ids, codes))
-    inner = talker.predictor_logits(output.hidden, codes)
+    output = talker_forward(talker, talker.embed_rows(ids, codes))
+    inner = predictor_logits(talker, output.hidden, codes)
     assert output.logits.shape == (1, 9, talker.config.vocab_size)
     assert inner.shape == (1, 9, talker.codebooks - 1, talker.config.code_predictor_config.vocab_size)
     (output.logits.square().mean() + inner.square().mean()).backward()

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from builtin_voice.forwards import predictor_logits, talker_forward
 from reference_assets import Case
 from sonoro.models.qwen3_tts.backbone import Talker
 from sonoro.models.qwen3_tts.frame import frame
@@ -114,12 +115,12 @@ def test_training_forward_gives_the_logits_of_the_steps(topology: str) -> None:
     codes = codes_of(state, 2)
     text = torch.cat((prompt.trail, torch.full((9,), PAD)))[:9]
     inputs = torch.cat((talker.embed_prompt(prompt), talker.embed_frames(codes) + talker.embed_text(text)))
-    output = talker.talker_forward(inputs[None])
+    output = talker_forward(talker, inputs[None])
     decided = slice(prompt.positions - 1, prompt.positions + 8)
     expected = torch.stack([step[0][0] for step in steps])
     torch.testing.assert_close(output.logits[0, decided], expected, atol=1e-10, rtol=0)
     depth = torch.stack([torch.cat(step[1:]) for step in steps])
-    torch.testing.assert_close(talker.predictor_logits(output.hidden[0, decided], codes), depth, atol=1e-10, rtol=0)
+    torch.testing.assert_close(predictor_logits(talker, output.hidden[0, decided], codes), depth, atol=1e-10, rtol=0)
 
 
 def test_the_frame_that_ends_speech_is_not_appended() -> None:

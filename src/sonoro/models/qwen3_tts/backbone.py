@@ -1,12 +1,11 @@
-"""The talker and its code predictor: weights under the released names, prompt tokens, and the forwards for training.
+"""The talker and its code predictor: weights under the released names, and prompt tokens.
 
-The step that makes one frame is in `frame.py`; both run the same stacks. Keeps no state of a request.
+The step that makes one frame is in `frame.py`. Keeps no state of a request.
 """
 
 from __future__ import annotations
 
 import itertools
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,22 +14,15 @@ from torch.nn.utils.rnn import pad_sequence
 
 from sonoro.models.step import Feedback
 from sonoro.nn.linear import Linear, lay_out_by_input
-from sonoro.nn.transformer import DecoderConfig, DecoderStack, NormedAttention, causal_attention
+from sonoro.nn.transformer import DecoderConfig, DecoderStack, NormedAttention
 
 from .config import SUPPRESSED_IDS, PredictorConfig, TalkerConfig, stack_sizes
 from .prompt import TalkerPrompt
 
-__all__ = ["Talker", "TalkerOutput", "decoder_config"]
+__all__ = ["Talker", "decoder_config"]
 
 LARGEST_CPU_TEXT_TABLE = 16384
 """Text ids whose projected rows are all computed at load on a CPU; beyond, each is projected when it is needed."""
-
-
-class TalkerOutput(NamedTuple):
-    """Of every position: `hidden` [B, T, H] after the final norm, `logits` [B, T, V] of codebook 0."""
-
-    hidden: Tensor
-    logits: Tensor
 
 
 class Talker(nn.Module):
@@ -112,7 +104,7 @@ class Talker(nn.Module):
 
     def embed_frames(self, codes: Tensor) -> Tensor:
         """Frames [..., K] int64 to rows [..., H]: the sum of the K embeddings, rounded once."""
-        return self._embed_codes(codes).sum(-2)
+        return self.embed_codes(codes).sum(-2)
 
     @property
     def feedback(self) -> Feedback:
@@ -128,7 +120,7 @@ class Talker(nn.Module):
         reduction, then the sum of both sides.
         """
         text = self.embed_text(text_rows.clamp_min(0)).masked_fill((text_rows < 0)[..., None], 0.0)
-        codes = self._embed_codes(code_rows.clamp_min(0)).masked_fill((code_rows < 0)[..., None], 0.0).sum(-2)
+        codes = self.embed_codes(code_rows.clamp_min(0)).masked_fill((code_rows < 0)[..., None], 0.0).sum(-2)
         return text + (codes if x_vectors is None else codes + x_vectors.to(codes.dtype))
 
     def embed_prompt(self, prompt: TalkerPrompt) -> Tensor:
@@ -140,21 +132,6 @@ class Talker(nn.Module):
             x_vectors[prompt.x_vector_row] = prompt.voice.data.x_vector.to(self.device)
         return self.embed_rows(prompt.text_rows.to(self.device), prompt.code_rows.to(self.device), x_vectors)
 
-    def talker_forward(self, rows: Tensor) -> TalkerOutput:
-        """Whole sequences `rows` [B, T, H], right padding allowed, from position 0. Differentiable."""
-        rotary = self.model.rotary(torch.arange(rows.shape[1], device=rows.device), rows.dtype)
-        hidden = self.model(rows, rotary, causal_attention)
-        return TalkerOutput(hidden, self.codec_head(hidden))
-
-    def predictor_logits(self, hidden: Tensor, codes: Tensor) -> Tensor:
-        """Logits [..., K-1, V] of codebooks 1 .. K-1, each given the true codes before it. Differentiable.
-
-        `hidden` [..., H] is the row of `talker_forward` that decides codebook 0 of `codes` [..., K] int64.
-        """
-        given = self._embed_codes(codes)[..., :-1, :]
-        rows = self.code_predictor.small_to_mtp_projection(torch.cat((hidden[..., None, :], given), dim=-2))
-        return self.code_predictor(rows.flatten(0, -3)).unflatten(0, hidden.shape[:-1])
-
     def _project_text(self, ids: Tensor) -> Tensor:
         assert not self.is_text_folded
         return self.text_projection(self.model.text_embedding(ids))
@@ -162,7 +139,7 @@ class Talker(nn.Module):
     def _code_embeddings(self) -> list[nn.Embedding]:
         return [self.model.codec_embedding, *self.code_predictor.model.codec_embedding]
 
-    def _embed_codes(self, codes: Tensor) -> Tensor:
+    def embed_codes(self, codes: Tensor) -> Tensor:
         """Every code by the table of its codebook: [..., K] to [..., K, H]."""
         if self.code_table is None or self.code_starts is None or torch.is_grad_enabled():
             tables = self._code_embeddings()
@@ -200,12 +177,6 @@ class CodePredictor(nn.Module):
     def embed(self, book: int, codes: Tensor) -> Tensor:
         """The input rows [B, width] of `codes` [B] int64 of codebook `book`; after `finalize`, without autograd."""
         return F.embedding(codes, self.inputs(book))
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """Logits [N, K-1, V] of whole frames: `rows` [N, K, width] are the projected hidden row and K - 1 code rows."""
-        rotary = self.model.rotary(torch.arange(rows.shape[1], device=rows.device), rows.dtype)
-        hidden = self.model(rows, rotary, causal_attention)
-        return torch.stack([head(hidden[:, book + 1]) for book, head in enumerate(self.lm_head)], dim=1)
 
 
 class _TalkerModel(DecoderStack):
