@@ -60,15 +60,7 @@ STREAMABLE_FORMATS = ("wav", "pcm")
 
 STDOUT = "-"
 
-_SUFFIXES = {
-    ".wav": "wav",
-    ".flac": "flac",
-    ".mp3": "mp3",
-    ".opus": "opus",
-    ".ogg": "opus",
-    ".pcm": "pcm",
-    ".raw": "pcm",
-}
+_SUFFIXES = {f".{format}": format for format in FORMATS} | {".ogg": "opus", ".raw": "pcm"}
 
 _ENCODERS = {"flac": ("FLAC", "PCM_16"), "mp3": ("MP3", "MPEG_LAYER_III"), "opus": ("OGG", "OPUS")}
 
