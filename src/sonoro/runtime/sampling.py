@@ -88,7 +88,7 @@ class SamplingState:
         """The parameters of `slots` [B] int64. Capturable; no sync."""
         rows = self._packed[slots]
         floats, flags = unpack_floats(rows[:, 6:]).split(1, dim=1), unpack_flags(rows[:, 4:6]).split(1, dim=1)
-        return BatchSampling(*floats[:3], rows[:, 3:4], *flags, *rows[:, :3].unbind(1))
+        return BatchSampling._make((*floats[:3], rows[:, 3:4], *flags, *rows[:, :3].unbind(1)))
 
 
 def pack_floats(values: ArrayLike) -> NDArray[np.int64]:
