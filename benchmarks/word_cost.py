@@ -4,8 +4,9 @@
 
 `frame`: one frame from its graph, with all that the host reads of it, at each batch size and context; the prompt fills
 the context, so a longer one has more text to watch. `engine`: clients in a closed loop, the time to their first packet
-and all they are spoken; `chosen` watches for requests that ask for nothing, `asked` tells all of them their words. Both
-arms live side by side in one process and run in turn, `--rounds` times; figures are medians of the rounds, `cost` is
+and all they are spoken; `chosen` watches for requests that ask for nothing, `asked` tells all of them their words; `again`
+watches as little as `none`, so its cost is what two engines differ by without a reason. All arms live side by side in
+one process and run in turn, `--rounds` times, each time another first; figures are medians of the rounds, `cost` is
 that of a round's arms over one another. Writes words-cost-<model>.json and ends with one line of JSON.
 """
 
@@ -120,7 +121,7 @@ def time_engines(loaded: LoadedModel, heads: dict[str, WordHeads], args: argpars
         finds_word_heads=False,
     )
     arms: dict[str, tuple[Engine, bool]] = {}
-    for arm, watched in heads.items():
+    for arm, watched in {"none": heads["none"], "again": heads["none"], "chosen": heads["chosen"]}.items():
         model.word_heads = watched
         arms[arm] = (Engine(model, config), False)
     model.word_heads = heads["chosen"]
@@ -128,7 +129,9 @@ def time_engines(loaded: LoadedModel, heads: dict[str, WordHeads], args: argpars
     for clients in args.concurrency:
         first: dict[str, list[float]] = {arm: [] for arm in arms}
         whole: dict[str, list[float]] = {arm: [] for arm in arms}
-        for turn, (arm, (engine, asked)) in itertools.product(range(args.rounds + 1), arms.items()):
+        for turn, at in itertools.product(range(args.rounds + 1), range(len(arms))):
+            arm = [*arms][(turn + at) % len(arms)]
+            engine, asked = arms[arm]
             found = speak(engine, numbers, clients, args.requests, TEXT, args.frames, with_words=asked)
             if turn:  # the first warms up
                 first[arm].append(found["first_audio_p50_ms"])

@@ -235,8 +235,27 @@ def test_words_of_a_segment_of_more_tokens_than_are_watched_have_no_times() -> N
     words = RequestWords(model, model.spec, text)
     words.begin(Segment(text, 0, len(text)), model.word_heads.text_first, 0.0)
     assert words.columns > MOST_COLUMNS
-    words.see(np.ones((1, MOST_COLUMNS), np.float32), 1)
+    for frame in (1, 2):
+        words.see(np.ones((1, MOST_COLUMNS), np.float32), frame)
+        words.hear(np.full(800, 9000, "<i2").tobytes())
     assert words.columns == 0
-    words.hear(np.full(800, 9000, "<i2").tobytes())
     words.end()
     assert words.told == []
+
+
+def test_who_asks_for_words_hears_the_first_packet_no_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text is not read for its words before the first audio has been handed on."""
+    model, read = ShownSineModel(), list[str]()
+    spans = model.token_spans
+    monkeypatch.setattr(model, "token_spans", lambda text: read.append(text) or spans(text))
+    words = RequestWords(model, model.spec, "one two")
+    words.begin(Segment("one two", 0, 7), model.word_heads.text_first, 0.0)
+    assert words.columns >= 7
+    looked = np.eye(1, words.columns, dtype=np.float32)
+    words.see(looked, 1)
+    words.hear(np.full(800, 9000, "<i2").tobytes())
+    assert (words.take(), read) == ((), [])
+    words.see(looked, 2)
+    assert read == ["one two"]
+    words.end()
+    assert [word.text for word in words.told] == ["one", "two"]

@@ -28,6 +28,9 @@ __all__ = ["RequestWords", "spelled_out"]
 _BEYOND = 2
 """Positions after the end of a text that a read-ahead head may attend to, besides its shift."""
 
+_MOST_TOKENS = 4
+"""Tokens assumed for a character until they are counted."""
+
 _AROUND, _FARTHEST = 80, 4000
 """How far a segment is searched for in the written text: characters beyond twice its length, then at most so many."""
 
@@ -37,7 +40,8 @@ class RequestWords:
 
     `told` are the words with final times, in order; `take` returns those that playback has reached. `clock` times the
     current attempt: None after its end, or if no head follows its text. `fault` is the fault of the segment that ended
-    last, `faults` all that were noted.
+    last, `faults` all that were noted. Unless a segment's text is live, its attention and audio are only kept until its
+    first audio is on its way, so that asking for words does not delay the first packet.
     """
 
     def __init__(self, model: ShowsWords, spec: ModelSpec, text: str) -> None:
@@ -48,8 +52,11 @@ class RequestWords:
         """Where the attempt was broken off: kind of fault, end of the segment, and where it continues, in characters.
         """
         self._model, self._spec = model, spec
-        self.clock: SegmentClock | None = None
+        self._clock: SegmentClock | None = None
         self._pointing = Pointing(layer=0, head=0)
+        self._kept: list[tuple[npt.NDArray[np.float32], int] | bytes] = []
+        """Attention and number of frames, and audio, in the order in which they came."""
+        self._is_unheard = False
         self._segment: Segment | None = None
         self._tokens = self._known = self._column = self._columns = 0
         self._told_before = self._handed = 0
@@ -69,67 +76,98 @@ class RequestWords:
             del self.told[self._told_before :]
         else:
             self._begin = self._end
-        self._segment, self._told_before, self.clock, self.fault = segment, len(self.told), None, None
-        self._broken = None
+        self._segment, self._told_before, self._clock, self.fault = segment, len(self.told), None, None
+        self._broken, self._kept = None, []
         if pointing is None:
             return
         places = self._model.word_heads.places
         self._pointing, self._column = pointing, places.index((pointing.layer, pointing.head))
-        self.clock = SegmentClock(pointing, self._spec.frame_s, self._spec.sample_rate, begins_s)
-        self._known = self._columns = 0
-        self._map(segment)
+        self._clock = SegmentClock(pointing, self._spec.frame_s, self._spec.sample_rate, begins_s)
+        self._columns, self._known, self._is_unheard = 0, -1, segment.ids is None
+        self._tokens = _MOST_TOKENS * len(segment.text)
+        if segment.ids is not None:
+            self._map(self._clock, segment)
+
+    @property
+    def clock(self) -> SegmentClock | None:
+        """The clock of the current attempt, up to date."""
+        self._catch_up()
+        return self._clock
 
     @property
     def columns(self) -> int:
         """How many text positions the attention of the segment's next frame is needed for; 0 without a clock."""
         # A read-ahead head also attends past the end of the text, to positions without text.
         beyond = int(self._pointing.shift) + _BEYOND if self._pointing.shift > 1 else 0
-        return 0 if self.clock is None else max(self._tokens + beyond, 1)
+        return 0 if self._clock is None else max(self._tokens + beyond, 1)
 
     def see(self, attention: npt.NDArray[np.float32], frames: int) -> None:
         """Take the attention [H, W] of the segment's frame number `frames` (from 1) to its first W text positions."""
-        if self.clock is None or self._segment is None:
-            return
+        if self._clock is not None:
+            self._keep((attention[self._column].copy(), frames))
+
+    def _keep(self, one: tuple[npt.NDArray[np.float32], int] | bytes) -> None:
+        """Keep attention or audio, and pass all that is kept to the clock once the segment is heard."""
+        self._kept.append(one)
+        if not self._is_unheard:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Pass to the clock what was kept, and collect the words that it makes final."""
+        kept, self._kept = self._kept, []
+        if self._clock is not None and self._segment is not None and self._known < 0:
+            self._map(self._clock, self._segment)
+        for one in kept:
+            if self._clock is not None and isinstance(one, bytes):
+                self._clock.hear(one)
+                self.told += self._clock.take(self.text)
+            elif self._clock is not None and not isinstance(one, bytes):
+                self._look(self._clock, *one)
+
+    def _look(self, clock: SegmentClock, attention: npt.NDArray[np.float32], frames: int) -> None:
+        """Pass the attention [W] of frame number `frames` to `clock`."""
+        assert self._segment is not None
         if not self._segment.is_whole or self._known != len(self._segment.ids or ()):
-            self._map(self._segment)
+            self._map(clock, self._segment)
         # If the text is fed one token per frame, only so many positions exist.
         self._columns = max(min(self.columns, frames) if self._pointing.ramp else self.columns, self._columns)
         if self._columns > MOST_COLUMNS:
-            self.clock = None
+            self._clock = None
             return
-        shares = attention[self._column, : self._columns]
+        shares = attention[: self._columns]
         if len(shares) < self._columns:
             # Text that came after the launch of the frame was not attended to.
             shares = np.pad(shares, (0, self._columns - len(shares)))
-        self.clock.tracker.add(shares)
+        clock.tracker.add(shares)
 
     def hear(self, pcm: bytes) -> None:
-        """Take the segment's next audio, PCM16, and collect the words that it makes final."""
-        if self.clock is not None:
-            self.clock.hear(pcm)
-            self.told += self.clock.take(self.text)
+        """Take the segment's next audio, PCM16."""
+        if self._clock is not None:
+            self._keep(pcm)
+            self._is_unheard = False
 
     def end(self) -> None:
         """End the segment: all of its words become final, and `fault` is set."""
-        if self.clock is not None and self._segment is not None:
-            self._map(self._segment)
-            self.clock.finish()
-            self.fault = self.clock.fault if self._broken is None else self._broken[0]
-            self.told += self.clock.take(self.text)
-            self.clock = None
+        if (clock := self.clock) is not None and self._segment is not None:
+            self._map(clock, self._segment)
+            clock.finish()
+            self.fault = clock.fault if self._broken is None else self._broken[0]
+            self.told += clock.take(self.text)
+            self._clock = None
 
     def stop(self) -> None:
         """End a cancelled segment: the words that have begun become final."""
-        if self.clock is not None:
-            self.clock.stop()
-            self.told += self.clock.take(self.text)
-            self.clock = None
+        if (clock := self.clock) is not None:
+            clock.stop()
+            self.told += clock.take(self.text)
+            self._clock = None
 
     def break_off(self, trouble: Trouble) -> Segment | None:
         """Cut the segment before the word of `trouble`; return the rest as a segment, None if all words are spoken."""
-        assert self.clock is not None
+        clock = self.clock
+        assert clock is not None
         assert self._segment is not None
-        segment, words = self._segment, self.clock.words
+        segment, words = self._segment, clock.words
         self._broken = trouble.kind, self._end, self._end
         if trouble.word == len(words):
             return None
@@ -165,9 +203,8 @@ class RequestWords:
         taken, self._handed = self.told[self._handed : end], end
         return tuple(taken)
 
-    def _map(self, segment: Segment) -> None:
+    def _map(self, clock: SegmentClock, segment: Segment) -> None:
         """Map the tokens of `segment`, as far as its text has come, to the written words."""
-        assert self.clock is not None
         self._known = len(segment.ids or ())
         if segment.ids is None:
             low, spoken, origins = self._found(segment)
@@ -183,7 +220,7 @@ class RequestWords:
         found = spoken_words(words, spoken, [(low + start, low + end) for start, end in origins], tokens)
         # A word that spans two segments, such as a long number, was reported with the first.
         told_to = self.told[self._told_before - 1].end if self._told_before else 0
-        self.clock.words = [word for word in found if word.start >= told_to]
+        clock.words = [word for word in found if word.start >= told_to]
 
     def _found(self, segment: Segment) -> tuple[int, str, list[tuple[int, int]]]:
         """Find `segment` in the written text: an offset, the spoken text, and the (start, end) of each of its

@@ -45,7 +45,6 @@ __all__ = [
     "run_prompts",
     "stage_prompts",
     "staged_tokens",
-    "watch_text",
 ]
 
 Ids = npt.NDArray[np.int64]
@@ -53,7 +52,7 @@ Ids = npt.NDArray[np.int64]
 State = TypeVar("State", bound="BackboneState")
 
 _LOOP_PAGE = 16
-_TOKEN_COLUMNS = 4
+_TOKEN_COLUMNS, _PAGE_COLUMN = 4, 3
 
 _EMBEDDED_AT_ONCE = 256
 """Tokens embedded at once: a sum of embeddings needs up to 16 times the memory of its result (Qwen3-TTS 1.7B: 134 MB
@@ -64,10 +63,10 @@ for 2,048 tokens)."""
 class StagedPrompts:
     """The staging area that `admit_staged` and `fill_backbone` read; indexed by staged prompt, not by slot.
 
-    `slots` [N+1, W] int64, a row per prompt: position, page table, controls of each sampler, additions of the model;
-    the last row is that of a free slot. `tokens` [M+1, 4 + V] int64, a row per prompt token, the last scratch: slot,
-    position, packed index where its prompt starts, the slot whose pending input it is (scratch for all but a prompt's
-    last token), V ids of the model."""
+    `slots` [N+1, W] int64, a row per prompt: position, start and count of its text, page table, controls of each
+    sampler, additions of the model; the last row is that of a free slot. `tokens` [M+1, 4 + V] int64, a row per prompt
+    token, the last scratch: slot, position, packed index where its prompt starts, the slot whose pending input it is
+    (scratch for all but a prompt's last token), V ids of the model."""
 
     slots: Tensor
     tokens: Tensor
@@ -80,7 +79,8 @@ class BackboneState:
 
     `pending` [N+1, H] is the backbone's next input at `position`, before pending text is added. `cache`, which may hold
     the layers of several stacks, is valid before `position`. `samplers` has an entry for each set of sampling controls
-    of a frame. `watch`, if not None, records attention of some heads of the backbone.
+    of a frame. `spans` [N+1, 2] int64 are start and count of the text's positions; `watch`, if not None, records the
+    attention of some heads of the backbone to them.
     """
 
     done: Tensor
@@ -88,6 +88,7 @@ class BackboneState:
     frames: Tensor
     pending: Tensor
     position: Tensor
+    spans: Tensor
     staged: StagedPrompts
     samplers: tuple[SamplingState, ...]
     cache: PagedKVCache
@@ -135,14 +136,15 @@ def allocate_backbone(
     device, dtype, rows = rotary[0].device, rotary[0].dtype, capacity.slots + 1
     zeros = functools.partial(torch.zeros, device=device)
     table = torch.full((rows, capacity.pages_per_slot), capacity.pages, dtype=torch.int32, device=device)
-    free = [0, *[capacity.pages] * table.shape[1], *CLEARED * samplers, *added]
-    padding = [capacity.slots, 0, 0, capacity.slots, *ids]
+    free = [0, 0, 0, *[capacity.pages] * table.shape[1], *CLEARED * samplers, *added]
+    padding, spans = [capacity.slots, 0, 0, capacity.slots, *ids], zeros(rows, 2, dtype=torch.int64)
     return BackboneState(
         done=torch.ones(rows, dtype=torch.bool, device=device),
         length=zeros(rows, dtype=torch.int64),
         frames=zeros(rows, capacity.max_frames, *frame.shape, dtype=frame.dtype),
         pending=zeros(rows, config.width, dtype=dtype),
         position=zeros(rows, dtype=torch.int64),
+        spans=spans,
         staged=StagedPrompts(
             slots=torch.tensor(free, device=device).repeat(rows, 1),
             tokens=torch.tensor(padding, device=device).repeat(capacity.max_tokens + 1, 1),
@@ -151,7 +153,7 @@ def allocate_backbone(
         cache=PagedKVCache.allocate(config, table, capacity.page_positions, capacity.pages, dtype),
         rotary=rotary,
         is_prefill_fused=capacity.is_prefill_fused,
-        watch=_allocate_watch(word_heads, rows, capacity.max_positions, device),
+        watch=_allocate_watch(word_heads, spans, capacity.max_positions),
     )
 
 
@@ -197,9 +199,21 @@ def clear_slots(state: BackboneState, slots: Sequence[int], *more: tuple[Tensor,
         sampler.clear(slots)
 
 
+class TextSpanned(Prompt, Protocol):
+    """A prompt that says where the text to be spoken is."""
+
+    @property
+    def text_start(self) -> int:
+        """The position of the text's first token."""
+
+    @property
+    def text_count(self) -> int:
+        """How many positions it takes, those fed while it is spoken included."""
+
+
 def stage_prompts(  # noqa: PLR0917 (all by row, in one order)
     state: BackboneState,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[TextSpanned],
     slots: Sequence[int],
     pages: Sequence[Pages],
     ids: Sequence[Ids],
@@ -221,10 +235,11 @@ def stage_prompts(  # noqa: PLR0917 (all by row, in one order)
         rows, prompts, slots, pages, lengths, ids, added, strict=True
     ):
         _check_room(state, prompt, numbers, cached)
-        row[0], row[1 : 1 + len(numbers)] = prompt.positions - 1, numbers
         packed_controls = [number for own in controls for number in pack(own)]
-        row[1 + table : 1 + table + len(packed_controls)] = packed_controls
-        row[1 + table + len(packed_controls) :] = more
+        row[0], row[1:_PAGE_COLUMN] = prompt.positions - 1, _watched(state, prompt)
+        row[_PAGE_COLUMN : _PAGE_COLUMN + len(numbers)] = numbers
+        row[_PAGE_COLUMN + table : _PAGE_COLUMN + table + len(packed_controls)] = packed_controls
+        row[_PAGE_COLUMN + table + len(packed_controls) :] = more
         own = packed[start : start + length]
         own[:, 0], own[:, 1], own[:, 2] = slot, np.arange(cached, prompt.positions), start
         own[:, 3], own[-1, 3], own[:, _TOKEN_COLUMNS:] = state.scratch, slot, all_ids[cached:]
@@ -241,11 +256,13 @@ def admit_staged(state: BackboneState, slots: Tensor) -> Tensor:
     """
     is_scratch, table = slots == state.scratch, state.cache.page_table
     staged = torch.where(is_scratch[:, None], state.staged.slots[-1], state.staged.slots[: slots.shape[0]])
-    ends = (1, 1 + table.shape[1], 1 + table.shape[1] + len(CLEARED) * len(state.samplers))
-    position, pages, controls, added = staged.tensor_split(ends, dim=1)
+    end = _PAGE_COLUMN + table.shape[1]
+    ends = (1, _PAGE_COLUMN, end, end + len(CLEARED) * len(state.samplers))
+    position, spans, pages, controls, added = staged.tensor_split(ends, dim=1)
     for rows in (state.length, state.frames, state.pending):
         rows.index_fill_(0, slots, 0)
     state.position.index_copy_(0, slots, position[:, 0])
+    state.spans.index_copy_(0, slots, spans)
     table.index_copy_(0, slots, pages.to(table.dtype))
     for sampler, packed in zip(state.samplers, controls.split(len(CLEARED), dim=1), strict=True):
         sampler.put(slots, packed)
@@ -376,12 +393,12 @@ def _check_room(state: BackboneState, prompt: Prompt, pages: Sequence[int], cach
     assert limit <= state.frames.shape[1], (limit, state.frames.shape[1])
 
 
-def _allocate_watch(heads: WordHeads | None, slots: int, max_positions: int, device: torch.device) -> HeadWatch | None:
-    """A `HeadWatch` of `heads` for `slots` slots, which include the scratch slot; None without heads."""
+def _allocate_watch(heads: WordHeads | None, spans: Tensor, max_positions: int) -> HeadWatch | None:
+    """A `HeadWatch` of `heads` for all slots, which have `spans`; None without heads."""
     if heads is None or not heads.places:
         return None
     columns = max_positions if heads.candidates else min(max_positions, MOST_COLUMNS)
-    return HeadWatch.allocate(heads.places, slots, columns, device, is_whole=bool(heads.candidates))
+    return HeadWatch.allocate(heads.places, spans, columns, is_whole=bool(heads.candidates))
 
 
 class ReadsText:
@@ -402,18 +419,14 @@ class ReadsText:
         return prompt.text_start
 
     def watching(self, state: State) -> State:
-        rows, positions = state.done.shape[0], state.rotary[0].shape[0]
-        return replace(state, watch=_allocate_watch(self.word_heads, rows, positions, state.done.device))
+        return replace(state, watch=_allocate_watch(self.word_heads, state.spans, state.rotary[0].shape[0]))
 
     def attention(self, state: BackboneState) -> Tensor | None:
         return None if state.watch is None else state.watch.attention
 
 
-def watch_text(state: BackboneState, slots: Sequence[int], spans: Sequence[tuple[int, int]]) -> None:
-    """Set the watched `spans` (start, count) of positions of free `slots`, if heads are watched. No sync; not
-    capturable."""
-    if state.watch is None:
-        return
-    device, columns = state.done.device, state.watch.attention.shape[2]
-    watched = [(0, columns) if state.watch.is_whole else span for span in spans]
-    state.watch.spans.index_copy_(0, upload(slots, torch.int64, device), upload(watched, torch.int64, device))
+def _watched(state: BackboneState, prompt: TextSpanned) -> tuple[int, int]:
+    """Start and count of the positions of `prompt` to watch."""
+    if state.watch is not None and state.watch.is_whole:
+        return 0, state.watch.attention.shape[2]
+    return prompt.text_start, prompt.text_count

@@ -32,20 +32,19 @@ class HeadWatch:
     def allocate(
         cls,
         places: Sequence[tuple[int, int]],
-        slots: int,
+        spans: Tensor,
         columns: int,
-        device: torch.device,
         *,
         is_whole: bool = False,
     ) -> HeadWatch:
         """Zeroed buffers for the heads `places`, ascending pairs (layer, head), and spans of up to `columns` positions.
-        `slots` counts the scratch slot."""
+        `spans` are those of all slots, the scratch slot included."""
         heads = {
-            layer: torch.tensor([head for _, head in group], device=device)
+            layer: torch.tensor([head for _, head in group], device=spans.device)
             for layer, group in itertools.groupby(places, key=lambda place: place[0])
         }
-        attention = torch.zeros(slots, len(places), columns, device=device)
-        return cls(heads, torch.zeros(slots, 2, dtype=torch.int64, device=device), attention, is_whole)
+        attention = torch.zeros(len(spans), len(places), columns, device=spans.device)
+        return cls(heads, spans, attention, is_whole)
 
     def keep(self, layer: int, *given: Any) -> None:
         """Write the attention of the watched heads of `layer`, if it has any, to `attention`.

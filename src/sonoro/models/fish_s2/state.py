@@ -8,7 +8,7 @@ from torch import Tensor
 
 from sonoro.core.errors import ConfigError
 from sonoro.models.base import Capacity, Pages
-from sonoro.models.slots import BackboneState, DepthState, allocate_depth, fill_backbone, stage_prompts, watch_text
+from sonoro.models.slots import BackboneState, DepthState, allocate_depth, fill_backbone, stage_prompts
 from sonoro.words.heads import WordHeads
 
 from .backbone import DualAR
@@ -31,7 +31,6 @@ def allocate(lm: DualAR, capacity: Capacity, word_heads: WordHeads | None = None
 
 def stage(state: BackboneState, prompts: Sequence[FishPrompt], slots: Sequence[int], pages: Sequence[Pages]) -> int:
     """Lay out what `slots` need to speak `prompts` on `pages`; how many prompt tokens. No sync; not capturable."""
-    watch_text(state, slots, [(prompt.text_start, prompt.text_count) for prompt in prompts])
     added = [((prompt.controls.sampling_controls,), ()) for prompt in prompts]
     return stage_prompts(state, prompts, slots, pages, [prompt.columns for prompt in prompts], added)
 

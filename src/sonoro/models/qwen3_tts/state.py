@@ -21,7 +21,6 @@ from sonoro.models.slots import (
     clear_slots,
     fill_backbone,
     stage_prompts,
-    watch_text,
 )
 from sonoro.runtime.ring import upload
 from sonoro.runtime.sampling import SamplingState
@@ -115,7 +114,6 @@ def stage(state: FrameState, prompts: Sequence[TalkerPrompt], slots: Sequence[in
             rows[prompt.x_vector_row, 0] = number
             state.voices.x_vectors[number] = prompt.voice.data.x_vector.to(state.done.device)
         ids.append(rows)
-    watch_text(state, slots, [(prompt.text_start, prompt.text_count) for prompt in prompts])
     return stage_prompts(state, prompts, slots, pages, ids, added)
 
 

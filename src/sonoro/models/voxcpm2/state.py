@@ -18,7 +18,6 @@ from sonoro.models.slots import (
     run_prompts,
     stage_prompts,
     staged_tokens,
-    watch_text,
 )
 from sonoro.nn.kvcache import PagedKVCache
 from sonoro.nn.transformer import Rotary
@@ -92,7 +91,6 @@ def reset(state: FrameState, slots: Sequence[int]) -> None:
 
 def stage(state: FrameState, prompts: Sequence[VoxPrompt], slots: Sequence[int], pages: Sequence[Pages]) -> int:
     """Lay out what `slots` need to speak `prompts` on `pages`; how many prompt tokens. No sync; not capturable."""
-    watch_text(state, slots, [(prompt.text_start, prompt.text_count) for prompt in prompts])
     added = [((prompt.controls.sampling_controls,), _pack(prompt.controls)) for prompt in prompts]
     return stage_prompts(state, prompts, slots, pages, [prompt.rows for prompt in prompts], added)
 
