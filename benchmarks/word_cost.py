@@ -4,10 +4,10 @@
 
 `frame`: one frame from its graph, with all that the host reads of it, at each batch size and context; the prompt fills
 the context, so a longer one has more text to watch. `engine`: clients in a closed loop, the time to their first packet
-and all they are spoken; `chosen` watches for requests that ask for nothing, `asked` tells all of them their words; `again`
-watches as little as `none`, so its cost is what two engines differ by without a reason. All arms live side by side in
-one process and run in turn, `--rounds` times, each time another first; figures are medians of the rounds, `cost` is
-that of a round's arms over one another. Writes words-cost-<model>.json and ends with one line of JSON.
+and all they are spoken; `chosen` watches for requests that ask for nothing, `asked` tells all of them their words, and
+`again` is another engine like `none`: its cost is noise. All arms live side by side in one process and run in turn,
+`--rounds` times, each time another first; figures are medians of the rounds, `cost` is that of a round's arms over one
+another. Writes words-cost-<model>.json and ends with one line of JSON.
 """
 
 from __future__ import annotations
