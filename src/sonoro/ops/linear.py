@@ -188,31 +188,27 @@ if triton is not None:
                 "=f,=f,=f,=f,r",
                 [words],
                 dtype=(tl.float32, tl.float32, tl.float32, tl.float32),
-                is_pure=True,
+                is_pure=False,
                 pack=1,
             )
         return _byte(words, 0, IS_FP8), _byte(words, 1, IS_FP8), _byte(words, 2, IS_FP8), _byte(words, 3, IS_FP8)
 
     @triton.jit
     def _byte(words, number: tl.constexpr, IS_FP8: tl.constexpr):
-        if IS_FP8:
-            # Its exponent and its mantissa are put where those of a float32 begin and end: divided by 2 ** 120.
-            sign = (words << (24 - 8 * number)) & -2147483648
-            rest = words << (20 - 8 * number) if number < 3 else words >> 4
-            value = (sign | (rest & 0x07F00000)).to(tl.float32, bitcast=True) * 2.0**120
-        else:
-            value = ((words << (24 - 8 * number)) >> 24).to(tl.float32)
-        return value
+        byte = (words >> 8 * number).to(tl.int8)
+        return (byte.to(tl.float8e4nv, bitcast=True) if IS_FP8 else byte).to(tl.float32)
 
     @triton.jit
     def _dot_unpacked(
         tiles, values, zero, IS_FP8: tl.constexpr, CHUNKS: tl.constexpr, FIRST: tl.constexpr, STEP: tl.constexpr
     ):
         # The same of tiles with four weights in each int32, and chunks of x in four parts. `zero` is one that compilers
-        # do not know: they would unpack all weights before the loop over rows, and run out of registers.
+        # do not know: they would unpack all weights before the loop over rows, and run out of registers. Assembly that
+        # is not pure stays in the loop by itself.
         total = tl.zeros_like(tiles[FIRST]).to(tl.float32)
         for chunk in tl.static_range(CHUNKS):
-            unpacked = _unpacked(tiles[FIRST + STEP * chunk] ^ zero, IS_FP8)
+            words = tiles[FIRST + STEP * chunk]
+            unpacked = _unpacked(words if IS_FP8 else words ^ zero, IS_FP8)
             for number in tl.static_range(4):
                 total += unpacked[number] * values[4 * chunk + number][None, :]
         return tl.sum(total, 1)
