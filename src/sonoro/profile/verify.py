@@ -71,7 +71,7 @@ class Verification(Subject):
     reference: str | None = None
 
 
-def run(wanted: Verification, config: EngineConfig = CONFIG) -> dict[str, Any]:
+def run(wanted: Verification) -> dict[str, Any]:
     """Verify, print what comes of it, and write the report, which it returns.
 
     Raises `EngineError` at the end if a kernel disagrees with its reference, a sample is not finite, a graph differs
@@ -80,7 +80,7 @@ def run(wanted: Verification, config: EngineConfig = CONFIG) -> dict[str, Any]:
     """
     started_s = time.perf_counter()
     quantization = wanted.quantization or "none"
-    config = replace(config, codec_dtype=wanted.codec_dtype, quantization=quantization)
+    config = replace(CONFIG, codec_dtype=wanted.codec_dtype, quantization=quantization)
     how = {"device": wanted.device, "load_format": wanted.load_format}
     with compiling(WorkerSettings(model=wanted.model, dtype=wanted.dtype, config=config, **how)):
         loaded = registry.load(wanted.model, dtype=wanted.dtype, quantization=quantization, **how)
