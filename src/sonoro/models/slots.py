@@ -165,8 +165,8 @@ def allocate_depth(
     codebooks: int,
     **more: Any,
 ) -> DepthState:
-    """As `allocate_backbone`, which takes `more`, in the dtype and on the device of `backbone`, frames being
-    `codebooks` codes."""
+    """As `allocate_backbone` (which takes `more`) plus the KV cache of `depth`; frames are `codebooks` codes, dtype and
+    device those of `backbone`."""
     weight = backbone.norm.weight
     device, dtype, rows = weight.device, weight.dtype, capacity.slots + 1
     common = allocate_backbone(

@@ -201,7 +201,10 @@ def test_a_voice_primed_elsewhere_is_one_primed_in_place(model: SpeechModel) -> 
             r"x_vector of the voice is \(\(3,\), torch.float32\)",
         ),
         (lambda tensors: tensors.update(extra=torch.zeros(3)), "extra of the voice is .* needs unknown"),
-        (lambda tensors: tensors.update(seen=torch.tensor([3])), "must have a transcript, and have seen so many"),
+        (
+            lambda tensors: tensors.update(seen=torch.tensor([3])),
+            "must have a transcript, and the same count in `seen`",
+        ),
         (lambda tensors: tensors["frames"].fill_(10_000), "frames of the voice must be codes from 0 to"),
         (lambda tensors: tensors["frames"].fill_(-1), "frames of the voice must be codes from 0 to"),
         (lambda tensors: tensors.update(frames=tensors["frames"].float()), "frames of the voice is"),

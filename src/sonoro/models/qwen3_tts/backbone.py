@@ -1,6 +1,6 @@
-"""The talker and its code predictor: weights under the released names, and prompt tokens.
+"""The talker and its code predictor: modules under the released names, and prompt embeddings.
 
-The step that makes one frame is in `frame.py`. Keeps no state of a request.
+The decode step is in `frame.py`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .prompt import TalkerPrompt
 __all__ = ["Talker", "decoder_config"]
 
 LARGEST_CPU_TEXT_TABLE = 16384
-"""Text ids whose projected rows are all computed at load on a CPU; beyond, each is projected when it is needed."""
+"""Largest text vocabulary that a CPU projects at load; a larger one is projected on use."""
 
 
 class Talker(nn.Module):
-    """Everything under `talker.` in a checkpoint.
+    """All modules under `talker.` in a checkpoint.
 
-    `finalize` lays the weights out for speaking, once they are final. Under autograd its tables are not used.
+    `finalize` derives tables for inference from final weights; with gradients enabled they are not used.
     """
 
     def __init__(self, config: TalkerConfig) -> None:
@@ -52,7 +52,7 @@ class Talker(nn.Module):
 
     @property
     def codes(self) -> int:
-        """Ids of codebook 0 that are sound; control ids follow."""
+        """Number of codes in codebook 0; control ids follow."""
         return self.config.vocab_size - SUPPRESSED_IDS
 
     @property
@@ -65,9 +65,9 @@ class Talker(nn.Module):
 
     @torch.no_grad()
     def finalize(self) -> None:
-        """Derive what speaking needs from the weights; to be called again if they change.
+        """Compute the tables for inference; call it again if the weights change.
 
-        The code embeddings become slices of one table (in place, no copy is kept).
+        The code embeddings become views of one table, in place.
         """
         ids = self.config.text_vocab_size
         self.text_table = None
@@ -87,15 +87,15 @@ class Talker(nn.Module):
             lay_out_by_input(self)
 
     def embed_text(self, ids: Tensor) -> Tensor:
-        """T(`ids`) of the text side: int64 [...] to [..., H]."""
+        """Embed and project text `ids` [...] int64: [..., H]."""
         if self.text_table is None or (torch.is_grad_enabled() and not self.is_text_folded):
             return self._project_text(ids)
         return F.embedding(ids, self.text_table)
 
     def fold_text(self) -> None:
-        """Keep of the text embedding what `finalize` made of it alone, if it did: nothing is trained from then on.
+        """Free the text embedding (622 MB of the 1.7B) if `finalize` has projected it; training is then impossible.
 
-        It is 622 MB of the 1.7B. Its shape and its first row stay, of which fingerprints are made.
+        Its shape and first row stay, for `fingerprint`.
         """
         self.is_text_folded = self.text_table is not None
         if self.is_text_folded:
@@ -103,7 +103,7 @@ class Talker(nn.Module):
             weight.data = weight.data[:1].clone().expand_as(weight)
 
     def embed_frames(self, codes: Tensor) -> Tensor:
-        """Frames [..., K] int64 to rows [..., H]: the sum of the K embeddings, rounded once."""
+        """Embed frames [..., K] int64: the sum of their K embeddings, rounded once, [..., H]."""
         return self.embed_codes(codes).sum(-2)
 
     @property
@@ -114,17 +114,17 @@ class Talker(nn.Module):
         return Feedback(self.embed_frames, self.code_table, self.code_starts, self.codes, end)
 
     def embed_rows(self, text_rows: Tensor, code_rows: Tensor, x_vectors: Tensor | None = None) -> Tensor:
-        """Prompt tokens [..., H] of ids `text_rows` [...] and `code_rows` [..., K] int64, -1 where there is nothing.
+        """Embed prompt tokens of ids `text_rows` [...] and `code_rows` [..., K] int64 (-1 for none): [..., H].
 
-        `x_vectors` [..., H] is added on the code side. Rounds as the official code does: the code side once, in one
-        reduction, then the sum of both sides.
+        `x_vectors` [..., H] are added on the code side. Rounds as the official code: the sum of the code side once,
+        then the sum of both sides.
         """
         text = self.embed_text(text_rows.clamp_min(0)).masked_fill((text_rows < 0)[..., None], 0.0)
         codes = self.embed_codes(code_rows.clamp_min(0)).masked_fill((code_rows < 0)[..., None], 0.0).sum(-2)
         return text + (codes if x_vectors is None else codes + x_vectors.to(codes.dtype))
 
     def embed_prompt(self, prompt: TalkerPrompt) -> Tensor:
-        """The rows [P, H] of `prompt`, x-vector included."""
+        """Embed all tokens of `prompt`, with its x-vector: [P, H]."""
         x_vectors = None
         if prompt.x_vector_row is not None:
             assert prompt.voice is not None
@@ -140,7 +140,7 @@ class Talker(nn.Module):
         return [self.model.codec_embedding, *self.code_predictor.model.codec_embedding]
 
     def embed_codes(self, codes: Tensor) -> Tensor:
-        """Every code by the table of its codebook: [..., K] to [..., K, H]."""
+        """Embed each code by its codebook's table: [..., K] to [..., K, H]."""
         if self.code_table is None or self.code_starts is None or torch.is_grad_enabled():
             tables = self._code_embeddings()
             return torch.stack([table(codes[..., book]) for book, table in enumerate(tables)], dim=-2)
@@ -148,7 +148,7 @@ class Talker(nn.Module):
 
 
 class CodePredictor(nn.Module):
-    """The small transformer that completes a frame, K - 1 passes after codebook 0 is known."""
+    """The depth model: a small transformer that predicts codebooks 1 to K - 1 of a frame in K - 1 passes."""
 
     def __init__(self, config: PredictorConfig, talker_width: int) -> None:
         super().__init__()
@@ -165,17 +165,17 @@ class CodePredictor(nn.Module):
 
     @torch.no_grad()
     def finalize(self, embeddings: list[Tensor], codes: int) -> None:
-        """Fold the projection into the tables of all codebooks that are fed in (all but the last)."""
+        """Fold the input projection into the embedding tables of codebooks 0 to K - 2, which are fed back."""
         fed = [embeddings[0][:codes], *embeddings[1:-1]]
         self.input_table = pad_sequence([self.small_to_mtp_projection(table) for table in fed], batch_first=True)
 
     def inputs(self, book: int) -> Tensor:
-        """The input rows [V, width] of the codes of codebook `book`; after `finalize`, without autograd."""
+        """The input table [V, width] of codebook `book`; after `finalize`, without autograd."""
         assert self.input_table is not None
         return self.input_table[book]
 
     def embed(self, book: int, codes: Tensor) -> Tensor:
-        """The input rows [B, width] of `codes` [B] int64 of codebook `book`; after `finalize`, without autograd."""
+        """The inputs [B, width] of `codes` [B] int64 of codebook `book`; after `finalize`, without autograd."""
         return F.embedding(codes, self.inputs(book))
 
 
@@ -205,5 +205,5 @@ class _TextProjection(nn.Module):
 
 
 def decoder_config(config: TalkerConfig | PredictorConfig) -> DecoderConfig:
-    """The sizes of one of the stacks."""
+    """The `DecoderConfig` of the talker or the code predictor."""
     return DecoderConfig(**stack_sizes(config))

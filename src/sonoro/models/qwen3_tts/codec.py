@@ -17,9 +17,9 @@ __all__ = ["CodecDecoder", "Qwen3Codec"]
 
 
 class Qwen3Codec(StreamingCodec):
-    """Frames to audio and back; implements `sonoro.models.base.Codec`. Its state_dict is speech_tokenizer's file.
+    """`sonoro.models.base.Codec` of Qwen3-TTS. Its state_dict matches the file in speech_tokenizer.
 
-    Call `finalize` once after loading. Raises `CheckpointError` for a configuration that contradicts itself.
+    Call `finalize` once after loading. Raises `CheckpointError` for an inconsistent configuration.
     """
 
     def __init__(self, config: CodecConfig) -> None:
@@ -32,7 +32,7 @@ class Qwen3Codec(StreamingCodec):
 
     @torch.no_grad()
     def encode(self, audio: Tensor) -> Tensor:
-        """Encode mono `audio` [S] at `sample_rate` to frames [T, K] int64, T = ceil(S / hop). Synchronises nothing.
+        """Encode mono `audio` [S] at `sample_rate` to frames [T, K] int64, T = ceil(S / hop). No sync.
 
         Raises `CheckpointError` if the checkpoint has no encoder.
         """

@@ -1,7 +1,7 @@
-"""The checkpoint's own configuration files as frozen dataclasses; keys that no part of the model uses are ignored.
+"""The configuration files of a Qwen3-TTS checkpoint as frozen dataclasses; unused keys are ignored.
 
-Field names are those of the released config.json files. Defaults are those of the official classes: what saves a
-checkpoint with them leaves out what equals its default. Without one is what they have no default for.
+Field names are those of the released config.json files, defaults those of the official classes, which leave out values
+equal to their defaults when they save a checkpoint.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class TalkerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeakerEncoderConfig:
-    """The x-vector network; everything but `enc_dim` is the official code's default unless the file says otherwise."""
+    """The x-vector network. Released files give `enc_dim` alone; the rest are the official code's defaults."""
 
     enc_dim: int = 1024
     sample_rate: int = 24000
@@ -124,16 +124,15 @@ class ModelConfig:
     voice_aliases: dict[str, str] = field(default_factory=dict)
     """Our own key: further names, in lower case, of speakers of `spk_id`."""
     text_normalizer: str | None = None
-    """Our own key, absent from released checkpoints: `english` has text normalised before it is tokenised."""
+    """Our own key, absent from released checkpoints: `english` normalises text before it is tokenised."""
     respellings: dict[str, str] = field(default_factory=dict)
-    """Our own key: how words are written for a model that says them wrong as they are, both in lower case; with a
-    `text_normalizer` alone."""
+    """Our own key: spellings for words that the model mispronounces, both in lower case; needs a `text_normalizer`."""
     max_segment_letters: int = 400
-    """Our own key: the longest text prompted at once, in letters as `sonoro.core.text` counts (400 take 30 s)."""
+    """Our own key: the longest text of a segment, in letters as `sonoro.core.text` counts them (400 take 30 s)."""
     lead_in: int = 0
-    """Our own key: samples before a request's audio that are silence, and are left out: fewer than a frame has."""
+    """Our own key: samples of silence at the start of a request's audio, which are cut; less than a frame."""
     spk_sex: dict[str, VoiceSex] = field(default_factory=dict)
-    """Our own key: whom people hear in each voice; that of released ones is known (configs/speakers.json)."""
+    """Our own key: perceived sex of each voice; configs/speakers.json holds those of released voices."""
 
 
 @dataclass(frozen=True)
@@ -230,11 +229,11 @@ RELEASED = {
     "qwen3-tts-1.7b-customvoice": "Qwen/Qwen3-TTS-12Hz-1.7B-CustomVoice",
     "qwen3-tts-1.7b-voicedesign": "Qwen/Qwen3-TTS-12Hz-1.7B-VoiceDesign",
 }
-"""The released configurations, which are in the package, and the hub repositories of their weights."""
+"""Released configurations (packaged), and the hub repositories of their weights."""
 
 
 def read_configs(folder: Path) -> Configs:
-    """The three configuration files of a checkpoint folder. Raises `CheckpointError` naming the file and key."""
+    """Read and check the configuration files of a checkpoint folder. Raises `CheckpointError` naming file and key."""
     generation = folder / "generation_config.json"
     configs = Configs(
         read_config(ModelConfig, folder / "config.json"),
@@ -246,20 +245,20 @@ def read_configs(folder: Path) -> Configs:
 
 
 def _read_generation(path: Path) -> GenerationConfig:
-    """The file at `path`, in which null and -1 leave a value to the default, but for -1 likeliest, which are all."""
+    """Read generation_config.json; null and -1 mean the default, except that a top-k of -1 is off (0)."""
     values = {key: value for key, value in read_json(path).items() if value is not None}
     given = {key: 0 if value == -1 and key.endswith("top_k") else value for key, value in values.items()}
     return build(GenerationConfig, {key: value for key, value in given.items() if value != -1}, str(path))
 
 
 def released_configs(name: str) -> Configs:
-    """The configuration files of one of `RELEASED`, put together from what is common, its size and its variant."""
+    """The configurations of one of `RELEASED`, merged from its common, size and variant files."""
     *_, size, variant = name.split("-")
     values: dict[str, Any] = {}
     for layer in ("common", size, variant):
         values = _merged(values, _packaged(layer))
     if "speaker_encoder_config" in values:
-        # An x-vector is added to a prompt token as it is.
+        # The x-vector is added to a prompt token without projection.
         values["speaker_encoder_config"]["enc_dim"] = values["talker_config"]["hidden_size"]
     return Configs(
         build(ModelConfig, values, name),
@@ -277,7 +276,7 @@ def stack_sizes(config: PredictorConfig | TalkerConfig | CodecDecoderConfig) -> 
 
 
 def speaker_sexes(model: ModelConfig) -> dict[str, VoiceSex]:
-    """Whom people hear in the voices of `model`, as far as that is known."""
+    """Perceived sex of the voices of `model`, where known."""
     known = _packaged("speakers") | model.spk_sex
     return {name: known[name] for name in model.talker_config.spk_id if name in known}
 
@@ -288,7 +287,7 @@ def _packaged(layer: str) -> dict[str, Any]:
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """`above` laid over `below`, objects key by key."""
+    """`below` updated with `above`, recursively."""
     return below | {
         key: _merged(below[key], value) if isinstance(value, dict) and key in below else value
         for key, value in above.items()
@@ -296,7 +295,7 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check(configs: Configs) -> None:
-    """Refuse configuration files that contradict themselves or one another."""
+    """Raise `CheckpointError` if the configuration files are inconsistent."""
     model, _, codec = configs
     talker = model.talker_config
     predictor, decoder, x_vector = talker.code_predictor_config, codec.decoder_config, model.speaker_encoder_config

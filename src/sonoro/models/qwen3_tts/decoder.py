@@ -1,6 +1,6 @@
-"""The codec's decoder: frames of codes to audio by causal layers that stream exactly.
+"""The codec decoder: frames of codes to audio, with causal layers that stream exactly.
 
-Sequences are [B, T, C] inside. Parameter names are the released ones, with q, k, v and gate, up fused on their rows.
+Sequences are [B, T, C] inside. Parameter names are the released ones, with Q, K, V and gate, up fused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["CodecDecoder"]
 
 
 class _Codebook(nn.Module):
-    """A table kept as sums and counts of what fell to each code; training by averages writes them, gradients do not."""
+    """A codebook stored as EMA sums and counts of the vectors assigned to each code; not trained by gradients."""
 
     def __init__(self, size: int, width: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class _CodebookLevels(nn.Module):
 
 
 class _CodebookGroup(nn.Module):
-    """Codebooks that share one projection to the latent."""
+    """Codebooks that share one output projection."""
 
     def __init__(self, levels: int, size: int, width: int) -> None:
         super().__init__()
@@ -57,13 +57,13 @@ class _CodebookGroup(nn.Module):
         self.output_proj = nn.Conv1d(width // 2, width, 1, bias=False)
 
     def projected_tables(self) -> Tensor:
-        """What each code adds to the latent: [levels, size, width]."""
+        """The projected codebooks [levels, size, width]: what each code adds to the latent."""
         tables = [cast(_CodebookLevel, level)._codebook.table() for level in self.vq.layers]
         return F.linear(torch.stack(tables), self.output_proj.weight[:, :, 0])
 
 
 class _Quantizer(nn.Module):
-    """Codes to latents: one row of a projected table per codebook, summed."""
+    """Codes to latents: the sum over codebooks of rows of projected tables."""
 
     folded: Tensor | None
 
@@ -85,7 +85,7 @@ class _Quantizer(nn.Module):
 
 
 class _Transformer(nn.Module):
-    """The only part with a long memory: `num_hidden_layers` windows of `sliding_window` frames."""
+    """The only part with long left context: `num_hidden_layers` windows of `sliding_window` frames."""
 
     def __init__(self, config: CodecDecoderConfig) -> None:
         super().__init__()
@@ -101,9 +101,8 @@ class _Transformer(nn.Module):
 class CodecDecoder(nn.Module):
     """Frames to audio. Follows QwenLM/Qwen3-TTS modeling_qwen3_tts_tokenizer_v2.py Qwen3TTSTokenizerV2Decoder.
 
-    `hop` samples per frame. `layout` says what a `History` must keep for it; `reach_frames` how many frames back
-    anything kept within `render` depends on. Differentiable; once finalized, and while gradients are off, it uses
-    derived tables.
+    `hop` is samples per frame, `layout` that of its `History`, `reach_frames` the receptive field of the state of
+    `render`. Differentiable; without gradients it uses the tables of `finalize`.
     """
 
     def __init__(self, config: CodecDecoderConfig) -> None:
@@ -121,21 +120,21 @@ class CodecDecoder(nn.Module):
 
     @staticmethod
     def is_wide(name: str) -> bool:
-        """Whether the tensor `name` stays in float32 whatever it runs in: others are derived from it."""
+        """Whether the tensor `name` stays in float32 in any dtype: tables are derived from it."""
         return name.startswith("quantizer.") or name.endswith((".alpha", ".beta"))
 
     @property
     def weight(self) -> Tensor:
-        """One whose dtype and device are those that it runs in."""
+        """A weight; its dtype and device are those the decoder runs in."""
         return self.pre_conv.conv.weight
 
     @property
     def codes(self) -> tuple[int, int]:
-        """How many codes a frame has, and how many values each of them."""
+        """Number of codebooks, and their size."""
         return self.config.num_quantizers, self.config.codebook_size
 
     def example(self, rows: int, columns: int) -> Tensor:
-        """Frames [rows, columns, K] int64 that vary."""
+        """Varied frames [rows, columns, K] int64."""
         return example_codes(rows, columns, self.codes, self.weight.device)
 
     def latents(self, frames: Tensor) -> Tensor:
@@ -143,19 +142,19 @@ class CodecDecoder(nn.Module):
         return self.quantizer(frames).mT
 
     def forward(self, latents: Tensor, history: Context = WHOLE) -> Tensor:
-        """Audio [B, T * hop] in [-1, 1] of `latents` [B, codebook_dim, T]; the whole sequence unless `history` says."""
+        """Decode `latents` [B, codebook_dim, T] to audio [B, T * hop] in [-1, 1]; by default whole sequences."""
         return self.render(self.contextualize(latents, history), history)
 
     def contextualize(self, latents: Tensor, history: Context) -> Tensor:
-        """The long memory: `latents` through the transformer, [B, T, latent_dim]."""
+        """Run the layers of long left context, the transformer: `latents` to [B, T, latent_dim]."""
         return self.pre_transformer(self.pre_conv(latents.mT, history), history)
 
     def render(self, x: Tensor, history: Context) -> Tensor:
-        """The short memory, `reach_frames`: [B, T, latent_dim] to audio [B, T * hop]."""
+        """Run the layers of short left context, `reach_frames`: [B, T, latent_dim] to audio [B, T * hop]."""
         return self.decoder(self.upsample(x, history), history)
 
     @torch.no_grad()
     def finalize(self) -> None:
-        """Make the tables derived from parameters and order the weights in memory: once, after loading and casting."""
+        """Derive tables from the parameters and lay out convolution weights. Call once after loading and casting."""
         self.quantizer.folded = self.quantizer.projected_tables().to(self.weight.dtype)
         finalize(self)

@@ -1,6 +1,6 @@
-"""The codec decoder as a chain of fused operations: the weights, history and results of `CodecDecoder`.
+"""The codec decoder as a chain of fused kernels, with the weights, history and results of `CodecDecoder`.
 
-For inference; the modules remain what training and CPUs run.
+For inference on a GPU; training and CPUs run the modules.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ __all__ = ["FusedDecoder"]
 
 
 class FusedDecoder:
-    """`CodecDecoder` for inference, made of a finalized one; shares its weights but for the small ones it folds.
+    """A finalized `CodecDecoder` as fused kernels; residual streams are in `stream_dtype`.
 
-    Keeps the residual streams in `stream_dtype`. Raises nothing of its own; capturable.
+    Shares its weights, except for small ones that are folded. Capturable.
     """
 
     def __init__(self, decoder: CodecDecoder, stream_dtype: torch.dtype) -> None:
@@ -33,7 +33,7 @@ class FusedDecoder:
         self.render = FusedVocoder(decoder.upsample, decoder.decoder, stream_dtype)
 
     def contextualize(self, frames: Tensor, past: Past) -> Tensor:
-        """The long memory: `frames` [B, T, K] int64 through the transformer, [B, T, latent_dim]."""
+        """Embed `frames` [B, T, K] int64 and run the transformer: [B, T, latent_dim]."""
         pre_conv, transformer = self.decoder.pre_conv, self.decoder.pre_transformer
         x = embed_sum(frames.contiguous(), self.tables, past.left_context(None, pre_conv))
         _, x = conv(x, taps(pre_conv), pre_conv.conv.bias, 1, past.left_context(pre_conv))

@@ -1,7 +1,7 @@
-"""The codec encoder: audio to frames of codes, for in-context cloning. Runs on whole recordings.
+"""The codec encoder: whole recordings to frames of codes, for in-context cloning.
 
 Follows the encoder of transformers 4.57.3 modeling_mimi.py MimiModel, as QwenLM/Qwen3-TTS uses it. Parameter names are
-the released ones, with q, k, v fused on their rows; codebooks beyond the levels in use are not built.
+the released ones, with Q, K and V fused; unused codebooks are not built.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .config import CodecEncoderConfig
 __all__ = ["CodecEncoder"]
 
 _DOWNSAMPLE_STRIDE = 2
-"""From the transformer's 25 Hz to the 12.5 frames per second of this codec."""
+"""From the transformer's 25 Hz to the codec's 12.5 frames per second."""
 
 _PIECE_COLUMNS = 100
-"""4 s of audio are convolved at a time: a minute at once takes gigabytes, and keeps a GPU from other work for long."""
+"""Columns convolved at a time, 4 s of audio: a minute at once takes gigabytes and occupies the GPU for long."""
 
 
 class _Conv(nn.Module):
-    """Strided causal convolution of [B, C, S] to ceil(S / stride) columns: padded left, and right to whole strides."""
+    """Strided causal convolution, [B, C, S] to [B, C_out, ceil(S / stride)]; pads left, and right to whole strides."""
 
     def __init__(
         self, in_channels: int, out_channels: int, kernel: int, *, stride: int = 1, dilation: int = 1, bias: bool = True
@@ -57,7 +57,7 @@ class _ResidualBlock(nn.Module):
 
 
 class _Convolutions(nn.Module):
-    """Audio [B, 1, S] to 25 columns per second, each of `hop` samples; it depends on `reach` samples before these."""
+    """Audio [B, 1, S] to columns of `hop` samples, 25 a second; the receptive field is `reach` samples further left."""
 
     def __init__(self, config: CodecEncoderConfig) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class _Convolutions(nn.Module):
                 self.hop *= layer.conv.stride[0]
 
     def forward(self, x: Tensor, piece_columns: int | None = None) -> Tensor:
-        """All at once, or in pieces of so many columns: the same up to rounding."""
+        """Convolve all of `x` at once, or `piece_columns` columns at a time: the same up to rounding."""
         if piece_columns is None:
             return self.layers(x)
         piece, context = piece_columns * self.hop, -(-self.reach // self.hop) * self.hop
@@ -135,7 +135,7 @@ class _TransformerLayer(nn.Module):
 
 
 class _Transformer(nn.Module):
-    """Every column sees all before it; the configured window acts in no attention but flash-attention's."""
+    """Causal transformer without a window: transformers applies the configured one with flash-attention alone."""
 
     def __init__(self, config: CodecEncoderConfig) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class _CodebookLevel(nn.Module):
 
 
 class _ResidualQuantizer(nn.Module):
-    """Each level codes what the levels before it left over."""
+    """Residual vector quantisation: each level codes the residual of the levels before it."""
 
     def __init__(self, config: CodecEncoderConfig, levels: int) -> None:
         super().__init__()
@@ -192,13 +192,13 @@ class _Quantizer(nn.Module):
         self.acoustic_residual_vector_quantizer = _ResidualQuantizer(config, levels - semantic)
 
     def forward(self, latents: Tensor) -> Tensor:
-        # Both read the same latents: the semantic part is not taken off before the acoustic one.
+        # Both quantise the same latents: the acoustic part does not code the semantic part's residual.
         semantic = self.semantic_residual_vector_quantizer(latents)
         return torch.stack(semantic + self.acoustic_residual_vector_quantizer(latents), dim=-1)
 
 
 class CodecEncoder(nn.Module):
-    """Audio to frames of `levels` codes, `hop` samples each. For float32: codes near a tie depend on rounding."""
+    """Audio to frames of `levels` codes, `hop` samples each. Use float32: codes near a tie depend on rounding."""
 
     def __init__(self, config: CodecEncoderConfig, levels: int) -> None:
         super().__init__()
@@ -210,9 +210,9 @@ class CodecEncoder(nn.Module):
         self.hop = self.encoder.hop * _DOWNSAMPLE_STRIDE
 
     def latents(self, audio: Tensor, piece_columns: int | None = None) -> Tensor:
-        """What is quantised of `audio` [B, 1, S]: [B, hidden_size, ceil(S / hop)]. Differentiable.
+        """The latents of `audio` [B, 1, S] before quantisation: [B, hidden_size, ceil(S / hop)]. Differentiable.
 
-        Convolved at once, or in pieces of so many columns of half a hop: the same up to rounding.
+        Convolves all at once, or `piece_columns` columns (of hop / 2 samples) at a time: the same up to rounding.
         """
         x = self.encoder_transformer(self.encoder(audio, piece_columns).mT).mT
         return self.downsample(x, mode="replicate")

@@ -1,7 +1,6 @@
-"""One frame for a batch of slots: talker, codebook 0, code predictor, feedback. The state it runs on is in `state.py`.
+"""The decode step: talker, sampling of codebook 0, code predictor, feedback. Its state is in `state.py`.
 
-Slots that are done are replaced by the scratch slot, so that they stay as they are without a branch
-(`sonoro.models.step`).
+Slots that are done are replaced by the scratch slot (`sonoro.models.step`), so they stay unchanged without a branch.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ __all__ = ["check_kernels", "frame", "parts"]
 
 
 def frame(talker: Talker, state: FrameState, slots: Tensor, record: list[Tensor] | None = None) -> None:
-    """One frame for each of `slots` [B] int64, as `SpeechModel.frame` promises. Capturable; no sync.
+    """Append one frame to each of `slots` [B] int64 (`SpeechModel.frame`). Capturable; no sync.
 
-    `record` is given the logits of this step in order of decision: [B, V] of the talker, then of each predictor pass.
+    The logits [B, V] of the talker, then of each predictor pass, are appended to `record`.
     """
     assert not torch.is_grad_enabled()
     stepped = _step_state(talker, state)
@@ -48,7 +47,7 @@ def frame(talker: Talker, state: FrameState, slots: Tensor, record: list[Tensor]
 
 
 def check_kernels(talker: Talker, state: FrameState, batch: int) -> None:
-    """Run each fused kernel of a frame of `batch` slots once against its reference. Synchronises; `state` stays."""
+    """Compare each fused kernel of a step of `batch` slots with its reference. Synchronises; `state` is unchanged."""
     talker.model.check_kernels(batch, state.cache.page_table, state.cache.page_positions, watch=state.watch)
     for tokens in (1, 2):
         talker.code_predictor.model.check_kernels(batch, state.loop.page_table, state.loop.page_positions, tokens)
@@ -60,9 +59,9 @@ def check_kernels(talker: Talker, state: FrameState, batch: int) -> None:
 
 
 def parts(talker: Talker, state: FrameState) -> dict[str, Callable[[Tensor], object]]:
-    """The pieces of a frame a profile times: `backbone`, `depth` without sampling, and `sample`, all of a frame.
+    """The parts of a step, for profiles: `backbone`, `depth` (without sampling), and `sample` (of all codebooks).
 
-    Each takes `slots` [B] int64, may be captured, and advances no slot.
+    Each takes `slots` [B] int64, is capturable, and advances no slot.
     """
     codes = torch.zeros(state.scratch + 1, dtype=torch.int64, device=state.done.device)
 
@@ -89,9 +88,9 @@ def parts(talker: Talker, state: FrameState) -> dict[str, Callable[[Tensor], obj
 
 
 class _Sampler(NamedTuple):
-    """Samples the `codes` [B, K] of one step: parameters of its slots, noise [B, K, V], what codebook 0 must not be.
+    """Samples the `codes` [B, K] of one step, from its slots' controls, Gumbel `noise` [B, K, V] and `seen` ids.
 
-    Each method returns the predictor's inputs [B, width] of what it sampled; nothing after the last codebook.
+    `first` and `rest` return the predictor's inputs [B, width] for the sampled codes; None after the last codebook.
     """
 
     codes: Tensor
@@ -112,7 +111,7 @@ class _Sampler(NamedTuple):
         return cls(codes, first, rest, noise, state.seen[slots], length, state, talker)
 
     def first(self, logits: Tensor) -> Tensor | None:
-        """Codebook 0 of the talker's `logits` [B, V]; the last decidable id is the end of speech."""
+        """Sample codebook 0 from the talker's `logits` [B, V]; the last of the ids considered is the end of speech."""
         decidable, state = self.seen.shape[1], self.state
         scores = mask_first(
             logits[:, :decidable],
@@ -122,12 +121,12 @@ class _Sampler(NamedTuple):
             suppressed=state.suppressed,
             is_end=state.is_end,
         )
-        # The table ends before the control ids: after an end of speech the slot goes on as if code 0 had been sampled.
+        # The table has no control ids: after an end of speech the slot continues as with code 0.
         table = self.talker.code_predictor.inputs(0)[: self.talker.codes]
         return sample_code_and_embed(scores, self.noise[:, 0, :decidable], self.first_controls, table, self.codes[:, 0])
 
     def rest(self, book: int, logits: Tensor) -> Tensor | None:
-        """Codebook `book` of the predictor's `logits` [B, V]."""
+        """Sample codebook `book` from the predictor's `logits` [B, V]."""
         noise, ids = self.noise[:, book, : logits.shape[1]], self.codes[:, book]
         if book == self.talker.codebooks - 1:
             sample_code(logits, noise, self.rest_controls, ids)
@@ -149,7 +148,7 @@ def _step_talker(
 
 
 def _depth_logits(talker: Talker, state: FrameState, slots: Tensor, fed: Sequence[Tensor | None]) -> Iterator[Tensor]:
-    """Logits [B, V] of codebooks 1 to K - 1 in turn, of the inputs `fed` as `depth_passes` takes them."""
+    """Yield the logits [B, V] of codebooks 1 to K - 1; `fed` are the inputs, as `depth_passes` takes them."""
     predictor, norm = talker.code_predictor, talker.code_predictor.model.norm
     for head, outputs in zip(predictor.lm_head, depth_passes(state, predictor.model, slots, fed), strict=True):
         yield cast(Linear, head).after_norm(outputs, norm)

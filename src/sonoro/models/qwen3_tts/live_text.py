@@ -1,6 +1,6 @@
-"""Text of one segment while it arrives: ids as soon as no later character can change them. Runs on the CPU.
+"""Incremental tokenisation of live text: ids are released once no later character can change them.
 
-Whatever the pieces, the ids are those of the whole text.
+The ids equal those of the whole text, however it is cut into pieces. Runs on the CPU.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from .prompt import PromptBuilder, TextTokenizer
 
 __all__ = ["LiveSegment", "LiveTokens"]
 
-# A space between two words that no rule of the English normaliser reads together: each side is spelled out alone. Not
-# after a ZIP or square that is to be counted, nor before what is, or may become, a Roman numeral.
+# A space between two plain words, across which no rule of the English normaliser matches, so that each side can be
+# normalised by itself. Not after "Zip" or "sq", nor before what is or may become a Roman numeral.
 _JOINT = re.compile(r"(?<!\S)(?!(?:[Zz]ip|sq) )[A-Za-z][a-z]+ (?=[a-z])(?![ivx]+(?![a-z]))")
 
 
-# Marks, and what this version of Unicode does not know.
+# Combining marks, and characters unknown to this version of Unicode.
 _UNSETTLED = ("Mn", "Mc", "Me", "Cn")
 
 
 class LiveTokens:
-    """`TextTokenizer.encode` of a text that comes in pieces, white space at both ends cut off."""
+    """`TextTokenizer.encode` of a text that arrives in pieces, stripped at both ends."""
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -32,7 +32,7 @@ class LiveTokens:
         self._is_begun = False
 
     def feed(self, text: str) -> list[int]:
-        """The next ids, now that `text` has come."""
+        """Append `text`; returns the ids that are now settled."""
         self._text += text
         self._begin()
         settled = _settled(self._text)
@@ -51,10 +51,10 @@ class LiveTokens:
 
 
 class LiveSegment:
-    """The text of one segment, on its way to the ids that `PromptBuilder.build` lays out, the end of text included.
+    """`LiveText` of one segment: the ids are those that `PromptBuilder.build` uses, end of text included.
 
-    Where the checkpoint has its text spelled out, a piece is given up to the last two plain words in a row: what comes
-    after them may still decide how a number or a sign is read.
+    With a normaliser, text is released up to the last space between two plain words: what follows may still change how
+    a number or a sign is read.
     """
 
     def __init__(self, prompts: PromptBuilder) -> None:
@@ -65,11 +65,11 @@ class LiveSegment:
         self._is_spoken = False
 
     def letters(self, text: str) -> int:
-        """Letters of `text` as it is spoken."""
+        """Length of `text` in letters, once normalised."""
         return spoken_length(self._prompts.spell_out(text).text)
 
     def feed(self, text: str) -> list[int]:
-        """The next ids, now that `text` has come."""
+        """Append `text`; returns the ids that are now settled."""
         if self._prompts.config.text_normalizer is None:
             return self._give(text)
         self._raw += text
@@ -78,7 +78,7 @@ class LiveSegment:
         return self._give(self._prompts.normalize(ready).removesuffix(".") + " ") if cut else []
 
     def finish(self) -> list[int]:
-        """The remaining ids and that of the end of text; none at all if nothing could be spoken."""
+        """The remaining ids and the end of text; empty if the segment has nothing to speak."""
         ids = [*self._give(self._prompts.normalize(self._raw)), *self._tokens.finish()]
         return [*ids, self._prompts.config.tts_eos_token_id] if self._is_spoken or ids else []
 
@@ -89,9 +89,9 @@ class LiveSegment:
 
 
 def _settled(text: str) -> int:
-    """How many characters of `text` NFC leaves as they are whatever follows, but for the last if it is not white space.
+    """How many leading characters of `text` NFC leaves unchanged whatever follows.
 
-    A letter may be joined to the one before it (Hangul does), no further.
+    A later character may compose with the last letter and its marks (as in Hangul), no further back.
     """
     if text and text[-1] in " \t\r\n":
         return len(text)

@@ -1,7 +1,4 @@
-"""Qwen3-TTS as a `SpeechModel`: the parts of this folder put together.
-
-The variants (CustomVoice, VoiceDesign, Base) differ in their configuration alone.
-"""
+"""Qwen3-TTS as a `SpeechModel`. The variants (CustomVoice, VoiceDesign, Base) differ in their configuration alone."""
 
 from __future__ import annotations
 
@@ -50,12 +47,12 @@ _SPLIT = OptionSpec(
 
 
 class Qwen3TTS(ReadsText):
-    """Talker, code predictor and codec behind all protocols of `models.base`. Holds no state of a request."""
+    """Talker, code predictor and codec behind the protocols of `models.base`. Holds no per-request state."""
 
     def __init__(self, name: str, configs: Configs, modules: Modules, tokenizer: TextTokenizer) -> None:
         self.spec = spec_of(name, configs)
         if modules.lm.speaker_encoder is None:
-            # Nobody is cloned: 190 MB of a released codec.
+            # Without cloning, the released codec's encoder would waste 190 MB.
             modules.codec.encoder = None
         self.codec: Codec = modules.codec
         self._configs, self._modules, self.backbone = configs, modules, modules.lm.talker.model
@@ -77,7 +74,7 @@ class Qwen3TTS(ReadsText):
             tokenizer.read_control_tokens(is_on=bool(values[CONTROL_TOKENS.name]))
 
     def segments(self, text: str, language: str) -> list[str]:
-        """`text` normalised if the checkpoint asks for it, in segments it can speak at once."""
+        """`text` normalised if the checkpoint needs it, and split into segments of at most `max_segment_letters`."""
         normal = self._prompts.normalize(text)
         return with_lead(normal, split_text(normal, language, self._configs.model.max_segment_letters))
 
@@ -87,21 +84,21 @@ class Qwen3TTS(ReadsText):
         return self._prompts.build(segment, Controls.of(request, index), **_layout(request, voice))
 
     def live_text(self, request: SpeechRequest, voice: Voice | None) -> LiveSegment | None:
-        """A segment whose text comes a token a frame; None where the layout needs all of it."""
+        """The tokeniser of a live segment; None if the prompt layout needs all of the text."""
         is_in_context = voice is not None and voice.reference_frames is not None
         if request.options["non_streaming_mode"] or is_in_context:
             return None
         return LiveSegment(self._prompts)
 
     def prepare_live(self, request: SpeechRequest, ids: Sequence[int], index: int, voice: Voice | None) -> TalkerPrompt:
-        """The prompt of a segment whose text begins with `ids`, of which all but the first are pending."""
+        """The prompt of a segment whose text begins with `ids`; the first is in the prompt, the others are pending."""
         return self._prompts.build_from_ids(ids, Controls.of(request, index), **_layout(request, voice))
 
     def pointing(self, request: SpeechRequest, voice: Voice | None) -> Pointing | None:
-        """How the talker points at a text that it has first, or that comes a token a frame."""
+        """The pointing heads for text in the prompt, or for text fed one token per frame."""
         if request.options["non_streaming_mode"]:
             return self.word_heads.text_first
-        # In context the text stands beside the reference's codes: that layout is not known.
+        # With a reference in context the text is beside the reference's codes: no heads are known for that layout.
         is_in_context = voice is not None and voice.reference_frames is not None
         return None if is_in_context else self.word_heads.text_along
 
@@ -148,7 +145,7 @@ class Qwen3TTS(ReadsText):
         return frame.parts(self._modules.lm.talker, state)
 
     def frame_bytes(self, batch: int, context: int) -> int:
-        # Talker and heads once, the predictor's layers once a codebook.
+        # Talker and heads are read once, the predictor's layers once per codebook.
         talker = self._modules.lm.talker
         predictor = talker.code_predictor
         layers = sum(weight.nbytes for weight in talker.model.layers.parameters())
@@ -159,7 +156,7 @@ class Qwen3TTS(ReadsText):
 
 
 def spec_of(name: str, configs: Configs) -> ModelSpec:
-    """What a checkpoint with these configuration files can do."""
+    """The `ModelSpec` of a checkpoint with these configurations."""
     model, generation, codec = configs
     talker = model.talker_config
     is_named = model.tts_model_type == "custom_voice"
@@ -179,7 +176,7 @@ def spec_of(name: str, configs: Configs) -> ModelSpec:
             repetition_penalty=generation.repetition_penalty,
         ),
         options=_options(model, generation),
-        # The smaller CustomVoice was not trained on instructions; the official wrapper drops them without a word.
+        # The smaller CustomVoice was not trained on instructions; the official wrapper silently drops them.
         accepts_instructions=model.tts_model_type == "voice_design" or (is_named and model.tts_model_size != "0b6"),
         voice_sexes=speaker_sexes(model) if is_named else {},
         text_normalizer="english" if model.text_normalizer == "english" else None,
@@ -221,7 +218,7 @@ def _options(model: ModelConfig, generation: GenerationConfig) -> tuple[OptionSp
 
 
 def _layout(request: SpeechRequest, voice: Voice | None) -> dict[str, Any]:
-    """What `PromptBuilder.build` is told of a request besides its text."""
+    """Keyword arguments of `PromptBuilder.build` for a request."""
     return {
         "is_non_streaming": bool(request.options["non_streaming_mode"]),
         "language": request.language,
@@ -260,6 +257,6 @@ FAMILY = Family(
     spec=spec_of,
     sizes=_sizes,
     position_bytes=lambda configs, dtype: decoder_config(configs.model.talker_config).position_bytes(dtype),
-    # Which transformers does not look at, where a model is named by its id.
+    # transformers does not apply its Mistral fix to models named by hub id.
     hub_settings={_SPLIT.name: "qwen2"},
 )

@@ -1,9 +1,9 @@
-"""What the official package makes of a request, for `sonoro verify --reference`: run by an interpreter that has it.
+"""Run a request with the official package, for `sonoro verify --reference`, in an interpreter that has it.
 
     python official.py FOLDER ASKED.json MADE.npz
 
-`sonoro.profile.official` says what is asked and made. Knows nothing of sonoro, which that interpreter lacks; the
-recipes in tools/reference are made of the same parts. Where it is only imported, the official package is not needed.
+`sonoro.profile.official` defines both files. Must not import sonoro, which that interpreter lacks; the official package
+is imported on use, so that tools/reference can import this module.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ import torch
 __all__ = ["Run", "main", "official_package", "recorded"]
 
 OPTIONS = {"subtalker_dosample": False, "non_streaming_mode": False}
-"""What a request must say to be spoken as it is here."""
+"""Request options under which sonoro does the same."""
 
 
 @dataclass
 class Run:
-    """What the official model consumed and computed for a batch: prompt and trailing text [n, H] and codes [T, K] by
-    row, logits [B, V] of the talker by step, and of the predictor by step and then group."""
+    """Inputs and outputs of the official model for a batch: by request the prompt and trailing text [n, H] and the
+    codes [T, K]; by step the talker's logits [B, V]; by step, then codebook, the predictor's logits [B, V]."""
 
     prompts: list[np.ndarray] = field(default_factory=list)
     trails: list[np.ndarray] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Run:
 
 
 def official_package() -> Any:
-    """The package `qwen_tts`, without what it imports for its 25 Hz tokenizer alone."""
+    """Import the package `qwen_tts`, with stubs for the dependencies of its 25 Hz tokenizer."""
     for stub in ("sox", "onnxruntime", "torchaudio", "torchaudio.compliance", "torchaudio.compliance.kaldi"):
         sys.modules[stub] = types.ModuleType(stub)
         sys.modules[stub].__spec__ = ModuleSpec(stub, None)
@@ -50,7 +50,7 @@ def official_package() -> Any:
 
 @contextmanager
 def recorded(official: Any, run: Run) -> Iterator[None]:
-    """Fill `run` from the calls of the talker within the block."""
+    """A context in which calls of the talker are recorded in `run`."""
     talker = official.model.talker
 
     def before_talker(_: Any, __: Any, kwargs: dict[str, Any]) -> None:
@@ -82,7 +82,7 @@ def _array(tensor: torch.Tensor) -> np.ndarray:
 
 
 def main() -> None:
-    """Speak what is asked, greedily, and write what came of it."""
+    """Run the request ASKED.json greedily, and write prompt length, first logits, frames and audio to MADE.npz."""
     folder, asked_file, made_file = sys.argv[1:]
     asked = json.loads(Path(asked_file).read_text(encoding="utf-8"))
     package, device = official_package(), asked["device"]

@@ -1,7 +1,7 @@
-"""Text to prompt tokens: tokeniser, templates and row layouts of the checkpoint. Runs on the CPU; touches no weight.
+"""Text to prompt tokens: tokeniser, templates and prompt layouts of the checkpoint. Runs on the CPU.
 
-A prompt token is the sum of a text-side row and a codec-side row of the talker's width; both are kept as ids here and
-gathered on the device at prefill.
+A prompt token is the sum of a text embedding and codec embeddings; here both are ids, embedded on the device at
+prefill.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ SPLITS = {
     "mistral": rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|\p{{N}}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }
-"""What a merge may not cross: as these tokenizers were made, and as transformers 4.57.3, which the official package
-asks for, splits them instead where it takes a local folder for one of Mistral's (it passes `fix_mistral_regex`)."""
+"""Pre-tokeniser patterns, which no merge crosses: `qwen2` is the tokeniser's own; `mistral` is what transformers
+4.57.3, required by the official package, uses for a local folder that it takes for Mistral's (`fix_mistral_regex`)."""
 
 _MISTRAL_FROM = 100_000
-"""Tokens that a vocabulary holds more of, for that to happen."""
+"""Vocabularies larger than this are taken for Mistral's."""
 
 
 @dataclass(frozen=True)
 class ClonedVoice:
-    """`Voice.data` of this model: `x_vector` [H] float32, and the transcript when the audio is continued in context."""
+    """`Voice.data` of this model: `x_vector` [H] float32, and the transcript if the reference is used in context."""
 
     x_vector: Tensor
     transcript: str | None = None
@@ -58,13 +58,13 @@ class ClonedVoice:
 
 @dataclass(frozen=True)
 class TalkerPrompt:
-    """One segment as ids, P rows. -1 means: nothing on this side.
+    """One segment as the ids of P prompt tokens; -1 means none.
 
     `text_rows` [P] int64 index the projected text table. `code_rows` [P, K] int64: column 0 indexes the talker's codec
-    embedding (codes, control ids, speakers), column g >= 1 the predictor's table g; a row's embeddings are summed.
-    `x_vector_row` is the row that carries the voice's x-vector [H], if any. `trail` [n] int64 are the text ids fed one
-    a frame from the second frame on; then the pad id is fed. The text is at positions from `text_start` on,
-    `text_count` of them, or as many as come where it is fed a token a frame.
+    embedding (codes, control ids, speakers), column g >= 1 the predictor's table g; their embeddings are summed.
+    `x_vector_row` is the token to which the voice's x-vector [H] is added, if any. `trail` [n] int64: text ids fed one
+    per frame from the second frame on, followed by the pad id. The text occupies `text_count` positions from
+    `text_start` on; if it is fed per frame, `text_count` is an upper bound.
     """
 
     controls: Controls
@@ -76,7 +76,7 @@ class TalkerPrompt:
     text_start: int = 0
     text_count: int = 0
     prefix: None = None
-    """A page at most: where a reference is continued, its codes stand beside or behind the new text."""
+    """None: without the new text, a prompt has at most a page to share."""
 
     @property
     def positions(self) -> int:
@@ -88,7 +88,8 @@ class TalkerPrompt:
 
 
 class TextTokenizer:
-    """Byte-level BPE over ordinary text. Special tokens written in a text are text to it, never their ids."""
+    """Byte-level BPE. `encode` reads special tokens written in a text as plain text; `read` may be set to honour
+    them."""
 
     def __init__(self, vocabulary: models.BPE, split: str = "qwen2", config: Path | None = None) -> None:
         self._vocabulary, self._config = vocabulary, config
@@ -96,19 +97,19 @@ class TextTokenizer:
         self.split_by(split)
 
     def split_by(self, split: str) -> None:
-        """Split texts as `SPLITS` has it under that name."""
+        """Use the pre-tokeniser pattern `split` of `SPLITS`."""
         self.split, self._tokenizer, self._reading = split, self._made(split), self._made(split)
         if self.reads_control_tokens:
             self.read_control_tokens()
 
     def read_control_tokens(self, *, is_on: bool = True) -> None:
-        """Have `read` take control tokens for themselves: those that tokenizer_config.json adds to the vocabulary.
+        """Make `read` honour control tokens written in a text: those that tokenizer_config.json adds to the vocabulary.
 
-        Raises `CheckpointError` if there are none, or if they do not follow the vocabulary.
+        Raises `CheckpointError` if there are none, or if their ids do not follow the vocabulary.
         """
         self.reads_control_tokens, self._reading = is_on, self._made(self.split)
         for token, index in _control_tokens(self._config) if is_on else ():
-            # The library gives each the next number.
+            # The library assigns consecutive ids.
             self._reading.add_special_tokens([AddedToken(token, normalized=False, special=True)])
             if self._reading.token_to_id(token) != index:
                 raise CheckpointError(f"{self._config}: {token} is {index}; the vocabulary leaves other numbers")
@@ -136,14 +137,14 @@ class TextTokenizer:
         tokenizer = cls(made, config=folder / "tokenizer_config.json")
         if _is_taken_for_mistral(folder, tokenizer.size):
             tokenizer.split_by("mistral")
-        # A symbol outside the vocabulary would be dropped from the text without a word.
+        # The library silently drops symbols that are not in the vocabulary.
         if unknown := sorted(set(pre_tokenizers.ByteLevel.alphabet()) - tokenizer._tokenizer.get_vocab().keys()):
             raise CheckpointError(f"{vocabulary} lacks {len(unknown)} of the 256 byte symbols, such as {unknown[0]!r}")
         return tokenizer
 
     @classmethod
     def stand_in(cls) -> TextTokenizer:
-        """One token a byte: for random weights, where no text means anything."""
+        """A tokeniser of one token a byte, for random weights."""
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
         return cls(models.BPE(vocab={symbol: index for index, symbol in enumerate(alphabet)}, merges=[]))
 
@@ -156,27 +157,27 @@ class TextTokenizer:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def read(self, text: str) -> list[int]:
-        """The ids of `text`, in which control tokens that it spells stand for themselves if they are to be read."""
+        """The ids of `text`, with control tokens honoured if `reads_control_tokens`."""
         return self._reading.encode(text, add_special_tokens=False).ids
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Which characters of `text` each of the tokens that `read` gives stands for."""
+        """The range (start, end) of characters of `text` that each token of `read` covers."""
         return list(self._reading.encode(text, add_special_tokens=False).offsets)
 
     def encode_settled(self, text: str) -> tuple[list[int], str]:
-        """The ids of `text` as far as whatever may follow it cannot change them, and the text that is left.
+        """Encode the part of `text` whose ids no later text can change; returns its ids and the remaining text.
 
-        `text` begins where a token does, and NFC composes none of its characters with later ones.
+        `text` must begin at a token boundary, and NFC must not compose its characters with later ones.
         """
         text = self._tokenizer.normalizer.normalize_str(text)
         encoding = self._tokenizer.encode(text, add_special_tokens=False)
         words = {word: span[1] for word, span in zip(encoding.word_ids, encoding.offsets, strict=True)}
-        # A word (what a merge may not cross) is known to be whole if a character is known that it stops before. White
-        # space at the end of all text is cut off, so until it is not at the end it belongs to no word.
+        # A word (a match of the pre-tokeniser pattern) is complete once a character after it is known. White space at
+        # the end may still be stripped, so it belongs to no word yet.
         spoken = len(text.rstrip())
         known = [end for end in words.values() if end < spoken or end == spoken < len(text)]
         if self.split == "mistral":
-            # Where letters change their case, one that comes later may draw the word on.
+            # This pattern breaks words where case changes, which a later letter may move.
             known = [end for end in known if not _is_letter(text[end])]
         left = max(known, default=0)
         return [one for one, word in zip(encoding.ids, encoding.word_ids, strict=True) if words[word] <= left], text[
@@ -189,7 +190,7 @@ def _is_letter(character: str) -> bool:
 
 
 def _control_tokens(file: Path | None) -> list[tuple[str, int]]:
-    """The tokens that the tokenizer_config.json `file` adds to the vocabulary, by number."""
+    """The tokens that the tokenizer_config.json `file` adds to the vocabulary, sorted by id."""
     try:
         added = read_json(file).get("added_tokens_decoder") if file is not None and file.is_file() else None
         found = [(str(token["content"]), int(index)) for index, token in (added or {}).items()]
@@ -201,7 +202,7 @@ def _control_tokens(file: Path | None) -> list[tuple[str, int]]:
 
 
 def _is_taken_for_mistral(folder: Path, size: int) -> bool:
-    """Whether transformers 4.57.3 would take the tokenizer of the local `folder` for one of Mistral's."""
+    """Whether transformers 4.57.3 would take the tokeniser in `folder`, of `size` ids, for Mistral's."""
     file = folder / "config.json"
     if size <= _MISTRAL_FROM or not file.is_file():
         return False
@@ -210,7 +211,8 @@ def _is_taken_for_mistral(folder: Path, size: int) -> bool:
 
 
 class PromptBuilder:
-    """Lays out segments as `config`'s checkpoint was trained to read them.
+    """Builds the prompts of segments. Raises `CheckpointError` for a tokeniser or normaliser that does not fit
+    `config`.
 
     Follows QwenLM/Qwen3-TTS qwen_tts/core/models/modeling_qwen3_tts.py `generate` and
     qwen_tts/inference/qwen3_tts_model.py.
@@ -231,23 +233,23 @@ class PromptBuilder:
         self._role = [config.im_start_token_id, config.assistant_token_id, *self._line_break]
 
     def spell_out(self, text: str) -> NormalizedText:
-        """`text` as the checkpoint wants it read, and which of its characters it cannot speak."""
+        """`text` normalised as the checkpoint needs, and the characters dropped because it cannot speak them."""
         if self.config.text_normalizer is None:
             return NormalizedText(text, "")
         return normalize_english(text, lowercase=True, respellings=self.config.respellings)
 
     def normalize(self, text: str) -> str:
-        """`text` as the checkpoint wants it read. What cannot be spoken, all of it maybe, goes: whoever speaks for a
-        person asks `core.readable` for remarks first."""
+        """`text` normalised as the checkpoint needs, without characters it cannot speak (perhaps all of them): to warn
+        a user, ask `core.readable` first."""
         normalized = self.spell_out(text)
         if normalized.dropped:
             logger.info("event=characters_dropped count=%d", len(normalized.dropped))
-            # By default no log holds what somebody wrote: of a text in another script these are most of it.
+            # User text goes to the debug log alone: of text in another script this is most of it.
             logger.debug("event=characters_dropped characters=%r", normalized.dropped)
         return normalized.text
 
     def build(self, text: str, controls: Controls, **layout: Any) -> TalkerPrompt:
-        """The prompt of `text`, laid out as `build_from_ids` is told.
+        """Build the prompt of `text`; `layout` are the keyword arguments of `build_from_ids`.
 
         Raises `InvalidRequest` for text without a token, or too long for the talker.
         """
@@ -268,12 +270,13 @@ class PromptBuilder:
         voice: Voice | None = None,
         line_break: int | None = None,
     ) -> TalkerPrompt:
-        """The prompt of a text that is `ids` and an end of text: all of it at once, or (streaming) one token now and
-        one a frame in the trail; not in context, `ids` may be the beginning alone.
+        """Build the prompt of the text `ids`, which end with the end of text: all of it in the prompt
+        (`is_non_streaming`), or its first token, with one more per frame in `trail`. When streaming without a reference
+        in context, `ids` may be a prefix of the text.
 
-        `language` and `speaker` are lower-cased names the checkpoint knows. A `voice` with reference frames is
-        continued in context. `line_break` is the token before the text: another than usual where the text begins with
-        line breaks. Raises `InvalidRequest` for text too long for the talker.
+        `language` and `speaker` are known names in lower case. A `voice` with reference frames is continued in context.
+        `line_break` is the id before the text, which differs from the usual one if the text begins with line breaks.
+        Raises `InvalidRequest` for text too long for the talker.
         """
         talker = self.config.talker_config
         rows = _Rows()
@@ -314,13 +317,15 @@ class PromptBuilder:
         )
 
     def token_spans(self, text: str) -> list[tuple[int, int]]:
-        """Which characters of a segment `text` each of its tokens reads, the end of text included."""
-        # As `build` reads it: behind the template's line break, the first token.
+        """The range (start, end) of characters that each token of a segment `text` covers, end of text included."""
+        # Tokenised as by `build`: after the template's line break, which is the first token.
         spans = [(start - 1, end - 1) for start, end in self.tokenizer.spans(f"\n{text}")[1:]]
         return [*((max(start, 0), end) for start, end in spans), (len(text), len(text))]
 
     def _encode(self, field: str, text: str) -> list[int]:
-        """The ids of the template's line break and `text`, which are one word where `text` begins with a line break."""
+        """The ids of the template's line break and `text`, tokenised together: a line break may merge with another.
+
+        Raises `InvalidRequest` naming `field`."""
         check_text(field, text)
         return self.tokenizer.read(f"\n{text}")
 
@@ -341,7 +346,7 @@ class PromptBuilder:
         return [talker.codec_think_id, talker.codec_think_bos_id, chosen, talker.codec_think_eos_id]
 
     def _add_text(self, rows: _Rows, text: Sequence[int], *, is_non_streaming: bool) -> Sequence[int]:
-        """Add the text without a reference; returns the trail."""
+        """Add the text, without a reference in context; returns the trail."""
         pad, talker = self.config.tts_pad_token_id, self.config.talker_config
         if not is_non_streaming:
             rows.add(text[:1], [[talker.codec_bos_id]])
@@ -366,7 +371,7 @@ class PromptBuilder:
 
 
 class _Rows:
-    """Prompt tokens being laid out: a text id each, and the first of its K code ids as far as there are any."""
+    """Prompt tokens under construction: one text id each, and the leading ones of K code ids."""
 
     def __init__(self) -> None:
         self.text: list[int] = []
@@ -376,14 +381,14 @@ class _Rows:
         return len(self.text)
 
     def add(self, text: Sequence[int], codes: Sequence[Sequence[int]] | None = None) -> None:
-        """Append one row for each of `text`, with as many of its first code ids as `codes` gives."""
+        """Append a token for each id of `text`, with its leading code ids in `codes`."""
         beside = [()] * len(text) if codes is None else codes
         assert len(beside) == len(text)
         self.text += text
         self._codes += beside
 
     def code_rows(self, codebooks: int) -> Tensor:
-        """The code ids [P, K] int64."""
+        """The code ids [P, K] int64, -1 where there are none."""
         padded = np.full((len(self), codebooks), NOTHING, np.int64)
         for row, codes in zip(padded, self._codes, strict=True):
             row[: len(codes)] = codes

@@ -1,6 +1,6 @@
-"""The checkpoint's order of logit processors, for codebook 0 and for the others. Follows transformers 4.57.3.
+"""Logit processing and sampling of codebook 0 and of the others, in the order of transformers 4.57.3.
 
-Takes the parameters that `sonoro.runtime.sampling` reads; capturable, no sync.
+Controls are those of `sonoro.runtime.sampling`. Capturable; no sync.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["check_kernels", "mask_first", "sample_code", "sample_code_and_embed"
 
 
 def sampling_controls(controls: Controls) -> tuple[SamplingControls, SamplingControls]:
-    """The parameters of codebook 0 and of the others, of complete `controls` (as `ModelSpec.resolve` leaves them)."""
+    """Sampling controls of codebook 0 and of the others; `controls` must be complete (`ModelSpec.resolve`)."""
     options = controls.options
     rest = SamplingControls(
         temperature=float(options["subtalker_temperature"]) if options["subtalker_dosample"] else 0.0,
@@ -35,32 +35,32 @@ def sampling_controls(controls: Controls) -> tuple[SamplingControls, SamplingCon
 def mask_first(
     logits: Tensor, controls: BatchSampling, seen: Tensor, length: Tensor, *, suppressed: Tensor, is_end: Tensor
 ) -> Tensor:
-    """What codebook 0 is sampled from, [B, V] float32, of `logits` [B, V], whose last column is end of speech.
+    """Apply repetition penalty and bans to the `logits` [B, V] of codebook 0: [B, V] float32.
 
-    `seen` [B, V] bool are the ids this segment has had, `suppressed` [V] bool the other control ids, `is_end` [V] bool
-    end of speech, `length` [B] the frames made so far. End is banned for the first frames and with `ignore_eos`.
+    `seen` [B, V] bool: ids sampled in this segment; `suppressed` [V] bool: control ids; `is_end` [V] bool: the
+    end-of-speech id; `length` [B]: frames so far. The end is banned in the first frames and with `ignore_eos`.
     """
     is_endless = controls.ignore_eos | (length < MIN_FRAMES)[:, None]
     return mask_logits(logits, seen, controls.repetition_penalty, suppressed | (is_end & is_endless))
 
 
 def sample_code(scores: Tensor, noise: Tensor, controls: BatchSampling, ids: Tensor | None = None) -> Tensor:
-    """Ids [B] int64 of `scores` [B, V] with Gumbel `noise` [B, V]: temperature, top-k, top-p, argmax.
+    """Sample ids [B] int64 from `scores` [B, V]: temperature, top-k, top-p, argmax with Gumbel `noise` [B, V].
 
-    They are written to `ids` [B] if it is given.
+    Writes them to `ids` [B] if given.
     """
     return sample(scores, noise, controls.sampling, ids)
 
 
 def sample_code_and_embed(scores: Tensor, noise: Tensor, controls: BatchSampling, table: Tensor, ids: Tensor) -> Tensor:
-    """`sample_code` into `ids` [B]; the rows of `table` [T, W] at them, [B, W], its first for ids beyond it."""
+    """`sample_code` into `ids` [B]; returns their rows [B, W] of `table` [T, W], row 0 for ids from T on."""
     return sample_and_embed(scores, noise, controls.sampling, table, ids)
 
 
 def check_kernels(batch: int, vocabulary: int, table: Tensor) -> None:
-    """Compare the kernels that sample `batch` ids out of `vocabulary`, rows of `table`, with references. Synchronises.
+    """Compare the sampling kernels with their references, for `batch` ids of `vocabulary`. Synchronises.
 
-    Samples must be the same id by id; noise may differ by the rounding of two logarithms.
+    Ids must be equal; noise may differ by the rounding of two logarithms.
     """
     device = table.device
     index = torch.arange(batch, device=device)

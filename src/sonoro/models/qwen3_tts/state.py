@@ -1,6 +1,6 @@
-"""The talker's state by slot: that of `sonoro.models.slots`, and what its prompts and decisions need besides.
+"""The talker's per-slot state: that of `sonoro.models.slots`, plus pending text, seen codes and staged x-vectors.
 
-A prompt token is, as ids: which x-vector is added on the code side, text id, K code ids.
+The ids of a prompt token: the index of its staged x-vector (scratch for none), text id, K code ids.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ __all__ = ["FrameState", "StagedVoices", "admit", "allocate", "append_text", "pr
 
 @dataclass(frozen=True)
 class StagedVoices:
-    """By prompt, not by slot: `x_vectors` [N+1, H], the last of which is zero."""
+    """`x_vectors` [N+1, H] by staged prompt, not by slot; the last row is zero."""
 
     x_vectors: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrameState(DepthState):
-    """Rows by slot, [N+1, ...] each, and tables shared by all. Mutated in place by the functions of this folder.
+    """State by slot, [N+1, ...] each, and tables shared by all slots. Mutated in place by the functions of this folder.
 
-    `pending` lacks the text that is due at its frame; `text_ids` are the ids fed from the second frame on, padded by
-    the pad id to one more than fits. `seen` [end id + 1] bool marks ids of codebook 0 made in this segment.
+    `pending` excludes the frame's text; `text_ids` [N+1, max_text + 1] int64 are fed from the second frame on, padded
+    with `pad_id`. `seen` [N+1, end id + 1] bool marks ids of codebook 0 sampled in this segment. `suppressed` and
+    `is_end` [end id + 1] bool mark banned control ids and the end of speech.
     """
 
     text_ids: Tensor
@@ -57,17 +58,17 @@ class FrameState(DepthState):
 
     @property
     def first(self) -> SamplingState:
-        """How codebook 0 is drawn."""
+        """Sampling state of codebook 0."""
         return self.samplers[0]
 
     @property
     def rest(self) -> SamplingState:
-        """How the others are."""
+        """Sampling state of the other codebooks."""
         return self.samplers[1]
 
 
 def allocate(talker: Talker, capacity: Capacity, pad_id: int, word_heads: WordHeads | None = None) -> FrameState:
-    """Free slots for `capacity.slots` requests. `pad_id` is the text id fed once a slot's text has ended."""
+    """State of `capacity.slots` free slots. `pad_id` is the text id fed after the end of a slot's text."""
     device, rows, end = talker.device, capacity.slots + 1, talker.config.codec_eos_token_id
     codes, text = torch.arange(end + 1, device=device), [pad_id] * (capacity.max_text + 1)
     zeros = functools.partial(torch.zeros, device=device)
@@ -93,13 +94,13 @@ def allocate(talker: Talker, capacity: Capacity, pad_id: int, word_heads: WordHe
 
 
 def reset(state: FrameState, slots: Sequence[int]) -> None:
-    """Make `slots` free and empty. No sync; not capturable."""
+    """Free and clear `slots`. No sync; not capturable."""
     clear_slots(state, slots, (state.seen, False), (state.text_ids, state.pad_id))
 
 
 def stage(state: FrameState, prompts: Sequence[TalkerPrompt], slots: Sequence[int], pages: Sequence[Pages]) -> int:
-    """Lay out what `slots` need to speak `prompts`, each on its `pages`, for `admit`, and the prompts' tokens for
-    `prefill`; how many tokens those are. No sync; not capturable.
+    """Stage `prompts` with their `slots` and `pages` for `admit` and `prefill`; returns the number of tokens staged. No
+    sync; not capturable.
     """
     added, ids = [], []
     for number, prompt in enumerate(prompts):
@@ -118,13 +119,13 @@ def stage(state: FrameState, prompts: Sequence[TalkerPrompt], slots: Sequence[in
 
 
 def admit(state: FrameState, slots: Tensor) -> None:
-    """Empty `slots` [B] int64 and give each what was staged for it, in that order. Capturable; no sync."""
+    """Reset `slots` [B] int64 and write the staged state to them, in order. Capturable; no sync."""
     state.text_ids.index_copy_(0, slots, admit_staged(state, slots))
     state.seen.index_fill_(0, slots, False)
 
 
 def append_text(state: FrameState, slots: Sequence[int], starts: Sequence[int], ids: Sequence[Sequence[int]]) -> None:
-    """Write `ids` as the text ids of `slots` from number `starts` on. No sync; not capturable."""
+    """Write `ids` to the pending text of `slots`, from index `starts` on. No sync; not capturable."""
     most = state.text_ids.shape[1] - 1
     assert all(start + len(new) <= most for start, new in zip(starts, ids, strict=True)), (starts, most)
     written = [
@@ -137,7 +138,8 @@ def append_text(state: FrameState, slots: Sequence[int], starts: Sequence[int], 
 
 
 def prefill(talker: Talker, state: FrameState, tokens: Tensor) -> None:
-    """Run the staged tokens `tokens` [T] int64 and leave each prompt's last one pending. Capturable; no sync."""
+    """Prefill the staged tokens with indices `tokens` [T] int64; each prompt's last input becomes pending. Capturable;
+    no sync."""
 
     def embed(ids: Tensor) -> Tensor:
         return talker.embed_rows(ids[:, 1], ids[:, 2:], state.voices.x_vectors[ids[:, 0]])

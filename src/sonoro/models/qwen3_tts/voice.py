@@ -1,7 +1,7 @@
-"""Reference audio to a voice: the mel front end, the x-vector network and, in context, the reference's frames.
-A voice as named tensors, and back.
+"""Encode reference audio to a voice: mel front end, x-vector network, codec frames for in-context use; save and load
+voices.
 
-Parameters carry the names of the released files under `speaker_encoder`.
+Parameters have the names of the released files under `speaker_encoder`.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _HISTORY = "history."
 def mel_filterbank(
     sample_rate: int, fft_samples: int, bands: int, low_hz: float, high_hz: float
 ) -> npt.NDArray[np.float32]:
-    """Triangular filters [bands, fft_samples // 2 + 1] between two frequencies, each of unit area.
+    """Triangular mel filters [bands, fft_samples // 2 + 1] from `low_hz` to `high_hz`, each of unit area.
 
-    Slaney's mel scale: linear up to 1 kHz, 27 bands per factor of 6.4 above it.
+    Slaney's mel scale: linear up to 1 kHz, 27 bands per factor of 6.4 above.
     """
     step_hz, knee_hz, log_step = 200 / 3, 1000.0, math.log(6.4) / 27
     knee = knee_hz / step_hz
@@ -69,7 +69,7 @@ def log_mel(audio: Tensor, sample_rate: int, bands: int) -> Tensor:
 
 
 class _TimeDelay(nn.Module):
-    """A convolution of unchanged length, reflected at both ends, and ReLU."""
+    """TDNN layer: convolution with reflect padding to the same length, then ReLU."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int = 1, dilation: int = 1) -> None:
         super().__init__()
@@ -80,7 +80,8 @@ class _TimeDelay(nn.Module):
 
 
 class _Res2Net(nn.Module):
-    """Groups of channels, each convolved together with the result of the group before; the first is kept."""
+    """Res2Net block: channel groups, each convolved after adding the previous group's output; the first passes
+    through."""
 
     def __init__(self, channels: int, scale: int, kernel: int, dilation: int) -> None:
         super().__init__()
@@ -96,7 +97,7 @@ class _Res2Net(nn.Module):
 
 
 class _SqueezeExcitation(nn.Module):
-    """Scales channels by what their means over time say."""
+    """Squeeze-and-excitation: scales channels by a gate computed from their means over time."""
 
     def __init__(self, channels: int, narrow: int) -> None:
         super().__init__()
@@ -123,7 +124,8 @@ class _SqueezeRes2Net(nn.Module):
 
 
 class _AttentivePooling(nn.Module):
-    """Mean and deviation over time [B, 2C, 1], weighted by attention that sees both unweighted."""
+    """Attentive statistics pooling: weighted mean and standard deviation over time, [B, C, T] to [B, 2C, 1]. The
+    attention also sees the unweighted statistics."""
 
     def __init__(self, channels: int, narrow: int) -> None:
         super().__init__()
@@ -144,10 +146,10 @@ def _statistics(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class SpeakerEncoder(nn.Module):
-    """Log-mel frames [B, mel_dim, T] to x-vectors [B, enc_dim], neither projected nor normalised.
+    """Log-mel frames [B, mel_dim, T] to x-vectors [B, enc_dim], not normalised.
 
     ECAPA-TDNN; follows QwenLM/Qwen3-TTS modeling_qwen3_tts.py `Qwen3TTSSpeakerEncoder`. Padding changes the result:
-    clips of a batch must have one length.
+    clips of a batch must have equal lengths.
     """
 
     def __init__(self, config: SpeakerEncoderConfig) -> None:
@@ -176,9 +178,9 @@ class SpeakerEncoder(nn.Module):
 def encode_voice(
     references: Sequence[Reference], encoder: SpeakerEncoder, config: SpeakerEncoderConfig, codec: Codec
 ) -> Voice:
-    """The voice of one reference: its x-vector, and its frames, on the CPU, when it is to be continued in context.
+    """Encode one reference: its x-vector and, for in-context use, its codec frames, on the CPU.
 
-    Raises `InvalidReference` for more than one reference, or one shorter than 0.5 s or longer than 60 s.
+    Raises `InvalidReference` unless there is exactly one reference of 0.5 s to 60 s.
     """
     if len(references) != 1:
         raise InvalidReference("references", len(references), "this model speaks as exactly one reference")
@@ -191,13 +193,14 @@ def encode_voice(
     if reference.use == "reference":
         return Voice(data=ClonedVoice(x_vector))
     samples = resample(reference.samples, reference.sample_rate, codec.sample_rate)
-    # Prompts are laid out on the CPU, where nobody may wait for the device any more.
+    # Prompts are built on the CPU, and must not wait for the device.
     frames = codec.encode(torch.tensor(samples).to(weight.device)).cpu()
     return Voice(data=ClonedVoice(x_vector, reference.text), reference_frames=frames)
 
 
 def save_voice(voice: Voice) -> SavedVoice:
-    """`voice`, primed if it has frames, as `x_vector`, `frames`, `history.<layer>` and `seen`."""
+    """The tensors `x_vector`, `frames`, `history.<layer>` and `seen` of `voice`, which must be primed if it has
+    frames."""
     tensors = {"x_vector": voice.data.x_vector}
     if voice.reference_frames is None:
         return SavedVoice(tensors, {})
@@ -208,9 +211,9 @@ def save_voice(voice: Voice) -> SavedVoice:
 
 
 def load_voice(saved: SavedVoice, x_vector_size: int, codec: Qwen3Codec, device: torch.device) -> Voice:
-    """The voice that was saved: its history on the codec's device, and the x-vector, which prompts take, on `device`.
+    """Restore a saved voice: codec history on the codec's device, x-vector on `device`, frames on the CPU.
 
-    Raises `TensorMismatch` for what is no voice of this codec.
+    Raises `TensorMismatch` if a tensor does not fit this codec.
     """
     tensors, transcript = dict(saved.tensors), saved.facts.get("transcript")
     config, weight = codec.decoder.config, codec.decoder.pre_conv.conv.weight
@@ -231,7 +234,7 @@ def load_voice(saved: SavedVoice, x_vector_size: int, codec: Qwen3Codec, device:
     if not len(frames) or frames.min() < 0 or frames.max() >= config.codebook_size:
         raise TensorMismatch(f"frames of the voice must be codes from 0 to {config.codebook_size - 1}")
     if not transcript or int(tensors["seen"]) != len(frames):
-        raise TensorMismatch(f"a voice of {len(frames)} frames must have a transcript, and have seen so many")
+        raise TensorMismatch(f"a voice of {len(frames)} frames must have a transcript, and the same count in `seen`")
     columns = {key: tensors[_HISTORY + key].to(weight.device) for key in codec.decoder.layout}
     row = SavedRow(columns, tensors["seen"].to(weight.device))
     return Voice(data=ClonedVoice(x_vector, transcript), reference_frames=frames, primed={PRIMED: row})

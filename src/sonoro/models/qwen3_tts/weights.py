@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint folder: its modules, their released names and shapes, loading, random filling.
+"""How a checkpoint's tensors are stored: released names and shapes, fusions, and rules for random weights.
 
 Two files: model.safetensors (talker, speaker encoder) and speech_tokenizer/model.safetensors (codec).
 """
@@ -38,7 +38,7 @@ _CODEC_PARTS = {"codec decoder": ("decoder.",), "codec encoder": ("encoder.",)}
 
 
 class LanguageModel(nn.Module):
-    """What the model file holds: the talker, and of the Base variant the speaker encoder."""
+    """The modules of the model file: the talker and, in the Base variant, the speaker encoder."""
 
     speaker_encoder: SpeakerEncoder | None
 
@@ -49,7 +49,7 @@ class LanguageModel(nn.Module):
         self.speaker_encoder = None if speaker is None else SpeakerEncoder(speaker)
 
     def finalize(self) -> None:
-        """Derive the tables that speaking needs, once the weights are final."""
+        """Derive the tables for inference, once the weights are final."""
         self.requires_grad_(False).eval()
         self.talker.finalize()
         if self.talker.device.type != "cpu":
@@ -84,7 +84,7 @@ def codec_fusions(config: CodecConfig) -> tuple[Fusion, ...]:
 
 
 def unused_shapes(config: CodecConfig) -> dict[str, Shape]:
-    """Tensors that are in the released file and that neither speaking nor encoding reads."""
+    """Shapes of the tensors in the released codec file that neither decoding nor encoding uses."""
     decoder, encoder = config.decoder_config, config.encoder_config
     book_width = decoder.codebook_dim // 2
     shapes: dict[str, Shape] = {
@@ -109,8 +109,8 @@ def unused_shapes(config: CodecConfig) -> dict[str, Shape]:
     return shapes
 
 
-# The gains keep the vocoder's residual sums from growing, so that its output is about a fifth of full scale at every
-# released or reduced width. A transposed convolution of stride s and kernel 2s gives each sample from two inputs.
+# The gains keep the vocoder's residual sums from growing: its output is about a fifth of full scale at any width.
+# A transposed convolution of stride s and kernel 2s computes each sample from two inputs.
 _DUMMY_RULES = (
     DummyRule(r"\.(alpha|beta)$", std=0.1),
     DummyRule(r"cluster_usage$", mean=1.0, std=0.1),
@@ -127,7 +127,7 @@ _DUMMY_RULES = (
 
 
 def _is_wide(name: str) -> bool:
-    # What makes codes stays in float32.
+    # The encoder stays in float32.
     return not name.startswith("decoder.") or CodecDecoder.is_wide(name.removeprefix("decoder."))
 
 
