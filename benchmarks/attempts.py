@@ -15,7 +15,10 @@ A reading is wrong if one of six faults is in it, none of which the guards have 
 - run away: it was ended by its limit, or is longer than 1.5 times what the teacher's reading would be. Shorter than .75
   times that it counts as cut too.
 A word heard as another is none of them: garbled words are counted by `builtin_voice.evaluate`. Nor is one way to write
-letters: "ceo" is "C E O" where the text is spelled so.
+letters: "ceo" is "C E O" where the text is spelled so. What the judges hear in the teacher's reading of the same text
+as well is their own mistake: `speak --teacher WEIGHTS PHONEMES --numbers ...` adds such readings, of which the report
+takes what was heard off those of the voice (`PHONEMES` of the pieces of those texts, as `builtin_voice.phonemize`
+makes them).
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import argparse
 import difflib
 import itertools
 import json
+import lzma
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -31,9 +35,13 @@ from typing import Any
 
 import numpy as np
 
+from builtin_voice import settings
+from builtin_voice.evaluate import teacher_reader
 from builtin_voice.hearing import to_judge
 from builtin_voice.judges import INVENTED_WORDS, Judges, to_told
-from builtin_voice.mixed import SEED, TEXTS, is_runaway, is_short, mixed_texts
+from builtin_voice.kokoro.teacher import Teacher
+from builtin_voice.mixed import SEED, TEXTS, is_runaway, is_short, mixed_texts, pieces_of
+from builtin_voice.readings import Job, Scored
 from builtin_voice.word_errors import ending_of, parted, spelled_words, words_of
 from sonoro import TTS
 from two_steps import Steps, add_lines, finish, read_lines  # type: ignore[import-not-found]
@@ -99,8 +107,31 @@ def hear(judges: Judges, aligner: Aligner, text: str, samples: np.ndarray, rate:
     }
 
 
+def teach(options: argparse.Namespace) -> None:
+    """Have the teacher speak texts of some numbers, and judge its readings as those of the voice."""
+    weights, phonemes = options.teacher
+    with lzma.open(phonemes, "rt", encoding="utf-8") as file:
+        lines = map(json.loads, file)
+        texts = mixed_texts(options.texts)
+        pieces = {texts[number]: [next(lines) for _ in pieces_of(texts[number])] for number in options.numbers}
+    voices = [number % len(VOICES) for number in options.numbers]
+    jobs = [
+        Job("kokoro", "batch", settings.voices()[VOICES[voice]], 0, text, Scored.NOT)
+        for voice, text in zip(voices, pieces, strict=True)
+    ]
+    judges, aligner = Judges.load(options.judges), Aligner()
+    readings = teacher_reader(Teacher.load(weights, "cpu"), pieces, jobs)
+    for number, voice, text, spoken in zip(options.numbers, voices, pieces, readings, strict=True):
+        facts = {"number": number, "layout": "teacher", "voice": VOICES[voice], "text": text}
+        heard = hear(judges, aligner, text, spoken.samples, spoken.sample_rate)
+        add_lines(options.raw, [facts | heard])
+
+
 def speak(options: argparse.Namespace) -> None:
     """Speak and judge some texts, and add a line for each to the file; what a file of its folder has is passed over."""
+    if options.teacher:
+        teach(options)
+        return
     texts = mixed_texts(options.texts)
     done = {(row["number"], row["layout"]) for row in read_lines(options.raw.parent.glob("*.jsonl"))}
     judges, aligner = Judges.load(options.judges), Aligner()
@@ -150,32 +181,52 @@ def lengths(durations_s: list[float]) -> Callable[[str, str], float]:
     return lambda text, voice: float(factors @ measures(text, voice))
 
 
-def wrong(row: dict[str, Any], teachers_s: float) -> list[str]:
-    """What is wrong with a reading of a text that the teacher would speak so long."""
+def heard_wrong(row: dict[str, Any]) -> set[str]:
+    """The faults that the judges hear in a reading."""
     found = {
-        "cut": is_short(row["duration_s"], teachers_s) or row["missing"],
-        "runaway": is_runaway(row["duration_s"], teachers_s) or row["reason"] != "stop",
+        "cut": row["missing"] > 0,
         "invented": row["extra"] >= INVENTED_WORDS,
         "left_out": row["is_missing"],
         "added": row["is_added"],
         "stuck": (row["longest_s"] or 0.0) > LONGEST_S,
     }
-    return [name for name, is_so in found.items() if is_so]
+    return {name for name, is_so in found.items() if is_so}
+
+
+def wrong(row: dict[str, Any], teachers_s: float, teacher: dict[str, Any] | None = None) -> list[str]:
+    """What is wrong with a reading of a text that the teacher would speak so long, and has spoken so."""
+    found = heard_wrong(row) - (set() if teacher is None else heard_wrong(teacher))
+    if is_short(row["duration_s"], teachers_s):
+        found.add("cut")
+    if is_runaway(row["duration_s"], teachers_s) or row["reason"] != "stop":
+        found.add("runaway")
+    return sorted(found)
 
 
 def figures(layout: str, rows: list[dict[str, Any]], teachers_s: Callable[[str, str], float]) -> dict[str, Any]:
     """The figures of one layout."""
     own = [row for row in rows if row["layout"] == layout]
-    judged = [(row, wrong(row, teachers_s(row["text"], row["voice"]))) for row in own]
+    teacher = {(row["text"], row["voice"]): row for row in rows if row["layout"] == "teacher"}
     named = ("text", "voice", "heard", "faults", "missing_runs", "added_runs", "duration_s", "longest_s")
+    wrongs, excused = list[dict[str, Any]](), list[dict[str, Any]]()
+    for row in own:
+        other = teacher.get((row["text"], row["voice"]))
+        kinds, heard = wrong(row, teachers_s(row["text"], row["voice"]), other), sorted(heard_wrong(row))
+        if kinds:
+            wrongs.append({"wrong": kinds} | {name: row[name] for name in named})
+        elif heard and other is not None:
+            excused.append(
+                {"heard_wrong": heard, "of_the_teacher": other["heard"]} | {name: row[name] for name in named}
+            )
     return {
         "layout": layout,
         "texts": len(own),
         "aligned": sum(row["longest_s"] is not None for row in own),
         "spoken_again": sum(any(fault[3] for fault in row["faults"]) for row in own),
         "flagged_at_the_end": sum(any(not fault[3] for fault in row["faults"]) for row in own),
-        "wrong": sum(bool(kinds) for _, kinds in judged),
-        "readings": [{"wrong": kinds} | {name: row[name] for name in named} for row, kinds in judged if kinds],
+        "wrong": len(wrongs),
+        "readings": wrongs,
+        "as_the_teacher": excused,
     }
 
 
@@ -183,8 +234,8 @@ def report(options: argparse.Namespace) -> None:
     """Make the results of all raw lines."""
     rows = read_lines(options.raw)
     teachers_s = lengths(json.loads(TEACHER.read_text(encoding="utf-8"))["mixed"]["durations_s"])
-    settings = {"texts": options.name, "attempts": ATTEMPTS, "judges": "moonshine-base 0.1.9, pocketsphinx 5.0.4"}
-    finish(options, "attempts", settings=settings, rows=[figures(layout, rows, teachers_s) for layout in LAYOUTS])
+    facts = {"texts": options.name, "attempts": ATTEMPTS, "judges": "moonshine-base 0.1.9, pocketsphinx 5.0.4"}
+    finish(options, "attempts", settings=facts, rows=[figures(layout, rows, teachers_s) for layout in LAYOUTS])
 
 
 def main() -> None:
@@ -195,6 +246,8 @@ def main() -> None:
     steps.making.add_argument("--layouts", nargs="*", choices=LAYOUTS)
     steps.making.add_argument("--judges", type=Path, required=True)
     steps.making.add_argument("--texts", type=int, default=SEED, metavar="SEED", help="of the mixed texts")
+    steps.making.add_argument("--teacher", nargs=2, type=Path, metavar=("WEIGHTS", "PHONEMES"))
+    steps.making.add_argument("--numbers", nargs="*", type=int, default=[], help="of texts for the teacher")
     steps.reporting.add_argument("--name", default="mixed", help="of the texts")
     steps.run()
 

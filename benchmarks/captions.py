@@ -33,13 +33,14 @@ edges of a sentence are those of its sound. Set on 100 sentences that are not in
 _SENTENCE = re.compile(r".+?[.!?](?=\s|$)", re.DOTALL)
 
 
-def chapter(aligner: Aligner, words: int) -> str:
-    """So many words of everyday and Harvard sentences, all of which the aligner knows, in paragraphs."""
+def chapter(aligner: Aligner, words: int, first: int = 0) -> str:
+    """So many words of everyday and Harvard sentences from number `first` on, all of which the aligner knows, in
+    paragraphs."""
     lines = [
         line for name in ("everyday.txt", "harvard.txt") for line in (TEXTS / name).read_text("utf-8").splitlines()
     ]
     kept, count = list[str](), 0
-    for line in lines:
+    for line in lines[first:]:
         if count >= words:
             break
         if aligner.knows(line) and len(_SENTENCE.findall(line)) == 1:
@@ -117,7 +118,7 @@ def speak(options: argparse.Namespace) -> None:
     """Speak the chapter in one layout, and find its sentences."""
     folder: Path = options.folder
     folder.mkdir(parents=True, exist_ok=True)
-    text = chapter(aligner_of_process(), options.words)
+    text = chapter(aligner_of_process(), options.words, options.first)
     (folder / "chapter.txt").write_text(text, encoding="utf-8")
     command = [sys.executable, "-m", "sonoro", "say", "--file", str(folder / "chapter.txt"), "--device", options.device]
     command += ["--option", f"non_streaming_mode={json.dumps(LAYOUTS[options.layout])}", "-o", str(folder / "all.wav")]
@@ -207,6 +208,7 @@ def main() -> None:
     steps = Steps(__doc__, report, speak=speak)
     steps.making.add_argument("--layout", choices=LAYOUTS, default="text_first")
     steps.making.add_argument("--words", type=int, default=WORDS)
+    steps.making.add_argument("--first", type=int, default=0, help="sentence, of everyday and then Harvard sentences")
     steps.making.add_argument("--device", default="cpu")
     steps.making.add_argument("--processes", type=int, default=1)
     steps.making.add_argument("--seed", type=int, default=0)

@@ -73,8 +73,8 @@ TEXT = "the birch canoe slid on the smooth planks"
         ("the birch slid the smooth planks", []),
         ("the birch the smooth planks", ["left_out"]),
         ("the birch canoe slid on the", ["cut", "left_out"]),
-        ("the birch canoe the birch canoe slid on the smooth planks", ["invented", "added"]),
-        ("the birch canoe slid on the smooth planks and then he ran", ["invented", "added"]),
+        ("the birch canoe the birch canoe slid on the smooth planks", ["added", "invented"]),
+        ("the birch canoe slid on the smooth planks and then he ran", ["added", "invented"]),
     ],
 )
 def test_runs_of_words_count_where_both_agree(heard: str, wrong: list[str]) -> None:
@@ -102,6 +102,23 @@ def test_what_lasts_too_long_is_wrong() -> None:
     assert judged(TEXT, TEXT, duration_s=5.0) == ["runaway"]
     assert judged(TEXT, TEXT, reason="length") == ["runaway"]
     assert judged(TEXT, TEXT, duration_s=1.9) == ["cut"]
+
+
+def test_what_is_heard_of_the_teacher_too_is_the_judges_mistake() -> None:
+    clean = {"missing": 0, "extra": 0, "is_missing": False, "is_added": False, "longest_s": 0.4}
+    row = clean | {"reason": "stop", "duration_s": 3.0, "is_added": True}
+    assert attempts.wrong(row, 3.0) == attempts.wrong(row, 3.0, clean) == ["added"]
+    assert attempts.wrong(row, 3.0, clean | {"is_added": True}) == []
+    assert attempts.wrong(row | {"missing": 1, "duration_s": 9.0}, 3.0, clean | {"is_added": True}) == [
+        "cut",
+        "runaway",
+    ]
+    rows = [row | {"layout": "text_first", "text": "a", "voice": "nora", "faults": [], "heard": "a b c"}]
+    rows[0] |= {"missing_runs": [], "added_runs": ["b c"]}
+    teacher = clean | {"layout": "teacher", "text": "a", "voice": "nora", "heard": "a b c", "is_added": True}
+    assert attempts.figures("text_first", rows, lambda text, voice: 3.0)["wrong"] == 1
+    found = attempts.figures("text_first", [*rows, teacher], lambda text, voice: 3.0)
+    assert (found["texts"], found["wrong"], len(found["as_the_teacher"])) == (1, 0, 1)
 
 
 def test_lengths_are_the_teachers() -> None:
