@@ -155,8 +155,7 @@ def _with_request_keywords(method: Method) -> Method:
     speed = inspect.Parameter("speed", inspect.Parameter.KEYWORD_ONLY, default=1.0, annotation="float")
     *keywords, options = made.parameters.values()
     method.__signature__ = made.replace(  # type: ignore[attr-defined]
-        parameters=[owner, *keywords, speed, options],
-        return_annotation=inspect.signature(method).return_annotation,
+        parameters=[owner, *keywords, speed, options], return_annotation=inspect.signature(method).return_annotation
     )
     explained = inspect.getdoc(speech_request) or ""
     *lines, last = explained[explained.index("text:") :].splitlines()

@@ -78,8 +78,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 
 @app.callback(invoke_without_command=True)
 def sonoro(
-    context: typer.Context,
-    show_version: Annotated[bool, typer.Option("--version", help="print the version")] = False,
+    context: typer.Context, show_version: Annotated[bool, typer.Option("--version", help="print the version")] = False
 ) -> None:
     """Text in, streamed speech out."""
     if show_version:

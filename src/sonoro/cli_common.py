@@ -56,8 +56,7 @@ Quantization = Annotated[
 LoadFormat = Annotated[str, typer.Option(help="auto, or dummy for random weights")]
 Commit = Annotated[str | None, typer.Option(help="the revision that is run, where there is no checkout to ask")]
 Config = Annotated[
-    Any,
-    typer.Option(parser=EngineConfig.from_file, metavar="FILE", help="YAML file with the engine's configuration"),
+    Any, typer.Option(parser=EngineConfig.from_file, metavar="FILE", help="YAML file with the engine's configuration")
 ]
 
 FAILURE = 1

@@ -45,10 +45,7 @@ class OfficialClient(SpeechClient):
         others = {name: value for name, value in body.items() if name not in _NAMED}
         speech = self._openai.audio.speech.with_streaming_response
         with border(lambda error: exchange.fail(_failure(error, exchange))):
-            async with (
-                asyncio.timeout(self.target.timeout_s),
-                speech.create(**named, extra_body=others) as response,
-            ):
+            async with asyncio.timeout(self.target.timeout_s), speech.create(**named, extra_body=others) as response:
                 self._note_head(exchange, response.status_code, response.headers)
                 async for data in response.iter_bytes():
                     exchange.take(data, time.perf_counter())

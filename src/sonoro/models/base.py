@@ -96,11 +96,7 @@ class Controls:
         sampling = msgspec.structs.asdict(self.sampling)
         assert None not in sampling.values()
         return SamplingControls(
-            **sampling,
-            seed=self.seed,
-            segment=self.segment,
-            max_frames=self.max_frames,
-            ignore_eos=self.ignore_eos,
+            **sampling, seed=self.seed, segment=self.segment, max_frames=self.max_frames, ignore_eos=self.ignore_eos
         )
 
 

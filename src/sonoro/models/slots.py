@@ -158,12 +158,7 @@ def allocate_backbone(
 
 
 def allocate_depth(
-    backbone: DecoderStack,
-    depth: DecoderStack,
-    capacity: Capacity,
-    *,
-    codebooks: int,
-    **more: Any,
+    backbone: DecoderStack, depth: DecoderStack, capacity: Capacity, *, codebooks: int, **more: Any
 ) -> DepthState:
     """As `allocate_backbone` (which takes `more`) plus the KV cache of `depth`; frames are `codebooks` codes, dtype and
     device those of `backbone`."""

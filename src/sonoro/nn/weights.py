@@ -166,11 +166,7 @@ def load(
 
 
 def check(
-    module: nn.Module,
-    files: Sequence[Path],
-    *,
-    fusions: Sequence[Fusion] = (),
-    spell: Callable[[str], str] = str,
+    module: nn.Module, files: Sequence[Path], *, fusions: Sequence[Fusion] = (), spell: Callable[[str], str] = str
 ) -> dict[str, Shape]:
     """Check that `load` would accept `files`, except that tied heads are not compared; reads no values.
 

@@ -15,17 +15,7 @@ from typing import ClassVar
 
 import torch
 
-__all__ = [
-    "CARDS",
-    "TYPICAL",
-    "Card",
-    "capability",
-    "card",
-    "is_recorded",
-    "recorded",
-    "seeded",
-    "shared_limit",
-]
+__all__ = ["CARDS", "TYPICAL", "Card", "capability", "card", "is_recorded", "recorded", "seeded", "shared_limit"]
 
 
 _NO_LIMIT = 1 << 30
@@ -158,10 +148,7 @@ def _device_card(device: torch.device) -> Card:
     # In kilohertz and bits; twice a clock.
     bandwidth = 2e3 * getattr(found, "memory_clock_rate", 0) * getattr(found, "memory_bus_width", 0) / 8
     return replace(
-        base,
-        name=found.name,
-        multiprocessors=found.multi_processor_count,
-        bandwidth=bandwidth or base.bandwidth,
+        base, name=found.name, multiprocessors=found.multi_processor_count, bandwidth=bandwidth or base.bandwidth
     )
 
 

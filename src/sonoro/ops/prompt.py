@@ -89,13 +89,7 @@ if triton is not None:
 
 
 def keep_prompt_kernel(
-    qkv: Tensor,
-    norms: HeadNorms,
-    rotary: Rotary,
-    cache: PagedKV,
-    positions: Tensor,
-    *,
-    enable_pdl: bool = True,
+    qkv: Tensor, norms: HeadNorms, rotary: Rotary, cache: PagedKV, positions: Tensor, *, enable_pdl: bool = True
 ) -> Tensor:
     """`keep_prompt_reference` as one Triton kernel, a program for some heads of a token; no gradient."""
     _, page, kv_heads, width = cache.keys.shape

@@ -138,11 +138,7 @@ class Script:
             if prompt.positions > first:
                 break
             chosen = replace(
-                chosen,
-                words=words,
-                positions=prompt.positions,
-                text_ids=prompt.text_ids,
-                lead=first - prompt.positions,
+                chosen, words=words, positions=prompt.positions, text_ids=prompt.text_ids, lead=first - prompt.positions
             )
         if not chosen.words:
             least = prompt.positions + stepped // 2

@@ -94,9 +94,7 @@ class Service:
         self.gate = Gate(config.max_concurrency, config.max_waiting, wait_s, lambda: client.ready_share)
         self.bodies = RequestBodies(config.max_total_body_bytes, config.body_timeout_s)
         self.recordings = Recordings(
-            max_bytes=config.max_upload_bytes,
-            allows_urls=config.allow_reference_urls,
-            folder=config.reference_folder,
+            max_bytes=config.max_upload_bytes, allows_urls=config.allow_reference_urls, folder=config.reference_folder
         )
         engine = client.settings.config
         self.store = VoiceStore(engine.voices_folder, engine.max_registered_voices)

@@ -90,14 +90,7 @@ class DualAR(nn.Module):
             return (first[codes[:, 0]] + embed_sum(codes[:, None], tables)[:, 0]) / divisor
 
         return Feedback(
-            embed,
-            table,
-            self.code_starts,
-            self.codes,
-            end=self.codes,
-            earliest_end=1,
-            first=first,
-            divisor=divisor,
+            embed, table, self.code_starts, self.codes, end=self.codes, earliest_end=1, first=first, divisor=divisor
         )
 
 

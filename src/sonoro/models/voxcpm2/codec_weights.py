@@ -21,10 +21,7 @@ CODEC_FILE = "audiovae.pth"
 PARTS = {"codec decoder": ("decoder.",), "codec encoder": ("encoder.",)}
 
 _EDGES = "decoder.sr_bin_boundaries"
-_RENAMES = {
-    r"\.conv\.(?=weight|bias)": ".",
-    r"\.model\.(\d+)\.(?=scale_embed|bias_embed)": r".sr_cond_model.\1.",
-}
+_RENAMES = {r"\.conv\.(?=weight|bias)": ".", r"\.model\.(\d+)\.(?=scale_embed|bias_embed)": r".sr_cond_model.\1."}
 
 
 def _sift(tensors: dict[str, Tensor], config: CodecConfig, where: Path) -> dict[str, Tensor]:
