@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from sonoro.models.streaming import StreamingCodec
 from sonoro.nn import stored, torch_file, weights
 from sonoro.nn.weights import DummyRule, Fusion, Shape
 
-__all__ = ["UNIT_NAMES", "CodecFile", "spread_rates"]
+__all__ = ["UNIT_NAMES", "CodecFile", "all_but", "spread_rates"]
 
 C = TypeVar("C")
 M = TypeVar("M", bound=StreamingCodec)
@@ -28,6 +28,11 @@ UNIT_NAMES = {r"\.act1\.": ".block.0.", r"\.conv1\.": ".block.1.", r"\.act2\.": 
 def spread_rates(name: str, shape: Shape) -> Shape:
     """The stored shape of tensor `name` for releases that store Snake rates as [1, C, 1]."""
     return (1, *shape, 1) if name.endswith(".alpha") else shape
+
+
+def all_but(decoder: Any) -> Callable[[str], bool]:
+    """`CodecFile.is_wide` of a codec: what makes codes stays in float32, and what `decoder`, its class, says."""
+    return lambda name: not name.startswith("decoder.") or decoder.is_wide(name.removeprefix("decoder."))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable, Iterable
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -35,14 +36,25 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def read_released(kind: type[T], source: Path | str, package: str) -> T:
+def read_released(
+    kind: type[T],
+    source: Path | str,
+    package: str,
+    expected: Callable[[T], Iterable[tuple[str, object, object]]] = lambda config: (),
+) -> T:
     """The dataclass `kind` from config.json of the folder `source`, or for a name from `configs/<name>.json` of
-    `package`. Raises `CheckpointError` naming the file and key.
+    `package`. Raises `CheckpointError` naming the file and key, also for a key whose value, as `expected` lists keys,
+    values and what they must be, is another.
     """
     if isinstance(source, Path):
-        return read_config(kind, source / "config.json")
-    packaged = resources.files(package) / "configs" / f"{source}.json"
-    return build(kind, json.loads(packaged.read_text("utf-8")), source)
+        config = read_config(kind, source / "config.json")
+    else:
+        packaged = resources.files(package) / "configs" / f"{source}.json"
+        config = build(kind, json.loads(packaged.read_text("utf-8")), source)
+    for name, value, only in expected(config):
+        if value != only:
+            raise CheckpointError(f"config.json: {name} is {value}; it must be {only}")
+    return config
 
 
 def build(kind: type[T], values: dict[str, Any], where: str) -> T:

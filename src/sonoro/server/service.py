@@ -32,6 +32,7 @@ from sonoro.server.stream import NO_ENGINE, AudioBody, EventBody, Gate, JSONBody
 from sonoro.server.voice_store import VoiceStore
 from sonoro.transport.client import EngineClient
 from sonoro.transport.fleet import Fleet
+from sonoro.transport.launch import cancel_tasks
 
 __all__ = ["KEY_PROTOCOL", "Caller", "Service"]
 
@@ -117,11 +118,8 @@ class Service:
             yield
         finally:
             self.is_ending = True
-            self._starting.cancel()
-            await asyncio.gather(self._starting, return_exceptions=True)
-            for task in self._watching:
-                task.cancel()
-            await asyncio.gather(*self._watching, return_exceptions=True)
+            await cancel_tasks(self._starting)
+            await cancel_tasks(*self._watching)
             self._encoders.shutdown(wait=False)
             self.recordings.close()
             self.store.close()

@@ -28,6 +28,7 @@ from sonoro.server.metrics import Observation
 from sonoro.server.middleware import RESET
 from sonoro.transport.client import RequestStream
 from sonoro.transport.fleet import Fleet
+from sonoro.transport.launch import cancel_tasks
 
 __all__ = [
     "DISCONNECTED",
@@ -437,9 +438,7 @@ async def cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, Resul
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         return working.result() if working.done() else None
     finally:
-        working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        await cancel_tasks(working, leaving)
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -7,7 +7,7 @@ from typing import cast
 
 from torch import Tensor
 
-from sonoro.models.codec_file import UNIT_NAMES, CodecFile, spread_rates
+from sonoro.models.codec_file import UNIT_NAMES, CodecFile, all_but, spread_rates
 from sonoro.nn import weights
 from sonoro.nn.weights import DummyRule
 from sonoro.nn.window import WindowAttention, split_pairs
@@ -43,11 +43,6 @@ def _arrange(codec: FishCodec, name: str, value: Tensor) -> Tensor:
     return split_pairs(value, sum(attention.heads[:2]), attention.head_width) if found else value
 
 
-def _is_wide(name: str) -> bool:
-    # What makes codes stays in float32.
-    return not name.startswith("decoder.") or CodecDecoder.is_wide(name.removeprefix("decoder."))
-
-
 # The gains keep residual sums from growing, so that the output is about a fifth of full scale at the released widths.
 _DUMMY_RULES = (
     DummyRule(r"\.alpha$", mean=1.0, std=0.1),
@@ -68,6 +63,6 @@ FILE = CodecFile(
     fusions=lambda config: weights.llama_names(""),
     norms={r"(de|en)coder\..*conv": 0, r".*(in|out)_proj": 1},
     arrange=_arrange,
-    is_wide=_is_wide,
+    is_wide=all_but(CodecDecoder),
     rules=_DUMMY_RULES,
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import nn
 
 from sonoro.models import model_files
-from sonoro.models.codec_file import CodecFile
+from sonoro.models.codec_file import CodecFile, all_but
 from sonoro.models.model_files import ModelFiles
 from sonoro.nn import weights
 from sonoro.nn.weights import DummyRule, Fusion, Shape
@@ -126,11 +126,6 @@ _DUMMY_RULES = (
 )
 
 
-def _is_wide(name: str) -> bool:
-    # The encoder stays in float32.
-    return not name.startswith("decoder.") or CodecDecoder.is_wide(name.removeprefix("decoder."))
-
-
 FILES = ModelFiles(
     make=LanguageModel,
     finalize=LanguageModel.finalize,
@@ -138,7 +133,9 @@ FILES = ModelFiles(
     parts=_PARTS,
     rules=_DUMMY_RULES,
     is_wide=lambda name: name.startswith("speaker_encoder."),
-    codec=CodecFile(make=Qwen3Codec, fusions=codec_fusions, unused=unused_shapes, is_wide=_is_wide, rules=_DUMMY_RULES),
+    codec=CodecFile(
+        make=Qwen3Codec, fusions=codec_fusions, unused=unused_shapes, is_wide=all_but(CodecDecoder), rules=_DUMMY_RULES
+    ),
     codec_file=CODEC_FILE,
     codec_parts=_CODEC_PARTS,
     codec_config=lambda configs: configs.codec,

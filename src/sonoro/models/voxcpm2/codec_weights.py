@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sonoro.core.errors import TensorMismatch
-from sonoro.models.codec_file import UNIT_NAMES, CodecFile, spread_rates
+from sonoro.models.codec_file import UNIT_NAMES, CodecFile, all_but, spread_rates
 from sonoro.nn.weights import DummyRule, Shape
 
 from .codec import CodecConfig, VoxCodec
@@ -38,10 +38,6 @@ def _unused(config: CodecConfig) -> dict[str, Shape]:
     return {"encoder.fc_logvar.weight": (latent, width, 3), "encoder.fc_logvar.bias": (latent,)}
 
 
-def _is_wide(name: str) -> bool:
-    return not name.startswith("decoder.") or CodecDecoder.is_wide(name.removeprefix("decoder."))
-
-
 FILE = CodecFile(
     make=VoxCodec,
     sift=_sift,
@@ -49,7 +45,7 @@ FILE = CodecFile(
     shape_of=spread_rates,
     norms={r"(?!.*_embed$).*": 1},
     unused=_unused,
-    is_wide=_is_wide,
+    is_wide=all_but(CodecDecoder),
     rules=(
         DummyRule(r"\.alpha$", mean=1.0, std=0.1),
         DummyRule(r"scale_embed\.weight$", mean=1.0, std=0.1),

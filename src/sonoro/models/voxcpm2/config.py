@@ -89,9 +89,7 @@ class ModelConfig:
 
 def read(source: Path | str) -> ModelConfig:
     """The configuration of a checkpoint folder, or of one of `RELEASED`. Raises `CheckpointError` naming the key."""
-    config = read_released(ModelConfig, source, __package__)
-    _check(config)
-    return config
+    return read_released(ModelConfig, source, __package__, _expected)
 
 
 @dataclass(frozen=True)
@@ -130,10 +128,13 @@ def _stack(config: ModelConfig, width: int, intermediate: int, layers: int, head
     return _Config(width, intermediate, layers, heads, *alike, divisors=lm.rope_scaling.short_factor)
 
 
-def _check(config: ModelConfig) -> None:
-    """Refuse what the official code would read otherwise, and a file that contradicts itself."""
+def _expected(config: ModelConfig) -> list[tuple[str, object, object]]:
+    """What the official code would read otherwise, and what must agree within the file."""
     lm, scaling, wide = config.lm_config, config.lm_config.rope_scaling, config.lm_config.max_position_embeddings
-    expected: list[tuple[str, object, object]] = [
+    for local in (config.encoder_config, config.dit_config):
+        local_config(config, local)
+    lm_config(config, config.paged_layers)
+    return [
         ("lm_config.use_mup", lm.use_mup, False),
         ("lm_config.rope_scaling.type", scaling.type, "longrope"),
         ("lm_config.rope_scaling.original_max_position_embeddings", scaling.original_max_position_embeddings, wide),
@@ -146,9 +147,3 @@ def _check(config: ModelConfig) -> None:
         ("dit_config.kv_channels", config.dit_config.kv_channels, lm.kv_channels),
         ("max_length", config.max_length, min(config.max_length, wide)),
     ]
-    for local in (config.encoder_config, config.dit_config):
-        local_config(config, local)
-    lm_config(config, config.paged_layers)
-    for name, value, only in expected:
-        if value != only:
-            raise CheckpointError(f"config.json: {name} is {value}; it must be {only}")

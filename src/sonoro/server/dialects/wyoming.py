@@ -97,9 +97,7 @@ def wyoming_routes(service: Service) -> APIRouter:
             ending.set()
         if tasks := set(open_now):
             _, late = await asyncio.wait(tasks, timeout=config.shutdown_timeout_s)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+            await cancel_tasks(*late)
 
     return APIRouter(lifespan=running)
 
