@@ -41,8 +41,8 @@ def _page(description: dict[str, Any]) -> str:
     ]
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
-        f'<h1>{title}</h1><p>The same for programs: <a href="openapi.json">openapi.json</a>. '
-        f'<a href=".">The playground</a> speaks.</p>{"".join(operations)}</html>'
+        f'<h1>{title}</h1><p>Machine-readable: <a href="openapi.json">openapi.json</a>. '
+        f'To listen: <a href=".">the playground</a>.</p>{"".join(operations)}</html>'
     )
 
 

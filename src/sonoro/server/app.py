@@ -1,6 +1,6 @@
-"""The ASGI application: middleware, error handlers and routes of the speech API, and how uvicorn serves it. No torch.
+"""The ASGI application: middleware, error handlers and routes of the speech API; its uvicorn server. No torch.
 
-Engines are started in the background: the server is alive at once and ready when they are.
+Engines start in the background: the server is alive at once, and ready when they are.
 """
 
 from __future__ import annotations
@@ -35,14 +35,13 @@ from sonoro.transport.fleet import Fleet
 __all__ = ["create_app", "serve", "uvicorn_config"]
 
 GARBAGE_OBJECTS = 20_000
-"""How many objects are made before some of them are looked at by the collector; Python's own choice is 700 or 2,000."""
+"""The first threshold of Python's garbage collector, in place of its default of 700 or 2,000 objects."""
 
 
 def create_app(client: Fleet, config: ServerConfig, on_failure: Callable[[SonoroError], None] | None = None) -> FastAPI:
     """The application over `client`, which it starts and closes. `config` is resolved.
 
-    `on_failure` is called with the error if an engine could not be started or none is left: requests are refused from
-    then on.
+    `on_failure` is called with the error if the engines cannot be started or none is left; requests are then refused.
     """
     service = Service(client, config, on_failure)
     app = FastAPI(title="sonoro", version=VERSION, lifespan=service.running, docs_url=None, redoc_url=None)
@@ -104,12 +103,12 @@ def _methods(request: Request) -> list[str]:
 
 async def _tell_of_defect(request: Request, error: Exception) -> Response:
     """Answer a bug. This handler runs outside of `RequestIds`, so it adds the id itself."""
-    refused = plain_refusal(500, "the server failed; its log says how", "internal")
+    refused = plain_refusal(500, "internal error; see the server's log", "internal")
     return RefusalResponse(dataclasses.replace(refused, headers={"X-Request-Id": request.state.request_id}))
 
 
 def uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
-    """How `app` is served."""
+    """The uvicorn configuration that serves `app`."""
     return uvicorn.Config(
         app,
         loop="asyncio",
@@ -132,7 +131,7 @@ def uvicorn_config(app: FastAPI, config: ServerConfig) -> uvicorn.Config:
 async def serve(client: Fleet, config: ServerConfig, sock: socket.socket) -> None:
     """Serve on `sock` until a signal ends it; running requests then get `shutdown_timeout_s`.
 
-    Raises what was wrong with an engine that could not be started, and `EngineClosed` once none is left.
+    Raises the error of an engine that could not be started, and `EngineClosed` once none is left.
     """
     failures: list[SonoroError] = []
 
@@ -141,8 +140,8 @@ async def serve(client: Fleet, config: ServerConfig, sock: socket.socket) -> Non
         server.should_exit = True
 
     server = uvicorn.Server(uvicorn_config(create_app(client, config, give_up), config))
-    # What has been imported stays; a collection among streams would walk it for 40 to 70 ms. Most of what a request
-    # takes is gone before so many objects are there, and is never walked.
+    # Imported objects stay; a collection that walks them stalls streams for 40 to 70 ms. With the higher threshold most
+    # objects of a request are freed before the collector looks at them.
     gc.collect()
     gc.freeze()
     gc.set_threshold(GARBAGE_OBJECTS)

@@ -1,6 +1,6 @@
-"""Batches: several texts in one request, answered together. Each is spoken on its own and fails on its own.
+"""Batches: several texts in one request, answered together. Each is spoken, and may fail, independently.
 
-The answer is held in memory until the last text is spoken, so its size is bounded before the first is.
+The response is held in memory until the last text is spoken, so its size is bounded before the first one starts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 MAX_AT_ONCE = 8
 
 ITEM_BYTES = 1024
-"""Bound of a result without its audio."""
+"""Upper bound of a result without its audio."""
 
 SEND_BYTES = 256 * 1024
 
@@ -53,7 +53,7 @@ RESULTS_SCHEMA = object_of(
 
 
 class Item:
-    """One text of a batch, or the `error` in it. Its result takes at most `max_bytes`."""
+    """One text of a batch, or the `error` of its fields. Its result takes at most `max_bytes`."""
 
     def __init__(self, service: Service, fields: dict[str, Any]) -> None:
         self.error: SonoroError | None = None
@@ -61,7 +61,9 @@ class Item:
         try:
             self.body = parse(SpeechBody, fields)
             if self.body.stream_format == "sse":
-                raise InvalidRequest("stream_format", "sse", "it must be audio: a batch is answered whole")
+                raise InvalidRequest(
+                    "stream_format", "sse", "it must be audio: the response to a batch is not streamed"
+                )
             self.audio_bytes = service.max_audio_bytes(self.body)
         except SonoroError as error:
             self.error = error
@@ -72,7 +74,7 @@ class Item:
 
 
 def read_batch(service: Service, payload: bytes) -> list[Item]:
-    """The texts in `payload`. Raises `InvalidRequest`, `AnswerTooLarge` or `NotReady` for the batch as a whole."""
+    """Parse the texts of a batch. Raises `InvalidRequest`, `AnswerTooLarge` or `NotReady` for the batch as a whole."""
     config = service.config
     batch = parse(BatchBody, payload)
     service.spec()
@@ -92,9 +94,9 @@ def read_batch(service: Service, payload: bytes) -> list[Item]:
 
 
 class BatchResponse(Response):
-    """Speaks `items`, then sends their results in order; stops as soon as the client disconnects.
+    """Speaks `items`, then sends their results in order; stops when the client disconnects.
 
-    `name` is the id of the batch, which `caller` asked for; `held` is released at the end.
+    `name` is the id of the batch, `caller` its client; `held` is closed at the end.
     """
 
     def __init__(
@@ -110,8 +112,8 @@ class BatchResponse(Response):
             scope["state"]["facts"] |= facts
 
     async def _answer(self, send: Send) -> dict[str, object]:
-        """Speak and send; returns the facts for the log."""
-        # At most half of the permits: a single text does not wait for a whole batch.
+        """Speak and send; return the facts for the log."""
+        # At most half of the permits, so that a single text need not wait for a whole batch.
         limit = asyncio.Semaphore(max(1, min(MAX_AT_ONCE, self._service.config.max_concurrency // 2)))
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -127,7 +129,7 @@ class BatchResponse(Response):
         parts[-1] = memoryview(b"]," + msgspec.json.encode(counts)[1:])
         try:
             await self._send(send, parts)
-        except SlowReader as error:  # its connection is closed, as the body lacks its end
+        except SlowReader as error:  # the connection is closed, as the body is incomplete
             return {**counts, "reason": error.code}
         return {**counts, "reason": "stop"}
 
@@ -147,7 +149,7 @@ class BatchResponse(Response):
 async def _attempt(
     service: Service, item: Item, name: str, caller: Caller, limit: asyncio.Semaphore
 ) -> tuple[bool, bytes]:
-    """Whether `item` was spoken, and its result in JSON."""
+    """Speak `item`; return whether that succeeded, and its result in JSON."""
     try:
         async with limit:
             if item.error is not None:
@@ -177,7 +179,7 @@ async def _speak(service: Service, item: Item, speech: Speech, arrived_s: float)
                         "usage": speech.usage(part),
                     }
                 if len(audio) + len(part) > item.audio_bytes:
-                    # As when words are read from what is written in few letters.
+                    # For example numbers: few letters, many words.
                     raise AnswerTooLarge(f"input: its audio takes more than {item.audio_bytes} bytes; ask for it alone")
                 audio += part
         raise AssertionError("a stream ends with its `Finished`")

@@ -1,4 +1,4 @@
-"""The server's own configuration: declared here once, checked when constructed, read from YAML beside the engine's.
+"""The server's configuration: declared here once, validated when constructed, read from YAML beside the engine's.
 
 Knows no engine and no model.
 """
@@ -24,8 +24,8 @@ OPENAI_VOICES: dict[str, VoiceSex] = {
     **{"fable": "male", "marin": "female", "nova": "female", "onyx": "male", "sage": "female", "shimmer": "female"},
     "verse": "male",
 }
-"""Names that clients of OpenAI's API send, and the sex that people expect to hear: each stands for one of the model's
-voices of that sex in turn, or of all its voices where it has none."""
+"""The voices of OpenAI's API and their sex: each is mapped to one of the model's voices of that sex in turn, or to any
+of its voices if it has none."""
 
 
 LOG_FORMATS = ("text", "json")
@@ -33,12 +33,12 @@ LOG_FORMATS = ("text", "json")
 
 @dataclass(frozen=True)
 class ServerConfig(Settings):
-    """Who is served, and how much of what. Raises `ConfigError` naming field, value and limit.
+    """Address, keys, limits and timeouts of a server. Raises `ConfigError` naming field, value and limit.
 
-    Without keys no request needs one. An uploaded voice belongs to the key that made it, and other keys do not see it;
-    a voice that an admin key made is everybody's, and admin keys may use and delete all voices. While `max_concurrency`
-    requests are spoken, `max_waiting` others wait, each for `max_queue_wait_ms` at most. After `max_restarts` crashes
-    of an engine within `restart_window_s` it is not replaced; a server without any engine ends.
+    Without keys no request needs one. An uploaded voice belongs to its key, and other keys do not see it; a voice
+    uploaded with an admin key is everybody's, and admin keys may use and delete all voices. At most `max_concurrency`
+    requests run; `max_waiting` others wait, each for `max_queue_wait_ms` at most. After `max_restarts` crashes within
+    `restart_window_s` an engine is not replaced; a server without engines exits.
     """
 
     host: str = setting("127.0.0.1", "address to listen at")
@@ -99,12 +99,12 @@ class ServerConfig(Settings):
         object.__setattr__(self, "voice_aliases", MappingProxyType(dict(self.voice_aliases)))
 
     def resolve(self, slots: int) -> Self:
-        """This configuration with what was left to the engines, which have `slots` together, filled in."""
+        """Fill in the fields that depend on the engines, which have `slots` slots in all."""
         return dataclasses.replace(self, max_concurrency=self.max_concurrency or slots)
 
     @property
     def shown(self) -> dict[str, Any]:
-        """Every field, the keys counted only."""
+        """Every field; of the keys only their number."""
         values = {entry.name: getattr(self, entry.name) for entry in dataclasses.fields(self)}
         secret = [entry.name for entry in dataclasses.fields(self) if not entry.repr]
         counts = {name: f"{len(values[name])} set" for name in secret}
@@ -118,7 +118,7 @@ class ServerConfig(Settings):
         return {name: value for name, value in values.items() if name not in hidden}
 
     def aliases(self, spec: ModelSpec) -> dict[str, str]:
-        """The names, lower case, that stand for a voice of `spec`. Raises `ConfigError` for one that it lacks."""
+        """Aliases in lower case to voices of `spec`. Raises `ConfigError` for a voice that it does not have."""
         for name, voice in self.voice_aliases.items():
             if voice.lower() not in (*spec.voices, *spec.voice_aliases):
                 known = ", ".join(spec.voices) or "none"

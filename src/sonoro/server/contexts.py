@@ -1,7 +1,7 @@
-"""Texts that come piece by piece on one socket, each under the id of a context, spoken side by side.
+"""Concurrent texts on one WebSocket, each arriving in pieces under the id of a context.
 
-A context is spoken by our utterances, one after the other: flushing ends one, more text begins the next. Knows no wire
-format: who derives from `ContextSession` reads its client's messages, and writes what a context comes to.
+A context is spoken as a series of utterances: a flush ends one, more text begins the next. Knows no wire format:
+subclasses of `ContextSession` parse the client's messages and write the events.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from sonoro.transport.launch import cancel_tasks
 __all__ = ["Context", "ContextSession"]
 
 MAX_CONTEXTS = 32
-"""Open at once on a socket. Who waits for text holds no slot, but memory."""
+"""Open at once on a socket. A context that waits for text holds memory, but no slot."""
 
 MAX_STEPS = 4096
-"""Pieces and flushes of a context that may wait behind what is being spoken."""
+"""Pieces of text and flushes of a context that may be queued."""
 
 IDLE_S = 300.0
-"""How long a socket on which nothing is open may say nothing, at least: clients keep one for hours, some without a
-sign of life, and one that is closed costs the next sentence a handshake."""
+"""The least idle timeout of a socket without a context: clients keep sockets open for hours, some without pings, and
+after a close the next sentence pays for a handshake."""
 
 
 Convert = Callable[[bytes], bytes]
 
 
 class _End(Enum):
-    """Why no more text of a context comes: all of it is to be spoken, or only what was flushed."""
+    """How a context's text ends: unflushed text is spoken, or dropped."""
 
     SPEAKING = auto()
     DROPPING = auto()
 
 
 class Context:
-    """One text, in the order of what its client says of it. It listens to its own utterances.
+    """One text, whose steps run in the order of the client's messages. It is the listener of its own utterances.
 
-    Every call returns at once; what comes of it is told to the session by its `on_...`.
+    Every call returns at once; events go to the session's `on_...` methods.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Context:
     ) -> None:
         self.name, self.dialect = name, session.dialect
         self.wire: Any = None
-        """What its session keeps of it."""
+        """State of the session's wire format."""
         self._session, self._body, self._request, self._convert = session, body, request, convert
         self._steps: asyncio.Queue[str | int | Utterance | _End] = asyncio.Queue()
         self._waiting_characters, self._text, self._last_piece = 0, "", ""
@@ -71,7 +71,7 @@ class Context:
         self._timeline = Timeline(session.service.client.spec.sample_rate, body.speed)
         self._before_s = 0.0
         self.is_ended = self.is_cancelled = self.has_failed = False
-        """Whether all of its text has come or is not wanted any more; whether it was cancelled; whether it failed."""
+        """Whether no more text is taken, whether it was cancelled, and whether it failed."""
         self.task = asyncio.create_task(self._run())
 
     @property
@@ -80,16 +80,16 @@ class Context:
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is something to speak, or to be told of."""
+        """Whether there are steps to do or an end to report."""
         return self._utterance is not None or not self._steps.empty() or self.task.done()
 
     @property
     def is_listening(self) -> bool:
-        """Whether the client has nothing to say: it is spoken to, and the text of that is whole."""
+        """Whether an utterance with its whole text is being spoken, so that no message is expected of the client."""
         return self._utterance is not None and self._utterance.is_text_whole
 
     def say(self, text: str, *, is_phrase: bool = False) -> None:
-        """More text, as it is; a phrase stands apart from the one before by a space. Raises `InvalidRequest`."""
+        """Append `text` as it is, or, if `is_phrase`, set off by a space. Raises `InvalidRequest` if too much waits."""
         piece = _spaced(self._last_piece, text) if is_phrase else text
         most = self._session.service.config.max_characters
         if self._waiting_characters + len(piece) > most or self._steps.qsize() >= MAX_STEPS:
@@ -99,27 +99,27 @@ class Context:
         self._steps.put_nowait(piece)
 
     def flush(self) -> None:
-        """Speak all that has come; `on_flushed` tells which of its flushes, from 1 on, that was."""
+        """Speak all text so far; `on_flushed` is then called with the number of the flush, from 1 on."""
         if self._steps.qsize() >= MAX_STEPS:
             raise InvalidRequest("flush", "given", f"at most {MAX_STEPS} may wait")
         self._last_piece = ""
         self._steps.put_nowait(next(self._flushes))
 
     def end(self, *, drops_unflushed: bool = False) -> None:
-        """All of the text has come; what of it was not flushed is spoken too, or dropped."""
+        """Take no more text. Unflushed text is spoken, or dropped if `drops_unflushed`."""
         if not self.is_ended:
             self.is_ended = True
             self._steps.put_nowait(_End.DROPPING if drops_unflushed else _End.SPEAKING)
 
     def cancel(self) -> None:
-        """Speak no more of it."""
+        """Stop speaking, and drop the steps that wait."""
         self.is_cancelled = True
         self._skip_to_end()
         if self._utterance is not None:
             self._utterance.abort()
 
     async def until_ended(self) -> None:
-        """Wait until its end has been told."""
+        """Wait until `on_end` has been called."""
         await asyncio.wait({self.task})
 
     def _skip_to_end(self) -> None:
@@ -129,7 +129,7 @@ class Context:
         self._steps.put_nowait(_End.DROPPING)
 
     async def _run(self) -> None:
-        """Do one step after the other."""
+        """Run the steps in order, then call `on_end`."""
         try:
             while not isinstance(step := await self._steps.get(), _End):
                 if isinstance(step, str):
@@ -140,8 +140,8 @@ class Context:
                     if not self.is_cancelled and not self.has_failed:
                         await self._session.on_flushed(self, step)
                 elif step is self._utterance:
-                    # Before its text was whole: it came to the end of what it may have, or its connection is gone.
-                    # Text up to the next flush is none of another's.
+                    # The utterance ended before its text was whole: at its limit, or without its connection, which
+                    # raises here. Text up to the next flush is dropped with it.
                     step.speaking.result()
             if step is _End.DROPPING and self._utterance is not None:
                 self._utterance.abort()
@@ -163,7 +163,7 @@ class Context:
             utterance.speaking.add_done_callback(lambda _: self._steps.put_nowait(utterance))
 
     async def _speak_rest(self) -> None:
-        """Speak what has come. What comes afterwards is another utterance's."""
+        """Finish the current utterance; later text begins another."""
         if self._utterance is not None:
             self._utterance.end_text()
             await asyncio.wait({self._utterance.speaking})
@@ -173,7 +173,7 @@ class Context:
         self._utterance, self._text = None, ""
 
     async def send_event(self, event: str, **fields: Any) -> None:
-        """Nobody is told of what an utterance says of itself but by its session."""
+        """Ignore the utterance's own events: the session writes its own."""
 
     async def send_audio(self, audio: bytes, source: AudioChunk | Finished) -> None:
         is_last, tell = isinstance(source, Finished), self._timeline.tell
@@ -190,13 +190,13 @@ class Context:
 
 
 def _spaced(before: str, piece: str) -> str:
-    """`piece` as it follows the phrase that ends in `before`: with a space between the two if there is none."""
+    """`piece`, with a space before it unless there is white space between it and `before`."""
     is_joined = before and piece and not before[-1].isspace() and not piece[0].isspace()
     return f" {piece}" if is_joined else piece
 
 
 class ContextSession(WebSocketSession):
-    """One socket. `contexts` are those that have not ended, by their ids."""
+    """A WebSocket with several contexts; `contexts` are the open ones, by id."""
 
     def __init__(self, socket: WebSocket, service: Service, dialect: str) -> None:
         super().__init__(socket, service)
@@ -204,7 +204,7 @@ class ContextSession(WebSocketSession):
         self.contexts: dict[str | None, Context] = {}
         self._numbers = itertools.count(1)
         self._name: str | None = None
-        """The context that the message at hand is about."""
+        """The context id of the current message."""
 
     async def _receive(self, received: Message) -> None:
         self._name = None
@@ -215,8 +215,8 @@ class ContextSession(WebSocketSession):
         await self.send(msgspec.json.encode(message).decode())
 
     def begin(self, name: str | None, body: SpeechBody, request: SpeechRequest, convert: Convert) -> Context:
-        """A context for a text that is spoken as `request` says; its audio, encoded as `body` says, goes through
-        `convert`. Raises `TooManyRequests`."""
+        """Open context `name` with the parameters of `request`; its audio is encoded as `body` asks, then passed
+        through `convert`. Raises `TooManyRequests`."""
         if len(self.contexts) >= MAX_CONTEXTS:
             raise TooManyRequests(f"{MAX_CONTEXTS} contexts are open on this socket; end one first")
         named = msgspec.structs.replace(request, id=f"{request.id}.{next(self._numbers)}")
@@ -224,7 +224,7 @@ class ContextSession(WebSocketSession):
         return context
 
     def check_key(self, key: str | None) -> None:
-        """Let in a client that came without a key and gives it now, if it must. Raises `Unauthorized`, and ends."""
+        """Authorise a client that connected without a key by `key`. Raises `Unauthorized`, and ends the session."""
         if self.caller is ANONYMOUS:
             try:
                 self.service.admit(self._socket, key or "")
@@ -236,23 +236,25 @@ class ContextSession(WebSocketSession):
         try:
             await super().run()
         finally:
-            # Those that wait for text are none of `speaking`.
+            # `speaking` does not include the contexts that wait for text.
             await cancel_tasks(*(context.task for context in self.contexts.values()))
 
     @abstractmethod
     async def on_audio(self, context: Context, audio: bytes, times: CharacterTimes, *, is_last: bool) -> None:
-        """Audio of `context`, possibly none, and the characters whose times it tells, from the beginning of the
-        context; the last of what was flushed or ended."""
+        """Send `audio` of `context`, possibly empty, and `times` of characters, from the start of the context.
+
+        `is_last` marks the end of an utterance.
+        """
 
     async def on_flushed(self, context: Context, mark: int) -> None:
-        """All that was flushed has been told; nothing to say unless overridden."""
+        """Called when flush number `mark` has been spoken. Does nothing unless overridden."""
 
     async def on_failure(self, context: Context, error: SonoroError) -> None:
-        """`context` cannot be spoken further; its end is told next. As anything that is wrong unless overridden."""
+        """Called when `context` has failed, before its `on_end`. Calls `refuse` unless overridden."""
         await self.refuse(error)
 
     async def on_end(self, context: Context) -> None:
-        """The end of `context`, which comes once, however it ended; nothing to say unless overridden."""
+        """Called once at the end of `context`, however it ended. Does nothing unless overridden."""
 
     @property
     def speaking(self) -> list[asyncio.Task[None]]:

@@ -1,7 +1,7 @@
 """Streaming encoders: PCM16 in, encoded bytes out, in the six formats of the speech API at any speed and rate.
 
-The order is tempo, rate, format. PyAV is imported here alone and only where it is needed: without it WAV and PCM at
-speed 1 still work. Bytes after 1, 2 and 5 chunks of 80 ms at 24 kHz:
+The order is tempo, sample rate, format. PyAV is optional: without it WAV and PCM at speed 1 still work. Latency, as
+bytes after 1, 2 and 5 chunks of 80 ms at 24 kHz:
 
 | format | content type | bytes after 1, 2, 5 | held back |
 |---|---|---|---|
@@ -12,8 +12,8 @@ speed 1 still work. Bytes after 1, 2 and 5 chunks of 80 ms at 24 kHz:
 | wav | audio/wav | 3884, 7724, 19244 | nothing; the header gives no length |
 | pcm | audio/pcm | 3840, 7680, 19200 | nothing |
 
-A tempo holds back 40 to 80 ms of input besides, up to 200 ms above speed 2; another rate 10 to 60 ms. Slow work is
-done by threads (`Encoding`), so that it does not block the event loop.
+Tempo adds 40 to 80 ms, up to 200 ms above speed 2; resampling 10 to 60 ms. Slow work runs in threads (`Encoding`), so
+that it does not block the event loop.
 """
 
 from __future__ import annotations
@@ -62,18 +62,18 @@ MIN_BIT_RATE, MAX_BIT_RATE = 8000, 256_000
 MOST_BITS_UNASKED = 128_000
 
 LEAST_BITS = 32_000
-"""What mp3 takes at the least at 32 kHz and above, whatever it is asked for."""
+"""The lowest bit rate of mp3 at 32 kHz and above, whatever is asked for."""
 
 MOST_DELAY_S = 1.0
-"""More than what a tempo and a codec add to the audio, header included."""
+"""Upper bound of the audio that tempo and codec add, header included."""
 
 PAGES_PER_S, PAGE_BYTES = 50, 32
-"""What a container adds at most: opus has the most pages, one for each 20 ms."""
+"""Upper bound of a container's overhead: opus has the most pages, one per 20 ms."""
 
 
 class _Format(NamedTuple):
-    """How a format is made. `rates` names the format of core.audio that has the same; no codec means PCM16. What noise
-    takes is less than `excess` times what `bits_per_sample` say, or 16 where they say nothing."""
+    """A format's codec and container; no codec means PCM16. `rates` names a format of core.audio with the same sample
+    rates. Noise takes at most `excess` times `bits_per_sample`, or times 16 if that is 0."""
 
     content_type: str
     rates: str
@@ -84,9 +84,9 @@ class _Format(NamedTuple):
     excess: float = 1.0
 
 
-# mp3: without a reservoir a frame needs no other; a Xing header could not be completed, and would say "no frames".
-# opus: a page leaves when the next begins, so its length (1 s unless said) is what a listener waits.
-# flac: level 2 is the highest whose blocks are short, 24 to 27 ms instead of 105.
+# mp3: without a bit reservoir frames are independent; a Xing header cannot be completed in a stream.
+# opus: a page is written when the next begins, so its duration (1 s by default) is latency.
+# flac: level 2 is the highest with short blocks, 24 to 27 ms instead of 105.
 _NOW = "flush_packets=1"
 _MP3 = f"{_NOW}:reservoir=0:write_xing=0:id3v2_version=0"
 _FLAC = f"{_NOW}:compression_level=2:metadata_header_padding=0"
@@ -103,13 +103,12 @@ CONTENT_TYPES = tuple(format.content_type for format in _FORMATS.values())
 
 
 class Encoder:
-    """One answer's audio in `format`; a context manager. Not for two threads at once.
+    """Encodes PCM16 mono of `sample_rate` Hz to `format`; a context manager. Not thread-safe.
 
-    `sample_rate` (Hz) is that of the PCM16 mono fed. `out_rate` is the rate wanted, `rate` the one written: the next
-    that the format has. `bit_rate` (bits a second) is that of mp3, opus and aac, or the nearest that they have at their
-    rate. The result is the same for any split of the bytes fed. Nothing is opened before the first feed:
-    opening a codec takes up to 5 ms.
-    Raises `InvalidRequest` naming `response_format`, `speed`, `sample_rate` or `bit_rate`.
+    `out_rate` is the sample rate wanted, `rate` the one written: the next that the format has. `bit_rate`, in bits per
+    second, is for mp3, opus and aac, rounded to one that they have. The result is the same for any split of the input.
+    The codec is opened at the first feed, which takes up to 5 ms. Raises `InvalidRequest` naming `response_format`,
+    `speed`, `sample_rate` or `bit_rate`.
     """
 
     _tempo: _Tempo | None = None
@@ -132,24 +131,24 @@ class Encoder:
         self.rate = out_rate or sample_rate
         if self._format.codec:
             self.rate = encoder_rate(self._format.rates, self.rate)
-        # 0: PCM16, or a format that takes what it needs.
+        # 0: PCM16, or a lossless format.
         self._bit_rate = bit_rate or min(self._format.bits_per_sample * self.rate, MOST_BITS_UNASKED)
         self._header = wav_header(self.rate) if format == "wav" else b""
         self._half, self._is_begun, self._is_open = b"", False, True
 
     def max_bytes(self, audio_s: float) -> int:
-        """An upper bound of the bytes that `audio_s` seconds of audio become."""
+        """An upper bound of the encoded bytes of `audio_s` seconds of input."""
         played_s = audio_s / self.speed + MOST_DELAY_S
         rate_bits = max(self._bit_rate, LEAST_BITS) if self._bit_rate else 16 * self.rate
         return math.ceil(played_s * (rate_bits / 8 * self._format.excess + PAGES_PER_S * PAGE_BYTES))
 
     @property
     def is_quick(self) -> bool:
-        """Whether samples pass unchanged, in microseconds; anything else takes about a millisecond a chunk."""
+        """Whether samples pass unchanged, which takes microseconds; otherwise a chunk takes about a millisecond."""
         return not self._format.codec and self.speed == 1 and self.rate == self._in_rate
 
     def feed(self, pcm: bytes) -> bytes:
-        """Encode more PCM16 little-endian, split anywhere, and return what is ready: possibly nothing."""
+        """Encode more PCM16 little-endian, split anywhere, and return the bytes that are ready, possibly none."""
         assert self._is_open, "the encoder is closed"
         pcm = self._half + pcm
         whole = len(pcm) // 2 * 2
@@ -181,7 +180,7 @@ class Encoder:
         self.close()
 
     def __del__(self) -> None:
-        # A container must not be left to the garbage collector: before PyAV 18 it wrote its end to a file gone first.
+        # Close explicitly: before PyAV 18 a collected container wrote its trailer to a file that was freed before it.
         self.close()
 
     def _begin(self) -> None:
@@ -228,10 +227,10 @@ def _check(format: str, speed: float, out_rate: int | None, bit_rate: int | None
 
 
 class _Tempo:
-    """Faster or slower at the same pitch, by ffmpeg's atempo.
+    """Changes the tempo at the same pitch, by ffmpeg's atempo.
 
-    Gives round(S / speed) samples of S, and up to 10 ms more, at most 2%, when faster: there it lags that much, and
-    the end of a word is worth more.
+    Returns round(S / speed) samples for S. When faster, up to 10 ms more, at most 2%: the filter lags by that much, and
+    the end of the last word must not be cut.
     """
 
     def __init__(self, sample_rate: int, speed: float) -> None:
@@ -274,9 +273,9 @@ class _Tempo:
 
 
 class _Coded:
-    """A codec and its container, whose bytes can be taken as they are written.
+    """A codec and its container; returns the bytes as they are written.
 
-    PyAV cuts frames with a filter graph that has up to 17 idle threads until `close`.
+    PyAV's filter graph for frame sizes keeps up to 17 idle threads until `close`.
     """
 
     def __init__(self, chosen: _Format, sample_rate: int, bit_rate: int) -> None:
@@ -309,7 +308,7 @@ class _Coded:
 
 
 class _Written(io.BytesIO):
-    """A file that cannot seek, so that no container waits to complete its header."""
+    """A file that cannot seek, so that containers do not wait to complete their header."""
 
     def seekable(self) -> bool:
         return False
@@ -327,23 +326,23 @@ def _frame(samples: npt.NDArray[np.generic], kind: str, sample_rate: int, at: in
 
 
 def encoder_threads() -> ThreadPoolExecutor:
-    """The threads for all encoders of a server: one a core, two to eight."""
+    """The threads for all encoders of a server: one per core, two to eight."""
     return ThreadPoolExecutor(max(2, min(8, usable_cores())), thread_name_prefix="encoder")
 
 
 class Encoding:
-    """Runs `encoder` for one task, in a thread unless it is quick: then a thread would cost more than the work."""
+    """Runs `encoder` for one task: in a thread, or inline if it is quick, where a thread would cost more."""
 
     def __init__(self, encoder: Encoder, threads: ThreadPoolExecutor) -> None:
         self.encoder, self._threads = encoder, threads
         self._work: Future[bytes] | None = None
 
     async def feed(self, pcm: bytes) -> bytes:
-        """Encode more PCM16; what is ready."""
+        """Encode more PCM16; return the bytes that are ready."""
         return await self._do(self.encoder.feed, pcm)
 
     async def finish(self) -> bytes:
-        """Encode what is held back; the last bytes."""
+        """Encode what is held back; return the last bytes."""
         return await self._do(self.encoder.finish)
 
     def close(self) -> None:

@@ -157,12 +157,12 @@ _SCHEMA = {
 
 
 REFUSAL_SHAPE = "refusal_shape"
-"""The key, in the state of a request's scope, of what makes a response of a `Refusal` and the request's id."""
+"""The key, in a request scope's state, of the function from a `Refusal` and a request id to a response."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """An answer that is an error: `status`, `headers`, and the `error` object of its JSON body."""
+    """An error response: `status`, `headers`, and the `error` object of its JSON body."""
 
     status: int
     error: dict[str, str | None]
@@ -178,7 +178,7 @@ class Refusal:
 
 
 def refusal(error: SonoroError) -> Refusal:
-    """The response to `error`: the status is that of its nearest class that has one."""
+    """The response to `error`; the status is that of the nearest class in `_STATUSES`."""
     status = next(_STATUSES[kind] for kind in type(error).__mro__ if kind in _STATUSES)
     message, parameter = str(error), None
     if isinstance(error, InvalidRequest):
@@ -196,7 +196,7 @@ def plain_refusal(status: int, message: str, code: str, parameter: str | None = 
 
 
 class RefusalResponse(Response):
-    """`refused` as an answer, in the words of the dialect that is spoken where it is sent."""
+    """Sends `refused` as a response, in the shape of the request's dialect."""
 
     def __init__(self, refused: Refusal) -> None:
         super().__init__(refused.payload, refused.status, refused.headers, "application/json")
@@ -211,6 +211,6 @@ class RefusalResponse(Response):
 
 
 def refusals(*statuses: int) -> Answers:
-    """The responses of `statuses` in the API's description."""
+    """The OpenAPI responses of error `statuses`."""
     content = {"application/json": {"schema": _SCHEMA}}
-    return {status: {"description": "refused, and why", "content": content} for status in statuses}
+    return {status: {"description": "an error", "content": content} for status in statuses}

@@ -1,4 +1,4 @@
-"""The socket that a server listens on. Loads none of what serves on it, so that engines can be started before."""
+"""The listening socket. Imports no server, so that engines can be started before that is loaded."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from sonoro.server.config import ServerConfig
 __all__ = ["SEND_BUFFER_BYTES", "listen"]
 
 SEND_BUFFER_BYTES = 65536
-"""The kernel's send buffer: about a second of audio, so that a client that reads nothing is noticed soon."""
+"""Size of the kernel's send buffer: about a second of audio, so that a slow reader is noticed soon."""
 
 
 def listen(config: ServerConfig) -> socket.socket:
-    """A socket that listens where `config` says. Raises `ConfigError` naming host or port if it cannot.
+    """Listen on the host and port of `config`. Raises `ConfigError` naming the one that fails.
 
-    Accepted connections inherit its options: small packets leave at once, unread data is dropped after a timeout.
+    Accepted connections inherit the options: no delay of small packets, and a timeout for unread data.
     """
     try:
         family, *_, address = socket.getaddrinfo(
@@ -32,7 +32,7 @@ def listen(config: ServerConfig) -> socket.socket:
     # The event loop sets it only on sockets that name their protocol, which those of `create_server` do not.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        # Without it a closed connection waits for ever until its last bytes are read. Twice the reader's timeout, so
-        # that a slow reader is dropped, and logged, by the server before the kernel does it.
+        # Without it a closed connection waits for ever for its last bytes to be read. Twice the server's own timeout,
+        # so that the server drops and logs a slow reader before the kernel does.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(2000 * config.slow_reader_timeout_s))
     return sock

@@ -1,6 +1,6 @@
-"""Prometheus metrics: requests by how they ended, their times, and the engines' own figures.
+"""Prometheus metrics: requests by outcome, their latencies, and the statistics of the engines.
 
-Each belongs to one `Metrics`, so that two servers of a process share none.
+Each `Metrics` has a registry of its own, so that two servers in a process share nothing.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ class EngineState:
 
 
 class Metrics:
-    """The counts of one server. `model` is empty until the engine is ready."""
+    """The metrics of one server. `model`, their label, is empty until the engine is ready."""
 
     def __init__(self) -> None:
         self.model = ""
         self._registry = CollectorRegistry()
-        self.requests = self._counter("requests", "requests by how they ended", "dialect", "reason")
-        self.in_flight = Gauge("sonoro_requests_in_flight", "requests under way or waiting", registry=self._registry)
+        self.requests = self._counter("requests", "requests by outcome", "dialect", "reason")
+        self.in_flight = Gauge("sonoro_requests_in_flight", "requests running or waiting", registry=self._registry)
         arrival = "from a request's arrival to its"
         self.first_packet = self._histogram(
             "first_packet_seconds", f"{arrival} first bytes of audio", _SECONDS, "dialect"
         )
         self.end_to_end = self._histogram("request_seconds", f"{arrival} last byte", _SECONDS)
-        self.rtf = self._histogram("rtf", "time over audio time of whole answers", _RTF)
-        self.audio = self._counter("audio_seconds", "audio made")
-        faults = "parts of texts that were probably not spoken as they are written"
+        self.rtf = self._histogram("rtf", "wall time over audio time of complete responses", _RTF)
+        self.audio = self._counter("audio_seconds", "audio generated")
+        faults = "parts of texts that were probably not spoken as written"
         self.faults = self._counter("faults", faults, "kind", "outcome")
-        self.underruns = self._counter("underruns", "times that a listener without a buffer had nothing left to play")
+        self.underruns = self._counter("underruns", "times that playback without a buffer would have run out of audio")
         self._engines = _EngineCollector()
         self._registry.register(self._engines)
 
@@ -71,9 +71,9 @@ class Metrics:
 
 
 class Observation:
-    """One request as it goes, since `arrived_s` on the clock of `time.perf_counter`; `end` counts it.
+    """Measures one request from `arrived_s`, a time of `time.perf_counter`, until `end`.
 
-    Its audio is played at `speed`. Its client speaks `dialect`: "native" is ours, OpenAI's included.
+    Its audio plays at `speed`. `dialect` is the client's wire format; "native" includes OpenAI's.
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class Observation:
         self._played_until_s = float("inf")
         self.first_packet_s: float | None = None
         metrics.in_flight.inc()
-        # Looked up once, not for each of thousands of chunks a second; underruns are there at 0, so that one more is
-        # seen as a rise.
+        # Labels are resolved once rather than for thousands of chunks per second; this also exports underruns at 0, so
+        # that the first one shows as a rise.
         self._audio, self._underruns = (each.labels(metrics.model) for each in (metrics.audio, metrics.underruns))
 
     @property
@@ -105,7 +105,7 @@ class Observation:
         self._audio.inc(len(pcm) / 2 / self._rate)
 
     def sent(self) -> None:
-        """Audio was sent: all that was made so far, but for what an encoder holds back."""
+        """Note that all audio made so far was sent, except for what the encoder holds back."""
         now_s = self.elapsed_s
         if self.first_packet_s is None:
             self.first_packet_s = self._played_until_s = now_s
@@ -116,12 +116,12 @@ class Observation:
         self._unsent_s = 0.0
 
     def caught(self, faults: Sequence[Fault]) -> None:
-        """Count what the engine says went wrong."""
+        """Count the `faults` that the engine reported."""
         for fault in faults:
             self._metrics.faults.labels(self._metrics.model, fault.kind, fault.outcome).inc()
 
     def end(self, reason: str, *, is_whole: bool) -> None:
-        """Count its end; times count only if the client got the whole of it."""
+        """Count the request by `reason`; its durations count only if the client got all of it."""
         model, elapsed_s = self._metrics.model, self.elapsed_s
         self._metrics.in_flight.dec()
         self._metrics.requests.labels(model, self._dialect, reason).inc()
@@ -132,7 +132,7 @@ class Observation:
 
 
 class _EngineCollector(Collector):
-    """The last figures of the engines, labelled by their number as `replica`."""
+    """Exports the latest statistics of the engines, labelled by `replica` number."""
 
     def __init__(self) -> None:
         self.states: Sequence[EngineState] = ()
@@ -163,18 +163,18 @@ class _EngineCollector(Collector):
             yield _gauge(f"{kind}_seconds", f"of the last {kind}s", quantiles, "quantile")
         for field, (called, help) in _COUNTED.items():
             yield _counter(called, help, of_running(field))
-        yield _gauge("prefix_bytes", "pages kept for prompts that begin alike", of_running("prefixes.kept_bytes"))
-        help = "units of work by kind, and whether from a graph"
+        yield _gauge("prefix_bytes", "size of the prefix cache", of_running("prefixes.kept_bytes"))
+        help = "launches by kind of work, from a graph or eager"
         yield _counter("launches", help, _by_two(running, "launches"), "kind", "how")
-        help = "shapes whose kernel could not be launched, and what serves: smaller blocks, or the reference"
+        help = "shapes whose kernel could not be launched, by fallback: smaller blocks or the reference"
         yield _gauge("kernel_fallbacks", help, _by_two(running, "fallbacks"), "operation", "served_by")
         compiled = [(replica, sum(stats.compiled.values())) for replica, stats in running]
-        help = "kernel variants that were compiled only once they were launched, while streams waited"
+        help = "kernel variants that were compiled at their launch, while requests waited"
         yield _counter("kernels_compiled", help, compiled)
 
 
 def _by_two(running: Sequence[tuple[tuple[str], Stats]], field: str) -> Values:
-    """The counts in `field` of each engine's stats, which has them by two names."""
+    """Values of the nested mapping `field` of each engine's stats, with both keys as labels."""
     return [
         ((*replica, one, other), count)
         for replica, stats in running
@@ -184,25 +184,25 @@ def _by_two(running: Sequence[tuple[tuple[str], Stats]], field: str) -> Values:
 
 
 Values = Sequence[tuple[Sequence[str], float]]
-"""A metric's values, each with those of its labels, of which the first is the engine's number."""
+"""A metric's (label values, value) pairs; the first label is the replica's number."""
 
 _GAUGES = {
     "running": "requests that hold a slot",
     "waiting": "requests that wait for a slot of the engine",
-    "paused": "requests held back for a slow reader",
-    "free_slots": "slots that nobody holds",
-    "free_pages": "pages that nobody holds",
+    "paused": "requests paused for a slow reader",
+    "free_slots": "free slots",
+    "free_pages": "free pages of the KV cache, idle cached ones included",
 }
 _COUNTED = {
-    "broken_samples": ("broken_samples", "samples that were not finite, and were sent as silence"),
-    "put_back": ("put_back", "times that a request lost its slot for want of pages, before anybody heard it"),
-    "prefixes.rows_prefilled": ("prompt_rows_prefilled", "prompt rows that were run"),
-    "prefixes.rows_cached": ("prompt_rows_cached", "prompt rows that an earlier prompt had run"),
-    "prefixes.hits": ("prefix_hits", "prompts that began with pages of an earlier one"),
-    "prefixes.misses": ("prefix_misses", "prompts that could have, if one had begun alike"),
-    "prefixes.evictions": ("prefix_evictions", "kept pages that were given up for others"),
+    "broken_samples": ("broken_samples", "non-finite samples, sent as silence"),
+    "put_back": ("put_back", "preemptions for want of pages, before any audio was sent"),
+    "prefixes.rows_prefilled": ("prompt_rows_prefilled", "prompt tokens that were prefilled"),
+    "prefixes.rows_cached": ("prompt_rows_cached", "prompt tokens found in the prefix cache"),
+    "prefixes.hits": ("prefix_hits", "prompts that began with cached pages"),
+    "prefixes.misses": ("prefix_misses", "prompts with shareable pages of which none was cached"),
+    "prefixes.evictions": ("prefix_evictions", "pages evicted from the prefix cache"),
 }
-"""Fields of an engine's stats that only grow, and their names as metrics."""
+"""Counters among an engine's stats: their names as metrics, and help texts."""
 
 
 def _metric(

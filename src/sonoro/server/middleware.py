@@ -1,7 +1,7 @@
-"""What a request passes before any endpoint: limits of its connection, host and body; its id and its log line.
+"""Middleware before any endpoint: limits on connections, hosts and bodies; request ids and the access log.
 
-`Connection` times out heads that do not arrive, `RequestIds` names and logs requests, `HostCheck` refuses foreign hosts
-and origins, `HeadAsGet` answers HEAD, `RequestBodies` bounds bodies, `Budget` what else is held. Knows no path, no key.
+`Connection` times out request heads, `RequestIds` assigns ids and logs, `HostCheck` refuses foreign hosts and origins,
+`HeadAsGet` answers HEAD, `RequestBodies` bounds bodies, `Budget` any other count. Knows no path and no key.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ __all__ = [
 ]
 
 RESET = "reset"
-"""The key, in the state of a request's scope, of the function that resets its connection."""
+"""The key, in a request scope's state, of the function that resets the connection."""
 
 CLIENT_GONE = 499
-"""The status in the log of a client that disconnected before its response, as in nginx."""
+"""The logged status of a client that disconnected before its response, as in nginx."""
 
 _PROBES = ("/", "/playground/{name}", "/health", "/ready", "/metrics")
 _SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,64}")
@@ -69,9 +69,9 @@ _DEFAULT_PORTS = {"http": "80", "https": "443"}
 
 
 class Connection(H11Protocol):
-    """Between two responses a head must arrive in `head_timeout_s`, and so must the rest of a refused body.
+    """uvicorn's HTTP protocol with `head_timeout_s` for each request head, and for the rest of a refused body.
 
-    uvicorn has a timeout only after a response, not before the first request nor for a head that trickles in.
+    uvicorn itself has a timeout only after a response: none for the first request, or for a head that trickles in.
     """
 
     head_timeout_s = 10.0
@@ -94,7 +94,7 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP with our own error body, unless a response is under way or sent."""
+        """Answer invalid HTTP with the API's error body, unless a response has begun."""
         if self.cycle is not None:
             # The application must send nothing after this.
             self.cycle.disconnected = True
@@ -113,7 +113,7 @@ class Connection(H11Protocol):
         self.transport.close()
 
     def reset(self) -> None:
-        """Reset the connection: in HTTP/1.0 a normal close would mean a complete body."""
+        """Reset the connection. In HTTP/1.0 a normal close would mark the body as complete."""
         sock = self.transport.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
@@ -132,15 +132,15 @@ class Connection(H11Protocol):
 
 
 def connection(head_timeout_s: float) -> type[asyncio.Protocol]:
-    """The class with that limit, as uvicorn takes it."""
+    """A subclass of `Connection` with that limit, for uvicorn."""
     return type("Connection", (Connection,), {"head_timeout_s": head_timeout_s})
 
 
 class RequestIds:
-    """Gives each request an id (the client's `X-Request-Id` if it is sane) and one log line.
+    """Gives each request an id (the client's `X-Request-Id` if it is well-formed) and one log line.
 
-    The line holds the `facts` in the request's state and the path as its route declares it, so nothing that a client
-    wrote into the path. Operators' probes are logged at debug level.
+    The line holds the `facts` of the request's state, and the path as declared by its route, not as written by the
+    client. Operators' probes are logged at debug level.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -199,14 +199,14 @@ class HeadAsGet:
 
 
 class HostCheck:
-    """Refuses requests to a foreign host or from a page of a foreign origin, and bodies that are framed twice.
+    """Refuses requests for a foreign host, from pages of a foreign origin, and with ambiguous framing of the body.
 
-    Any name can be made to point at a loopback address (DNS rebinding). To the browser the page it came from then has
-    the same origin as this server; only the `Host` that it sends tells them apart.
+    Against DNS rebinding: an attacker's name can resolve to a loopback address, and to the browser its page then has
+    the same origin as this server; only the `Host` header tells them apart.
 
-    A `Host` must be one of `allowed_hosts` or what the server is bound to; bound to every address, with no names given,
-    it may be any. An `Origin` must be the `Host`'s, or of `allowed_hosts` (a proxy may have changed the `Host`), or one
-    of `cors_origins`. Who sends neither is no browser.
+    A `Host` must be one of `allowed_hosts`, or what the server is bound to; it may be any if the server is bound to all
+    addresses and no names are given. An `Origin` must match the `Host`, `allowed_hosts` (a proxy may have changed the
+    `Host`) or `cors_origins`. Browsers always send one of the two; requests without them pass.
     """
 
     def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
@@ -224,23 +224,23 @@ class HostCheck:
 
     def _refusal(self, scope: Scope, headers: Headers) -> Refusal | None:
         if "transfer-encoding" in headers and (scope["http_version"] < "1.1" or "content-length" in headers):
-            # A proxy in front may have found the end of the body elsewhere (RFC 9112, 6.1): nothing after it is read.
+            # Request smuggling: a proxy may see another end of the body (RFC 9112, 6.1). Close, and read no more.
             refused = plain_refusal(400, "Transfer-Encoding with Content-Length, or in HTTP/1.0", "http")
             return dataclasses.replace(refused, headers={"Connection": "close"})
         host, origin = headers.get("host"), headers.get("origin")
         if host is not None and _ANY not in self._hosts and _name(host) not in self._hosts:
-            return refusal(ForeignHost("this server does not go by that name; allowed_hosts says by which it does"))
+            return refusal(ForeignHost("the Host is not a name of this server; allowed_hosts lists them"))
         if origin is None or origin in self._origins or _ANY in self._origins:
             return None
         scheme, _, authority = origin.partition("://")
         is_own = host is not None and _with_port(authority, scheme) == _with_port(host, scheme) != ""
         if is_own or _name(authority) in self._given - {_ANY, ""}:
             return None
-        return refusal(ForeignOrigin("pages of this origin may not call; cors_origins says which may"))
+        return refusal(ForeignOrigin("pages of this origin may not call this server; see cors_origins"))
 
 
 class Budget:
-    """At most `most` of something at once, of which `shown`, as "{} sessions are open", says how much there is."""
+    """A counting limit of `most`. `shown` formats the count in the error, such as "{} sessions are open"."""
 
     def __init__(self, most: int, shown: str) -> None:
         self._most, self._shown = most, shown
@@ -248,7 +248,7 @@ class Budget:
 
     @contextlib.contextmanager
     def take(self, count: int = 1) -> Iterator[None]:
-        """Take `count` for the block. Raises `TooManyRequests` if so much is not left."""
+        """Take `count` for the duration of the block. Raises `TooManyRequests` if less than that is left."""
         if self.taken + count > self._most:
             raise TooManyRequests(f"{self._shown.format(self.taken)} already; try again later")
         self.taken += count
@@ -259,7 +259,7 @@ class Budget:
 
 
 class RequestBodies:
-    """Reads request bodies: `max_total_bytes` of them in memory at once, each within `timeout_s`."""
+    """Reads request bodies, at most `max_total_bytes` in memory at once, each within `timeout_s`."""
 
     def __init__(self, max_total_bytes: int, timeout_s: float) -> None:
         self._max_total_bytes, self._timeout_s = max_total_bytes, timeout_s
@@ -267,10 +267,10 @@ class RequestBodies:
 
     @contextlib.asynccontextmanager
     async def body(self, request: Request, max_bytes: int) -> AsyncIterator[bytes]:
-        """The body of `request`, which counts until the block ends.
+        """Read the body of `request`; its bytes count as in use until the block ends.
 
-        Raises `BodyTooLarge` as soon as it is, `BodyTooSlow` if it is not in time, `TooManyRequests` if other bodies
-        leave it no memory.
+        Raises `BodyTooLarge` as soon as it exceeds `max_bytes`, `BodyTooSlow` after the timeout or if the client
+        disconnects, `TooManyRequests` if all bodies together exceed `max_total_bytes`.
         """
         too_large = BodyTooLarge(f"the body must have at most {max_bytes} bytes")
         if (length := request.headers.get("content-length", "")).isdecimal() and int(length) > max_bytes:
@@ -282,7 +282,7 @@ class RequestBodies:
                     if len(payload) + len(part) > max_bytes:
                         raise too_large
                     if self._bytes + len(part) > self._max_total_bytes:
-                        raise TooManyRequests(f"bodies of {self._bytes} bytes are at work already; try again later")
+                        raise TooManyRequests(f"request bodies hold {self._bytes} bytes already; try again later")
                     payload += part
                     self._bytes += len(part)
             yield bytes(payload)
@@ -295,13 +295,13 @@ class RequestBodies:
             async with asyncio.timeout(self._timeout_s):
                 yield
         except ClientDisconnect as error:
-            raise BodyTooSlow("the body ended before its end") from error
+            raise BodyTooSlow("the connection was closed before the end of the body") from error
         except TimeoutError as error:
             raise BodyTooSlow(f"the body must arrive within {self._timeout_s:g} s") from error
 
 
 def _name(authority: str) -> str:
-    """The host of "host:port", in lower case; empty if it is none."""
+    """The host of "host:port" in lower case; "" if it is malformed."""
     found = _AUTHORITY.fullmatch(authority)
     return found["name"].strip("[]").rstrip(".").lower() if found else ""
 
@@ -312,7 +312,7 @@ def _with_port(authority: str, scheme: str) -> str:
 
 
 def _bound_to(host: str, *, is_named: bool) -> set[str]:
-    """The names of a server bound to `host`; any name if it is bound to all addresses and has no given names."""
+    """The names of a server bound to `host`; any name if it is bound to all addresses and not `is_named`."""
     names = {host.lower()}
     with contextlib.suppress(OSError, UnicodeError):
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)

@@ -1,6 +1,6 @@
-"""Reference recordings: decoded from data: URLs, fetched from http(s): URLs or read from a folder, as configured.
+"""Reads reference recordings from data: URLs and, if configured, from http(s): URLs or files in a folder.
 
-Only hosts on the public internet are connected to, and only files in one folder are opened, whatever a client sends.
+Connects only to hosts on the public internet, and opens only files in that folder, whatever a client sends.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ Result = TypeVar("Result")
 FETCH_TIMEOUT_S = 10.0
 MAX_FETCHES = 8
 MAX_PENDING = 32
-"""Recordings that wait for a thread or have one, for some .2 s each: the wait is a few seconds at most."""
+"""Recordings being decoded or waiting for it, at some .2 s each: the wait is a few seconds at most."""
 
 _NO_HOSTS = tuple(
     map(
         ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2002::/16", "2001:db8::/32", "3fff::/20")
     )
 )
-"""Networks that the standard library may count as global: of protocols and documentation, and those that embed an IPv4
+"""Networks that the standard library may count as global: for protocols and documentation, and those that embed an IPv4
 address (6to4, Teredo)."""
 
 
@@ -61,7 +61,7 @@ async def _resolve(host: str, port: int) -> list[str]:
 
 
 class _CheckedBackend(httpcore2.AsyncNetworkBackend):
-    """Connects to the address that was checked: a second lookup of the name may give another."""
+    """Resolves a name once, and connects to the address that was checked: a second lookup may return another."""
 
     def __init__(self, resolve: Callable[[str, int], Awaitable[list[str]]], is_allowed: Callable[[str], bool]) -> None:
         self._resolve, self._is_allowed = resolve, is_allowed
@@ -99,37 +99,37 @@ class Recordings:
         self._folder = Path(folder).resolve() if folder else None
         self._backend = _CheckedBackend(resolve, is_allowed)
         self._tls = httpcore2.default_ssl_context() if allows_urls else None
-        # Two at a time: a minute of sound takes megabytes while it is decoded.
+        # Two at a time: decoding a minute of audio takes megabytes.
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="recording")
         self.pending = 0
-        """Recordings that wait for a thread or have one."""
+        """Recordings being decoded or waiting for it."""
         self._fetches = asyncio.Semaphore(MAX_FETCHES)
 
     async def read(self, url: str, text: str | None, use: ReferenceUse, field: str = "ref_audio") -> Reference:
-        """The recording at `url`, decoded. Raises `InvalidReference`, naming `field` if the recording is wrong, or
-        `TooManyRequests` while too many are being decoded."""
+        """Read and decode the recording at `url`. Raises `InvalidReference` naming `field`, or `TooManyRequests` if
+        `MAX_PENDING` are being decoded."""
         scheme = url.partition(":")[0].lower()
         with naming(field):
             if scheme in ("http", "https") and self._allows_urls:
                 return await self._fetch(url, text, use)
-            # Opened and decoded in the thread, so that what waits for it is a name, not the bytes of a file.
+            # Opened in the thread too, so that a queued recording holds a name rather than the bytes of a file.
             return await self._aside(lambda: self._decode(self._bytes_at(url, scheme), text, use))
 
     async def decode(self, data: bytes, text: str | None, use: ReferenceUse) -> Reference:
-        """`data`, an audio file, decoded. Raises `InvalidReference`, or `TooManyRequests` as `read` does."""
+        """Decode `data`, an audio file. Raises `InvalidReference` or `TooManyRequests`, as `read` does."""
         return await self._aside(lambda: self._decode(data, text, use))
 
     def close(self) -> None:
-        """Begin nothing more."""
+        """Drop queued work; running work is not waited for."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _aside(self, work: Callable[[], Result]) -> Result:
-        """The result of `work` in a thread; dropped if its caller leaves before it begins. Raises `TooManyRequests`."""
+        """Run `work` in a thread; cancelling the call drops it unless it has begun. Raises `TooManyRequests`."""
         if self.pending >= MAX_PENDING:
             raise TooManyRequests(f"{self.pending} recordings are being decoded already; try again later")
         loop, future = asyncio.get_running_loop(), self._threads.submit(_without_frames, work)
         self.pending += 1
-        # Counted until the thread is done: work that has begun continues when its caller is cancelled.
+        # Counted until the thread is done: work that has begun goes on when its caller is cancelled.
         future.add_done_callback(lambda _: _call_in(loop, self._forget_one))
         return await asyncio.wrap_future(future)
 
@@ -160,7 +160,7 @@ class Recordings:
         except TimeoutError as error:
             raise InvalidReference("ref_audio", url, f"it must arrive within {FETCH_TIMEOUT_S:g} s") from error
         except (OSError, UnicodeError, httpcore2.NetworkError, httpcore2.ProtocolError) as error:
-            # Without the network's own error, which could describe hosts that the client cannot see.
+            # Without the network's own error, which could reveal facts about internal hosts.
             raise InvalidReference("ref_audio", url, "it must be there to be fetched") from error
 
     async def _download(self, url: str, target: httpcore2.URL) -> bytes:
@@ -170,7 +170,7 @@ class Recordings:
             pool.stream("GET", target, headers=headers) as answer,
         ):
             if answer.status != 200:
-                raise InvalidReference("ref_audio", url, "it must answer with 200; nothing else is followed")
+                raise InvalidReference("ref_audio", url, "it must answer with status 200; redirects are not followed")
             data = bytearray()
             async for part in answer.aiter_stream():
                 data += part
@@ -181,7 +181,7 @@ class Recordings:
 
 @contextlib.contextmanager
 def naming(field: str) -> Iterator[None]:
-    """Errors about the recording name the `field` that it was given in."""
+    """A context in which errors about a recording name `field`, in which it was given."""
     try:
         yield
     except InvalidReference as error:
@@ -191,7 +191,7 @@ def naming(field: str) -> Iterator[None]:
 
 
 def _without_frames(work: Callable[[], Result]) -> Result:
-    """The result of `work`. The frames of what it raises are cleared: they would hold a file until that is handled."""
+    """Run `work`; clear the frames of an error, which would keep the recording's bytes until it is handled."""
     try:
         return work()
     except SonoroError as error:
@@ -202,7 +202,7 @@ def _without_frames(work: Callable[[], Result]) -> Result:
 
 
 def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    """Call `call` in `loop`, from any thread; ignored if the loop has ended."""
+    """Schedule `call` in `loop` from any thread; ignored if the loop is closed."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(call)
 
@@ -212,7 +212,7 @@ def _too_large(value: str, max_bytes: int) -> InvalidReference:
 
 
 def _inline(url: str) -> bytes:
-    """The bytes in a data: URL."""
+    """Decode a base64 data: URL."""
     head, comma, data = url.partition(",")
     if not comma or not head.lower().endswith(";base64"):
         raise InvalidReference("ref_audio", url, "it must be a data: URL, data:audio/wav;base64,...")
@@ -223,7 +223,7 @@ def _inline(url: str) -> bytes:
 
 
 def _target(url: str) -> httpcore2.URL:
-    """`url`, parsed once, so that what is checked is what is requested."""
+    """Parse `url` once, so that the URL that is checked is the one requested."""
     limit = "it must be an http(s): URL of a host, without a user, in ASCII"
     if not url.isascii() or not url.isprintable() or " " in url or "\\" in url:
         raise InvalidReference("ref_audio", url, limit)
@@ -239,14 +239,14 @@ def _target(url: str) -> httpcore2.URL:
 
 
 def _open(url: str, folder: Path, max_bytes: int) -> bytes:
-    """The file at `url` if it is inside `folder` once symbolic links are resolved."""
+    """Read the file of `url`, which must be inside `folder` after symbolic links are resolved."""
     limit = "it must be a file in the folder of recordings"
     try:
         parts = urlsplit(url)
         path = (folder / unquote(parts.path, errors="strict")).resolve(strict=True)
         if parts.netloc not in ("", "localhost") or not path.is_relative_to(folder):
             raise InvalidReference("ref_audio", url, limit)
-        # Does not block on a pipe, nor follow a link that was put there meanwhile.
+        # NONBLOCK: does not hang on a pipe. NOFOLLOW: the file may have been replaced by a link since the check.
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise InvalidReference("ref_audio", url, limit)

@@ -22,7 +22,7 @@ from sonoro.server.stream import Speech, SpeechResponse, cancel_on_disconnect
 __all__ = ["operator_routes", "respond", "speech_routes"]
 
 QUICK_BYTES = 4096
-"""Of a body that holds no recording."""
+"""Bodies shorter than this hold no recording."""
 
 
 def _takes(kind: type[SpeechBody | BatchBody]) -> dict[str, Any]:
@@ -31,14 +31,14 @@ def _takes(kind: type[SpeechBody | BatchBody]) -> dict[str, Any]:
 
 _SPOKEN: Answers = {
     200: {
-        "description": "audio, or events that hold it, as it is made",
+        "description": "audio, or events with audio, streamed as it is generated",
         "content": {kind: {} for kind in (*CONTENT_TYPES, "text/event-stream")},
         "headers": {"X-Sample-Rate": {"description": "of the audio, in Hz", "schema": {"type": "integer"}}},
     },
     **refusals(400, 401, 403, 404, 408, 413, 429, 503),
 }
 _BATCH: Answers = {
-    200: {"description": "what each came to", "content": {"application/json": {"schema": RESULTS_SCHEMA}}},
+    200: {"description": "the result of each text", "content": {"application/json": {"schema": RESULTS_SCHEMA}}},
     **refusals(400, 401, 403, 408, 413, 429, 503),
 }
 
@@ -46,10 +46,10 @@ _BATCH: Answers = {
 async def respond(
     service: Service, request: Request, prepare: Callable[[bytes], Coroutine[Any, Any, Speech]]
 ) -> Response:
-    """Respond with the speech that `prepare` makes of the body of `request`. Raises what `prepare` does."""
+    """Read the body of `request` and respond with the speech that `prepare` makes of it. Raises what `prepare` does."""
     arrived_s, config = time.perf_counter(), service.config
     async with service.bodies.body(request, config.max_body_bytes) as payload:
-        # Decoding a recording stops when its client disconnects; a short body may only name one that is elsewhere.
+        # Decoding of a recording stops when the client disconnects. A short body has none, unless by URL or file name.
         is_quick = len(payload) < QUICK_BYTES and not (config.allow_reference_urls or config.reference_folder)
         preparing = prepare(payload)
         speech = await (preparing if is_quick else cancel_on_disconnect(request.receive, preparing))
@@ -60,14 +60,14 @@ async def respond(
 
 
 def speech_routes(service: Service) -> APIRouter:
-    """The speech API, with a key if there are keys."""
+    """Routes of the speech API; they need a key if the server has keys."""
     router = APIRouter(prefix="/v1", dependencies=[Depends(service.authorise)])
     config = service.config
-    answers = Budget(config.max_total_answer_bytes, "answers of {} bytes are at work")
+    answers = Budget(config.max_total_answer_bytes, "responses to batches hold {} bytes")
 
     @router.post("/audio/speech", response_class=Response, responses=_SPOKEN, openapi_extra=_takes(SpeechBody))
     async def speech(request: Request) -> Response:
-        """Speak a text; the audio is sent as it is made."""
+        """Speak a text; the audio is streamed as it is generated."""
 
         async def prepare(payload: bytes) -> Speech:
             return await service.speech(parse(SpeechBody, payload), request.state.request_id, request.state.caller)
@@ -97,12 +97,12 @@ def speech_routes(service: Service) -> APIRouter:
 
     @router.get("/models", responses=refusals(401, 403, 503))
     async def models() -> dict[str, Any]:
-        """The loaded model, under each of its names, and how it is served."""
+        """The loaded model under each of its names, and the server's configuration."""
         return {"object": "list", "data": shown(service.spec()), "configuration": service.configuration}
 
     @router.get("/models/{name:path}", responses=refusals(401, 403, 404, 503))
     async def model(name: str) -> dict[str, Any]:
-        """The loaded model, under one of its names."""
+        """The loaded model by one of its names."""
         spec = service.spec()
         service.check_model(name, spec)
         return next(entry for entry in shown(spec) if entry["id"] == name)
@@ -111,24 +111,24 @@ def speech_routes(service: Service) -> APIRouter:
 
 
 def operator_routes(service: Service) -> APIRouter:
-    """The operators' routes, without a key."""
+    """Routes for operators; they need no key."""
     router = APIRouter()
 
     @router.get("/health", responses=refusals(403))
     async def health() -> dict[str, str]:
-        """Whether the server is alive, whatever its engine does."""
+        """Liveness: whether the server process answers, whatever the state of its engines."""
         return {"status": "alive"}
 
     @router.get("/ready", responses=refusals(403, 503))
     async def ready() -> dict[str, Any]:
-        """Whether a request would be spoken now, and which of the engines run."""
+        """Readiness: whether requests are accepted now, and the state of each engine."""
         if (reason := service.unready) is not None:
             raise NotReady(reason)
         return {"status": "ready", "model": service.spec().name, "replicas": service.replicas}
 
     @router.get("/v1/audio/models", responses=refusals(401, 403, 503), dependencies=[Depends(service.identify)])
     async def speech_models() -> dict[str, Any]:
-        """The names of the loaded model, as Open WebUI asks for them, which sends no key."""
+        """The names of the loaded model, for Open WebUI, which sends no key here."""
         return {"models": [{"id": name, "name": name} for name in service.names(service.spec())]}
 
     exposed = {"description": "Prometheus' text format", "content": {"text/plain": {}}}

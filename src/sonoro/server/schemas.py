@@ -1,7 +1,6 @@
-"""The JSON body of a speech request, its validation, and the `SpeechRequest` that it becomes.
+"""The JSON body of a speech request: its fields, its validation, and its conversion to a `SpeechRequest`.
 
-Fields are those of OpenAI's API, those that other speech servers share, and the model's own options. Others are
-ignored.
+The fields are OpenAI's, common ones of other speech servers, and the model's own options. Others are ignored.
 """
 
 from __future__ import annotations
@@ -53,17 +52,17 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 def _number(description: str, minimum: float, maximum: float) -> Any:
-    """A number that may be left out. Its bounds are told here and checked elsewhere, with our own message."""
+    """An optional number. Its bounds are for the API's description; they are checked later, with better messages."""
     return Field(None, description=description, json_schema_extra={"minimum": minimum, "maximum": maximum})
 
 
 def _or_null(*words: str) -> dict[str, JsonValue]:
-    """The schema of one of `words`, or null for the default."""
+    """The JSON schema of one of `words`, or null for the default."""
     return {"type": ["string", "null"], "enum": [*words, None]}
 
 
 _TASKS: dict[str, VoiceMode] = {"CustomVoice": "named", "VoiceDesign": "described", "Base": "cloned"}
-"""The task types of other speech servers, by voice mode."""
+"""Voice modes by the task types of other speech servers."""
 
 
 class VoiceId(BaseModel):
@@ -75,7 +74,7 @@ class VoiceId(BaseModel):
 
 
 class SpokenReference(BaseModel):
-    """A recording of a voice, and what is said in it."""
+    """A recording of a voice, and its transcript."""
 
     model_config = ConfigDict(strict=True)
 
@@ -84,19 +83,19 @@ class SpokenReference(BaseModel):
 
 
 class WithoutNulls(BaseModel):
-    """Fields of which null is the default, whatever they hold."""
+    """A body in which null means the default, for any field."""
 
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, fields: Any) -> Any:
-        """Many clients send null for what they leave to the server."""
+        """Drop null fields, which many clients send for defaults."""
         return (
             {name: value for name, value in fields.items() if value is not None} if isinstance(fields, dict) else fields
         )
 
 
 class SpeechBody(WithoutNulls):
-    """A text to speak, and how. A field that is left out, or null, is the model's choice."""
+    """A text to speak, and how. A field that is missing or null takes the model's default."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
@@ -105,46 +104,46 @@ class SpeechBody(WithoutNulls):
     voice: str | VoiceId | None = Field(None, description="a voice of the model, or an alias", examples=["alloy"])
     speaker: str | None = Field(None, description="the same as voice")
     instructions: str | None = Field(None, description="how to speak, or who speaks, in words")
-    response_format: str = Field("mp3", description="pcm is 16 bits, mono", json_schema_extra=_or_null(*FORMATS))
+    response_format: str = Field("mp3", description="pcm is 16-bit mono", json_schema_extra=_or_null(*FORMATS))
     speed: float = Field(
         1.0,
-        description="without a change of pitch",
+        description="tempo, at the same pitch",
         json_schema_extra={"type": ["number", "null"], "minimum": MIN_SPEED, "maximum": MAX_SPEED},
     )
     stream_format: Literal["audio", "sse", "json"] = Field(
         "audio",
-        description="the audio itself, events that hold it as it is made, or JSON that holds it whole",
+        description="the audio itself, server-sent events with audio as it is generated, or one JSON object",
         json_schema_extra=_or_null("audio", "sse", "json"),
     )
     timestamps: list[Literal["word"]] | None = Field(
-        None, description="when each word is spoken, beside the audio in events or JSON; null if the model shows none"
+        None, description="add word times to events or JSON; they are null if the model gives none"
     )
-    sample_rate: int | None = _number("of the audio, in Hz; the model's own if left out", MIN_RATE, MAX_RATE)
+    sample_rate: int | None = _number("of the audio, in Hz; default: the model's", MIN_RATE, MAX_RATE)
     bit_rate: int | None = _number(
-        "of mp3, opus and aac, in bits a second; the server's choice if left out", MIN_BIT_RATE, MAX_BIT_RATE
+        "of mp3, opus and aac, in bits per second; default: by format and rate", MIN_BIT_RATE, MAX_BIT_RATE
     )
     language: str | None = Field(None, description="a language of the model, or auto")
-    seed: int | None = _number("the same seed gives the same speech; 0 if left out", 0, MAX_SEED)
+    seed: int | None = _number("the same seed gives the same speech; default: 0", 0, MAX_SEED)
     temperature: float | None = _number("0 is greedy", 0, 10)
-    top_k: int | None = _number("sample from the k likeliest; 0 keeps all", 0, 1_000_000)
-    top_p: float | None = _number("sample from the likeliest that hold this probability", 0, 1)
+    top_k: int | None = _number("sample from the k most likely codes; 0 keeps all", 0, 1_000_000)
+    top_p: float | None = _number("nucleus sampling: keep the most likely codes of this total probability", 0, 1)
     repetition_penalty: float | None = _number("above 1 avoids repetition", 0, 10)
-    max_new_tokens: int | None = _number("most frames; bounded by the text if left out", 1, 1_000_000)
-    ignore_eos: bool | None = Field(None, description="speak for max_new_tokens frames, wherever the text ends")
+    max_new_tokens: int | None = _number("maximum number of frames; default: by the text's length", 1, 1_000_000)
+    ignore_eos: bool | None = Field(None, description="generate max_new_tokens frames, wherever the text ends")
     attempts: int | None = _number(
-        "speak what runs away again, up to so many times in all; above 1 each sentence comes at its end",
+        "maximum attempts at a sentence that runs away; above 1 a sentence is sent only once it has ended",
         1,
         MAX_ATTEMPTS,
     )
     on_fault: Literal["mark", "retry", "continue"] | None = Field(
         None,
-        description="what becomes of a part that goes wrong: it is told of; spoken again within attempts, before it is "
-        "sent; or broken off at its last good word and continued from there",
+        description="what to do with a sentence that is not spoken as written: report it, speak it again before any of "
+        "it is sent (within attempts), or break it off at its last good word and continue from there",
         json_schema_extra=_or_null("mark", "retry", "continue"),
     )
     task_type: Literal["CustomVoice", "VoiceDesign", "Base"] | None = Field(
         None,
-        description="a voice of the model, one that instructions describe, or one that ref_audio is a recording of",
+        description="a voice of the model, one described by instructions, or one cloned from ref_audio",
     )
     ref_audio: str | None = Field(
         None, description="recording of the voice to clone: data:audio/...;base64,..., or a URL if the server allows it"
@@ -153,9 +152,9 @@ class SpeechBody(WithoutNulls):
     references: list[SpokenReference] | None = Field(
         None, min_length=1, max_length=MAX_REFERENCES, description="in place of ref_audio and ref_text"
     )
-    x_vector_only_mode: bool | None = Field(None, description="clone the timbre alone")
+    x_vector_only_mode: bool | None = Field(None, description="clone only the timbre")
     speaker_embedding: list[float] | None = Field(
-        None, max_length=16_384, description="the timbre itself, as the model's own encoder of speakers gives it"
+        None, max_length=16_384, description="the voice as an embedding of the model's speaker encoder"
     )
     stream: bool | None = Field(None, description="ignored: the audio is always streamed")
     initial_codec_chunk_frames: int | None = Field(
@@ -164,7 +163,7 @@ class SpeechBody(WithoutNulls):
 
 
 class BatchBody(BaseModel):
-    """Texts to speak, each as a speech request; fields beside `items` are their defaults."""
+    """Texts to speak, each as a speech request; other fields are defaults for all `items`."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
@@ -172,12 +171,12 @@ class BatchBody(BaseModel):
 
 
 def object_of(required: Collection[str], **properties: Any) -> dict[str, Any]:
-    """The JSON schema of an object with these `properties`."""
+    """The JSON schema of an object with `properties`."""
     return {"type": "object", "required": list(required), "properties": properties}
 
 
 def schema_of(kind: type[BaseModel]) -> dict[str, Any]:
-    """The JSON schema of `kind`, with references inlined."""
+    """The JSON schema of `kind`, with `$ref`s inlined."""
     schema = kind.model_json_schema()
     inlined: dict[str, Any] = _inline(schema, schema.pop("$defs", {}))
     return inlined
@@ -192,7 +191,7 @@ def _inline(part: Any, kinds: dict[str, Any]) -> Any:
 
 
 def parse(kind: type[Body], payload: bytes | dict[str, Any]) -> Body:
-    """A `kind` from JSON or a mapping. Raises `InvalidRequest` naming the first field that is wrong."""
+    """Validate JSON or a mapping as `kind`. Raises `InvalidRequest` naming the first invalid field."""
     try:
         return kind.model_validate_json(payload) if isinstance(payload, bytes) else kind.model_validate(payload)
     except ValidationError as errors:
@@ -200,13 +199,13 @@ def parse(kind: type[Body], payload: bytes | dict[str, Any]) -> Body:
         # For a union the location continues with the type.
         field = str(first["loc"][0]) if first["loc"] else "body"
         shown = None if first["type"] == "missing" else first["input"]
-        # Valid JSON that is no object, or bytes that are no JSON, would be shown whole as the value.
+        # For a payload that is not a JSON object the value would be all of it.
         value = f"{len(payload)} bytes" if field == "body" else shown
         raise InvalidRequest(field, value, first["msg"]) from errors
 
 
 async def read_references(body: SpeechBody, recordings: Recordings, spec: ModelSpec) -> tuple[Reference, ...]:
-    """The recordings of `body`, decoded; refused unread if the model cannot clone. Raises `InvalidReference`."""
+    """Read and decode the recordings of `body`, unless the model cannot clone. Raises `InvalidReference`."""
     for field in ("ref_audio", "references", "ref_text", "x_vector_only_mode"):
         if getattr(body, field):
             spec.check_cloning(field)
@@ -223,7 +222,7 @@ async def read_references(body: SpeechBody, recordings: Recordings, spec: ModelS
         return (await recordings.read(body.ref_audio, body.ref_text, use),)
     for field in ("ref_text", "x_vector_only_mode"):
         if value := getattr(body, field):
-            raise InvalidReference(field, value, "it says what to do with ref_audio; give that too")
+            raise InvalidReference(field, value, "it needs ref_audio; give that too")
     return ()
 
 
@@ -237,10 +236,10 @@ def speech_request(
     registered: Mapping[str, VoiceFacts] = MappingProxyType({}),
     is_live: bool = False,
 ) -> SpeechRequest:
-    """The resolved request of `body` to the model of `spec`. `aliases` are further names of its voices, in lower case;
-    `registered` are the uploaded voices that may be named.
+    """Make the resolved request of `body` for the model of `spec`.
 
-    Raises `InvalidRequest` (or a subclass) for what a request cannot be or this model cannot do.
+    `aliases` maps further names of its voices, in lower case; `registered` maps the uploaded voices that the caller may
+    name. Raises `InvalidRequest` (or a subclass) for invalid fields and for what the model cannot do.
     """
     embedding = None if body.speaker_embedding is None else tuple(body.speaker_embedding)
     has_own_voice = bool(references) or embedding is not None
@@ -267,7 +266,7 @@ def speech_request(
         with_words=bool(body.timestamps),
         options=_options(body, request_id, spec),
     )
-    # The error about an unknown voice lists names; a voice that is found is passed on by its id.
+    # With a digest the voice counts as known; without one, the registered names are for the error message.
     return spec.resolve(request, {uploaded.name: uploaded.digest} if uploaded else dict.fromkeys(registered, ""))
 
 
@@ -276,9 +275,9 @@ def _check_task(body: SpeechBody, spec: ModelSpec, *, is_cloned: bool) -> None:
         return
     if _TASKS[body.task_type] not in spec.voice_modes:
         able = [task for task, mode in _TASKS.items() if mode in spec.voice_modes]
-        raise InvalidRequest("task_type", body.task_type, f"{spec.name} does {' and '.join(able)} alone")
+        raise InvalidRequest("task_type", body.task_type, f"{spec.name} supports only {' and '.join(able)}")
     if is_cloned != (body.task_type == "Base"):
-        limit = "a voice that is cloned is Base" if is_cloned else "it needs ref_audio or the name of an uploaded voice"
+        limit = "a cloned voice is Base" if is_cloned else "it needs ref_audio or the name of an uploaded voice"
         raise InvalidRequest("task_type", body.task_type, limit)
 
 
@@ -290,14 +289,14 @@ def _named_voice(body: SpeechBody) -> str | None:
 
 
 def _model_voice(name: str, spec: ModelSpec, aliases: Mapping[str, str], *, has_own_voice: bool) -> str | None:
-    # Clients of OpenAI's API must name a voice; where the model has none to name, any of OpenAI's names will do.
+    # Clients of OpenAI's API must name a voice; ignore OpenAI's names if the model has none or the voice is cloned.
     if name.lower() in OPENAI_VOICES and (has_own_voice or not spec.voices):
         return None
     return aliases.get(name.lower(), name)
 
 
 def _options(body: SpeechBody, request_id: str, spec: ModelSpec) -> dict[str, bool | int | float | str]:
-    """The model's own options among the extra fields; the others are named in the debug log."""
+    """The model's own options among the extra fields; the others are logged at debug level."""
     known = {option.name: option for option in spec.options}
     given = {name: value for name, value in (body.model_extra or {}).items() if value is not None}
     ignored = body.model_fields_set & {"stream", "initial_codec_chunk_frames"}

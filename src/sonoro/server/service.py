@@ -1,4 +1,4 @@
-"""What the endpoints share: the fleet of engines, authorisation, the gate, voices, and requests made of bodies."""
+"""State shared by the endpoints: engines, authorisation, gate, voices, metrics; makes requests from their bodies."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ __all__ = ["KEY_PROTOCOL", "Caller", "Service"]
 logger = logging.getLogger(__name__)
 
 KEY_PROTOCOL = "openai-insecure-api-key."
-"""The prefix of a WebSocket subprotocol that holds a key, as OpenAI's clients in browsers send it."""
+"""The prefix of a WebSocket subprotocol that carries a key, as sent by OpenAI's clients in browsers."""
 
 VOICES_S = 5.0
-"""How often the folder of voices is read: the bound of how long a voice that another server deleted is spoken."""
+"""How often the folder of voices is scanned; a voice deleted by another server is usable for at most that long."""
 
 VOICES_TIMEOUT_S = 10.0
-"""How long a request waits for that folder to be read: a mount or a bucket may hang longer than clients wait."""
+"""How long a request waits for such a scan: a mount or a bucket may hang longer than clients wait."""
 
 ENGINES_S = 0.2
-"""How soon waiting requests notice that an engine is back."""
+"""How often waiting requests are checked against the engines that are ready."""
 
 STATS_TIMEOUT_S = 2.0
 """How long /metrics waits for an engine before it counts as down."""
@@ -56,37 +56,37 @@ STATS_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True)
 class Caller:
-    """The owner of an API key: `owner` of their voices (empty for everybody's), and the `name` of the key in logs."""
+    """The client behind an API key: `owner` of its voices ("" for everybody's), and the `name` of the key in logs."""
 
     owner: str
     is_admin: bool = False
     name: str | None = None
 
     def sees(self, facts: VoiceFacts) -> bool:
-        """Whether they may see and use a voice."""
+        """Whether the caller may see and use a voice."""
         return self.is_admin or (facts.owner in ("", self.owner) and self is not ANONYMOUS)
 
     def may_delete(self, facts: VoiceFacts) -> bool:
-        """Whether they may delete a voice."""
+        """Whether the caller may delete a voice."""
         return self.is_admin or facts.owner == self.owner
 
 
 UNKEYED = Caller("")
-"""The caller of a server without keys."""
+"""Every caller of a server without keys."""
 
 ANONYMOUS = Caller("stranger")
-"""A caller without a key where there are keys: sees no uploaded voice."""
+"""A caller without a key on a server with keys: sees no uploaded voice."""
 
 
 def _owner(key: str) -> str:
-    """The owner that a key stands for: a digest, which does not reveal the key."""
+    """The owner id of a key: a digest, which does not reveal the key."""
     return hashlib.sha256(b"sonoro voices " + key.encode()).hexdigest()[:16]
 
 
 class Service:
-    """The engines, started in the background, and what the endpoints share.
+    """Starts the engines in the background, and holds the state shared by the endpoints.
 
-    `on_failure` is called with the error if an engine could not be started or none is left.
+    `on_failure` is called with the error if the engines cannot be started or none is left.
     """
 
     def __init__(self, client: Fleet, config: ServerConfig, on_failure: Callable[[SonoroError], None] | None) -> None:
@@ -112,7 +112,7 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def running(self, app: FastAPI) -> AsyncIterator[None]:
-        """Start the engines in the background; end them with the block."""
+        """The application's lifespan: start the engines in the background, and end them with the block."""
         self._starting = asyncio.create_task(self._start())
         try:
             yield
@@ -144,7 +144,7 @@ class Service:
         log_event(logger, logging.INFO, "ready", facts | phases)
 
     async def until_started(self) -> None:
-        """Wait until the engines have started or failed to; `unready` says which."""
+        """Wait until the engines have started or failed; `unready` says which."""
         if self._starting is not None:
             await asyncio.wait({self._starting})
 
@@ -155,7 +155,7 @@ class Service:
 
     @property
     def _no_model(self) -> str | None:
-        """Why waiting is of no use: no engine has started yet, or none will run again."""
+        """Why there is no model to wait for: no engine has started yet, or none will run again."""
         if self._failure:
             return f"the engine could not be started: {self._failure}"
         if not self._is_started:
@@ -165,16 +165,15 @@ class Service:
         return None
 
     def spec(self) -> ModelSpec:
-        """The model's spec, also while its engine is being replaced. Raises `NotReady`."""
+        """The model's spec, available also while its engine is being replaced. Raises `NotReady`."""
         if (reason := self._no_model) is not None:
             raise NotReady(reason)
         return self.client.spec
 
     async def authorise(self, connection: HTTPConnection) -> None:
-        """Raises `Unauthorized` unless the connection comes with one of the keys, if there are any.
-        Whose it is becomes the `caller` in its state.
+        """Check the connection's API key, if the server has keys, and set `caller` in its state.
 
-        A browser cannot give a WebSocket headers: there one of the protocols offered may hold the key.
+        Raises `Unauthorized`. Browsers cannot set headers of a WebSocket: an offered subprotocol may carry the key.
         """
         scheme, _, given = connection.headers.get("authorization", "").partition(" ")
         for protocol in connection.scope.get("subprotocols", ()):
@@ -183,11 +182,11 @@ class Service:
         self.admit(connection, given if scheme.lower() == "bearer" else "")
 
     def admit(self, connection: HTTPConnection, given: str) -> None:
-        """As `authorise`, of a connection that came with the key `given`, however it did."""
+        """As `authorise`, with the key `given` ("" if none)."""
         connection.state.caller = UNKEYED
         if not self._callers:
             return
-        # Every key is compared in constant time, so that timing does not reveal a prefix.
+        # Compare all keys, each in constant time, so that timing reveals nothing.
         matches = [key for key in self._callers if hmac.compare_digest(given.strip().encode("latin-1"), key)]
         if not matches:
             raise Unauthorized("give one of the API keys of this server, as Authorization: Bearer KEY")
@@ -202,11 +201,11 @@ class Service:
             await self.authorise(connection)
 
     def names(self, spec: ModelSpec) -> tuple[str, ...]:
-        """The names of the model of `spec`."""
+        """All names of the model of `spec`."""
         return tuple(dict.fromkeys((spec.name, *self.config.model_aliases)))
 
     async def _state(self, engine: EngineClient) -> EngineState:
-        """The state of an engine; its stats are None if they do not come in time."""
+        """The state of an engine; its stats are None if they do not arrive in time."""
         stats = None
         if self._is_started and engine.is_ready:
             with contextlib.suppress(EngineError, TimeoutError):
@@ -215,7 +214,7 @@ class Service:
 
     @property
     def replicas(self) -> list[dict[str, Any]]:
-        """Device, status and restarts of each engine, and how many graphs it has still to capture."""
+        """Device, status, restarts and number of graphs to come of each engine."""
         return [
             {
                 "device": engine.settings.device,
@@ -229,10 +228,11 @@ class Service:
     async def speech(
         self, body: SpeechBody, name: str, caller: Caller, *, is_live: bool = False, dialect: str = "native"
     ) -> Speech:
-        """The validated speech of `body`, whose request its client calls `name`. Raises what is wrong with it.
+        """Validate `body` and return its speech, with `name` as the client's id of it.
 
-        The text of a live request is still to come. A text without letter or digit is spoken as silence. In any other
-        `dialect` than ours an unknown voice, as those of other servers are, is the default one.
+        The text of a live request is still to come. A text without a letter or digit is spoken as silence. In a
+        `dialect` other than "native", an unknown voice is replaced by the default one: clients send names of other
+        servers. Raises the error of the first invalid field.
         """
         try:
             return await self._speech(body, name, caller, is_live=is_live)
@@ -252,9 +252,9 @@ class Service:
             raise InvalidRequest("input", f"{len(body.input)} characters", f"it must have at most {most}")
         references = await read_references(body, self.recordings, spec)
         if is_silent:
-            # Everything else is validated as usual.
+            # As live, for which the text is not checked; the other fields are. A live request has no attempts.
             body = body.model_copy(update={"attempts": None, "on_fault": None})
-        # Clients may give several requests the same id; the engine needs unique ones.
+        # Clients may reuse an id; the engine needs unique ones.
         own_name = f"{name}.{uuid.uuid4().hex[:8]}"
 
         def asked_for(voices: Iterable[VoiceFacts]) -> SpeechRequest:
@@ -276,7 +276,7 @@ class Service:
         return Speech(name, request, self.encoding(body), self._body_of(body, is_live=is_live), is_silent=is_silent)
 
     def _body_of(self, body: SpeechBody, *, is_live: bool) -> AudioBody:
-        """The body of the answer to `body`."""
+        """The kind of response body that `body` asks for."""
         if body.stream_format == "sse":
             return EventBody(body.speed)
         if body.stream_format == "json":
@@ -288,10 +288,8 @@ class Service:
         return AudioBody()
 
     async def voices(self) -> tuple[VoiceFacts, ...]:
-        """The registered voices, including those that another server has just added.
-
-        Raises `NotReady` if the folder could not be read in time.
-        """
+        """Scan the storage and return the registered voices, other servers' included. Raises `NotReady` if that takes
+        too long."""
         try:
             await asyncio.wait_for(self.store.refresh(), VOICES_TIMEOUT_S)
         except TimeoutError as error:
@@ -299,16 +297,16 @@ class Service:
         return self.store.voices
 
     def voices_by_name(self, caller: Caller, voices: Iterable[VoiceFacts]) -> dict[str, VoiceFacts]:
-        """The `voices` that `caller` may use, by id, and by name if they are their own or everybody's. A name of the
-        model's voices is never one of them."""
+        """The `voices` that `caller` may use, by id, and by name if they are the caller's own or everybody's. None has
+        a name of the model's voices."""
         seen = [facts for facts in voices if caller.sees(facts) and facts.called not in self.reserved_names()]
-        # Their own last, so that it wins over everybody's voice of the same name.
+        # The caller's own last, so that it wins over everybody's voice of the same name.
         named = sorted(seen, key=lambda facts: facts.owner == caller.owner)
         names = {facts.called: facts for facts in named if facts.owner in ("", caller.owner)}
         return names | {facts.name: facts for facts in seen if facts.owner}
 
     def reserved_names(self) -> set[str]:
-        """Names of the model's voices, in lower case, which no uploaded voice may have."""
+        """Names in lower case that no uploaded voice may have: the model's voices, aliases, OpenAI's."""
         return {*self.client.spec.voices, *self.aliases, *OPENAI_VOICES}
 
     async def _watch_voices(self) -> None:
@@ -323,25 +321,25 @@ class Service:
         self._fail(EngineClosed(self.client.closed_reason))
 
     def _fail(self, error: SonoroError) -> None:
-        """No engine will run again: report it to whoever runs this server."""
+        """Log that no engine will run again, and call `on_failure`."""
         logger.error("event=no_engine reason=%r", str(error))
         if self._on_failure is not None:
             self._on_failure(error)
 
     def encoding(self, body: SpeechBody) -> Encoding:
-        """The encoder that `body` asks for. Raises `InvalidRequest`."""
+        """Make the encoder that `body` asks for. Raises `InvalidRequest`."""
         rate = self.spec().sample_rate
         rates = {"out_rate": body.sample_rate, "bit_rate": body.bit_rate}
         encoder = Encoder(body.response_format, rate, speed=body.speed, **rates)
         return Encoding(encoder, self._encoders)
 
     def max_audio_bytes(self, body: SpeechBody) -> int:
-        """An upper bound of the encoded audio of `body`, at the slowest pace of speech. Raises `InvalidRequest`."""
+        """An upper bound of the encoded bytes of `body`, at the slowest rate of speech. Raises `InvalidRequest`."""
         spec, config = self.spec(), self.client.settings.config
         encoding = self.encoding(body)
         encoding.close()
         letters = spoken_length(body.input)
-        # Any two neighbours together are longer than a segment may be.
+        # Two adjacent segments are together longer than one may be; otherwise they would be one.
         segments = 1 + 2 * letters // config.max_characters
         if body.max_new_tokens is not None:
             audio_s = body.max_new_tokens * spec.frame_s
@@ -352,14 +350,14 @@ class Service:
         return encoding.encoder.max_bytes(audio_s)
 
     def count_refusal(self, refused: Refusal, name: str, dialect: str = "native") -> None:
-        """Count the request `name` as refused before it ran, and log why."""
+        """Count the request `name` as refused before it ran, and log the reason at debug level."""
         code = refused.error["code"]
         self.metrics.refused(str(code), dialect)
         fields = name, refused.status, code, refused.error["param"]
         logger.debug("event=refused id=%s status=%d code=%s param=%s", *fields)
 
     async def exposition(self) -> bytes:
-        """The metrics of server and engines."""
+        """The metrics of server and engines in Prometheus' text format."""
         engines = await asyncio.gather(*map(self._state, self.client.replicas))
         return self.metrics.exposition(engines, queued=self.gate.waiting)
 
@@ -385,11 +383,11 @@ class Service:
         }
 
     def observe(self, speed: float, arrived_s: float, dialect: str = "native") -> Observation:
-        """Begin to observe a request that arrived at `arrived_s`."""
+        """Begin to measure a request that arrived at `arrived_s`."""
         return Observation(self.metrics, self.client.spec.sample_rate, arrived_s, speed, dialect)
 
     def check_model(self, name: str | None, spec: ModelSpec) -> None:
-        """Raises `UnknownModel` unless the model of `spec` goes by `name`, or none is given."""
+        """Raise `UnknownModel` unless `name` is None or a name of the model of `spec`."""
         known = self.names(spec)
         if name is not None and name not in known:
             raise UnknownModel("model", name, "known models: " + ", ".join(known))

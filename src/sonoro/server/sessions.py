@@ -1,7 +1,4 @@
-"""Speech whose text still arrives: sessions over a WebSocket, with one utterance after the other.
-
-docs/live.md is the protocol. Knows the service, not how speech is made.
-"""
+"""Live text over a WebSocket: sessions of one utterance after the other. docs/live.md is the protocol."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ __all__ = ["LiveSession", "session_routes"]
 
 
 def session_routes(service: Service) -> APIRouter:
-    """The sessions, with a key if there are keys."""
+    """The route of live sessions; it needs a key if the server has keys."""
     router = APIRouter(prefix="/v1", dependencies=[Depends(service.authorise)])
 
     @router.websocket("/audio/speech/stream")
@@ -37,7 +34,7 @@ def session_routes(service: Service) -> APIRouter:
 
 
 class _Message(BaseModel):
-    """What a client says; the fields of a configuration are beside these."""
+    """A client's message; those of `session.config` have further fields."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -46,14 +43,14 @@ class _Message(BaseModel):
 
 
 class LiveSession(WebSocketSession):
-    """One connection. Its errors are told to the client, and those of an utterance leave the session as it was."""
+    """One connection. Errors are sent to the client; an error of an utterance does not end the session."""
 
     def __init__(self, socket: WebSocket, service: Service) -> None:
         super().__init__(socket, service)
         self._count = self.facts["utterances"] = 0
         self._settings: tuple[SpeechBody, SpeechRequest] | None = None
         self._utterance: Utterance | None = None
-        self._is_skipping = False  # the rest of the text of an utterance that has ended
+        self._is_skipping = False  # drops the rest of the text of an utterance that has ended
 
     @property
     def speaking(self) -> list[asyncio.Task[str]]:
@@ -61,7 +58,7 @@ class LiveSession(WebSocketSession):
 
     @property
     def idle_timeout_s(self) -> float | None:
-        """For ever while the client listens to an utterance whose text is whole."""
+        """No timeout while an utterance with its whole text is being spoken."""
         is_listening = self._utterance is not None and self._utterance.is_text_whole
         return None if is_listening else self.service.config.session_idle_timeout_s
 
@@ -87,7 +84,7 @@ class LiveSession(WebSocketSession):
         await self.send_event("error", request_id=request_id, error=refusal(error).error)
 
     async def on_done(self, task: asyncio.Task[Any]) -> None:
-        """What is still on its way of the text of an utterance that has ended is not the beginning of another."""
+        """Forget the utterance that has ended, and skip the rest of its text, which may still arrive."""
         assert self._utterance is not None
         utterance, self._utterance = self._utterance, None
         task.result()
@@ -104,7 +101,7 @@ class LiveSession(WebSocketSession):
                 self._end_text()
             case "response.cancel":
                 self._is_skipping = False
-                # It may have ended while this was on its way.
+                # The utterance may have ended while the message was in transit.
                 if self._utterance is None or await self._utterance.cancel() != CANCELLED:
                     await self.send_event("response.cancelled", request_id=None, samples_sent=0, text_position=0)
             case "session.close":
@@ -119,17 +116,17 @@ class LiveSession(WebSocketSession):
 
     async def _configure(self, fields: dict[str, Any]) -> None:
         if self._utterance is not None:
-            raise InvalidRequest("session.config", "given", "an utterance is under way; wait until it has ended")
+            raise InvalidRequest("session.config", "given", "an utterance is running; wait until it has ended")
         for name in ("input", "stream_format"):
             if name in fields:
-                raise InvalidRequest(name, fields[name], "it has no place in a session; leave it out")
+                raise InvalidRequest(name, fields[name], "not allowed in a session; leave it out")
         body, request = self._settings = await self._settings_from(fields)
-        voice = request.voice and request.voice.partition(".")[0]  # not whose it is
+        voice = request.voice and request.voice.partition(".")[0]  # without the owner's id
         facts = {"voice": voice, "language": request.language, "format": body.response_format}
         await self.send_event("session.configured", **facts)
 
     async def _settings_from(self, fields: dict[str, Any]) -> tuple[SpeechBody, SpeechRequest]:
-        """How `fields` ask to be spoken to: the body of a request whose text is missing, and what it means."""
+        """The body and the resolved request, both without text, of a session configured by `fields`."""
         body = parse(SpeechBody, {"response_format": "pcm", **fields, "input": ""})
         speech = await self.service.speech(body, self.id, self.caller, is_live=True, dialect=self.dialect)
         speech.encoding.close()
@@ -141,7 +138,7 @@ class LiveSession(WebSocketSession):
         if self._is_skipping:
             return
         if self._utterance is None:
-            self._is_skipping = True  # unless there is an utterance in the end
+            self._is_skipping = True  # if `_begin` raises
             self._utterance = await self._begin()
             self._is_skipping = False
         self._utterance.append(text)
