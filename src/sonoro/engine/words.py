@@ -55,8 +55,8 @@ class RequestWords:
         self._clock: SegmentClock | None = None
         self._pointing = Pointing(layer=0, head=0)
         self._kept: list[tuple[npt.NDArray[np.float32], int] | bytes] = []
-        """Attention and number of frames, and audio, in the order in which they came."""
-        self._is_unheard = False
+        """Attention with its frame number, and PCM16, in order of arrival."""
+        self._is_deferred = False
         self._segment: Segment | None = None
         self._tokens = self._known = self._column = self._columns = 0
         self._told_before = self._handed = 0
@@ -83,7 +83,7 @@ class RequestWords:
         places = self._model.word_heads.places
         self._pointing, self._column = pointing, places.index((pointing.layer, pointing.head))
         self._clock = SegmentClock(pointing, self._spec.frame_s, self._spec.sample_rate, begins_s)
-        self._columns, self._known, self._is_unheard = 0, -1, segment.ids is None
+        self._columns, self._known, self._is_deferred = 0, -1, segment.ids is None
         self._tokens = _MOST_TOKENS * len(segment.text)
         if segment.ids is not None:
             self._map(self._clock, segment)
@@ -107,9 +107,9 @@ class RequestWords:
             self._keep((attention[self._column].copy(), frames))
 
     def _keep(self, one: tuple[npt.NDArray[np.float32], int] | bytes) -> None:
-        """Keep attention or audio, and pass all that is kept to the clock once the segment is heard."""
+        """Keep attention or audio; pass all that is kept to the clock now, unless deferred to the first audio."""
         self._kept.append(one)
-        if not self._is_unheard:
+        if not self._is_deferred:
             self._catch_up()
 
     def _catch_up(self) -> None:
@@ -144,7 +144,7 @@ class RequestWords:
         """Take the segment's next audio, PCM16."""
         if self._clock is not None:
             self._keep(pcm)
-            self._is_unheard = False
+            self._is_deferred = False
 
     def end(self) -> None:
         """End the segment: all of its words become final, and `fault` is set."""
