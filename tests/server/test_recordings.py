@@ -225,8 +225,8 @@ def test_answers_are_bounded_and_must_be_recordings(monkeypatch: pytest.MonkeyPa
     async def ask() -> None:
         with reading(allows_urls=True, resolve=at_home, is_allowed=lambda address: True) as recordings:
             for answer, trickle_s, words in (
-                (answered(b"", "302 Found", "Location: http://127.0.0.1/a.wav"), 0, "nothing else is followed"),
-                (answered(wav(), "404 Not Found"), 0, "nothing else is followed"),
+                (answered(b"", "302 Found", "Location: http://127.0.0.1/a.wav"), 0, "redirects are not followed"),
+                (answered(wav(), "404 Not Found"), 0, "redirects are not followed"),
                 (answered(b"<html>"), 0, "audio that libsndfile reads"),
                 (answered(bytes(100_001)), 0, "at most 100000 bytes"),
                 (endless, 0, "at most 100000 bytes"),
