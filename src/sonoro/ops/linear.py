@@ -303,22 +303,26 @@ if triton is not None:
                 pack=1,
             )
 
+    _WIDEN = (
+        "{{.reg .b32 a, by, none; prmt.b32 a, {1}, 0, {2}; mul.lo.u32 a, a, 16; and.b32 a, a, 0x87F087F0;"
+        "mov.b32 by, 0x7B807B80; mov.b32 none, 0x80008000; fma.rn.bf16x2 {0}, a, by, none;}}"
+    )
+    WIDEN_TWO = tl.constexpr(_WIDEN.format("$0", "$1", "0x9180"))
+    WIDEN_FOUR = tl.constexpr(_WIDEN.format("$0", "$2", "0x9180") + _WIDEN.format("$1", "$2", "0xB3A2"))
+
     @triton.jit
-    def _widened(weight, operand: tl.constexpr):
+    def _widened(weight, operand: tl.constexpr, ARE_PAIRS: tl.constexpr):
         # A tile of the weight as the tensor cores take it. Of 8-bit floats Triton makes bfloat16 by way of float16, in
-        # 10 cycles each; here four take 8: each byte with its sign before it, moved to where sign, exponent and
-        # mantissa stand, times 2 ** 120.
+        # 10 cycles each; here two take 4: each byte with its sign before it, moved to where sign, exponent and mantissa
+        # stand, times 2 ** 120. `ARE_PAIRS`: a thread has two that are neighbours, not four.
         if weight.dtype == tl.float8e4nv and operand == tl.bfloat16:
             return tl.inline_asm_elementwise(
-                "{.reg .b32 a, b, by, none; prmt.b32 a, $2, 0, 0x9180; prmt.b32 b, $2, 0, 0xB3A2;"
-                "mul.lo.u32 a, a, 16; mul.lo.u32 b, b, 16; and.b32 a, a, 0x87F087F0; and.b32 b, b, 0x87F087F0;"
-                "mov.b32 by, 0x7B807B80; mov.b32 none, 0x80008000;"
-                "fma.rn.bf16x2 $0, a, by, none; fma.rn.bf16x2 $1, b, by, none;}",
-                "=r,=r,r",
+                WIDEN_TWO if ARE_PAIRS else WIDEN_FOUR,
+                "=r,r" if ARE_PAIRS else "=&r,=&r,r",
                 [weight.to(tl.int8, bitcast=True)],
                 dtype=tl.bfloat16,
                 is_pure=True,
-                pack=4,
+                pack=2 if ARE_PAIRS else 4,
             )
         return weight.to(operand)
 
@@ -341,6 +345,8 @@ if triton is not None:
         pdl_launch_dependents(ENABLE_PDL)
         dtype: tl.constexpr = x.dtype.element_ty
         STEP: tl.constexpr = SLICE_K * BLOCK_K
+        # So wgmma takes its first operand from registers.
+        ARE_PAIRS: tl.constexpr = IS_SWAPPED and SLICE_K == 1 and BLOCK_N >= 64
         SPAN: tl.constexpr = (K + SPLIT_K - 1) // SPLIT_K
         # Added to the pointers, so that the loop has constant ends: it is 6% faster (8 rows, as below).
         split = 0 if SPLIT_K == 1 else tl.program_id(2)
@@ -380,16 +386,18 @@ if triton is not None:
         for k in tl.range(0, SPAN, STEP, num_stages=NUM_STAGES):
             if K % STEP == 0:
                 x_tile = tl.load(x_ptrs + k, mask=is_row, other=0).to(OPERAND_DTYPE)
-                w_tile = _widened(tl.load(w_ptrs + k), OPERAND_DTYPE)
+                w_tile = _widened(tl.load(w_ptrs + k), OPERAND_DTYPE, ARE_PAIRS)
             else:
                 x_tile = tl.load(x_ptrs + k, mask=is_row & (k + k_of_x < K), other=0).to(OPERAND_DTYPE)
-                w_tile = _widened(tl.load(w_ptrs + k, mask=k + k_of_w < K, other=0.0), OPERAND_DTYPE)
+                w_tile = _widened(tl.load(w_ptrs + k, mask=k + k_of_w < K, other=0.0), OPERAND_DTYPE, ARE_PAIRS)
             acc = _dot(x_tile, w_tile, acc, IS_SWAPPED)
             if IS_GATED:
                 if K % STEP == 0:
-                    w_tile = _widened(tl.load(w_ptrs + N * K + k), OPERAND_DTYPE)
+                    w_tile = _widened(tl.load(w_ptrs + N * K + k), OPERAND_DTYPE, ARE_PAIRS)
                 else:
-                    w_tile = _widened(tl.load(w_ptrs + N * K + k, mask=k + k_of_w < K, other=0.0), OPERAND_DTYPE)
+                    w_tile = _widened(
+                        tl.load(w_ptrs + N * K + k, mask=k + k_of_w < K, other=0.0), OPERAND_DTYPE, ARE_PAIRS
+                    )
                 acc_up = _dot(x_tile, w_tile, acc_up, IS_SWAPPED)
         if SLICE_K > 1:
             acc, acc_up = tl.sum(acc, 0), tl.sum(acc_up, 0)
@@ -412,8 +420,8 @@ if triton is not None:
     def _load_columns(start, k, k_column, K: tl.constexpr, IS_WHOLE: tl.constexpr, operand: tl.constexpr):
         # Columns of a tile of the weight from number `k` of K on.
         if IS_WHOLE:
-            return _widened(tl.load(start + k), operand)
-        return _widened(tl.load(start + k, mask=k + k_column < K, other=0.0), operand)
+            return _widened(tl.load(start + k), operand, False)
+        return _widened(tl.load(start + k, mask=k + k_column < K, other=0.0), operand, False)
 
     @triton.jit(do_not_specialize=["batch"])
     def _two_tile_kernel(
