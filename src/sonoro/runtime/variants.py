@@ -101,11 +101,21 @@ class _Elsewhere:
         return self._target
 
     def get_current_device(self) -> Any:
-        # Triton's caches by device must not mix with those of a real GPU or another card.
-        return self._target.backend, self._target.arch
+        # Triton keeps compiled kernels by device: these must not mix with those of a real GPU or another recording.
+        return self
 
     def get_current_stream(self, device: Any) -> int:
         return 0
+
+
+class _Nothing:
+    """A compiled kernel in which there is nothing to launch."""
+
+    function = packed_metadata = None
+
+    def launch_metadata(self, *_: Any) -> None: ...
+
+    def run(self, *_: Any) -> None: ...
 
 
 def current_card() -> Card:
@@ -129,17 +139,19 @@ def _known() -> str:
 @contextmanager
 def recording(card: Card, note: Callable[[Variant], Any]) -> Iterator[None]:
     """A context in which launches on "meta" tensors, as on `card`, call `note` once per variant and run nothing."""
-    noted: set[tuple[Any, str]] = set()
+    elsewhere, kernels = _Elsewhere(card), set[Any]()
 
     def launched(*, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
-        if (fn.jit_function, key) not in noted:
-            noted.add((fn.jit_function, key))
-            note(_variant(fn.jit_function, compile["specialization_data"], card))
+        kernels.add(fn.jit_function)
+        compiled, *_ = fn.jit_function.device_caches[elsewhere]
+        # Where Triton looks for it at the next launch, to describe it to nobody again.
+        compiled[key] = _Nothing()
+        note(_variant(fn.jit_function, compile["specialization_data"], card))
         return True
 
     driver = triton.runtime.driver
     with recorded(card), triton.knobs.runtime.scope():
-        driver.set_active(_Elsewhere(card))
+        driver.set_active(elsewhere)
         triton.knobs.runtime.jit_cache_hook = launched
         try:
             yield
@@ -147,6 +159,8 @@ def recording(card: Card, note: Callable[[Variant], Any]) -> Iterator[None]:
             # Without a GPU there is no driver to restore.
             with contextlib.suppress(RuntimeError):
                 driver.reset_active()
+            for kernel in kernels:
+                del kernel.device_caches[elsewhere]
 
 
 def await_kernels(card: Card, wait: Callable[[Variant], None]) -> None:
