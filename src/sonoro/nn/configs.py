@@ -43,8 +43,8 @@ def read_released(
     expected: Callable[[T], Iterable[tuple[str, object, object]]] = lambda config: (),
 ) -> T:
     """The dataclass `kind` from config.json of the folder `source`, or for a name from `configs/<name>.json` of
-    `package`. Raises `CheckpointError` naming the file and key, also for a key whose value, as `expected` lists keys,
-    values and what they must be, is another.
+    `package`. `expected` lists keys, their values and the only supported ones. Raises `CheckpointError` naming the file
+    and key.
     """
     if isinstance(source, Path):
         config = read_config(kind, source / "config.json")

@@ -133,7 +133,7 @@ def test_angles_are_divided_by_pair() -> None:
     for size in sizes:
         assert size.head_width == 128
         assert size.rope_theta == 10000
-        with pytest.raises(CheckpointError, match="1 angles are divided, of 64 in a head"):
+        with pytest.raises(CheckpointError, match="1 rotary divisors; heads have 64 rotary pairs"):
             dataclasses.replace(size, divisors=(1.0,))
     tables = [size.rotary(torch.tensor([0, 1, 999]), torch.float64) for size in sizes]
     cos, sin = tables[0]

@@ -134,7 +134,7 @@ def test_the_output_rate_picks_its_condition(rate, used):
 
 
 def test_a_configuration_that_contradicts_itself_is_refused():
-    with pytest.raises(CheckpointError, match="500 patches are made of a second, but 400 make one"):
+    with pytest.raises(CheckpointError, match="500 patches a second are encoded, but 400 decoded"):
         VoxCodec(dataclasses.replace(CONFIG, encoder_rates=(2, 4)))
 
 

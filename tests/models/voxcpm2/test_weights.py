@@ -107,7 +107,7 @@ def test_a_folder_without_its_codec_is_refused(folder: Path) -> None:
         (("residual_lm_no_rope",), False, "residual_lm_no_rope is False; it must be True"),
         (("lm_config", "rope_scaling", "type"), "yarn", "rope_scaling.type is yarn; it must be longrope"),
         (("lm_config", "rope_scaling", "original_max_position_embeddings"), 512, "is 512; it must be 4096"),
-        (("lm_config", "rope_scaling", "short_factor"), [1.0] * 7, "7 angles are divided, of 8 in a head"),
+        (("lm_config", "rope_scaling", "short_factor"), [1.0] * 7, "7 rotary divisors; heads have 8 rotary pairs"),
         (("lm_config", "num_attention_heads"), 5, "5 query heads cannot share 2"),
         (("dit_config", "kv_channels"), 32, "dit_config.kv_channels is 32; it must be 16"),
         (("audio_vae_config", "latent_dim"), 16, "audio_vae_config.latent_dim is 16; it must be 8"),

@@ -1,4 +1,4 @@
-"""Fish Audio S2 Pro, read from its released folder.
+"""Fish Audio S2 Pro, loaded from its released folder. Contains no official code.
 
-The weights are for research and other non-commercial use only (Fish Audio Research License); no official code is here.
+The weights are for research and other non-commercial use only (Fish Audio Research License).
 """

@@ -1,6 +1,6 @@
-"""The slow AR, stepped once a frame, and the fast AR, which completes the frame: weights under the released names.
+"""The slow AR (backbone) and the fast AR (depth model): modules under the released names.
 
-The step that makes a frame is in `frame.py`. Keeps no state of a request.
+The decode step is in `frame.py`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ __all__ = ["DualAR"]
 
 
 class DualAR(nn.Module):
-    """Everything in the released safetensors files. `finalize` lays it out for speaking, once the weights are final.
+    """All modules of the released safetensors files. Call `finalize` once the weights are final.
 
-    The slow AR decides among `codes` + 1 ids: the codes of codebook 0, then the end of speech.
+    The slow AR's head has `codes` + 1 outputs: the codes of codebook 0, then the end of speech.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -53,13 +53,13 @@ class DualAR(nn.Module):
 
     @torch.no_grad()
     def finalize(self) -> None:
-        """Derive what speaking needs from the weights as they were loaded. To be called once."""
+        """Derive what inference needs from the loaded weights. Call once."""
         self.requires_grad_(False).eval()
-        # Rotated pairs are neighbours in the files. Products of queries and keys do not change.
+        # The files have interleaved rotary pairs.
         for stack in (self.slow, self.fast):
             stack.split_pairs()
         first, table = self.config.semantic_start_token_id, self.slow.embeddings.weight
-        # Nothing else can be decided: 21 MB to read instead of 798.
+        # Only these ids can be sampled: the head reads 21 MB instead of 798.
         rows = (table[first : first + self.codes], table[self.config.eos_token_id][None])
         self.head = Linear.derived(torch.cat(rows))
         self.code_starts = torch.arange(self.codebooks, device=self.device) * self.codes
@@ -67,9 +67,10 @@ class DualAR(nn.Module):
             lay_out_by_input(self)
 
     def embed(self, columns: Tensor) -> Tensor:
-        """Columns [..., 1 + K] int64 of a token id and K codes as rows [..., H].
+        """Embed columns [..., 1 + K] int64 of a token id and K codes: [..., H].
 
-        Codes count where the token is a code of codebook 0; there the whole sum is scaled. Rounds after each operation.
+        If the token is a code of codebook 0, the codes' embeddings are added and the sum is divided by sqrt(K + 1),
+        rounding after each operation.
         """
         tokens, config = columns[..., 0], self.config
         is_code = (tokens >= config.semantic_start_token_id) & (tokens <= config.semantic_end_token_id)
@@ -79,9 +80,9 @@ class DualAR(nn.Module):
 
     @property
     def feedback(self) -> Feedback:
-        """What a frame is embedded as: what `embed` makes of its column, from the rows of the head.
+        """The feedback of a frame: equals `embed` of its column, but reads the rows of the head.
 
-        The first frame cannot be the end: as in the official code it is kept, and fed back as the token it is.
+        The first frame cannot end speech: as in the official code, an end there is fed back as that token.
         """
         table, first, divisor = self.fast.codebook_embeddings.weight, self.head.weight, math.sqrt(self.codebooks + 1)
 
@@ -101,7 +102,7 @@ class _SlowAR(DecoderStack):
 
 
 class _FastAR(DecoderStack):
-    """`codebook_embeddings` are the slow AR's input, though they are stored here."""
+    """`codebook_embeddings` embed the slow AR's input; the released files store them here."""
 
     def __init__(self, config: ModelConfig) -> None:
         audio = config.audio_decoder_config

@@ -16,9 +16,9 @@ __all__ = ["CodecConfig", "FishCodec"]
 
 
 class FishCodec(StreamingCodec):
-    """Frames to audio and back; implements `sonoro.models.base.Codec`.
+    """`sonoro.models.base.Codec` of Fish S2.
 
-    Call `finalize` once after loading. Raises `CheckpointError` for a configuration that contradicts itself.
+    Call `finalize` once after loading. Raises `CheckpointError` for an inconsistent configuration.
     """
 
     def __init__(self, config: CodecConfig) -> None:
@@ -33,12 +33,12 @@ class FishCodec(StreamingCodec):
                 raise CheckpointError(f"codec_config: the encoder's {what} is {ours}, but the decoder's is {theirs}")
 
     def finalize(self) -> None:
-        """Make what is derived from the loaded weights, of both halves. Not capturable."""
+        """Compute what is derived from the weights of decoder and encoder. Not capturable."""
         super().finalize()
         finalize(self.encoder)
 
     @torch.no_grad()
     def encode(self, audio: Tensor) -> Tensor:
-        """Encode mono `audio` [S] at `sample_rate` to frames [T, K] int64, T = ceil(S / hop). Synchronises nothing."""
+        """Encode mono `audio` [S] at `sample_rate` to frames [T, K] int64, T = ceil(S / hop). No sync."""
         with self.hearing(audio) as heard:
             return self.encoder.encode(heard, self.decoder.quantizer)

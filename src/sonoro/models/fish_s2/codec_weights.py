@@ -1,4 +1,4 @@
-"""The tensors of codec.pth: their released names and shapes, loading, random filling."""
+"""How the tensors of codec.pth are stored: released names and shapes, and rules for random weights."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def _sift(tensors: dict[str, Tensor], config: CodecConfig, where: Path) -> dict[
 
 
 def _arrange(codec: FishCodec, name: str, value: Tensor) -> Tensor:
-    # Neighbours of a rotary pair are parted.
+    # The file has interleaved rotary pairs.
     stem, found, _ = name.rpartition(".qkv_proj.")
     attention = cast(WindowAttention, codec.get_submodule(stem))
     return split_pairs(value, sum(attention.heads[:2]), attention.head_width) if found else value
 
 
-# The gains keep residual sums from growing, so that the output is about a fifth of full scale at the released widths.
+# The gains keep residual sums from growing: the output is about a fifth of full scale at the released widths.
 _DUMMY_RULES = (
     DummyRule(r"\.alpha$", mean=1.0, std=0.1),
     DummyRule(r"codebook\.weight$", std=1.0),

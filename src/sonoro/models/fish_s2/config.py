@@ -1,5 +1,5 @@
-"""config.json as frozen dataclasses under the released field names, with the official defaults; keys that nothing here
-uses are ignored."""
+"""config.json of Fish S2 as frozen dataclasses, with the released field names and the official defaults; unused keys
+are ignored."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .codec import CodecConfig
 __all__ = ["RELEASED", "AudioDecoderConfig", "ModelConfig", "StackConfig", "decoder_config", "model_config"]
 
 RELEASED = {"fish-s2-pro": "fishaudio/s2-pro"}
-"""The released configuration, which is in the package, and the hub repository of its weights."""
+"""Released configuration (packaged), and the hub repository of its weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StackConfig:
-    """The slow AR, stepped once a frame, or the fast AR, which completes it; `vocab_size` counts what it embeds."""
+    """Sizes of the slow AR (the backbone) or the fast AR (the depth model)."""
 
     vocab_size: int
     n_layer: int
@@ -50,7 +50,7 @@ class AudioDecoderConfig(StackConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """config.json. `codec_config` is our own key: released folders lack it and have the released codec."""
+    """config.json. `codec_config` is our own key: released folders lack it and use the released codec."""
 
     eos_token_id: int
     semantic_start_token_id: int
@@ -61,19 +61,19 @@ class ModelConfig:
 
 
 def model_config(source: Path | str) -> ModelConfig:
-    """The configuration of a checkpoint folder, or of one of `RELEASED`. Raises `CheckpointError` naming the key."""
+    """Read and check the configuration of a folder or of one of `RELEASED`. Raises `CheckpointError` naming the key."""
     return read_released(ModelConfig, source, __package__, _expected)
 
 
 class _Config(DecoderConfig):
     def rotary(self, positions: Tensor, dtype: torch.dtype) -> Rotary:
-        # Rounded to bfloat16 first: with exact ones the released weights speak badly.
+        # Trained with tables rounded to bfloat16; with exact ones the released weights sound bad.
         cos, sin = super().rotary(positions, torch.bfloat16)
         return cos.to(dtype), sin.to(dtype)
 
 
 def decoder_config(config: ModelConfig, stack: StackConfig) -> DecoderConfig:
-    """The sizes of one of the stacks. Base and epsilon are the slow AR's for both, as in the official code."""
+    """The `DecoderConfig` of `stack`. RoPE base and epsilon are the slow AR's for both, as in the official code."""
     return _Config(
         width=stack.dim,
         intermediate=stack.intermediate_size,
@@ -87,7 +87,7 @@ def decoder_config(config: ModelConfig, stack: StackConfig) -> DecoderConfig:
 
 
 def _expected(config: ModelConfig) -> list[tuple[str, object, object]]:
-    """What the official code would read otherwise, and what must agree within the file."""
+    """Keys of config.json with their values and the only supported ones."""
     text, audio = config.text_config, config.audio_decoder_config
     codes = config.semantic_end_token_id - config.semantic_start_token_id + 1
     highest = text.vocab_size - 1

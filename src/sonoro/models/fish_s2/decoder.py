@@ -1,7 +1,7 @@
-"""The codec's decoder: frames of codes to audio by causal layers that stream exactly; and the codebooks, which the
-encoder searches.
+"""The codec decoder: frames of codes to audio, with causal layers that stream exactly; and the codebooks, which the
+encoder shares.
 
-Sequences are [B, T, C]. Rotary pairs are (i, i + D / 2) here; the released ones are neighbours, and are parted at load.
+Sequences are [B, T, C]. Rotary pairs are (i, i + D / 2); released weights have interleaved pairs, reordered at load.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["CodecConfig", "CodecDecoder", "FusedDecoder", "Quantizer"]
 
 @dataclass(frozen=True)
 class WindowConfig(window.WindowConfig):
-    """The sizes of a stack of this codec. It was trained with cosines and sines rounded to bfloat16."""
+    """Sizes of a stack of this codec, which was trained with rotary tables rounded to bfloat16."""
 
     has_rounded_angles: bool = True
 
@@ -51,9 +51,9 @@ _ENCODER_TRANSFORMER = replace(_TRANSFORMER, layers=4, window=512)
 
 @dataclass(frozen=True)
 class CodecConfig:
-    """The sizes of the codec, by default those of the released one: its folder has no file that tells them.
+    """Sizes of the codec; defaults are those of the released one, whose folder does not store them.
 
-    `encoder_transformer` follows the encoder's last block; `transformer` is there before and after the codebooks.
+    `encoder_transformer` follows the encoder's last block; `transformer` is used before and after the codebooks.
     """
 
     sample_rate: int = 44100
@@ -71,7 +71,7 @@ class CodecConfig:
 
 
 class Quantizer(nn.Module):
-    """Frames to columns: one row of a table per codebook, summed. The first codebook is the semantic one."""
+    """Codes to columns: the sum over codebooks of rows of projected tables. The first codebook is the semantic one."""
 
     folded: Tensor | None
 
@@ -84,11 +84,11 @@ class Quantizer(nn.Module):
 
     @property
     def levels(self) -> list[VectorQuantizer]:
-        """The codebooks in the order of a frame's codes."""
+        """All codebooks, in the order of a frame's codes."""
         return [*self.semantic_quantizer.levels, *self.quantizer.levels]
 
     def forward(self, frames: Tensor) -> Tensor:
-        """Frames [B, T, K] to columns [B, T, width]. A code past the end of its codebook counts as its last."""
+        """Embed frames [B, T, K] int64: columns [B, T, width]. Codes beyond their codebook are clamped to its last."""
         assert self.folded is not None
         return embed_sum(frames.clamp(max=self.folded.shape[1] - 1).contiguous(), self.folded)
 
@@ -96,8 +96,7 @@ class Quantizer(nn.Module):
 class CodecDecoder(nn.Module):
     """Frames to audio, `hop` samples each. Follows fishaudio/fish-speech fish_speech/models/dac/modded_dac.py DAC.
 
-    `layout` says what a `History` must keep for it; `reach_frames` how many frames back anything kept within `render`
-    depends on.
+    `layout` is that of its `History`; `reach_frames` the receptive field of the state of `render`.
     """
 
     def __init__(self, config: CodecConfig) -> None:
@@ -114,16 +113,16 @@ class CodecDecoder(nn.Module):
 
     @staticmethod
     def is_wide(name: str) -> bool:
-        """Whether the tensor `name` stays in float32 whatever it runs in: others are derived from it."""
+        """Whether the tensor `name` stays in float32 in any dtype: tables are derived from it."""
         return name.startswith("quantizer.") or name.endswith(".alpha")
 
     @property
     def weight(self) -> Tensor:
-        """One whose dtype and device are those that it runs in."""
+        """A weight; its dtype and device are those the decoder runs in."""
         return self.post_module.norm.weight
 
     def example(self, rows: int, columns: int) -> Tensor:
-        """Frames [rows, columns, K] int64 that vary."""
+        """Varied frames [rows, columns, K] int64."""
         return example_codes(rows, columns, self.codes, self.weight.device)
 
     def latents(self, frames: Tensor) -> Tensor:
@@ -131,22 +130,22 @@ class CodecDecoder(nn.Module):
         return self.quantizer(frames)
 
     def contextualize(self, latents: Tensor, history: Context) -> Tensor:
-        """The long memory: `latents` through the transformer, [B, T, width]."""
+        """Run the layers of long left context, the transformer: `latents` to [B, T, width]."""
         return self.post_module(latents, history)
 
     def render(self, x: Tensor, history: Context) -> Tensor:
-        """The short memory, `reach_frames`: [B, T, width] to audio [B, T * hop]."""
+        """Run the layers of short left context, `reach_frames`: [B, T, width] to audio [B, T * hop]."""
         return self.model(self.upsample(x, history), history)
 
     @torch.no_grad()
     def finalize(self) -> None:
-        """Make the tables derived from parameters and order the weights in memory: once, after loading and casting."""
+        """Derive tables from the parameters and lay out convolution weights. Call once after loading and casting."""
         self.quantizer.folded = joint_table(self.quantizer.levels).to(self.weight.dtype)
         finalize(self)
 
 
 class FusedDecoder:
-    """A finalized `CodecDecoder` as fused operations, its vocoder's residual streams in `stream_dtype`. Capturable."""
+    """A finalized `CodecDecoder` as fused kernels; residual streams are in `stream_dtype`. Capturable."""
 
     def __init__(self, decoder: CodecDecoder, stream_dtype: torch.dtype) -> None:
         self.quantizer, self.norm = decoder.quantizer, decoder.post_module.norm
@@ -154,7 +153,7 @@ class FusedDecoder:
         self.render = FusedVocoder(decoder.upsample, decoder.model, stream_dtype)
 
     def contextualize(self, frames: Tensor, past: Past) -> Tensor:
-        """The long memory: `frames` [B, T, K] int64 through the transformer, [B, T, width]."""
+        """Embed `frames` [B, T, K] int64 and run the transformer: [B, T, width]."""
         x = self.quantizer(frames)
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         for layer in self.layers:

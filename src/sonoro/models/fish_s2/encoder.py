@@ -1,4 +1,4 @@
-"""The codec encoder: audio to frames of codes, for references. What has the most columns runs piece by piece.
+"""The codec encoder: recordings to frames of codes, for references. The convolutions run piece by piece.
 
 Follows fishaudio/fish-speech fish_speech/models/dac/modded_dac.py Encoder and rvq.py DownsampleResidualVectorQuantize.
 """
@@ -22,11 +22,11 @@ from .decoder import CodecConfig, Quantizer
 __all__ = ["CodecEncoder"]
 
 _PIECE_FRAMES = 43
-"""2 s of audio are convolved at a time: half a minute at once takes gigabytes, and keeps a GPU from other work."""
+"""Frames convolved at a time, 2 s of audio: half a minute at once takes gigabytes and occupies the GPU for long."""
 
 
 class CodecEncoder(nn.Module):
-    """Audio to frames, `hop` samples each. For float32: codes near a tie depend on rounding."""
+    """Audio to frames, `hop` samples each. Use float32: codes near a tie depend on rounding."""
 
     def __init__(self, config: CodecConfig) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class CodecEncoder(nn.Module):
 
     @torch.no_grad()
     def encode(self, audio: Tensor, quantizer: Quantizer) -> Tensor:
-        """Frames [T, K] int64 of mono `audio` [S], T = ceil(S / hop); S at least 1."""
+        """Encode mono `audio` [S], S at least 1, to frames [T, K] int64, T = ceil(S / hop)."""
         weight = self.pre_module.norm.weight
         history = History(self.layout, 1, device=weight.device, dtype=weight.dtype)
         context = history.at(torch.zeros(1, dtype=torch.int64, device=weight.device))
@@ -52,7 +52,7 @@ class CodecEncoder(nn.Module):
         return encode(quantizer.levels, self.pre_module(x, WHOLE))[0]
 
     def _convolved(self, x: Tensor, history: Context) -> Tensor:
-        """Columns of the piece `x` [1, S, 1] of audio, with what its first layers keep of those before it."""
+        """Convolve a piece of audio `x` [1, S, 1], with the earlier pieces in `history`."""
         for layer in self.block:
             x = layer(x) if isinstance(layer, LinearSnake) else layer(x, history)
         return x

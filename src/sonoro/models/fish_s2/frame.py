@@ -1,4 +1,4 @@
-"""One frame for a batch of slots: slow AR, codebook 0, fast AR, between the two kernels of `sonoro.models.step`."""
+"""The decode step: slow AR, sampling of codebook 0, fast AR, between the two kernels of `sonoro.models.step`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .backbone import DualAR
 __all__ = ["check_kernels", "frame", "parts"]
 
 _WINDOW = 10
-"""How many earlier codes codebook 0 avoids to repeat. The first frame's is never counted."""
+"""Window of repetition-aware sampling: earlier codes of codebook 0, never including the first frame's."""
 
 
 def frame(lm: DualAR, state: DepthState, slots: Tensor, record: list[Tensor] | None = None) -> None:
-    """One frame for each of `slots` [B] int64, as `SpeechModel.frame` promises. Capturable; no sync.
+    """Append one frame to each of `slots` [B] int64 (`SpeechModel.frame`). Capturable; no sync.
 
-    `record` is given the logits of this step in order of decision: [B, V] of the slow AR, then of each fast pass.
+    The logits [B, V] of the slow AR, then of each pass of the fast AR, are appended to `record`.
     """
     assert not torch.is_grad_enabled()
     stepped = StepState.of(state)
@@ -44,7 +44,7 @@ def frame(lm: DualAR, state: DepthState, slots: Tensor, record: list[Tensor] | N
 
 
 def check_kernels(lm: DualAR, state: DepthState, batch: int) -> None:
-    """Run each fused kernel of a frame of `batch` slots once against its reference. Synchronises; `state` stays."""
+    """Compare each fused kernel of a step of `batch` slots with its reference. Synchronises; `state` is unchanged."""
     lm.slow.check_kernels(batch, state.cache.page_table, state.cache.page_positions, watch=state.watch)
     for tokens in (1, 2):
         lm.fast.check_kernels(batch, state.loop.page_table, state.loop.page_positions, tokens)
@@ -53,9 +53,9 @@ def check_kernels(lm: DualAR, state: DepthState, batch: int) -> None:
 
 
 def parts(lm: DualAR, state: DepthState) -> dict[str, Callable[[Tensor], object]]:
-    """The pieces of a frame a profile times: `backbone`, `depth` without sampling, and `sample`, all of a frame.
+    """The parts of a step, for profiles: `backbone`, `depth` (without sampling), and `sample` (of all codebooks).
 
-    Each takes `slots` [B] int64, may be captured, and advances no slot.
+    Each takes `slots` [B] int64, is capturable, and advances no slot.
     """
 
     def backbone(slots: Tensor) -> Tensor:
@@ -78,10 +78,10 @@ def parts(lm: DualAR, state: DepthState) -> dict[str, Callable[[Tensor], object]
 def _sampler(
     lm: DualAR, state: DepthState, slots: Tensor, length: Tensor, controls: BatchSampling
 ) -> tuple[Tensor, Callable[[int, Tensor], Tensor]]:
-    """Codes [B, K] of a step, and a function of codebook and logits [B, V] that samples them and returns the fast AR's
-    inputs [B, H].
+    """The step's codes [B, K], and a function (codebook, logits [B, V]) that samples into them and returns the fast
+    AR's next inputs [B, H].
 
-    The last id of codebook 0 is end of speech: it goes on as code 0.
+    The last id of codebook 0 is the end of speech, which the fast AR gets as code 0.
     """
     codes, noise = slots.new_empty(slots.shape[0], lm.codebooks), _noise(lm, controls, length)
     again = Resample(
@@ -98,17 +98,18 @@ def _sampler(
 
 
 def _step_slow(lm: DualAR, state: DepthState, slots: Tensor, inputs: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-    """Hidden states [B, H] after the norm, which the fast AR begins with, and logits [B, V], of `inputs` [B, H]."""
+    """Step the slow AR with `inputs` [B, H]: hidden states [B, H] after the norm, the fast AR's first input, and logits
+    [B, V]."""
     outputs, norm = lm.slow.step(inputs, state.rotary, state.cache, slots, position, watch=state.watch), lm.slow.norm
     return norm.fused(outputs), lm.head.after_norm(outputs, norm)
 
 
 def _depth_logits(lm: DualAR, state: DepthState, slots: Tensor, fed: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Logits [B, V] of codebooks 1 to K - 1 in turn, of the inputs `fed` as `depth_passes` takes them."""
+    """Yield the logits [B, V] of codebooks 1 to K - 1; `fed` are the inputs, as `depth_passes` takes them."""
     for outputs in depth_passes(state, lm.fast, slots, fed):
         yield lm.fast.output.after_norm(outputs, lm.fast.norm)
 
 
 def _noise(lm: DualAR, controls: BatchSampling, length: Tensor) -> Tensor:
-    """Gumbel noise [B, K + 1, V] of a frame: a codebook each, the last for codebook 0 sampled again."""
+    """Gumbel noise [B, K + 1, V] of a frame, by codebook; the last is for resampling codebook 0."""
     return gumbel_noise(controls.seed, controls.segment, length, lm.codebooks + 1, lm.codes + 1)

@@ -1,4 +1,4 @@
-"""Fish Audio S2 Pro as a `SpeechModel`: the parts of this folder put together."""
+"""Fish Audio S2 Pro as a `SpeechModel`."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ __all__ = ["FAMILY", "FishS2", "spec_of"]
 
 _MAX_FRAMES = 2048
 _SAMPLING = SamplingParams(temperature=0.8, top_k=30, top_p=0.8, repetition_penalty=1.0)
-"""What the official server draws with. It accepts a repetition penalty and ignores it."""
+"""The official server's sampling defaults. It accepts a repetition penalty and ignores it."""
 
 
 class FishS2(ReadsText):
     """Slow AR, fast AR and codec behind `SpeechModel`, `CloningModel`, `ProfiledModel` and `ShowsWords`.
 
-    Holds no state of a request.
+    Holds no per-request state.
     """
 
     def __init__(self, name: str, config: ModelConfig, modules: FishModules, tokenizer: TextTokenizer) -> None:
@@ -51,16 +51,16 @@ class FishS2(ReadsText):
         self._conversations.read_control_tokens(is_on=bool(values[CONTROL_TOKENS.name]))
 
     def segments(self, text: str, language: str) -> list[str]:
-        """`text` as a whole, or the turns of its speakers, a few at a time."""
+        """`text` as one segment, or a few speaker turns per segment."""
         return split_turns(text)
 
     def prepare(
         self, request: SpeechRequest, segment: str, index: int, before: Sequence[Spoken], voice: Voice | None
     ) -> FishPrompt:
-        """The prompt of `segment` as the next turn after those `before`; `request.max_frames` is its limit."""
+        """The prompt of `segment` as the next turn after `before`. Raises `InvalidRequest` for a repetition penalty."""
         penalty = request.sampling.repetition_penalty
         if penalty != 1.0:
-            raise InvalidRequest("repetition_penalty", penalty, f"{self.spec.name} has none: leave it out")
+            raise InvalidRequest("repetition_penalty", penalty, f"{self.spec.name} does not support it: leave it out")
         return self._conversations.build(segment, Controls.of(request, index), before, voice)
 
     def token_spans(self, text: str) -> list[tuple[int, int]]:
@@ -92,7 +92,7 @@ class FishS2(ReadsText):
         return frame.parts(self._modules.lm, state)
 
     def frame_bytes(self, batch: int, context: int) -> int:
-        # Slow AR and its head once, fast layers once a codebook.
+        # The slow AR and its head are read once, the fast AR's layers once per codebook.
         lm = self._modules.lm
         slow, fast = (sum(weight.nbytes for weight in stack.layers.parameters()) for stack in (lm.slow, lm.fast))
         depth = (lm.codebooks - 1) * (fast + lm.fast.output.weight.nbytes)
@@ -100,7 +100,7 @@ class FishS2(ReadsText):
 
 
 def spec_of(name: str, config: ModelConfig) -> ModelSpec:
-    """What a checkpoint with this config.json can do."""
+    """The `ModelSpec` of a checkpoint with this config.json."""
     codec = config.codec_config
     return ModelSpec(
         name=name,
@@ -108,7 +108,7 @@ def spec_of(name: str, config: ModelConfig) -> ModelSpec:
         hop=math.prod((*codec.decoder_rates, *codec.downsample)),
         max_frames=min(_MAX_FRAMES, config.text_config.max_seq_len // 2),
         voice_modes=("named", "cloned"),
-        # Without references the model speaks as whom it likes, by the seed.
+        # Without references the voice depends on the seed.
         voices=("default",),
         languages=("auto",),
         sampling=_SAMPLING,

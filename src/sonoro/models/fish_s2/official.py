@@ -1,9 +1,9 @@
-"""What the official code makes of a request, for `sonoro verify --reference`: run by an interpreter that has it.
+"""Run a request with the official code, for `sonoro verify --reference`, in an interpreter that has it.
 
     python official.py FOLDER ASKED.json MADE.npz
 
-`sonoro.profile.official` says what is asked and made. Knows nothing of sonoro, which that interpreter lacks. Where it
-is only imported, the official code (fish_speech, under the Fish Audio Research License) is not needed.
+`sonoro.profile.official` defines both files. Must not import sonoro, which that interpreter lacks; the official code
+(fish_speech, under the Fish Audio Research License) is imported on use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Speak what is asked, the most probable code each time, and write what came of it."""
+    """Run the request ASKED.json greedily, and write prompt length, first logits, frames and audio to MADE.npz."""
     folder, asked_file, made_file = sys.argv[1:]
     asked = json.loads(Path(asked_file).read_text(encoding="utf-8"))
     official: Any = importlib.import_module("fish_speech.models.text2semantic.inference")
@@ -45,7 +45,7 @@ def main() -> None:
             device=asked["device"],
             decode_one_token=decode,
             text=asked["text"],
-            # The caller drops the last one, whatever it is.
+            # The official caller drops the last frame.
             max_new_tokens=asked["frames"] + 1,
         )
         codes = next(response.codes for response in made if response.action == "sample")

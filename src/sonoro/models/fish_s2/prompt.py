@@ -1,4 +1,4 @@
-"""Text to prompt columns: conversation layout and turns of speakers. Runs on the CPU; touches no weight."""
+"""Text to prompt tokens: conversation layout and speaker turns. Runs on the CPU."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ __all__ = ["ConversationBuilder", "FishPrompt", "FishVoice", "split_turns", "sta
 
 MOST_TURNS = 5
 MOST_BYTES = 200
-"""Turns that are spoken together, and their UTF-8 bytes unless it is a single one (the official server's defaults)."""
+"""Limits of a segment: turns, and UTF-8 bytes unless it is a single turn (the official server's defaults)."""
 
 FRAMES_KEPT_FREE = 2048
-"""Positions that a prompt leaves to the frames (the official code's number), or half of a model that has few; beyond
-that the earliest turns are left out."""
+"""Positions reserved for frames, as in the official code, but at most half of the model's: a longer prompt drops its
+earliest turns."""
 
 _SPEAKER = re.compile(r"<\|speaker:\d+\|>")
 _TAG = re.compile(r"<\|[^|\s]*\|>")
 _ALLOWED = ("<|phoneme_start|>", "<|phoneme_end|>")
-"""The only special tokens that may stand in a text."""
+"""The only special tokens allowed in a text."""
 
 
 @dataclass(frozen=True)
 class FishVoice:
-    """`Voice.data` of this model: the references' transcripts, and all their frames back to back, [R, K] int64."""
+    """`Voice.data` of this model: transcripts of the references, and their concatenated `frames` [R, K] int64."""
 
     transcripts: tuple[str, ...]
     frames: Tensor
@@ -44,8 +44,8 @@ class FishVoice:
 
 @dataclass(frozen=True)
 class FishPrompt:
-    """One segment as columns [P, 1 + K] int64: a token id, and K codes where the token is a code of codebook 0. Its
-    text, an end included, is at `text_count` positions from `text_start` on."""
+    """One segment as `columns` [P, 1 + K] int64: a token id, and K codes if the token is a code of codebook 0. Its text
+    and end token occupy `text_count` positions from `text_start` on."""
 
     controls: Controls
     columns: Ids
@@ -61,10 +61,10 @@ class FishPrompt:
 
 
 class ConversationBuilder:
-    """Lays out segments as the checkpoint was trained to read them: a system message, turns spoken, the turn to speak.
+    """Builds the prompts of segments: a system message, earlier turns with their frames, and the turn to speak.
 
     Follows fishaudio/fish-speech fish_speech/models/text2semantic/inference.py `generate_long`. Raises
-    `CheckpointError` if the tokeniser is not that of `config`.
+    `CheckpointError` if the tokeniser does not match `config`.
     """
 
     def __init__(self, config: ModelConfig, tokenizer: TextTokenizer) -> None:
@@ -84,13 +84,13 @@ class ConversationBuilder:
         self._user, self._assistant = map(self._template, ("<|im_start|>user\n", "<|im_start|>assistant\n<|voice|>"))
 
     def read_control_tokens(self, *, is_on: bool) -> None:
-        """Take control tokens in a text for themselves, or refuse them."""
+        """Accept control tokens in a text as such, or (the default) reject them."""
         self._refused = {} if is_on else self._controls
 
     def build(
         self, text: str, controls: Controls, earlier: Sequence[Spoken] = (), voice: Voice | None = None
     ) -> FishPrompt:
-        """The prompt of `text` after the turns `earlier`, their texts and frames [T, K], spoken as `voice`.
+        """Build the prompt of `text` after the turns `earlier`, spoken as `voice`.
 
         Raises `InvalidRequest` for text with a control token, or too long for the model.
         """
@@ -119,8 +119,8 @@ class ConversationBuilder:
         )
 
     def token_spans(self, text: str) -> list[tuple[int, int]]:
-        """Which characters of a segment `text` each of its tokens reads, the end of its message included; of those of
-        a tag none."""
+        """The range (start, end) of characters that each token of a segment `text` covers, end token included; empty
+        for tokens of a tag."""
         tags = [found.span() for found in _TAG.finditer(text)]
         spans = [
             (start, start) if any(first < end and start < last for first, last in tags) else (start, end)
@@ -129,7 +129,7 @@ class ConversationBuilder:
         return [*spans, (len(text), len(text))]
 
     def _introduced(self, voice: FishVoice) -> list[Ids]:
-        """The system message that carries references; those whose transcript names no speaker are numbered."""
+        """The system message with the references of `voice`; transcripts without a speaker tag get one."""
         named = (
             text if _SPEAKER.search(text) else f"<|speaker:{index}|>{text}"
             for index, text in enumerate(voice.transcripts)
@@ -138,7 +138,7 @@ class ConversationBuilder:
         return [start, asked, self._text("ref_text", "\n".join(named)), speech, self._codes(voice.frames), self._end]
 
     def _asked(self, text: str) -> Ids:
-        """The user's message `text`, and the head of its answer."""
+        """The user's message `text`, and the start of the assistant's answer."""
         return np.concatenate([self._user, self._text("text", text), self._end, self._assistant])
 
     def _text(self, field: str, text: str) -> Ids:
@@ -149,7 +149,7 @@ class ConversationBuilder:
         return columns
 
     def _template(self, text: str) -> Ids:
-        """`text` by itself: what is tokenised apart is never merged."""
+        """The columns of `text`, tokenised by itself: no merge crosses its ends."""
         ids = self._tokenizer.encode(text)
         columns = np.zeros((len(ids), 1 + self.config.audio_decoder_config.num_codebooks), np.int64)
         columns[:, 0] = ids
@@ -161,21 +161,21 @@ class ConversationBuilder:
 
 
 def stand_in(config: ModelConfig) -> TextTokenizer:
-    """A tokeniser for `config` where there is none."""
+    """A byte-level stand-in tokeniser with the special tokens of `config`."""
     known = _special_ids(config)
     return TextTokenizer.stand_in({token: index or 256 + number for number, (token, index) in enumerate(known.items())})
 
 
 def _special_ids(config: ModelConfig) -> dict[str, int | None]:
-    """The special tokens of a prompt, and their ids as far as `config` has them."""
+    """Special tokens of a prompt, and their ids; None where `config` does not say."""
     given = {"<|im_end|>": config.eos_token_id, "<|semantic:0|>": config.semantic_start_token_id}
     return {"<|im_start|>": None, "<|voice|>": None, **given}
 
 
 def split_turns(text: str) -> list[str]:
-    """`text` in the pieces it is spoken in: as a whole, or, where `<|speaker:N|>` tags it, some turns each.
+    """Split `text` at its `<|speaker:N|>` tags into segments of some turns each; without tags it is one segment.
 
-    What stands before the first tag is a piece of its own; the official code drops it.
+    Text before the first tag is a segment of its own; the official code drops it.
     """
     before, *rest = _SPEAKER.split(text)
     if not rest:
@@ -190,7 +190,7 @@ def split_turns(text: str) -> list[str]:
 
 
 def _with_speakers(texts: Sequence[str]) -> list[str]:
-    """`texts` that follow one another, each untagged one given the last speaker: it was cut from that turn."""
+    """Prepend the last speaker tag to each of the consecutive `texts` that has none: it was cut from that turn."""
     speaker, named = "", []
     for text in texts:
         tags = _SPEAKER.findall(text)

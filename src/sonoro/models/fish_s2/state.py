@@ -1,4 +1,4 @@
-"""State by slot: that of `sonoro.models.slots`, with one sampler. A prompt token is a column of the prompt."""
+"""Per-slot state: that of `sonoro.models.slots`, with one sampler. The ids of a prompt token are its prompt column."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["allocate", "prefill", "stage"]
 
 
 def allocate(lm: DualAR, capacity: Capacity, word_heads: WordHeads | None = None) -> DepthState:
-    """Free slots for `capacity.slots` requests, `word_heads` of the slow AR being watched.
+    """State of `capacity.slots` free slots, with `word_heads` of the slow AR watched.
 
     Raises `ConfigError` for more positions than the model has.
     """
@@ -30,11 +30,12 @@ def allocate(lm: DualAR, capacity: Capacity, word_heads: WordHeads | None = None
 
 
 def stage(state: BackboneState, prompts: Sequence[FishPrompt], slots: Sequence[int], pages: Sequence[Pages]) -> int:
-    """Lay out what `slots` need to speak `prompts` on `pages`; how many prompt tokens. No sync; not capturable."""
+    """Stage `prompts` with their `slots` and `pages`; returns the number of tokens staged. No sync; not capturable."""
     added = [((prompt.controls.sampling_controls,), ()) for prompt in prompts]
     return stage_prompts(state, prompts, slots, pages, [prompt.columns for prompt in prompts], added)
 
 
 def prefill(lm: DualAR, state: BackboneState, tokens: Tensor) -> None:
-    """Run the staged tokens `tokens` [T] int64 and leave each prompt's last one pending. Capturable; no sync."""
+    """Prefill the staged tokens with indices `tokens` [T] int64; each prompt's last input becomes pending. Capturable;
+    no sync."""
     fill_backbone(state, tokens, lm.slow, lm.embed)

@@ -1,4 +1,4 @@
-"""Reference audio to a voice: the codes of each reference and its transcript. A voice as named tensors, and back."""
+"""Encode references to a voice: the codes and transcript of each. Save and load voices."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["encode_voice", "load_voice", "save_voice"]
 
 @torch.no_grad()
 def encode_voice(references: Sequence[Reference], codec: FishCodec, device: torch.device) -> Voice:
-    """The voice of `references`, one for each speaker, in their order. It primes no codec: audio begins afresh.
+    """Encode `references`, one for each speaker, in order. The voice does not prime the codec.
 
-    Raises `InvalidReference` for one without a transcript, or shorter than 0.5 s or longer than 60 s.
+    Raises `InvalidReference` for one without a transcript, or not of 0.5 s to 60 s.
     """
     frames = []
     for reference in references:
@@ -35,12 +35,12 @@ def encode_voice(references: Sequence[Reference], codec: FishCodec, device: torc
 
 
 def save_voice(voice: Voice) -> SavedVoice:
-    """`voice` as its `frames`; its transcripts are facts."""
+    """The `frames` of `voice` as a tensor, its transcripts as a fact (JSON list)."""
     return SavedVoice({"frames": voice.data.frames}, {"transcripts": json.dumps(voice.data.transcripts)})
 
 
 def load_voice(codebooks: int, codes: int, saved: SavedVoice) -> Voice:
-    """The voice that was saved. Raises `TensorMismatch` for what is no voice of `codebooks` of so many `codes`."""
+    """Restore a saved voice. Raises `TensorMismatch` if it does not fit `codebooks` codebooks of `codes` codes."""
     frames = saved.tensors.get("frames")
     if frames is None or len(saved.tensors) > 1 or frames.dtype != torch.int64 or frames.shape[1:] != (codebooks,):
         raise TensorMismatch(f"a voice of this model is frames [R, {codebooks}] int64 and nothing else")

@@ -1,6 +1,6 @@
-"""The tensors of a checkpoint folder: what they are called, and which belong to what.
+"""How a checkpoint's tensors are stored: released names, fusions and parts.
 
-Older spellings are read too: queries, keys and values apart, and the official code's own names.
+Older spellings are read too: separate Q, K and V, and the official code's own names.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PARTS = {
 
 _FUSIONS = (*llama_names(f"{_SLOW}layers."), *llama_names(f"{_FAST}layers."))
 
-# Logits about twice as wide as they would be: draws that are neither flat nor always the same.
+# Gains that double the spread of the logits, so that samples are neither uniform nor constant.
 _DUMMY_RULES = (
     DummyRule(rf"^{_SLOW}embeddings\.", gain=2.0),
     DummyRule(rf"^{_FAST}output\.", gain=2.0),
@@ -42,7 +42,7 @@ FishModules = Modules[DualAR, FishCodec]
 
 
 def _fusions(config: ModelConfig, names: Iterable[str]) -> tuple[Fusion, ...]:
-    """How the tensors `names` become ours."""
+    """The fusions for a folder whose tensors have these `names`."""
     if not any(".attention.wq." in name for name in names):
         return _FUSIONS
     apart = []
@@ -57,7 +57,7 @@ def _fusions(config: ModelConfig, names: Iterable[str]) -> tuple[Fusion, ...]:
 
 
 def _spelling(names: Collection[str]) -> Callable[[str], str]:
-    """What the official code's own names are, perhaps all behind `model.`, unless `names` are the released ones."""
+    """A map from released names to those in `names`: the same, or the official code's own, perhaps with `model.`."""
     if any(name.startswith((_SLOW, _FAST)) for name in names):
         return str
     prefix = "model." if any(name.startswith("model.layers.") for name in names) else ""

@@ -1,4 +1,4 @@
-"""VoxCPM2, read from its released folder: continuous latents instead of codes.
+"""VoxCPM2, loaded from its released folder: continuous latents instead of codes. Contains no official code.
 
-Code and weights are released under the Apache License 2.0; no official code is here.
+Official code and weights are under the Apache License 2.0.
 """

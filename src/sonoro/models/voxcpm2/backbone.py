@@ -1,6 +1,5 @@
-"""All of model.safetensors, under the released names: both LMs, the quantiser between them, the local encoder, and the
-flow of `flow.py`. Keeps no state of a request.
-"""
+"""The modules of model.safetensors under the released names: both LMs, the quantiser between them, the local encoder,
+and the flow of `flow.py`."""
 
 from __future__ import annotations
 
@@ -19,9 +18,8 @@ __all__ = ["VoxLM"]
 
 
 class VoxLM(nn.Module):
-    """Two language models, one above the other, with what goes into them and what is asked of them. `finalize` lays it
-    out for speaking, once the weights are final.
-    """
+    """The base LM and the residual LM on top of it, with their encoder, projections, stop head and flow. Call
+    `finalize` once the weights are final."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -39,12 +37,12 @@ class VoxLM(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """One whose dtype and device are the model's."""
+        """A weight; its dtype and device are the model's."""
         return self.stop_head.weight
 
     @torch.no_grad()
     def finalize(self) -> None:
-        """Derive what speaking needs from the weights as they were loaded. To be called once."""
+        """Derive what inference needs from the loaded weights. Call once."""
         self.requires_grad_(False).eval()
         self.feat_encoder.encoder.finalize()
         self.feat_decoder.finalize()
@@ -52,27 +50,27 @@ class VoxLM(nn.Module):
             lay_out_by_input(self)
 
     def embed(self, ids: Tensor, patches: Tensor, is_audio: Tensor) -> Tensor:
-        """What the base LM is given, [T, H], of text `ids` [T], or of `patches` [T, P, D] where `is_audio` [T]."""
+        """The base LM's inputs [T, H]: embeddings of `ids` [T], or of `patches` [T, P, D] where `is_audio` [T]."""
         return torch.where(is_audio[:, None], self.embed_patches(patches), self.base_lm.embed_tokens(ids))
 
     def embed_patches(self, patches: Tensor) -> Tensor:
-        """What the base LM is given of `patches` [T, P, D]: [T, H]."""
+        """The base LM's inputs [T, H] for `patches` [T, P, D]."""
         return self.enc_to_lm_proj(self.feat_encoder(patches))
 
     def quantize(self, hidden: Tensor, is_audio: Tensor) -> Tensor:
-        """`hidden` [T, H] of the base LM as all that comes after takes it: rounded where `is_audio` [T]."""
+        """The base LM's output `hidden` [T, H], quantised (FSQ) where `is_audio` [T]."""
         return torch.where(is_audio[:, None], self.fsq_layer(hidden), hidden)
 
     def fuse(self, hidden: Tensor, embedded: Tensor, is_audio: Tensor) -> Tensor:
-        """What the residual LM is given, [T, H], of quantised `hidden` and, where `is_audio`, what was `embedded`."""
+        """The residual LM's inputs [T, H]: a projection of quantised `hidden` and `embedded` [T, H] (0 for text)."""
         return self.fusion_concat_proj(torch.cat((hidden, embedded * is_audio[:, None]), dim=-1))
 
     def condition(self, hidden: Tensor, residual: Tensor) -> Tensor:
-        """What the flow is given of both LMs [B, H]: two tokens, [B, 2, dit width]."""
+        """The flow's condition [B, 2, dit width], two tokens, from the outputs [B, H] of both LMs."""
         return torch.stack((self.lm_to_dit_proj(hidden), self.res_to_dit_proj(residual)), dim=1)
 
     def stop_logits(self, hidden: Tensor) -> Tensor:
-        """Whether to go on, or to end with the patch that is made of `hidden` [B, H]: [B, 2]."""
+        """Logits [B, 2] of continuing, and of ending with the patch generated from `hidden` [B, H]."""
         return self.stop_head(F.silu(self.stop_proj(hidden)))
 
 
@@ -93,7 +91,7 @@ class _LocalEncoder(nn.Module):
         )
 
     def forward(self, patches: Tensor) -> Tensor:
-        """`patches` [T, P, D], each by itself: [T, width], what its first token has gathered."""
+        """Encode each of `patches` [T, P, D] by itself: [T, width], the output at its special token."""
         first = self.special_token[0].expand(patches.shape[0], 1, -1)
         tokens = torch.cat((first, self.in_proj(patches)), dim=1)
         return self.encoder.norm.fused(self.encoder.see(tokens))
@@ -106,5 +104,5 @@ class _Quantizer(nn.Module):
         self.in_proj, self.out_proj = Linear(width, latents), Linear(latents, width)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """`hidden` [T, H] by way of `latents` numbers of 2 `scale` + 1 levels each; halves are rounded to even."""
+        """Finite scalar quantisation of `hidden` [T, H]: `latents` numbers of 2 * `scale` + 1 levels; ties to even."""
         return self.out_proj((self.in_proj(hidden).tanh() * self.scale).round() / self.scale)

@@ -18,9 +18,9 @@ __all__ = ["CodecConfig", "VoxCodec"]
 
 
 class VoxCodec(StreamingCodec):
-    """Patches to audio and back; implements `sonoro.models.base.Codec`. It hears less than it speaks: 16 kHz, not 48.
+    """`sonoro.models.base.Codec` of VoxCPM2. The encoder takes 16 kHz, the decoder makes 48 kHz.
 
-    Call `finalize` once after loading. Raises `CheckpointError` for a configuration that contradicts itself.
+    Call `finalize` once after loading. Raises `CheckpointError` for an inconsistent configuration.
     """
 
     def __init__(self, config: CodecConfig) -> None:
@@ -28,18 +28,16 @@ class VoxCodec(StreamingCodec):
         self.encoder = CodecEncoder(config)
         heard = config.sample_rate / (self.encoder.hop * config.patch_size)
         if heard != (spoken := config.out_sample_rate / self.hop):
-            raise CheckpointError(f"audio_vae_config: {heard:g} patches are made of a second, but {spoken:g} make one")
+            raise CheckpointError(f"audio_vae_config: {heard:g} patches a second are encoded, but {spoken:g} decoded")
 
     def finalize(self) -> None:
-        """Make what is derived from the loaded weights, of both halves. Not capturable."""
+        """Compute what is derived from the weights of decoder and encoder. Not capturable."""
         super().finalize()
         finalize(self.encoder)
 
     def encode(self, audio: Tensor, silence: Literal["before", "after"] = "after") -> Tensor:
-        """Encode mono `audio` [S] at the encoder's rate to patches [N, P, D] float32, filled up by silence on one side.
-
-        Synchronises nothing.
-        """
+        """Encode mono `audio` [S] at the encoder's rate to patches [N, P, D] float32, padded with silence to whole
+        patches on one side. No sync."""
         patch, width = self.decoder.patch
         missing = -len(audio) % (patch * self.encoder.hop)
         filled = F.pad(audio, (missing, 0) if silence == "before" else (0, missing))

@@ -1,4 +1,4 @@
-"""The tensors of audiovae.pth: their released names and shapes, loading, random filling."""
+"""How the tensors of audiovae.pth are stored: released names and shapes, and rules for random weights."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _sift(tensors: dict[str, Tensor], config: CodecConfig, where: Path) -> dict[
 
 
 def _unused(config: CodecConfig) -> dict[str, Shape]:
-    # The spread of what is encoded: training alone draws from it.
+    # The log-variance head of the VAE encoder, used in training alone.
     width, latent = config.encoder_dim << len(config.encoder_rates), config.latent_dim
     return {"encoder.fc_logvar.weight": (latent, width, 3), "encoder.fc_logvar.bias": (latent,)}
 

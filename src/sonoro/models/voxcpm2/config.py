@@ -1,5 +1,5 @@
-"""config.json as frozen dataclasses under the released field names, with the official defaults; keys that nothing here
-uses are ignored."""
+"""config.json of VoxCPM2 as frozen dataclasses, with the released field names and the official defaults; unused keys
+are ignored."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from .codec import CodecConfig
 __all__ = ["RELEASED", "LMConfig", "LocalConfig", "ModelConfig", "RopeScaling", "lm_config", "local_config", "read"]
 
 RELEASED = {"voxcpm2": "openbmb/VoxCPM2"}
-"""The released configuration, which is in the package byte by byte, and the hub repository of its weights."""
+"""Released configuration (packaged, byte for byte), and the hub repository of its weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """What the angle of each pair is divided by: the range is not extended, so the short factors, and nothing else."""
+    """LongRoPE: divisors of the angle of each rotary pair. The context is not extended, so only the short factors
+    apply."""
 
     type: str
     short_factor: tuple[float, ...]
@@ -33,7 +34,7 @@ class RopeScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class LMConfig:
-    """The base LM. The residual LM differs in its number of layers alone."""
+    """Sizes of the base LM. The residual LM differs only in its number of layers."""
 
     hidden_size: int
     intermediate_size: int
@@ -51,7 +52,7 @@ class LMConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalConfig:
-    """LocEnc or LocDiT; heads of keys and values, epsilon and angles are the base LM's."""
+    """Sizes of LocEnc or LocDiT; key/value heads, epsilon and rotary embedding are the base LM's."""
 
     hidden_dim: int = 1024
     ffn_dim: int = 4096
@@ -78,30 +79,32 @@ class ModelConfig:
 
     @property
     def codec(self) -> CodecConfig:
-        """What the codec must know."""
+        """The codec's configuration, with `patch_size`."""
         return dataclasses.replace(self.audio_vae_config, patch_size=self.patch_size)
 
     @property
     def paged_layers(self) -> int:
-        """Layers of both LMs, whose keys and values live on pages."""
+        """Number of layers with paged KV: those of both LMs."""
         return self.lm_config.num_hidden_layers + self.residual_lm_num_layers
 
 
 def read(source: Path | str) -> ModelConfig:
-    """The configuration of a checkpoint folder, or of one of `RELEASED`. Raises `CheckpointError` naming the key."""
+    """Read and check the configuration of a folder or of one of `RELEASED`. Raises `CheckpointError` naming the key."""
     return read_released(ModelConfig, source, __package__, _expected)
 
 
 @dataclass(frozen=True)
 class _Config(DecoderConfig):
-    """Sizes of a stack in which the angle of each pair is divided by its own of `divisors`."""
+    """Sizes of a stack whose rotary angles are divided by `divisors`, one for each pair."""
 
     divisors: tuple[float, ...]
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.divisors) != self.head_width // 2:
-            raise CheckpointError(f"{len(self.divisors)} angles are divided, of {self.head_width // 2} in a head")
+            raise CheckpointError(
+                f"{len(self.divisors)} rotary divisors; heads have {self.head_width // 2} rotary pairs"
+            )
 
     def rotary(self, positions: Tensor, dtype: torch.dtype) -> Rotary:
         wide = torch.promote_types(dtype, torch.float32)
@@ -112,13 +115,13 @@ class _Config(DecoderConfig):
 
 
 def lm_config(config: ModelConfig, layers: int) -> DecoderConfig:
-    """The sizes of so many `layers` of the base or of the residual LM, which are alike."""
+    """The `DecoderConfig` of `layers` layers of the base or the residual LM."""
     lm = config.lm_config
     return _stack(config, lm.hidden_size, lm.intermediate_size, layers, lm.num_attention_heads)
 
 
 def local_config(config: ModelConfig, local: LocalConfig) -> DecoderConfig:
-    """The sizes of LocEnc or LocDiT."""
+    """The `DecoderConfig` of LocEnc or LocDiT."""
     return _stack(config, local.hidden_dim, local.ffn_dim, local.num_layers, local.num_heads)
 
 
@@ -129,7 +132,7 @@ def _stack(config: ModelConfig, width: int, intermediate: int, layers: int, head
 
 
 def _expected(config: ModelConfig) -> list[tuple[str, object, object]]:
-    """What the official code would read otherwise, and what must agree within the file."""
+    """Keys of config.json with their values and the only supported ones."""
     lm, scaling, wide = config.lm_config, config.lm_config.rope_scaling, config.lm_config.max_position_embeddings
     for local in (config.encoder_config, config.dit_config):
         local_config(config, local)
@@ -140,7 +143,7 @@ def _expected(config: ModelConfig) -> list[tuple[str, object, object]]:
         ("lm_config.rope_scaling.original_max_position_embeddings", scaling.original_max_position_embeddings, wide),
         ("residual_lm_no_rope", config.residual_lm_no_rope, True),
         ("audio_vae_config.latent_dim", config.audio_vae_config.latent_dim, config.feat_dim),
-        # A prompt token carries a patch as pairs of float32; an embedded time is sines and as many cosines.
+        # A prompt token holds a patch as pairs of float32; a time embedding is half sines, half cosines.
         ("patch_size times feat_dim, modulo 2", config.patch_size * config.feat_dim % 2, 0),
         ("dit_config.hidden_dim, modulo 2", config.dit_config.hidden_dim % 2, 0),
         ("encoder_config.kv_channels", config.encoder_config.kv_channels, lm.kv_channels),

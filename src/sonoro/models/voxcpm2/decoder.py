@@ -1,4 +1,4 @@
-"""The codec's decoder: patches of latents to audio at 48 kHz, by causal layers over [B, T, C] that stream exactly."""
+"""The codec decoder: patches of latents to audio at 48 kHz, with causal layers over [B, T, C] that stream exactly."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["CodecConfig", "CodecDecoder", "FusedDecoder"]
 
 @dataclass(frozen=True, kw_only=True)
 class CodecConfig:
-    """What config.json has as `audio_vae_config`, by default the released one, and the `patch_size` beside it.
+    """`audio_vae_config` of config.json, with the released defaults, plus `patch_size`.
 
-    The decoder is conditioned on the bin that `out_sample_rate` has between the edges `sr_bin_boundaries`. Other kinds
-    of conditions and of blocks, which the official class knows, have other tensors, so that loading refuses them.
+    The decoder is conditioned on the bin of `out_sample_rate` among the edges `sr_bin_boundaries`. Other conditions and
+    blocks of the official class have other tensors, so loading rejects them.
     """
 
     encoder_dim: int = 128
@@ -40,7 +40,7 @@ class CodecConfig:
 class _ConditionedBlock(UpsampleBlock):
     def __init__(self, config: CodecConfig, channels: int, rate: int) -> None:
         super().__init__(channels, rate, LinearSnake, DepthwiseUnit)
-        # An edge belongs to the bin below it.
+        # A rate equal to an edge belongs to the bin below.
         self.bin = bisect.bisect_left(config.sr_bin_boundaries, config.out_sample_rate)
         bins = len(config.sr_bin_boundaries) + 1
         self.scale_embed, self.bias_embed = nn.Embedding(bins, channels), nn.Embedding(bins, channels)
@@ -53,7 +53,7 @@ class _ConditionedBlock(UpsampleBlock):
 class CodecDecoder(nn.Module):
     """Patches to audio, `hop` samples each. Follows OpenBMB/VoxCPM voxcpm/modules/audiovae/audio_vae_v2.py AudioVAE.
 
-    `layout` says what a `History` must keep for it; `reach_frames` how many patches back anything kept depends on.
+    `layout` is that of its `History`; `reach_frames` the receptive field of its state, in patches.
     """
 
     def __init__(self, config: CodecConfig) -> None:
@@ -69,25 +69,25 @@ class CodecDecoder(nn.Module):
 
     @staticmethod
     def is_wide(name: str) -> bool:
-        """Whether the tensor `name` stays in float32 whatever it runs in: conditions, and sources of rates."""
+        """Whether the tensor `name` stays in float32 in any dtype: conditions, and parameters of Snake rates."""
         return name.endswith((".alpha", "_embed.weight"))
 
     @property
     def weight(self) -> Tensor:
-        """One whose dtype and device are those that it runs in."""
+        """A weight; its dtype and device are those the decoder runs in."""
         return cast(CausalConv1d, self.model[1]).conv.weight
 
     def example(self, rows: int, columns: int) -> Tensor:
-        """Patches [rows, columns, P, D] that vary."""
+        """Varied patches [rows, columns, P, D]."""
         count = rows * columns * math.prod(self.patch)
         return (torch.arange(count, device=self.weight.device) * 7919.0).sin().view(rows, columns, *self.patch)
 
     def latents(self, frames: Tensor) -> Tensor:
-        """`frames` [B, T, P, D] in the dtype it runs in."""
+        """`frames` [B, T, P, D] in the decoder's dtype."""
         return frames.to(self.weight.dtype)
 
     def contextualize(self, latents: Tensor, history: Context) -> Tensor:
-        """`latents` as they are, counted: there is no long memory."""
+        """Return `latents` unchanged (there is no long left context), and advance `history`."""
         history.advance(latents.shape[1])
         return latents
 
@@ -100,19 +100,19 @@ class CodecDecoder(nn.Module):
         return last(activation(x), history).squeeze(2).tanh()
 
     def finalize(self) -> None:
-        """Derive what activations need and order the weights in memory: once, after loading and casting."""
+        """Derive Snake rates and lay out convolution weights. Call once after loading and casting."""
         finalize(self)
 
 
 class FusedDecoder:
-    """A finalized `CodecDecoder` as fused operations, its residual streams in `stream_dtype`. Capturable."""
+    """A finalized `CodecDecoder` as fused kernels; residual streams are in `stream_dtype`. Capturable."""
 
     def __init__(self, decoder: CodecDecoder, stream_dtype: torch.dtype) -> None:
         self.first, *layers = decoder.model
         self.latents, self.blocks = decoder.latents, FusedBlocks(layers, "tanh", stream_dtype)
 
     def contextualize(self, frames: Tensor, past: Past) -> Tensor:
-        """`frames` [B, T, P, D] in the dtype it runs in, counted."""
+        """`frames` [B, T, P, D] in the decoder's dtype; advances the history."""
         past.advance(frames.shape[1])
         return self.latents(frames)
 

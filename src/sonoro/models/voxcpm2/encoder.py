@@ -1,4 +1,4 @@
-"""The codec's encoder: audio at 16 kHz to latents, for recordings. Runs piece by piece, by causal convolutions."""
+"""The codec encoder: recordings at 16 kHz to latents, with causal convolutions that run piece by piece."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .decoder import CodecConfig
 __all__ = ["CodecEncoder"]
 
 _PIECE_COLUMNS = 100
-"""4 s of audio are convolved at a time: a minute at once takes gigabytes, and keeps a GPU from other work for long."""
+"""Columns convolved at a time, 4 s of audio: a minute at once takes gigabytes and occupies the GPU for long."""
 
 
 class CodecEncoder(nn.Module):
-    """Audio to latents, one for `hop` samples: the means, from which nothing is drawn. For float32."""
+    """Audio to latents, one per `hop` samples: the VAE's means, without sampling. Use float32."""
 
     def __init__(self, config: CodecConfig) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class CodecEncoder(nn.Module):
         self.hop, self.layout = math.prod(rates), name_layers(self)
 
     def forward(self, audio: Tensor, history: Context = WHOLE) -> Tensor:
-        """Latents [B, T, D] of `audio` [B, T * hop]."""
+        """Encode `audio` [B, T * hop] to latents [B, T, D]."""
         x = audio[:, :, None]
         for layer in self.block:
             x = layer(x, history)
@@ -41,7 +41,7 @@ class CodecEncoder(nn.Module):
 
     @torch.no_grad()
     def encode(self, audio: Tensor) -> Tensor:
-        """Latents [T, D] of mono `audio` [T * hop], T at least 1. Synchronises nothing."""
+        """Encode mono `audio` [T * hop], T at least 1, to latents [T, D]. No sync."""
         weight = self.fc_mu.conv.weight
         history = History(self.layout, 1, device=weight.device, dtype=weight.dtype)
         context = history.at(torch.zeros(1, dtype=torch.int64, device=weight.device))

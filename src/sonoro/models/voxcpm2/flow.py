@@ -1,7 +1,7 @@
-"""A patch by conditional flow matching: LocDiT and its solver.
+"""A patch by conditional flow matching: LocDiT and its ODE solver with classifier-free guidance.
 
-Follows OpenBMB/VoxCPM voxcpm/modules/locdit/unified_cfm.py `UnifiedCFM` and local_dit_v2.py `VoxCPMLocDiT`. Everything
-is computed in the model's dtype, times too: in bfloat16 those it was trained with differ much from exact ones.
+Follows OpenBMB/VoxCPM voxcpm/modules/locdit/unified_cfm.py `UnifiedCFM` and local_dit_v2.py `VoxCPMLocDiT`. Everything,
+times included, is computed in the model's dtype: the bfloat16 times of training differ much from exact ones.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from .config import ModelConfig, local_config
 __all__ = ["FEWEST_STEPS", "MOST_STEPS", "OFFICIAL_STEPS", "Flow"]
 
 FEWEST_STEPS, MOST_STEPS, OFFICIAL_STEPS = 1, 10, 100
-"""Solver steps of a patch, and those that the official package takes at most. The first changes nothing, so a single
-one returns the noise."""
+"""Limits of ODE steps per patch, and the official package's limit. The first step is skipped (CFG-Zero*), so one step
+returns the noise."""
 
 _CLOCK = 2
-"""Where the network is told the time: behind what the language models say, before both patches."""
+"""Token index of the time embedding: after the two condition tokens, before both patches."""
 
 
 class Flow(nn.Module):
-    """The sampler, of at most `most_steps`. `times` [most_steps + 1, calls, width] are the embedded times of each count
-    of steps, and `sizes` [most_steps + 1, calls] how far each call goes: nowhere beyond those of the count.
-    """
+    """The flow sampler, of at most `most_steps` ODE steps. `times` [most_steps + 1, calls, width] are the time
+    embeddings for each number of steps, `sizes` [most_steps + 1, calls] the step sizes: 0 for calls beyond those of the
+    number."""
 
     times: Tensor
     sizes: Tensor
@@ -42,12 +42,12 @@ class Flow(nn.Module):
             self.register_buffer(name, None, persistent=False)
 
     def finalize(self) -> None:
-        """Make what is derived from the weights. Not capturable."""
+        """Compute what is derived from the weights. Not capturable."""
         self.estimator.decoder.finalize()
         self.make_tables()
 
     def make_tables(self) -> None:
-        """Make the tables of up to `most_steps`, which depend on nothing but the weights."""
+        """Compute the tables for up to `most_steps` steps from the weights."""
         dit = self.estimator
         weight = dit.in_proj.weight
         counts = [schedule(steps, weight.dtype) for steps in range(FEWEST_STEPS + 1, self.most_steps + 1)]
@@ -59,20 +59,20 @@ class Flow(nn.Module):
 
     @property
     def calls(self) -> int:
-        """How often a frame calls the network."""
+        """Network calls per frame."""
         return max(calls(steps) for steps in range(FEWEST_STEPS, self.most_steps + 1))
 
     def sample(self, mu: Tensor, cond: Tensor, noise: Tensor, cfg: Tensor, steps: Tensor) -> Tensor:
-        """Patches [B, P, D] from `noise`, that follow the patches `cond` (both [B, P, D]) as `mu` [B, 2, width] asks.
+        """Generate patches [B, P, D] from `noise` [B, P, D], given the previous patches `cond` [B, P, D] and the
+        condition `mu` [B, 2, width].
 
-        Guided by `cfg` [B] float32; in `steps` [B] int64 steps. Rows with fewer than the most take as many calls, of
-        which the last go nowhere: so requests of a batch may differ, and one graph serves all. Capturable; no sync.
-        """
+        `cfg` [B] float32 is the guidance scale, `steps` [B] int64 the ODE steps. Every request takes all calls, with
+        step size 0 beyond its own steps, so one graph serves a batch of different `steps`. Capturable; no sync."""
         dit, times, sizes = self.estimator, self.times[steps], self.sizes[steps]
         ends, tokens = dit.ends, dit.fixed_tokens(mu, cond)
         x = advance(noise, None, SolverStep(sizes[:, 0], cfg, times[:, 0]), ends, tokens, _CLOCK)
         for call in range(self.calls):
-            # After the last call nobody asks what time it is.
+            # After the last call the time is not used.
             then = times[:, min(call + 1, self.calls - 1)]
             x = advance(x, dit.velocities(tokens), SolverStep(sizes[:, call], cfg, then), ends, tokens, _CLOCK)
         return x
@@ -86,7 +86,7 @@ class Flow(nn.Module):
         x = random(batch, dit.decoder.kept.stop - dit.decoder.kept.start, latents)
         hidden, velocities = random(2 * batch * x.shape[1], width), random(2 * batch * x.shape[1], latents)
         dit.out_proj.check_after_norm(hidden, dit.decoder.norm, tolerance)
-        # Not like a view: of a single row it would have the view's stride, as it has not in a frame.
+        # Contiguous as in a frame: `full_like` of a one-row view would keep the view's stride.
         cfg = torch.full((batch,), 2.0, device=x.device)
         tokens = random(2 * batch, dit.decoder.tokens, width)
         given = (SolverStep(x[:, 0, 0], cfg, random(batch, width)), dit.ends)
@@ -105,7 +105,7 @@ class _LocalDiT(nn.Module):
         self.decoder = BidirectionalStack(stack, tokens, slice(tokens - config.patch_size, tokens))
 
     def embed_times(self, times: Tensor) -> Tensor:
-        """The token [..., width] of `times` [n], which are on the CPU: that of an interval of no length is added."""
+        """Time embeddings [n, width] of `times` [n] on the CPU, plus that of a zero interval (delta time)."""
         weight = self.in_proj.weight
         embedded, none = (
             sinusoids(moments, weight.shape[0]).to(weight) for moments in (times, torch.zeros_like(times[:1]))
@@ -114,12 +114,12 @@ class _LocalDiT(nn.Module):
 
     @property
     def ends(self) -> PatchProjections:
-        """What leads into it and out of it."""
+        """Weights and biases of the patch projections, for `advance`."""
         return PatchProjections(self.in_proj.weight, self.in_proj.bias, self.out_proj.bias)
 
     def fixed_tokens(self, mu: Tensor, cond: Tensor) -> Tensor:
-        """All that it sees [2 B, tokens, width], with condition and then without, but for time and
-        patch, which are left empty. The patch before is known to both.
+        """The network's input tokens [2 B, tokens, width], first conditional, then unconditional (`mu` zero); those of
+        time and patch are left zero. Both halves have the previous patch.
         """
         tokens = mu.new_zeros(2, mu.shape[0], self.decoder.tokens, mu.shape[2])
         tokens[0, :, :_CLOCK] = mu
@@ -127,5 +127,5 @@ class _LocalDiT(nn.Module):
         return tokens.flatten(0, 1)
 
     def velocities(self, tokens: Tensor) -> Tensor:
-        """Those of `tokens`, [2 B P, D], before their bias is added."""
+        """Velocities [2 B P, D] for the input `tokens`, without the output bias."""
         return self.out_proj.after_norm(self.decoder.see(tokens), self.decoder.norm)

@@ -1,7 +1,7 @@
-"""One frame for a batch of slots: base LM, residual LM, the flow that makes a patch, feedback.
+"""The decode step: base LM, residual LM, flow matching of a patch, feedback.
 
-Slots that are done are replaced by the scratch slot, which is itself always done at length 0, so that they stay as they
-are without a branch.
+Slots that are done are replaced by the scratch slot, which is always done, at length 0: they stay unchanged without a
+branch.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["check_kernels", "floor_bytes", "frame", "parts"]
 
 
 def frame(lm: VoxLM, state: FrameState, slots: Tensor, record: list[Tensor] | None = None) -> None:
-    """One frame for each of `slots` [B] int64, as `SpeechModel.frame` promises. Capturable; no sync.
+    """Append one frame to each of `slots` [B] int64 (`SpeechModel.frame`). Capturable; no sync.
 
-    The frame that ends speech is kept: it was made before that is asked. `record` is given the hidden states [B, H] of
-    both LMs, the logits [B, 2] of going on and of ending, and the patch [B, P, D].
+    The frame that ends speech is audio, and kept. The hidden states [B, H] of both LMs, the stop logits [B, 2] and the
+    patch [B, P, D] are appended to `record`.
     """
     assert not torch.is_grad_enabled()
     slots = slots.masked_fill(state.done[slots], state.scratch)
@@ -47,27 +47,27 @@ def frame(lm: VoxLM, state: FrameState, slots: Tensor, record: list[Tensor] | No
 
 
 def check_kernels(lm: VoxLM, state: FrameState, batch: int) -> None:
-    """Run each fused kernel of a frame of `batch` slots once against its reference. Synchronises; `state` stays."""
+    """Compare each fused kernel of a step of `batch` slots with its reference. Synchronises; `state` is unchanged."""
     for stack, watch in ((lm.base_lm, state.watch), (lm.residual_lm, None)):
         stack.check_kernels(batch, state.cache.page_table, state.cache.page_positions, watch=watch)
     lm.feat_encoder.encoder.check_bidirectional(batch)
     lm.feat_decoder.check_kernels(batch)
     index = torch.arange(batch, device=lm.weight.device)
-    # Float32: angles of up to 6.3, rounded, times distances of up to 5.8.
+    # Float32 Box-Muller: rounded angles up to 6.3 times radii up to 5.8.
     normal_noise.check(lambda: (index, index, index, state.patch[0].numel()), 2e-6)
 
 
 def floor_bytes(lm: VoxLM) -> int:
-    """Bytes of weights that one frame must read: all but the embeddings of text once, those of the flow once a call."""
+    """Bytes of weights that one frame must read: all once except the text embedding, the flow's once per call."""
     dit = lm.feat_decoder.estimator
     again = (lm.feat_decoder.calls - 1) * _bytes(dit.decoder, dit.in_proj, dit.out_proj)
     return _bytes(lm) + again - _bytes(lm.base_lm.embed_tokens, dit.time_mlp, dit.delta_time_mlp)
 
 
 def parts(lm: VoxLM, state: FrameState) -> dict[str, Callable[[Tensor], object]]:
-    """The pieces of a frame a profile times: `backbone`, both LMs; `depth`, the flow; `sample`, noise, stop, feedback.
+    """The parts of a step, for profiles: `backbone` (both LMs), `depth` (the flow), `sample` (noise, stop, feedback).
 
-    Each takes `slots` [B] int64, may be captured, and advances no slot.
+    Each takes `slots` [B] int64, is capturable, and advances no slot.
     """
 
     def backbone(slots: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,7 +85,7 @@ def parts(lm: VoxLM, state: FrameState) -> dict[str, Callable[[Tensor], object]]
 
 
 def _step(lm: VoxLM, state: FrameState, slots: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-    """Hidden states [B, H] of both LMs after their norms, of what is pending; those of the base LM are quantised."""
+    """Step both LMs with the pending inputs: hidden states [B, H] after their norms; the base LM's are quantised."""
     embedded, is_audio = state.pending[slots], state.is_audio[slots]
     base, above = lm.base_lm, lm.residual_lm
     outputs = base.step(embedded, state.rotary, state.base, slots, position, watch=state.watch)
@@ -95,7 +95,7 @@ def _step(lm: VoxLM, state: FrameState, slots: Tensor, position: Tensor) -> tupl
 
 
 def _noise(controls: BatchSampling, length: Tensor, patches: Tensor) -> Tensor:
-    """What patch number `length` [B] of each slot begins as: [B, P, D] in the shape and dtype of `patches`."""
+    """Normal noise [B, P, D] of patch number `length` [B] of each slot, in the dtype of `patches` [.., P, D]."""
     shape = patches.shape[1:]
     return normal_noise(controls.seed, controls.segment, length, shape.numel()).unflatten(1, shape).to(patches.dtype)
 

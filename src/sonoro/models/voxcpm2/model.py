@@ -1,4 +1,4 @@
-"""VoxCPM2 as a `SpeechModel`: the parts of this folder put together."""
+"""VoxCPM2 as a `SpeechModel`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["FAMILY", "VoxCPM2", "spec_of"]
 
 _MAX_FRAMES = 4096
 _SAMPLING = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, repetition_penalty=1.0)
-"""There is nothing to sample: noise alone is drawn."""
+"""The model samples no codes, only noise."""
 
 _ATTEMPTS = 3
 _STEPS = OptionSpec(
@@ -64,7 +64,7 @@ _OPTIONS = (
 
 class VoxCPM2(ReadsText):
     """Both language models, flow and codec behind `SpeechModel`, `CloningModel`, `ProfiledModel` and `ShowsWords`.
-    Holds no state of a request."""
+    Holds no per-request state."""
 
     def __init__(self, name: str, config: ModelConfig, modules: VoxModules, tokenizer: TextTokenizer) -> None:
         self.spec, self.position_bytes = spec_of(name, config), _position_bytes(config, modules.lm.weight.dtype)
@@ -98,13 +98,13 @@ class VoxCPM2(ReadsText):
         return voice.load_voice(self._config, saved, _PATCHES[str(self._priming)])
 
     def segments(self, text: str, language: str) -> list[str]:
-        """`text` as a whole, each run of white space a space, as the official front end has it."""
+        """`text` as one segment, with white space collapsed as in the official front end."""
         return [" ".join(text.split())]
 
     def prepare(
         self, request: SpeechRequest, segment: str, index: int, before: Sequence[Spoken], voice: Voice | None
     ) -> VoxPrompt:
-        """The prompt of `segment`, which continues those `before`; `request.max_frames` or less is its limit."""
+        """The prompt of `segment` as the continuation of `before`. Raises `InvalidRequest` for sampling parameters."""
         for name in ("temperature", "top_k", "top_p", "repetition_penalty"):
             if (given := getattr(request.sampling, name)) != (only := getattr(_SAMPLING, name)):
                 raise InvalidRequest(name, given, f"{self.spec.name} samples nothing: it must be {only:g}, or left out")
@@ -115,7 +115,7 @@ class VoxCPM2(ReadsText):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        # What a saved voice primed the codec with is saved with it.
+        # Saved voices depend on the priming setting.
         primed = "" if self._priming == _PRIMING.default else f" {self._priming}"
         return fingerprint(repr(self._modules.lm.config) + primed, self._modules.lm, self._modules.codec)
 
@@ -142,7 +142,7 @@ class VoxCPM2(ReadsText):
 
 
 def spec_of(name: str, config: ModelConfig) -> ModelSpec:
-    """What a checkpoint with this config.json can do."""
+    """The `ModelSpec` of a checkpoint with this config.json."""
     codec = config.codec
     return ModelSpec(
         name=name,
@@ -150,7 +150,7 @@ def spec_of(name: str, config: ModelConfig) -> ModelSpec:
         hop=math.prod(codec.decoder_rates) * config.patch_size,
         max_frames=min(_MAX_FRAMES, config.max_length // 2),
         voice_modes=("named", "described", "cloned"),
-        # Without a recording the model speaks as whom it likes, or as the instructions say, by the seed.
+        # Without a recording the voice depends on the seed and the instructions.
         voices=("default",),
         languages=("auto",),
         sampling=_SAMPLING,

@@ -1,9 +1,9 @@
-"""What the official package makes of a request, for `sonoro verify --reference`: run by an interpreter that has it.
+"""Run a request with the official package, for `sonoro verify --reference`, in an interpreter that has it.
 
     python official.py FOLDER ASKED.json MADE.npz
 
-`sonoro.profile.official` says what is asked and made. Knows nothing of sonoro, which that interpreter lacks. Where it
-is only imported, the official package is not needed.
+`sonoro.profile.official` defines both files. Must not import sonoro, which that interpreter lacks; the official package
+is imported on use.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Speak what is asked from the noise that is given, and write what came of it."""
+    """Run the request ASKED.json from its noise, and write prompt length, first decision, frames and audio to
+    MADE.npz."""
     folder, asked_file, made_file = sys.argv[1:]
     asked = json.loads(Path(asked_file).read_text(encoding="utf-8"))
     importlib.import_module("transformers")  # looks for torchaudio before there is a stand-in
-    # Imported, and used by an earlier model alone.
+    # Imported by the package, but used by an earlier model alone.
     sys.modules["torchaudio"] = types.ModuleType("torchaudio")
     official: Any = importlib.import_module("voxcpm.model.voxcpm2")
     with mock.patch.object(official, "get_dtype", return_value=torch.float32):

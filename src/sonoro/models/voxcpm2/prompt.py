@@ -1,6 +1,6 @@
-"""Text and recordings to prompt tokens, in all modes; the official limits. Runs on the CPU; touches no weight.
+"""Text and recordings to prompt tokens, with the official limits. Runs on the CPU.
 
-A prompt token is, as ids: a text id, whether it is a patch instead, and the patch as pairs of float32.
+The ids of a prompt token: text id, 1 if it is a patch instead, and the patch as pairs of float32.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ _AUDIO_START, _REFERENCE_START, _REFERENCE_END = 101, 103, 104
 _FIRST_PLAIN_ID = 107
 
 _PATCHES_PER_ID, _MORE_PATCHES = 6, 10
-"""The official limit of a text: six patches for each of its ids, and ten; from those six on it speaks again."""
+"""The official limit on frames: 6 per text id, plus 10. From 6 per id on, the official code retries as a bad case."""
 
 MOST_SPOKEN = 188
-"""Patches of a prompt beyond which earlier segments are left out: 30 s, the longest clips of its training."""
+"""Limit of audio patches in a prompt, 30 s (the longest training clips): beyond it earlier segments are dropped."""
 
 _PRIMING = 4
-"""The last recordings and segments that the codec is primed with, kept in the prompt or not: its memory is shorter."""
+"""Number of last recordings and segments that prime the codec, whether in the prompt or not: its left context is
+shorter."""
 
 _PARENTHESES = str.maketrans("", "", "()（）")
 
 
 @dataclass(frozen=True)
 class VoxVoice:
-    """`Voice.data` of this model: a recording that is continued, with its transcript, and one that is only sounded
-    like; patches [N, P, D] float32 on the CPU, none where there is no such recording.
-    """
+    """`Voice.data` of this model: `prompt`, a recording to continue, with its `transcript`, and `reference`, a
+    recording to imitate. Both are patches [N, P, D] float32 on the CPU; N is 0 without such a recording."""
 
     transcript: str
     prompt: Tensor
@@ -53,8 +53,8 @@ class VoxVoice:
 
 @dataclass(frozen=True)
 class VoxPrompt:
-    """One segment as rows [S, 2 + P * D / 2] int64; `voice` is what was heard, if segments were before. Its text, an
-    end included, is at `text_count` positions from `text_start` on."""
+    """One segment as `rows` [S, 2 + P * D / 2] int64. `voice` primes the codec with the audio before, if there are
+    earlier segments. Text and end token occupy `text_count` positions from `text_start` on."""
 
     controls: Controls
     rows: Ids
@@ -70,7 +70,7 @@ class VoxPrompt:
 
 
 class PromptBuilder:
-    """Lays out segments as the checkpoint was trained to read them.
+    """Builds the prompts of segments.
 
     Follows OpenBMB/VoxCPM voxcpm/model/voxcpm2.py `_generate_with_prompt_cache` and `merge_prompt_cache`. Raises
     `CheckpointError` if the tokeniser has more ids than `config`.
@@ -86,7 +86,7 @@ class PromptBuilder:
         self._width = 2 + config.patch_size * config.feat_dim // 2
 
     def read_control_tokens(self, *, is_on: bool) -> None:
-        """Take control tokens in a text for themselves, or refuse them."""
+        """Accept control tokens in a text as such, or (the default) reject them."""
         self._refused = {} if is_on else self._special
 
     def build(
@@ -97,11 +97,11 @@ class PromptBuilder:
         voice: Voice | None = None,
         instructions: str | None = None,
     ) -> VoxPrompt:
-        """The prompt of `text` after the segments `earlier`, their frames [T, P, D], spoken as `voice`.
+        """Build the prompt of `text` after the segments `earlier`, spoken as `voice`.
 
-        `instructions` stand before the first of them. A text that may end is bounded by its ids, whatever `controls`
-        allow. Raises `InvalidRequest` for a control token in a text, for instructions to a voice that is continued or
-        without a word, or for a prompt too long for the model.
+        `instructions` precede the first segment. Unless `ignore_eos`, the number of text ids limits the frames below
+        `controls.max_frames`. Raises `InvalidRequest` for control tokens, for instructions that are empty or with a
+        voice that continues a recording, and for a prompt too long for the model.
         """
         data = VoxVoice("", *[torch.empty(0)] * 2) if voice is None else voice.data
         control = "" if instructions is None else _control(instructions)
@@ -115,7 +115,7 @@ class PromptBuilder:
         texts[0] = control + texts[0]
         for field, part in (("ref_text", data.transcript), ("instructions", control)):
             self._ids(field, part)
-        # As one string: ids may reach from the transcript into the text.
+        # Tokenised as one string: a token may span the end of the transcript.
         whole = self._ids("text", data.transcript + join_text(texts))
         rows, prefix = [self._rows([*whole, _AUDIO_START])], None
         if len(data.reference):
@@ -135,7 +135,7 @@ class PromptBuilder:
             np.concatenate(rows),
             Voice(None, torch.cat(last)) if earlier else None,
             prefix,
-            # Behind all that is read with it, but for the audio.
+            # After all other text, before the audio.
             text_start=(0 if prefix is None else len(prefix)) + len(whole) - own,
             text_count=own + 1,
         )
@@ -145,7 +145,9 @@ class PromptBuilder:
         return prompt
 
     def _ids(self, field: str, text: str) -> list[int]:
-        """The ids of `text`, which is Chinese by single characters: without it the model mispronounces."""
+        """The ids of `text`, with tokens of several Chinese characters split: the model mispronounces them otherwise.
+
+        Raises `InvalidRequest` naming `field` for a control token."""
         check_text(field, text)
         ids = [part for index in self._tokenizer.encode(text) for part in self._characters.get(index, (index,))]
         if found := self._refused.keys() & set(ids):
@@ -153,11 +155,11 @@ class PromptBuilder:
         return ids
 
     def token_spans(self, text: str) -> list[tuple[int, int]]:
-        """Which characters of a segment `text` each of its ids reads, the start of audio included."""
+        """The range (start, end) of characters that each token of a segment `text` covers, audio start included."""
         spans: list[tuple[int, int]] = []
         for index, (start, end) in zip(self._tokenizer.encode(text), self._tokenizer.spans(text), strict=True):
             single = len(self._characters.get(index, ()))
-            # Of several characters an id each; a space before them has none.
+            # One id per Chinese character; a space before them has none.
             spans += [(at, at + 1) for at in range(end - single, end)] or [(start, end)]
         return [*spans, (len(text), len(text))]
 
@@ -174,12 +176,14 @@ class PromptBuilder:
 
 
 def stand_in(config: ModelConfig) -> TextTokenizer:
-    """A tokeniser for `config` where there is none."""
+    """A byte-level stand-in tokeniser that fits `config`."""
     return TextTokenizer.stand_in({}, first=min(_FIRST_PLAIN_ID, config.lm_config.vocab_size - 256))
 
 
 def _control(instructions: str) -> str:
-    """`instructions` as they stand before a text: in parentheses of their own, each run of white space a space."""
+    """`instructions` in the form that precedes a text: in parentheses, without inner ones, white space collapsed.
+
+    Raises `InvalidRequest` if they are empty."""
     words = instructions.translate(_PARENTHESES).split()
     if not words:
         raise InvalidRequest("instructions", instructions, "it must hold more than parentheses")

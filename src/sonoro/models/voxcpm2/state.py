@@ -1,4 +1,4 @@
-"""State by slot: that of `sonoro.models.slots`, both LMs on the same pages, and what the flow and the stop need."""
+"""Per-slot state: that of `sonoro.models.slots` with both LMs in one paged cache, plus options of flow and stop."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ __all__ = ["FrameState", "admit", "allocate", "prefill", "reset", "stage"]
 
 @dataclass(frozen=True, kw_only=True)
 class FrameState(BackboneState):
-    """Rows by slot, [N+1, ...] each. Mutated in place by the functions of this folder.
+    """State by slot, [N+1, ...] each. Mutated in place by the functions of this folder.
 
-    `patch` [P, D] is what the next one follows, zeros after text; `is_audio` says whether `pending` is a patch.
-    `options` are three int64, the first of them packed floats. The residual LM's layers stand behind the base
-    LM's in `cache`; `still` are tables that turn nothing, as it knows no positions.
-    """
+    `patch` [N+1, P, D] is the last patch, zeros after text; `is_audio` [N+1] bool whether `pending` is a patch.
+    `options` [N+1, 3] int64: guidance (packed floats), solver steps, minimum length. `cache` holds the base LM's layers
+    (`base`), then the residual LM's (`residual`); `still` are identity rotary tables for the residual LM, which has no
+    positions."""
 
     patch: Tensor
     is_audio: Tensor
@@ -48,13 +48,14 @@ class FrameState(BackboneState):
     still: Rotary
 
     def read_options(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of `rows` [B] int64: guidance float32, solver steps, the frame after which speech may end. Capturable."""
+        """Of the slots `rows` [B] int64: guidance float32, solver steps, frame after which speech may end; [B] each.
+        Capturable."""
         options = self.options[rows]
         return unpack_floats(options[:, :1])[:, 0].contiguous(), options[:, 1], options[:, 2]
 
 
 def allocate(lm: VoxLM, capacity: Capacity, word_heads: WordHeads | None = None) -> FrameState:
-    """Free slots for `capacity.slots` requests, `word_heads` of the base LM being watched.
+    """State of `capacity.slots` free slots, with `word_heads` of the base LM watched.
 
     Raises `ConfigError` for more positions than the model has.
     """
@@ -85,32 +86,33 @@ def allocate(lm: VoxLM, capacity: Capacity, word_heads: WordHeads | None = None)
 
 
 def reset(state: FrameState, slots: Sequence[int]) -> None:
-    """Make `slots` free and empty. No sync; not capturable."""
+    """Free and clear `slots`. No sync; not capturable."""
     clear_slots(state, slots, (state.patch, 0), (state.is_audio, False), (state.options, 0))
 
 
 def stage(state: FrameState, prompts: Sequence[VoxPrompt], slots: Sequence[int], pages: Sequence[Pages]) -> int:
-    """Lay out what `slots` need to speak `prompts` on `pages`; how many prompt tokens. No sync; not capturable."""
+    """Stage `prompts` with their `slots` and `pages`; returns the number of tokens staged. No sync; not capturable."""
     added = [((prompt.controls.sampling_controls,), _pack(prompt.controls)) for prompt in prompts]
     return stage_prompts(state, prompts, slots, pages, [prompt.rows for prompt in prompts], added)
 
 
 def admit(state: FrameState, slots: Tensor) -> None:
-    """Empty `slots` [B] int64 and give each what was staged for it, in that order. Capturable; no sync."""
+    """Reset `slots` [B] int64 and write the staged state to them, in order. Capturable; no sync."""
     state.options.index_copy_(0, slots, admit_staged(state, slots))
     state.patch.index_fill_(0, slots, 0)
     state.is_audio.index_fill_(0, slots, False)
 
 
 def is_text_alone(prompts: Sequence[VoxPrompt], pages: Sequence[Pages]) -> bool:
-    """Whether the rows of `prompts` that are not on `pages` already are text."""
+    """Whether all tokens of `prompts` after the cached prefixes of `pages` are text."""
     return not any(prompt.rows[own.cached :, 1].any() for prompt, own in zip(prompts, pages, strict=True))
 
 
 def prefill(lm: VoxLM, state: FrameState, tokens: Tensor, *, is_text_alone: bool = False) -> None:
-    """Run the staged tokens `tokens` [T] int64 and leave each prompt's last one pending. Capturable; no sync.
+    """Prefill the staged tokens with indices `tokens` [T] int64; each prompt's last input becomes pending. Capturable;
+    no sync.
 
-    The local encoder does not run where all of them are text.
+    With `is_text_alone`, a promise about all of them, the local encoder does not run.
     """
     packed, pending, ids = staged_tokens(state, tokens)
     is_audio, numbers = ids[:, 1] > 0, unpack_floats(ids[:, 2:])

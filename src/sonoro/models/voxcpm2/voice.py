@@ -1,5 +1,5 @@
-"""Recordings to a voice: patches to continue, with their transcript, and patches to sound like. As named tensors, and
-back.
+"""Encode recordings to a voice: patches to continue, with their transcript, and patches to imitate. Save and load
+voices.
 """
 
 from __future__ import annotations
@@ -31,11 +31,10 @@ def encode_voice(
     references: Sequence[Reference],
     priming: int | None = None,
 ) -> Voice:
-    """The voice of `references`: one to continue (`prompt`), one to sound like (`reference`), or both.
+    """Encode `references`: one to continue (`prompt`), one to imitate (`reference`), or both.
 
-    Audio is filled up to whole patches by silence: before what is continued, after what is not. Raises
-    `InvalidReference` for two of a kind, or one shorter than 0.5 s or longer than 60 s. `priming`: with how many of its
-    last patches what is continued primes the codec; None is all.
+    Silence pads them to whole patches: before a prompt, after a reference. `priming` is the number of the prompt's last
+    patches that prime the codec; None is all. Raises `InvalidReference` for two of a kind, or one not of 0.5 s to 60 s.
     """
     made: dict[str, Tensor] = {}
     for reference in references:
@@ -50,15 +49,15 @@ def encode_voice(
 
 
 def save_voice(voice: Voice) -> SavedVoice:
-    """`voice` as those of its `prompt` and `reference` that it has; the transcript is a fact."""
+    """The `prompt` and `reference` of `voice`, where present, as tensors; its transcript as a fact."""
     tensors = {name: getattr(voice.data, name) for name in _NAMES if len(getattr(voice.data, name))}
     return SavedVoice(tensors, {"transcript": voice.data.transcript})
 
 
 def load_voice(config: ModelConfig, saved: SavedVoice, priming: int | None = None) -> Voice:
-    """The voice that was saved, priming as `encode_voice` has it.
+    """Restore a saved voice; `priming` as in `encode_voice`.
 
-    Raises `TensorMismatch` for what is no voice of a model of `config`.
+    Raises `TensorMismatch` if it does not fit a model of `config`.
     """
     shape = (config.patch_size, config.feat_dim)
     for name, patches in saved.tensors.items():
@@ -73,7 +72,7 @@ def load_voice(config: ModelConfig, saved: SavedVoice, priming: int | None = Non
 
 
 def _voice(config: ModelConfig, made: dict[str, Tensor], transcript: str, priming: int | None) -> Voice:
-    """What is continued primes the codec, so that audio goes on where the recording ends."""
+    """A voice whose prompt primes the codec, so that audio continues where the recording ends."""
     nothing = torch.zeros(0, config.patch_size, config.feat_dim)
     prompt, reference = (made.get(name, nothing) for name in _NAMES)
     primes = prompt if priming is None else prompt[len(prompt) - min(priming, len(prompt)) :]

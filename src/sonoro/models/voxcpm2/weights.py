@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint folder: what they are called, and which belong to what."""
+"""How a checkpoint's tensors are stored: released names, fusions and parts."""
 
 from __future__ import annotations
 
