@@ -116,6 +116,14 @@ def test_it_goes_on_where_it_was_broken_off(here: Path) -> None:
     assert [line.partition(" ")[0] for line in said if "rows=" in line] == [f"{n}/14" for n in range(1, 15)]
 
 
+def test_a_file_that_is_whole_is_told_again(here: Path) -> None:
+    first, second, said = Clock(), Clock(), list[str]()
+    run(Tuning(SHAPES[:1]), torch.device("cuda"), lambda line: None, first)
+    assert run(Tuning(SHAPES[:1]), torch.device("cuda"), said.append, second) == here
+    assert not second.products
+    assert said[-1] == here.read_text(encoding="utf-8")
+
+
 def test_all_known_weights_are_measured_if_none_is_named(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "known_shapes", lambda: {(96, 64): False})
     run(Tuning(), torch.device("cuda"), lambda line: None, Clock())

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -120,7 +120,7 @@ def _run(tuning: Tuning, device: torch.device, say: Callable[[str], None], bench
     ]
     done, total = (len(shapes) - len(missing)) * len(columns), len(shapes) * len(columns)
     # While a shape is measured the kernels of the next are compiled.
-    for one, following in zip(missing, [*missing[1:], None], strict=True):
+    for one, following in zip_longest(missing, missing[1:]):
         one.begin()
         one.measure_first()
         if following is not None:
