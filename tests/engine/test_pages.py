@@ -16,6 +16,7 @@ from resolving import Engine
 from sonoro.core.config import EngineConfig
 from sonoro.core.text import Segment
 from sonoro.core.types import SpeechRequest
+from sonoro.engine.live_text import LiveFeed
 from sonoro.engine.pages import AHEAD, Pager
 from sonoro.engine.request import Playback, Progress, RunningRequest
 from sonoro.engine.scheduler import Scheduler
@@ -224,7 +225,9 @@ def test_who_waits_for_a_page_keeps_nobody_out_once_it_is_paused() -> None:
     while second in scheduler.plan(0.0, 0.01).frame:
         for running in (first, second):
             hear(running, 0.0)
-    first.is_paused = True
+    # Paused, and without the text that it would need to make the frames that others wait for.
+    first.is_paused, first.live = True, LiveFeed(lambda: None, lambda text: [text], "en", 100, 100)
+    first.segments = [Segment("a", 0, 1, ids=[], is_whole=False)]
     while scheduler.has_work:
         scheduler.plan(0.0, 0.01)
     small = request_of("small", 1, 1, 1)
@@ -319,3 +322,48 @@ def test_an_engine_says_the_same_with_a_third_of_the_pages() -> None:
             np.testing.assert_array_equal(audio(events, name), samples)
             assert (end(events, name).reason, end(events, name).frames) == (finished.reason, finished.frames)
         assert drain(engine) == []
+
+
+def test_a_listener_waits_for_the_pages_of_a_paused_request_only_until_that_has_made_its_frames() -> None:
+    """Twelve pages for two requests that may take nine each: the frames of one are made while it is paused, its audio
+    once it goes on."""
+    scheduler, now_s, waits = scheduler_of(pages=12, slots=2), 0.0, 0
+    paused, heard = request_of("paused", 16, 120, 20), request_of("heard", 16, 120, 20)
+    for running in (paused, heard):
+        scheduler.add(running)
+
+    def tick() -> list[RunningRequest]:
+        plan = scheduler.plan(now_s, 0.01)
+        for running in scheduler.running:
+            running.progress.length = running.steps
+            running.progress.is_done = running.steps == running.progress.limit
+            hear(running, now_s)
+        assert not plan.put_back
+        assert paused not in [running for rows in plan.codec.values() for running in rows] or not paused.is_paused
+        return plan.frame
+
+    while paused.steps < 60:
+        now_s += 0.05
+        tick()
+    paused.is_paused, decoded = True, paused.progress.decoded
+    while heard.steps < 120:
+        assert scheduler.has_work
+        frame = tick()
+        waits += heard not in frame
+        # Not a frame more than others wait for.
+        assert (paused in frame) <= (heard not in frame)
+        now_s += 0.05
+    assert waits >= 60
+    assert paused.progress.decoded == decoded
+    while not heard.is_drained:
+        tick()
+    scheduler.release(heard)
+    assert not scheduler.has_work
+    assert scheduler.pages.free == scheduler.pages.count
+    paused.is_paused = False
+    while not paused.is_drained:
+        assert scheduler.has_work
+        tick()
+    scheduler.release(paused)
+    assert scheduler.pages.free == scheduler.pages.count
+    assert scheduler.free_slots == 2

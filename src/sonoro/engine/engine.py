@@ -212,7 +212,8 @@ class Engine:
             self._finish(running, "cancelled")
 
     def pause(self, request_id: str) -> None:
-        """Stop generating a request until `resume`; it keeps its slot, and audio already launched still arrives."""
+        """Make no audio of a request until `resume`, and no frames unless another waits for its pages. It keeps its
+        slot, and audio already launched still arrives."""
         if request_id in self._running:
             self._running[request_id].is_paused = True
 

@@ -88,7 +88,8 @@ class Scheduler:
     """Owns the waiting queue, the slots and the page pool. A request holds its slot and pages until `release`.
 
     Pages are allocated as positions are used. When they run short, nothing is admitted; then requests without sent
-    audio are preempted; then the requests with the longest lead wait for a page.
+    audio are preempted; then the requests with the longest lead wait for a page, and meanwhile paused ones make their
+    frames, though no audio, so that their pages come free.
 
     `config` is resolved; its `codec_batches` are the sizes to pad to (empty if nothing is padded). `frame_s` is the
     duration of a frame, `token_s` the time that a prompt token takes to prefill, 0 if it is not known.
@@ -104,6 +105,8 @@ class Scheduler:
         self._pager = Pager(pages, config.page_positions)
         self._first: set[RunningRequest] = set()
         self._short: set[RunningRequest] = set()
+        self._blocked: set[RunningRequest] = set()
+        self._without_pages: set[RunningRequest] = set()
         self._is_closed = False
         self.running: list[RunningRequest] = []
         self.prefixes = PrefixCounts()
@@ -111,7 +114,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a plan made now would hold anything. Requests that are paused or wait for text are no work."""
+        """Whether a plan made now would hold anything. Requests that are paused or wait for text are no work,
+        unless others wait for their pages."""
         return any(self._is_work(running) for running in self.running) or self._admissible() is not None
 
     def is_full(self, others: int = 0) -> bool:
@@ -145,6 +149,7 @@ class Scheduler:
         """Remove a request from the queue, or free its slot and pages; results still in flight become void."""
         self._short.clear()
         self._first.discard(running)
+        self._without_pages.discard(running)
         self._is_closed = False
         self._pager.note_change()
         if running.allocation is None:
@@ -176,7 +181,8 @@ class Scheduler:
         put_back, pages = self._grow(now_s)
         admit = self._admit(now_s, tick_s)
         active = [running for running in self.running if not running.is_paused]
-        frame = [running for running in self._stepping() if running not in self._short]
+        lacking = self._short | self._blocked
+        frame = [running for running in self._stepping() if running not in lacking]
         text = [LateText(running, running.pending_ids, ids) for running in frame if (ids := running.late_ids)]
         for running, _, ids in text:
             _held(running).appended += len(ids)
@@ -186,28 +192,43 @@ class Scheduler:
 
     def _is_work(self, running: RunningRequest) -> bool:
         if running.is_paused:
-            return False
+            can_go_on = not (running.is_ending or running.is_starving or running in self._blocked)
+            return bool(self._short) and (can_go_on or self._has_spare_pages(running))
         is_waiting = running.is_starving or running in self._short
         return not is_waiting or self._due_frames(running, running.undecoded, 0.0, 0.0) > 0
 
     def _stepping(self) -> list[RunningRequest]:
-        """Requests that can make a frame, given a page for it."""
+        """Requests that can make a frame, given a page for it; while some lack one, paused requests too."""
         return [
-            running for running in self.running if not (running.is_paused or running.is_ending or running.is_starving)
+            running
+            for running in self.running
+            if not (running.is_ending or running.is_starving) and (self._short or not running.is_paused)
         ]
+
+    def _has_spare_pages(self, running: RunningRequest) -> bool:
+        """Whether `running` holds pages though all of its frames are made."""
+        return running.progress.is_done and running not in self._without_pages
+
+    @property
+    def _holding(self) -> list[RunningRequest]:
+        """Running requests that hold pages."""
+        return [running for running in self.running if running not in self._without_pages]
 
     def _grow(self, now_s: float) -> tuple[list[tuple[RunningRequest, int]], list[NewPages]]:
         """Give pages to requests that have used up theirs: sent audio first, then the shortest lead.
 
         Returns the preempted requests with the slots they had, and the pages given.
         """
+        if self._short:
+            self._give_back()
         self._short.clear()
+        self._blocked.clear()
         stepping = self._stepping()
         growing = [running for running in stepping if self._pager.lacks(running, 1)]
         if not growing:
             return [], []
         growing.sort(key=lambda running: (not running.is_heard, running.lead_s(now_s, self._frame_s)))
-        put_back, spare = list[tuple[RunningRequest, int]](), self._pager.spare(self.running)
+        put_back, spare = list[tuple[RunningRequest, int]](), self._pager.spare(self._holding)
         grown = list[NewPages]()
         for running in growing:
             if self._pager.lacks(running, 1) > spare:
@@ -220,7 +241,28 @@ class Scheduler:
             if 0 < self._pager.lacks(running, AHEAD) <= spare:
                 grown.append(self._pager.grow(running, AHEAD))
                 spare -= len(grown[-1].numbers)
+        if self._short:
+            grown += self._grow_paused()
         return put_back, grown
+
+    def _grow_paused(self) -> list[NewPages]:
+        """Give paused requests pages for a frame each as far as that is safe. Those without are blocked."""
+        grown = list[NewPages]()
+        for running in self._stepping():
+            if running.is_paused and self._pager.lacks(running, 1):
+                if self._pager.can_grow(running, self._holding):
+                    grown.append(self._pager.grow(running, 1))
+                else:
+                    self._blocked.add(running)
+        return grown
+
+    def _give_back(self) -> None:
+        """Free the pages of paused requests whose frames are all made: only their audio is still to come."""
+        for running in self.running:
+            if running.is_paused and self._has_spare_pages(running):
+                self.pages.release(_held(running).pages)
+                _held(running).pages.clear()
+                self._without_pages.add(running)
 
     def _make_room(self, running: RunningRequest) -> list[tuple[RunningRequest, int]]:
         """Preempt requests without sent audio until `running`, which has sent some, can have its next page.
@@ -229,7 +271,7 @@ class Scheduler:
         with their slots.
         """
         put_back = []
-        while running.allocation is not None and not self._pager.can_grow(running, self.running):
+        while running.allocation is not None and not self._pager.can_grow(running, self._holding):
             victims = [other for other in self.running if not other.is_heard] if running.is_heard else []
             if not victims:
                 self._short.add(running)
@@ -273,7 +315,7 @@ class Scheduler:
         is_short = _first_unpaused(self._short) is not None
         if running is None or not self._slots.free or self._is_closed or is_short:
             return None
-        return running if self._pager.can_admit(running, self.running) else None
+        return running if self._pager.can_admit(running, self._holding) else None
 
     def _plan_codec(self, active: list[RunningRequest], now_s: float, tick_s: float) -> dict[int, list[RunningRequest]]:
         """Choose the chunks of this tick by urgency, up to `codec_frames`; an underrun ahead overrides that limit."""
