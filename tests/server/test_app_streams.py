@@ -114,7 +114,7 @@ def test_a_place_is_waited_for_no_longer_than_said_and_not_by_too_many() -> None
     async def wait() -> None:
         gate = Gate(1, max_waiting=1, wait_s=0.1)
         async with gate.acquire():
-            with pytest.raises(TooManyRequests, match="came free"):
+            with pytest.raises(TooManyRequests, match="no request ended"):
                 async with gate.acquire():
                     pass
             waiting = asyncio.create_task(gate.acquire().__aenter__())

@@ -1,7 +1,7 @@
-"""Responses: audio encoded as it is made, from the engine's stream to the client's connection, behind a `Gate`.
+"""Streaming responses: encodes the engine's audio as it arrives and sends it, with concurrency limited by a `Gate`.
 
-Headers are sent with the first audio: a request that fails before gets a status of its own; one that fails later ends
-in an aborted body or an error event, never as if it were whole.
+Headers are sent with the first audio: a request that fails before gets an error status; one that fails later ends
+with an aborted body or an error event, never like a complete response.
 """
 
 from __future__ import annotations
@@ -58,32 +58,33 @@ NO_ENGINE = "the engine process ended or hangs, and another does not run yet"
 SILENCE_S = 0.2
 
 MAX_UNREAD_BYTES = 256 * 2**20
-"""Bound of the audio that waits for slow clients, beside that of the requests that hold a permit."""
+"""Bound of the unread audio of finished requests whose permits were released; requests with a permit are not counted.
+"""
 
 
 @dataclass(eq=False)
 class _Waiter:
-    """A request that waits for a permit since `since_s`, on the clock of the event loop."""
+    """A request that has waited for a permit since `since_s`, a time of the event loop."""
 
     permit: asyncio.Future[None]
     since_s: float
 
 
 class Permit:
-    """The right to run a request. It is released when the engine has finished the stream that it follows, though the
-    client may still be reading, or with the block that it was acquired for if it follows none."""
+    """The right to run a request. Released when the engine has finished the stream that it follows, even while the
+    client still reads; without a stream, at the end of the block that acquired it."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate, self._stream = gate, cast(RequestStream | None, None)
         self._unread_bytes, self._is_held, self._is_over = 0, True, False
 
     def follow(self, stream: RequestStream) -> None:
-        """Hold the permit for the engine's work on `stream`."""
+        """Hold the permit until the engine has finished `stream`."""
         self._stream = stream
         stream.on_done(self._end)
 
     def _end(self) -> None:
-        """The engine is done. Unread audio takes memory: what exceeds the gate's bound for it keeps its permit."""
+        """Release the permit, unless the unread audio would exceed the gate's `MAX_UNREAD_BYTES`."""
         unread_bytes = 0 if self._is_over or self._stream is None else self._stream.unread_bytes
         if self._gate.unread_bytes + unread_bytes <= MAX_UNREAD_BYTES:
             self._unread_bytes = unread_bytes
@@ -105,10 +106,10 @@ class Permit:
 class Gate:
     """Admits at most `max_concurrency` requests at once; at most `max_waiting` others wait, each for `wait_s` at most.
 
-    `share` is the fraction of them that can run now: less than 1 while one of several engines is down, 0 while there is
-    none; running requests are left alone. Waiters are admitted first in, first out, until the oldest has waited for
-    half of `wait_s`. From then on the newest is next: under overload some are then served soon, where in order all of
-    them would be served just before they time out.
+    `share` returns the fraction of `max_concurrency` that can run now: below 1 while one of several engines is down, 0
+    without any; running requests are not affected. Waiters are admitted FIFO until the oldest has waited for half of
+    `wait_s`, then LIFO: under overload some requests are then served soon, where FIFO would serve each just before its
+    timeout.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class Gate:
         self._share, self._running = share, 0
         self._waiting: deque[_Waiter] = deque()
         self.unread_bytes = 0
-        """Audio that engines have finished and that its clients have not read."""
+        """Unread audio of finished requests whose permits were released."""
 
     @property
     def waiting(self) -> int:
@@ -127,12 +128,13 @@ class Gate:
 
     @property
     def longest_wait_s(self) -> float:
-        """How long the oldest of them has waited; 0 if there is none."""
+        """How long the oldest waiting request has waited; 0 if none waits."""
         return asyncio.get_running_loop().time() - self._waiting[0].since_s if self._waiting else 0.0
 
     @contextlib.asynccontextmanager
     async def acquire(self) -> AsyncIterator[Permit]:
-        """A permit for the block. Raises `TooManyRequests` if none is free in time, `NotReady` if no engine runs."""
+        """Acquire a permit for the block. Raises `TooManyRequests` if none is free in time or too many wait, `NotReady`
+        if no engine runs."""
         await self._wait()
         permit = Permit(self)
         try:
@@ -157,16 +159,16 @@ class Gate:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
             elif not waiter.permit.cancelled():
-                # The permit came in the moment it gave up.
+                # The permit was granted just as the waiter gave up.
                 self.release()
             if isinstance(error, asyncio.CancelledError):
                 raise
             if not self._share():
-                raise NotReady(f"{NO_ENGINE}; it was waited for {self._wait_s:g} s") from error
-            raise TooManyRequests(f"no place came free in {self._wait_s:g} s; try again later") from error
+                raise NotReady(f"{NO_ENGINE}; the request waited for {self._wait_s:g} s") from error
+            raise TooManyRequests(f"no request ended within {self._wait_s:g} s; try again later") from error
 
     def release(self) -> None:
-        """Give back a permit."""
+        """Release a permit."""
         self._running -= 1
         self.wake_waiters()
 
@@ -176,7 +178,7 @@ class Gate:
         return share > 0 and self._running < max(1, round(self._max_concurrency * share))
 
     def wake_waiters(self) -> None:
-        """Admit as many waiters as may run; to be called when `share` may have risen."""
+        """Admit as many waiters as may run. Call it when `share` may have risen."""
         now_s = asyncio.get_running_loop().time()
         while self._waiting and self._has_room:
             is_overloaded = now_s - self._waiting[0].since_s > self._wait_s / 2
@@ -187,31 +189,30 @@ class Gate:
 
 
 class AudioBody:
-    """How an answer is put together: here it is the audio itself. Belongs to one answer."""
+    """The body of one response: here the encoded audio itself. Subclasses wrap it."""
 
     def content_type(self, audio: str) -> str:
-        """Of the body, whose audio has the type `audio`."""
+        """The content type of the body, given that of the encoded audio."""
         return audio
 
     def note(self, chunk: AudioChunk) -> None:
-        """`chunk` has been made: its audio is in this packet or, where an encoder holds it back, in later ones."""
+        """Note the engine's `chunk`. Its audio is in the next packet, or in later ones if the encoder holds it back."""
 
     def packet(self, audio: bytes) -> bytes:
-        """`audio`, encoded, as it goes into the body."""
+        """The part of the body that carries `audio`, which is encoded."""
         return audio
 
     def end(self, finished: Finished, usage: dict[str, int]) -> bytes:
-        """What the body says after the last audio."""
+        """The last part of the body, after all audio."""
         return b""
 
     def failure(self, refused: Refusal) -> bytes:
-        """What it says in place of the rest; nothing where the connection is closed on it instead."""
+        """The last part of the body after an error; empty if the connection is aborted instead."""
         return b""
 
 
 class _WordsBody(AudioBody):
-    """One with room for words, whose audio is played at `speed`: `told` are those that no packet has held yet, None as
-    long as there were none to tell."""
+    """A body with word times at `speed`. `told` holds the words not sent yet; None if the model gives none so far."""
 
     def __init__(self, speed: float) -> None:
         self._speed = speed
@@ -227,7 +228,7 @@ class _WordsBody(AudioBody):
 
 
 class EventBody(_WordsBody):
-    """Events of OpenAI's API that hold the audio, and events that hold the words whose times have become certain."""
+    """OpenAI's server-sent events with audio, and events with the words whose times are final."""
 
     def content_type(self, audio: str) -> str:
         return "text/event-stream"
@@ -250,12 +251,12 @@ class EventBody(_WordsBody):
 
 
 def told_faults(finished: Finished) -> dict[str, object]:
-    """What a body says of parts that went wrong: nothing if none did."""
+    """The field `faults` of a body; {} without faults."""
     return {"faults": msgspec.to_builtins(finished.faults)} if finished.faults else {}
 
 
 class JSONBody(_WordsBody):
-    """All of it as one object: the audio, of `format`, and its words."""
+    """One JSON object with the audio, in `format`, and the words."""
 
     def __init__(self, speed: float, format: str) -> None:
         super().__init__(speed)
@@ -277,8 +278,8 @@ class JSONBody(_WordsBody):
 
 @dataclass(frozen=True)
 class Speech:
-    """A request and how its audio is sent. `name` is its id as its client knows it. It `is_silent` if its text has
-    nothing to speak, as a full stop alone."""
+    """A request and how its audio is sent. `name` is the client's id of it. It `is_silent` if its text has nothing to
+    speak, such as a lone full stop."""
 
     name: str
     request: SpeechRequest
@@ -292,7 +293,7 @@ class Speech:
         return {"content-type": kind, "x-sample-rate": str(self.encoding.encoder.rate), "cache-control": "no-store"}
 
     def usage(self, finished: Finished) -> dict[str, int]:
-        """Characters in and frames out."""
+        """Characters in and frames out, as OpenAI's token counts."""
         characters = len(self.request.text)
         total = characters + finished.frames
         return {"input_tokens": characters, "output_tokens": finished.frames, "total_tokens": total}
@@ -301,9 +302,9 @@ class Speech:
 async def encoded_audio(
     speech: Speech, client: Fleet, gate: Gate, observation: Observation
 ) -> AsyncGenerator[bytes | Finished, None]:
-    """The encoded audio of `speech` as it is made, then its end. A permit is held while the engine works.
+    """Yield the encoded audio of `speech` as it arrives, then `Finished`. Holds a permit while the engine works.
 
-    Raises `TooManyRequests`, `NotReady` and what `Fleet.open` and its answer raise.
+    Raises `TooManyRequests`, `NotReady`, and what `Fleet.open` and its stream raise.
     """
     async with contextlib.aclosing(_engine_events(speech, client, gate)) as events:
         async for event in events:
@@ -323,7 +324,7 @@ async def encoded_audio(
 
 
 async def _engine_events(speech: Speech, client: Fleet, gate: Gate) -> AsyncGenerator[AudioChunk | Finished, None]:
-    """The events of `speech` from the engine; those of a silent one are made here."""
+    """The events of `speech` from the engine, or of silence if it `is_silent`."""
     if speech.is_silent:
         for event in silent_events(speech.request.id, speech.request.text, client.spec.sample_rate):
             yield event
@@ -335,7 +336,7 @@ async def _engine_events(speech: Speech, client: Fleet, gate: Gate) -> AsyncGene
 
 
 def silent_events(request_id: str, text: str, sample_rate: int) -> tuple[AudioChunk, Finished]:
-    """The events of a `text` that has nothing to speak: `SILENCE_S` of silence, then its end."""
+    """The events of a `text` with nothing to speak: `SILENCE_S` of silence, then `Finished`."""
     pcm = bytes(2 * round(SILENCE_S * sample_rate))
     chunk = AudioChunk(request_id=request_id, index=0, pcm=pcm, characters=len(text))
     end = Finished(
@@ -349,7 +350,7 @@ def silent_events(request_id: str, text: str, sample_rate: int) -> tuple[AudioCh
 
 
 def conclude(speech: Speech, observation: Observation, reason: str, *, is_whole: bool) -> dict[str, object]:
-    """Count the end of `speech` and free its encoder; returns the facts for the log."""
+    """Count the end of `speech` and free its encoder; return the facts for the log."""
     speech.encoding.close()
     observation.end(reason, is_whole=is_whole)
     first_s = observation.first_packet_s
@@ -362,7 +363,7 @@ def conclude(speech: Speech, observation: Observation, reason: str, *, is_whole:
 
 
 class SpeechResponse(Response):
-    """Streams speech, and stops as soon as the client disconnects."""
+    """Streams speech; stops as soon as the client disconnects."""
 
     def __init__(
         self, speech: Speech, client: Fleet, gate: Gate, observation: Observation, slow_reader_timeout_s: float
@@ -380,11 +381,11 @@ class SpeechResponse(Response):
         finally:
             scope["state"]["facts"] |= conclude(self._speech, self._observation, reason, is_whole=is_whole)
             if self._has_begun and not self._has_ended and scope["http_version"] == "1.0" and RESET in scope["state"]:
-                # In HTTP/1.0, which many proxies still speak, a closed connection is the clean end of a body.
+                # In HTTP/1.0, which many proxies still use, a normal close would mark the body as complete.
                 scope["state"][RESET]()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> tuple[str, bool]:
-        """Send everything; returns how it ended, and whether the client got all of it."""
+        """Send the response; return the reason of its end, and whether the client got all of it."""
         try:
             arguments = self._speech, self._client, self._gate, self._observation
             async with contextlib.aclosing(encoded_audio(*arguments)) as parts:
@@ -402,11 +403,11 @@ class SpeechResponse(Response):
                 await RefusalResponse(refused)(scope, receive, send)
             elif not isinstance(error, SlowReader) and (last := self._speech.body.failure(refused)):
                 await self._send(send, last, is_last=True)
-            # Any other body stays incomplete: the connection is closed.
+            # Any other body stays incomplete: uvicorn closes the connection.
             return error.code, False
 
     async def _send(self, send: Send, body: bytes, *, is_last: bool = False) -> None:
-        """Send a part of the body, before the first the headers. Raises `SlowReader` if it is not read in time."""
+        """Send the headers, if they were not, and a part of the body. Raises `SlowReader` if it is not read in time."""
         async with taken_within(self._timeout_s):
             if not self._has_begun:
                 self._has_begun = True
@@ -418,7 +419,7 @@ class SpeechResponse(Response):
 
 @contextlib.asynccontextmanager
 async def taken_within(limit_s: float) -> AsyncIterator[None]:
-    """What is sent in the block is taken in time. Raises `SlowReader` if it is not."""
+    """A context for sending. Raises `SlowReader` if the client does not take the data within `limit_s`."""
     try:
         async with asyncio.timeout(limit_s):
             yield
@@ -427,12 +428,12 @@ async def taken_within(limit_s: float) -> AsyncIterator[None]:
 
 
 def sse_event(data: dict[str, Any]) -> bytes:
-    """A server-sent event that holds `data`."""
+    """Encode `data` as a server-sent event."""
     return b"data: " + json.dumps(data).encode() + b"\n\n"
 
 
 async def cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result | None:
-    """The result of `work`; None, the work cancelled, if the client closes its connection before."""
+    """The result of `work`, or None if the client disconnects first, which cancels the work."""
     working, leaving = asyncio.create_task(work), asyncio.create_task(_disconnected(receive))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)

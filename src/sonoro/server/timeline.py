@@ -1,4 +1,4 @@
-"""When characters and words are spoken, told while audio is made: by the model's words, or estimated."""
+"""Character and word times of a streaming response: from the model's word times, or estimated."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ __all__ = ["TimedBody", "Timeline", "WordTimes"]
 
 
 class WordTimes:
-    """Words between white space, as they are written, each told once its time is certain."""
+    """Collects character times into words as written, between white space."""
 
     def __init__(self) -> None:
         self._word, self._start_s, self._end_s = "", 0.0, 0.0
 
     def tell(self, times: CharacterTimes, *, is_last: bool) -> tuple[list[str], list[float], list[float]]:
-        """Words, their starts and ends, that end with further characters; `is_last`: or with the text."""
+        """Add further characters; return the words that they complete, their starts and their ends in seconds.
+
+        `is_last`: the text ends, which completes its last word.
+        """
         told: tuple[list[str], list[float], list[float]] = ([], [], [])
         last = [(" ", self._end_s, self._end_s)] if is_last else []
         for character, start_s, end_s in [*zip(*times, strict=True), *last]:
@@ -34,20 +37,20 @@ class WordTimes:
 
 
 class Timeline:
-    """When the characters of a text are spoken, told as its audio is made, in seconds from its beginning.
+    """Character times of a text as its audio arrives, in seconds from its start.
 
-    By the model's words where it tells them. Where it does not the characters spoken by the end of each chunk share
-    its time, which is an estimate. `sample_rate` is the model's, `speed` that at which the audio is played.
+    They follow the model's word times if it gives any; else the characters of each chunk share its duration, an
+    estimate. `sample_rate` is the model's, `speed` that of playback.
     """
 
     def __init__(self, sample_rate: int, speed: float) -> None:
         self._rate, self._speed = sample_rate, speed
         self._at, self._at_s = 0, 0.0
         self.audio_s = 0.0
-        """Of what was told so far."""
+        """Duration of the chunks so far, at `speed`."""
 
     def tell(self, text: str, chunk: AudioChunk) -> CharacterTimes:
-        """Those that are certain now that `chunk` was made of `text`, of which more may come."""
+        """Add `chunk`; return the character times of `text` that have become final. More text may follow."""
         self.audio_s += len(chunk.pcm) / 2 / self._rate / self._speed
         words = chunk.words
         if words is None and chunk.characters > self._at:
@@ -55,7 +58,7 @@ class Timeline:
         return self._advance(text, words or (), None)
 
     def finish(self, text: str, finished: Finished | None = None) -> CharacterTimes:
-        """The rest, now that all of `text` has been spoken."""
+        """The remaining character times, after all of `text` has been spoken."""
         return self._advance(text, (finished and finished.words) or (), self.audio_s)
 
     def _estimate(self, text: str, end: int) -> Word:
@@ -71,9 +74,9 @@ class Timeline:
 
 
 class TimedBody(AudioBody, ABC):
-    """Audio with the times of the characters of its `text`; `line` puts the two together. Of type `kind`.
+    """A body of content type `kind` with audio and the character times of `text`, which `line` puts together.
 
-    What the encoder makes goes through `convert`."""
+    Encoded audio passes through `convert`."""
 
     kind = "application/json"
 
@@ -96,7 +99,7 @@ class TimedBody(AudioBody, ABC):
 
     @abstractmethod
     def line(self, audio: bytes, times: CharacterTimes, *, is_last: bool) -> bytes:
-        """What the body says next; of the last the audio is empty."""
+        """The next part of the body; the last one has no audio."""
 
     def _add(self, times: CharacterTimes) -> None:
         self._times.characters.extend(times.characters)

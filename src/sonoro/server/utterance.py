@@ -1,4 +1,4 @@
-"""One text being spoken while it may still arrive. Knows the service and who listens, not how that is told."""
+"""One text spoken while it may still be arriving. Knows the service and a `Listener`, but no wire format."""
 
 from __future__ import annotations
 
@@ -29,37 +29,38 @@ CANCELLED = "cancelled"
 
 
 class Listener(Protocol):
-    """Who an utterance is spoken to. Each call may raise `SlowReader`, or `WebSocketDisconnect` if nobody is there."""
+    """Receives an utterance. Each call may raise `SlowReader`, or `WebSocketDisconnect` if the client is gone."""
 
     dialect: str
-    """The wire format that the client speaks, as metrics call it."""
+    """The client's wire format, as labelled in metrics."""
 
     @property
     def caller(self) -> Caller:
-        """Who asks."""
+        """The client's `Caller`."""
 
     async def send_event(self, event: str, **fields: Any) -> None:
-        """Tell of `audio.start` before the first audio, then of `audio.done` or `response.cancelled`: docs/live.md."""
+        """Send `audio.start` before the first audio, then `audio.done` or `response.cancelled`; see docs/live.md."""
 
     async def send_audio(self, audio: bytes, source: AudioChunk | Finished) -> None:
-        """Take `audio`, encoded, possibly nothing: what `source` adds, or what the encoder held back until the end."""
+        """Send encoded `audio`, possibly empty: that of `source`, or what the encoder held back until the end."""
 
     async def refuse(self, error: SonoroError, request_id: str | None) -> None:
-        """Tell why the utterance has ended."""
+        """Send the error that ended the utterance."""
 
 
 class Utterance:
-    """One text being spoken. Ends by itself: with the client told, or with what its connection raised."""
+    """One text being spoken, by the task `speaking`, which returns the reason of its end or raises the connection's
+    error."""
 
     def __init__(self, listener: Listener, service: Service, body: SpeechBody, request: SpeechRequest) -> None:
         self._listener, self._service, self._body, self._request = listener, service, body, request
         self._id, self._text = request.id, ""
         self._encoding = service.encoding(body)
         self._observation = service.observe(body.speed, time.perf_counter(), listener.dialect)
-        self._sent_samples = 0  # of the model
+        self._sent_samples = 0  # at the model's rate
         self._words: list[Word] = []
         self._plays_until_s = 0.0
-        self._heard_s: float | None = None  # of the audio as it is played, when it was aborted
+        self._heard_s: float | None = None  # played by the time of the abort
         self._is_waiting = self._has_begun = self._is_aborted = False
         self._answer: RequestStream | None = None
         self._failure: SonoroError | None = None
@@ -67,9 +68,9 @@ class Utterance:
         self.speaking = asyncio.create_task(self._run())
 
     def append(self, text: str) -> None:
-        """More text. Raises `InvalidRequest` if it had all; too much ends the utterance."""
+        """Append `text`. Raises `InvalidRequest` after `end_text`; too much text ends the utterance with an error."""
         if self.is_text_whole:
-            raise InvalidRequest("input.text", "given", "input.done was said; wait until the utterance has ended")
+            raise InvalidRequest("input.text", "given", "input.done was sent; wait until the utterance has ended")
         if self._is_aborted:
             return
         self._text += text
@@ -80,19 +81,19 @@ class Utterance:
             self._answer.append_text(text)
 
     def end_text(self) -> None:
-        """The text is whole."""
+        """Mark the text as complete."""
         if self._answer is not None and not self.is_text_whole:
             self._answer.end_text()
         self.is_text_whole = True
 
     def abort(self) -> None:
-        """Say no more, and tell what was said."""
+        """Stop speaking; the listener is told how much was spoken."""
         self.is_text_whole = True
         if not self._is_aborted:
             self._abort(None)
 
     async def cancel(self) -> str:
-        """Abort; how it ended, which it may have done before."""
+        """Abort, and return the reason of the end, which may have come before."""
         self.abort()
         await asyncio.wait({self.speaking})
         return self.speaking.result()
@@ -108,7 +109,7 @@ class Utterance:
             self.speaking.cancel()
 
     async def _run(self) -> str:
-        """Speak; how it ended."""
+        """Speak, report an error to the listener, and log; return the reason of the end."""
         reason = "disconnected"
         try:
             reason = await self._speak_unless_aborted()
@@ -119,7 +120,7 @@ class Utterance:
             reason = error.code
             await self._listener.refuse(error, self._id)
         finally:
-            # The pace of its text is the client's: no time but that of its first packet says anything of the server.
+            # The client sets the pace of the text, so only the time to the first packet is counted.
             speech = Speech(self._id, msgspec.structs.replace(self._request, text=self._text), self._encoding)
             facts = conclude(speech, self._observation, reason, is_whole=False)
             named = {"id": self._id, "key": self._listener.caller.name}
@@ -155,7 +156,7 @@ class Utterance:
         raise AssertionError("a stream ends with its `Finished`")
 
     async def _engine_events(self, answer: RequestStream) -> AsyncGenerator[AudioChunk | Finished, None]:
-        """What the engine says; silence, where it says that there is nothing to speak, as in an emoji alone."""
+        """The engine's events, or silence if it refuses a text with nothing to speak, such as a lone emoji."""
         try:
             async for event in answer:
                 yield event
@@ -168,7 +169,7 @@ class Utterance:
     async def _send(self, chunk: AudioChunk) -> None:
         self._observation.made(chunk.pcm)
         audio = await self._encoding.feed(chunk.pcm)
-        # What comes too late to be heard may tell of words before it.
+        # Audio after an abort is not sent, but may bring times of earlier words.
         self._words += at_speed(chunk.words or (), self._body.speed)
         if not self._is_aborted:
             self._sent_samples += len(chunk.pcm) // 2
@@ -182,7 +183,7 @@ class Utterance:
             self._observation.sent()
         await self._listener.send_audio(audio, source)
         if isinstance(source, AudioChunk):
-            # A listener who had run out of audio waited for it.
+            # After an underrun, playback resumes now.
             begins_s = max(self._plays_until_s, time.perf_counter())
             own_rate = self._service.client.spec.sample_rate
             self._plays_until_s = begins_s + len(source.pcm) / 2 / own_rate / self._body.speed
@@ -209,7 +210,7 @@ class Utterance:
         return finished.reason
 
     async def _report_cancelled(self, position: int) -> str:
-        """Tell of a cut at `position` of the text; how it ended."""
+        """Send `response.cancelled` at `position` of the text; return `CANCELLED`. Raises the error of an abort."""
         if self._failure is not None:
             raise self._failure
         facts: dict[str, Any] = {"samples_sent": self._samples, "text_position": position}
@@ -220,6 +221,6 @@ class Utterance:
 
     @property
     def _samples(self) -> int:
-        """Those sent, at the rate they are heard at."""
+        """Samples sent, at the encoder's rate and speed."""
         own_rate = self._service.client.spec.sample_rate
         return round(self._sent_samples * self._encoding.encoder.rate / own_rate / self._body.speed)

@@ -16,23 +16,23 @@ __all__ = ["Bucket", "Files", "Folder", "Memory"]
 
 _UNFINISHED = ".tmp"
 _ABANDONED_S = 3600.0
-"""An unfinished file this old was left by a process that was killed."""
+"""An unfinished file older than this was left by a killed process."""
 
 
 class Files(Protocol):
-    """Files by name, which other processes may add and remove too. Every method raises only `OSError`."""
+    """A flat store of files by name; other processes may change it too. Methods raise nothing but `OSError`."""
 
     def stamps(self) -> dict[str, Hashable]:
-        """The files by name, each with a stamp that changes when the file is replaced."""
+        """All files by name, each with a stamp that changes when the file is replaced."""
 
     def create(self, name: str, data: bytes) -> Hashable:
-        """Write `data` atomically; returns its stamp, None if that is not known yet. Raises `FileExistsError`."""
+        """Write a new file atomically; return its stamp, or None if unknown. Raises `FileExistsError`."""
 
     def read(self, name: str) -> bytes:
         """The content of a file. Raises `IsADirectoryError` for what is not a file."""
 
     def delete(self, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file, if it exists."""
 
 
 class Memory:
@@ -56,7 +56,7 @@ class Memory:
 
 
 class Folder:
-    """Files in the folder `path`, which is made if it is missing. Unfinished files are not listed."""
+    """Files in the folder `path`, which is created if missing. Unfinished files are not listed."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path).expanduser()
@@ -105,7 +105,7 @@ class Folder:
             os.close(handle)
 
     def _sweep(self) -> None:
-        """Remove files left unfinished by killed processes, not those that another server is writing now."""
+        """Remove unfinished files of killed processes, but none that another server may be writing."""
         for path in self._path.iterdir():
             with contextlib.suppress(FileNotFoundError):
                 if _is_unfinished(path) and path.stat().st_mtime < time.time() - _ABANDONED_S:
@@ -113,14 +113,14 @@ class Folder:
 
 
 class Bucket:
-    """Objects below `url`, as `s3://bucket/voices`. The bucket must exist. Libraries and credentials are fsspec's."""
+    """Objects below `url`, such as `s3://bucket/voices`, by fsspec with its credentials. The bucket must exist."""
 
     def __init__(self, url: str) -> None:
         with _as_os_error():
             self._files, path = fsspec.url_to_fs(url)
             self._path = path.rstrip("/")
             bucket = "/".join(self._path.split("/")[: 2 if self._path.startswith("/") else 1])
-            # A bucket is not created: its name may be misspelt.
+            # Do not create a bucket: its name may be misspelt.
             if not self._files.exists(bucket):
                 raise FileNotFoundError(f"there is no {bucket!r} that can be reached")
             if bucket != self._path:
@@ -136,13 +136,13 @@ class Bucket:
             except FileNotFoundError:
                 return {}  # a bucket has no folder without objects
             names = {entry["name"].rpartition("/")[2]: entry for entry in found if entry["type"] == "file"}
-            # Each store has its own name for an object's version: an ETag, a generation, a time.
+            # Stores name an object's version differently (ETag, generation, time), so compare all facts.
             return {name: str(sorted(names[name].items())) for name in sorted(names) if name}
 
     def create(self, name: str, data: bytes) -> Hashable:
         with _as_os_error():
             self._files.pipe_file(f"{self._path}/{name}", data, mode="create")
-        # It is written, whether or not it can be listed now.
+        # The write succeeded, even if the listing fails.
         with contextlib.suppress(OSError):
             return self.stamps().get(name)
         return None
@@ -169,7 +169,7 @@ def _as_os_error() -> Iterator[None]:
 
 
 def _rename(unfinished: str, path: Path) -> None:
-    """Move a file to `path`. Raises `FileExistsError` if there is one, where the file system has hard links."""
+    """Move a file to `path`. Raises `FileExistsError` if it exists, where the file system has hard links."""
     try:
         os.link(unfinished, path)
     except FileExistsError:

@@ -1,7 +1,7 @@
-"""The registered voices of a server: encoded once by an engine, stored in a folder, a bucket or memory, read by digest.
+"""The uploaded voices of a server: encoded once by an engine, stored in a folder, a bucket or memory, read by digest.
 
-A voice is bytes that name the model they are for. One thread reads and writes the files; the listing may be read at any
-time. No torch.
+A voice is a file that names its model's fingerprint. One thread reads and writes the files; the listing may be read at
+any time. No torch.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _SUFFIX = ".safetensors"
 
 
 class StoreUnreachable(EngineError):
-    """The storage does not answer now."""
+    """The storage cannot be read at the moment."""
 
 
 class VoiceStore:
-    """At most `max_voices` in `location`: a folder, the URL of a bucket, or memory if it is empty. `open` it first.
+    """At most `max_voices` voices in `location`: a folder, the URL of a bucket, or "" for memory. Call `open` first.
 
-    Other servers may write to the same location; `refresh` reads what they changed.
+    Other servers may write to the same location; `refresh` reads their changes.
     """
 
     def __init__(self, location: str, max_voices: int) -> None:
@@ -57,12 +57,13 @@ class VoiceStore:
         self._next_scan: asyncio.Task[None] | None = None
 
     async def open(self, fingerprint: str) -> None:
-        """Read the voices for the model of that fingerprint; skip others with a warning. Raises `ConfigError`."""
+        """Read the voices of the model with `fingerprint`, skipping others with a warning. Raises `ConfigError` if the
+        location cannot be used."""
         self._fingerprint = fingerprint
         await self._in_thread(self._open)
 
     def close(self) -> None:
-        """Start no more work."""
+        """Drop queued work; running work is not waited for."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def add(
@@ -72,10 +73,10 @@ class VoiceStore:
         consent: str | None,
         encode: Callable[[tuple[Reference, ...]], Awaitable[EncodedVoice]],
     ) -> VoiceFacts:
-        """Register what `encode` makes of `references` under the id `name`. Cancelling the call does not undo it.
+        """Encode `references` by `encode` and store the voice by the id `name`. Cancelling the call does not stop it.
 
-        Raises `InvalidRequest` for a bad name or if no more may be registered, `VoiceExists`, `EngineError` if it
-        cannot be stored, and what `encode` raises.
+        Raises `InvalidRequest` for an invalid name or at `max_voices`, `VoiceExists`, `EngineError` if the voice cannot
+        be stored, and what `encode` raises.
         """
         name = voice_id(name)
         if name in self._voices or name in self._adding:
@@ -101,13 +102,13 @@ class VoiceStore:
         await asyncio.shield(self._begin(self._in_thread(partial(self._delete, name))))
 
     async def data(self, digest: str) -> bytes:
-        """The encoded voice of that digest. Raises `UnknownVoice` if it is gone, or `EngineError`."""
+        """Read the encoded voice of `digest`. Raises `UnknownVoice` if it was deleted, or `EngineError`."""
         return await self._in_thread(partial(self._data, digest))
 
     async def refresh(self) -> None:
-        """Read the storage again, which others may have changed. Raises `EngineError` if that fails.
+        """Scan the storage for changes by other servers. A scan that fails logs a warning.
 
-        Calls during a scan wait for one further scan, so that each sees what was written before it.
+        Calls during a scan share one further scan, so that each sees what was written before the call.
         """
         if not self._location:
             return
@@ -128,7 +129,7 @@ class VoiceStore:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _begin(self, work: Awaitable[Result]) -> asyncio.Task[Result]:
-        """Run `work` to its end, whether or not its caller is cancelled."""
+        """Run `work` to its end even if its caller is cancelled."""
         task = asyncio.ensure_future(work)
         assert isinstance(task, asyncio.Task)
         self._work.add(task)
@@ -138,9 +139,9 @@ class VoiceStore:
     def _note_end(self, task: asyncio.Task[Any]) -> None:
         self._work.discard(task)
         if not task.cancelled():
-            task.exception()  # its caller may have been cancelled
+            task.exception()  # mark it as retrieved: the caller may have been cancelled
 
-    # The rest runs in the thread, which alone replaces the listing; readers see the old or the new one.
+    # The methods below run in the thread, which alone replaces the listing; readers see the old or the new one.
 
     def _open(self) -> None:
         if self._location:
@@ -171,7 +172,7 @@ class VoiceStore:
         except OSError as error:
             raise EngineError(f"the voice {name!r} could not be deleted: {error.strerror or error}") from error
         self._publish({known: facts for known, facts in self._voices.items() if known != name})
-        # The next voice of that name may have the same stamp: clocks of buckets count seconds.
+        # Forget the stamp: the next voice of that name may have the same, as buckets' clocks count seconds.
         self._stamps.pop(name, None)
 
     def _data(self, digest: str) -> bytes:
@@ -184,7 +185,7 @@ class VoiceStore:
         return data
 
     def _scan(self) -> None:
-        """Read the files that are new or changed, and list those that can be used."""
+        """Read new and changed files, and publish the usable voices."""
         stamps = self._stamped_files()
         known = {name: facts for name, facts in self._voices.items() if name in stamps}
         for name, stamp in stamps.items():
@@ -193,12 +194,14 @@ class VoiceStore:
             self._stamps[name] = stamp
             try:
                 if name not in known and len(known) >= self._max_voices:
-                    raise InvalidRequest("name", name, "as many voices as may (max_registered_voices) are registered")
+                    raise InvalidRequest(
+                        "name", name, f"max_registered_voices ({self._max_voices}) are registered already"
+                    )
                 known[name], _ = self._read(name)
             except (EngineError, InvalidRequest) as error:
                 known.pop(name, None)
                 if isinstance(error, StoreUnreachable):
-                    self._stamps[name] = None  # so it is read the next time
+                    self._stamps[name] = None  # so that the next scan reads it
                 logger.warning("event=voice_passed_over file=%r reason=%r", name + _SUFFIX, str(error))
         self._stamps = {name: stamp for name, stamp in self._stamps.items() if name in stamps}
         self._publish(known)
@@ -207,7 +210,7 @@ class VoiceStore:
         self._voices, self.voices = voices, tuple(voices[name] for name in sorted(voices))
 
     def _stamped_files(self) -> dict[str, Hashable]:
-        """The stamps of the files that could be voices, by name. Warns once of any other."""
+        """Stamps by voice id of the files with the suffix of voices. Warns once of each other file."""
         stamps: dict[str, Hashable] = {}
         for file, stamp in self._files.stamps().items():
             if file.endswith(_SUFFIX):
@@ -218,7 +221,7 @@ class VoiceStore:
         return stamps
 
     def _read(self, name: str) -> tuple[VoiceFacts, bytes]:
-        """Facts and bytes of a voice. Raises `StoreUnreachable`, or `EngineError` if it is no voice."""
+        """Read the facts and bytes of a voice. Raises `StoreUnreachable`, or `EngineError` if the file is no voice."""
         try:
             data = self._files.read(name + _SUFFIX)
         except IsADirectoryError as error:
@@ -232,7 +235,7 @@ class VoiceStore:
             is_named = False
         if not is_named:
             raise EngineError(f"it holds the voice {facts.name!r}, not {name!r}")
-        # Older files have no digest of their own.
+        # Older files do not store a digest.
         return msgspec.structs.replace(facts, digest=facts.digest or hashlib.sha256(data).hexdigest()), data
 
 

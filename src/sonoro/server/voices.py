@@ -24,7 +24,7 @@ from sonoro.server.stream import cancel_on_disconnect
 __all__ = ["voice_routes"]
 
 MAX_FORM_BYTES = 64 * 1024
-"""Bound of a form without its recording."""
+"""Upper bound of a form without its recording."""
 
 MAX_CONSENT = 2000
 
@@ -32,21 +32,21 @@ _STRING, _OR_NONE = {"type": "string"}, {"type": ["string", "null"]}
 _VOICE = object_of(
     ("name", "use", "duration_s", "created_at"),
     name=_STRING,
-    use={"enum": ["prompt", "reference"], "description": "in context, or the timbre alone"},
+    use={"enum": ["prompt", "reference"], "description": "cloned with its transcript, or the timbre only"},
     duration_s={"type": "number"},
     created_at={"type": "integer"},
     transcript=_OR_NONE,
     consent=_OR_NONE,
-    id={**_STRING, "description": "told to admin keys, whose name for it this is"},
-    owner={**_OR_NONE, "description": "told to admin keys; null if it is everybody's"},
+    id={**_STRING, "description": "for admin keys only: the unique name of the voice"},
+    owner={**_OR_NONE, "description": "for admin keys only; null if the voice is everybody's"},
 )
 _FORM = object_of(
     ("audio", "name"),
     audio={**_STRING, "format": "binary", "description": "a recording of 0.5 to 60 s"},
     name={**_STRING, "pattern": "^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"},
-    ref_text={**_STRING, "description": "what is said in it; needed unless x_vector_only_mode"},
+    ref_text={**_STRING, "description": "transcript of the recording; required unless x_vector_only_mode"},
     x_vector_only_mode={**_STRING, "enum": ["true", "false"], "default": "false"},
-    consent={**_STRING, "maxLength": MAX_CONSENT, "description": "kept with the voice"},
+    consent={**_STRING, "maxLength": MAX_CONSENT, "description": "a statement of consent, stored with the voice"},
 )
 _TAKES = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}}
 _LIST = object_of(
@@ -67,14 +67,14 @@ _DELETED = _answers(200, {"type": "object", "required": ["name", "deleted"]}, 40
 
 
 def voice_routes(service: Service) -> APIRouter:
-    """The routes, with a key if there are keys; without one only the model's voices are listed."""
+    """The routes of voices; on a server with keys, only the listing of the model's voices needs none."""
     router = APIRouter(prefix="/v1/audio/voices")
     with_key = [Depends(service.authorise)]
     client, config = service.client, service.config
 
     @router.get("", responses=_LISTED, dependencies=[Depends(service.identify)])
     async def voices(request: Request) -> dict[str, Any]:
-        """Every voice that may be named: the model's, their aliases, and uploaded ones; those only with a key."""
+        """The voices that a request may name: the model's, their aliases, and, with a key, uploaded ones."""
         caller, spec = request.state.caller, service.spec()
         uploaded = [facts for facts in await service.voices() if caller.sees(facts)]
         named = sorted({facts.called for facts in uploaded} & service.voices_by_name(caller, uploaded).keys())
@@ -86,7 +86,7 @@ def voice_routes(service: Service) -> APIRouter:
         "", response_class=Response, responses=_ADDED, openapi_extra=_TAKES, status_code=201, dependencies=with_key
     )
     async def add(request: Request) -> Response:
-        """Register a recording as a voice; it can be used as soon as this is answered."""
+        """Register a recording as a voice, which can be used at once."""
         async with service.bodies.body(request, config.max_upload_bytes + MAX_FORM_BYTES) as payload:
             service.spec()
             # In a thread: a minute of audio takes 12 ms.
@@ -103,7 +103,7 @@ def voice_routes(service: Service) -> APIRouter:
 
     @router.delete("/{name}", responses=_DELETED, dependencies=with_key)
     async def delete(request: Request, name: str) -> dict[str, Any]:
-        """Delete an uploaded voice. Running requests keep it."""
+        """Delete an uploaded voice. Running requests still use it."""
         service.spec()
         caller = request.state.caller
         theirs = [facts for facts in await service.voices() if caller.may_delete(facts)]
@@ -118,10 +118,10 @@ def voice_routes(service: Service) -> APIRouter:
 
 
 def _free_name(service: Service, caller: Caller, name: str) -> str:
-    """The id of a new voice of `caller` called `name`. Raises `InvalidRequest` or `VoiceExists`."""
+    """The id of a new voice `name` of `caller`. Raises `InvalidRequest` or `VoiceExists`."""
     called = voice_name(name)
     if called in service.reserved_names():
-        raise InvalidRequest("name", name, "a voice of the model, or of OpenAI's API, goes by that name")
+        raise InvalidRequest("name", name, "it is the name of a voice of the model, or of OpenAI's API")
     mine = f"{called}.{caller.owner}" if caller.owner else called
     if any(facts.name in (called, mine) for facts in service.store.voices):
         raise VoiceExists("name", name, "a voice of that name is registered; delete it first")
@@ -140,7 +140,7 @@ Form = Mapping[str, str | bytes]
 
 
 def _read_form(payload: bytes, content_type: str | None) -> Form:
-    """The form in `payload`. Raises `InvalidRequest` if it is none."""
+    """Parse the multipart form in `payload`. Raises `InvalidRequest`."""
     kind, options = parse_options_header(content_type)
     edge = options.get(b"boundary", b"")
     if kind != b"multipart/form-data" or not payload.rstrip().endswith(b"--" + edge + b"--"):

@@ -1,4 +1,4 @@
-"""uvicorn's WebSocket protocol, whose sessions may finish their utterance when the server shuts down."""
+"""uvicorn's WebSocket protocol, changed so that sessions can finish their utterance when the server shuts down."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 __all__ = ["SHUTTING_DOWN", "WebSocketConnection"]
 
 SHUTTING_DOWN = "ending"
-"""The key, in the state of a connection's scope, of the event that is set when the server shuts down."""
+"""The key, in a connection scope's state, of the event that is set when the server shuts down."""
 
 
 class WebSocketConnection(WebSocketsSansIOProtocol):
-    """Tells its application that the server shuts down, where uvicorn would close the connection at once."""
+    """Notifies the application of a shutdown, where uvicorn would close the connection at once."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -26,7 +26,7 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
-        if not self.close_sent:  # it is sent if the request was no handshake
+        if not self.close_sent:  # sent already if the request was no handshake
             self.scope["state"][SHUTTING_DOWN] = self._shutting_down
 
     def send_receive_event_to_app(self) -> None:
@@ -34,7 +34,7 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
             if self.curr_msg_data_type == "text":
                 b"".join(self.frames).decode()
         except UnicodeDecodeError:
-            # uvicorn would log this mistake of a client with a traceback.
+            # uvicorn would log this client error with a traceback.
             self.conn.fail(1007, "invalid UTF-8")
             self.handle_parser_exception()
         else:
@@ -42,7 +42,7 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
 
     async def send(self, message: ASGISendEvent) -> None:
         await super().send(message)
-        # A refusal with an HTTP response is complete, though uvicorn would log it as a failure of the application.
+        # After a refusal by an HTTP response, uvicorn would otherwise log a failure of the application.
         self.handshake_complete = self.handshake_complete or self.close_sent
 
     def shutdown(self) -> None:

@@ -1,4 +1,4 @@
-"""One WebSocket on which speech is asked for, from its acceptance to its close. Knows no message of any client."""
+"""The life of one WebSocket session, from accept to close: messages, timeouts, shutdown. Knows no message format."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from sonoro.transport.launch import cancel_tasks
 __all__ = ["End", "WebSocketSession"]
 
 End = Literal["closed", "idle", "ending"]
-"""Why a session ended: its client said so, it said nothing for too long, the server is being ended."""
+"""Why a session ended: at the client's request, after its idle timeout, or because the server shuts down."""
 
 _CLOSE_CODES: dict[End, int] = {"closed": 1000, "idle": 1001, "ending": 1012}
-"""Of RFC 6455 and its registry: a normal end, going away, the service restarts."""
+"""Close codes of RFC 6455 and its registry: normal closure, going away, service restart."""
 
 
 class WebSocketSession(ABC):
-    """One connection; who derives from it knows what is said on it.
+    """One connection; subclasses handle its messages.
 
-    `speaking` are the tasks of what is being spoken: the session does not end before them, and drops them when its
-    client is gone. `end` asks it to end.
+    `speaking` are the tasks of running utterances: the session ends after them, and cancels them if the client is gone.
+    Set `end` to end the session.
     """
 
     dialect = "native"
@@ -46,42 +46,42 @@ class WebSocketSession(ABC):
 
     @property
     def caller(self) -> Caller:
-        """Who it is with."""
+        """The client's `Caller`."""
         caller: Caller = self._socket.state.caller
         return caller
 
     @property
     @abstractmethod
     def speaking(self) -> Collection[asyncio.Task[Any]]:
-        """What is being spoken."""
+        """Tasks of the running utterances."""
 
     @property
     @abstractmethod
     def idle_timeout_s(self) -> float | None:
-        """How long the client may say nothing now; None for ever."""
+        """How long the session may now be without a message; None for no limit."""
 
     async def on_open(self) -> None:  # noqa: B027
-        """Say what a client expects before it says anything; nothing unless overridden."""
+        """Send a greeting. Does nothing unless overridden."""
 
     @abstractmethod
     async def handle(self, message: str) -> None:
-        """Do what a message asks. Raises what is wrong with it."""
+        """Handle a message of the client. Raises `SonoroError` for an invalid one."""
 
     @abstractmethod
     async def refuse(self, error: SonoroError, request_id: str | None = None) -> None:
-        """Tell what was wrong, with what is spoken under `request_id` if it is given."""
+        """Send `error`, about the utterance `request_id` if given."""
 
     @abstractmethod
     async def on_done(self, task: asyncio.Task[Any]) -> None:
-        """One of `speaking` is done, and is to be none of them any more. Raises what its connection did."""
+        """Remove `task`, which is done, from `speaking`. Raises the connection's error if it ended with one."""
 
     async def on_close(self, end: End) -> None:  # noqa: B027
-        """Say what a client expects at the end; nothing unless overridden."""
+        """Send a farewell before the close. Does nothing unless overridden."""
 
     async def run(self) -> None:
-        """Accept the connection and serve it to its end. Raises `NotReady` before."""
+        """Accept the connection and serve it to its end. Raises `NotReady` instead of accepting."""
         self.service.spec()
-        # A browser that offered protocols closes the connection unless one is chosen; the key is no choice.
+        # A browser that offers subprotocols needs one to be chosen, but not the one that carries the key.
         offered = (name for name in self._socket.scope["subprotocols"] if not name.startswith(KEY_PROTOCOL))
         await self._socket.accept(next(offered, None))
         try:
@@ -95,16 +95,16 @@ class WebSocketSession(ABC):
             await cancel_tasks(*self.speaking)
 
     async def send(self, message: str | bytes) -> None:
-        """Raises `SlowReader` if it is not taken in time, `WebSocketDisconnect` if nobody is there."""
+        """Send `message`. Raises `SlowReader` if it is not read in time, `WebSocketDisconnect` without a client."""
         if self._socket.application_state is not WebSocketState.CONNECTED:
-            # Another task has found out that nobody is there.
+            # Another task has noticed the disconnect.
             raise WebSocketDisconnect(1006)
         is_text = isinstance(message, str)
         async with taken_within(self.service.config.slow_reader_timeout_s):
             await self._socket.send({"type": "websocket.send", "text" if is_text else "bytes": message})
 
     async def _exchange(self) -> End:
-        """Handle messages until the session has ended; why it did."""
+        """Handle messages until the session has ended; return the reason."""
         receiving = asyncio.create_task(self._socket.receive())
         ending = asyncio.create_task(self._shutting_down.wait())
         try:
@@ -115,7 +115,7 @@ class WebSocketSession(ABC):
                     tasks | speaking, timeout=self.idle_timeout_s, return_when=asyncio.FIRST_COMPLETED
                 )
                 if not done:
-                    await self.refuse(IdleSession(f"nothing was said for {self.idle_timeout_s:g} s"))
+                    await self.refuse(IdleSession(f"no message for {self.idle_timeout_s:g} s"))
                     return "idle"
                 for task in speaking & done:
                     await self.on_done(task)
@@ -142,6 +142,6 @@ class WebSocketSession(ABC):
             await self.refuse(error)
 
     def check_open(self) -> None:
-        """Raises `NotReady` if nothing new may begin."""
+        """Raise `NotReady` if the session is ending."""
         if self.end is not None:
             raise NotReady("the session is being closed")
