@@ -285,7 +285,9 @@ def test_what_is_no_voice_of_this_model_is_passed_over_with_a_warning(
     with pytest.raises(VoiceExists, match=r"the folder of voices holds foreign\.safetensors"):
         wait(add(store, "foreign"))
     assert names(opened(tmp_path, max_voices=1)) == ["good"]
-    assert "file='zebra.safetensors' reason=\"name: 'zebra' is not allowed; as many" in caplog.messages[-1]
+    assert (
+        "file='zebra.safetensors' reason=\"name: 'zebra' is not allowed; max_registered_voices" in caplog.messages[-1]
+    )
 
 
 KILLED = """
