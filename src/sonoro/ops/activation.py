@@ -1,7 +1,6 @@
-"""Snake and SnakeBeta, the periodic activations of the codec decoders: a Triton kernel beside its torch reference.
+"""Snake and SnakeBeta, the periodic activations of codec decoders: a Triton kernel beside its torch reference.
 
-Both take rate and amplitude by channel ready made (`snake_rates`, `snake_beta_rates`), so that inference computes them
-once. Triton is optional.
+Both take precomputed rates and scales by channel (`snake_rates`, `snake_beta_rates`). Triton is optional.
 """
 
 from __future__ import annotations
@@ -20,28 +19,28 @@ except ImportError:
 __all__ = ["Rates", "snake_beta", "snake_beta_kernel", "snake_beta_rates", "snake_beta_reference", "snake_rates"]
 
 Rates = tuple[Tensor, Tensor]
-"""What the sine's argument and its square are multiplied by, [C] each: as `snake_beta_rates` and `snake_rates` give."""
+"""Rate and scale by channel, [C] each: factors of the sine's argument and of its square."""
 
 BLOCK = 1024
-"""Elements per program: the fastest of 512 to 4096 on an H200 (28 us for [16, 96, 7680] float32; traffic takes 22)."""
+"""Elements per program: the fastest of 512 to 4096 on an H200 (28 us for [16, 96, 7680] float32; memory floor 22)."""
 
 
 def snake_beta_rates(alpha: Tensor, beta: Tensor) -> Rates:
-    """exp(alpha) and 1 / (exp(beta) + 1e-9), both [C], in float32 or wider. Differentiable."""
+    """SnakeBeta's rate and scale: exp(alpha) and 1 / (exp(beta) + 1e-9), [C] each, float32 or wider. Differentiable."""
     wide = torch.promote_types(alpha.dtype, torch.float32)
     return alpha.to(wide).exp(), 1 / (beta.to(wide).exp() + 1e-9)
 
 
 def snake_rates(alpha: Tensor) -> Rates:
-    """What Snake has in their place: `alpha` itself and 1 / (alpha + 1e-9), in float32 or wider. Differentiable."""
+    """Snake's rate and scale: `alpha` and 1 / (alpha + 1e-9), [C] each, float32 or wider. Differentiable."""
     wide = alpha.to(torch.promote_types(alpha.dtype, torch.float32))
     return wide, 1 / (wide + 1e-9)
 
 
 def snake_beta_reference(x: Tensor, exp_alpha: Tensor, inverse_beta: Tensor, channel_dim: int = 1) -> Tensor:
-    """x + inverse_beta * sin(x * exp_alpha)^2 by channel, computed in float32 or wider, in the dtype of `x`.
+    """x + inverse_beta * sin(x * exp_alpha)^2 by channel, computed in float32 or wider, returned in the dtype of `x`.
 
-    `x` any shape with C channels on axis `channel_dim`, [B, C, S] by default. Differentiable.
+    `x` has C channels on axis `channel_dim`, by default [B, C, S]. Differentiable.
     """
     shape = [1] * x.ndim
     shape[channel_dim] = -1
@@ -88,7 +87,7 @@ def snake_beta_kernel(x: Tensor, exp_alpha: Tensor, inverse_beta: Tensor, channe
 
 
 def _is_dense(x: Tensor, channel_dim: int) -> bool:
-    # How a library lays out what it returns, tensors without memory do not tell; on a GPU it is dense.
+    # Meta tensors may have other strides than a library's result on a GPU, which is dense.
     return x.is_meta or x.is_contiguous() or x.movedim(channel_dim, -1).is_contiguous()
 
 

@@ -1,6 +1,7 @@
-"""Decode attention over a paged KV cache, one new position per request or a few: a kernel beside its torch reference.
+"""Decode attention (GQA) over a paged KV cache, for one or a few new positions per request: a Triton kernel beside its
+torch reference.
 
-Fused with the norms and the rotary embedding before it and with the write of the new keys and values. Grouped-query.
+Fused with q/k norms, rotary embedding and the write of the new keys and values.
 """
 
 from __future__ import annotations
@@ -38,21 +39,22 @@ __all__ = [
 
 Rotary = tuple[Tensor, Tensor]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""What the kernels of attention are made for."""
+"""Dtypes that the attention kernels support."""
 
 
 class HeadNorms(NamedTuple):
-    """RMS norms of the heads of queries and keys: weights [D] each; neither where heads are not normalised."""
+    """RMSNorm weights [D] of query and key heads; None for a model without q/k norms."""
 
     query: Tensor | None = None
     key: Tensor | None = None
     eps: float = 0.0
 
     def applied(self, heads: Tensor, kv_heads: int) -> Tensor:
-        """Queries and, as the last `kv_heads`, keys `heads` [T, heads + kv heads, D], normalised."""
+        """Norm `heads` [T, heads + kv heads, D]: queries, then `kv_heads` keys. A new tensor, or `heads` without
+        norms."""
         if self.query is None or self.key is None:
             return heads
-        # Both at once: on a CPU calls are what takes time.
+        # One norm for both: on a CPU the number of calls counts.
         normed = unit_rms(heads, self.eps)
         normed[:, :-kv_heads].mul_(self.query)
         normed[:, -kv_heads:].mul_(self.key)
@@ -60,8 +62,8 @@ class HeadNorms(NamedTuple):
 
 
 class PagedKV(NamedTuple):
-    """A layer's KV cache and whose pages a launch needs: `keys` and `values` [pages, page size, kv heads, D], and
-    `page_table` [rows, pages] int32, of which row `slots[i]` int64 lists the pages of request (or token) i."""
+    """A layer's KV cache, `keys` and `values` [pages, page size, kv heads, D], and the page tables of a launch: row
+    `slots[i]` int64 of `page_table` [slots, pages] int32 lists the pages of request (or token) i."""
 
     keys: Tensor
     values: Tensor
@@ -72,14 +74,12 @@ class PagedKV(NamedTuple):
 def decode_attention_reference(
     qkv: Tensor, norms: HeadNorms, rotary: Rotary, cache: PagedKV, positions: Tensor
 ) -> Tensor:
-    """Attend with new positions, `qkv` [T * B, (heads + 2 kv heads) * D], to them and all before: [T * B, heads * D].
+    """Causal attention of T new positions per request, `qkv` [T * B, (heads + 2 kv heads) * D]: [T * B, heads * D].
 
-    Queries and keys are normalised by `norms` and rotated by `rotary`, tables of cosines and signed sines [P, 1, D].
-    The new positions of request b are `positions[b]` int64 and, if T is above 1, those that follow: row t * B + b of
-    `qkv` is position `positions[b]` + t. Their keys and values are written into `cache`. Nothing past a request's
-    position matters, NaN included.
-    On a CPU it reads live positions only; elsewhere it reads whole page tables, is capturable and does not sync.
-    """
+    Row t * B + b of `qkv` is position `positions[b]` + t ([B] int64) of request b. Applies q/k `norms` and `rotary`
+    (cos and signed sin by position, [P, 1, D] each), and writes the new keys and values to `cache`. Nothing past a
+    request's position matters, NaN included. On a CPU it reads live positions only; elsewhere it reads whole page
+    tables, is capturable and does not sync."""
     batch = cache.slots.shape[0]
     if qkv.shape[0] > batch:
         steps = enumerate(qkv.split(batch))
@@ -90,7 +90,7 @@ def decode_attention_reference(
     heads = qkv.unflatten(-1, (-1, width))
     normed = norms.applied(heads[:, :-kv_heads], kv_heads)
     if qkv.is_cpu and qkv.shape[0] == 1:
-        # A view of one row takes a quarter of the time of gathering it.
+        # Slicing one row takes a quarter of the time of gathering it.
         at = int(positions)
         cos, signed_sin = rotary[0][at : at + 1], rotary[1][at : at + 1]
     else:
@@ -108,7 +108,7 @@ def _attend_masked(queries: Tensor, new_keys: Tensor, new_values: Tensor, cache:
     keys[current, positions % page] = new_keys
     values[current, positions % page] = new_values
     is_dead = torch.arange(pages.shape[1] * page, device=slots.device) > positions[:, None]
-    # The copies are cleared too: the mask alone would let NaN through (NaN - inf, 0 * NaN).
+    # Zeroed, since the mask alone lets NaN through (NaN - inf, 0 * NaN).
     all_keys, all_values = (
         rows[pages].flatten(1, 2).masked_fill_(is_dead[..., None, None], 0.0).transpose(1, 2) for rows in (keys, values)
     )
@@ -137,10 +137,10 @@ def _attend_live_pages(
 
 
 def _attend_same_length(queries: Tensor, keys: Tensor, values: Tensor, rows: list[list[int]], position: int) -> Tensor:
-    """Requests that all stand at one position, so each has as many pages."""
+    """Attention of requests at the same position, which have equal numbers of pages (`rows`)."""
     pages = [page for row in rows for page in row]
     first, end = pages[0], pages[-1] + 1
-    # Pages that follow one another are read where they are.
+    # Consecutive pages are read without a copy.
     if pages == list(range(first, end)):
         live_keys, live_values = keys[first:end], values[first:end]
     else:
@@ -153,10 +153,10 @@ def _attend_same_length(queries: Tensor, keys: Tensor, values: Tensor, rows: lis
 
 
 class DecodeConfig(NamedTuple):
-    """Launch parameters: warps of a program, tiles in flight, at most so many KV splits of a request, and positions of
-    the shortest split.
+    """Launch parameters: warps per program, tiles in flight, the most KV splits of a request (split-K), and positions
+    of the shortest split.
 
-    All powers of two; the shortest split is at least 16.
+    All are powers of two; the shortest split is at least 16.
     """
 
     warps: int
@@ -166,16 +166,15 @@ class DecodeConfig(NamedTuple):
 
 
 _MAX_GROUP_SIZE = 4
-"""Query heads of a program: with 8 a kernel takes two minutes to compile, and spills."""
+"""Query heads per program: with 8 a kernel takes two minutes to compile, and spills registers."""
 
 _MAX_SEMAPHORES = 1 << 16
-"""Requests times kv heads up to which the KV cache may be split: the size of the split-K semaphore."""
+"""Number of split-K semaphores: requests times kv heads up to which the KV cache may be split."""
 
 
 def _choose_config(pairs: int, capacity: int, on: Card) -> DecodeConfig:
-    """What was fastest on an H200 for `pairs` of row and kv head and rows of `capacity` positions.
-
-    With fewer tiles on a card that has few registers.
+    """The fastest on an H200 for `pairs` of request and kv head, with page tables of `capacity` positions; with fewer
+    tiles on a card with few registers.
     """
     config = _fastest_config(pairs, capacity)
     return config._replace(tiles=min(2, config.tiles)) if on.has_few_registers else config
@@ -186,24 +185,24 @@ def _smaller_config(config: DecodeConfig) -> DecodeConfig | None:
 
 
 def _fastest_config(pairs: int, capacity: int) -> DecodeConfig:
-    # Per layer of 16 heads, 8 kv heads, D 128, bfloat16: one row of at most 16 positions 2.2 us, 256 such rows 5.8.
+    # Per layer of 16 heads, 8 kv heads, D 128, bfloat16: 1 request of up to 16 positions 2.2 us, 256 of them 5.8.
     if capacity <= 16:
         return DecodeConfig(warps=1, tiles=4, splits=1, shortest=16)
-    # One row: 6.1 us at 150 positions, 8.1 at 512, 12.5 at 2000.
+    # 1 request: 6.1 us at 150 positions, 8.1 at 512, 12.5 at 2000.
     if pairs <= 16:
         return DecodeConfig(warps=2, tiles=4, splits=16, shortest=32)
-    # 8 rows: 9.2 us at 150 positions, 12.3 at 512. 16 rows at 300: 13.6; 32 rows: 17.3 (traffic takes 9.3).
+    # 8 requests: 9.2 us at 150 positions, 12.3 at 512; 16 at 300: 13.6; 32 at 300: 17.3 (memory floor 9.3).
     if pairs <= 256:
         splits = max(2, min(8, 512 // pairs))
         return DecodeConfig(warps=2, tiles=8, splits=1 << splits.bit_length() - 1, shortest=64 if pairs <= 64 else 128)
-    # At 512 positions: 64 rows 39 us (traffic takes 32), 256 rows 141 (126); at 1 to 1023: 64 rows 50 (31).
+    # At 512 positions: 64 requests 39 us (memory floor 32), 256 141 (126); at 1 to 1023: 64 50 (31).
     return DecodeConfig(warps=1, tiles=4, splits=4 if pairs <= _MAX_SEMAPHORES else 1, shortest=128)
 
 
 @functools.cache
 def _semaphores(device: torch.device, stream: int) -> Tensor:
-    """The split-K semaphores of a stream: every launch finds them at zero and leaves them so. One set a stream, since
-    launches of two streams may overlap."""
+    """The split-K semaphores of a stream, zero before and after every launch. One set per stream, since launches on two
+    streams may overlap."""
     assert device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
     with torch.inference_mode(False):
         return torch.zeros(_MAX_SEMAPHORES, dtype=torch.int32, device=device)
@@ -220,11 +219,11 @@ def decode_attention_kernel(
     shrink: int = 0,
     enable_pdl: bool = True,
 ) -> Tensor:
-    """`decode_attention_reference` as one Triton kernel (flash decoding): a program per row, kv head and KV split.
+    """`decode_attention_reference` as one Triton kernel (flash decoding): a program per token, kv head and KV split.
 
-    A kv head with many query heads takes several programs. The last split to finish combines all of them, in the order
-    of positions: the same launch gives the same bits. Requests that share a slot write the same positions, one of them
-    last. No gradient.
+    A kv head with many query heads takes several programs. The last split to finish combines all of them in order of
+    positions, so the same launch gives the same bits. Requests that share a slot write the same positions; either may
+    win. No gradient.
     """
     tokens, batch, (_, page, kv_heads, width) = qkv.shape[0], cache.slots.shape[0], cache.keys.shape
     group_size, capacity = qkv.shape[1] // width // kv_heads - 2, cache.page_table.shape[1] * page
@@ -232,7 +231,7 @@ def decode_attention_kernel(
     programs = kv_heads * programs_per_kv_head
     tuning = tuning or _choose_config(tokens * programs, capacity, card(qkv.device))
     warps, tiles, num_splits, min_split = shrunk(tuning, _smaller_config, shrink)
-    # As many positions side by side as the warps read in pieces of 16 bytes.
+    # Positions read side by side, with 16 bytes per thread.
     lanes = min(page, max(1, warps * 32 * 16 // (width * qkv.dtype.itemsize)))
     enable_pdl = enable_pdl and has_pdl(qkv.device)
     out = torch.empty((tokens, programs * group_size * width), dtype=qkv.dtype, device=qkv.device)
@@ -243,12 +242,12 @@ def decode_attention_kernel(
         )
         partial_ml = torch.empty((tokens, programs, num_splits, group_size, 2), dtype=torch.float32, device=qkv.device)
         semaphores = _semaphores(qkv.device, torch.cuda.current_stream().cuda_stream if qkv.is_cuda else 0)
-    # Without norms nothing is read from them: any pointers serve.
+    # Without norms these pointers are not read.
     weights = (qkv if norm is None else norm for norm in norms[:2])
     attention_kernels.decode[programs, num_splits, tokens](
         qkv, *weights, *rotary, *cache, positions, partial_acc, partial_ml, semaphores, out,
         batch, qkv.stride(0), cache.page_table.stride(0), norms.eps,
-        # Exponentials to base two are an instruction of their own.
+        # The scale includes log2(e): exp2 is a single instruction.
         math.log2(math.e) / math.sqrt(width),
         tokens // batch, kv_heads, programs_per_kv_head, group_size, width, page, lanes, tiles, num_splits, min_split,
         capacity <= lanes * tiles, norms.query is not None, enable_pdl, num_warps=warps, **pdl_options(enable_pdl),
@@ -257,7 +256,8 @@ def decode_attention_kernel(
 
 
 def takes_heads(qkv: Tensor, norms: HeadNorms, rotary: Rotary, cache: PagedKV, positions: Tensor) -> bool:
-    """Whether kernels take `qkv` beside the others: one dtype, rows that are dense, and the width of a head."""
+    """Whether the kernels support these tensors: one supported dtype, dense rows, a head width that is a power of
+    two."""
     keys, values, page_table, slots = cache
     tensors = [tensor for tensor in (*norms[:2], *rotary, keys, values) if tensor is not None]
     return (

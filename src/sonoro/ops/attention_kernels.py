@@ -1,10 +1,10 @@
-"""The Triton kernels of `sonoro.ops.attention` and `sonoro.ops.varlen`, which launch them. Importing this needs Triton.
+"""The Triton kernels of `sonoro.ops.attention` and `sonoro.ops.varlen`, which launch them. Requires Triton.
 
-`decode` gives a program a request, a kv head and a split of the KV cache. Its threads stand in lanes of positions: a
-few threads read one position in pieces of 16 bytes, and each lane keeps a running max and sum of its own until the end.
+A program of `decode` computes one request, kv head and KV split. Its threads form lanes, one position each: the threads
+of a lane read 16 bytes each, and every lane keeps its own running max and sum until the end.
 """
 
-# Tuples grow here while a kernel is compiled, which types do not tell.
+# Tuples grow during compilation, which type checkers cannot follow.
 # mypy: disable-error-code="assignment, misc"
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _norm_and_rotate(
 
 @triton.jit
 def _load_norm(weights, flat, partner, IS_NORMED: tl.constexpr):
-    """The weights of a norm, and those of the rotated halves."""
+    """The weights of a norm, and the same with both halves swapped."""
     weight, partner_weight = 1.0, 1.0
     if IS_NORMED:
         weight, partner_weight = tl.load(weights + flat), tl.load(weights + partner)
@@ -45,7 +45,7 @@ def _load_norm(weights, flat, partner, IS_NORMED: tl.constexpr):
 
 @triton.jit
 def _load_heads(given, flat, partner, GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """Query heads as they are given, and their rotated halves."""
+    """Query heads, and the same with both halves swapped."""
     heads, partners = (), ()
     for member in tl.static_range(GROUP_SIZE):
         heads += (tl.load(given + member * HEAD_DIM + flat),)
@@ -58,7 +58,7 @@ def _load_kv_tiles(
     keys, values, page_numbers, lane, offset, start, end,
     PAGE_STRIDE: tl.constexpr, PAGE_SIZE: tl.constexpr, LANES: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values of positions `start` .. `end` - 1, `TILES` times [lanes, D] each; zeros past the end."""
+    """Load keys and values of positions from `start` on, `TILES` tiles of [LANES, D] each; zeros from `end` on."""
     numbers, key, value = (), (), ()
     # A tile lies within one page: `LANES` divides the page and the start.
     for tile in tl.static_range(TILES):
@@ -100,7 +100,7 @@ def _load_earlier_new_tokens(
     fresh, step, cos, sin, eps, k_weight, k_partner_weight, lane, flat, partner, position, new_token, is_new,
     NEW_TOKENS: tl.constexpr, VALUES: tl.constexpr, HEAD_DIM: tl.constexpr, IS_NORMED: tl.constexpr,
 ):  # fmt: skip
-    """Keys and values of the new tokens before this one, rows of `step` apart, the nearest first."""
+    """Keys and values of the new tokens before this one, nearest first; `step` is the stride between new tokens."""
     near_keys, near_values = (), ()
     for back in tl.static_range(1, NEW_TOKENS):
         near, is_there = fresh - back * step, (flat >= 0) & (new_token >= back)
@@ -120,7 +120,7 @@ def _load_earlier_new_tokens(
 
 @triton.jit
 def _attend_new_tokens(query, new_key, new_value, near_keys, near_values, new_token, is_new):
-    """The running max, sum and output of a query head after the new tokens; the lane of `is_new` has them all."""
+    """Running max, sum and output of a query head after the new tokens, which all go to the lane of `is_new`."""
     m_n, l_n = tl.sum(query * new_key.to(tl.float32)), 1.0
     v_sum = new_value.to(tl.float32)
     for back in tl.static_range(1, len(near_keys) + 1):
@@ -137,7 +137,7 @@ def _begin_heads(
     raw, partners, weight, partner_weight, cos, sin, eps, scale, new_key, new_value, near_keys, near_values,
     new_token, is_new, HEAD_DIM: tl.constexpr, IS_NORMED: tl.constexpr,
 ):  # fmt: skip
-    """Scaled queries [1, D], and the running max, sum and output of each by lane."""
+    """Scaled queries [1, D], and the initial running max, sum and output of each, by lane."""
     queries, m_i, l_i, acc = (), (), (), ()
     for member in tl.static_range(len(raw)):
         query = _norm_and_rotate(
@@ -154,7 +154,7 @@ def _begin_heads(
 
 @triton.jit
 def _combine_lanes(m_i, l_i, acc):
-    """The max, sum and output [D] of each query head, of those of its lanes."""
+    """Combine the lanes' max, sum and output [D] of each query head."""
     m_split, l_split, acc_split = (), (), ()
     for member in tl.static_range(len(m_i)):
         m_n = tl.max(m_i[member], axis=0, keep_dims=True)
@@ -174,7 +174,7 @@ def _combine_splits(
     m_i, l_i, acc = (), (), ()
     for split in tl.static_range(NUM_SPLITS):
         at, is_live = line + split * GROUP_SIZE, split <= last
-        # Past the L1 cache, which is not coherent with what other programs write.
+        # Bypass L1, which is not coherent with other programs' writes.
         m_i += (tl.load(partial_ml + at * 2, mask=is_live, other=-1e30, cache_modifier=".cg"),)
         l_i += (tl.load(partial_ml + at * 2 + 1, mask=is_live, other=0.0, cache_modifier=".cg"),)
         is_there = (flat >= 0) & is_live
@@ -202,7 +202,7 @@ def _store_split(
     partial_acc, partial_ml, semaphores, out, acc, m_i, l_i, pair, split, last, flat,
     GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """Leave what this split found to the last of the splits 0 .. `last` to finish, which combines them."""
+    """Store this split's partial result; the last of splits 0 .. `last` to finish combines all of them."""
     for member in tl.static_range(GROUP_SIZE):
         line = (pair * NUM_SPLITS + split) * GROUP_SIZE + member
         tl.store(partial_acc + line * HEAD_DIM + flat, acc[member])
@@ -224,7 +224,7 @@ def _store_result(
     partial_acc, partial_ml, semaphores, out, acc, m_i, l_i, pair, split, last, flat,
     GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, NUM_SPLITS: tl.constexpr,
 ):  # fmt: skip
-    # Not one condition: the first is decided when it is compiled.
+    # Two conditions, since the first is decided at compile time.
     if NUM_SPLITS == 1:  # noqa: SIM114
         _store_heads(out, acc, l_i, pair, GROUP_SIZE, HEAD_DIM)
     elif last == 0:
@@ -247,7 +247,7 @@ def decode(
     pdl_launch_dependents(ENABLE_PDL)
     POSITION_STRIDE: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
     BLOCK: tl.constexpr = LANES * TILES
-    # Programs that share a kv head have a group of its query heads each; the first writes the new key and value.
+    # Programs of one kv head have a group of its query heads each; the first writes the new key and value.
     part_of_head, split, line = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     head, is_first = part_of_head // PROGRAMS_PER_KV_HEAD, part_of_head % PROGRAMS_PER_KV_HEAD == 0
     batch, new_token = line, 0
@@ -288,7 +288,7 @@ def decode(
     tl.store(keys + target + flat, new_key, mask=(flat >= 0) & (split == last) & is_first)
     is_new = (lane == 0) & (split == last)
     tl.store(values + target + column + lane * 0, new_value, mask=is_new & is_first)
-    # Their own programs may not have written them yet.
+    # Computed here again: the programs of those tokens may not have written them yet.
     near_keys, near_values = _load_earlier_new_tokens(
         fresh, count * qkv_stride, cos, sin, eps, k_weight, k_partner_weight, lane, flat, partner, position, new_token,
         is_new, NEW_TOKENS, POSITION_STRIDE, HEAD_DIM, IS_NORMED,
@@ -318,7 +318,7 @@ def decode(
 
 @triton.jit
 def _attend_block(query, key, value, is_visible, m_i, l_i, acc, scale, operand: tl.constexpr):
-    """Update the running max, sum [M] and output [M, D] with a block of keys of which each query sees `is_visible`."""
+    """Update the running max, sum [M] and output [M, D] with a block of keys, masked by `is_visible` [M, N]."""
     score = tl.dot(query.to(operand), tl.trans(key.to(operand)), input_precision="ieee") * scale
     score = tl.where(is_visible, score, -float("inf"))
     m_new = tl.maximum(m_i, tl.max(score, axis=1))
@@ -334,7 +334,7 @@ def varlen(
     NUM_HEADS: tl.constexpr, GROUP_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, IS_INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    # The last tokens have the most to read: they go first.
+    # The last tokens have the most keys, so they start first.
     start_m = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     head = tl.program_id(1)
     operand: tl.constexpr = tl.float32 if IS_INTERPRETED else out.dtype.element_ty
@@ -350,14 +350,14 @@ def varlen(
     l_i = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
     key_column = (head // GROUP_SIZE) * HEAD_DIM + column
-    # Prompts of this block whose beginning is cached on pages, one after the other.
+    # Cached prefixes of the prompts in this block, one prompt after another.
     prompt = tl.min(tl.where(cached > 0, start, tokens))
     while prompt < tokens:
         is_own = start == prompt
         end = tl.max(tl.where(is_own, cached, 0))
         page_numbers = page_table + tl.load(slots + tl.maximum(prompt, start_m)) * page_table_stride
         number = tl.load(page_numbers + key_token // PAGE_SIZE, mask=key_token < end, other=0)
-        # In more stages it takes registers from the loop below, which every prompt runs.
+        # More stages would take registers from the loop below, which every prompt runs.
         for start_n in tl.range(0, end, BLOCK_N, num_stages=1):
             at = start_n + key_token
             is_key, key_offset = (at < end)[:, None], number.to(tl.int64) * PAGE_SIZE + at % PAGE_SIZE

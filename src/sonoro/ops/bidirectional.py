@@ -1,6 +1,6 @@
-"""Bidirectional attention within many short sequences: a Triton kernel beside its torch reference.
+"""Bidirectional attention within many short sequences, without KV cache: a Triton kernel beside its torch reference.
 
-There is no KV cache; a program takes one query head of one sequence, which fits its registers.
+A program computes one query head of one sequence, held in registers.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _MAX_TOKENS = 32
 
 
 def bidirectional_attention_reference(qkv: Tensor, rotary: Rotary, kv_heads: int, kept: slice) -> Tensor:
-    """Attend within each sequence of `qkv` [N * T, (heads + 2 kv heads) * D], rows of T tokens back to back.
+    """Attend within each of N sequences of T tokens, `qkv` [N * T, (heads + 2 kv heads) * D]: [N * K, heads * D].
 
-    Queries and keys are rotated by `rotary`, tables of the T positions [T, 1, D]. Only the K tokens of `kept` are
-    queries: [N * K, heads * D]. Capturable; no sync.
+    `rotary`: cos and signed sin of the T positions, [T, 1, D] each. Only the K tokens of `kept` are queries.
+    Capturable; no sync.
     """
     cos, signed_sin = rotary
     tokens, _, width = cos.shape
@@ -62,7 +62,7 @@ if triton is not None:
         ENABLE_PDL: tl.constexpr,
     ):  # fmt: skip
         pdl_launch_dependents(ENABLE_PDL)
-        # Triton's interpreter takes the bits of a bfloat16 operand for an integer; products in float32 are the same.
+        # Triton's interpreter reads bfloat16 operands of tl.dot as integers; float32 gives the same products.
         operand: tl.constexpr = tl.float32 if IS_INTERPRETED else out.dtype.element_ty
         sequence, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
         token, column = tl.arange(0, BLOCK), tl.arange(0, HEAD_DIM)
@@ -94,7 +94,7 @@ def bidirectional_attention_kernel(
 ) -> Tensor:
     """`bidirectional_attention_reference` as one Triton kernel, a program per sequence and query head; no gradient.
 
-    `warps` of a program: as many as are fastest if 0."""
+    `warps` per program; 0 chooses the fastest."""
     cos, signed_sin = rotary
     tokens, _, width = cos.shape
     heads = qkv.shape[1] // width - 2 * kv_heads
@@ -102,7 +102,7 @@ def bidirectional_attention_kernel(
     sequences, enable_pdl = qkv.shape[0] // tokens, enable_pdl and has_pdl(qkv.device)
     out = qkv.new_empty(sequences * (end - first), heads * width)
     _attend[sequences, heads](
-        # Exponentials to base two are an instruction of their own.
+        # The scale includes log2(e): exp2 is a single instruction.
         qkv, cos, signed_sin, out, qkv.stride(0), math.log2(math.e) / math.sqrt(width),
         heads, heads // kv_heads, width, tokens, first, end - first, max(16, triton.next_power_of_2(tokens)),
         triton.knobs.runtime.interpret, enable_pdl,

@@ -1,6 +1,7 @@
-"""First and last layers of a streaming convolutional decoder, over [B, T, C]: Triton kernels and torch references.
+"""First, depthwise and last layers of a streaming convolutional decoder over [B, T, C]: Triton kernels beside torch
+references.
 
-Left contexts travel as in `ops.conv`; interiors are in float32 (in float64 for float64), results are rounded once.
+Left context is handled as in `ops.conv`. Computed in float32 (float64 for float64), results rounded once.
 """
 
 from __future__ import annotations
@@ -28,22 +29,21 @@ else:
 __all__ = ["Bound", "depthwise", "depthwise_norm", "embed_sum", "last_conv"]
 
 Bound = Literal["clamp", "tanh"]
-"""What brings samples within [-1, 1]."""
+"""How samples are limited to [-1, 1]."""
 
 FEW_COLUMNS = 32
-"""Up to this many a depthwise convolution is a product with copied windows, which the library's then outweighs.
+"""Up to this many columns a depthwise convolution is a product with copied windows; beyond, the library is faster.
 
-Float32, one core: 1024 channels, 4 columns 16 us against 69; 512 channels, 192 columns 311 against 87.
+Float32, one core, windows and library: 1024 channels, 4 columns 16 and 69 us; 512 channels, 192 columns 311 and 87.
 """
 
 DEPTHWISE_BLOCK = 2048
-"""Elements that one program makes, where there are many."""
+"""Output elements per program of a large depthwise convolution."""
 
 
 def embed_sum_reference(frames: Tensor, tables: Tensor, context: LeftContext = NO_CONTEXT) -> Tensor:
-    """The sum of row `frames[b, t, k]` of `tables[k]` over k, after its left context: [B, left + T, C].
-
-    `frames` [B, T, K] int64; `tables` [K, V, C].
+    """Embed `frames` [B, T, K] int64: the sum over k of row `frames[b, t, k]` of `tables` [K, V, C], after
+    `context.left` columns of left context: [B, left + T, C].
     """
     books, size, _ = tables.shape
     rows = F.embedding(frames + torch.arange(books, device=frames.device) * size, tables.flatten(0, 1))
@@ -54,9 +54,9 @@ def embed_sum_reference(frames: Tensor, tables: Tensor, context: LeftContext = N
 def depthwise_norm_reference(
     x: Tensor, weight: Tensor, bias: Tensor, norm: tuple[Tensor, Tensor, float], context: LeftContext = NO_CONTEXT
 ) -> Tensor:
-    """A convolution of each channel of `x` [B, taps - 1 + T, C] by itself, then layer norm: [B, T, C].
+    """Depthwise convolution of `x` [B, taps - 1 + T, C], then LayerNorm: [B, T, C].
 
-    `weight` [taps, C], `bias` [C]; `norm` its weight [C], bias [C] and epsilon. Advances `context.history`.
+    `weight` [taps, C], `bias` [C]; `norm`: weight [C], bias [C] and epsilon. Advances `context.history`.
     """
     norm_weight, norm_bias, eps = norm
     wide = torch.promote_types(weight.dtype, torch.float32)
@@ -75,10 +75,9 @@ def depthwise_reference(
     *,
     rates: Rates | None = None,
 ) -> Tensor:
-    """A convolution of each channel of `x` [B, (taps - 1) * dilation + T, C] by itself, then Snake: [B, T, C].
+    """Depthwise convolution of `x` [B, (taps - 1) * dilation + T, C], then Snake with `rates` if given: [B, T, C].
 
-    `weight` [taps, C], `bias` [C]; Snake by `rates`, if they are given. A result in float16 saturates. Advances
-    `context.history`. Differentiable.
+    `weight` [taps, C], `bias` [C]. A float16 result saturates. Advances `context.history`. Differentiable.
     """
     wide = torch.promote_types(weight.dtype, torch.float32)
     (taps, channels), inputs, weights = weight.shape, x.to(wide), weight.to(wide)
@@ -86,7 +85,7 @@ def depthwise_reference(
     if x.shape[0] * (x.shape[1] - length) <= FEW_COLUMNS:
         y = (inputs.unfold(1, length + 1, 1)[..., ::dilation] * weights.mT).sum(-1) + bias.to(wide)
     else:
-        # A two-dimensional convolution of height 1 takes channels-last memory as it is.
+        # Unlike conv1d, a 2D convolution of height 1 reads channels-last memory without a copy.
         pixels, kernels = inputs.mT.unsqueeze(2), weights.mT[:, None, None]
         y = F.conv2d(pixels, kernels, bias.to(wide), dilation=(1, dilation), groups=channels).squeeze(2).mT
     if rates is not None:
@@ -97,9 +96,9 @@ def depthwise_reference(
 def last_conv_reference(
     x: Tensor, weight: Tensor, bias: Tensor, context: LeftContext = NO_CONTEXT, *, bound: Bound = "clamp"
 ) -> Tensor:
-    """A convolution of `x` [B, taps - 1 + T, C] to one channel, `weight` [taps, C], bounded: [B, T] in [-1, 1].
+    """Convolution of `x` [B, taps - 1 + T, C] to one channel, limited by `bound`: [B, T] in [-1, 1].
 
-    In float32, or float64 if `weight` is. Advances `context.history`.
+    `weight` [taps, C]. Float32, or float64 if `weight` is. Advances `context.history`.
     """
     wide = torch.promote_types(weight.dtype, torch.float32)
     columns = x.shape[1] - weight.shape[0] + 1
@@ -138,7 +137,7 @@ if triton is not None:
 
     @triton.jit
     def _keep_tail(x, history, slots, block, rows, columns, size, CHANNELS: tl.constexpr, BLOCK: tl.constexpr):
-        """Keep a block of the last `size` elements of each row of `x` as its left context, if there is a history."""
+        """Copy a block of the last `size` elements of each batch index of `x` to its history, if there is one."""
         if history is not None:
             tail, step = x + columns.to(tl.int64) * CHANNELS, size + columns.to(tl.int64) * CHANNELS
             copy_block(tail, step, history, size, slots, block, rows // columns, size, False, BLOCK)
@@ -231,10 +230,10 @@ if triton is not None:
             total = tl.sum(y, axis=1) + tl.load(bias).to(tl.float32)
             pdl_launch_dependents(ENABLE_PDL)
             if BOUND == "tanh":
-                # Of the size, so that the exponential cannot overflow.
+                # Of the absolute value, so that the exponential cannot overflow.
                 fading = tl.exp(-2.0 * tl.abs(total))
                 total = tl.where(total < 0, -1.0, 1.0) * (1.0 - fading) / (1.0 + fading)
-            # Not a number stays so, as in the reference: it must be seen.
+            # Propagate NaN, as in the reference.
             total = tl.maximum(total, -1.0, propagate_nan=tl.PropagateNan.ALL)
             tl.store(out + row, tl.minimum(total, 1.0, propagate_nan=tl.PropagateNan.ALL), mask=inside)
 
@@ -293,7 +292,7 @@ def depthwise_kernel(
     assert weight.is_contiguous()
     out = weight.new_empty(batch, columns, channels)
     rows, block = batch * columns, min(triton.next_power_of_2(channels), 128)
-    # Small programs where large ones would leave most of a GPU without work.
+    # Smaller programs if large ones would leave most of the GPU idle.
     size = DEPTHWISE_BLOCK if rows * channels >= 256 * DEPTHWISE_BLOCK else 256
     samples = max(1, size // block)
     tiles = triton.cdiv(rows, samples) * triton.cdiv(channels, block)

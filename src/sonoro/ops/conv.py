@@ -1,11 +1,11 @@
-"""Causal convolutions over [B, T, C] fused with what surrounds them: Triton kernels, each beside its torch reference.
+"""Causal convolutions over [B, T, C] with fused epilogues: a Triton kernel beside its torch reference.
 
 Everything is a product over taps: a dilated convolution, a linear layer (one tap), and a transposed convolution of
 kernel 2 * stride (two taps, stride * C_out outputs). An input begins with its left context, which `LeftContext` stores.
-The interior is computed in float32 (in float64 for float64) and rounded once where an output is stored.
+Computed in float32 (float64 for float64), each output rounded once.
 
     input    [B, L + T, C]    columns before ->|<- columns of this call
-    history  [slots, L, C]   what slots[b] finds before its next call: the input's last L columns
+    history  [slots, L, C]    left context of the next call of slots[b]: the input's last L columns
 """
 
 from __future__ import annotations
@@ -37,18 +37,19 @@ HALF_LIMIT = 65504.0
 """The largest float16."""
 
 ANY_CARD = Card()
-"""One that every tile fits."""
+"""A card on which every tile fits."""
 
 COPY_BLOCK = 4096
-"""Elements of left context that one program moves."""
+"""Elements of left context that one program copies."""
 
 
 @dataclass(frozen=True)
 class LeftContext:
-    """Where the left contexts of a call are: of the columns an operation reads, and of what will read its output.
+    """Left context of a kernel's input, and of the layer that reads its output.
 
-    `history` [slots, L, C] receives the last columns of the input. The first `left` columns of the output are those of
-    `next_history` [slots, left, C'], or zeros. Both are indexed by `slots` int64 [B]; only the scratch slot may repeat.
+    `history` [slots, L, C] receives the last L columns of the input. The first `left` columns of the output come from
+    `next_history` [slots, left, C'], or are zero. Both are indexed by `slots` [B] int64; only the scratch slot may
+    repeat.
     """
 
     slots: Tensor | None = None
@@ -61,12 +62,11 @@ NO_CONTEXT = LeftContext()
 
 
 class Epilogue(NamedTuple):
-    """What follows a product, in this order, each if it is given.
+    """What follows the product, in this order, each optional.
 
-    Division by the root mean square of the input's column (`norm_eps`, one tap); the bias; `function` (gate: outputs
-    come in pairs, and each becomes silu(first) * second); plus `residual` [B, T, N]. What it is by then is kept in the
-    dtype `plain`. Then it is multiplied with the first and added to the second of `affine` (by channel, float32 or
-    wider), and activated by SnakeBeta of `rates`.
+    RMSNorm of the input without weight (`norm_eps`, one tap only); the bias; `function` (gate: outputs are interleaved
+    pairs, silu(first) * second); adding `residual` [B, T, N]; storing the result so far in the dtype `plain`; scale and
+    shift `affine` (by channel, float32 or wider); SnakeBeta with `rates`.
     """
 
     norm_eps: float | None = None
@@ -88,12 +88,12 @@ def conv_reference(
     context: LeftContext = NO_CONTEXT,
     epilogue: Epilogue = NO_EPILOGUE,
 ) -> tuple[Tensor | None, Tensor]:
-    """The product over taps of `x` [B, L + T, C] and `weight` [taps, N, C], and what follows it.
+    """The product over taps of `x` [B, L + T, C] and `weight` [taps, N, C], followed by `epilogue`.
 
-    Tap j of the input's column t is its column t + j * dilation; at a negative dilation, t + (j - taps + 1) * dilation.
-    `bias` [C'] is repeated over N. What `epilogue` keeps, if anything, is the first result, [B, T', C']; what it ends
-    with is the second, after `context.left` columns of left context: [B, left + T', C'], where T' * C' = T * N.
-    Advances `context.history`. A result in float16 saturates.
+    Tap j of output column t reads input column t + j * dilation; for a negative dilation t + (j - taps + 1) * dilation.
+    `bias` [C'] is repeated over N. Returns the result stored as `epilogue.plain`, [B, T', C'], or None; and the final
+    one after `context.left` columns of left context, [B, left + T', C'], where T' * C' = T * N. Advances
+    `context.history`. Float16 results saturate.
     """
     norm_eps, function, residual, plain, affine, rates = epilogue
     taps, outputs, _ = weight.shape
@@ -152,7 +152,7 @@ if triton is not None:
         source, source_step, target, target_step, slots, block, count, size,
         FROM_SLOT: tl.constexpr, BLOCK: tl.constexpr,
     ):  # fmt: skip
-        # `count` rows of `size` elements; one side is addressed by batch row, the other by that row's slot.
+        # Copy `count` rows of `size` elements; one side is indexed by batch index, the other by its slot.
         index = block * BLOCK + tl.arange(0, BLOCK)
         row = (index // size).to(tl.int64)
         inside = row < count
@@ -165,7 +165,7 @@ if triton is not None:
 
     @triton.jit
     def snake_beta(value, rate, scale):
-        # sin(z)^2 has the period pi: reduced to +-pi / 2 (pi in two parts, the first exact in 11 bits), then a series.
+        # sin(z)^2 has period pi: reduce z to +-pi / 2 (pi in two parts, the first exact in 11 bits), then a series.
         z = value * rate
         periods = tl.floor(z * 0.3183098861837907 + 0.5)
         z = (z - periods * 3.140625) - periods * 9.67653589793e-4
@@ -180,7 +180,7 @@ if triton is not None:
     @triton.jit
     def saturate_to(value, dtype: tl.constexpr):
         if dtype == tl.float16:
-            # Not a number stays so, as in the reference: it must be seen.
+            # Propagate NaN, as in the reference.
             value = tl.maximum(value, -65504.0, propagate_nan=tl.PropagateNan.ALL)
             value = tl.minimum(value, 65504.0, propagate_nan=tl.PropagateNan.ALL)
         return value.to(dtype)
@@ -192,7 +192,7 @@ if triton is not None:
         C_IN: tl.constexpr, C_OUT: tl.constexpr, PERIOD: tl.constexpr, FUNCTION: tl.constexpr,
         NORM_EPS: tl.constexpr, WIDTH: tl.constexpr,
     ):  # fmt: skip
-        # One tile of the product, [rows, width] from output `first` on, through the epilogue to memory.
+        # Apply the epilogue to one tile of the product, [rows, WIDTH] from output `first` on, and store it.
         output = first + tl.arange(0, WIDTH)
         if NORM_EPS is not None:
             y *= tl.rsqrt(squares / C_IN + NORM_EPS)[:, None]
@@ -222,7 +222,7 @@ if triton is not None:
             )
             tl.store(active + offset, saturate_to(y, active.dtype.element_ty), mask=inside)
 
-    # Arguments that can be 1 must stay numbers of the run time.
+    # Triton would specialise integer arguments that equal 1.
     @triton.jit(do_not_specialize=["count", "columns", "length", "dilation", "tiles", "tail_blocks"])
     def _conv(  # noqa: PLR0915
         x, weight, bias, residual, plain, active, gain, offset, rate, scale, slots, history, next_history,
@@ -238,7 +238,7 @@ if triton is not None:
             block = program - tiles
             size = length * C_IN
             batch_size = count // columns
-            # Arguments that are None are pruned only where nothing else is asked in the same condition.
+            # A branch on None is pruned only if the condition tests nothing else.
             if history is not None:  # noqa: SIM102
                 if block < tail_blocks:
                     tail, step = x + columns.to(tl.int64) * C_IN, span.to(tl.int64) * C_IN
@@ -255,7 +255,7 @@ if triton is not None:
             TILES_N: tl.constexpr = (C_OUT + TILE_N - 1) // TILE_N
             rows = (program // TILES_N) * BLOCK_M + tl.arange(0, BLOCK_M)
             first = (program % TILES_N) * TILE_N
-            # Rows and outputs past the end read the last one's values; they are not stored.
+            # Rows and outputs past the end read the last one's; they are not stored.
             row = tl.minimum(rows, count - 1)
             batch = row // columns
             column = row - batch * columns
@@ -284,7 +284,7 @@ if triton is not None:
                 if EXTRA_N > 0:
                     b = tl.trans(tl.load(extra_w_ptrs + shift))
                     extra_acc = tl.dot(a, b, extra_acc, input_precision="ieee")
-            # Not sooner: programs that wait would take places next to those that work, two on one multiprocessor.
+            # Not sooner: waiting programs of the next kernel would occupy multiprocessors beside working ones.
             pdl_launch_dependents(ENABLE_PDL)
             _epilogue(
                 acc, rows, batch, column, first, squares, bias, residual, plain, active, gain, offset, rate, scale,
@@ -300,7 +300,7 @@ if triton is not None:
 
 @dataclass(frozen=True)
 class ConvTile:
-    """How a product is cut: outputs per program are `n` + `extra`, so that 96 and 192 waste nothing."""
+    """Tile sizes and launch parameters; a program computes `n` + `extra` outputs, so that 96 and 192 waste none."""
 
     m: int
     n: int
@@ -310,8 +310,8 @@ class ConvTile:
     stages: int
 
     def stages_on(self, on: Card, input_bytes: int = 2) -> int:
-        """As many of the stages as a card has shared memory for, if an element of the input takes `input_bytes` and one
-        of the weight two; 1 if it has too little of that or of registers."""
+        """How many of the stages fit the card's shared memory, with inputs of `input_bytes` and weights of 2 bytes per
+        element; 1 if it has too little memory or registers."""
         if on.has_few_registers and self.m * (self.n + self.extra) > 32 * 32 * self.warps:
             return 1
         stage_bytes = self.k * (input_bytes * self.m + 2 * (self.n + self.extra))
@@ -334,9 +334,8 @@ SHALLOW = (
     (90, ConvTile(32, 32, 0, 128, 4, 4)),
     (0, ConvTile(16, 32, 0, 128, 2, 5)),
 )
-"""Tiles in the order in which they are tried, each with the programs it must give: by half-precision times on an H200.
-
-Deep are products of 1024 inputs and more, over all taps.
+"""Tiles in the order they are tried, each with the least number of programs it must give; by times on an H200 in half
+precision. Deep: 1024 inputs or more, over all taps.
 """
 NARROW = {
     (96, False): ConvTile(128, 64, 32, 32, 4, 4),
@@ -345,14 +344,14 @@ NARROW = {
     (192, True): ConvTile(128, 64, 0, 64, 4, 3),
     (288, False): ConvTile(128, 64, 32, 64, 4, 4),
 }
-"""For 16384 rows and more, by outputs and whether there is one tap."""
+"""Tiles for 16384 rows or more, by outputs and whether there is one tap."""
 
 
 def choose_tile(
     rows: int, outputs: int, channels: int, taps: int, on: Card = ANY_CARD, input_bytes: int = 2
 ) -> ConvTile:
-    """The tile for a product of `rows` columns by `outputs` from `taps` times `channels` inputs, of `input_bytes` each,
-    that fits a card."""
+    """The tile for a product of `rows` columns by `outputs`, over `taps` times `channels` inputs of `input_bytes`
+    bytes, that fits the card."""
     if (outputs, taps == 1) in NARROW and rows >= 16384:
         tile = NARROW[outputs, taps == 1]
     else:
@@ -373,7 +372,7 @@ def choose_tile(
 
 
 def smaller_tile(tile: ConvTile) -> ConvTile | None:
-    """The next to try where `tile` cannot be launched: fewer stages, then smaller blocks; none after the smallest."""
+    """The next tile to try if `tile` cannot be launched: fewer stages, then smaller blocks; None after the smallest."""
     if tile.stages > 2:
         return replace(tile, stages=2)
     if tile.extra:
@@ -394,7 +393,7 @@ def conv_kernel(
     tile: ConvTile | None = None,
     shrink: int = 0,
 ) -> tuple[Tensor | None, Tensor]:
-    """`conv_reference` as one Triton kernel. `tile` is chosen by size unless given."""
+    """`conv_reference` as one Triton kernel; `choose_tile` chooses `tile` unless given. No gradient."""
     norm_eps, function, residual, plain, affine, rates = epilogue
     taps, outputs, channels = weight.shape
     length = (taps - 1) * abs(dilation)
@@ -415,7 +414,7 @@ def conv_kernel(
     tails = triton.cdiv(batch * length * channels, COPY_BLOCK) if context.history is not None else 0
     heads = triton.cdiv(batch * context.left * period, COPY_BLOCK) if context.next_history is not None else 0
     (gain, offset), (rate, scale) = affine or (None, None), rates or (None, None)
-    # The stride of an axis of one is arbitrary, and one that is no multiple of 16 would forbid wide loads.
+    # The stride of an axis of size 1 is arbitrary; one that is no multiple of 16 would prevent wide loads.
     tap_step = weight.stride(0) if taps > 1 else channels
     enable_pdl = has_pdl(x.device)
     _conv[(tiles + tails + heads,)](

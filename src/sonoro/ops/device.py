@@ -1,7 +1,7 @@
-"""What a device can do, and what it draws random numbers with. Knows no operation.
+"""Capabilities of a device, from which kernels' block sizes are chosen; and seeded random generators.
 
-Tensors on torch's device "meta" have shapes and no memory; operations on them find out which kernels are launched, for
-a GPU that need not be there (`sonoro.runtime.variants`).
+Operations on tensors of torch's "meta" device record which kernels are launched, for a GPU that need not be present
+(`sonoro.runtime.variants`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ _NO_LIMIT = 1 << 30
 
 @dataclass(frozen=True)
 class Card:
-    """What the blocks of kernels are chosen by.
+    """The properties of a GPU by which block sizes are chosen.
 
-    `capability`: of NVIDIA's, (0, 0) of anything else. `gfx`: what AMD calls the architecture. `shared_bytes`: shared
-    memory that a program may have. `bandwidth`: of the memory, bytes a second.
-    """
+    `capability`: NVIDIA's compute capability, else (0, 0). `gfx`: AMD's name of the architecture. `shared_bytes`:
+    shared memory per program. `bandwidth`: of the memory, in bytes a second."""
 
     name: str = "cpu"
     capability: tuple[int, int] = (0, 0)
@@ -37,11 +36,11 @@ class Card:
     gfx: str = ""
 
     limit: ClassVar[int] = _NO_LIMIT
-    """Shared memory that programs are held to on any card, bytes: see `shared_limit`."""
+    """Limit of shared memory per program on any card, in bytes: see `shared_limit`."""
 
     @property
     def target(self) -> tuple[str, int | str, int]:
-        """What Triton compiles for: a backend, what it calls the architecture, and the width of a warp."""
+        """Triton's compilation target: backend, architecture, and warp size."""
         if self.gfx:
             return "hip", self.gfx, 64 if self.gfx.startswith("gfx9") else 32
         return "cuda", 10 * self.capability[0] + self.capability[1], 32
@@ -52,17 +51,17 @@ class Card:
 
     @property
     def has_few_registers(self) -> bool:
-        """Whether large tiles spill: AMD's cards with waves of 32."""
+        """Whether large tiles spill registers: AMD cards with waves of 32."""
         return self.gfx.startswith("gfx1")
 
     def buffers(self, block_m: int, stages: int) -> int:
-        """How many blocks of each operand a product of `block_m` rows keeps in shared memory, loading ahead."""
-        # Hopper and Blackwell's data centre parts multiply out of shared memory; others out of registers.
+        """Blocks of each operand that a pipelined product of `block_m` rows keeps in shared memory."""
+        # Hopper and data-centre Blackwell multiply from shared memory, others from registers.
         is_shared = (9, 0) <= self.capability < (12, 0) and block_m >= 64
         return stages if is_shared else max(1, stages - 1)
 
     def fit_stages(self, block_m: int, stage_bytes: int, stages: int, fixed_bytes: int = 0) -> int:
-        """As many of `stages` as there is shared memory for; below 2, the blocks are too large."""
+        """The most of `stages` that fit the shared memory; below 2 the blocks are too large."""
         while stages > 1 and fixed_bytes + stage_bytes * self.buffers(block_m, stages) > self.shared_bytes:
             stages -= 1
         return stages
@@ -70,7 +69,8 @@ class Card:
 
 _KIB = 1024
 _SHARED = {(8, 0): 163 * _KIB, (8, 7): 163 * _KIB, (9, 0): 227 * _KIB, (10, 0): 227 * _KIB, (10, 3): 227 * _KIB}
-"""Of CUDA's "Compute Capabilities", what a block may ask for; 99 KiB from Ampere on elsewhere, 64 before and on AMD."""
+"""Shared memory per block, from CUDA's "Compute Capabilities"; otherwise 99 KiB from Ampere on, 64 before and on
+AMD."""
 
 TYPICAL = {
     card.capability if card.capability > (0, 0) else card.gfx: card
@@ -86,7 +86,7 @@ TYPICAL = {
         Card("AMD Radeon RX 7900 XTX", (0, 0), 96, 64 * _KIB, 9.6e11, "gfx1100"),
     )
 }
-"""A card of each kind, by capability or AMD's name: what a kind stands for where no card is at hand."""
+"""A typical card by capability or AMD architecture, used for unknown cards and without a card."""
 
 
 CARDS = {
@@ -100,14 +100,14 @@ CARDS = {
         Card("NVIDIA H100 80GB HBM3", (9, 0), 132, 227 * _KIB, 3.35e12),
     )
 }
-"""Cards by name. One at hand is taken for what is said here, so that what was compiled for it elsewhere fits."""
+"""Cards by name. These values are used even if the card reports others, so that kernels compiled elsewhere fit."""
 
 _recorded: ContextVar[Card | None] = ContextVar("recorded", default=None)
 
 
 @contextmanager
 def recorded(card: Card) -> Iterator[None]:
-    """Within, tensors without memory stand for those on a `card`, and launches are noted in place of being run."""
+    """A context in which meta tensors stand for those on `card`, and launches are recorded instead of run."""
     token = _recorded.set(card)
     try:
         yield
@@ -116,23 +116,20 @@ def recorded(card: Card) -> Iterator[None]:
 
 
 def card(device: torch.device) -> Card:
-    """The card of a GPU, or the one that tensors without memory stand for; else a CPU's."""
+    """The card of `device`; for "meta" the one given to `recorded`; a default `Card` for a CPU."""
     found = (_recorded.get() or Card()) if device.type == "meta" else _device_card(device)
     return found if found.shared_bytes <= Card.limit else replace(found, shared_bytes=Card.limit)
 
 
 def shared_limit(limit_bytes: int) -> None:
-    """From now on no program may have more shared memory than that, on any card; 0 for as much as a card gives. Plans
-    are chosen accordingly.
+    """Limit the shared memory of programs on any card to `limit_bytes`; 0 removes the limit. Plans are chosen
+    accordingly.
     """
     Card.limit = limit_bytes or _NO_LIMIT
 
 
 def capability(device: torch.device) -> tuple[int, int]:
-    """The compute capability of the `card`; (0, 0) of anything but NVIDIA's.
-
-    Those of AMD, which torch calls "cuda" too, are numbered otherwise.
-    """
+    """NVIDIA compute capability of `device`; (0, 0) for anything else, AMD included, which torch also calls "cuda"."""
     return card(device).capability
 
 
@@ -145,7 +142,7 @@ def _device_card(device: torch.device) -> Card:
         return CARDS[found.name]
     kind = found.gcnArchName.partition(":")[0] if torch.version.hip else (found.major, found.minor)
     base = TYPICAL.get(kind) or _unknown(kind)
-    # In kilohertz and bits; twice a clock.
+    # Clock in kHz, width in bits, double data rate.
     bandwidth = 2e3 * getattr(found, "memory_clock_rate", 0) * getattr(found, "memory_bus_width", 0) / 8
     return replace(
         base, name=found.name, multiprocessors=found.multi_processor_count, bandwidth=bandwidth or base.bandwidth
@@ -153,7 +150,7 @@ def _device_card(device: torch.device) -> Card:
 
 
 def _unknown(kind: tuple[int, ...] | str) -> Card:
-    """A card of a kind that is not known: small."""
+    """A conservative `Card` for an unknown kind."""
     if isinstance(kind, str):
         return Card(kind, (0, 0), 64, 64 * _KIB, 5e11, kind)
     major, minor = kind
@@ -162,10 +159,10 @@ def _unknown(kind: tuple[int, ...] | str) -> Card:
 
 
 def is_recorded() -> bool:
-    """Whether launches are noted in place of being run, as on tensors without memory they must be."""
+    """Whether launches on meta tensors are recorded (see `recorded`)."""
     return _recorded.get() is not None
 
 
 def seeded(device: torch.device, seed: int = 0) -> torch.Generator | None:
-    """A generator on `device` that begins at `seed`; none where there are no numbers to draw."""
+    """A generator on `device` seeded with `seed`; None on the meta device."""
     return None if device.type == "meta" else torch.Generator(device).manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Choosing between a fused kernel and its torch reference, for each operation and each shape. Knows no operation."""
+"""Dispatch of an operation to its fused kernel or its torch reference, by shape."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBac
 
 
 class Fallback(NamedTuple):
-    """What serves a shape whose kernel failed: the kernel in blocks that are `shrink` steps smaller, or the reference
-    if that is 0; and why."""
+    """What runs for a shape whose launch failed: the kernel with blocks `shrink` steps smaller, or the reference if
+    that is 0; and the reason."""
 
     shrink: int
     reason: str
@@ -43,7 +43,7 @@ class _NothingSmaller(Exception):
 
 
 def shrunk(blocks: T, smaller: Callable[[T], T | None], steps: int) -> T:
-    """`blocks` made `smaller` so many times; where there is nothing smaller, no kernel is launched."""
+    """`blocks` after `steps` times `smaller`. Raises `_NothingSmaller`, which `Operation` handles, if it runs out."""
     for _ in range(steps):
         made = smaller(blocks)
         if made is None:
@@ -53,22 +53,21 @@ def shrunk(blocks: T, smaller: Callable[[T], T | None], steps: int) -> T:
 
 
 class Operation:
-    """Calls `kernel` where it can run and `reference` elsewhere; both take the same arguments.
+    """Calls `kernel` where it can run, and `reference` elsewhere; both take the same arguments.
 
-    The kernel serves tensors on a GPU, or without memory where launches `is_recorded`, without gradients, that
-    `is_supported` accepts. Where a launch fails, for those shapes alone smaller blocks are tried, if the kernel
-    `can_shrink` (and takes how often as `shrink`), and then the reference serves; one warning says which, and what it
-    costs. A kernel that `check` finds to disagree is not tried again, whatever the shapes.
-    """
+    The kernel runs for tensors on a GPU (or on the meta device while launches are recorded), without gradients, if
+    `is_supported` accepts them. If a launch fails, then for those shapes alone smaller blocks are tried, if the kernel
+    `can_shrink` (it takes the number of steps as `shrink`), and then the reference runs; one warning says which, and
+    the cost. A kernel that fails `check` is disabled for all shapes."""
 
     has_kernels: ClassVar[bool] = True
-    """Whether any kernel may serve: see `references_alone`."""
+    """Whether kernels are enabled: see `references_alone`."""
 
     references: ClassVar[int] = 0
-    """How often a reference served because a kernel had failed or disagreed."""
+    """Number of calls that ran a reference because a kernel had failed or disagreed."""
 
     known: ClassVar[list[Operation]] = []
-    """All operations there are, in the order they were made."""
+    """All operations, in order of creation."""
 
     def __init__(
         self,
@@ -82,21 +81,21 @@ class Operation:
         self.name, self.kernel, self.reference, self.is_supported = name, kernel, reference, is_supported
         self.can_shrink, self.is_broken = can_shrink, triton is None
         self.fallbacks: dict[Hashable, Fallback] = {}
-        """By shapes, what serves where a launch failed."""
+        """By shapes, what runs since a launch failed."""
         self.disagreement = ""
-        """Why the reference serves whatever the shapes."""
+        """Why `check` disabled the kernel; empty if it did not."""
         self.difference: float | None = None
-        """The largest that `check` has found, in units of the largest value."""
+        """The largest difference that `check` has found, relative to the largest value."""
         Operation.known.append(self)
 
     @property
     def failure(self) -> str:
-        """Why something else serves in place of the kernel as it was chosen; empty if it does nowhere."""
+        """Why the kernel, with its chosen blocks, does not run for some or all shapes; empty if it always does."""
         reasons = dict.fromkeys(fallback.reason for fallback in self.fallbacks.values())
         return self.disagreement or "; ".join(reasons)
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """The operation on `x` and what follows it. Capturable once it has run at these shapes."""
+        """Run the operation. Capturable once it has run at these shapes."""
         is_plain = self.is_broken or not Operation.has_kernels or not _is_launched(x) or torch.is_grad_enabled()
         if is_plain or not self.is_supported(x, *args, **kwargs):
             Operation.references += bool(self.disagreement)
@@ -111,7 +110,7 @@ class Operation:
         return self.reference(x, *args, **kwargs)
 
     def _launch(self, x: Tensor, args: Any, kwargs: Any) -> tuple[Any, Exception | None]:
-        """What the kernel returns, or why it could not be launched. Raises what says that memory is full."""
+        """The kernel's result, or the exception of a failed launch. Raises `torch.OutOfMemoryError`."""
         try:
             return self.kernel(x, *args, **kwargs), None
         except torch.OutOfMemoryError:
@@ -120,11 +119,12 @@ class Operation:
             return None, error
 
     def check(self, arguments: Callable[[], tuple[Any, ...]], tolerance: float) -> None:
-        """Run kernel and reference on equal `arguments()` (made twice, as both may write into them) and compare.
+        """Run kernel and reference on equal `arguments()` (called twice, as both may write to them); disable the kernel
+        if they disagree.
 
-        Compared are what they return and the tensors they were given; the largest difference may be `tolerance` times
-        the largest value. The reference is made of references alone. Synchronises. Does nothing where the kernel would
-        not serve, and compares nothing without memory.
+        Compares results and arguments: the largest difference may be `tolerance` times the largest value. The reference
+        uses references alone. Synchronises. Does nothing if the kernel would not run; on the meta device it only
+        launches.
         """
         ours, theirs = arguments(), arguments()
         if self.is_broken or not Operation.has_kernels or not _is_launched(ours[0]) or not self.is_supported(*ours):
@@ -134,10 +134,10 @@ class Operation:
         fallback = self.fallbacks.get(_shapes((ours[0], ours[1:], {})))
         if ours[0].is_meta or (fallback is not None and not fallback.shrink):
             return
-        # Not cuDNN's attention: it makes a plan for each shape, of which each is compared once.
+        # Without cuDNN's attention, which builds a plan for each shape; each shape is compared once.
         with references_alone(), sdpa_kernel(_ATTENTION):
             expected = (*_tensors(self.reference(*theirs)), *_tensors(theirs))
-        # What both were given, as weights, is the same; in float64 it would take gigabytes.
+        # Skip tensors that both share, such as weights: their float64 copies would take gigabytes.
         pairs = [(ours, theirs) for ours, theirs in zip(results, expected, strict=True) if ours is not theirs]
         worst = max(_difference(ours, theirs) for ours, theirs in pairs)
         self.difference = worst if self.difference is None else max(self.difference, worst)
@@ -146,7 +146,7 @@ class Operation:
             logger.warning("kernel=%s fallback=reference %s", self.name, self.disagreement)
 
     def _fall_back(self, error: Exception, x: Tensor, args: Any, kwargs: Any) -> Any:
-        """What serves in place of a kernel that failed with `error`, for these shapes from now on: its result."""
+        """Choose what runs for these shapes from now on, after a launch failed with `error`; returns its result."""
         reason = f"status=failed error={error!r}"
         for shrink in itertools.count(1) if self.can_shrink else ():
             result, again = self._launch(x, args, {**kwargs, "shrink": shrink})
@@ -165,10 +165,10 @@ class Operation:
         logger.warning("kernel=%s shape=%s fallback=%s %s", self.name, shape, serving, fallback.reason)
 
     def _cost(self, x: Tensor, args: Any, kwargs: Any) -> str:
-        """How long the reference takes, and how long reading its tensors does, which a kernel comes near to."""
+        """Time of the reference, and the bandwidth floor of reading its tensors, as text."""
         if x.is_meta or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
             return "unknown"
-        # Once more, as the first call may have loaded what it needs; it writes what it has written.
+        # A second call: the first may have loaded libraries. It writes the same values again.
         began_s = _synchronised_s()
         self.reference(x, *args, **kwargs)
         taken_ms = 1000 * (_synchronised_s() - began_s)
@@ -177,9 +177,9 @@ class Operation:
 
 
 def fallbacks() -> dict[str, dict[str, int]]:
-    """By operation, for how many shapes `smaller` blocks or the `reference` serve, as a launch failed.
+    """By operation, the number of shapes that run with `smaller` blocks or the `reference` after a failed launch.
 
-    One that disagrees counts once, as a `reference`.
+    A kernel that disagreed counts once, as `reference`.
     """
     found = {operation.name: operation for operation in Operation.known if operation.failure}
     return {
@@ -193,7 +193,7 @@ def fallbacks() -> dict[str, dict[str, int]]:
 
 @contextmanager
 def references_alone() -> Iterator[None]:
-    """Within, every operation is its reference, in graphs captured meanwhile for good. For comparisons."""
+    """A context in which every operation runs its reference, for comparisons; graphs captured in it keep them."""
     Operation.has_kernels = False
     try:
         yield
@@ -212,7 +212,7 @@ def _synchronised_s() -> float:
 
 
 def _shapes(value: Any) -> Hashable:
-    """What a launch depends on of its arguments: shapes and dtypes of tensors, and plain values."""
+    """The key of a launch: shapes and dtypes of tensors, and plain values."""
     if isinstance(value, Tensor):
         return tuple(value.shape), value.dtype
     if isinstance(value, dict):
@@ -231,7 +231,7 @@ def _tensors(value: Any) -> tuple[Tensor, ...]:
 
 
 def _difference(result: Tensor, expected: Tensor) -> float:
-    """The largest difference over the largest finite value; equal infinities do not differ."""
+    """The largest difference divided by the largest finite value; equal infinities do not differ."""
     result, expected = result.double(), expected.double()
     if not expected.numel():
         return 0.0

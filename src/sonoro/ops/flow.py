@@ -1,7 +1,7 @@
-"""A step of a flow's solver between two calls of its network: a Triton kernel beside its torch reference.
+"""An ODE step of a flow-matching solver, between two calls of its network: a Triton kernel beside its torch reference.
 
-The network sees two sequences of tokens per row, with condition and without, the second half of a batch. They end with
-the patch that is being made; the rest stays through all calls but for the one token that says what time it is.
+The network's batch holds two token sequences per request: conditional in the first half, unconditional in the second
+(classifier-free guidance). A step changes their time token and their last tokens, the patch being generated.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ __all__ = ["PatchProjections", "SolverStep", "advance", "advance_kernel", "advan
 
 
 class PatchProjections(NamedTuple):
-    """The projections around the network: weight [W, D] and bias [W] into the tokens of a patch, and the bias [D] of
-    the velocities that come out."""
+    """Projections around the network: `weight` [W, D] and `bias` [W] from latents to tokens, and the bias [D] of the
+    output velocities."""
 
     weight: Tensor
     bias: Tensor
@@ -37,7 +37,8 @@ class PatchProjections(NamedTuple):
 
 
 class SolverStep(NamedTuple):
-    """How a batch goes on: by `size` [B], guided by `cfg` [B] float32 as in `guide`, and then it is `time` [B, W]."""
+    """One ODE step of a batch: step `size` [B], guidance scale `cfg` [B] float32, and the embedding [B, W] of the
+    `time` after it."""
 
     size: Tensor
     cfg: Tensor
@@ -45,9 +46,10 @@ class SolverStep(NamedTuple):
 
 
 def guide(conditional: Tensor, free: Tensor, cfg: Tensor) -> Tensor:
-    """The velocity [B, P, D] to follow, `cfg` [B] float32 times as far from the `free` one as the `conditional` one is.
+    """Classifier-free guidance with scale `cfg` [B] float32 of velocities `conditional` and `free` [B, P, D]: [B, P,
+    D].
 
-    The free one is first scaled to be as near to the other as it can. Follows Fan et al., "CFG-Zero*: Improved
+    The unconditional velocity is first scaled by its least-squares projection. Follows Fan et al., "CFG-Zero*: Improved
     Classifier-Free Guidance for Flow Matching Models" (2025).
     """
     product, square = (conditional * free).sum((1, 2), keepdim=True), free.square().sum((1, 2), keepdim=True)
@@ -59,11 +61,11 @@ def guide(conditional: Tensor, free: Tensor, cfg: Tensor) -> Tensor:
 def advance_reference(
     x: Tensor, velocity: Tensor | None, step: SolverStep, projections: PatchProjections, tokens: Tensor, time_token: int
 ) -> Tensor:
-    """`x` [B, P, D] moved against the guided velocity as `step` says, a new tensor; `tokens` say where it is now.
+    """Take one ODE step: returns `x` [B, P, D] minus step size times guided velocity, as a new tensor.
 
-    `velocity` [2 B P, D] lacks its bias; without any, `x` stays where it is. Into `tokens` [2 B, T, W], of
-    both halves, go the P tokens of the patch, the last ones, and the time at `time_token`. Capturable; no sync; no
-    gradient.
+    `velocity` [2 B P, D] is the network's output without bias; None takes no step. Writes the new patch, projected, to
+    the last P tokens of both halves of `tokens` [2 B, T, W], and the time embedding to token `time_token`. Capturable;
+    no sync; no gradient.
     """
     if velocity is None:
         x = x.clone()
@@ -102,7 +104,7 @@ if triton is not None:
         pdl_wait(ENABLE_PDL)
         x_now = tl.load(x + row * PATCH * LATENTS + offset, mask=is_there, other=0.0)
         if MOVES:
-            # Rounded where the reference's separate steps round. Masked lanes hold a bias, which no sum may see.
+            # Rounds where the reference's steps round. Masked lanes hold the bias and must not enter the sums.
             line = velocities + row * PATCH * LATENTS + offset
             guided = (tl.load(line, mask=is_there, other=0.0).to(tl.float32) + shift).to(dtype).to(tl.float32)
             line += rows * PATCH * LATENTS
@@ -137,7 +139,8 @@ _BLOCK_W = 64
 def advance_kernel(
     x: Tensor, velocity: Tensor | None, step: SolverStep, projections: PatchProjections, tokens: Tensor, time_token: int
 ) -> Tensor:
-    """`advance_reference` as one Triton kernel, a program per row and block of a token's width, each moving `x`."""
+    """`advance_reference` as one Triton kernel, a program per request and block of token width; each steps all of
+    `x`."""
     (batch, patch, latents), (_, count, width) = x.shape, tokens.shape
     out, enable_pdl = torch.empty_like(x), has_pdl(x.device)
     _advance_kernel[batch, triton.cdiv(width, _BLOCK_W)](

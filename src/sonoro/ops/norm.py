@@ -1,7 +1,7 @@
-"""Root-mean-square norm: a Triton kernel beside its torch reference, and what the fused kernels share with it.
+"""RMSNorm: a Triton kernel beside its torch reference; and programmatic dependent launch (PDL) for all kernels.
 
-Kernels here may be launched while the kernel before them still runs (`has_pdl`). They read what earlier kernels
-wrote, and write at all, only after `pdl_wait`; weights, which no kernel writes, may be read before it.
+With PDL a kernel starts before the one ahead of it is done. It must call `pdl_wait` before it writes anything or reads
+what another kernel wrote; weights may be read before.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ __all__ = ["has_pdl", "is_row_major", "pdl_options", "rms_norm", "rms_norm_kerne
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`x` [..., K] scaled to unit mean square on its last axis, times `weight` [K]. Differentiable.
+    """RMSNorm of `x` [..., K] over its last axis, times `weight` [K]. Differentiable.
 
     Computed in float32 or wider, rounded to the dtype of `x` before the weight is applied.
     """
-    # Apart, so that in bfloat16 the product with the weight is a second rounding, as in the reference.
+    # Two steps, so that in bfloat16 the product with the weight is rounded a second time, as in official models.
     return unit_rms(x, eps) * weight
 
 
 def unit_rms(x: Tensor, eps: float) -> Tensor:
-    """`x` [..., K] scaled to unit mean square on its last axis, a new tensor: `rms_norm_reference` without a weight."""
+    """RMSNorm of `x` [..., K] without a weight, as a new tensor."""
     if x.is_cpu and x.dtype == torch.float32:
-        # The same in fewer calls, 9 us where F.rms_norm takes 16 for one row: a frame has near a hundred of them.
+        # Fewer calls: 9 us for one row; F.rms_norm takes 16, and a frame has about a hundred norms.
         scale, floor = _scale_and_floor(x.shape[-1], eps)
         return x * (scale / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), floor))
     return F.rms_norm(x, x.shape[-1:], None, eps)
@@ -46,7 +46,7 @@ def unit_rms(x: Tensor, eps: float) -> Tensor:
 
 @functools.cache
 def _scale_and_floor(width: int, eps: float) -> tuple[Tensor, Tensor]:
-    # As tensors: a quotient of a Python number is rounded twice. Not inference tensors, which autograd refuses.
+    # Tensors, since dividing a Python number rounds twice; not inference tensors, which autograd rejects.
     with torch.inference_mode(False):
         return torch.tensor(math.sqrt(width), device="cpu"), torch.tensor(math.sqrt(width * eps), device="cpu")
 
@@ -55,13 +55,14 @@ if triton is not None:
 
     @triton.jit
     def pdl_launch_dependents(ENABLE_PDL: tl.constexpr):
-        """Let the next kernel start once every program of this one has come here."""
+        """Allow the next kernel to start once every program of this one has called this."""
         if ENABLE_PDL:
             gdc_launch_dependents()
 
     @triton.jit
     def pdl_wait(ENABLE_PDL: tl.constexpr):
-        """Wait until every kernel before this one is complete. All must wait, or "before" means the last one only."""
+        """Wait until the preceding kernels are complete. Every kernel must call it, or only the last one is waited
+        for."""
         if ENABLE_PDL:
             gdc_wait()
 
@@ -85,7 +86,7 @@ if triton is not None:
 
 
 def rms_norm_kernel(x: Tensor, weight: Tensor, eps: float, *, enable_pdl: bool = True) -> Tensor:
-    """`rms_norm_reference` of `x` [B, K] as one Triton kernel, one program per row; no gradient."""
+    """`rms_norm_reference` for `x` [B, K] as one Triton kernel, one program per row; no gradient."""
     enable_pdl = enable_pdl and has_pdl(x.device)
     batch, width_in = x.shape
     out = torch.empty((batch, width_in), dtype=x.dtype, device=x.device)
@@ -98,17 +99,17 @@ def rms_norm_kernel(x: Tensor, weight: Tensor, eps: float, *, enable_pdl: bool =
 
 
 def has_pdl(device: torch.device) -> bool:
-    """Whether a kernel on `device` may start before the kernel ahead of it is done: NVIDIA's, Hopper and later."""
+    """Whether `device` supports PDL: NVIDIA, Hopper and later."""
     return card(device).capability >= (9, 0) and triton is not None and not triton.knobs.runtime.interpret
 
 
 def pdl_options(enable_pdl: bool) -> dict[str, bool]:
-    """What a launch is told of it; nothing where it is off, as other backends of Triton refuse the word."""
+    """Launch options for PDL; empty when off, since other backends of Triton reject the option."""
     return {"launch_pdl": True} if enable_pdl else {}
 
 
 def is_row_major(*tensors: Tensor) -> bool:
-    """Whether all are of one dtype a kernel knows (float32, or 16 bits), with rows that are dense; none empty."""
+    """Whether all `tensors` have one supported dtype (float32, bfloat16, float16) and dense rows, and none is empty."""
     dtypes = {tensor.dtype for tensor in tensors}
     return (
         dtypes in ({torch.float32}, {torch.bfloat16}, {torch.float16})

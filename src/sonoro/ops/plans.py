@@ -1,8 +1,7 @@
-"""How to run a product of a few rows with a weight [N, K]: kinds of kernel, block sizes, and how they are chosen.
+"""Plans for products of a few rows with a weight [N, K]: kind of kernel, block sizes, and how they are chosen.
 
-Measured choices are files by the name of a card in `tuned/` (`sonoro tune` makes one); any other card, and any other
-size, gets a plan computed from its multiprocessors, shared memory and bandwidth. Knows sizes and cards, no kernel and
-no operation; `sonoro.ops.linear` runs what is chosen here.
+Measured plans are files by card in `tuned/` (`sonoro tune` writes one); any other card or size gets a plan estimated
+from multiprocessors, shared memory and bandwidth. `sonoro.ops.linear` runs the plans.
 """
 
 from __future__ import annotations
@@ -41,7 +40,8 @@ __all__ = [
 
 @dataclass(frozen=True)
 class GemvPlan:
-    """A program holds `rows` whole rows of the weight (of each half, if gated) in registers and takes x row by row."""
+    """GEMV: a program holds `rows` whole rows of the weight (of each half, if gated) in registers and loops over the
+    rows of x."""
 
     rows: int
     block_k: int
@@ -51,14 +51,13 @@ class GemvPlan:
 
 @dataclass(frozen=True)
 class TilePlan:
-    """A program makes `block_n` columns of `block_m` rows of the output with the tensor cores.
+    """A program computes an output tile of `block_m` rows and `block_n` columns with the tensor cores.
 
-    With `slice_k` > 1 each warp sums a part of K, `block_k` at a time: sums are chains of dependent instructions, and
-    with few rows these chains, not the memory, are what takes time. With `split_k` > 1 as many programs share K, and a
-    second kernel adds their sums in order (not for gated products). `is_prefetched`: the rows of the weight are called
-    into the L2 cache before the kernel ahead is done. Of a gated product a program makes `extra_n` columns more, in a
-    block of their own, so that about as many programs as there are multiprocessors share all columns. `is_swapped`: the
-    weight is the first operand of the tensor cores, which may come from registers: one of 8 bits is widened there.
+    `slice_k` > 1: each warp sums a slice of K, `block_k` at a time; with few rows the chains of dependent sums, not the
+    memory, take the time. `split_k` > 1: as many programs share K, and a second kernel adds their sums in order (not
+    for gated products). `is_prefetched`: the weight is prefetched to L2 before the kernel ahead is done. `extra_n`:
+    more columns of a gated product, in a second tile, so that the programs fill the multiprocessors once. `is_swapped`:
+    the weight is the first operand of the tensor cores, which may come from registers: 8-bit weights are widened there.
     """
 
     block_m: int
@@ -75,13 +74,13 @@ class TilePlan:
 
     @property
     def first_rows(self) -> int:
-        """Of the first operand."""
+        """Rows of the first operand's tile."""
         return self.block_n if self.is_swapped else self.block_m
 
 
 @dataclass(frozen=True)
 class CublasPlan:
-    """The product of torch (cuBLAS), with kernels of ours before and after it."""
+    """torch's product (cuBLAS), with norm and epilogue as separate kernels."""
 
     enable_pdl: bool = True
 
@@ -89,23 +88,23 @@ class CublasPlan:
 Plan = GemvPlan | TilePlan | CublasPlan
 
 LIMITS = (1, 2, 16, 32, 64, 128, 256, 1024)
-"""The most rows of each column of a file. Beyond the last of a line, where memory is not what takes time, the library
-serves: blocks chosen for fewer rows read the same weights again and again. Most lines end at 256.
+"""Batch-size buckets: the most rows for which each plan of a file's line is used. Beyond the last of a line, where
+products are not bound by memory, cuBLAS runs: tiles for fewer rows read the weights repeatedly. Most lines end at 256.
 """
 
 _STORED = {torch.bfloat16: "none", torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
-"""What a file calls the weights that it is for."""
+"""Names of weight formats in files."""
 
 REGISTER_BYTES = 256
-"""Of weights per thread in an untuned `GemvPlan`: a quarter of its registers, as sums and `x` take more."""
+"""Weight bytes per thread in an untuned `GemvPlan`: a quarter of its registers; sums and `x` take more."""
 
 _TUNED = Path(__file__).parent / "tuned"
 
 
 @dataclass(frozen=True)
 class Product:
-    """Of `rows` rows with a weight `shape` [N, K], of two halves if gated, elements of `itemsize` bytes; those of the
-    rows have as many, but at least 2."""
+    """A product of `rows` rows with a weight `shape` [N, K] (two halves if gated) of `itemsize` bytes per element;
+    activations have as many, but at least 2."""
 
     rows: int
     shape: tuple[int, int]
@@ -127,16 +126,16 @@ class Product:
         return -(-self.rows // plan.block_m) * -(-outputs // (plan.block_n + plan.extra_n)) * plan.split_k
 
     def stage_bytes(self, plan: TilePlan) -> int:
-        """What one stage keeps in shared memory."""
+        """Shared memory of one pipeline stage, in bytes."""
         column_bytes = max(2, self.itemsize) * plan.block_m + self.itemsize * self.halves * (
             plan.block_n + plan.extra_n
         )
         return plan.slice_k * plan.block_k * column_bytes
 
     def fits(self, plan: Plan, on: Card) -> bool:
-        """Whether `on` has the registers and the shared memory for `plan`, and the plan divides this product."""
+        """Whether `on` has the registers and the shared memory for `plan`, and its splits divide this product."""
         if isinstance(plan, GemvPlan):
-            # Those of 8 bits are loaded four at once, and unpacked into other registers.
+            # 8-bit weights are loaded four at once, and unpacked into further registers.
             if self.itemsize == 1 and self.shape[1] % 4:
                 return False
             own, shares = plan.rows * self.shape[1] * self.itemsize * self.halves, (self.itemsize == 1) + 1
@@ -153,14 +152,14 @@ class Product:
 
 
 def plan_for(batch: int, weight: torch.Tensor, is_gated: bool) -> Plan:
-    """The plan for `batch` rows and a `weight` [N, K] on its GPU: measured where it was, otherwise computed."""
+    """The plan for `batch` rows and `weight` [N, K] on its GPU: measured if there is one, otherwise estimated."""
     n, k = weight.shape
     return _plan_for(_column(batch), (n, k), weight.dtype, is_gated, card(weight.device))
 
 
 def measured(on: Card, quantization: str = "none") -> dict[tuple[int, int], tuple[Plan, ...]]:
-    """The plans that were measured on a card of this name, or of one that is as fast, by shape; for rows in bfloat16
-    and weights in it, or as `quantization` says.
+    """Measured plans for card `on`, or one of the same speed, by weight shape; for bfloat16 activations, and weights in
+    bfloat16 or `quantization`.
     """
     return _measured(on.name, quantization)
 
@@ -171,26 +170,26 @@ def _measured(card_name: str, quantization: str) -> dict[tuple[int, int], tuple[
 
 
 def known_shapes() -> dict[tuple[int, int], bool]:
-    """The weights [N, K] of the package's files, which are those of the models, and whether each is gated."""
+    """Weight shapes [N, K] in the package's files, those of the models, and whether each is gated."""
     files = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(_TUNED.glob("*.json"))]
     return {_shape(name): name in file["gated"] for file in files for name in file["plans"]}
 
 
 def use_tuned(text: str) -> str:
-    """Use the plans of a file as `sonoro tune` writes it, over those of the package; the name of its card.
+    """Use the plans in `text`, a file of `sonoro tune`, before the package's; returns the name of its card.
 
-    Raises `ValueError` for what is no such file.
+    Raises `ValueError` if it is no such file.
     """
     file = _parse(text)
     for key, plans in file.items():
-        # Shapes that the file lacks stay as they are on a card that is as fast.
+        # Shapes that the file lacks keep the plans of a card of the same speed.
         _read()[key] = _measured(*key) | plans
     _plan_for.cache_clear()
     return next(iter(file))[0]
 
 
 def from_text(text: str) -> Plan:
-    """The plan that `to_text` wrote. Raises `ValueError`."""
+    """Parse a plan written by `to_text`. Raises `ValueError`."""
     kind, *rest = text.split()
     flags = {"prefetch", "swapped"}.intersection(rest[-2:])
     extra_n = 0
@@ -210,7 +209,7 @@ def from_text(text: str) -> Plan:
 
 
 def to_text(plan: Plan) -> str:
-    """A plan as files have it."""
+    """The plan as text, as stored in files."""
     match plan:
         case GemvPlan(rows, block_k, warps):
             return f"gemv {rows} {block_k} {warps}"
@@ -223,7 +222,7 @@ def to_text(plan: Plan) -> str:
 
 
 def smaller(plan: Plan) -> Plan | None:
-    """The next plan to try where `plan` cannot be launched: fewer stages, smaller blocks, at last the library's."""
+    """The next plan to try if `plan` cannot be launched: fewer stages, smaller blocks, then cuBLAS; None after that."""
     match plan:
         case TilePlan() if plan.stages > 2:
             return replace(plan, stages=2)
@@ -241,7 +240,7 @@ def smaller(plan: Plan) -> Plan | None:
 
 
 def candidates(product: Product, on: Card) -> Iterator[Plan]:
-    """What may be fastest for `product` on a card: plans that fit it, the library's last."""
+    """Plans worth measuring for `product` on card `on`, cuBLAS last."""
     if product.rows <= 2:
         for rows, warps in itertools.product((1, 2, 4, 8, 16), (2, 4, 8)):
             block_k = min(2048 if rows < 4 else 512, 1 << (product.shape[1] - 1).bit_length())
@@ -252,7 +251,7 @@ def candidates(product: Product, on: Card) -> Iterator[Plan]:
         least_n = 16 if on.gfx or block_m >= 64 else 8
         sizes = itertools.product((8, 16, 32, 64, 128), (64, 128, 256), (1, 4), (1, 4), (3, 4, 5))
         for block_n, block_k, slice_k, split_k, stages in sizes:
-            # Slices are for chains that take longer than the memory; the sums of a split must be read again.
+            # Slice-K pays if dependent sums take longer than memory; split-K costs reading partial sums again.
             if block_n < least_n or (slice_k > 1 and block_m > 32) or (split_k > 1 and block_m < 64):
                 continue
             tile = TilePlan(block_m, block_n, block_k, slice_k, split_k, stages, 8 if block_m > 64 else 4, False)
@@ -262,7 +261,7 @@ def candidates(product: Product, on: Card) -> Iterator[Plan]:
 
 
 def variations(plan: Plan, product: Product, on: Card) -> Iterator[Plan]:
-    """Plans that differ from `plan` in little: stages, warps, what is loaded ahead."""
+    """Plans that differ from `plan` in stages, warps, prefetch or extra columns only."""
     found: list[Plan] = []
     match plan:
         case GemvPlan():
@@ -280,25 +279,25 @@ def variations(plan: Plan, product: Product, on: Card) -> Iterator[Plan]:
 
 
 _DELAY_S = 1e-6
-"""From a load to its data, where the memory is busy."""
+"""Latency of a load while the memory is busy."""
 _STEP_S = 25e-9
-"""Of a chain of sums, each of 16 of K."""
+"""Time of one dependent sum, over 16 of K."""
 _LAUNCH_S = 2e-6
-"""Of a kernel more, before or after."""
+"""Cost of an additional kernel."""
 _SHARE = 0.8
-"""Of the bandwidth, what products of a few rows reach where there is work for every multiprocessor."""
+"""Share of the bandwidth that products of a few rows reach with work for every multiprocessor."""
 
 
 def estimate_s(plan: Plan, product: Product, on: Card) -> float:
-    """How long `plan` takes for `product` on a card, roughly: to choose by, not to be told.
+    """Rough time of `plan` for `product` on a card, to rank plans only.
 
-    By Little's law: the memory is busy if enough bytes are on their way; then waves of programs, the chain of sums of
-    each, and launches.
+    By Little's law, the memory is busy if enough bytes are in flight; plus waves of programs, chains of dependent sums,
+    and launches.
     """
     (outputs, inputs), count = product.shape, on.multiprocessors
     floor_s = product.weight_bytes / on.bandwidth
     if isinstance(plan, CublasPlan):
-        # A weight in 8 bits is read, written in 16 and read again.
+        # An 8-bit weight is read, written in 16 bits and read again.
         floor_s *= 5 if product.itemsize == 1 else 1
         busy = min(1.0, -(-outputs // 128) * -(-product.rows // 128) * -(-inputs // 512) / count)
         return floor_s / (_SHARE * busy) + 2 * _LAUNCH_S
@@ -340,7 +339,7 @@ def _plan_for(column: int, shape: tuple[int, int], dtype: torch.dtype, is_gated:
         return plan or CublasPlan()
     if not on.is_gpu:
         return _untuned_vector(product) if column < 2 else CublasPlan()
-    # In 8 bits the library is given a copy in 16, which pays where there are many rows alone.
+    # For 8-bit weights cuBLAS needs a 16-bit copy, which pays with many rows only.
     last = {torch.bfloat16: 5, torch.float16: 5, torch.int8: 6, torch.float8_e4m3fn: 6}.get(dtype, 0)
     choices = [
         plan for plan in candidates(product, on) if not isinstance(plan, TilePlan) or (column > 1 and column <= last)
@@ -365,7 +364,7 @@ def _untuned_vector(product: Product) -> Plan:
 
 
 _Files = dict[tuple[str, str], dict[tuple[int, int], tuple[Plan, ...]]]
-"""By card and what weights are stored as, the plans of each shape."""
+"""Plans by weight shape, for each card and weight format."""
 
 
 @functools.cache
@@ -382,7 +381,7 @@ def _shape(name: str) -> tuple[int, int]:
 
 
 def _parse(text: str) -> _Files:
-    """The plans of a file, for each card that they are for."""
+    """Parse a file of plans, for each card it applies to. Raises `ValueError`."""
     try:
         file: dict[str, Any] = json.loads(text)
         quantization = file.get("quantization", "none")

@@ -1,6 +1,7 @@
-"""Where in a stretch of positions some heads of a layer look: their attention, softmax over that stretch alone.
+"""Attention weights of some heads of a layer over a span of positions: softmax over that span alone.
 
-Beside `decode_attention`, of the same arguments, and after it: the new position's key is in the cache by then.
+Runs after `decode_attention` with the same arguments: the new position's key is in the cache by then. A Triton kernel
+beside its torch reference.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ except ImportError:
 __all__ = ["point", "point_kernel", "point_reference"]
 
 _BLOCK, _OUT_BLOCK, _WARPS = 128, 512, 8
-"""Positions scored at once, and shares written: the fewer turns a program takes, the sooner it ends."""
+"""Positions scored and weights written per iteration (fewer iterations are faster), and warps of a program."""
 
 
 def point_reference(
@@ -39,11 +40,12 @@ def point_reference(
     spans: Tensor,
     out: Tensor,
 ) -> Tensor:
-    """Write to row `slots[b]` of `out` [slots, H, W] float32 the attention of query `heads` [H] int64; returns `out`.
+    """Write the attention weights of query `heads` [H] int64 to row `slots[b]` of `out` [slots, H, W] float32; returns
+    `out`.
 
-    Column w is position `start` + w of the slot's `spans` [slots, 2] int64, which are start and count: softmax over
-    those positions alone, as far as they are no later than `positions[b]`; zeros beyond them. All else as
-    `decode_attention`, of one new position a request. Nothing else of the cache matters, NaN included.
+    Column w is position start + w of the slot's `spans` [slots, 2] int64 (start, count); the softmax is over the span's
+    positions up to `positions[b]`, and later columns are zero. Other arguments as for `decode_attention`, with one new
+    position per request. Nothing else in the cache matters, NaN included.
     On a CPU it reads live positions only; elsewhere it is capturable and does not sync.
     """
     keys, _, page_table, slots = cache
@@ -61,7 +63,7 @@ def point_reference(
     offset = torch.arange(columns, device=qkv.device)
     at = start[:, None] + offset
     is_live = (offset < count[:, None]) & (at <= positions[:, None])
-    # Past the last page there is nothing to read, and nothing of it counts.
+    # Columns past the last page are clamped; they are masked below.
     pages = page_table[slots].long().gather(1, (at // page).clamp(max=page_table.shape[1] - 1))
     read = keys[pages, at % page].masked_fill(~is_live[..., None, None], 0.0)[:, :, heads // group]
     wide = torch.promote_types(qkv.dtype, torch.float32)
@@ -82,7 +84,7 @@ if triton is not None:
         PAGE_SIZE: tl.constexpr, BLOCK: tl.constexpr, OUT_BLOCK: tl.constexpr, IS_NORMED: tl.constexpr,
         ENABLE_PDL: tl.constexpr,
     ):  # fmt: skip
-        """A program is a head of a request: scores into `out`, then their softmax in place."""
+        """One program per head and request: writes scores to `out`, then their softmax in place."""
         pdl_launch_dependents(ENABLE_PDL)
         POSITION_STRIDE: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
         number, batch = tl.program_id(0), tl.program_id(1)
@@ -114,7 +116,7 @@ if triton is not None:
             l_i = l_i * tl.exp2(m_i - m_new) + tl.sum(tl.exp2(score - m_new), axis=0)
             m_i = m_new
             tl.store(target + column, score, mask=is_live)
-        # Threads read what others of the program have stored.
+        # Threads read scores stored by other threads of the program.
         tl.debug_barrier()
         for begin in tl.range(0, columns, OUT_BLOCK):
             column = begin + tl.arange(0, OUT_BLOCK)
@@ -125,16 +127,16 @@ if triton is not None:
 
 
 def point_kernel(qkv: Tensor, norms: HeadNorms, rotary: Rotary, cache: PagedKV, *rest: Tensor) -> Tensor:
-    """`point_reference` as one Triton kernel, a program a head of a request; `rest` as there. No gradient."""
+    """`point_reference` as one Triton kernel, a program per head and request; `rest` as there. No gradient."""
     positions, heads, spans, out = rest
     page, kv_heads, width = cache.keys.shape[1:]
     enable_pdl = has_pdl(qkv.device)
-    # Without norms nothing is read from them: any pointer serves.
+    # Without norms this pointer is not read.
     query_norm = qkv if norms.query is None else norms.query
     _point[heads.shape[0], cache.slots.shape[0]](
         qkv, query_norm, *rotary, cache.keys, cache.page_table, cache.slots, positions, heads, spans, out,
         qkv.stride(0), cache.page_table.stride(0), out.stride(0), out.stride(1), out.shape[2], norms.eps,
-        # Exponentials to base two are an instruction of their own.
+        # The scale includes log2(e): exp2 is a single instruction.
         math.log2(math.e) / math.sqrt(width),
         kv_heads, qkv.shape[1] // width // kv_heads - 2, width, page, _BLOCK, _OUT_BLOCK, norms.query is not None,
         enable_pdl, num_warps=_WARPS, **pdl_options(enable_pdl),

@@ -1,4 +1,4 @@
-"""What a prompt's tokens need before they attend: norms of heads, rotary embedding, keys and values kept on pages.
+"""Prefill before attention: q/k norms, rotary embedding, and the write of keys and values to the paged KV cache.
 
 A Triton kernel beside its torch reference.
 """
@@ -23,14 +23,14 @@ except ImportError:
 __all__ = ["keep_prompt", "keep_prompt_kernel", "keep_prompt_reference"]
 
 _HEADS = 8
-"""Heads of a token that a program takes: 1,024 elements of a width of 128."""
+"""Heads of a token per program: 1,024 elements for a head width of 128."""
 
 
 def keep_prompt_reference(qkv: Tensor, norms: HeadNorms, rotary: Rotary, cache: PagedKV, positions: Tensor) -> Tensor:
-    """Queries and keys [T, heads + kv heads, D] of tokens `qkv` [T, (heads + 2 kv heads) * D] at `positions` [T] int64,
-    normalised by `norms` and rotated by `rotary`, tables of cosines and signed sines [P, 1, D].
+    """Apply q/k `norms` and `rotary` (cos and signed sin by position, [P, 1, D]) to the queries and keys of packed
+    tokens `qkv` [T, (heads + 2 kv heads) * D] at `positions` [T] int64; returns them, [T, heads + kv heads, D].
 
-    The keys and values of token t are written into `cache`, on the pages of `cache.slots[t]`. Capturable; no sync.
+    Writes the keys and values of token t to the pages of `cache.slots[t]`. Capturable; no sync.
     """
     keys, values, page_table, slots = cache
     page, kv_heads, width = keys.shape[1:]
@@ -91,12 +91,12 @@ if triton is not None:
 def keep_prompt_kernel(
     qkv: Tensor, norms: HeadNorms, rotary: Rotary, cache: PagedKV, positions: Tensor, *, enable_pdl: bool = True
 ) -> Tensor:
-    """`keep_prompt_reference` as one Triton kernel, a program for some heads of a token; no gradient."""
+    """`keep_prompt_reference` as one Triton kernel, a program per token and group of heads; no gradient."""
     _, page, kv_heads, width = cache.keys.shape
     tokens, heads = qkv.shape[0], qkv.shape[1] // width - 2 * kv_heads
     enable_pdl = enable_pdl and has_pdl(qkv.device)
     out = torch.empty((tokens, heads + kv_heads, width), dtype=qkv.dtype, device=qkv.device)
-    # Without norms nothing is read from them: any pointers serve.
+    # Without norms these pointers are not read.
     weights = (qkv if norm is None else norm for norm in norms[:2])
     _keep_prompt_kernel[tokens, triton.cdiv(heads + 2 * kv_heads, _HEADS)](
         qkv, *weights, *rotary, *cache, positions, out, qkv.stride(0), cache.page_table.stride(0), norms.eps,

@@ -1,6 +1,6 @@
 """Nucleus (top-p) sampling before temperature, with repetition-aware resampling.
 
-A Triton kernel beside its torch reference. Every parameter is per request and lives on the device; capturable, no sync.
+A Triton kernel beside its torch reference. Every parameter is per request and on the device. Capturable; no sync.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ __all__ = [
 ]
 
 MIN_TEMPERATURE = 1e-5
-"""Lower temperatures are clamped to this."""
+"""Temperatures are clamped to at least this."""
 
 
 class Resample(NamedTuple):
-    """How an id that occurs among the last `window` is sampled again: `noise` [B, V], `temperature` and `top_p`.
+    """How an id that occurs among the last `window` ids is resampled: `noise` [B, V], `temperature` and `top_p`.
 
-    The ids of request b are row `rows[b]` of `history` [N, T] int64, from `first` on and before `length[b]`.
+    Earlier ids of request b are `history[rows[b], first : length[b]]`, of `history` [N, T] int64.
     """
 
     noise: Tensor
@@ -53,17 +53,17 @@ class Resample(NamedTuple):
     first: int
 
     def recent(self) -> Tensor:
-        """The last ids, [B, window] int64, -1 where there is none."""
+        """The last `window` ids [B, window] int64, -1 where there are fewer."""
         at = self.length[:, None] + torch.arange(-self.window, 0, device=self.rows.device)
         return self.history[self.rows[:, None], at.clamp(min=0)].masked_fill(at < self.first, -1)
 
 
 def nucleus_argmax(logits: Tensor, noise: Tensor, sampling: Sampling) -> Tensor:
-    """One id per row of `logits` [B, V], [B] int64, by its probability with Gumbel `noise` [B, V].
+    """Sample one id [B] int64 per row of `logits` [B, V], with Gumbel `noise` [B, V].
 
-    Of the ids in the order of their probabilities, of equal ones the lowest first, those are kept that add up to at
-    most `top_p`, so the one that crosses it is not, and of those the first `top_k`; the first stays in any case. 1 and
-    0 keep all. Then `gumbel_argmax` of the rest of logits / temperature. Computed in float32.
+    In descending order of probability (ties by id), keeps the ids whose cumulative probability is at most `top_p` (the
+    one that crosses it is dropped), at most `top_k` of them, and always the first. A `top_p` of 1 and a `top_k` of 0
+    keep all. Then `gumbel_argmax` of logits / temperature. Computed in float32.
     """
     temperature, top_k, top_p, is_greedy = sampling
     ordered, ids = logits.float().sort(dim=-1, descending=True, stable=True)
@@ -82,11 +82,11 @@ def sample_repetition_aware_reference(
     is_endless: Tensor | None = None,
     resample: Resample | None = None,
 ) -> Tensor:
-    """`nucleus_argmax` into `ids` [B] int64 of any stride; the rows [B, W] of `table` [T, W] at them.
+    """`nucleus_argmax` into `ids` [B] int64, of any stride; returns their rows [B, W] of `table` [T, W], row 0 for ids
+    from T on.
 
-    An id beyond the table has its first row. The last id is not sampled where `is_endless` [B, 1]. With `resample` an
-    id that occurs among the last ones is sampled once more, and that result stands.
-    """
+    `is_endless` [B, 1] bool bans the last id. With `resample`, an id that occurs among the recent ones is resampled
+    once."""
     if is_endless is not None:
         is_end = torch.arange(logits.shape[1], device=logits.device) == logits.shape[1] - 1
         logits = logits.masked_fill(is_end & is_endless, -torch.inf)
@@ -113,8 +113,8 @@ if triton is not None:
             top_p_mass = p * tl.sum(weight)
         best, choice = tl.max(noisy, axis=0, return_indices=True)
         is_accepted = greedy | ((k <= 0) & (p >= 1))
-        # What is kept comes before what is not: if the choice is not kept, nothing after it is, so it goes with all
-        # that, and the next best is tried. Each turn drops at least one; the first of all ends it.
+        # Top-k and top-p keep a prefix of the order: if the choice is not kept, drop it and all ids after it, and try
+        # the next best. Each iteration drops at least one; the first of all is always accepted.
         while not is_accepted:
             value = tl.max(tl.where(v == choice, raw, -float("inf")))
             is_before = (raw > value) | ((raw == value) & (v < choice))
@@ -175,12 +175,11 @@ def sample_repetition_aware_kernel(
     is_endless: Tensor | None = None,
     resample: Resample | None = None,
 ) -> Tensor:
-    """`sample_repetition_aware_reference` as one Triton kernel, a program per request; ids differ only where the sums
-    of top-p round otherwise.
-    """
+    """`sample_repetition_aware_reference` as one Triton kernel, a program per request; ids differ only where top-p's
+    sums round differently."""
     (count, vocabulary), width = logits.shape, table.shape[1]
     embedded = torch.empty((count, width), dtype=table.dtype, device=logits.device)
-    # Without resampling nothing is read for it: any pointers serve.
+    # Without resampling these pointers are not read.
     second = resample or Resample(noise, ids[:, None], ids, ids, 1.0, 1.0, 0, 0)
     given = (logits, noise, *sampling, table, ids)
     enable_pdl, block = has_pdl(logits.device), triton.next_power_of_2(vocabulary)
@@ -213,16 +212,17 @@ sample_repetition_aware = Operation(
 
 
 def check_kernels(rows: int, vocabulary: int, table: Tensor, window: int) -> None:
-    """Compare the kernels that draw `rows` ids out of `vocabulary`, rows of `table`, with references. Synchronises.
+    """Compare the sampling kernels with their references, for `rows` ids of `vocabulary` and `table` [T, W].
+    Synchronises.
 
-    Draws must be the same id by id; noise may differ by the rounding of two logarithms.
+    Ids must be equal; noise may differ by the rounding of two logarithms.
     """
     device, index = table.device, torch.arange(rows, device=table.device)
     one, column = torch.ones(rows, 1, device=device), index[:, None]
     gumbel_noise.check(lambda: (index * 7919, index % 3, index, 2, vocabulary), tolerance=1e-5)
     noise, again_noise = gumbel_noise.reference(index, index, index, 2, vocabulary).unbind(1)
     logits = torch.randn(rows, vocabulary, device=device, generator=seeded(device))
-    # From rows that top-p bounds, heated so that it matters, to rows so flat that top-k does; the last id is likely.
+    # From rows where top-p cuts, at a high temperature, to rows so flat that top-k does; the last id is likely.
     logits *= 4 - column % 4
     logits[::2, -1] = logits[::2].amax(dim=1)
     sampling = Sampling(4.0 * one, 30 * one.long(), 0.8 * one, column % 5 == 4)

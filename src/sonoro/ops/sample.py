@@ -1,7 +1,7 @@
 """Sampling with addressed random numbers: Gumbel and normal noise from Philox counters, top-k, top-p, temperature.
 
-Triton kernels beside torch references. Every parameter is per request and lives on the device, so a batch may mix
-greedy and sampled requests. Capturable; no sync.
+Triton kernels beside torch references. Every parameter is per request and on the device, so a batch may mix greedy and
+sampled requests. Capturable; no sync.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ _ROUNDS = 10
 
 
 def philox_words(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The four random words of each counter: Philox4x32-10.
+    """Philox4x32-10: four random words, int64 in [0, 2**32), for each counter.
 
-    `counter` (four) and `key` (two) are int64 tensors whose low 32 bits count; they broadcast against one another, and
-    parts that vary along one axis only are cheap to give unexpanded. Words are int64 in [0, 2**32).
+    `counter` (four) and `key` (two) are int64 tensors of which the low 32 bits are used; they broadcast against one
+    another, so parts that vary along one axis need not be expanded.
     Follows Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011).
     """
     a, b, c, d = (word & _WORD for word in counter)
     left, right = key
     for _ in range(_ROUNDS):
-        # The 64-bit products wrap in int64, which leaves all their bits right. `b`, `d` and the keys keep garbage
-        # above bit 31: they are only ever xored, and the mask comes after.
+        # The 64-bit products wrap in int64, which keeps their bits. `b`, `d` and the keys have garbage above bit 31:
+        # they are only xored, and masked after that.
         first, second = a * _MULTIPLIERS[0], c * _MULTIPLIERS[1]
         a = ((second >> 32) ^ (b ^ left)) & _WORD
         c = ((first >> 32) ^ (d ^ right)) & _WORD
@@ -75,29 +75,28 @@ def philox_words(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tens
 
 
 def gumbel_noise_reference(seed: Tensor, segment: Tensor, frame: Tensor, codebooks: int, vocabulary: int) -> Tensor:
-    """Gumbel noise [B, codebooks, vocabulary] float32 of one frame, addressed by int64 rows `seed`, `segment`, `frame`.
+    """Gumbel noise [B, codebooks, vocabulary] float32 of one frame, addressed by `seed`, `segment`, `frame` [B] int64.
 
-    Entry (codebook, v) of a row is a function of that row's three numbers, the codebook and v alone: key = seed (low
-    word, high word), counter = (v // 4, codebook, frame, segment), word v % 4, u = ((word >> 9) + 0.5) / 2**23.
+    Entry (b, codebook, v) depends on these three numbers of request b, codebook and v alone: key = seed (low word, high
+    word), counter = (v // 4, codebook, frame, segment), word v % 4, u = ((word >> 9) + 0.5) / 2**23, -log(-log(u)).
     """
     uniform = _uniforms(seed, segment, frame, codebooks, vocabulary)
     return uniform.log_().neg_().log_().neg_()
 
 
 def normal_noise_reference(seed: Tensor, segment: Tensor, frame: Tensor, count: int) -> Tensor:
-    """Normal noise [B, count] float32 of one frame, addressed by int64 rows `seed`, `segment`, `frame`.
+    """Normal noise [B, count] float32 of one frame, addressed by `seed`, `segment`, `frame` [B] int64.
 
-    Numbers 2 i and 2 i + 1 are the cosine and the sine of an angle, 2 pi u, at a distance, sqrt(-2 ln u'): u' and u are
-    entries 2 i and 2 i + 1 of codebook 0 as `gumbel_noise_reference` addresses them. No number is farther out than 5.8.
-    Capturable; no sync. Follows Box and Muller, "A note on the generation of random normal deviates" (1958).
-    """
+    Entries 2 i and 2 i + 1 are r cos(a) and r sin(a) with r = sqrt(-2 ln u') and a = 2 pi u, where u' and u are
+    uniforms 2 i and 2 i + 1 of codebook 0 as in `gumbel_noise_reference`. No value exceeds 5.8. Capturable; no sync.
+    Follows Box and Muller, "A note on the generation of random normal deviates" (1958)."""
     pairs = _uniforms(seed, segment, frame, 1, count + count % 2)[:, 0].unflatten(1, (-1, 2))
     distance, angle = pairs[..., 0].log().mul_(-2).sqrt_(), pairs[..., 1] * (2 * math.pi)
     return torch.stack((distance * angle.cos(), distance * angle.sin()), dim=-1).flatten(1)[:, :count]
 
 
 def _uniforms(seed: Tensor, segment: Tensor, frame: Tensor, codebooks: int, count: int) -> Tensor:
-    """Numbers in (0, 1), [B, codebooks, count] float32, addressed as `gumbel_noise_reference` says."""
+    """Uniforms in (0, 1), [B, codebooks, count] float32, addressed as in `gumbel_noise_reference`."""
     row_seed, row_segment, row_frame = (rows[:, None, None] for rows in (seed, segment, frame))
     book = torch.arange(codebooks, device=seed.device)[:, None]
     block = torch.arange(-(-count // 4), device=seed.device)
@@ -107,14 +106,16 @@ def _uniforms(seed: Tensor, segment: Tensor, frame: Tensor, codebooks: int, coun
 
 
 def penalize_seen(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
-    """`logits` [B, V] with those of `seen` [B, V] bool made less likely by `penalty` [B, 1] (1 changes nothing)."""
+    """Repetition penalty: `logits` [B, V] of ids in `seen` [B, V] bool are divided by `penalty` [B, 1] if positive,
+    multiplied if negative (1 is off)."""
     return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
 def keep_top_k(logits: Tensor, top_k: Tensor, limit: int) -> Tensor:
-    """`logits` [B, V] with those below the row's `top_k`-th [B, 1] int64 at -inf; ties with it stay; 0 keeps all.
+    """Set `logits` [B, V] below the row's `top_k`-th largest to -inf; ties with it stay. `top_k` [B, 1] int64; 0 is
+    off.
 
-    `limit` must not be smaller than any `top_k` that is below V: the caller knows it without asking the device.
+    `limit` must be at least every `top_k` below V: a host value, so that there is no sync.
     """
     best = logits.topk(min(limit, logits.shape[-1]), dim=-1).values
     smallest = best.gather(-1, (top_k - 1).clamp(0, best.shape[-1] - 1))
@@ -122,11 +123,10 @@ def keep_top_k(logits: Tensor, top_k: Tensor, limit: int) -> Tensor:
 
 
 def keep_top_p(logits: Tensor, top_p: Tensor) -> Tensor:
-    """`logits` [B, V] with the least likely at -inf, as long as those dropped sum to at most 1 - `top_p` [B, 1].
+    """Set the least likely `logits` [B, V] to -inf, with a total probability of at most 1 - `top_p` [B, 1].
 
-    Equal values stay or go together, and the largest stay. A row with `top_p` 1 keeps every id that can be drawn. Costs
-    a sort.
-    """
+    Equal values stay or go together, and the largest stay. A `top_p` of 1 keeps every id of nonzero probability. Costs
+    a sort."""
     ascending = logits.sort(dim=-1).values
     dropped = (ascending.softmax(dim=-1).cumsum(dim=-1) <= 1 - top_p).sum(dim=-1, keepdim=True)
     smallest = ascending.gather(-1, dropped.clamp(max=logits.shape[-1] - 1))
@@ -134,15 +134,14 @@ def keep_top_p(logits: Tensor, top_p: Tensor) -> Tensor:
 
 
 def gumbel_argmax(logits: Tensor, noise: Tensor, is_greedy: Tensor) -> Tensor:
-    """One id per row, [B] int64: the largest of `logits` where `is_greedy` [B, 1], else drawn from their softmax.
-
-    `noise` is Gumbel noise [B, V]. Of equal values the first wins.
+    """One id per row of `logits` [B, V], [B] int64: the argmax where `is_greedy` [B, 1], else sampled from the softmax
+    with Gumbel `noise` [B, V]. Ties go to the lowest id.
     """
     return (logits + noise.masked_fill(is_greedy, 0.0)).argmax(dim=-1)
 
 
 class Sampling(NamedTuple):
-    """How each request of a batch samples its id, [B, 1] each; `top_k` is int64. Its 0 and a `top_p` of 1 keep all."""
+    """Sampling parameters by request, [B, 1] each; `top_k` is int64. A `top_k` of 0 and a `top_p` of 1 are off."""
 
     temperature: Tensor
     top_k: Tensor
@@ -151,14 +150,14 @@ class Sampling(NamedTuple):
 
 
 def sample_reference(logits: Tensor, noise: Tensor, sampling: Sampling, ids: Tensor | None = None) -> Tensor:
-    """One id per row of `logits` [B, V], [B] int64: top-k, top-p and `gumbel_argmax` of logits / temperature.
+    """Sample one id per row of `logits` [B, V], [B] int64: top-k, top-p and `gumbel_argmax` of logits / temperature.
 
-    Computed in float32. `noise` [B, V] float32. -inf is never sampled unless nothing else is left. Writes to
-    `ids` [B], of any stride, if it is given.
+    Computed in float32; `noise` [B, V] float32. An id at -inf is sampled only if all are. Writes to `ids` [B], of any
+    stride, if given.
     """
     temperature, top_k, top_p, is_greedy = sampling
     logits = logits.float() / temperature
-    # Filters cost a sort each. On a CPU their parameters can be looked at.
+    # Each filter costs a sort; on a CPU it is skipped if its parameters are off.
     limit = int(top_k.max()) if logits.is_cpu else logits.shape[-1]
     if limit:
         logits = keep_top_k(logits, top_k, limit)
@@ -169,21 +168,18 @@ def sample_reference(logits: Tensor, noise: Tensor, sampling: Sampling, ids: Ten
 
 
 def sample_and_embed_reference(logits: Tensor, noise: Tensor, sampling: Sampling, table: Tensor, ids: Tensor) -> Tensor:
-    """`sample_reference` into `ids` [B] int64; returns the rows [B, W] of `table` [T, W] at them.
-
-    An id beyond the table has its first row.
-    """
+    """`sample_reference` into `ids` [B] int64; returns their rows [B, W] of `table` [T, W], row 0 for ids from T on."""
     sample_reference(logits, noise, sampling, ids)
     return F.embedding(ids.masked_fill(ids >= table.shape[0], 0), table)
 
 
 def mask_logits_reference(logits: Tensor, seen: Tensor, penalty: Tensor, banned: Tensor) -> Tensor:
-    """`penalize_seen` of `logits` [B, V] in float32, then `banned` [B, V] or [V] bool at -inf."""
+    """`penalize_seen` of `logits` [B, V] in float32, then -inf for `banned` [B, V] or [V] bool."""
     return penalize_seen(logits.float(), seen, penalty).masked_fill(banned, -torch.inf)
 
 
 def gumbel_noise_kernel(seed: Tensor, segment: Tensor, frame: Tensor, codebooks: int, vocabulary: int) -> Tensor:
-    """`gumbel_noise_reference` as one Triton kernel: the same words; logarithms differ in their last bits."""
+    """`gumbel_noise_reference` as one Triton kernel: the same random words; logarithms differ in their last bits."""
     out = torch.empty((seed.shape[0], codebooks, vocabulary), dtype=torch.float32, device=seed.device)
     enable_pdl, block = has_pdl(seed.device), 256
     strides = (seed.stride(0), segment.stride(0), frame.stride(0))
@@ -195,7 +191,7 @@ def gumbel_noise_kernel(seed: Tensor, segment: Tensor, frame: Tensor, codebooks:
 
 
 def normal_noise_kernel(seed: Tensor, segment: Tensor, frame: Tensor, count: int) -> Tensor:
-    """`normal_noise_reference` as one Triton kernel: the same words; what is made of them differs in its last bits."""
+    """`normal_noise_reference` as one Triton kernel: the same random words; results differ in their last bits."""
     out = torch.empty((seed.shape[0], count), dtype=torch.float32, device=seed.device)
     enable_pdl, block = has_pdl(seed.device), 64
     strides = (seed.stride(0), segment.stride(0), frame.stride(0))
@@ -207,7 +203,7 @@ def normal_noise_kernel(seed: Tensor, segment: Tensor, frame: Tensor, count: int
 
 def sample_kernel(logits: Tensor, noise: Tensor, sampling: Sampling, ids: Tensor | None = None) -> Tensor:
     """`sample_reference` as one Triton kernel, a program per request; ids differ only where top-p's sums round
-    otherwise.
+    differently.
     """
     ids = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device) if ids is None else ids
     _launch_sample((logits, noise, *sampling), ids, None)
@@ -215,7 +211,7 @@ def sample_kernel(logits: Tensor, noise: Tensor, sampling: Sampling, ids: Tensor
 
 
 def sample_and_embed_kernel(logits: Tensor, noise: Tensor, sampling: Sampling, table: Tensor, ids: Tensor) -> Tensor:
-    """`sample_and_embed_reference` as the kernel of `sample_kernel`, whose ids it gives; any dtype of `table`."""
+    """`sample_and_embed_reference` with the kernel and the ids of `sample_kernel`; `table` may have any dtype."""
     return _launch_sample((logits, noise, *sampling), ids, table)
 
 
@@ -224,7 +220,7 @@ def _launch_sample(given: tuple[Tensor, ...], ids: Tensor, table: Tensor | None)
     rows, vocabulary = logits.shape
     enable_pdl = has_pdl(logits.device)
     width = 0 if table is None else table.shape[1]
-    # Without a table nothing is read from it or written for it: any pointers serve.
+    # Without a table these pointers are not used.
     table = ids[:, None] if table is None else table
     embedded = torch.empty((rows, width), dtype=table.dtype, device=logits.device) if width else ids
     sample_kernels.sample[(rows,)](

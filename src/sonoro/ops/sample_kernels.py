@@ -1,4 +1,4 @@
-"""The Triton kernels of `sonoro.ops.sample`, which launches them. Importing this needs Triton."""
+"""The Triton kernels of `sonoro.ops.sample`, which launches them. Requires Triton."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["make_gumbel_noise", "make_normal_noise", "mask_logits", "sample"]
 
 @triton.jit
 def _log(x):
-    """The natural logarithm of normal float32 `x` > 0, to three units in the last place; tl.log is off by 2e-7."""
+    """Natural logarithm of normal float32 `x` > 0, accurate to 3 ulp; tl.log is off by 2e-7."""
     bits = x.to(tl.int32, bitcast=True)
     # x = 2**exponent * mantissa, mantissa in [sqrt(1/2), sqrt(2)); log(mantissa) = 2 atanh(s), |s| < .1716.
     exponent = (bits - 0x3F3504F3) >> 23
@@ -26,7 +26,7 @@ def _log(x):
 
 @triton.jit
 def _philox(seed, segment, frame, seed_stride, segment_stride, frame_stride, row, codebook, BLOCK: tl.constexpr):
-    """Four random words of each of this program's groups of four numbers."""
+    """Four Philox words for each of this program's `BLOCK` counters."""
     numbers = tl.zeros([BLOCK], tl.int32)
     return tl.philox(
         tl.load(seed + row * seed_stride),
@@ -55,7 +55,7 @@ def make_gumbel_noise(
 
 @triton.jit
 def _normal_pair(distance, angle):
-    """Two normal numbers of two random words."""
+    """Box-Muller: two normal numbers from two random words."""
     near = ((distance >> 9).to(tl.float32) + 0.5) * (1.0 / (1 << 23))
     radians = ((angle >> 9).to(tl.float32) + 0.5) * (1.0 / (1 << 23)) * 6.283185307179586
     far = tl.sqrt_rn(-2 * _log(near))
@@ -80,12 +80,13 @@ def make_normal_noise(
 
 @triton.jit
 def _kth_largest(x, k):
-    """A number that exactly the `k` largest of `x` reach, and those that equal the `k`-th; -inf if too few."""
+    """A threshold that exactly the `k` largest of `x`, with ties, reach: by bisection on the floats' bits. -inf if
+    there are fewer."""
     bits = x.to(tl.int32, bitcast=True)
-    # Integers in the order of the floats.
+    # Integers in the same order as the floats.
     order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64)
     low, high = tl.min(order), tl.max(order)
-    # `low` is reached by at least k, `high` + 1 by fewer.
+    # Invariant: at least k values reach `low`, fewer than k reach `high` + 1.
     while low < high:
         middle = (low + high + 1) >> 1
         count = tl.sum((order >= middle).to(tl.int32))
@@ -123,8 +124,8 @@ def sample(
         top_p_slack = (1 - p) * tl.sum(weight)
     best, choice = tl.max(noisy, axis=0, return_indices=True)
     is_accepted = greedy | ((k <= 0) & (p >= 1))
-    # Top-k and top-p keep what is large: if the choice is not among it, nothing smaller is. So it goes with all
-    # that, and the next best is tried. Each turn drops at least one; logits that are not numbers end it too.
+    # Top-k and top-p keep the largest logits: if the choice is not kept, drop it and all that is not larger, and try
+    # the next best. Each iteration drops at least one; NaN logits end it too.
     while not is_accepted:
         value = tl.div_rn(tl.load(logits + row * logits_stride + choice).to(tl.float32), temp)
         larger = scaled > value

@@ -1,6 +1,6 @@
-"""Varlen attention: prompts packed back to back, each causal and optionally continuing a cached prefix on pages.
+"""Varlen attention (GQA): prompts packed back to back, each causal and optionally after a cached prefix on pages.
 
-A Triton kernel beside its torch reference. Grouped-query.
+A Triton kernel beside its torch reference.
 """
 
 from __future__ import annotations
@@ -26,18 +26,17 @@ except ImportError:
 __all__ = ["varlen_attention", "varlen_attention_kernel", "varlen_attention_reference"]
 
 _TOKENS_AT_ONCE = 16
-"""Tokens at once where the pages of each are copied."""
+"""Tokens per chunk in the masked reference, which copies the pages of each token."""
 
 
 def varlen_attention_reference(
     queries: Tensor, keys: Tensor, values: Tensor, starts: Tensor, cached_lengths: Tensor, cache: PagedKV
 ) -> Tensor:
-    """Attend with token t of `queries` [T, heads, D] to `keys` and `values` [T, kv heads, D] of `starts[t]` .. t, and
-    to what of its prompt is cached on pages: [T, heads, D].
+    """Causal attention of packed `queries` [T, heads, D] within their prompts: [T, heads, D].
 
-    `starts` [T] int64 is where the token's own prompt begins in the packed sequence. The first `cached_lengths[t]`
-    int64 positions of that prompt, whole pages, are not in it: they are on the first pages of `cache.slots[t]` in
-    `cache`. Nothing else there matters, NaN included.
+    Token t attends to `keys` and `values` [T, kv heads, D] of packed indices `starts[t]` to t, where `starts` [T] int64
+    is the index at which its prompt starts, and to the `cached_lengths[t]` [T] int64 positions before it, whole pages,
+    which are the first pages of `cache.slots[t]`. Nothing else in `cache` matters, NaN included.
     On a CPU it reads those pages only; elsewhere it reads whole page tables, is capturable and does not sync.
     """
     if not queries.is_cpu:
@@ -66,7 +65,7 @@ def _attend_masked(
         chunk = slice(low, low + _TOKENS_AT_ONCE)
         pages, is_cached = page_table[slots[chunk]].long(), positions < cached_lengths[chunk, None]
         all_keys, all_values = (
-            # The copies are cleared: the mask alone would let NaN through (NaN - inf, 0 * NaN).
+            # Zeroed, since the mask alone lets NaN through (NaN - inf, 0 * NaN).
             torch.cat((old[pages].flatten(1, 2).masked_fill_(~is_cached[..., None, None], 0.0), own), dim=1)
             for old, own in (
                 (page_keys, keys.expand(len(pages), *keys.shape)),
@@ -80,7 +79,7 @@ def _attend_masked(
 
 
 def _is_visible(starts: Tensor) -> Tensor:
-    """Whether a token attends to another one of the packed sequence: [T, T]."""
+    """The causal mask within packed prompts, [T, T] bool."""
     token = torch.arange(len(starts), device=starts.device)
     return (token >= starts[:, None]) & (token <= token[:, None])
 
@@ -97,7 +96,7 @@ class _Blocks(NamedTuple):
 
 
 def _choose_blocks(tokens: int, width: int, itemsize: int, on: Card) -> _Blocks:
-    # In float32 larger blocks do not fit the registers.
+    # Larger blocks spill registers in float32.
     if itemsize != 2 or on.has_few_registers:
         return _Blocks(16, 16, 3)
     # H200, 16 heads of 128: 4.4 us for 128 tokens with blocks of 16, 12.9 for 512 with blocks of 64, 90 for 2048.
@@ -108,7 +107,7 @@ def _choose_blocks(tokens: int, width: int, itemsize: int, on: Card) -> _Blocks:
 
 
 def _smaller_blocks(blocks: _Blocks) -> _Blocks | None:
-    """The next to try where `blocks` cannot be launched."""
+    """The next smaller blocks to try if `blocks` cannot be launched; None after the smallest."""
     if blocks.stages > 2:
         return blocks._replace(stages=2)
     return _Blocks(16, 16, 2) if (blocks.m, blocks.n) != (16, 16) else None
@@ -133,7 +132,7 @@ def varlen_attention_kernel(
         queries, keys, values, starts, cached_lengths, cache.slots, *cache[:3], out, tokens,
         queries.stride(0), keys.stride(0), values.stride(0), cache.page_table.stride(0),
         math.log2(math.e) / math.sqrt(width), heads, heads // keys.shape[1], width, cache.keys.shape[1],
-        # Triton's interpreter takes the bits of a bfloat16 operand for an integer; products in float32 are the same.
+        # Triton's interpreter reads bfloat16 operands of tl.dot as integers; float32 gives the same products.
         block_m, block_n, triton.knobs.runtime.interpret, num_warps=4, num_stages=stages,
     )  # fmt: skip
     return out

@@ -1,6 +1,7 @@
-"""Attention over a sliding window whose past is a ring per slot: a Triton kernel beside its torch reference.
+"""Sliding-window attention with a ring buffer per slot: a Triton kernel beside its torch reference.
 
-A ring [rows, window - 1, 2 * kv heads * D] holds rotated keys, then values; position p is at place p % (window - 1).
+The ring buffer [slots, window - 1, 2 * kv heads * D] holds rotated keys, then values; position p is at index
+p % (window - 1).
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ else:
 __all__ = ["window_attention"]
 
 Past = tuple[Tensor, Tensor, Tensor]
-"""A ring, the columns `seen` [rows] int64 of each of its rows, and the rows `slots` [B] int64 of a call."""
+"""Ring buffer, number of columns `seen` [slots] int64 by slot, and the `slots` [B] int64 of a call."""
 
 MAX_COLUMNS = 64
-"""Columns up to which the kernel serves: a program holds all of a call's."""
+"""Limit of columns per call for the kernel, whose programs hold all of them."""
 
 
 def window_attention_reference(
@@ -40,12 +41,11 @@ def window_attention_reference(
     *,
     has_rounded_angles: bool = False,
 ) -> Tensor:
-    """Each column of `qkv` [B, T, (heads + 2 * kv heads) * D] attends to itself and the window - 1 before it.
+    """Causal attention of `qkv` [B, T, (heads + 2 * kv heads) * D] over the last `window` columns: [B, T, heads * D].
 
-    Returns [B, T, heads * D]. Queries and keys are turned by their positions: pairs (i, i + D / 2), base `theta`;
-    rounded angles have their cosines and sines in bfloat16. With a past, positions start at `seen[slots[b]]` and the
-    columns before are those of row `slots[b]` of the ring, which takes the new ones; without, they start at 0. `seen`
-    is not advanced.
+    Rotary embedding with pairs (i, i + D / 2) and base `theta`; `has_rounded_angles` rounds its cosines and sines to
+    bfloat16. With `past`, positions start at `seen[slots[b]]`, earlier columns come from row `slots[b]` of the ring
+    buffer, and the new ones are written to it; otherwise positions start at 0. `seen` is not advanced.
     """
     query_heads, kv_heads = heads
     columns = qkv.shape[1]
@@ -92,20 +92,20 @@ if triton is not None:
 
     @triton.jit
     def _round_to_bfloat16(x):
-        # To nearest, ties to even, on the bits: the interpreter's cast would cut.
+        # Round to nearest even on the bits: the interpreter's cast truncates.
         bits = x.to(tl.int32, bitcast=True)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
 
     @triton.jit
     def _load_rotated(source, cos, sin, mask, HALF: tl.constexpr):
-        """Both halves of heads, rotated, in float32."""
+        """Load both halves of heads and apply the rotary embedding, in float32."""
         first = tl.load(source, mask=mask, other=0.0).to(tl.float32)
         second = tl.load(source + HALF, mask=mask, other=0.0).to(tl.float32)
         return first * cos - second * sin, second * cos + first * sin
 
     @triton.jit
     def _score(query_1, query_2, key_1, key_2):
-        """Products of queries and keys, both given in halves."""
+        """Scores of queries and keys, both given as halves."""
         scores = tl.dot(query_1, tl.trans(key_1), input_precision="ieee")
         return tl.dot(query_2, tl.trans(key_2), scores, input_precision="ieee")
 
@@ -116,7 +116,7 @@ if triton is not None:
         BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ENABLE_PDL: tl.constexpr,
     ):  # fmt: skip
         pdl_wait(ENABLE_PDL)
-        # One program per row and head: nobody else reads or writes its part of the ring.
+        # One program per batch index and head: no other reads or writes its part of the ring.
         row, head = tl.program_id(0), tl.program_id(1)
         HALF: tl.constexpr = HEAD_DIM // 2
         RING: tl.constexpr = WINDOW - 1
@@ -153,7 +153,7 @@ if triton is not None:
         scores = tl.where((distance >= 0) & (distance < WINDOW) & is_column[None, :], scores, float("-inf"))
         m_i = tl.max(scores, axis=1)
         if ring is not None:
-            # Of the positions before `start`, place j holds the newest that is j modulo the length.
+            # Entry j of the ring holds the newest position before `start` that is j modulo its length.
             old = tl.arange(0, BLOCK_N)
             newest = start - 1
             known = newest - ((newest - old) % RING + RING) % RING
@@ -172,7 +172,7 @@ if triton is not None:
             is_seen = ((known >= 0) & (old < RING))[None, :] & (away < WINDOW)
             past = tl.where(is_seen, past, float("-inf"))
             m_i = tl.maximum(m_i, tl.max(past, axis=1))
-        # A column sees itself at least, so its largest score is finite.
+        # A column attends at least to itself, so its largest score is finite.
         p = tl.exp(scores - m_i[:, None])
         l_i = tl.sum(p, axis=1)
         acc = tl.dot(p.to(dtype), value, input_precision="ieee")
@@ -180,7 +180,7 @@ if triton is not None:
             old_p = tl.exp(past - m_i[:, None])
             l_i += tl.sum(old_p, axis=1)
             acc = tl.dot(old_p.to(dtype), old_value, acc, input_precision="ieee")
-            # All threads have read the places that are overwritten now.
+            # All threads have read the entries that are overwritten now.
             tl.debug_barrier()
             fresh = base + ((start + step) % RING)[:, None] * (2 * NUM_HEADS * HEAD_DIM)
             tl.store(fresh + channel[None, :], key_1, mask=mask)
@@ -202,7 +202,7 @@ def window_attention_kernel(
     has_rounded_angles: bool = False,
     warps: int = 4,
 ) -> Tensor:
-    """`window_attention_reference` as one Triton kernel; as many kv heads as heads, at most `MAX_COLUMNS` columns."""
+    """`window_attention_reference` as one Triton kernel, for kv heads = heads and at most `MAX_COLUMNS` columns."""
     batch, columns, total = qkv.shape
     width = total // (3 * heads[0])
     assert qkv.is_contiguous()
