@@ -317,10 +317,10 @@ def test_a_voice_that_cannot_be_had_fails_its_requests_and_is_asked_for_again(en
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda data: data[:-1], "should have"),
+        (lambda data: data[:-1], "its header says"),
         (lambda data: b"", "no encoded voice"),
         (lambda data: b"\xff" * 100, "no encoded voice"),
-        (lambda data: data.replace(b"of a sine", b"of others"), "whose weights or dtype are others"),
+        (lambda data: data.replace(b"of a sine", b"of others"), "with other weights or another dtype"),
         (lambda data: data.replace(b'"pitch', b'"patch').replace(b"pitch", b"patch"), "pitch"),
     ],
 )

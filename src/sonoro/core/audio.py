@@ -1,6 +1,6 @@
-"""Sound as bytes and files: reference recordings in, written audio out.
+"""Audio as bytes and files: reads reference recordings, writes generated audio. Knows no model and no tensor.
 
-Samples are mono float32 in [-1, 1]; files hold PCM16 or what an encoder makes of it. Knows no model and no tensor.
+Samples are mono float32 in [-1, 1]; files hold PCM16 or an encoding of it.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ MIN_REFERENCE_S = 0.5
 MAX_REFERENCE_S = 60.0
 MIN_REFERENCE_HZ, MAX_REFERENCE_HZ = 4000, 384_000
 MAX_KEPT_HZ = 48_000
-"""A reference of a higher rate is resampled as it is read: a small file could ask for 92 MB otherwise."""
+"""References of a higher rate are resampled as they are read: a small file could decode to 92 MB otherwise."""
 
 MAX_REFERENCE_CHANNELS = 8
 MAX_DECODED_SAMPLES = 24_000_000
-"""Of all channels together: 60 s of eight at 48 kHz, or of one at 384. A file of 250 KB could ask for 184 million."""
+"""Of all channels together: 60 s of eight at 48 kHz, or of one at 384. A 250 KB file could decode to 184 million."""
 
 MIN_REFERENCE_PEAK = 1e-3
-"""60 dB below full scale: what a muted microphone leaves."""
+"""60 dB below full scale, as from a muted microphone."""
 
 FORMATS = ("wav", "flac", "mp3", "opus", "pcm")
 STREAMABLE_FORMATS = ("wav", "pcm")
-"""Formats whose bytes are final as soon as they are written."""
+"""Formats whose bytes need no rewriting at the end."""
 
 STDOUT = "-"
 
@@ -71,18 +71,18 @@ _ENCODER_RATES = {
 
 
 def to_pcm16(samples: npt.NDArray[np.floating]) -> bytes:
-    """`samples` as PCM16 little-endian, rounded to nearest, clipped at full scale. Inverse of `from_pcm16`."""
+    """Convert to PCM16 little-endian, rounded to nearest, clipped at full scale. Inverse of `from_pcm16`."""
     pcm: bytes = np.clip(np.rint(samples * 32768.0), -32768, 32767).astype("<i2").tobytes()
     return pcm
 
 
 def from_pcm16(pcm: bytes) -> Samples:
-    """PCM16 little-endian as float32 in [-1, 1), exactly."""
+    """Convert PCM16 little-endian to float32 in [-1, 1), exactly."""
     return np.frombuffer(pcm, dtype="<i2").astype(np.float32) / np.float32(32768)
 
 
 def resample(samples: Samples, from_hz: int, to_hz: int) -> Samples:
-    """`samples` [S] at another rate, length round(S * to_hz / from_hz)."""
+    """Resample `samples` [S] to length round(S * to_hz / from_hz)."""
     if from_hz == to_hz:
         return samples
     resampled: Samples = soxr.resample(samples, from_hz, to_hz, quality="HQ")
@@ -90,20 +90,20 @@ def resample(samples: Samples, from_hz: int, to_hz: int) -> Samples:
 
 
 def check_duration(duration_s: float) -> None:
-    """Raise `InvalidReference` for a recording too short or too long to make a voice of."""
+    """Raise `InvalidReference` unless a recording lasts 0.5 to 60 s."""
     if not MIN_REFERENCE_S <= duration_s <= MAX_REFERENCE_S:
         limit = f"it must last at least {MIN_REFERENCE_S:g} s and at most {MAX_REFERENCE_S:g} s"
-        # Of one that is too long no more was decoded than tells so.
+        # A longer recording was not decoded to its end, so its duration is unknown.
         shown = f"{duration_s:.2f} s" if duration_s < MIN_REFERENCE_S else f"more than {MAX_REFERENCE_S:g} s"
         raise InvalidReference("ref_audio", shown, limit)
 
 
 def read_reference(source: bytes | str | Path, *, text: str | None = None, use: ReferenceUse = "prompt") -> Reference:
-    """The recording in `source` (a file's bytes, or its path) mixed to mono, at its own rate, but 48 kHz at most.
+    """Read a recording (a file's bytes, or its path), mixed to mono, at its own rate but at most 48 kHz.
 
     Raises `InvalidReference` if it is not audio, has a rate outside 4 to 384 kHz or more than 8 channels, is shorter
-    than 0.5 s or longer than 60 s, silent or not finite, or has more than 24 million samples in all channels. Whatever
-    a header says, no more are decoded, and at most 60 s of one channel are kept.
+    than 0.5 s or longer than 60 s, silent or not finite, or has more than 24 million samples in all channels. Never
+    decodes more than that, whatever the header says, and keeps at most 60 s of one channel.
     """
     name = f"{len(source)} bytes" if isinstance(source, bytes) else str(source)
     try:
@@ -118,15 +118,15 @@ def read_reference(source: bytes | str | Path, *, text: str | None = None, use: 
 
 
 def _decode(source: bytes | str | Path) -> tuple[Samples, int]:
-    """Mono samples [S] and the rate they are kept at."""
+    """Decode to mono samples [S] and their sample rate."""
     with contextlib.ExitStack() as stack:
-        # A descriptor, not a path: libsndfile must judge by content, and its wrapper asks a *.raw path for a rate.
+        # A descriptor, not a path: the format must be detected by content, and the wrapper treats *.raw paths apart.
         opened = io.BytesIO(source) if isinstance(source, bytes) else stack.enter_context(Path(source).open("rb"))
         handle = opened if isinstance(opened, io.BytesIO) else opened.fileno()
         file = stack.enter_context(soundfile.SoundFile(handle, closefd=False))
         rate: int = file.samplerate
         _check_layout(rate, file.channels)
-        # Mixed second by second: a buffer for all channels of a minute would be as large as the header asks for.
+        # Mix one second at a time: a buffer for all channels would be as large as the header claims.
         kept_hz, nothing = min(rate, MAX_KEPT_HZ), np.zeros(0, np.float32)
         resampler = soxr.ResampleStream(rate, kept_hz, 1, quality="HQ") if kept_hz < rate else None
         decodable = MAX_DECODED_SAMPLES // file.channels
@@ -166,9 +166,9 @@ def _check_samples(samples: Samples) -> None:
 
 
 def output_format(path: str | Path, given: str | None = None) -> str:
-    """The format to write `path` in: as given, else by its suffix; WAV for stdout.
+    """The format to write `path` in: `given`, else by its suffix; WAV for stdout. Writes nothing.
 
-    Raises `OutputError` for an unknown format or suffix and for a path that cannot be written, before anything is.
+    Raises `OutputError` for an unknown format or suffix, and for a path that cannot be written.
     """
     if given is not None and given not in FORMATS:
         raise OutputError(f"format: {given!r} is not known; one of {', '.join(FORMATS)}")
@@ -190,13 +190,12 @@ def output_format(path: str | Path, given: str | None = None) -> str:
 
 
 class AudioWriter:
-    """Audio written chunk by chunk to a path, to stdout ("-") or into an open binary file; a context manager.
+    """Writes audio chunk by chunk to a path, to stdout ("-") or to an open binary file; a context manager.
 
-    What can be played of a file grows with each chunk, and the file is complete when the block ends: also when it ends
-    with an exception, an interrupt for one, after something was written. Nothing is left behind if nothing was, or if
-    it cannot be written. A WAV header that cannot be completed later says "until the end"; what is encoded for
-    anything but a file leaves at the end, because closing it rewrites its header. Raises `OutputError` when the bytes
-    cannot be written.
+    A file is playable after each chunk, and complete when the block ends, even with an exception such as an interrupt.
+    It is removed if nothing was written, or if writing fails. A WAV header that cannot be rewritten gives no length.
+    Encoded formats for anything but a file are written at the end, because closing them rewrites their header. Raises
+    `OutputError` if writing fails.
     """
 
     def __init__(self, path: str | Path | BinaryIO, sample_rate: int, format: str | None = None) -> None:
@@ -225,7 +224,7 @@ class AudioWriter:
         self.is_empty = False
 
     def close(self) -> None:
-        """Complete what was written; nothing is left behind if that fails."""
+        """Complete the file; remove it if that fails."""
         try:
             with self._reporting():
                 self._sink.close()
@@ -236,7 +235,7 @@ class AudioWriter:
             raise
 
     def abort(self) -> None:
-        """Give up: a regular file is removed. Never raises: whatever stopped the writing may stop this too."""
+        """Remove the file, if it is a regular one. Never raises, as the cause of an abort may make this fail too."""
         if self._path is not None:
             with contextlib.suppress(OSError):
                 self._file.close()
@@ -275,7 +274,7 @@ class AudioWriter:
 
 
 def write_audio(path: str | Path | BinaryIO, samples: Samples, sample_rate: int, format: str | None = None) -> None:
-    """Write `samples` [S] whole. Raises `OutputError`, leaving no file behind."""
+    """Write all `samples` [S]. Raises `OutputError`, and then leaves no file behind."""
     with AudioWriter(path, sample_rate, format) as writer:
         writer.write(samples)
 
@@ -295,7 +294,7 @@ class _Raw:
 
     def close(self) -> None:
         if self._header_at is not None:
-            # What is in the file counts: an interrupt may have come between a write and whoever counts it.
+            # Take the size from the file: an interrupt may come between a write and a counter.
             header = wav_header(self._rate)
             size = self._file.seek(0, io.SEEK_END) - self._header_at - len(header)
             self._file.seek(self._header_at)
@@ -305,8 +304,8 @@ class _Raw:
 
 
 class _Encoded:
-    """FLAC, MP3 or Ogg Opus through libsndfile, which rewrites the header when it closes: a file that `grows` gets
-    what there is with each chunk, and all of it again at the end."""
+    """FLAC, MP3 or Ogg Opus by libsndfile, which rewrites the header at the close: a file that `grows` is appended to
+    with each chunk and written again at the end."""
 
     def __init__(self, file: BinaryIO, format: str, sample_rate: int, *, grows: bool) -> None:
         self._file, self._spool, self._grows, self._written = file, io.BytesIO(), grows, 0
@@ -329,7 +328,7 @@ class _Encoded:
         self._put(0)
 
     def _put(self, start: int) -> None:
-        """Have the file hold what was encoded from byte `start` on."""
+        """Write the encoded bytes from `start` on to the file."""
         if self._grows:
             self._file.seek(start)
         with self._spool.getbuffer() as encoded:
@@ -339,14 +338,15 @@ class _Encoded:
 
 
 def encoder_rate(format: str, sample_rate: int) -> int:
-    """The lowest rate `format` can hold that loses nothing of `sample_rate`, or its highest."""
+    """The lowest rate of `format` that is at least `sample_rate`, or its highest."""
     rates = _ENCODER_RATES.get(format, (sample_rate,))
     return min((rate for rate in rates if rate >= sample_rate), default=rates[-1])
 
 
 def wav_header(sample_rate: int, data_bytes: int | None = None, *, encoding: int = 1, width: int = 2) -> bytes:
-    """The 44 bytes before mono PCM16, or before samples of `width` bytes that a WAV file calls `encoding`. Without a
-    length: the largest, which readers take as "until the end"."""
+    """The 44 bytes of a WAV header for mono samples of `width` bytes in WAV format tag `encoding` (1: PCM).
+
+    Without `data_bytes` it has the largest length, which readers take as "until the end"."""
     longest = 0xFFFFFFFF
     data = longest if data_bytes is None else min(data_bytes, longest - 36)
     layout = struct.pack("<4sIHHIIHH", b"fmt ", 16, encoding, 1, sample_rate, width * sample_rate, width, 8 * width)

@@ -1,4 +1,4 @@
-"""Captions of words whose times are known: SubRip and WebVTT. Knows no model."""
+"""Captions from word times: SubRip, WebVTT and JSON. Knows no model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sonoro.core.words import Word
 __all__ = ["Cue", "cues", "srt", "vtt", "words_json"]
 
 MAX_LINE, MAX_LINES, MAX_S, MIN_S = 42, 2, 7.0, 0.5
-"""Characters of a line, lines and seconds of a caption, as broadcasters have them; and the least time it is shown."""
+"""Broadcasters' maximum characters per line, lines and seconds of a caption; and the minimum seconds it is shown."""
 
 _SENTENCE_END = re.compile(r"[.!?。！？…][\"'”’)\]」』]*\s*$")
 _CLAUSE_END = re.compile(r"[,;:—–、，；：][\"'”’)\]」』]*\s*$")
@@ -29,8 +29,8 @@ class Cue(NamedTuple):
 
 
 def cues(text: str, words: Sequence[Word]) -> list[Cue]:
-    """Captions of all of `text`, spoken as `words` say: one after the other, each of whole words, ending where a
-    sentence does, else after a clause if it is over half full, else where it is full."""
+    """Cut `text` into captions of whole words by the times of `words`: at sentence ends, else after a clause if the
+    caption is over half full, else where it is full."""
     made: list[Cue] = []
     group: list[int] = []
     ends = _sentence_ends(text, words)
@@ -40,14 +40,14 @@ def cues(text: str, words: Sequence[Word]) -> list[Cue]:
             group = []
         group.append(number)
         said = _said(text, words, group[0], number)
-        # After a clause only where the sentence is too long for one caption: a short rest would be shown too long.
+        # After a clause only if the sentence does not fit into one caption, to avoid short leftovers.
         is_part = len(said) > MAX_LINE and _is_full(text, words, group[0], ends[number])
         if number == ends[number] or (is_part and _CLAUSE_END.search(said)):
             made.append(_cue(text, words, group))
             group = []
     if group:
         made.append(_cue(text, words, group))
-    # A short one is shown for longer, but never beyond the beginning of the next.
+    # Show a short caption for at least `MIN_S`, but not beyond the start of the next one.
     for number, cue in enumerate(made):
         limit_s = made[number + 1].start_s if number + 1 < len(made) else cue.start_s + MIN_S
         made[number] = cue._replace(end_s=max(cue.end_s, min(cue.start_s + MIN_S, limit_s)))
@@ -73,13 +73,13 @@ def vtt(text: str, words: Sequence[Word]) -> str:
 
 
 def words_json(words: Sequence[Word]) -> str:
-    """All that is known of `words`, as JSON, a line each."""
+    """`words` with all fields as a JSON array, a line per word."""
     lines = ",\n".join(json.dumps(msgspec.to_builtins(word), ensure_ascii=False) for word in words)
     return f"[\n{lines}\n]\n" if lines else "[]\n"
 
 
 def _sentence_ends(text: str, words: Sequence[Word]) -> list[int]:
-    """Of each word the number of the last one of its sentence."""
+    """For each word, the index of the last word of its sentence."""
     ends: list[int] = []
     for number in reversed(range(len(words))):
         is_end = not ends or _SENTENCE_END.search(_said(text, words, number, number))
@@ -88,11 +88,11 @@ def _sentence_ends(text: str, words: Sequence[Word]) -> list[int]:
 
 
 def _said(text: str, words: Sequence[Word], first: int, last: int) -> str:
-    """What is written from word number `first` to `last`, with the marks around them, on one line."""
+    """The text of words `first` to `last` with the punctuation around them, on one line."""
     start = words[first - 1].end if first else 0
     end = words[last + 1].start if last + 1 < len(words) else len(text)
     lead = text[start : words[first].start]
-    # Marks that open belong to the word after them, those that close to the one before, which a space tells.
+    # Punctuation before a space belongs to the word before it, after a space to the next word.
     lead = "" if first and not re.search(r"\s", lead) else re.split(r"\s", lead)[-1] if first else lead
     tail = text[words[last].end : end]
     tail = re.split(r"\s", tail)[0] if last + 1 < len(words) else tail
@@ -100,7 +100,7 @@ def _said(text: str, words: Sequence[Word], first: int, last: int) -> str:
 
 
 def _is_full(text: str, words: Sequence[Word], first: int, last: int) -> bool:
-    """Whether word number `last` has no room in a caption that begins with number `first`."""
+    """Whether a caption that begins with word `first` has no room for word `last`."""
     is_long = words[last].end_s - words[first].start_s > MAX_S
     return is_long or len(_lines(_said(text, words, first, last))) > MAX_LINES
 
@@ -111,7 +111,7 @@ def _cue(text: str, words: Sequence[Word], group: Sequence[int]) -> Cue:
 
 
 def _lines(said: str) -> list[str]:
-    """`said` in lines of at most `MAX_LINE` characters, but for longer words."""
+    """Wrap `said` into lines of at most `MAX_LINE` characters; longer words are broken."""
     lines = [""]
     for part in re.findall(r"\S+", said):
         pieces = [part[at : at + MAX_LINE] for at in range(0, len(part), MAX_LINE)]

@@ -1,6 +1,6 @@
-"""The engine's own configuration: declared here once, checked when constructed, read from YAML.
+"""The engine's configuration: declared here once, validated when constructed, read from YAML.
 
-The only module that reads the environment, or sets what its own process reads there. Knows no model.
+The only module that reads or sets environment variables. Knows no model.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ QUANTIZATIONS = ("none", "int8", "fp8")
 
 
 class Settings:
-    """A frozen dataclass of settings: types are checked, unknown keys refused. Raises `ConfigError`."""
+    """Base of frozen dataclasses of settings; checks types and bounds, refuses unknown keys. Raises `ConfigError`."""
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """The defaults with `values` over them. Raises `ConfigError` for a key that is not a field."""
+        """The defaults updated by `values`. Raises `ConfigError` for a key that is not a field."""
         known = [entry.name for entry in _fields(cls)]
         for key, value in values.items():
             if key not in known:
@@ -60,11 +60,11 @@ class Settings:
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
-        """The defaults with the YAML mapping at `path` over them. Raises `ConfigError`."""
+        """The defaults updated by the YAML mapping at `path`. Raises `ConfigError`."""
         return cls.from_mapping(read_yaml(path))
 
     def over(self, **given: Any) -> Self:
-        """These settings with what is `given`, where that is not None, in place of their own."""
+        """These settings updated by those `given` that are not None."""
         known = {name: value for name, value in given.items() if value is not None}
         return dataclasses.replace(self, **known)  # type: ignore[type-var]
 
@@ -97,8 +97,8 @@ def setting(
     choices: tuple[str, ...] = (),
     flag: str = "",
 ) -> Any:
-    """A field of `Settings`. `help` says what it is for, `low` and `high` bound a number, `choices` are the values of a
-    string. Its option on a command line has its own name, or is `flag`, which then gives one of several entries."""
+    """A field of `Settings`. `low` and `high` bound a number, `choices` are the values of a string. Its command line
+    option, explained by `help`, has the field's name, or is `flag`, which gives one of several entries."""
     metadata = {"help": help, "low": low, "high": high, "choices": choices, "flag": flag}
     if isinstance(default, Mapping):
         return field(default_factory=lambda: default, metadata=metadata)
@@ -140,48 +140,44 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         "it must hold settings by name",
     ),
 }
-"""By the declared type of a field, what its values are and what is said of others."""
+"""By the declared type of a field: a check of its value, and the message if that fails."""
 
 
 @dataclass(frozen=True)
 class EngineConfig(Settings):
-    """How much the engine holds and how it divides its work. Raises `ConfigError` naming field, value and limit.
+    """Capacity, batching and precision of an engine. Raises `ConfigError` naming field, value and limit.
 
-    What it holds. `slots`: requests that run at once; `max_waiting`: requests that may wait for one. `max_positions`:
-    backbone positions of a slot, prompt and frames together; `max_frames`: frames of one segment; `max_text`: pending
-    text ids of a slot. `bounds_by_text`: a segment without a limit of its own may have about as many frames as its text
-    takes, not all of `max_frames`. `max_characters`: letters of one segment (as `core.text.spoken_length` counts).
-    `max_live_characters`: characters of a live request; `live_max_s`: audio a segment of it has room for, which bounds
-    its letters as well. `max_voices`: encoded references kept; `max_registered_voices`: voices registered by name, kept
-    in `voices_folder`, which may be the URL of one in a bucket (in memory alone if it is empty). `page_positions`:
-    positions of a page; `pages`: pages shared by all slots and taken as positions are used, 0 for as many as a third of
-    the slots can use (four at least) or `memory_fraction` of the card allows; `prefix_cache_bytes`: what those of them
-    may take that are kept for prompts to come which begin alike, 0 for none.
+    Capacity. `slots`: requests that run at once; `max_waiting`: requests that may wait for a slot. `max_positions`:
+    backbone positions of a slot, prompt and frames; `max_frames`: frames of a segment; `max_text`: pending text ids of
+    a slot. `bounds_by_text`: limit a segment's frames by the length of its text, unless the request does.
+    `max_characters`: letters of a segment (as `core.text.spoken_length` counts). `max_live_characters`: characters of a
+    live request; `live_max_s`: seconds of audio of a live segment, which bounds its letters too. `max_voices`: voices
+    cached by the engine; `max_registered_voices`: uploaded voices, stored in `voices_folder`, a folder or the URL of a
+    bucket (in memory if empty). `page_positions`: positions of a KV cache page; `pages`: pages shared by all slots,
+    allocated as positions are used; 0 for as many as a third of the slots (at least four) can use, within
+    `memory_fraction` of the GPU. `prefix_cache_bytes`: size of the prefix cache; 0 turns it off.
 
-    How it divides the work. `prefill_tokens`: tokens of prompts run in one tick; `is_prefill_fused`: by the operations
-    of a frame, not by those of training, which are there to compare with. `chunk_frames`: the lengths at which audio is
-    decoded, the first of them first; later ones as the listener's lead allows. `codec_frames`: frames decoded in one
-    tick at most, 0 for four times the slots. `codec_wait`: how many ticks a chunk waits for others to be decoded with,
-    where the lead allows.
+    Batching. `prefill_tokens`: prompt tokens of one tick; `is_prefill_fused`: prefill with the operations
+    of a decode step; without, with those of training, for comparison. `chunk_frames`: the frames of a codec chunk: the
+    first of a request has the first length, later ones grow with the listener's lead. `codec_frames`: maximum of frames
+    decoded to audio per tick; 0 for four times the slots. `codec_wait`: ticks for which a chunk may wait to be batched
+    with others, if the lead allows it.
 
-    `model_settings`: settings of the model itself by name; docs/differences.md lists them. `finds_word_heads`: where a
-    checkpoint comes without a table of the heads that point at its text, search for them once somebody asks for words,
-    while nobody speaks.
+    Model. `model_settings`: the model's own settings by name, listed in docs/differences.md. `finds_word_heads`: for a
+    checkpoint without a table of word heads, search for them while idle, after the first request for words.
 
-    Where, and in what. `codec_device`: a device of its own for the codec, as "cuda:1"; empty for that of all else, and
-    then `codec_overlap`: while at most so many requests make a frame at once, the codec decodes on a stream of its own,
-    beside the prefills and frames of the next tick (more were not measured); on a CPU it never does.
-    `codec_dtype`: what its decoder runs in, float16, bfloat16 or float32; auto is float32 on a CPU, elsewhere float16
-    if that holds what its layers make with a margin, else whichever of the others is true to it. `quantization`: what
-    the weights of the language model's layers are kept in, int8 or fp8 (E4M3), made while they are loaded; none for
-    what they are multiplied in. `max_shared_bytes`: shared memory that a program on the GPU may have, 0 for what the
-    card gives; with `memory_fraction` it makes a large card as small as another.
+    Devices and dtypes. `codec_device`: a device of its own for the codec, such as "cuda:1"; empty for the model's. Then
+    `codec_overlap` applies: with at most so many requests in a decode step, the codec runs on a second stream, beside
+    the next tick's prefills and step (never on a CPU; more were not measured). `codec_dtype`: float16, bfloat16 or
+    float32; auto is float32 on a CPU, else float16 if all activations fit it with a margin, else the next that agrees
+    with float32. `quantization`: storage of the language model's weights, int8 or fp8 (E4M3), quantised at load; none
+    for the compute dtype. `max_shared_bytes`: shared memory per block, 0 for the GPU's own limit; with
+    `memory_fraction` it makes a large card behave like a smaller one.
 
-    What is captured at start, ascending; empty for powers of two. `frame_batches` up to `slots`, `prefill_buckets` up
-    to 512 tokens, or 32 for each slot and 2,048 at most, from 64 on with what lies halfway, `codec_batches` up to 32.
-    `is_eager` captures nothing: the same kernels, launched one by one.
-    `is_ready_early`: an engine process is ready with some of them, and captures the others while nobody speaks; `sonoro
-    serve` has an option for it.
+    CUDA graphs: batch sizes to capture, ascending; empty for powers of two. `frame_batches`: up to `slots`.
+    `prefill_buckets`: tokens, up to 512 or 32 per slot and at most 2,048, with midpoints from 64 on. `codec_batches`:
+    up to 32. `is_eager`: capture nothing; the same kernels, launched one by one. `is_ready_early`: be ready with some
+    sizes captured, and capture the others while idle; an option of `sonoro serve`.
     """
 
     slots: int = setting(16, low=1, high=4096)
@@ -248,14 +244,14 @@ class EngineConfig(Settings):
 
     @property
     def long_prefills(self) -> tuple[int, ...]:
-        """Prefills above the largest bucket of a resolved configuration: what these sizes need is loaded at start."""
+        """Prefill sizes above the largest bucket, whose kernels are loaded at start. Needs a resolved configuration."""
         largest = self.prefill_buckets[-1]
         doublings = (self.prefill_tokens // largest).bit_length() - 1
         return tuple(largest << doubling for doubling in range(1, doublings + 1))
 
     @property
     def first_sizes(self) -> Self:
-        """A resolved configuration with no sizes but those that an engine has captured once it `is_ready_early`."""
+        """This resolved configuration with only the sizes that an engine captures at start if it `is_ready_early`."""
         return dataclasses.replace(
             self,
             frame_batches=_ends(self.frame_batches),
@@ -264,7 +260,7 @@ class EngineConfig(Settings):
         )
 
     def resolve(self) -> Self:
-        """This configuration with every size that was left out filled in, except `pages`."""
+        """Fill in the sizes that were left empty, except `pages`."""
         prompt_tokens = min(max(512, 32 * self.slots), 2048, self.prefill_tokens)
         return dataclasses.replace(
             self,
@@ -283,12 +279,12 @@ class EngineConfig(Settings):
 
 
 def _ends(sizes: tuple[int, ...], *between: int) -> tuple[int, ...]:
-    """The first and the last of `sizes`, and the last of those `between`."""
+    """The first and the last of `sizes`, and the last of `between`."""
     return tuple(sorted({*sizes[:1], *between[-1:], *sizes[-1:]}))
 
 
 class StrictLoader(yaml.SafeLoader):  # type: ignore[misc]
-    """Refuses a key that is written twice, of which YAML would take the last without a word."""
+    """A YAML loader that refuses duplicate keys, of which YAML silently takes the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
@@ -300,7 +296,8 @@ class StrictLoader(yaml.SafeLoader):  # type: ignore[misc]
 
 
 def read_yaml(path: str | Path, what: str = "keys and values") -> dict[str, Any]:
-    """The mapping in the YAML file at `path`, which holds `what`; empty if it is. Raises `ConfigError`."""
+    """Read the mapping in the YAML file at `path`; {} if the file is empty. Raises `ConfigError`, naming `what` it must
+    hold."""
     try:
         values = yaml.load(Path(path).read_text(encoding="utf-8"), StrictLoader)
     except (OSError, UnicodeDecodeError) as error:
@@ -313,7 +310,7 @@ def read_yaml(path: str | Path, what: str = "keys and values") -> dict[str, Any]
 
 
 def _powers_of_two(largest: int, first: int = 1, factor: int = 2) -> tuple[int, ...]:
-    """`first`, `first` * `factor`, ... below `largest`, and `largest`."""
+    """`first`, `first` * `factor`, ... below `largest`, then `largest`."""
     sizes = []
     while first < largest:
         sizes.append(first)
@@ -322,27 +319,27 @@ def _powers_of_two(largest: int, first: int = 1, factor: int = 2) -> tuple[int, 
 
 
 def kernel_cache_folder() -> Path:
-    """Where Triton keeps compiled kernels: `TRITON_CACHE_DIR`, or its own default."""
+    """Triton's cache of compiled kernels: `TRITON_CACHE_DIR`, or its default."""
     return Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")
 
 
 def tuned_folder() -> Path:
-    """Where the user's own measurements of kernels are kept, a file a card."""
+    """The folder of the user's tuned kernel plans, with a file per card."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sonoro" / "tuned"
 
 
 def is_allocator_set() -> bool:
-    """Whether the user has told torch how to manage the memory of GPUs."""
+    """Whether the user has configured torch's GPU allocator."""
     return bool({"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"} & os.environ.keys())
 
 
 def word_heads_folder() -> Path:
-    """Where tables of heads that were found in use are kept, a file a checkpoint."""
+    """The folder of word heads found while serving, with a file per checkpoint."""
     return tuned_folder().parent / "word_heads"
 
 
 def log_level(default: str = "WARNING") -> int:
-    """The level named by `SONORO_LOG_LEVEL`, or `default`. Raises `ConfigError` if it names none."""
+    """The log level in `SONORO_LOG_LEVEL`, or `default`. Raises `ConfigError` for an unknown one."""
     name = os.environ.get(LOG_LEVEL_VARIABLE, default)
     levels = logging.getLevelNamesMapping()
     if name.upper() not in levels:
@@ -351,23 +348,24 @@ def log_level(default: str = "WARNING") -> int:
 
 
 def is_log_json() -> bool:
-    """Whether the process that started this one has its logs `log_as_json`."""
+    """Whether the parent process has called `log_as_json`."""
     return os.environ.get(_LOG_FORMAT_VARIABLE) == "json"
 
 
 def log_as_json(is_json: bool) -> None:
-    """Let processes that this one starts log as it does."""
+    """Set the log format of processes that this one starts."""
     os.environ[_LOG_FORMAT_VARIABLE] = "json" if is_json else "text"
 
 
 def see_gpus(*indices: int) -> None:
-    """Let this process, before it uses CUDA, and those it starts see some GPUs alone: these of those it sees."""
+    """Restrict this process and those it starts to the GPUs of `indices` among the visible ones. Call it before CUDA is
+    used."""
     seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     chosen = (seen.split(",")[index].strip() if seen else str(index) for index in indices)
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(chosen)
 
 
 def _with_halves(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """`sizes`, and between two of them from 64 on what lies halfway."""
+    """`sizes`, with the midpoints of neighbours from 64 on."""
     halves = {(low + high) // 2 for low, high in pairwise(sizes) if low >= 64}
     return tuple(sorted({*sizes, *halves}))

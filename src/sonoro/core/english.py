@@ -1,4 +1,4 @@
-"""What English writes short, and how it is said: the tables behind `sonoro.core.normalize`. Holds no rule."""
+"""Tables of English abbreviations, units and symbols and their spoken forms, for the rules of `core.normalize`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _pairs(text: str) -> dict[str, str]:
-    """What is written and how it is said, with _ for a space: "Mr:Mister c/o:care_of"."""
+    """Written to spoken forms, from "Mr:Mister c/o:care_of" with _ for a space."""
     return dict(pair.replace("_", " ").split(":") for pair in text.split())
 
 
@@ -45,18 +45,18 @@ ABBREVIATIONS = _pairs(
     "tel:telephone Messrs:Messieurs etc:et_cetera Jan:January Feb:February Aug:August Sept:September Oct:October "
     "Nov:November Dec:December"
 )
-"""Said in full where a dot follows."""
+"""Expanded if a dot follows."""
 
 BEFORE_NUMBER = _pairs(
     "apt:apartment ste:suite rm:room bldg:building hwy:highway rte:route fig:figure figs:figures vol:volume "
     "vols:volumes ch:chapter eq:equation ext:extension nos:numbers ep:episode"
 )
-"""Said in full before a number, with a dot or without."""
+"""Expanded before a number, with a dot or without."""
 
 DOTTED_BEFORE_NUMBER = _pairs(
     "p:page pp:pages v:version ver:version ca:about art:article fl:floor sec:section para:paragraph"
 )
-"""Said in full before a number where a dot is between them."""
+"""Expanded before a number if a dot is between them."""
 
 SHORT_WORDS = _pairs(
     "mins:minutes secs:seconds hrs:hours yrs:years wks:weeks w/o:without c/o:care_of b/c:because n/a:not_applicable "
@@ -64,7 +64,7 @@ SHORT_WORDS = _pairs(
     "NW:northwest SE:southeast SW:southwest aka:also_known_as 4K:four_K 8K:eight_K 401k:four_oh_one_K "
     "401(k):four_oh_one_K"
 )
-"""Said in full wherever they stand by themselves, small letters in any case."""
+"""Expanded as whole words; lower-case entries match any case."""
 
 STREETS = _pairs("Ave:Avenue Blvd:Boulevard Rd:Road Ln:Lane Hwy:Highway Pkwy:Parkway St:Street")
 COMPASS = {"N": "North", "E": "East", "S": "South", "W": "West"}
@@ -86,7 +86,7 @@ STATES = _pairs(
     "VT:Vermont VA:Virginia WA:Washington WV:West_Virginia WI:Wisconsin WY:Wyoming DC:D_C"
 )
 UNSURE_STATES = frozenset(_words("HI ID IN LA MA ME OH OK OR PA"))
-"""Those that are words as well: states only before a ZIP code."""
+"""State codes that are also words: expanded only before a ZIP code."""
 
 _UNITS = _pairs(
     "km:kilometer cm:centimeter mm:millimeter m:meter kg:kilogram g:gram mg:milligram lb:pound lbs:pound oz:ounce "
@@ -110,7 +110,7 @@ PERIODS = _pairs(
     "mo:month hr:hour h:hour wk:week yr:year min:minute s:second sec:second lb:pound kg:kilogram gal:gallon L:liter "
     "mi:mile km:kilometer"
 ) | {word: word for word in _words("month hour day week year minute second pound person night mile liter gallon")}
-"""What stands behind the slash of an amount: $5/mo, 100 km/h."""
+"""Units after the slash of an amount: $5/mo, 100 km/h."""
 
 MONEY = {
     **{"$": ("dollar", "dollars", "cent", "cents"), "£": ("pound", "pounds", "penny", "pence")},
@@ -123,7 +123,7 @@ MARKS = {
     **{".": "dot", "/": "slash", "-": "dash", "_": "underscore", "?": "question mark", "=": "equals", "&": "and"},
     **{"#": "hash", "%": "percent", "+": "plus", ":": "colon", "~": "tilde", "@": "at"},
 }
-"""The marks of an address by their names."""
+"""Spoken names of the punctuation in URLs and e-mail addresses."""
 
 DOMAINS = "com|org|net|edu|gov|io|ai|dev|app|info|biz|co|uk|de|fr|eu|tv|ca|jp|au|ch|nl"
 SPELLED_LABELS = frozenset(_words("ai io uk eu us tv api url faq id ui ux usa au ca de exe"))
@@ -142,4 +142,4 @@ CAPITAL_WORDS = frozenset(
         "YOU ZIP"
     )
 )
-"""Words of two or three letters that are read as words in capitals too."""
+"""Words of two or three letters that are not spelled out even in capitals."""

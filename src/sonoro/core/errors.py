@@ -6,15 +6,15 @@
     │   ├── VoiceExists           a voice of that name is registered already
     │   ├── UnknownLanguage
     │   └── InvalidReference      reference audio that cannot be used
-    ├── ConfigError               a field of our own configuration is wrong; names field, value and limit
+    ├── ConfigError               a field of the configuration is wrong; names field, value and limit
     ├── CheckpointError           a model folder cannot be used; names the file or tensor
     │   ├── CheckpointNotFound
     │   └── TensorMismatch        a tensor is missing, extra or misshapen
     ├── OutputError               audio cannot be written where it was asked for
     └── EngineError               the engine could not serve a request
-        ├── EngineBusy            as many requests are waiting as may wait
+        ├── EngineBusy            too many requests are waiting
         ├── EngineClosed
-        └── EngineCrashed         its process ended unasked
+        └── EngineCrashed         its process ended unexpectedly
 
 Each carries a stable `code` for programs and a message for people. Nothing here knows HTTP or a terminal.
 """
@@ -54,7 +54,7 @@ _ADDRESS = re.compile(r"( at)? ?\b0x[0-9a-fA-F]{5,}\b")
 
 
 class SonoroError(Exception):
-    """Base of every error raised on purpose. Each class has its own `code`, or that of the one it derives from."""
+    """Base of every error raised on purpose. Each class has its own `code`, or inherits one."""
 
     code = "error"
 
@@ -75,15 +75,15 @@ class InvalidRequest(_FieldError, code="invalid_request"):
 
 
 class UnknownVoice(InvalidRequest, code="unknown_voice"):
-    """The model has no voice of that name; the message lists those it has."""
+    """The model has no voice of that name; the message lists the known ones."""
 
 
 class VoiceExists(InvalidRequest, code="voice_exists"):
-    """A voice of that name is registered, or being registered; it must be deleted first."""
+    """A voice of that name is registered already; it must be deleted first."""
 
 
 class UnknownLanguage(InvalidRequest, code="unknown_language"):
-    """The model does not speak that language; the message lists those it does."""
+    """The model does not speak that language; the message lists the known ones."""
 
 
 class InvalidReference(InvalidRequest, code="invalid_reference"):
@@ -91,7 +91,7 @@ class InvalidReference(InvalidRequest, code="invalid_reference"):
 
 
 class ConfigError(_FieldError, code="config"):
-    """A field of our own configuration is unknown or out of bounds."""
+    """A field of the configuration is unknown or out of bounds."""
 
 
 class CheckpointError(SonoroError, code="checkpoint"):
@@ -115,7 +115,7 @@ class EngineError(SonoroError, code="engine"):
 
 
 class EngineBusy(EngineError, code="engine_busy"):
-    """As many requests are waiting as may wait; the same request can be accepted later."""
+    """Too many requests are waiting; the same request can be accepted later."""
 
 
 class EngineClosed(EngineError, code="engine_closed"):
@@ -123,11 +123,11 @@ class EngineClosed(EngineError, code="engine_closed"):
 
 
 class EngineCrashed(EngineError, code="engine_crashed"):
-    """The process that held the request ended; the message says how. Another takes its place."""
+    """The engine process of the request ended; the message says how. It is replaced."""
 
 
 class ErrorFacts(NamedTuple):
-    """What of an error crosses to another process. `value` is as the message shows it."""
+    """An error as data, for another process. `value` is formatted as in the message."""
 
     code: str
     message: str
@@ -137,7 +137,7 @@ class ErrorFacts(NamedTuple):
 
     @classmethod
     def of(cls, error: Exception) -> ErrorFacts:
-        """The facts of `error`; one that is not of the tree is an `EngineError` that names its class."""
+        """The facts of `error`. An error outside the tree becomes an `EngineError` that names its class."""
         if isinstance(error, _FieldError):
             return cls(error.code, str(error), error.field, _shown(error.value), error.limit)
         if isinstance(error, SonoroError):
@@ -146,7 +146,7 @@ class ErrorFacts(NamedTuple):
 
     @property
     def error(self) -> SonoroError:
-        """The error itself again: of the class that has this code, with its message, field and limit."""
+        """The error rebuilt: of the class with this code, with its message, field and limit."""
         kind = next((kind for kind in _kinds(SonoroError) if kind.code == self.code), EngineError)
         error = kind.__new__(kind)
         Exception.__init__(error, self.message)
@@ -156,7 +156,7 @@ class ErrorFacts(NamedTuple):
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """The nearest of the names that are `known`, as a question; empty if none is near."""
+    """The closest of the `known` names, as "did you mean ...?"; "" if none is close."""
     nearest = difflib.get_close_matches(name, known, 1)
     return f"did you mean {nearest[0]}?" if nearest else ""
 
@@ -173,15 +173,15 @@ def _shown(value: object) -> str:
 
 
 def without_addresses(text: str) -> str:
-    """`text` without places in memory, which the names that Python gives to objects tell."""
+    """`text` without memory addresses, as in Python's default reprs."""
     return _ADDRESS.sub("", text)
 
 
 @contextmanager
 def border(tell: Callable[[Exception], object]) -> Iterator[None]:
-    """A border that no error crosses: that of a request, of a start, of one of several checks.
+    """A context that no `Exception` leaves, for the borders of a request, a process or a check.
 
-    Within, an error ends the block and is given to `tell` while it is handled, which may log it or raise another.
+    An exception ends the block and is passed to `tell` within the handler, which may log it or raise another.
     """
     try:
         yield

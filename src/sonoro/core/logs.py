@@ -1,6 +1,6 @@
-"""What the log of a process looks like: one line an event, with its time and level, as text or as JSON.
+"""The format of logs: one line per event with time and level, as text or as JSON.
 
-Messages are written as `event=NAME key=value ...`; these become the keys of the JSON. Knows no event.
+Messages are written as `event=NAME key=value ...`; the keys become those of the JSON. Knows no event.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _UNWORDLY = re.compile(r'[\s"=]')
 _OURS = "sonoro"
 
 _GIVEN = "sonoro_fields"
-"""The attribute of a record that holds its fields as they were given, so that nobody has to read them again."""
+"""The attribute of a record with its fields as given to `log_event`, so that the message need not be parsed."""
 
 
 class LineFormatter(logging.Formatter):
-    """A record as a line: time (UTC), level, event and its fields; those of other packages have the event `log`.
+    """Formats a record as a line: time (UTC), level, event and fields; records of other packages have the event `log`.
 
-    No line tells where something lies in memory. What an exception says is told of our own records alone: that of a
-    request that failed unexpectedly could hold what its client wrote, and its traceback says where it was.
+    Memory addresses are removed. Exception messages are printed only for loggers of `sonoro`: elsewhere they may quote
+    a client's text, and only the stack and the class are printed.
     """
 
     def __init__(self, *, is_json: bool = False) -> None:
@@ -52,7 +52,7 @@ class LineFormatter(logging.Formatter):
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    """The event of `record` and what is said of it: values as they were given, numbers as they would be shown."""
+    """The event of `record` and its fields; values keep their type, numbers their format."""
     if (given := record.__dict__.get(_GIVEN)) is not None:
         return {name: _value(value) for name, value in given.items()}
     template = str(record.msg)
@@ -74,12 +74,12 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _value(value: object) -> str | float | None:
-    """`value` if a line of JSON has it as it is, else as text."""
+    """`value` if JSON can hold it, else as text."""
     return value if value is None or isinstance(value, (int, float, str)) else str(value)
 
 
 def _word(value: object) -> str:
-    """`value` as one word of a line."""
+    """`value` as one word of a text line, quoted if necessary."""
     text = "-" if value is None else f"{value:.15g}" if isinstance(value, float) else str(value)
     return text if text and text.isprintable() and not _UNWORDLY.search(text) else json.dumps(text)
 
@@ -91,9 +91,10 @@ def _traceback(error: BaseException, *, is_told: bool) -> str:
 
 
 def configure_logging(level: int, *, is_json: bool = False, stream: TextIO | None = None) -> None:
-    """Log what is of `level` and above to stderr, of other packages what is at least a warning.
+    """Log `level` and above to stderr (or `stream`); from other packages only warnings and above.
 
-    Their debugging tells what clients write. May be called again; whoever has handlers of their own keeps them.
+    Debug logs of other packages hold what clients write. May be called again. Does nothing if the root logger already
+    has other handlers.
     """
     root = logging.getLogger()
     if any(not isinstance(handler.formatter, LineFormatter) for handler in root.handlers):
@@ -106,7 +107,7 @@ def configure_logging(level: int, *, is_json: bool = False, stream: TextIO | Non
 
 
 def log_event(logger: logging.Logger, level: int, event: str, fields: Mapping[str, object]) -> None:
-    """Log `event` with `fields`, in their order; None is that there is nothing to say."""
+    """Log `event` with `fields`, in order; None is shown as "-" or null."""
     given = {"event": event, **fields}
     template = " ".join((f"event={event}", *(f"{name}=%s" for name in fields)))
     logger.log(level, template, *fields.values(), extra={_GIVEN: given})

@@ -1,4 +1,4 @@
-"""The machine this runs on: its cores, and what a results file says of it. Knows no bench and no GPU library."""
+"""Facts about the machine: cores, processor, driver and commit, for results files. Imports no GPU library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["commit_of_checkout", "gpu_driver", "processor", "rounded", "usable_c
 
 
 def commit_of_checkout() -> str | None:
-    """The commit this package is run from, marked `-dirty` when files differ from it; None outside a checkout."""
+    """The commit of the checkout that holds this package, with `-dirty` if files differ; None outside a checkout."""
     package = Path(__file__).parents[1]
     try:
         for command in (
@@ -28,28 +28,28 @@ def commit_of_checkout() -> str | None:
 
 
 def processor() -> str:
-    """The name of this machine's processor."""
+    """The name of the processor."""
     listing = Path("/proc/cpuinfo")
     names = re.findall(r"^model name\s*:\s*(.+)$", listing.read_text("utf-8"), re.M) if listing.exists() else []
     return names[0] if names else platform.processor() or platform.machine()
 
 
 def usable_cores() -> int:
-    """How many cores this process may run on: those of its cpuset where the system has any, else all."""
+    """How many cores this process may run on: its CPU affinity where the system has that, else all."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def gpu_driver() -> str | None:
-    """The version of the GPU's kernel driver, if it says so."""
+    """The version of NVIDIA's kernel driver; None if it is not found."""
     listing = Path("/proc/driver/nvidia/version")
     found = re.search(r"\s(\d+(?:\.\d+)+)\s", listing.read_text("utf-8")) if listing.exists() else None
     return found[1] if found else None
 
 
 def rounded(value: Any) -> Any:
-    """`value` with its fractions to four digits, those in mappings too."""
+    """`value` with floats rounded to four significant digits, also in mappings."""
     if isinstance(value, Mapping):
         return {name: rounded(item) for name, item in value.items()}
     return float(f"{value:.4g}") if isinstance(value, float) else value

@@ -1,7 +1,6 @@
-"""What a voice that reads English letters alone will make of a text, said to its author before it is spoken.
+"""Warnings about a text that a voice for English letters cannot speak well: dropped characters, another language.
 
-Knows no voice; what letters become is `sonoro.core.normalize`'s matter. Languages are told by their most frequent
-words: enough for a warning, and no more is made of it.
+Languages are detected by their most frequent words, which is enough for a warning. Knows no voice.
 """
 
 from __future__ import annotations
@@ -40,16 +39,13 @@ _FREQUENT = {
     "Czech": "je se na že to v s jako ale jsem bylo není dobrý den také nebo pro by",
     "Hungarian": "az és egy hogy nem van ez meg csak vagy jó napot mint volt már",
 }
-"""What each language is told by: words so frequent that hardly a sentence lacks them."""
+"""Words so frequent in a language that hardly a sentence lacks them."""
 
 _LANGUAGES = {language: frozenset(words.split()) for language, words in _FREQUENT.items()}
 
 
 def remarks(text: str) -> tuple[str, ...]:
-    """What its author may want to know of a text before it is spoken, in sentences; mostly nothing.
-
-    Raises `InvalidRequest` as `check_readable` does.
-    """
+    """Warnings about `text` in sentences, mostly none. Raises `InvalidRequest` as `check_readable` does."""
     check_readable(text)
     said = []
     dropped = normalize_english(text).dropped
@@ -58,14 +54,14 @@ def remarks(text: str) -> tuple[str, ...]:
         count = f"{len(dropped)} character{'s' * (len(dropped) != 1)}"
         said.append(f"{count} cannot be spoken and will be left out: {shown}")
     if language := _language(text):
-        said.append(f"this looks like {language}; the voice reads English, and will read it as if it were that")
+        said.append(f"this looks like {language}; the voice will read it as English")
     return tuple(said)
 
 
 def _language(text: str) -> str:
-    """The language, other than English, that more frequent words of `text` are of than are of English, or ""."""
+    """The language with the most frequent words in `text`, if it is not English and has clearly more; else ""."""
     words = re.findall(r"[^\W\d_]+", text)
-    # A capital may be that of a name: Las Vegas, La Jolla.
+    # Skip capitalised words, which may be names: Las Vegas, La Jolla.
     plain = [word.lower() for number, word in enumerate(words) if number == 0 or word[0].islower()]
     found = {language: sum(word in frequent for word in plain) for language, frequent in _LANGUAGES.items()}
     language = max(found, key=lambda name: (found[name], name == "English"))

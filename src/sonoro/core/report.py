@@ -1,6 +1,6 @@
-"""Results files of the benches: what was measured where, and rows that are kept as soon as they are there.
+"""Results files of the benchmarks: machine, settings and rows, written after each row. Knows no benchmark.
 
-Knows no bench and no GPU library. The fields are those of docs/results.md and docs/benchmark.md.
+The fields are those of docs/results.md and docs/benchmark.md.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ __all__ = ["Report"]
 
 
 class Report(ABC):
-    """The top level of a results file and its `rows`, printed as they come and written to `out` after each.
+    """A results file: top-level fields and `rows`, printed as they are added and written to `out` after each.
 
-    `machine` is what it was measured on. `settings` are those the bench resolved; None among them is left out. Raises
-    `OutputError` if `out` cannot be written.
+    `machine` describes the hardware. `settings` are the resolved settings of the benchmark; None values are left out.
+    Raises `OutputError` if `out` cannot be written.
     """
 
     def __init__(
@@ -49,23 +49,23 @@ class Report(ABC):
 
     @property
     def values(self) -> dict[str, Any]:
-        """The whole file."""
+        """The contents of the file."""
         return {**self.top, "rows": self.rows}
 
     def add(self, row: dict[str, Any]) -> None:
-        """Keep and show a row, its numbers to four digits."""
+        """Add and print a row, its floats rounded to four digits."""
         row = rounded(row)
         self.rows.append(row)
         self._write()
         print(" ".join(f"{name}={json.dumps(value)}" for name, value in row.items()), flush=True)
 
     def note(self, name: str, value: Any) -> None:
-        """Keep what the rows together say."""
+        """Set a top-level field, for what the rows show together."""
         self.top[name] = rounded(value)
         self._write()
 
     def finish(self, title: str) -> dict[str, Any]:
-        """Show all rows as a table, then the whole as one line of JSON, the last of stdout; returns the whole."""
+        """Print all rows as a table, then the whole file as one line of JSON, the last of stdout; return it."""
         self._write()
         self.show_table(title)
         print(json.dumps(self.values), flush=True)

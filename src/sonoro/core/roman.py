@@ -1,6 +1,6 @@
-"""Roman numerals in English text as they are said: Henry the eighth, World War two, the nineteenth century.
+"""Rules that write Roman numerals in English text as spoken: Henry the eighth, World War two, the nineteenth century.
 
-Only where what stands beside them says that they are numerals: a lone I, V, X, MD or XL is left as it is.
+They apply only where the context shows a numeral: a lone I, V, X, MD or XL is left as it is.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _YEAR = r"M{1,3}(?:CM|CD|D?C{0,3})(?:XC|XL|L?X{0,3})(?:IX|IV|V?I{0,3})"
 _I_ENDS = (
     r"(?:(?<! I)|(?=\s*(?:[.,;:!?)\]-]|$)|'s\b|\s(?:of|and|or|to|in|is|was|the|had|has|by|from|died|ruled|reigned)\b))"
 )
-"""After a lone I: what follows one that is a numeral, and not somebody who speaks."""
+"""What follows a lone I that is a numeral rather than the pronoun."""
 
 Rule = tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]
 
@@ -66,7 +66,7 @@ ROMAN_RULES: list[Rule] = [
         (r"\b(World War)( II?)\b", _cardinals),
         (rf"\b((?i:{_NUMBERED})s?)( {_NUMERAL}\b(?:{_JOINED}{_NUMERAL}\b)*){_I_ENDS}", _cardinals),
         (rf"\b((?i:{_NUMBERED})s?)( {_LONG_LOWER})\b", _cardinals),
-        # Less is enough after any other name: what is left out here is a medical drip, an editor, a size.
+        # After any other name, but not IV, VI or XL, which may be a drip, an editor or a size.
         (r"\b([A-Z][a-z]+)( (?:III?|VIII?|IX|XI{1,3}|XI?V|XVI{1,3}|XIX))\b", _cardinals),
         (r"\b([IVX]+)(?:th)?(?= centur)", lambda match: str(num2words(_value(match[1]), to="ordinal"))),
         (rf"\b(?=[MDCLXVI]{{4}}){_YEAR}\b", lambda match: str(num2words(_value(match[0]), to="year"))),
