@@ -1,7 +1,7 @@
-"""English text as it is spoken: numbers, money, times, addresses, abbreviations and symbols written out in letters.
+"""Text normalisation for English: writes numbers, money, times, addresses, abbreviations and symbols out in letters.
 
-For voices that read letters only. Rules are plain ones (a bare number from 1100 to 2099 reads as a year); it knows
-no voice, no tokenizer and no sentence splitting.
+For voices that read letters only. The rules are simple: a bare number from 1100 to 2099 is read as a year. Knows no
+voice, no tokenizer and no sentence splitting.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ __all__ = ["NormalizedText", "check_readable", "normalize_english", "trace_engli
 
 @dataclass(frozen=True, slots=True)
 class NormalizedText:
-    """`text` holds letters, spaces and . , ? ! ' alone and is empty or ends in one of . ? !
-    `dropped` holds each character that could not be spoken, once, in order of appearance."""
+    """`text` has only letters, spaces and . , ? ! ' and ends in one of . ? ! unless it is empty. `dropped` has each
+    character that could not be spoken, once, in order of appearance."""
 
     text: str
     dropped: str
@@ -64,7 +64,7 @@ _FOLDED = str.maketrans(
         "–": "--",
         **{"ß": "ss", "æ": "ae", "Æ": "Ae", "œ": "oe", "Œ": "Oe", "ø": "o", "Ø": "O", "ł": "l", "Ł": "L", "ı": "i"},
         **{"đ": "d", "Đ": "D", "þ": "th", "Þ": "Th", "ð": "d", "Ð": "D", "×": " times ", "÷": " divided by "},
-        # Signs that would otherwise lose what they mean on the way to ASCII.
+        # Signs whose meaning would be lost in ASCII.
         **{"≠": " is not equal to ", "≤": " is at most ", "≥": " is at least ", "≈": " is about "},
         **{"±": " plus or minus ", "№": "number ", "§": " section ", "©": " copyright ", "®": " registered "},
         "™": " trademark ",
@@ -83,7 +83,7 @@ def _spell_letters(letters: str) -> str:
 
 
 def _label(label: str) -> str:
-    """A part of an address: spelled if it is no word."""
+    """A part of an address, spelled out if it is not a word."""
     letters = label.rstrip("0123456789")
     is_spelled = letters.lower() in SPELLED_LABELS or (
         1 < len(letters) <= 5 and not set(letters.lower()) & set("aeiouy")
@@ -92,7 +92,7 @@ def _label(label: str) -> str:
 
 
 def _address(match: re.Match[str]) -> str:
-    """A URL, a domain or an e-mail address, its marks by their names."""
+    """A URL, domain or e-mail address with its punctuation named."""
     whole = re.sub(r"^(?:https?://)?(?:www\.)?", "", match[0])
     address = whole.rstrip(".,;:!?)]}'*/")
     parts = re.findall(r"[A-Za-z]+\d*|\d+|[^A-Za-z\d]", address)
@@ -119,7 +119,7 @@ def _before_number(match: re.Match[str]) -> str:
 
 
 def _expression(match: re.Match[str]) -> str:
-    """Numbers with signs between them: here a hyphen is no range."""
+    """Numbers joined by signs; a hyphen here means minus, not a range."""
     signs = {"-": " minus ", "*": " times ", "/": " divided by ", "+": " plus "}
     return re.sub(r"\s?([-+*/])\s?", lambda sign: signs[sign[1]], match[0])
 
@@ -129,7 +129,7 @@ def _nth(number: str) -> str:
 
 
 def _slashed_date(match: re.Match[str]) -> str:
-    """Month first, as in the United States, unless that cannot be."""
+    """A date, month first as in the United States, unless that is impossible."""
     month, day, year = int(match[1]), int(match[2]), match[3]
     if month > 12:
         month, day = day, month
@@ -145,7 +145,7 @@ def _feet(match: re.Match[str]) -> str:
 
 
 def _capitals(match: re.Match[str]) -> str:
-    """Two or three capitals by themselves: spelled, unless they are a word."""
+    """A lone word of two or three capitals: spelled out unless it is in `CAPITAL_WORDS`."""
     return match[0] if match[1] in CAPITAL_WORDS else _initialism(match)
 
 
@@ -251,7 +251,7 @@ def _ending(match: re.Match[str]) -> str:
 
 
 def _any(names: Iterable[str]) -> str:
-    """A pattern that matches one of `names`, the longest that does."""
+    """A pattern that matches the longest of `names`."""
     return "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
 
 
@@ -398,7 +398,7 @@ _AMOUNTS: Table = [
     (r"(?<=\d)°\s([CF])\b", r"°\1"),
     (r"(?<=\d)[kK]\b", " thousand"),
     (r"(?<=\d)M\b", " million"),
-    # A capital before a name is the name's: in 2005 W. Smith.
+    # A capital before a name is an initial, not a unit: in 2005 W. Smith.
     (rf"(?P<amount>(?<![\d.]){_NUMBER})\s?(?P<unit>{_any(UNITS)})(?![A-Za-z])(?!(?<= [A-Z])\.? [A-Z])", _unit),
     (r"(?<=\d)\s?--?\s?(?=\d)", " to "),
     (r"(?<![\w.-])-(?=\d)", " minus "),
@@ -433,10 +433,9 @@ _SIGNS: Table = [
     (r"(?<![A-Za-z])'|'(?![A-Za-z])", " "),
 ]
 _RULES = [*_compiled(_MARKUP), *ROMAN_RULES, *_compiled(_ADDRESSES + _PLACES + _SHORT + _DATES + _AMOUNTS + _SIGNS)]
-"""The substitutions in the order in which they must run: specific before general, numbers before punctuation.
+"""The substitutions in their required order: specific before general, numbers before punctuation.
 
-Each runs in time proportional to the text, whatever that is: a run of one kind of character is entered at its beginning
-alone, or taken whole.
+Each takes linear time for any text: patterns enter a run of one kind of character only at its start, or match it whole.
 """
 _TIDY: list[Rule] = [
     (re.compile(r"\s+"), " "),
@@ -454,7 +453,7 @@ def _fold_character(match: re.Match[str]) -> str:
 _FOLD: list[Rule] = _compiled(
     [
         (r"(?<![\d.])(\d{1,2})\s?['′’]\s?(\d{1,2})\s?(?:[\"″”]|'')", _feet),
-        # Small digits are no part of the number before them.
+        # Superscript digits are not part of the number before them.
         (rf"(?<=\d)([{_SUPERSCRIPTS}]+)|(?<=\b[A-Za-z])([{_SUPERSCRIPTS}]+)", _power),
         (rf"(?<=\w)(?=[{_SUPERSCRIPTS}])|(?<=\d)(?=[¼-¾⅐-⅞])", " "),
         (r"[^\n\t -~]|[\"`]", _fold_character),
@@ -465,21 +464,21 @@ _LAST: list[Rule] = [(_UNREAD, " "), *_TIDY, *_compiled([(r"^\s+|\s+$", ""), (r"
 
 
 class _Written:
-    """A text on its way to what is spoken."""
+    """A text being normalised."""
 
     def __init__(self, text: str) -> None:
         self.text = text
 
     def apply(self, rules: Iterable[Rule]) -> None:
-        """Apply `rules` in their order, each wherever it matches."""
+        """Apply `rules` in order, each at every match."""
         for pattern, replacement in rules:
             self.text = pattern.sub(replacement, self.text)
 
 
 class _Traced(_Written):
-    """One that knows of each of its characters where in the first text it comes from, as a span.
+    """A text being normalised with `origins`, the span of the original text that each character comes from.
 
-    Words of a match that its replacement has too come from themselves, what is between them from what was.
+    Words that a match and its replacement share keep their spans; the text between them gets the span between.
     """
 
     def __init__(self, text: str) -> None:
@@ -519,7 +518,7 @@ _RUN = re.compile(r"\w+")
 
 
 def _matching(old: str, new: str) -> Iterator[tuple[int, int, int, int]]:
-    """Spans of `old` and of `new` that stand for each other, which make up both: words that both have, and the rest."""
+    """Align `old` and `new`: pairs of corresponding spans that cover both, of shared words and of what is between."""
     if old == new:
         yield 0, len(old), 0, len(new)
         return
@@ -537,11 +536,11 @@ def _matching(old: str, new: str) -> Iterator[tuple[int, int, int, int]]:
 
 
 def check_readable(text: str) -> None:
-    """Refuse a text of which more letters cannot be read than can. Raises `InvalidRequest` that names its script."""
+    """Raise `InvalidRequest`, naming the script, if more letters of `text` are unreadable than readable."""
     written = _Written(text)
     written.apply(_FOLD)
     folded = written.text
-    # A Greek letter by itself is read by its name.
+    # A single Greek letter is read by its name.
     words = re.findall(r"[^\W\d_a-zA-Z]{2,}|[^\W\d_a-zA-ZͰ-Ͽ]", folded)
     foreign = Counter(_script(letter) for word in words for letter in word)
     if foreign.total() > sum(letter.isascii() and letter.isalpha() for letter in folded):
@@ -552,18 +551,18 @@ def check_readable(text: str) -> None:
 def normalize_english(
     text: str, *, lowercase: bool = False, respellings: Mapping[str, str] = MappingProxyType({})
 ) -> NormalizedText:
-    """Write `text` out as it is spoken; what has no spoken form is dropped and reported, never guessed. Words of
-    `respellings` (lower case, spelled out) are written as they are there.
+    """Normalise `text` to its spoken form. What has none is dropped and reported, never guessed. `respellings` maps
+    lower-case spoken words to the spelling to use.
 
-    Idempotent on its own output. The text of the result is empty where nothing speakable is left."""
+    Idempotent. The result's text is empty if nothing speakable is left."""
     return _normalize(_Written(text), lowercase, respellings)
 
 
 def trace_english(
     text: str, *, lowercase: bool = False, respellings: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[str, list[tuple[int, int]]]:
-    """What `normalize_english` makes of `text`, and for each of its characters the span of `text` it comes from: of
-    what is spelled out all that is read together, of what is added an empty one. Takes twice the time."""
+    """The result of `normalize_english`, and for each of its characters the span of `text` it comes from: for an
+    expansion all of the expanded text, for an addition an empty span. Takes twice the time."""
     traced = _Traced(text)
     return _normalize(traced, lowercase, respellings).text, traced.origins
 
@@ -579,7 +578,7 @@ def _normalize(written: _Written, lowercase: bool, respellings: Mapping[str, str
 
 
 def _script(letter: str) -> str:
-    """The name of the script `letter` is of, as Unicode has it."""
+    """The name of the script of `letter`, by Unicode."""
     name = unicodedata.name(letter, "an unknown script").split()[0]
     known = {"CJK": "Chinese characters", "HIRAGANA": "Japanese", "KATAKANA": "Japanese", "HANGUL": "Korean"}
     return known.get(name, name.title())

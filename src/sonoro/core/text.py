@@ -1,7 +1,7 @@
-"""Text into segments that can be spoken one by one, and how long they may take. Knows no tokeniser and no model.
+"""Splits text into segments that are spoken one by one, and bounds their durations. Knows no tokeniser and no model.
 
-Length is counted in letters of an alphabet: a CJK character, a digit and a capital (it may be spelled out) take about
-as long to say as three.
+Length is counted in letters: a CJK character, a digit or a capital (which may be spelled out) counts as three, as it
+takes about as long to say.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ __all__ = [
 ]
 
 LETTERS_PER_S = 15.0
-"""Ordinary speech."""
+"""The rate of ordinary speech."""
 
 SECONDS_PER_LETTER = 3 / LETTERS_PER_S
-"""Three times as slow as ordinary speech."""
+"""The slowest rate: a third of ordinary speech."""
 
 MIN_BOUND_S = 5.0
-"""A single word may be drawn out, or come with a breath before it."""
+"""The least bound of a segment: a single word may be drawn out, or follow a breath."""
 
 MIN_MAX_CHARACTERS = 16
-"""The least a segment may be asked to hold."""
+"""The lowest `max_characters`."""
 
 _LONG = 3
 _AHEAD = 64
@@ -57,7 +57,7 @@ _LONG_CHARACTER = re.compile(
 _CLAUSE_END = re.compile(r"[,;:][\"')\]]*(?:\s+|(?=[\u3040-\u9fff]))|[、，；：—–…]+[”’»」』）]*\s*")
 _SPACE = re.compile(r"\s+")
 _SPACELESS = re.compile("[\u3000-\u30ff\u3400-\u9fff\uf900-\ufaff\uff00-\uffef]")
-"""Characters of scripts that put no space between words, and their marks."""
+"""Characters and punctuation of scripts without spaces between words."""
 
 _LANGUAGE_CODES = {
     "arabic": "ar", "chinese": "zh", "danish": "da", "dutch": "nl", "english": "en", "finnish": "fi", "french": "fr",
@@ -79,9 +79,9 @@ _SCRIPTS = (
 
 @dataclass(eq=False)
 class Segment:
-    """What is prompted together: `text`, from character `start` to `end` of the request's own.
+    """The text of one prompt: `text`, from character `start` to `end` of the request's text.
 
-    Where a model takes it as it comes, `ids` are those known so far, and `is_whole` says that these are all.
+    For live text, `ids` are the token ids known so far, all of them once it `is_whole`.
     """
 
     text: str
@@ -93,14 +93,14 @@ class Segment:
 
     @property
     def letters(self) -> int:
-        """How long it takes to say, as `spoken_length` counts, which is done once for a text that does not grow."""
+        """`spoken_length` of the text, cached until it grows."""
         if self._counted[0] != len(self.text):
             self._counted = len(self.text), spoken_length(self.text)
         return self._counted[1]
 
     def halve(self, language: str) -> Segment | None:
-        """Cut it after the sentence that ends nearest to its middle: what follows. None where it is one sentence, or
-        ids are known of it."""
+        """Cut the segment at the sentence end nearest to its middle, and return the second half; None if it is one
+        sentence or has `ids`."""
         ends = [] if self.ids is not None else _sentence_ends(self.text, language)
         ends = [end for end in ends if is_speakable(self.text[:end]) and is_speakable(self.text[end:])]
         if not ends:
@@ -113,27 +113,28 @@ class Segment:
 
 
 def spoken_length(text: str) -> int:
-    """Letters of an alphabet that take about as long to say as `text`."""
+    """The number of letters that take about as long to say as `text`."""
     return len(text) + (_LONG - 1) * len(_LONG_CHARACTER.findall(text))
 
 
 def frames_bound(text: str, language: str, frame_s: float) -> int:
-    """Frames after which speaking `text` has certainly run away: .2 s for each letter of `spoken_length`, 5 s at
-    least. The same in every language: the script decides."""
+    """Frames after which speaking `text` is a runaway: .2 s per letter of `spoken_length`, 5 s at least.
+
+    `language` makes no difference: the script decides."""
     return math.ceil(max(MIN_BOUND_S, SECONDS_PER_LETTER * spoken_length(text)) / frame_s)
 
 
 def frames_expected(text: str, language: str, frame_s: float) -> int:
-    """Frames that `text` takes in ordinary speech, with a second to spare. Takes what `frames_bound` does."""
+    """Frames that `text` takes in ordinary speech, plus a second. Arguments as for `frames_bound`."""
     return math.ceil((1.0 + spoken_length(text) / LETTERS_PER_S) / frame_s)
 
 
 def split_text(text: str, language: str, max_characters: int) -> list[str]:
-    """`text` in segments of at most `max_characters` (as `spoken_length` counts), as few as sentence ends allow.
+    """Split `text` into segments of at most `max_characters` (as `spoken_length` counts).
 
-    Neighbouring sentences share a segment where they fit. A sentence that is too long is split after clause
-    punctuation, else at white space, else anywhere but before a combining mark. Nothing that can be spoken is lost:
-    white space at the edges goes, as does a segment without letter or digit. `language` is a name or an ISO code.
+    Neighbouring sentences share a segment if they fit. A longer sentence is split after clause punctuation, else at
+    white space, else anywhere but before a combining mark. Only white space at the edges and segments without a letter
+    or digit are dropped. `language` is a name or an ISO code.
     """
     assert max_characters >= MIN_MAX_CHARACTERS, max_characters
     pieces = _sentences(text, _language_code(text, language))
@@ -147,7 +148,7 @@ def split_text(text: str, language: str, max_characters: int) -> list[str]:
 
 
 def with_lead(text: str, segments: list[str]) -> list[str]:
-    """`segments` that `text` was split into, the first one with the white space that `text` begins with."""
+    """`segments` of `text`, with the leading white space of `text` restored to the first."""
     spoken = text.lstrip()
     if not segments or not spoken.startswith(segments[0]):
         return segments
@@ -155,7 +156,7 @@ def with_lead(text: str, segments: list[str]) -> list[str]:
 
 
 def join_text(segments: Sequence[str]) -> str:
-    """`segments` that were cut from one text: with a space between them, but not beside Chinese or Japanese."""
+    """Join `segments` of one text by spaces, but without one beside Chinese or Japanese."""
     joined = segments[0]
     for segment in segments[1:]:
         is_spaced = joined[-1:].isascii() or not (_SPACELESS.match(joined[-1:]) or _SPACELESS.match(segment))
@@ -164,7 +165,7 @@ def join_text(segments: Sequence[str]) -> str:
 
 
 def segment_ends(text: str, segments: Sequence[str]) -> list[int]:
-    """Where in `text` each of `segments`, into which it was split, ends: in proportion where it was rewritten."""
+    """The offset in `text` at which each of its `segments` ends; in proportion if a segment was rewritten."""
     ends: list[int] = []
     at, letters = 0, sum(map(len, segments))
     for segment in segments:
@@ -187,12 +188,12 @@ def cut_live(
     is_last: bool,
     length: Callable[[str], int] | None = None,
 ) -> tuple[int, bool]:
-    """How much of `text`, which is still arriving, may be spoken as one segment, and whether the segment ends there.
+    """How many characters of arriving `text` may be spoken now as one segment, and whether the segment ends there.
 
-    `given` characters were allowed before. Text that ends (`is_last`) within `max_characters` is one segment, as for
-    `split_text`. Otherwise a segment is allowed word by word up to a sentence end past its middle, from there by whole
-    sentences that fit; it ends at a sentence end, else after a clause, else at white space, else anywhere.
-    `length` is how long a text is, `spoken_length` unless told otherwise.
+    `given` characters were released before. Text that ends (`is_last`) within `max_characters` is one segment, as for
+    `split_text`. Otherwise text is released at once up to a sentence end past the segment's middle, from there by whole
+    sentences that fit; the segment ends at a sentence end, else after a clause, else at white space, else anywhere.
+    `length` measures a text (default: `spoken_length`).
     """
     length, middle = length or spoken_length, max_characters // 2
     window = text[: 2 * max_characters + _AHEAD]
@@ -205,7 +206,7 @@ def cut_live(
         return max(given, ends[-1] if is_past_middle else len(text)), False
     for cuts in (ends, _ends_of(_CLAUSE_END, window), _ends_of(_SPACE, window), range(1, len(window) + 1)):
         fitting = [cut for cut in cuts if cut >= max(given, 1)]
-        # Lengths grow with the text, so that the last that fits is found without measuring them all.
+        # Lengths grow with the text, so the longest that fits is found by bisection.
         fits = bisect.bisect_right(fitting, max_characters, key=lambda cut: length(window[:cut].strip()))
         if fits:
             return fitting[fits - 1], True
@@ -213,15 +214,15 @@ def cut_live(
 
 
 def cut_sentence(text: str, language: str, max_characters: int, *, is_last: bool) -> int:
-    """How much of `text`, which is still arriving, is a complete sentence, or as much as a segment may hold of a longer
-    one; 0 while that is not known."""
+    """How many characters of arriving `text` are its first complete sentence, or the part of a longer one that a
+    segment can hold; 0 while that is unknown."""
     ends = _sentence_ends(text[: 2 * max_characters + _AHEAD], language)
     cut, is_cut = (ends[0], True) if ends else cut_live(text, 0, language, max_characters, is_last=is_last)
     return cut if is_cut else 0
 
 
 def _sentence_ends(text: str, language: str) -> list[int]:
-    """Where a sentence ends that another follows."""
+    """The ends of all sentences but the last."""
     return list(itertools.accumulate(map(len, _sentences(text, _language_code(text, language)))))[:-1]
 
 
@@ -230,7 +231,7 @@ def _is_long(piece: str, max_characters: int) -> bool:
 
 
 def _packed(pieces: list[str], max_characters: int) -> list[str]:
-    """Neighbours joined while they fit."""
+    """Join neighbouring `pieces` while they fit."""
     packed: list[str] = []
     for piece in pieces:
         if packed and not _is_long(packed[-1] + piece, max_characters):
@@ -241,9 +242,8 @@ def _packed(pieces: list[str], max_characters: int) -> list[str]:
 
 
 def _sentences(text: str, code: str) -> list[str]:
-    """`text` cut after every sentence, white space kept: the parts join to the whole."""
-    # The splitter slices bytes where it meets white space of several bytes (U+3000, U+2028), so it sees none: one
-    # character replaces one, and its cuts apply to the original.
+    """Cut `text` after every sentence, keeping white space: the parts join to the whole."""
+    # The splitter fails on multi-byte white space (U+3000, U+2028), so replace it one to one; the cuts still apply.
     plain = _SPACE.sub(lambda found: "".join(c if c in "\n\r\t" else " " for c in found[0]), text)
     sentences, start = [], 0
     for sentence in sentencex.segment(code, plain):
@@ -254,7 +254,7 @@ def _sentences(text: str, code: str) -> list[str]:
 
 
 def _after(pattern: re.Pattern[str]) -> Callable[[str], list[str]]:
-    """A function that cuts after every match of `pattern`; the parts join to the whole."""
+    """A function that cuts a text after every match of `pattern`; the parts join to the whole."""
 
     def cut(piece: str) -> list[str]:
         ends = [0, *_ends_of(pattern, piece), len(piece)]
@@ -268,7 +268,7 @@ def _ends_of(pattern: re.Pattern[str], text: str) -> list[int]:
 
 
 def _characters(piece: str) -> list[str]:
-    """Single characters, each with the combining marks that follow it."""
+    """Single characters with their combining marks."""
 
     def clusters() -> Iterator[str]:
         start = 0
@@ -282,7 +282,7 @@ def _characters(piece: str) -> list[str]:
 
 
 def _language_code(text: str, language: str) -> str:
-    """What the sentence splitter calls `language`; where that is not known, the language its script suggests."""
+    """The sentence splitter's code of `language`; if unknown, that of the language suggested by the script."""
     name = language.lower()
     if name in _LANGUAGE_CODES:
         return _LANGUAGE_CODES[name]

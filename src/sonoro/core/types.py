@@ -1,7 +1,7 @@
-"""Wire values shared by every process: requests in, audio out, and what a model says of itself.
+"""Wire types shared by all processes: requests, audio and other events, and the description of a model.
 
-Knows no tensor and no model. A `SpeechRequest` is checked once when it is constructed, and once against the model's
-`ModelSpec` by `ModelSpec.resolve`; nothing downstream checks again.
+Imports no torch and knows no model. A `SpeechRequest` is validated when it is constructed, and once against the model
+by `ModelSpec.resolve`; nothing downstream checks again.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ __all__ = [
 ]
 
 FinishReason = Literal["stop", "length", "runaway", "cancelled", "error"]
-"""`stop`: the model ended by itself; `length`: the caller's `max_frames`; `runaway`: the bound from the text."""
+"""`stop`: the model emitted its end; `length`: the caller's `max_frames`; `runaway`: the bound from the text."""
 
 OnFault = Literal["mark", "retry", "continue"]
-"""What becomes of a segment that went wrong as the model's attention says: it is told of; spoken again before anybody
-hears it; broken off at its last good word while it is heard, and continued from there."""
+"""How a segment is handled that is faulty by the model's attention: `mark` reports it; `retry` speaks it again before
+any of it is sent; `continue` breaks it off at its last good word while it plays and continues from there."""
 
 VoiceMode = Literal["named", "described", "cloned"]
-"""How a model is told whom to speak as: a voice of its own, a description in words, reference audio."""
+"""How a voice is given: as one of the model's own, as a description in words, as reference audio."""
 
 ReferenceUse = Literal["prompt", "reference"]
-"""`prompt`: a recording is continued in context, which needs its transcript; `reference`: only its timbre is taken."""
+"""`prompt`: the recording and its transcript begin the prompt; `reference`: only the timbre is taken."""
 
 VoiceSex = Literal["female", "male"]
-"""Whom people hear in a voice."""
+"""The sex that listeners perceive."""
 
 OptionValue = bool | int | float | str
 
@@ -69,7 +69,8 @@ MAX_SEED = 2**63 - 1
 MAX_ATTEMPTS = 10
 
 MAX_EMBEDDING = 1e4
-"""Bounds the numbers of a speaker embedding, which are around 10 at most: beyond it half precision overflows."""
+"""Bound of the numbers of a speaker embedding: real ones are around 10 at most, and half precision overflows beyond.
+"""
 
 _VOICE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _OWNER = re.compile(r"[0-9a-f]{16}")
@@ -77,7 +78,7 @@ _SHOWN_VOICES = 20
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How a frame's first decision is sampled. `None` means the model's default. Temperature 0 is greedy."""
+    """Parameters for sampling the first code of a frame. None means the model's default. Temperature 0 is greedy."""
 
     temperature: float | None = None
     top_k: int | None = None
@@ -91,17 +92,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         _check_number("repetition_penalty", self.repetition_penalty, 0.0, 10.0, above=True)
 
     def over(self, defaults: SamplingParams) -> SamplingParams:
-        """These values where given, `defaults` elsewhere."""
+        """These values where they are not None, else `defaults`."""
         given = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
         return msgspec.structs.replace(defaults, **given)
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
-    """Audio to speak like.
+    """A recording of a voice to clone, with its transcript in `text`; made by `sonoro.core.audio.read_reference`.
 
-    `check` asks for the transcript where its `use` needs one.
-    `pcm` is mono float32 little-endian at `sample_rate`; made by `sonoro.core.audio.read_reference`. `digest` tells the
-    content of `pcm`: it is computed by whoever makes the reference (for the longest in some 20 ms) and travels with it.
+    `pcm` is mono float32 little-endian at `sample_rate`. `digest`, the SHA-256 of `pcm`, is computed once, in at most
+    20 ms, and sent along.
     """
 
     pcm: bytes
@@ -115,8 +115,8 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
             msgspec.structs.force_setattr(self, "digest", hashlib.sha256(self.pcm).hexdigest())
 
     def check(self) -> None:
-        """Raise `InvalidReference` if the transcript is missing: whoever gives the reference to a model asks first
-        whether that can use one at all."""
+        """Raise `InvalidReference` if its `use` needs a transcript and has none. Whether the model can clone at all is
+        the caller's check."""
         if self.use == "prompt" and not (self.text or "").strip():
             raise InvalidReference(
                 "ref_text", self.text, "in-context cloning needs the transcript of the reference (or use x-vector only)"
@@ -133,7 +133,7 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def voice_name(name: str) -> str:
-    """`name` in lower case, if a voice may be registered under it. Raises `InvalidRequest`."""
+    """`name` in lower case. Raises `InvalidRequest` if no voice can be registered under it."""
     if not isinstance(name, str) or not _VOICE_NAME.fullmatch(name.lower()):
         limit = "it must have 1 to 64 letters (a to z), digits, - or _, and begin with a letter or digit"
         raise InvalidRequest("name", name, limit)
@@ -141,7 +141,7 @@ def voice_name(name: str) -> str:
 
 
 def voice_id(text: str) -> str:
-    """`text` in lower case, if it is the id of a voice: a name, and after a dot whose it is if it is somebody's."""
+    """`text` in lower case. Raises `InvalidRequest` unless it is the id of a voice: a name, or NAME.OWNER."""
     name, dot, owner = text.partition(".") if isinstance(text, str) else (text, "", "")
     name, owner = voice_name(name), owner.lower()
     if dot and not _OWNER.fullmatch(owner):
@@ -150,11 +150,10 @@ def voice_id(text: str) -> str:
 
 
 class VoiceFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a registered voice.
+    """A registered voice, without its data.
 
-    `name` is its id: what people call it, and after a dot whose it is, if it is not everybody's. `use` is that of its
-    references, `duration_s` that of the recording, `consent` what its owner was asked for, `created_at_s` a Unix time,
-    `digest` that of its content.
+    `name` is its id: NAME.OWNER, or NAME if it is everybody's. `use` is that of its references, `duration_s` that of
+    the recording, `consent` a statement stored with it, `created_at_s` a Unix time, `digest` that of the content.
     """
 
     name: str
@@ -167,29 +166,29 @@ class VoiceFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def called(self) -> str:
-        """What its owner calls it."""
+        """The name without the owner."""
         return self.name.partition(".")[0]
 
     @property
     def owner(self) -> str:
-        """Whose it is; empty if it is everybody's."""
+        """The owner's id; "" if the voice is everybody's."""
         return self.name.partition(".")[2]
 
 
 class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One text to speak. Valid once constructed; `max_frames=None` bounds the audio by the text's length.
+    """One text to speak. Valid once constructed. With `max_frames` None the text's length bounds the audio.
 
-    Whom to speak as: `voice` by name, or `references`, or a `speaker_embedding` that the caller already has. For a
-    registered voice `voice_digest`, which `ModelSpec.resolve` fills in, says which encoded voice it is.
-    Audio comes in chunks that follow its listener, or, where it `is_reproducible`, in chunks cut by rule: then the same
-    request in the same company gives the same bytes.
-    Of a live request `text` is a first piece, which may be empty: the rest follows while it is spoken.
-    A segment that runs away, or went wrong as the model's attention says, is spoken again with the next seed, up to
-    `attempts` times in all: where there may be more than one, the audio of each segment is held back until it has
-    ended. None is once, or twice where `on_fault` asks for more than a mark. With `on_fault` "mark" only what runs away
-    is spoken again; with "continue" nothing is held back. None of it is "retry" where there are attempts, else "mark".
-    One that is `with_words` is told when each word is spoken, where the model shows it.
-    One that `is_resolved` was checked and completed by `ModelSpec.resolve`, which is done once, where it came in.
+    The voice is given by name in `voice`, by `references`, or as a `speaker_embedding`. `ModelSpec.resolve` sets
+    `voice_digest` for a registered voice.
+    Chunk lengths follow the listener's playback; if `is_reproducible`, they follow a fixed rule instead, so the same
+    request in the same batches gives the same bytes.
+    If `is_live`, `text` is the first piece, possibly empty; the rest follows while it is spoken.
+    `attempts` bounds how often a segment that runs away or is faulty is spoken, each time with the next seed. Above 1,
+    the audio of a segment is held back until it has ended, unless `on_fault` is "continue"; with "mark", only runaways
+    are spoken again. By default `attempts` is 1, or 2 if `on_fault` needs it, and `on_fault` is "retry" if `attempts`
+    is above 1, else "mark".
+    `with_words` asks for word times, if the model gives them.
+    `is_resolved`: validated and completed by `ModelSpec.resolve`, once, where the request came in.
     """
 
     id: str
@@ -233,7 +232,7 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def least_attempts(self) -> int:
-        """As few as `on_fault` has a use for."""
+        """The fewest attempts with which `on_fault` works."""
         return 1 if self.on_fault in (None, "mark") else 2
 
     def _check_on_fault(self) -> None:
@@ -246,7 +245,7 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OptionSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A request option that one model adds: its type, bounds (inclusive) and defaults, for live text if it differs."""
+    """A request option of one model: type, inclusive bounds, default, and the default for live text if that differs."""
 
     name: str
     type: Literal["bool", "int", "float", "str"]
@@ -258,7 +257,7 @@ class OptionSpec(msgspec.Struct, frozen=True, kw_only=True):
     live_default: OptionValue | None = None
 
     def check(self, value: object) -> OptionValue:
-        """`value` as this option's type. Raises `InvalidRequest` naming the option and its bounds."""
+        """Convert `value` to the option's type. Raises `InvalidRequest` naming the option and its bounds."""
         if self.type == "bool" and isinstance(value, bool):
             return value
         if self.type == "str" and isinstance(value, str) and (not self.choices or value in self.choices):
@@ -284,14 +283,12 @@ class OptionSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a loaded model can do, for every layer that must not know which model it is.
+    """Capabilities of a loaded model, for every layer that must not know which model it is.
 
-    `hop` is samples per frame. `max_frames` bounds one segment. `sampling` is complete: no field of it is None. A
-    speaker embedding has `speaker_embedding_size` numbers; 0 if the model takes none. With a `text_normalizer` it
-    reads what that writes: "english" letters alone, and words of `respellings` as they are there. `attempts`: how
-    often a segment that runs away is spoken, at most, where audio is returned whole and the request does not say.
-    `voice_aliases` are further names, in lower case, of some of the `voices`. The first `lead_in` samples of what it
-    makes, fewer than `hop`, are silence and left out.
+    `hop`: samples per frame. `max_frames`: bound of a segment. `sampling` has no None. `speaker_embedding_size`: 0 if
+    the model takes no embeddings. `text_normalizer`: "english" if the model reads only what `normalize_english`
+    writes, with `respellings`. `attempts`: the default where audio is returned whole. `voice_aliases`: further names,
+    in lower case, of `voices`. `lead_in`: samples of silence at the start, fewer than `hop`, which are cut.
     """
 
     name: str
@@ -321,10 +318,10 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.hop / self.sample_rate
 
     def resolve(self, request: SpeechRequest, registered: Mapping[str, str] = MappingProxyType({})) -> SpeechRequest:
-        """`request` with every default of this model filled in (voice, language, sampling, options).
+        """Validate `request` against this model and fill in its defaults (voice, language, sampling, options).
 
-        `registered` holds the digests of the registered voices by name. Raises `InvalidRequest` (or a subclass) for
-        what this model cannot do. Done once, by whoever takes the request in.
+        `registered` maps the names of registered voices to their digests. Raises `InvalidRequest` (or a subclass) for
+        what this model cannot do. Called once per request, where it comes in.
         """
         assert not request.is_resolved, "a request is resolved once"
         voice = self._voice(request, registered)
@@ -345,7 +342,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def check_cloning(self, field: str) -> None:
-        """Refuse the `field` of a recording to speak like, if this model cannot. Raises `InvalidReference`."""
+        """Raise `InvalidReference` about `field` if this model cannot clone voices."""
         if "cloned" not in self.voice_modes:
             ways = {"named": "name one of its own", "described": "describe one in instructions"}
             instead = " or ".join(ways[mode] for mode in self.voice_modes if mode in ways)
@@ -414,7 +411,7 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds on the engine's clock, from acceptance of the request."""
+    """Seconds since the engine accepted the request."""
 
     first_audio_s: float
     total_s: float
@@ -423,9 +420,8 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
 class AudioChunk(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Consecutive audio of one request: PCM16 little-endian mono; `index` counts from 0.
 
-    `characters` counts those of the text that are spoken by its end, as `Finished.characters` does. `words` are those
-    whose times are certain by now and were not before: they may lie a little before this audio. None where none are
-    told: the request did not ask, or the model does not show them.
+    `characters`: characters of the text spoken by its end, as in `Finished`. `words`: those whose times became final
+    with this chunk; they may begin before it. None if the request does not ask for words or the model gives none.
     """
 
     request_id: str
@@ -436,11 +432,11 @@ class AudioChunk(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The end of a request, after its last `AudioChunk`. `frames` counts those turned into audio.
+    """The end of a request, after its last `AudioChunk`. `frames`: frames sent as audio.
 
-    `characters` counts those of the text that had been spoken by the last of them: exact where a segment has ended (so
-    all of the text after `stop`), within a segment an estimate. `words` are those that no chunk told of. `faults` are
-    parts that were probably not spoken as they are written, where words are told or attempts are more than one.
+    `characters`: characters of the text spoken in them, exact at the end of a segment (so all of the text after
+    `stop`), else an estimate. `words`: those not sent with a chunk. `faults`: parts probably not spoken as written, if
+    words are asked for or attempts are above 1.
     """
 
     request_id: str
@@ -453,14 +449,14 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The end of a request that could not be served, and the facts of the error."""
+    """The end of a request that failed, with the facts of the error."""
 
     request_id: str
     facts: ErrorFacts
 
     @classmethod
     def of(cls, request_id: str, error: Exception) -> Failed:
-        """The failure of `request_id` by `error`."""
+        """The `Failed` of a request and an error."""
         return cls(request_id=request_id, facts=ErrorFacts.of(error))
 
 
@@ -468,7 +464,7 @@ Event = AudioChunk | Finished | Failed
 
 
 def check_text(field: str, text: object) -> None:
-    """Raise `InvalidRequest` for `text` given as `field` that is not a string, or not one that UTF-8 can hold."""
+    """Raise `InvalidRequest` about `field` unless `text` is a string that UTF-8 can encode."""
     if not isinstance(text, str):
         raise InvalidRequest(field, text, "it must be a string")
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
@@ -481,18 +477,18 @@ def is_speakable(text: str) -> bool:
 
 
 def _everybodys(voices: Collection[str]) -> list[str]:
-    """Those of `voices` that are nobody's own: who asks for one is told of no other's."""
+    """The `voices` without an owner: error messages must not reveal the others."""
     return [voice for voice in voices if "." not in voice]
 
 
 def listed(names: Collection[str]) -> str:
-    """`names` for a message; the first ones, if they are many."""
+    """`names` for a message, cut after `_SHOWN_VOICES`."""
     shown = ", ".join(list(names)[:_SHOWN_VOICES])
     return shown if len(names) <= _SHOWN_VOICES else f"{shown}, and {len(names) - _SHOWN_VOICES} more"
 
 
 def _check_number(field: str, value: float | None, low: float, high: float, *, above: bool = False) -> None:
-    """Refuse a `value` outside `low` to `high`; whole bounds ask for a whole number."""
+    """Raise `InvalidRequest` unless `value` is None or within `low` to `high`; int bounds require a whole number."""
     if value is None:
         return
     kind, accepted = ("a whole number", int) if isinstance(low, int) else ("a number", (int, float))

@@ -1,7 +1,7 @@
-"""Words and when they are spoken: what engine, server and clients say of them. Knows no model and no attention.
+"""Word times, as engine, server and clients exchange them. Knows no model and no attention.
 
-Times are seconds of audio from the first sample of the request, as the model made it; `at_speed` gives those of audio
-that is played faster or slower.
+Times are seconds from the first sample of the request, at the model's tempo; `at_speed` converts them for audio that is
+played faster or slower.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ __all__ = ["CharacterTimes", "Fault", "FaultKind", "Word", "at_speed", "characte
 
 
 class Word(msgspec.Struct, frozen=True, kw_only=True):
-    """A word of the text as its writer wrote it, `text[start:end]`, without the marks around it, and when it is spoken.
+    """A word as written, `text[start:end]` without surrounding punctuation, and when it is spoken.
 
-    In scripts without spaces a character by itself. `is_estimated` says that the model's times were never measured.
+    In scripts without spaces, a single character. `is_estimated`: the accuracy of the model's times was not measured.
     """
 
     text: str
@@ -29,14 +29,15 @@ class Word(msgspec.Struct, frozen=True, kw_only=True):
 
 
 FaultKind = Literal["ending", "unreached", "dwelling", "straying"]
-"""`ending`: the speech went on after the last word; `unreached`: it ended before that; `dwelling`: it stood still at
-one place; `straying`: the attention left its way through the text, as where words are repeated or left out."""
+"""`ending`: speech went on after the last word; `unreached`: it ended before the last word; `dwelling`: the attention
+stayed at one position; `straying`: the attention left its path, as when words are repeated or skipped."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the text, `start` to `end` in characters, that was probably not spoken as it is written, in `attempt`
-    number so many, from 0. Where it is `spoken_again` nobody has heard it; where it was broken off while it was heard,
-    the speech goes on from character `continued_at` in the next attempt."""
+    """Characters `start` to `end` of the text were probably not spoken as written, in attempt number `attempt`, from 0.
+
+    `spoken_again`: its audio was not sent, and another attempt follows. `continued_at`: it was broken off while it
+    played, and the next attempt continues from that character."""
 
     kind: FaultKind
     start: int
@@ -47,12 +48,12 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def outcome(self) -> Literal["marked", "spoken_again", "continued"]:
-        """What was done about it."""
+        """How the fault was handled."""
         return "spoken_again" if self.spoken_again else "marked" if self.continued_at is None else "continued"
 
 
 class CharacterTimes(NamedTuple):
-    """Characters of a text that follow one another, and from when to when each is spoken, in seconds."""
+    """Consecutive characters of a text, with the start and end of each in seconds."""
 
     characters: list[str]
     starts_s: list[float]
@@ -60,25 +61,25 @@ class CharacterTimes(NamedTuple):
 
 
 def at_speed(words: Iterable[Word], speed: float) -> tuple[Word, ...]:
-    """`words` in audio that is played `speed` times as fast."""
+    """`words` with their times in audio played `speed` times as fast."""
     return tuple(
         msgspec.structs.replace(word, start_s=word.start_s / speed, end_s=word.end_s / speed) for word in words
     )
 
 
 def last_heard(words: Sequence[Word], heard_s: float) -> Word | None:
-    """The last of `words` that had begun when `heard_s` seconds of the audio had been heard."""
+    """The last of `words` that begins within the first `heard_s` seconds; None if there is none."""
     return next((word for word in reversed(words) if word.start_s < heard_s), None)
 
 
 def character_times(
     text: str, words: Sequence[Word], *, start: int = 0, start_s: float = 0.0, end_s: float | None = None
 ) -> CharacterTimes:
-    """When the characters of `text` are spoken from number `start` on, which is at `start_s`, to the end of `words`.
+    """Times of the characters of `text` from index `start`, spoken from `start_s` on, to the end of `words`.
 
-    Those within a word share its time evenly; those between two words, the time between them. At the end of the text,
-    told of by `end_s`, those after the last word take the time until then. So the times never fall, and of what a
-    stream tells bit by bit each call goes on where the last one ended: at the end of its last word.
+    Characters within a word share its time evenly, those between two words the time between. With `end_s`, the end of
+    the text, characters after the last word take the time until then. Times never decrease; in a stream each call
+    continues at the end of the last word of the one before.
     """
     times = CharacterTimes([], [], [])
     for word in words:
@@ -91,7 +92,7 @@ def character_times(
 
 
 def _share(times: CharacterTimes, characters: str, start_s: float, end_s: float) -> None:
-    """Add `characters` that share the time from `start_s` to `end_s`."""
+    """Append `characters`, which share the time from `start_s` to `end_s` evenly."""
     each_s = (end_s - start_s) / max(len(characters), 1)
     for number, character in enumerate(characters):
         times.characters.append(character)
