@@ -26,19 +26,7 @@ try:
 except ImportError:
     triton = None
 
-__all__ = [
-    "Feedback",
-    "PendingText",
-    "Start",
-    "StepState",
-    "begin_kernel",
-    "begin_reference",
-    "begin_step",
-    "check_kernels",
-    "finish_kernel",
-    "finish_reference",
-    "finish_step",
-]
+__all__ = ["Feedback", "PendingText", "Start", "StepState", "begin_step", "check_kernels", "finish_step"]
 
 _BLOCK = 512
 

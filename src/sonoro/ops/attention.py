@@ -25,17 +25,7 @@ try:
 except ImportError:
     triton = None
 
-__all__ = [
-    "DTYPES",
-    "DecodeConfig",
-    "HeadNorms",
-    "PagedKV",
-    "decode_attention",
-    "decode_attention_kernel",
-    "decode_attention_reference",
-    "is_power_of_two",
-    "takes_heads",
-]
+__all__ = ["DTYPES", "DecodeConfig", "HeadNorms", "PagedKV", "decode_attention", "is_power_of_two", "takes_heads"]
 
 Rotary = tuple[Tensor, Tensor]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

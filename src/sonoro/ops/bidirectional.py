@@ -21,7 +21,7 @@ try:
 except ImportError:
     triton = None
 
-__all__ = ["bidirectional_attention", "bidirectional_attention_kernel", "bidirectional_attention_reference"]
+__all__ = ["bidirectional_attention"]
 
 Rotary = tuple[Tensor, Tensor]
 

@@ -24,7 +24,7 @@ try:
 except ImportError:
     triton = None
 
-__all__ = ["PatchProjections", "SolverStep", "advance", "advance_kernel", "advance_reference", "guide"]
+__all__ = ["PatchProjections", "SolverStep", "advance", "guide"]
 
 
 class PatchProjections(NamedTuple):

@@ -24,7 +24,7 @@ try:
 except ImportError:
     triton = None
 
-__all__ = ["point", "point_kernel", "point_reference"]
+__all__ = ["point"]
 
 _BLOCK, _OUT_BLOCK, _WARPS = 128, 512, 8
 """Positions scored and weights written per iteration (fewer iterations are faster), and warps of a program."""

@@ -20,7 +20,7 @@ try:
 except ImportError:
     triton = None
 
-__all__ = ["keep_prompt", "keep_prompt_kernel", "keep_prompt_reference"]
+__all__ = ["keep_prompt"]
 
 _HEADS = 8
 """Heads of a token per program: 1,024 elements for a head width of 128."""

@@ -23,7 +23,7 @@ try:
 except ImportError:
     triton = None
 
-__all__ = ["varlen_attention", "varlen_attention_kernel", "varlen_attention_reference"]
+__all__ = ["varlen_attention"]
 
 _TOKENS_AT_ONCE = 16
 """Tokens per chunk in the masked reference, which copies the pages of each token."""
