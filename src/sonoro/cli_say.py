@@ -97,13 +97,9 @@ class _Say:
     check: Annotated[
         bool, typer.Option("--check", help="say which parts were probably not spoken as written; exit code 1 if any")
     ] = False
-    temperature: Annotated[float | None, number("temperature", float, "0 is greedy; the model's default if none")] = (
-        None
-    )
+    temperature: Annotated[float | None, number("temperature", float, "0 is greedy; the model's if none")] = None
     top_k: Annotated[int | None, number("top_k", int, "sample from the k likeliest; 0 keeps all")] = None
-    top_p: Annotated[float | None, number("top_p", float, "sample from the likeliest that hold this probability")] = (
-        None
-    )
+    top_p: Annotated[float | None, number("top_p", float, "sample from the likeliest of this probability")] = None
     repetition_penalty: Annotated[float | None, number("repetition_penalty", float, "above 1 avoids repetition")] = None
     max_frames: Annotated[int | None, number("max_frames", int, "most frames; bounded by the text if none")] = None
     option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, an option of the model (see info)")] = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -56,20 +56,12 @@ def cues(text: str, words: Sequence[Word]) -> list[Cue]:
 
 def srt(text: str, words: Sequence[Word]) -> str:
     """`cues` as a SubRip file."""
-    blocks = (
-        f"{number}\n{_clock(cue.start_s, ',')} --> {_clock(cue.end_s, ',')}\n" + "\n".join(cue.lines)
-        for number, cue in enumerate(cues(text, words), start=1)
-    )
-    return "".join(f"{block}\n\n" for block in blocks)
+    return "".join(f"{number}\n{_block(cue, ',', str)}" for number, cue in enumerate(cues(text, words), start=1))
 
 
 def vtt(text: str, words: Sequence[Word]) -> str:
     """`cues` as a WebVTT file."""
-    blocks = (
-        f"{_clock(cue.start_s, '.')} --> {_clock(cue.end_s, '.')}\n" + "\n".join(map(_escaped, cue.lines))
-        for cue in cues(text, words)
-    )
-    return "WEBVTT\n\n" + "".join(f"{block}\n\n" for block in blocks)
+    return "WEBVTT\n\n" + "".join(_block(cue, ".", _escaped) for cue in cues(text, words))
 
 
 def words_json(words: Sequence[Word]) -> str:
@@ -122,6 +114,11 @@ def _lines(said: str) -> list[str]:
             else:
                 lines.append(piece)
     return lines
+
+
+def _block(cue: Cue, point: str, shown: Callable[[str], str]) -> str:
+    lines = "".join(f"{shown(line)}\n" for line in cue.lines)
+    return f"{_clock(cue.start_s, point)} --> {_clock(cue.end_s, point)}\n{lines}\n"
 
 
 def _clock(at_s: float, point: str) -> str:

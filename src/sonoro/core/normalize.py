@@ -472,7 +472,10 @@ class _Written:
     def apply(self, rules: Iterable[Rule]) -> None:
         """Apply `rules` in order, each at every match."""
         for pattern, replacement in rules:
-            self.text = pattern.sub(replacement, self.text)
+            self._apply(pattern, replacement)
+
+    def _apply(self, pattern: re.Pattern[str], replacement: str | Callable[[re.Match[str]], str]) -> None:
+        self.text = pattern.sub(replacement, self.text)
 
 
 class _Traced(_Written):
@@ -484,11 +487,6 @@ class _Traced(_Written):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.origins = [(at, at + 1) for at in range(len(text))]
-
-    def apply(self, rules: Iterable[Rule]) -> None:
-        """As `_Written.apply`."""
-        for pattern, replacement in rules:
-            self._apply(pattern, replacement)
 
     def _apply(self, pattern: re.Pattern[str], replacement: str | Callable[[re.Match[str]], str]) -> None:
         text: list[str] = []

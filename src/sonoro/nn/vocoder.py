@@ -181,6 +181,13 @@ class DownsampleBlock(nn.Module):
 
 
 class _Pairs(nn.ModuleList):
+    resampling: type[CausalConvTranspose1d] | type[CausalStridedConv1d]
+
+    def __init__(self, width: int, ratios: Sequence[int]) -> None:
+        super().__init__(
+            nn.ModuleList([self.resampling(width, width, ratio, ratio), ConvNext(width)]) for ratio in ratios
+        )
+
     def forward(self, x: Tensor, history: Context) -> Tensor:
         """`x` through both layers of each pair."""
         for pair in self:
@@ -192,19 +199,13 @@ class _Pairs(nn.ModuleList):
 class Upsampler(_Pairs):
     """For each ratio, a transposed convolution and a `ConvNext`: upsample by `ratio` at constant width."""
 
-    def __init__(self, width: int, ratios: Sequence[int]) -> None:
-        super().__init__(
-            nn.ModuleList([CausalConvTranspose1d(width, width, ratio, ratio), ConvNext(width)]) for ratio in ratios
-        )
+    resampling = CausalConvTranspose1d
 
 
 class Downsampler(_Pairs):
     """For each ratio, a strided convolution and a `ConvNext`: downsample by `ratio` at constant width."""
 
-    def __init__(self, width: int, ratios: Sequence[int]) -> None:
-        super().__init__(
-            nn.ModuleList([CausalStridedConv1d(width, width, ratio, ratio), ConvNext(width)]) for ratio in ratios
-        )
+    resampling = CausalStridedConv1d
 
 
 class Vocoder(nn.ModuleList):

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sonoro.nn.linear import Linear
-from sonoro.nn.transformer import Rotary, rotary_tables, rotate
+from sonoro.nn.transformer import Attention, DecoderConfig, Rotary, causal_attention
 from sonoro.nn.window import LayerScale
 
 from .config import CodecEncoderConfig
@@ -88,26 +88,6 @@ class _Convolutions(nn.Module):
         return torch.cat(columns, dim=-1)
 
 
-class _Attention(nn.Module):
-    def __init__(self, config: CodecEncoderConfig) -> None:
-        super().__init__()
-        self.head_dim = config.head_dim
-        self.heads = (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
-        self.qkv_proj = Linear(config.hidden_size, sum(self.heads) * config.head_dim, bias=False)
-        self.o_proj = Linear(config.num_attention_heads * config.head_dim, config.hidden_size, bias=False)
-
-    def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
-        queries, keys, values = self.qkv_proj(x).unflatten(2, (-1, self.head_dim)).split(self.heads, dim=2)
-        out = F.scaled_dot_product_attention(
-            rotate(queries, rotary).transpose(1, 2),
-            rotate(keys, rotary).transpose(1, 2),
-            values.transpose(1, 2),
-            is_causal=True,
-            enable_gqa=self.heads[0] != self.heads[1],
-        )
-        return self.o_proj(out.transpose(1, 2).flatten(2))
-
-
 class _FeedForward(nn.Module):
     def __init__(self, config: CodecEncoderConfig) -> None:
         super().__init__()
@@ -118,19 +98,25 @@ class _FeedForward(nn.Module):
         return self.fc2(F.gelu(self.fc1(x)))
 
 
+def _decoder_config(config: CodecEncoderConfig) -> DecoderConfig:
+    heads = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    sizes = config.hidden_size, config.intermediate_size, config.num_hidden_layers, *heads
+    return DecoderConfig(*sizes, norm_eps=config.norm_eps, rope_theta=config.rope_theta)
+
+
 class _TransformerLayer(nn.Module):
     def __init__(self, config: CodecEncoderConfig) -> None:
         super().__init__()
         width = config.hidden_size
         self.input_layernorm = nn.LayerNorm(width, eps=config.norm_eps)
-        self.self_attn = _Attention(config)
+        self.self_attn = Attention(_decoder_config(config))
         self.self_attn_layer_scale = LayerScale(width)
         self.post_attention_layernorm = nn.LayerNorm(width, eps=config.norm_eps)
         self.mlp = _FeedForward(config)
         self.mlp_layer_scale = LayerScale(width)
 
     def forward(self, x: Tensor, rotary: Rotary) -> Tensor:
-        x = x + self.self_attn_layer_scale(self.self_attn(self.input_layernorm(x), rotary))
+        x = x + self.self_attn_layer_scale(self.self_attn(self.input_layernorm(x), 0, rotary, causal_attention))
         return x + self.mlp_layer_scale(self.mlp(self.post_attention_layernorm(x)))
 
 
@@ -139,12 +125,11 @@ class _Transformer(nn.Module):
 
     def __init__(self, config: CodecEncoderConfig) -> None:
         super().__init__()
-        self.head_dim, self.rope_theta = config.head_dim, config.rope_theta
+        self.config = _decoder_config(config)
         self.layers = nn.ModuleList(_TransformerLayer(config) for _ in range(config.num_hidden_layers))
 
     def forward(self, x: Tensor) -> Tensor:
-        positions = torch.arange(x.shape[1], device=x.device)
-        rotary = rotary_tables(positions, self.head_dim, self.rope_theta, x.dtype)
+        rotary = self.config.rotary(torch.arange(x.shape[1], device=x.device), x.dtype)
         for layer in self.layers:
             x = layer(x, rotary)
         return x
