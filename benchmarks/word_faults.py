@@ -116,8 +116,9 @@ class Bench:
             words.see(looked, frame)
         words.clock.finish()
         last = words.clock.words[-1].last
-        facts = {"fault": words.clock.fault, "strayed": round(words.clock.tracker.strayed, 3), "last": last}
-        return facts | self._trace(words.clock.tracker.path, seen)
+        tracker = words.clock.tracker
+        facts = {"fault": words.clock.fault, "strayed": round(tracker.strayed, 3), "jumped": round(tracker.jumped, 3)}
+        return facts | {"last": last} | self._trace(tracker.path, seen)
 
     def _trace(self, path: list[int], seen: list[np.ndarray]) -> dict[str, Any]:
         """Of each frame, a character each: how far the path went, and of 40 parts of the attention those before and
@@ -223,7 +224,7 @@ def judge(options: argparse.Namespace) -> None:
 
 def is_flagged(row: dict[str, Any], limits: Limits) -> bool:
     """Whether a reading is flagged with these limits on straying: those it was judged with may have been others."""
-    return row["fault"] not in (None, "straying") or row["strayed"] > limits.most_strayed(row["last"])
+    return row["fault"] not in (None, "straying") or row["strayed"] + row["jumped"] > limits.most_strayed(row["last"])
 
 
 def shares_flagged(rows: list[dict[str, Any]], limits: Limits) -> dict[str, float]:

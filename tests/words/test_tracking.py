@@ -232,6 +232,23 @@ def test_straying_does_not_count_in_the_opening(at: int, opening: int, fault: st
     assert faults_of(shares, last=17, opening_frames=opening) == fault
 
 
+def test_what_only_a_jump_explains_is_straying() -> None:
+    """Two tokens that are spoken again: no frame looks two tokens away from a path of short steps."""
+    shares = 0.94 * np.eye(18)[[*range(10), 8, *range(9, 18)]] + 0.06 / 18
+    tracker = tracked(shares)
+    assert tracker.strayed < 0.6
+    assert tracker.strayed + tracker.jumped > 0.6
+    assert tracker.jumped_from in (10, 11)
+    assert faults_of(shares, last=17) == "straying"
+
+
+def test_what_short_steps_explain_is_no_jump() -> None:
+    for visited in ([*range(0, 18, 2), 17], [*range(8), 8, 8, *range(8, 18)]):
+        shares = 0.94 * np.eye(18)[visited] + 0.06 / 18
+        assert tracked(shares).jumped < 0.01
+        assert faults_of(shares, last=17) is None
+
+
 @pytest.mark.parametrize(("tokens", "fault"), [(20, "straying"), (60, None)])
 def test_of_a_long_text_more_may_stray(tokens: int, fault: str | None) -> None:
     shares = np.eye(tokens)

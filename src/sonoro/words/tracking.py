@@ -35,6 +35,9 @@ _BESIDE = 0.9
 
 _STRAY_FRAMES = 12
 
+_JUMP_FLOOR = 1e-2
+"""As `_FLOOR`, where paths are compared: a jump must not pay for one frame alone."""
+
 _LONG_TOKENS = 25
 """Of longer texts half the good readings of the built-in voice strayed as far as short ones never do."""
 
@@ -54,7 +57,8 @@ _LONGEST_WAIT_S = 0.32
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Beyond what a segment was probably not spoken as it is written: `end_frames` after its last word was reached,
     `dwell_frames` at one token, and how much of the attention was `strayed` from its path, as `Tracker` counts it,
-    which it does not in the first `opening_frames`: there a head may find its place first."""
+    which it does not in the first `opening_frames`: there a head may find its place first. Of a segment that has ended
+    it counts with what a jump would explain."""
 
     end_frames: float
     dwell_frames: float
@@ -105,7 +109,9 @@ class Tracker:
     `crossings` [j] is when the attention came to position j, in frames and parts: when the share of it and of all after
     it was one half. `strayed` is how much of it was not within a token of the path, beyond what is usual, in frames,
     at most among `_STRAY_FRAMES` that follow one another after the first `opening`, and `strayed_from` the first frame
-    of those that did.
+    of those that did. `jumped` is how much likelier all frames so far are, in nats, if the path jumps once to any
+    position after the `opening`, and `jumped_from` the frame where it does. It is about 0 unless words were repeated or
+    left out; two short ones show there and hardly in what strayed, for a path may step over two tokens anyway.
     """
 
     def __init__(self, lookahead: int, opening: int = 0) -> None:
@@ -118,6 +124,9 @@ class Tracker:
         self._steps: list[npt.NDArray[np.int8]] = []
         self._later: list[Array] = []
         self._raw: list[Array] = []
+        self.jumped, self.jumped_from = 0.0, 0
+        self._weights: Array = np.zeros((2, 0))
+        self._jumps: npt.NDArray[np.int64] = np.zeros(0, np.int64)
 
     @property
     def reached(self) -> int:
@@ -130,18 +139,12 @@ class Tracker:
         self._raw.append(attention / max(float(attention.sum()), 1e-30))
         shares = np.maximum(self._raw[-1], _FLOOR)
         shares /= shares.sum()
-        grown = np.full(positions, -np.inf)
+        self._weigh(self._raw[-1])
         if self._steps:
-            grown[: len(self._scores)] = self._scores
-            # One on and two on as well: of equal ones the shortest step.
-            choices = np.full((3, positions), -np.inf)
-            for step in range(3):
-                choices[step, step:] = grown[: positions - step]
-            taken = choices.argmax(0)
-            grown = choices[taken, np.arange(positions)]
+            grown, taken = _stepped(self._scores, positions)
         else:
+            grown, taken = np.full(positions, -np.inf), np.zeros(positions, np.int64)
             grown[:3] = 0.0
-            taken = np.zeros(positions, np.int64)
         self._scores = grown + np.log(shares)
         self._scores -= self._scores.max()
         self._steps.append(taken.astype(np.int8))
@@ -152,6 +155,24 @@ class Tracker:
         """No frame follows: all of the path is certain."""
         if self._steps:
             self._settle(0)
+
+    def _weigh(self, raw: Array) -> None:
+        """Add a frame's shares [N] to the likelihoods of the paths that end at each position: without a jump, and with
+        one."""
+        positions, frame = len(raw), len(self._steps)
+        if frame:
+            weights, taken = _stepped(self._weights, positions)
+            jumps = np.pad(self._jumps, (0, positions - len(self._jumps)))[np.arange(positions) - taken[1]]
+            best = self._weights[0].max() if frame > self._opening else -np.inf
+            jumps[weights[1] < best] = frame
+            weights[1] = np.maximum(weights[1], best)
+        else:
+            weights, jumps = np.full((2, positions), -np.inf), np.zeros(positions, np.int64)
+            weights[0, :3] = 0.0
+        self._weights, self._jumps = weights + np.log(np.maximum(raw, _JUMP_FLOOR)), jumps
+        at = int(self._weights[1].argmax())
+        self.jumped = max(0.0, float(self._weights[1, at] - self._weights[0].max()))
+        self.jumped_from = int(self._jumps[at])
 
     def _settle(self, revised: int) -> None:
         """Make all frames but the last `revised` certain."""
@@ -196,6 +217,18 @@ class Tracker:
     def _share(self, frame: int, position: int) -> float:
         later = self._later[frame]
         return float(later[position]) if position < len(later) else 0.0
+
+
+def _stepped(scores: Array, positions: int) -> tuple[Array, npt.NDArray[np.int64]]:
+    """The best of `scores` [..., N] from which each of `positions` is reached by a step (stay, one on, two on), and how
+    long that is: [..., positions]."""
+    grown = np.full((*scores.shape[:-1], positions), -np.inf)
+    grown[..., : scores.shape[-1]] = scores
+    # Of equal ones the shortest step.
+    choices = np.full((3, *grown.shape), -np.inf)
+    for step in range(3):
+        choices[step, ..., step:] = grown[..., : positions - step]
+    return choices.max(0), choices.argmax(0)
 
 
 def loudness(pcm: bytes, sample_rate: int) -> tuple[npt.NDArray[np.int32], float]:
@@ -266,8 +299,12 @@ class SegmentClock:
         waits = np.diff([*tracker.crossings, frames] if not has_reached else tracker.crossings)
         if max(waits, default=0.0) > limits.dwell_frames:
             return self._from_frame("dwelling", tracker.crossings[int(waits.argmax())])
-        if tracker.strayed > limits.most_strayed(self.words[-1].last):
+        most_strayed = limits.most_strayed(self.words[-1].last)
+        if tracker.strayed > most_strayed:
             return self._from_frame("straying", tracker.strayed_from)
+        # As long as it goes on the path may still come to where it seems to have jumped.
+        if is_over and tracker.strayed + tracker.jumped > most_strayed:
+            return self._from_frame("straying", tracker.jumped_from)
         return None
 
     def _from_frame(self, kind: FaultKind, frame: float) -> Trouble:
