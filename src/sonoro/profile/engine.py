@@ -1,6 +1,6 @@
-"""How much speech an engine process makes for how many listeners at once, and how soon: `sonoro bench engine`.
+"""Throughput and latency of an engine process without HTTP, by concurrency: `sonoro bench engine`.
 
-A closed loop without HTTP: each of C clients sends a request, listens to its end and sends the next.
+A closed loop: each of C clients sends a request, listens to its end and sends the next.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _BYTES_PER_SAMPLE = 2
 
 @dataclass(frozen=True)
 class EngineBench(Launched):
-    """What to load and how.
+    """Settings of a run.
 
-    `concurrency`: clients at once, one level after the other. `frames`: each request is spoken for a number of frames
-    drawn from this range. Without a `config` there are as many slots as clients.
-    `slots` and `is_eager` go over it. A level lasts `duration_s`, of which the first `warm_up_s` do not count.
+    `concurrency`: numbers of clients, one level after another. `frames`: range of a request's random length in frames.
+    Without a `config` there are as many slots as clients; `slots` and `is_eager` override it. A level lasts
+    `duration_s`, of which the first `warm_up_s` do not count.
 
-    Raises `ConfigError` naming the field, `concurrency` if it is above the slots.
+    Raises `ConfigError` naming the field, also if `concurrency` exceeds the slots.
     """
 
     concurrency: tuple[int, ...] = (1, 8, 32, 64, 128, 256)
@@ -62,16 +62,16 @@ class EngineBench(Launched):
 
     @property
     def engine(self) -> EngineConfig:
-        """The configuration of the engine. Sizes that are left out stay so: a CPU pads only to those it is given."""
+        """The engine's configuration. Batch sizes that are not set stay unset: a CPU pads to configured sizes only."""
         config = self.config or EngineConfig(slots=max(self.concurrency))
         is_eager = self.is_eager or config.is_eager
         return replace(config, slots=config.slots if self.slots is None else self.slots, is_eager=is_eager)
 
 
 def run(bench: EngineBench) -> dict[str, Any]:
-    """Time it, print it, and return the results file.
+    """Run all levels, print the table, and return the contents of the results file.
 
-    A level in which a request fails keeps what it measured and says so; then `EngineError` is raised, at the end.
+    A level with a failed request keeps its measurements and the error; `EngineError` is raised at the end.
     """
     return asyncio.run(_run(bench))
 
@@ -104,7 +104,7 @@ async def _run(bench: EngineBench) -> dict[str, Any]:
 
 @dataclass
 class Listener:
-    """Somebody who plays one request from its first audio on, at real time. `sent_at_s` is when it was sent."""
+    """A client that plays one request in real time from its first audio on. `sent_at_s`: when it was sent."""
 
     sent_at_s: float
     sample_rate: int
@@ -112,7 +112,7 @@ class Listener:
     plays_until_s: float = 0.0
 
     def hear(self, pcm: bytes, now_s: float) -> bool:
-        """Take PCM16 that arrived now; whether the audio before it had run out."""
+        """Take PCM16 that arrived at `now_s`; returns whether playback had run out (underrun)."""
         duration_s = len(pcm) / _BYTES_PER_SAMPLE / self.sample_rate
         is_first = self.first_audio_at_s is None
         if is_first:
@@ -123,7 +123,7 @@ class Listener:
 
 
 class _Level:
-    """`concurrency` clients in a closed loop for `bench.duration_s`, and what was heard once the warm-up was over."""
+    """One level: `concurrency` clients in a closed loop for `bench.duration_s`, measured after the warm-up."""
 
     def __init__(self, client: EngineClient, bench: EngineBench, concurrency: int, numbers: Iterator[int]) -> None:
         self._client, self._bench, self._concurrency, self._numbers = client, bench, concurrency, numbers
@@ -134,7 +134,7 @@ class _Level:
         self._errors: list[str] = []
 
     async def measure(self) -> dict[str, Any]:
-        """The row of this level."""
+        """Run the level; returns its row."""
         bench, began_s = self._bench, time.perf_counter()
         clients = [asyncio.create_task(self._speak()) for _ in range(self._concurrency)]
         try:
@@ -145,7 +145,7 @@ class _Level:
             after = await self._client.stats()
             self._is_counting, counted_s = False, time.perf_counter() - counts_from_s
         except SonoroError as error:
-            # The process was lost: its clients have been told, and the next level finds another.
+            # The engine process died: its clients got errors, and the next level has a new process.
             self._is_counting, self._is_over = False, True
             await asyncio.gather(*clients)
             return {"concurrency": self._concurrency, "failed": len(self._errors) or 1, "error": str(error)}
@@ -154,7 +154,7 @@ class _Level:
         return self._row(before, after, counted_s)
 
     async def _speak(self) -> None:
-        """One client. It gives up at the first request that fails."""
+        """One client; stops at its first failed request."""
         while not self._is_over:
             try:
                 await self._listen()
@@ -163,7 +163,7 @@ class _Level:
                 return
 
     async def _listen(self) -> None:
-        """Send one request and hear it to its end. What is sent before the warm-up is over has no first audio here."""
+        """Send one request and play it to its end. TTFP counts only if it was sent after the warm-up."""
         spec, bench = self._client.spec, self._bench
         words = self._random.choices(_WORDS, k=self._random.randint(4, 20))
         frames = self._random.randint(*bench.frames)
@@ -202,10 +202,10 @@ class _Level:
 
 
 def _launched(before: Stats, after: Stats, how: str) -> dict[str, int]:
-    """Launches by kind between two answers of one engine."""
+    """Launches by kind between two `Stats` of one engine."""
     return {kind: counts[how] - before.launches[kind][how] for kind, counts in after.launches.items()}
 
 
 def _percentile(values: list[float], percent: int) -> float | None:
-    """By nearest rank; None if there is nothing."""
+    """Percentile by nearest rank; None without values."""
     return sorted(values)[(len(values) - 1) * percent // 100] if values else None

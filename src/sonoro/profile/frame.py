@@ -1,7 +1,6 @@
-"""How long one frame takes at each batch size, beside the time its memory traffic must take: `sonoro bench frame`.
+"""Time of one frame at each batch size, and its bandwidth floor: `sonoro bench frame`.
 
-The requests of a batch hold a real prompt and have really spoken up to the context they are timed at. Knows the
-protocols of `models.base` and no model.
+The requests of a batch have real prompts, and have generated frames up to the context they are timed at.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ GRAPH_REPEATS, EAGER_REPEATS, WARM_UPS = 24, 5, 2
 CHUNK_FRAMES = (1, 4, 12)
 XRT_CHUNK = 4
 CODEC_BATCH = 64
-"""Requests of one codec launch at most; more take several."""
+"""Most requests per codec launch; more take several launches."""
 
 _STEPPED = GRAPH_REPEATS + EAGER_REPEATS + 2 * WARM_UPS
 _PAGE_POSITIONS = 32
@@ -46,8 +45,8 @@ _STAGED_TOKENS = 2048
 
 @dataclass(frozen=True)
 class FrameBench(Subject):
-    """What to time. `batch`: batch sizes. `context`: positions attended to, kept within half the timed frames of it.
-    `is_eager` times without graphs alone, as on a CPU.
+    """Settings of a run. `batch`: batch sizes. `context`: positions attended to, at the middle of the timed frames.
+    `is_eager` times eager launches only, as on a CPU. Raises `ConfigError` naming the field.
     """
 
     batch: tuple[int, ...] = (1, 8, 32, 64, 128, 256)
@@ -62,9 +61,9 @@ class FrameBench(Subject):
 
 
 def run(bench: FrameBench, loaded: LoadedModel | None = None) -> dict[str, Any]:
-    """Time what `bench` names (or `loaded`, if that is loaded already), print it, and return the results file.
+    """Time the model of `bench`, or `loaded`; print the table, and return the contents of the results file.
 
-    A batch size that fails leaves its error in its row and the others theirs; then it raises `EngineError`, at the end.
+    A measurement that fails leaves its error in its row; `EngineError` is raised at the end.
     """
     if loaded is None:
         how = {"load_format": bench.load_format, "quantization": bench.quantization or "none"}
@@ -110,10 +109,8 @@ def run(bench: FrameBench, loaded: LoadedModel | None = None) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Script:
-    """What every request speaks: `words` words, whose prompt has `positions` tokens, and `frames` frames of them.
-
-    The first `lead` frames bring a request to where it is timed, for `stepped` frames.
-    """
+    """What every request speaks: `words` words, whose prompt has `positions` tokens, for `frames` frames: `lead` frames
+    up to the timed context, then `stepped` timed ones."""
 
     model: SpeechModel
     voice: Voice | None
@@ -125,9 +122,9 @@ class Script:
 
     @classmethod
     def of(cls, model: SpeechModel, context: int, stepped: int = _STEPPED) -> Script:
-        """The longest prompt that leaves room for the timed frames around `context`.
+        """The script with the longest prompt that leaves room for the timed frames around `context`.
 
-        Raises `ConfigError` naming `context` if the shortest is too long.
+        Raises `ConfigError` naming `context` if the shortest prompt is too long.
         """
         first = context - stepped // 2
         references = speech_request(model.spec, 0, _WORD, 1).references
@@ -153,16 +150,16 @@ class Script:
 
     @property
     def text(self) -> str:
-        """What is spoken."""
+        """The text of every request."""
         return " ".join([_WORD] * self.words)
 
     def prompt(self, number: int, frames: int) -> Prompt:
-        """Its prompt with a seed of its own."""
+        """The prompt of request `number`, which is its seed."""
         request = speech_request(self.model.spec, number, self.text, frames)
         return self.model.prepare(request, self.text, 0, [], self.voice)
 
     def capacity(self, slots: int) -> Capacity:
-        """What so many of them need."""
+        """The `Capacity` for `slots` such requests."""
         positions = self.positions + self.frames
         return Capacity(
             slots=slots,
@@ -176,7 +173,7 @@ class Script:
 
 
 def _time_batch(loaded: LoadedModel, script: Script, batch: int, bandwidth: float, *, is_eager: bool) -> dict[str, Any]:
-    """The row of one batch size; what could not be measured is None, and `errors` says why."""
+    """The row of one batch size; a failed measurement is None, with its error in `errors`."""
     model, context = script.model, script.positions + script.lead + _STEPPED // 2
     assert isinstance(model, ProfiledModel)
     floor_ms = 1000 * model.frame_bytes(batch, context) / bandwidth
@@ -203,7 +200,7 @@ def _time_batch(loaded: LoadedModel, script: Script, batch: int, bandwidth: floa
 
 
 def _keeping(row: dict[str, Any], piece: str) -> AbstractContextManager[None]:
-    """One measurement: what it raises is noted in `row`, and the others go on."""
+    """A context for one measurement: an exception is noted in `row["errors"]`, not raised."""
 
     def note(error: Exception) -> None:
         logger.warning("batch=%d piece=%s error=%r", row["batch"], piece, error)
@@ -213,7 +210,7 @@ def _keeping(row: dict[str, Any], piece: str) -> AbstractContextManager[None]:
 
 
 class TimedBatch:
-    """`batch` slots of a model's state that have spoken the lead of `script`, and how long their work takes."""
+    """A batch of `batch` slots that have generated the lead of `script`, and timings of its work."""
 
     def __init__(self, loaded: LoadedModel, script: Script, batch: int, *, is_eager: bool) -> None:
         self._model, self._device, self._batch, self._is_eager = loaded.model, loaded.device, batch, is_eager
@@ -231,25 +228,25 @@ class TimedBatch:
         self._frame(upload(self._slots, torch.int64, self._device))
 
     def _frame(self, slots: Tensor) -> Tensor | None:
-        """A frame, and what the host reads of its attention."""
+        """One frame, and the gather of watched attention that an engine does after it."""
         self._model.frame(self.state, slots)
         watched = self._model.attention(self.state) if isinstance(self._model, ShowsWords) else None
         return None if watched is None else watched[slots]
 
     def graph_ms(self) -> float:
-        """One frame from its graph. Advances the requests by `GRAPH_REPEATS` + `WARM_UPS` frames."""
+        """Time of one frame from its graph. Advances the requests by `GRAPH_REPEATS` + `WARM_UPS` frames."""
         return self._time(self._graph, GRAPH_REPEATS)
 
     def eager_ms(self) -> float:
-        """One frame without a graph. Advances the requests by `EAGER_REPEATS` + `WARM_UPS` frames."""
+        """Time of one eager frame. Advances the requests by `EAGER_REPEATS` + `WARM_UPS` frames."""
         return self._time(GraphSet("frame", self._frame, (self._batch,), self._batch, self._device), EAGER_REPEATS)
 
     def part_ms(self, name: str, part: Callable[[Tensor], Any]) -> float:
-        """One piece of a frame."""
+        """Time of one part of a frame."""
         return self._time(self._captured(name, part, self._batch), GRAPH_REPEATS)
 
     def codec_ms(self, frames: int) -> float:
-        """`frames` frames of every request to audio."""
+        """Time to decode `frames` frames of every request to audio."""
 
         def decode(slots: Tensor) -> Tensor:
             return self._model.codec.decode(self.state.frames[slots, :frames], slots, self._history)
@@ -263,7 +260,7 @@ class TimedBatch:
         return graphs
 
     def _time(self, graphs: GraphSet, repeats: int) -> float:
-        """The median time of all requests through `graphs`. Raises `EngineError` if it could not be captured."""
+        """Median time to run all requests through `graphs`. Raises `EngineError` if the capture failed."""
         for captured in graphs.captured:
             if captured.error:
                 raise EngineError(f"no graph: {captured.error}")
@@ -273,7 +270,7 @@ class TimedBatch:
         return median_ms(lambda: [graphs.run(group) for group in groups], repeats, WARM_UPS, self._device)
 
     def _fill(self, script: Script) -> None:
-        """Run the prompts, as many at once as can be staged."""
+        """Prefill all prompts, as many at once as can be staged."""
         capacity = script.capacity(self._batch)
         pages, together = capacity.pages_per_slot, capacity.max_tokens // script.positions
         for start in range(0, self._batch, together):

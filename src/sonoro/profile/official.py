@@ -1,9 +1,9 @@
-"""A model beside its official package, which an interpreter of its own has. Knows no model.
+"""Compare a model with its official package, which runs in an interpreter of its own.
 
-A model folder's `official.py` is run there: `PYTHON official.py FOLDER ASKED.json MADE.npz`. ASKED has `text`,
-`frames` (at most), `voice`, `language`, `instructions`, `repetition_penalty`, `device` and, where frames are patches,
-the `noise` [T, P, D] that they begin as; MADE, in float32 and greedy: `options` of a request that is to be spoken alike
-(JSON), `positions` of the prompt, the first `decision` [V], `frames` [T, ...] and their `audio` [S].
+A model folder's `official.py` runs there: `PYTHON official.py FOLDER ASKED.json MADE.npz`. ASKED: `text`, `frames` (at
+most), `voice`, `language`, `instructions`, `repetition_penalty`, `device` and, if frames are patches, their `noise`
+[T, P, D]. MADE, greedy in float32: `options` (JSON) of the equivalent request, `positions` of the prompt, the first
+`decision` [V] (logits, or hidden states), `frames` [T, ...] and their `audio` [S].
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _LAST_CHARACTERS = 400
 
 @dataclass(frozen=True)
 class Comparison:
-    """How ours is beside the official one: prompts by their positions and the first decision, frames that are equal
-    from the first on (patches: 40 dB apart or more), and the audio of the official frames."""
+    """Ours against the official run: prompt lengths (ours, official), SNR of the first decision, number of leading
+    equal frames (patches: SNR of 40 dB or more) of `frames`, and SNR of the audio of the official frames."""
 
     positions: tuple[int, int]
     decision_db: float
@@ -47,12 +47,12 @@ class Comparison:
 
     @property
     def is_same(self) -> bool:
-        """Whether the prompts are of one length and all frames are equal."""
+        """Whether prompt lengths and all frames are equal."""
         return self.positions[0] == self.positions[1] and self.equal_frames == self.frames
 
 
 def why_not(loaded: LoadedModel) -> str:
-    """Why a model cannot be compared here; empty if it can."""
+    """Why the model cannot be compared; empty if it can."""
     if not _script(loaded).is_file():
         return "there is no recipe for this family here; tools/reference has those of its tests"
     if loaded.model.spec.voice_modes == ("cloned",):
@@ -61,10 +61,10 @@ def why_not(loaded: LoadedModel) -> str:
 
 
 def compare(loaded: LoadedModel, folder: Path, python: str, text: str, frames: int) -> Comparison:
-    """What `loaded`, in float32, and the official package make of `text`. Synchronises.
+    """Run `text` with `loaded`, in float32, and with the official package, and compare. Synchronises.
 
-    To be called in inference mode, the codec settled in float32. Raises `EngineError` with the last words of the
-    official package if it fails.
+    Call it in inference mode, with the codec settled in float32. Raises `EngineError` with the end of the official
+    package's stderr if it fails.
     """
     spec, is_patch = loaded.model.spec, allocate(loaded, 1).frames.is_floating_point()
     asked = SpeechRequest(
@@ -73,7 +73,7 @@ def compare(loaded: LoadedModel, folder: Path, python: str, text: str, frames: i
         voice=spec.voices[0] if spec.voices else None,
         language="english" if "english" in spec.languages else "auto",
         instructions="A calm voice." if "described" in spec.voice_modes and spec.accepts_instructions else None,
-        # Where frames are patches there is nothing to sample.
+        # Patches are not sampled.
         sampling=SamplingParams() if is_patch else SamplingParams(temperature=0.0),
         max_frames=frames,
     )
@@ -88,7 +88,7 @@ def compare(loaded: LoadedModel, folder: Path, python: str, text: str, frames: i
     decision, expected = ours.decisions[0][0], torch.from_numpy(made["decision"])
     return Comparison(
         positions=(ours.positions[0], int(made["positions"])),
-        # Ours leaves out, or masks, what can never be decided.
+        # Ours lacks, or masks, ids that can never be sampled.
         decision_db=snr_db(*_decidable(decision, expected)),
         equal_frames=int(equal.long().cumprod(0).sum()),
         frames=len(theirs),

@@ -1,4 +1,4 @@
-"""Results files of what is measured in this process: the machine, and a table of a line for each row."""
+"""Results files of benchmarks in this process: the machine, and a printed table of the rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WIDTH = 170
 
 
 class Report(report.Report):
-    """That of a bench in this process, on a GPU or not; a row is a line of its table."""
+    """The report of a benchmark in this process, with GPU or CPU, driver and torch; prints its rows as a table."""
 
     def __init__(self, top: Mapping[str, Any], *, is_gpu: bool, **more: Any) -> None:
         where = {"gpu": torch.cuda.get_device_name()} if is_gpu else {"cpu": processor()}
@@ -29,7 +29,7 @@ class Report(report.Report):
         table = Table(title=title, title_justify="left")
         columns = {name: value for row in self.rows for name, value in row.items()}
         for name, value in columns.items():
-            # A field of fields is one column.
+            # A nested mapping is one column.
             parts = "/".join(value) if isinstance(value, Mapping) else ""
             table.add_column(f"{name}\n{parts}", justify="right", overflow="fold")
         for row in self.rows:
@@ -38,7 +38,7 @@ class Report(report.Report):
 
 
 def has_gpu(device: str) -> bool:
-    """Whether `device`, as models are loaded on it, is a GPU."""
+    """Whether a model loaded with `device` is on a GPU."""
     return device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
 
 

@@ -1,4 +1,4 @@
-"""The engine processes that are measured, and requests that any model can speak, whomever it speaks as."""
+"""What a benchmark loads or launches, and requests that any model can speak, whatever its voices."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _REFERENCE_S = 3
 
 @dataclass(frozen=True)
 class Subject:
-    """What to load, and where results go. `model`, `device`, `dtype` and `load_format` are those of
-    `sonoro.models.registry.load`, and `quantization`, of which None is what the configuration says, or none. `out` is
-    written after every result. `commit` names what is run where there is no checkout.
+    """The model to measure, with the arguments of `sonoro.models.registry.load`, and where results go.
+
+    `quantization` None takes the configuration's. `out` is written after every result. `commit` names the code if there
+    is no git checkout.
     """
 
     model: str | None = None
@@ -35,13 +36,13 @@ class Subject:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What decides the result, for its file."""
+        """The settings that the result depends on, for its file."""
         return {name: value for name, value in asdict(self).items() if name not in ("out", "commit", "config")}
 
 
 @dataclass(frozen=True)
 class Launched(Subject):
-    """As what, and with which configuration of the engine, it is launched: its defaults if None. `factory` is that of
+    """A model launched in an engine process: with `config`, or the defaults if None. `factory` as in
     `sonoro.transport.messages.WorkerSettings`.
     """
 
@@ -49,7 +50,7 @@ class Launched(Subject):
     factory: str = DEFAULT_FACTORY
 
     def launch(self, config: EngineConfig) -> EngineClient:
-        """The process of an engine of `config`."""
+        """Launch an engine process with `config`, and this `quantization` if given."""
         if self.quantization is not None:
             config = replace(config, quantization=self.quantization)
         names = ("device", "dtype", "load_format", "factory")
@@ -57,9 +58,10 @@ class Launched(Subject):
 
 
 def speech_request(spec: ModelSpec, number: int, text: str, frames: int) -> SpeechRequest:
-    """Request `number`, its seed too, resolved: `text` spoken for exactly `frames` frames, as the model's first voice.
+    """A resolved request for exactly `frames` frames of `text`, with `number` as id and seed, in the model's first
+    voice.
 
-    A model that only clones is given noise to sound like.
+    A model that only clones gets 3 s of noise as reference.
     """
     is_described = "described" in spec.voice_modes and spec.accepts_instructions
     references: tuple[Reference, ...] = ()

@@ -1,7 +1,4 @@
-"""Frames and audio of a model with no engine around it, from graphs or launched one by one, to be compared.
-
-Knows the protocols of `models.base` and no model.
-"""
+"""Run a model without an engine, from graphs or eagerly, to compare frames and audio."""
 
 from __future__ import annotations
 
@@ -20,16 +17,16 @@ from sonoro.runtime.ring import upload
 __all__ = ["CHUNK_FRAMES", "SLOTS", "Spoken", "allocate", "speak"]
 
 SLOTS, CHUNK_FRAMES = 4, 4
-"""Requests of a launch, padded, and frames decoded by one: as an engine of that many slots has them."""
+"""Padded batch size of a launch, and frames per codec launch: those of an engine of that many slots."""
 
 _POSITIONS, _PAGE_POSITIONS, _TOKENS, _BUCKET = 2048, 32, 2048, 128
 
 
 class Spoken(NamedTuple):
-    """What requests became, on the CPU: frames [B, T, ...], audio [B, S] and every decision [B, V] of the first frame,
-    which are known of eager launches alone.
+    """Results of a batch, on the CPU: frames [B, T, ...], audio [B, S], and the logits [B, V] of every decision of the
+    first frame (eager runs only).
 
-    `positions` of each prompt. `captured` counts the graphs it was made with; `uncaptured` says why others were not.
+    `positions`: length of each prompt. `captured`: number of graphs used; `uncaptured`: errors of failed captures.
     """
 
     frames: Tensor
@@ -41,16 +38,16 @@ class Spoken(NamedTuple):
 
 
 def allocate(loaded: LoadedModel, frames: int, text_ids: int = 1) -> Any:
-    """The state of `SLOTS` requests that speak so many frames, with page tables as wide as an engine has them."""
+    """State of `SLOTS` slots of `frames` frames and `text_ids` pending ids, with page tables as wide as an engine's."""
     pages = SLOTS * _POSITIONS // _PAGE_POSITIONS
     return loaded.model.allocate(Capacity(SLOTS, _POSITIONS, frames, text_ids, _PAGE_POSITIONS, pages, _TOKENS))
 
 
 def speak(loaded: LoadedModel, requests: Sequence[SpeechRequest], frames: int, *, is_eager: bool = True) -> Spoken:
-    """`frames` frames of each of up to `SLOTS` requests, spoken together. Synchronises.
+    """Run `frames` frames of up to `SLOTS` requests in one batch. Synchronises.
 
-    To be called in inference mode, on a stream that may be captured. `is_eager` runs the prompts and a first frame
-    besides, whose decisions it records.
+    Call it in inference mode, on a stream that can be captured. `is_eager` uses no graphs, and runs prompts and first
+    frame once more to record the decisions.
     """
     model, slots, width = loaded.model, list(range(len(requests))), _POSITIONS // _PAGE_POSITIONS
     prompts = _prompts(loaded, requests)

@@ -1,4 +1,4 @@
-"""How long a piece of work takes, and how fast memory is: on a GPU by its own clock. Knows no model."""
+"""Time work and memory copies; on a GPU with CUDA events."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _COPY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}
 
 
 def times_ms(work: Callable[[], Any], repeats: int, device: torch.device) -> list[float]:
-    """The time of each of `repeats` calls of `work`, launched back to back on the current stream. Synchronises.
+    """Times of `repeats` calls of `work`, in ms, launched back to back on the current stream. Synchronises.
 
-    Work that the host launches more slowly than the device does it takes as long as its launching.
+    If launching takes longer than the device needs, the launch time is measured.
     """
     if device.type != "cuda":
         marks = [time.perf_counter()]
@@ -37,14 +37,15 @@ def times_ms(work: Callable[[], Any], repeats: int, device: torch.device) -> lis
 
 
 def median_ms(work: Callable[[], Any], repeats: int, warm_ups: int, device: torch.device) -> float:
-    """The median of `times_ms` after `warm_ups` calls."""
+    """Median of `times_ms` after `warm_ups` calls."""
     for _ in range(warm_ups):
         work()
     return statistics.median(times_ms(work, repeats, device))
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Bytes per second, read and written, of the fastest of some copies of a tensor far larger than any cache."""
+    """Memory bandwidth in bytes per second, read plus written: the fastest of ten copies of a tensor larger than
+    caches."""
     source = torch.ones(_COPY_BYTES[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     fastest_ms = min(times_ms(lambda: target.copy_(source), 12, device)[2:])

@@ -1,9 +1,8 @@
-"""Measures on the card at hand how products of a few rows run best: `sonoro tune`.
+"""Measure the fastest plans for products of a few rows on this card: `sonoro tune`.
 
-Of each weight shape and number of rows the plans that are estimated to be fastest are timed, one product after the
-other over weights that no cache holds, in a CUDA graph; the best is varied once more. Kernels are compiled before they
-are timed, on all cores. What is measured of a shape is written at once: a run that is broken off goes on with the next.
-Knows no model: shapes are given.
+For each weight shape and number of rows, the plans with the best estimates are timed in a CUDA graph, over weights that
+exceed the L2 cache; then variations of the best. Kernels are compiled beforehand, on all cores. Each shape is written
+when it is done, and an interrupted run resumes with the next.
 """
 
 from __future__ import annotations
@@ -51,33 +50,33 @@ except ImportError:
 __all__ = ["MOST_ROWS", "Bench", "Gpu", "Tuning", "compile_plan", "parse_shape", "run"]
 
 MOST_ROWS = 256
-"""Rows of the last column that is measured: with more, the library serves."""
+"""Most rows that are measured; with more, cuBLAS runs."""
 
 _TRIED = 12
-"""Plans of a product that are timed, of those that are estimated to be fastest, before the best is varied."""
+"""Plans timed per product and kind, by estimate, before the best is varied."""
 
 _CACHE_BYTES = 1 << 28
-"""Of weights that a chain reads at least: more than any L2 cache holds."""
+"""Least bytes of weights read per graph replay: more than any L2 cache."""
 
 
 Weight = tuple[Tensor, Tensor | None]
-"""A weight [N, K], and the scale [N] of one in 8 bits."""
+"""A weight [N, K], and the scale [N] of an 8-bit one."""
 
 
 class Bench(Protocol):
-    """What times plans."""
+    """Compiles and times plans."""
 
     def compile(self, product: Product, plans: Iterable[Plan]) -> None:
-        """Begin to compile what `plans` launch for `product`."""
+        """Start compiling the kernels of `plans` for `product`."""
 
     def seconds(self, product: Product, plan: Plan) -> float:
-        """What a product takes by a plan; infinity where it cannot be run."""
+        """Time of `product` with `plan`; infinity if it cannot be launched."""
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """What is to be measured: weight `shapes` [N, K], each with whether it is gated, all that are known if none is
-    given, in bfloat16 or kept as `quantization` says. `out`: the file, in the user's cache if None."""
+    """What to measure: weight `shapes` ([N, K], is gated), all known ones if empty, in bfloat16 or `quantization`.
+    `out`: the file; None is in the user's cache."""
 
     shapes: tuple[tuple[tuple[int, int], bool], ...] = ()
     out: Path | None = None
@@ -89,7 +88,7 @@ class Tuning:
 
 
 def parse_shape(text: str) -> tuple[tuple[int, int], bool]:
-    """A shape as on a command line: "4096x2048", or "12288x2048:gated". Raises `ConfigError`."""
+    """Parse a shape of the command line: "4096x2048", or "12288x2048:gated". Raises `ConfigError`."""
     size, _, kind = text.partition(":")
     n, _, k = size.partition("x")
     if not (n.isdecimal() and k.isdecimal() and int(n) and int(k) and kind in ("", "gated")):
@@ -98,8 +97,10 @@ def parse_shape(text: str) -> tuple[tuple[int, int], bool]:
 
 
 def run(tuning: Tuning, device: torch.device, say: Callable[[str], None], bench: Bench | None = None) -> Path:
-    """Measure, saying how it goes, and print the file, which the next start reads. Processes are forked from this one,
-    which may have no thread and must not have used a GPU. Raises `ConfigError` for a device that is no GPU."""
+    """Measure, report progress to `say`, and write the file, which the next start reads; returns its path.
+
+    Forks compiler processes: the caller must have no other thread, and must not have used a GPU. Raises `ConfigError`
+    for a device that is no GPU."""
     if bench is not None:
         return _run(tuning, device, say, bench)
     if device.type != "cuda":
@@ -119,7 +120,7 @@ def _run(tuning: Tuning, device: torch.device, say: Callable[[str], None], bench
         if not file.has(shape)
     ]
     done, total = (len(shapes) - len(missing)) * len(columns), len(shapes) * len(columns)
-    # While a shape is measured the kernels of the next are compiled.
+    # The kernels of the next shape compile while one is measured.
     for one, following in zip_longest(missing, missing[1:]):
         one.begin()
         one.measure_first()
@@ -137,7 +138,7 @@ def _run(tuning: Tuning, device: torch.device, say: Callable[[str], None], bench
 
 
 class _File:
-    """The file of plans as it grows, a shape at a time."""
+    """The file of plans, written one shape at a time. Raises `ConfigError` if it is for another card or format."""
 
     def __init__(self, path: Path, on: Card, quantization: str) -> None:
         self._path = path
@@ -154,7 +155,7 @@ class _File:
         return _name(shape) in self._values["plans"]
 
     def add(self, product: Product, plans: Sequence[Plan]) -> None:
-        """The plans of the shape of a `product`, by rows."""
+        """Write the plans, by rows, for the shape of `product`."""
         name = _name(product.shape)
         self._values["plans"][name] = [to_text(plan) for plan in plans]
         if product.is_gated and name not in self._values["gated"]:
@@ -170,7 +171,7 @@ def _name(shape: tuple[int, int]) -> str:
 
 
 class _Shape:
-    """The products with one weight shape, and how long each takes by the plans that were tried."""
+    """The products of one weight shape, and their times by plan."""
 
     def __init__(self, products: Sequence[Product], on: Card, bench: Bench) -> None:
         self.products, self._on, self._bench = products, on, bench
@@ -178,7 +179,7 @@ class _Shape:
         self._first: dict[Product, list[Plan]] = {}
 
     def begin(self) -> None:
-        """Have what is tried first compiled."""
+        """Start compiling the plans that are tried first."""
         if not self._first:
             self._first = {product: list(_likely(product, self._on)) for product in self.products}
             self._compile(self._first)
@@ -187,14 +188,14 @@ class _Shape:
         self._measure(self._first)
 
     def vary(self) -> list[Plan]:
-        """The best plan of each product, once those that differ in little from the best so far were tried too."""
+        """Time variations of the best plans so far; returns the best plan of each product."""
         varied = {product: list(variations(self.found(product)[0], product, self._on)) for product in self.products}
         self._compile(varied)
         self._measure(varied)
         return [self.found(product)[0] for product in self.products]
 
     def found(self, product: Product) -> tuple[Plan, float, float]:
-        """The best plan so far, how long it takes, and how long the library's does; seconds."""
+        """The best plan so far, its time, and cuBLAS's, in seconds."""
         times = self._times[product]
         best = min(times, key=lambda plan: times[plan])
         return best, times[best], times[CublasPlan()]
@@ -212,7 +213,7 @@ class _Shape:
 
 
 def _likely(product: Product, on: Card) -> Iterator[Plan]:
-    """The library's plan, and of each kind those that are estimated to be fastest."""
+    """cuBLAS, and the plans of each kind with the best estimates."""
     found = sorted(candidates(product, on), key=lambda plan: estimate_s(plan, product, on))
     swapped = [plan for plan in found if isinstance(plan, TilePlan) and plan.is_swapped]
     tiles = [plan for plan in found if isinstance(plan, TilePlan) and not plan.is_swapped]
@@ -226,7 +227,7 @@ def _launch(x: Tensor, gain: Tensor, weight: Weight, plan: Plan, *, is_gated: bo
 
 
 def compile_plan(product: Product, plan: Plan, on: Card, quantization: str = "none") -> None:
-    """Compile what `plan` launches for `product` on a card. What fails is found again where it is launched."""
+    """Compile the kernels of `plan` for `product` on a card; failures show again at the launch."""
     variants: dict[Variant, None] = {}
     with recording(on, variants.setdefault), torch.inference_mode():
         empty = partial(torch.empty, dtype=torch.bfloat16, device="meta")
@@ -236,12 +237,12 @@ def compile_plan(product: Product, plan: Plan, on: Card, quantization: str = "no
 
 
 def _inputs(product: Product, make: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
-    """Rows, and what they are multiplied by before the product."""
+    """Activations, and the norm's weight."""
     return make(product.rows, product.shape[1]), make(product.shape[1])
 
 
 def _weight(product: Product, quantization: str, make: Callable[..., Tensor]) -> Weight:
-    """A weight, and its scale if it is in 8 bits."""
+    """A weight, and its scale if `quantization` has 8 bits."""
     weight = make(*product.shape)
     if quantization == "none":
         return weight, None
@@ -251,7 +252,7 @@ def _weight(product: Product, quantization: str, make: Callable[..., Tensor]) ->
 
 
 class Gpu:
-    """Times plans on a GPU, compiling in the processes of `pool`."""
+    """Times plans on a GPU, and compiles them in the processes of `pool`."""
 
     def __init__(self, device: torch.device, pool: ProcessPoolExecutor, quantization: str = "none") -> None:
         self._device, self._pool, self._card, self._quantization = device, pool, card(device), quantization

@@ -1,6 +1,7 @@
-"""What somebody with released weights runs first: every check of one model on one machine, in a table and a file.
+"""`sonoro verify`: every check of one model on one machine, as a table and a file; to be run first with released
+weights.
 
-A check that fails does not keep the others from running. Knows the protocols of `models.base` and no model.
+A failed check does not stop the others.
 """
 
 from __future__ import annotations
@@ -43,16 +44,16 @@ SENTENCES = (
     "It is easy to tell the depth of a well.",
 )
 BATCHES = (1, SLOTS)
-"""Requests of a launch for which the kernels of a frame are checked."""
+"""Batch sizes at which the kernels of a frame are checked."""
 
 FRAMES = 12
-"""Of each sentence, where two ways of making it are compared."""
+"""Frames of each sentence in comparisons."""
 
 SAME_DB = 60.0
-"""What kernels in float32 must be from their references: other orders of sums."""
+"""Least SNR, in dB, of float32 kernels against their references: they sum in other orders."""
 
 FRAME_DB = {torch.bfloat16: 10.0, torch.float32: SAME_DB}
-"""The same of the first decision. In bfloat16 it is rounding that grows through the layers; a wrong kernel gives 0."""
+"""Least SNR, in dB, of the first decision. In bfloat16 rounding grows through the layers; a wrong kernel gives 0."""
 
 SHOWN_PEAKS = 5
 
@@ -63,8 +64,8 @@ CONFIG = EngineConfig(
 
 @dataclass(frozen=True)
 class Verification(Subject):
-    """What to verify. `reference` is an interpreter that has the official package. The report goes to `out`, and
-    sentences beside it; None is `verify-<model>.json` in the current folder.
+    """What to verify. `reference`: an interpreter with the official package. `out`: the report's file, with audio files
+    beside it; None is `verify-<model>.json` in the current folder.
     """
 
     codec_dtype: str = "auto"
@@ -72,11 +73,11 @@ class Verification(Subject):
 
 
 def run(wanted: Verification) -> dict[str, Any]:
-    """Verify, print what comes of it, and write the report, which it returns.
+    """Run all checks, print and write the report, and return it.
 
-    Raises `EngineError` at the end if a kernel disagrees with its reference, a sample is not finite, a graph differs
-    from eager launches, codes from the official ones in float32, or a check could not be run; at once what loading
-    raises.
+    Raises `EngineError` at the end if a check failed: a kernel disagrees with its reference, a sample is not finite, a
+    graph differs from eager, frames differ from the official ones in float32, or a check raised. Errors of loading are
+    raised at once.
     """
     started_s = time.perf_counter()
     quantization = wanted.quantization or "none"
@@ -127,7 +128,7 @@ def _free() -> None:
 
 
 def _missing_gib(parameters: int, device: torch.device) -> float:
-    """What a card lacks for so many float32 parameters and a fifth of that; negative if it lacks nothing."""
+    """GiB missing on the card for `parameters` float32 parameters plus a fifth; negative if they fit."""
     if device.type != "cuda":
         return 0.0
     return (4.8 * parameters - torch.cuda.mem_get_info(device)[0]) / 2**30
@@ -135,7 +136,7 @@ def _missing_gib(parameters: int, device: torch.device) -> float:
 
 @contextmanager
 def _active(device: torch.device) -> Iterator[None]:
-    """Inference mode, true float32, and on a GPU a stream from which graphs can be captured."""
+    """A context with inference mode, no TF32, and on a GPU a stream that can be captured."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # the weights were made on another stream
     stream = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
@@ -144,7 +145,7 @@ def _active(device: torch.device) -> Iterator[None]:
 
 
 class _Checks:
-    """The checks of one loaded model, each of them one or two rows of `report`."""
+    """The checks of one loaded model; each adds one or two rows to `report`."""
 
     def __init__(self, report: Report, loaded: LoadedModel, config: EngineConfig, out: Path, started_s: float) -> None:
         self.report, self.loaded, self.config, self.out = report, loaded, config, out
@@ -153,17 +154,17 @@ class _Checks:
         self._noted_s = started_s
 
     def note(self, check: str, outcome: str, found: str) -> None:
-        """What one check came to, in words, and the seconds since the one before."""
+        """Add a row: outcome and finding of a check, and the seconds since the one before."""
         now_s = time.perf_counter()
         self.report.add({"check": check, "outcome": outcome, "found": found, "seconds": now_s - self._noted_s})
         self._noted_s = now_s
 
     def kept(self, check: str) -> AbstractContextManager[None]:
-        """A check: what it raises fails it, and the others go on."""
+        """A context for a check: an exception fails it and is not raised."""
         return border(lambda error: self.note(check, FAILED, " ".join(f"{type(error).__name__}: {error}".split())))
 
     def run(self) -> Spoken | None:
-        """Everything that needs no other dtype. What the eager launches made, to be compared with another."""
+        """Run the checks in the model's dtype; returns the eager results, for `compare`."""
         loaded, spoken = self.loaded, None
         self.note("load", PASSED, f"{sum(loaded.parameters.values()):,} parameters on {loaded.device}")
         names = ", ".join(loaded.skipped[:6]) + ", ..." * (len(loaded.skipped) > 6)
@@ -184,8 +185,8 @@ class _Checks:
         return spoken
 
     def compare(self, spoken: Spoken, other: LoadedModel) -> None:
-        """`spoken` with what `other`, the same in another dtype, makes of the same requests and frames."""
-        # As references: no kernel of that dtype need be compiled for this.
+        """Compare `spoken` with `other`, the same model in another dtype, on the same requests and frames."""
+        # References alone, so that no kernel of that dtype is compiled.
         with _active(other.device), references_alone():
             other.model.codec.settle("float32", 1, (1,))
             again, codec = speak(other, _requests(other), FRAMES), other.model.codec
@@ -204,7 +205,7 @@ class _Checks:
         self.note("codec and float32", REPORTED, f"the same frames as audio {audio_db:.1f} dB; {peak}")
 
     def compare_with_official(self, wide: LoadedModel, wanted: Verification) -> None:
-        """`wide`, in float32, with the official package: prompts, greedy frames and audio."""
+        """Compare `wide`, in float32, with the official package: prompts, greedy frames and audio."""
         if wanted.reference is None:
             return
         folder = registry.locate(wanted.model)
@@ -227,7 +228,7 @@ class _Checks:
             self.note("official package", PASSED if found.is_same else FAILED, what)
 
     def _settle(self) -> None:
-        """What the codec is served in. Float16 that has room, but is not what float32 says, has a wrong kernel."""
+        """Settle the codec. Float16 with enough headroom but low SNR against float32 means a wrong kernel."""
         choice = self.loaded.model.codec.settle(self.config.codec_dtype, SLOTS, self.config.chunk_frames)
         self._choice = choice
         self.report.top["codec"] = {
@@ -241,7 +242,7 @@ class _Checks:
         self.note("codec", FAILED if is_wrong else REPORTED, str(choice))
 
     def _graphs(self) -> Spoken:
-        """Graphs and eager launches, bit by bit, at the same padded size."""
+        """Compare graphs with eager launches, bit for bit, at the same padded size."""
         graph, eager = (
             speak(self.loaded, _requests(self.loaded), FRAMES, is_eager=is_eager) for is_eager in (False, True)
         )
@@ -254,7 +255,7 @@ class _Checks:
         return eager
 
     def _frame_kernels(self, spoken: Spoken | None) -> None:
-        """The decisions of the first frame by kernels and by references, through all layers and a whole prompt."""
+        """Compare the first decision by kernels with that by references, through all layers and a whole prompt."""
         if spoken is None:
             raise EngineError("nothing was spoken to compare")
         with references_alone():
@@ -264,7 +265,7 @@ class _Checks:
         self.note("frame kernels", PASSED if found_db >= least_db else FAILED, what)
 
     def _codec_kernels(self, spoken: Spoken | None) -> None:
-        """The codec's kernels and their references, on frames that the model made; and that all is finite."""
+        """Compare the codec's kernels with their references on the model's frames; all samples must be finite."""
         if spoken is None or self._choice is None:
             raise EngineError("nothing was spoken to check them with")
         codec, frames = self.loaded.model.codec, spoken.frames.to(self.loaded.device)
@@ -277,9 +278,9 @@ class _Checks:
         self.note("codec kernels", PASSED if ratio_db >= least_db and not broken else FAILED, what)
 
     def _kernels(self) -> None:
-        """Every kernel of a frame against its reference on these weights; and those that failed before, anywhere."""
+        """Compare every kernel of a frame with its reference on these weights; report those that failed earlier too."""
         for operation in Operation.known:
-            operation.difference = None  # what an earlier check in this process has found
+            operation.difference = None  # of an earlier check in this process
         for batch in BATCHES:
             self.loaded.model.check_kernels(allocate(self.loaded, FRAMES), batch)
         checked = {op.name: op.difference for op in Operation.known if op.difference is not None}
@@ -295,7 +296,7 @@ class _Checks:
             self.note("kernels", LEFT_OUT, "there is no GPU: the references serve")
 
     def _sentences(self) -> None:
-        """The sentences through an engine, to their ends, into files."""
+        """Speak the sentences with an engine, to their ends, and write them to files."""
         engine, spec = Engine(self.loaded.model, self.config), self.loaded.model.spec
         wanted = [msgspec.structs.replace(one, ignore_eos=False, max_frames=None) for one in _requests(self.loaded)]
         for request in wanted:
