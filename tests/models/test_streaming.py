@@ -16,6 +16,7 @@ from sonoro.core.errors import ConfigError
 from sonoro.models import registry
 from sonoro.models.base import Voice
 from sonoro.models.codec_choice import HALF_LIMIT, snr_db
+from sonoro.nn.window import WindowLayer
 from tiny_codec import CHUNKS, FRAMES, close, stream
 
 MAKERS = {"qwen3_tts": tiny_codec.make_codec, "fish_s2": fish_codec.make_codec, "voxcpm2": vox_codec.make_codec}
@@ -233,6 +234,24 @@ def test_a_fused_decode_has_fixed_shapes_and_asks_nothing_of_the_device(make):
     frames, slots = draw(codec, 2, 3).to("meta"), torch.zeros(2, dtype=torch.int64, device="meta")
     with device_only():
         assert codec.decode(frames, slots, history).shape == (2, 3 * codec.hop)
+
+
+@pytest.mark.parametrize("family", ["qwen3_tts", "fish_s2"])
+def test_a_fused_decoder_keeps_its_transformer_once(family):
+    """And is what it was, though it moves once more."""
+    whole = MAKERS[family](TILED[family], torch.float32, 0.1)
+    layers = [part for part in whole.decoder.modules() if isinstance(part, WindowLayer)]
+    taken = [weight.numel() for layer in layers for weight in layer.parameters()]
+    settled(whole, "float16")
+    frames = draw(whole, 2)
+    expected = whole.decode(frames)
+    kept = [part for part in whole.decoder.modules() if isinstance(part, WindowLayer)]
+    assert sum(weight.numel() for layer in kept for weight in layer.parameters()) == sum(taken)
+    assert {tensor.data_ptr() for layer in whole.fused.layers for tensor in (layer.qkv, layer.gate_up)} <= {
+        weight.data_ptr() for layer in kept for weight in layer.parameters()
+    }
+    whole.move(torch.device("cpu"))
+    assert torch.equal(whole.decode(frames), expected)
 
 
 @pytest.mark.parametrize(("wanted", "least_db"), [("float16", 40), ("bfloat16", 20), ("auto", torch.inf)])

@@ -28,7 +28,7 @@ from sonoro.models.codec_choice import (
     snr_db,
 )
 from sonoro.nn.history import WHOLE, Context, History, Layout
-from sonoro.nn.vocoder_fused import Past
+from sonoro.nn.vocoder_fused import Past, keep_folded
 from sonoro.ops.device import is_recorded
 from sonoro.runtime.ring import overwrite
 
@@ -214,6 +214,7 @@ class StreamingCodec(nn.Module):
         }
         self.decoder = copy.deepcopy(self.decoder, narrowed)
         self.decoder.finalize()
+        keep_folded(self.decoder)
         self.fused = self.fuse(self.decoder, dtype)
 
     def allocate(self, slots: int) -> History:

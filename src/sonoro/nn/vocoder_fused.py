@@ -21,7 +21,7 @@ from sonoro.ops.activation import Rates
 from sonoro.ops.causal import Bound, depthwise, depthwise_norm, last_conv
 from sonoro.ops.conv import Epilogue, LeftContext, conv
 
-__all__ = ["FoldedLayer", "FusedBlocks", "FusedVocoder", "Past", "fold_layers", "scaled", "taps"]
+__all__ = ["FoldedLayer", "FusedBlocks", "FusedVocoder", "Past", "fold_layers", "keep_folded", "scaled", "taps"]
 
 
 class Past:
@@ -62,13 +62,8 @@ class FoldedLayer:
     """A `WindowLayer` with norm weights and layer scales folded into its matrices, and gate and up rows interleaved."""
 
     def __init__(self, layer: WindowLayer, config: WindowConfig) -> None:
-        attention, feed = layer.self_attn, layer.mlp
-        self.attention, self.config = attention, config
-        self.qkv = scaled(attention.qkv_proj.weight, layer.input_layernorm.weight)
-        self.out = scaled(attention.o_proj.weight, None, layer.self_attn_layer_scale.scale)
-        gate_up = scaled(feed.gate_up_proj.weight, layer.post_attention_layernorm.weight)
-        self.gate_up = torch.stack(gate_up.chunk(2, dim=1), dim=2).flatten(1, 2)
-        self.down = scaled(feed.down_proj.weight, None, layer.mlp_layer_scale.scale)
+        self.attention, self.config = layer.self_attn, config
+        self.qkv, self.out, self.gate_up, self.down = _folded(layer)
 
     def __call__(self, x: Tensor, past: Past) -> Tensor:
         """Run the layer on `x` [B, T, width], float32 or wider; same shape and dtype."""
@@ -79,6 +74,29 @@ class FoldedLayer:
         _, inner = conv(x, self.gate_up, epilogue=Epilogue(norm_eps=config.norm_eps, function="gate"))
         x, _ = conv(inner, self.down, epilogue=Epilogue(residual=x, plain=x.dtype))
         return x
+
+
+def _folded(layer: WindowLayer) -> list[Tensor]:
+    """Q/K/V, output, gate and up with alternating rows, and down projection of `layer`, as `FoldedLayer` has them."""
+    if len(layer.folded):
+        return list(layer.folded)
+    attention, feed = layer.self_attn, layer.mlp
+    gate_up = scaled(feed.gate_up_proj.weight, layer.post_attention_layernorm.weight)
+    return [
+        scaled(attention.qkv_proj.weight, layer.input_layernorm.weight),
+        scaled(attention.o_proj.weight, None, layer.self_attn_layer_scale.scale),
+        torch.stack(gate_up.chunk(2, dim=1), dim=2).flatten(1, 2),
+        scaled(feed.down_proj.weight, None, layer.mlp_layer_scale.scale),
+    ]
+
+
+def keep_folded(module: nn.Module) -> None:
+    """Keep of every `WindowLayer` in `module` the folded matrices alone: it can only run fused from now on."""
+    for layer in [part for part in module.modules() if isinstance(part, WindowLayer)]:
+        attention, feed = layer.self_attn, layer.mlp
+        layer.folded = nn.ParameterList(nn.Parameter(weight, requires_grad=False) for weight in _folded(layer))
+        for projection in (attention.qkv_proj, attention.o_proj, feed.gate_up_proj, feed.down_proj):
+            projection.weight.data = projection.weight.new_empty(0)
 
 
 def fold_layers(layers: WindowLayers) -> list[FoldedLayer]:

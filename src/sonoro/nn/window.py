@@ -79,10 +79,14 @@ class WindowAttention(CausalLayer):
 
 
 class WindowLayer(nn.Module):
-    """One pre-norm layer with layer scales; Q, K and V are one projection, and so are gate and up."""
+    """One pre-norm layer with layer scales; Q, K and V are one projection, and so are gate and up.
+
+    `folded` are the matrices of its fused form, if they are kept in place of its own (`nn.vocoder_fused.keep_folded`).
+    """
 
     def __init__(self, config: WindowConfig) -> None:
         super().__init__()
+        self.folded = nn.ParameterList()
         self.input_layernorm = RMSNorm(config.width, config.norm_eps)
         self.self_attn = WindowAttention(config)
         self.self_attn_layer_scale = LayerScale(config.width)
