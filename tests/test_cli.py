@@ -100,7 +100,7 @@ def test_say_speaks_in_every_variant(
     assert np.isfinite(first).all()
     assert first.std() > 0
     sonoro("say", "Hello there.", "--model", models / model, *given, *SHORT)
-    assert is_same(spoken(), first), "the same seed draws the same speech"
+    assert is_same(spoken(), first), "the same seed gives the same speech"
     sonoro("say", "Hello there.", "--model", models / model, *given, *SHORT, "--seed", "1")
     assert not is_same(spoken(), first)
 
@@ -163,7 +163,7 @@ def test_a_configuration_file_is_used(sonoro: Run, models: Path) -> None:
     assert code == 1, "what ran away is not all of the text"
     name, duration_s, how = SUMMARY.match(out.rstrip("\n")).groups()
     assert (name, duration_s) == ("out.wav", "0.32")
-    assert "did not end by themselves" in how
+    assert "where it ran away" in how
     assert len(spoken()) == 4 * 1920
     again = sonoro("say", text, "--model", models / "custom_voice", "--config", "engine.yaml", "--attempts", "3")
     assert again[0] == 1

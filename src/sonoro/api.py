@@ -1,4 +1,4 @@
-"""The Python API: `TTS(...).generate("...")`. Torch is loaded with the first `TTS`."""
+"""The Python API: `TTS(...).generate("...")`. Torch is imported with the first `TTS`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _request_numbers = itertools.count()
 
 @dataclass(frozen=True, kw_only=True)
 class _Keywords:
-    """The keywords of `speech_request`, which explains them; any other is an option of the model."""
+    """The keywords of `speech_request`, documented there; any other is an option of the model."""
 
     language: str | None = None
     instructions: str | None = None
@@ -65,7 +65,7 @@ _PASSED_ON = ("language", "instructions", "max_frames", "ignore_eos", "attempts"
 
 
 def _with_keywords(function: Method) -> Method:
-    """Show `_Keywords` in the signature of `function`, before its own `**options`."""
+    """Add `_Keywords` to the signature of `function`, before its `**options`."""
     *first, options = (made := inspect.signature(function)).parameters.values()
     parameters = [*first, *inspect.signature(_Keywords).parameters.values(), options]
     function.__signature__ = made.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -74,27 +74,27 @@ def _with_keywords(function: Method) -> Method:
 
 @_with_keywords
 def speech_request(text: str, voice: str | None = None, **options: Any) -> SpeechRequest:
-    """A request to speak `text`; None stands for the model's default, and for seed 0. Raises `InvalidRequest`.
+    """Make a request to speak `text`. None means the model's default (seed: 0). Raises `InvalidRequest`.
 
-    text: what to speak.
-    voice: one of the model's voices (`TTS.voices`); its first if none.
-    language: one of `TTS.languages`; "auto" if none.
-    instructions: how to speak, or who speaks, in words, where the model follows them.
-    ref_audio: a recording to speak like, 0.5 to 60 s: a file's path or its bytes, where the model can clone.
-    ref_text: what is said in `ref_audio`, which is then continued in context.
-    x_vector_only: take only the timbre of `ref_audio`; needs no `ref_text`.
+    text: the text to speak.
+    voice: one of the model's voices (`TTS.voices`); default: the first.
+    language: one of `TTS.languages`; default: "auto".
+    instructions: how to speak, or who speaks, in words, if the model accepts that.
+    ref_audio: a recording of the voice to clone, 0.5 to 60 s, as a path or a file's bytes, if the model can clone.
+    ref_text: transcript of `ref_audio`.
+    x_vector_only: clone only the timbre of `ref_audio`, without `ref_text`.
     seed: the same seed gives the same speech.
-    temperature: 0 is greedy; higher is livelier and less sure.
-    top_k: sample from the k likeliest; 0 keeps all.
-    top_p: sample from the likeliest that hold this probability; above 0, at most 1.
+    temperature: 0 is greedy; higher is more varied.
+    top_k: sample from the k most likely codes; 0 keeps all.
+    top_p: nucleus sampling, above 0 and at most 1: keep the most likely codes of this total probability.
     repetition_penalty: above 1 avoids repetition.
-    max_frames: the most frames of audio; by default the text's length bounds them.
-    ignore_eos: go on to `max_frames` whatever the model says; for measuring.
-    attempts: how often a segment that runs away is spoken, at most, each time with the next seed; if none, once, or
-        as often as the model asks for (`TTS.spec.attempts`) where the audio is returned whole.
-    on_fault: what becomes of a segment that goes wrong as the model's attention says: "mark" tells of it, "retry"
-        speaks it again within `attempts`, "continue" streams it, breaks it off at its last good word and goes on there.
-    options: the model's own options, as `TTS.spec.options` lists them.
+    max_frames: maximum number of frames; default: by the text's length.
+    ignore_eos: generate `max_frames` frames even if the model ends before; for benchmarks.
+    attempts: maximum attempts at a segment that runs away, each with the next seed; default: 1, or `TTS.spec.attempts`
+        where the audio is returned whole.
+    on_fault: how to handle a segment that is not spoken as written, by the model's attention: "mark" reports it,
+        "retry" speaks it again within `attempts`, "continue" breaks it off at its last good word and goes on there.
+    options: the model's own options, listed in `TTS.spec.options`.
     """
     given = _Keywords(**{name: options.pop(name) for name in _Keywords.__dataclass_fields__ if name in options})
     return SpeechRequest(
@@ -116,19 +116,19 @@ def _references(given: _Keywords) -> tuple[Reference, ...]:
     if given.ref_text is not None:
         raise InvalidReference("ref_text", given.ref_text, "it is the transcript of ref_audio; give that too")
     if given.x_vector_only:
-        raise InvalidReference("x_vector_only", True, "it says how to use ref_audio; give that too")
+        raise InvalidReference("x_vector_only", True, "it needs ref_audio; give that too")
     return ()
 
 
 def listen(pieces: Generator[AudioPiece, None, Finished], take: Callable[[AudioPiece], None]) -> Finished:
-    """Hand every piece of a stream to `take`; returns how the speech ended."""
+    """Call `take` with every piece of a stream; return its `Finished`."""
     while isinstance(received := _next(pieces), AudioPiece):
         take(received)
     return received
 
 
 def _next(pieces: Generator[AudioPiece, None, Finished]) -> AudioPiece | Finished:
-    """The next piece, or how the stream ended."""
+    """The next piece, or the stream's `Finished`."""
     try:
         return next(pieces)
     except StopIteration as end:
@@ -137,17 +137,17 @@ def _next(pieces: Generator[AudioPiece, None, Finished]) -> AudioPiece | Finishe
 
 
 class _Job(NamedTuple):
-    """A request and the speed of its audio, at the same pitch."""
+    """A request and the playback speed of its audio."""
 
     request: SpeechRequest
     speed: float
 
 
-_SPEED_HELP = "speed: how fast it is played, 0.25 to 4, without a change of pitch."
+_SPEED_HELP = "speed: tempo of the audio, 0.25 to 4, at the same pitch."
 
 
 def _with_request_keywords(method: Method) -> Method:
-    """Show and explain the keywords of `speech_request`, which `method` passes on, and `speed`."""
+    """Add the keywords of `speech_request`, which `method` passes on, and `speed` to its signature and docstring."""
     made = inspect.signature(speech_request)
     owner = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     speed = inspect.Parameter("speed", inspect.Parameter.KEYWORD_ONLY, default=1.0, annotation="float")
@@ -162,16 +162,16 @@ def _with_request_keywords(method: Method) -> Method:
 
 
 Item = str | Mapping[str, Any] | SpeechRequest
-"""An item of a batch: a text, the keywords of `speech_request`, or a request made by it."""
+"""An item of a batch: a text, a mapping of `speech_request`'s keywords, or a request."""
 
 
 class TTS:
-    """A loaded model, ready to speak. Safe to use from several threads; their requests share the batch.
+    """A loaded model, ready to speak. Thread-safe; requests of several threads are batched together.
 
     model: a checkpoint folder, a hub id, the name of a known configuration, or None for the built-in voice.
     device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:1".
-    dtype: "bfloat16" or "float32"; None for what suits the device.
-    load_format: "auto", or "dummy" to fill the configuration with random weights.
+    dtype: "bfloat16" or "float32"; None to choose by device.
+    load_format: "auto", or "dummy" for random weights.
     config: an `EngineConfig`, a mapping of its fields, or the path of a YAML file with them.
 
     `close`, or the end of a `with` block, frees the model. Raises `CheckpointError` or `ConfigError`.
@@ -194,7 +194,7 @@ class TTS:
             model = registry.load(model, device=device, dtype=dtype, **how)
         engine = Engine(model.model, self.config)
         self.spec: ModelSpec = engine.spec
-        """What the model can do."""
+        """The model's capabilities."""
         self._engine: Engine | None = engine
         self._queues: dict[str, deque[Event]] = {}
         self._abandoned: deque[tuple[str, deque[Event]]] = deque()
@@ -214,19 +214,19 @@ class TTS:
 
     @property
     def has_words(self) -> bool:
-        """Whether the model shows when its words are spoken: else `Audio.words` is None."""
+        """Whether the model gives word times; if not, `Audio.words` is None."""
         return self._open.has_words
 
     def remarks(self, text: str) -> tuple[str, ...]:
-        """What to know of `text` before it is spoken: characters that will be left out, another language.
+        """Warnings about `text`: characters that will be left out, or another language.
 
-        Texts given to `generate` and the others are remarked upon in the log; a `SpeechRequest` is not. Raises
-        `InvalidRequest` for a text of which most is in a script that the voice cannot read.
+        `generate` and the other methods log them, except for a `SpeechRequest`. Raises `InvalidRequest` for a text
+        mostly in a script that the voice cannot read.
         """
         return remarks(text) if self.spec.text_normalizer is not None else ()
 
     def close(self) -> None:
-        """Free the model and its memory. Whatever is being spoken, or asked for later, raises `EngineClosed`."""
+        """Free the model and its memory. Running and later requests raise `EngineClosed`."""
         with self._lock:
             if self._engine is None:
                 return
@@ -253,21 +253,21 @@ class TTS:
 
     @_with_request_keywords
     def generate(self, text: Any = None, *request: Any, **fields: Any) -> Audio | list[Audio]:
-        """Speak and return the audio whole. A list is spoken together and answered in its order.
+        """Speak `text` and return all of the audio. A list is spoken as a batch and returned in order.
 
-        The same request, or list, gives the same bytes: on the same machine and versions, while nobody else speaks
-        through this object. An item of a list is a text, a mapping of the keywords below, which go before those given
-        beside the list, or a request made by `sonoro.api.speech_request`. Raises `InvalidRequest` or `EngineError`.
+        The same request, or list, gives the same bytes on the same machine and versions, as long as this object runs no
+        other requests. An item of a list is a text, a mapping of the keywords below, which override those of the call,
+        or a request made by `sonoro.api.speech_request`. Raises `InvalidRequest` or `EngineError`.
         """
         if isinstance(text, Sequence) and not isinstance(text, str):
             return self._speak(list(self._items(text, *request, **fields)))
         return self._speak([self._job(text, *request, **fields)])[0]
 
     def generate_batch(self, items: Sequence[Item]) -> list[Audio]:
-        """`generate` of a list.
+        """`generate` for a list of items.
 
-        Raises `InvalidRequest` or `EngineError` for the first item that cannot be spoken, with its number in a note;
-        nothing of the batch is left running.
+        Raises `InvalidRequest` or `EngineError` for the first item that fails, with its number in a note; the others
+        are cancelled.
         """
         if isinstance(items, (str, Mapping)):
             raise InvalidRequest("items", items, "it must be a sequence of texts or requests, even for one")
@@ -275,17 +275,17 @@ class TTS:
 
     @_with_request_keywords
     def stream(self, *request: Any, **fields: Any) -> Generator[AudioPiece, None, Finished]:
-        """Yield the audio as it is made, in pieces that grow as its listener's lead allows. Raises at the first piece.
+        """Yield the audio as it is generated, in pieces that grow with the listener's lead.
 
-        Closing the generator cancels the request. Its return value says how the speech ended.
+        Errors are raised by the first `next`. Closing the generator cancels the request. Returns a `Finished`.
         """
         return (yield from self._streamed(self._job(*request, **fields)))
 
     @_with_request_keywords
     async def agenerate(self, *request: Any, **fields: Any) -> Audio:
-        """`generate` of one text without blocking the event loop; several at once share the batch (`asyncio.gather`).
+        """`generate` for one text, without blocking the event loop. Concurrent calls are batched (`asyncio.gather`).
 
-        A task that is cancelled cancels its request.
+        Cancelling the task cancels the request.
         """
         job = self._job(*request, **fields)
         pieces = self._streamed(job._replace(request=_returned_whole(job.request, self.spec)))
@@ -309,13 +309,13 @@ class TTS:
 
     def _job(self, text: str | SpeechRequest | None = None, *args: Any, speed: float = 1.0, **fields: Any) -> _Job:
         if text is None:
-            raise InvalidRequest("text", None, "say what to speak")
+            raise InvalidRequest("text", None, "give a text to speak")
         if isinstance(text, SpeechRequest):
             if args or fields:
                 field, value = ("voice", args[0]) if args else next(iter(fields.items()))
-                raise InvalidRequest(field, value, "a SpeechRequest is whole already; make it with this field")
+                raise InvalidRequest(field, value, "a SpeechRequest takes no further fields; make it with this one")
             if text.is_live:
-                raise InvalidRequest("is_live", True, "text can be appended through an `EngineClient` alone")
+                raise InvalidRequest("is_live", True, "only an `EngineClient` can append text")
             return _Job(text, speed)
         for name in ("ref_audio", "ref_text", "x_vector_only"):
             if fields.get(name):
@@ -366,7 +366,7 @@ class TTS:
     def _at_speed(
         self, speed: float, pieces: Generator[AudioPiece, None, Finished]
     ) -> Generator[AudioPiece, None, Finished]:
-        """`pieces` faster or slower. Raises `InvalidRequest` for a speed that cannot be."""
+        """Change the tempo of `pieces`. Raises `InvalidRequest` for an invalid speed."""
         from sonoro.server.encode import Encoder
 
         with Encoder("pcm", self.sample_rate, speed=speed) as encoder:
@@ -390,7 +390,7 @@ class TTS:
 
     @contextlib.contextmanager
     def _running(self, requests: Sequence[SpeechRequest]) -> Iterator[None]:
-        """Run `requests` in the engine; those that have not ended with the block are cancelled."""
+        """Submit `requests` to the engine; those still running at the end of the block are cancelled."""
         held: list[tuple[str, deque[Event]]] = []
         try:
             for number, request in enumerate(requests):
@@ -401,7 +401,7 @@ class TTS:
                     held.append((request.id, queue))
             yield
         finally:
-            # Without the lock: the garbage collector may close a stream in a thread that is inside a tick.
+            # Not under the lock: the garbage collector may close a stream in a thread that is inside a tick.
             self._abandoned.extend(held)
 
     def _submit(self, request: SpeechRequest) -> None:
@@ -416,13 +416,13 @@ class TTS:
 
     @property
     def _open(self) -> Engine:
-        """Raises `EngineClosed`."""
+        """The engine. Raises `EngineClosed` after `close`."""
         if self._engine is None:
             raise _closed()
         return self._engine
 
     def _cancel_abandoned(self) -> None:
-        """Cancel what was abandoned since the last call. An id may be in use again, with another queue."""
+        """Cancel the requests abandoned since the last call. An id may be in use again, with another queue."""
         while self._abandoned:
             request_id, queue = self._abandoned.popleft()
             if self._queues.get(request_id) is queue:
@@ -430,7 +430,7 @@ class TTS:
                 self._open.cancel(request_id)
 
     def _pieces(self, request_id: str) -> Generator[AudioPiece, None, Finished]:
-        """The audio of a running request; ticks the engine, for all threads, while there is none."""
+        """Yield the audio of a running request, ticking the engine, for all threads, while its queue is empty."""
         queue = self._queues[request_id]
         while True:
             while not queue:
@@ -449,7 +449,7 @@ class TTS:
         self._cancel_abandoned()
         assert self._open.has_work, "a request is awaited that the engine does not hold"
         for event in self._open.tick():
-            # A cancelled request has no queue any more.
+            # Cancelled requests have no queue.
             if event.request_id in self._queues:
                 self._queues[event.request_id].append(event)
 
@@ -458,13 +458,13 @@ _KEYWORDS = tuple(inspect.signature(TTS.generate).parameters)[1:-1]
 
 
 def _returned_whole(request: SpeechRequest, spec: ModelSpec) -> SpeechRequest:
-    """`request` with what suits audio that is returned whole: chunks by rule, and the attempts the model asks for."""
+    """`request` with defaults for audio that is returned whole: reproducible chunks, and the model's `attempts`."""
     attempts = request.attempts or (1 if request.is_live else max(spec.attempts, request.least_attempts))
     return msgspec.structs.replace(request, is_reproducible=True, attempts=attempts)
 
 
 def _joined_words(told: Sequence[tuple[Word, ...] | None]) -> tuple[Word, ...] | None:
-    """The words of a whole speech; None if none were ever told."""
+    """All words of a request; None if the model gave none."""
     words = [each for each in told if each is not None]
     return tuple(itertools.chain.from_iterable(words)) if words else None
 
@@ -474,7 +474,7 @@ def _closed() -> EngineClosed:
 
 
 async def _in_thread(work: Callable[[Argument], Result], argument: Argument) -> Result:
-    """`work(argument)` in a thread, which has ended when this raises: a generator that runs cannot be closed."""
+    """Run `work(argument)` in a thread. On cancellation, wait for it: a running generator cannot be closed."""
     working = asyncio.ensure_future(asyncio.to_thread(work, argument))
     try:
         return await asyncio.shield(working)
@@ -485,7 +485,7 @@ async def _in_thread(work: Callable[[Argument], Result], argument: Argument) -> 
 
 @contextlib.contextmanager
 def _noting_item(number: int | None) -> Iterator[None]:
-    """Note on what is raised which item of a batch it is about; nothing for None."""
+    """Add a note with the number of the batch item to errors, unless `number` is None."""
     try:
         yield
     except SonoroError as error:

@@ -23,7 +23,7 @@ __all__ = ["Audio", "AudioPiece"]
 
 @dataclass(frozen=True, eq=False)
 class _Sound:
-    """Mono `samples` [S] float32 in [-1, 1]; `len` counts them, and numpy converts it to an array of them."""
+    """Mono `samples` [S] float32 in [-1, 1]. Has a length in samples, and converts to a numpy array."""
 
     samples: npt.NDArray[np.float32] = field(repr=False)
     sample_rate: int
@@ -43,9 +43,9 @@ class _Sound:
 class AudioPiece(_Sound):
     """Consecutive audio of a stream: mono `samples` [S] float32 in [-1, 1]; `index` counts from 0.
 
-    By its end the first `characters` of the text have been spoken: exact where a segment ends, else an estimate.
-    `words` are those whose times have become certain with it, in seconds of the whole stream; None if the model does
-    not show them. Those of the end that no piece told of are in `Finished.words`.
+    `characters`: characters of the text spoken by its end, exact at the end of a segment, else an estimate. `words`:
+    those whose times became final with it, in seconds from the start of the stream; the last ones are in
+    `Finished.words`. None if the model gives no word times.
     """
 
     index: int
@@ -55,11 +55,10 @@ class AudioPiece(_Sound):
 
 @dataclass(frozen=True, eq=False)
 class Audio(_Sound):
-    """Speech, whole: mono `samples` [S] float32 in [-1, 1], and how it came about.
+    """All audio of a request: mono `samples` [S] float32 in [-1, 1]. A notebook displays it as a player.
 
-    Times count from the acceptance of the request; those of `words` from the first sample, None if the model does not
-    show them. `faults` are parts of the text that were probably not spoken as they are written. At the end of a cell a
-    notebook shows it as a player.
+    `time_to_first_audio_s` and `total_s` count from the acceptance of the request. Times of `words` count from the
+    first sample; None if the model gives none. `faults` are parts of the text probably not spoken as written.
     """
 
     finish_reason: FinishReason
@@ -71,19 +70,19 @@ class Audio(_Sound):
 
     @property
     def rtf(self) -> float:
-        """Wall time over audio time; infinite when there is no audio."""
+        """Real-time factor: wall time over audio time; infinite without audio."""
         return self.total_s / self.duration_s if len(self.samples) else float("inf")
 
     def save(self, file: str | Path | BinaryIO, format: str | None = None) -> None:
-        """Write wav, flac, mp3, opus or pcm to a path or into a binary file, by its suffix or as given.
+        """Write wav, flac, mp3, opus or pcm to a path or an open binary file; `format` defaults to the suffix.
 
-        A file without a name gets wav; it is not closed. Raises `OutputError`.
+        A file without a name is written as wav. An open file is not closed. Raises `OutputError`.
         """
         if isinstance(file, (str, Path)):
             write_audio(file, self.samples, self.sample_rate, format)
             return
         if format is None:
-            # That of a temporary file may be a number.
+            # The name of a temporary file may be a number.
             name = getattr(file, "name", None)
             format = output_format(name) if isinstance(name, str) and Path(name).suffix else "wav"
         try:
@@ -92,13 +91,14 @@ class Audio(_Sound):
             raise OutputError(f"cannot write {file!r}: {error}") from error
 
     def to_bytes(self, format: str = "wav") -> bytes:
-        """The bytes of a wav, flac, mp3, opus or pcm file. Raises `OutputError` for any other."""
+        """Encode as the bytes of a wav, flac, mp3, opus or pcm file. Raises `OutputError` for another format."""
         made = io.BytesIO()
         write_audio(made, self.samples, self.sample_rate, format)
         return made.getvalue()
 
     def play(self) -> None:
-        """Play it to its end on this machine, by `sounddevice` (`pip install "sonoro[play]"`). Raises `OutputError`."""
+        """Play the audio on this machine, and block until its end. Needs `pip install "sonoro[play]"`. Raises
+        `OutputError`."""
         device = _sounddevice()
         try:
             device.play(self.samples, self.sample_rate, blocking=True)
@@ -114,4 +114,4 @@ def _sounddevice() -> ModuleType:
     try:
         return importlib.import_module("sounddevice")
     except (ImportError, OSError) as error:  # OSError: the package is there, the PortAudio it calls is not
-        raise OutputError(f'cannot play: {error}; pip install "sonoro[play]" brings what is needed') from error
+        raise OutputError(f'cannot play: {error}; try pip install "sonoro[play]"') from error

@@ -1,6 +1,6 @@
 """The command line: `sonoro say | serve | compile | tune | calibrate | info | voices | verify | bench`.
 
-Bad input is one line on stderr and exit code 2. Torch is loaded only by the commands that need it.
+Invalid input gives one line on stderr and exit code 2. Only the commands that need torch import it.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def info(
     *,
     device: Device = "auto",
     dtype: DataType = None,
-    slots: Annotated[int | None, number("slots", int, "say what so many take on a GPU, part by part")] = None,
+    slots: Annotated[int | None, number("slots", int, "add the GPU memory of an engine of so many, by part")] = None,
     quantization: Quantization = None,
     config: Config = None,
 ) -> None:
@@ -112,7 +112,7 @@ def info(
 
 @app.command()
 def voices(model: NamedModel = None, *, device: Device = "auto", dtype: DataType = None) -> None:
-    """List a model's voices, one a line."""
+    """List a model's voices, one per line."""
     spec = _describe(model, device, dtype).spec
     if not spec.voices:
         needs = {"cloned": "a reference recording (--ref-audio)", "described": "a description (--instructions)"}
@@ -130,14 +130,15 @@ def verify(
     quantization: Quantization = None,
     load_format: LoadFormat = "auto",
     reference: Annotated[
-        str | None, typer.Option(help="a Python that has the official package, to compare codes and audio with it")
+        str | None, typer.Option(help="a Python with the official package, to compare codes and audio with")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--output", "-o", help="the report; verify-MODEL.json if none, sentences beside it")
+        Path | None,
+        typer.Option("--output", "-o", help="the report; default: verify-MODEL.json, with the audio beside it"),
     ] = None,
     commit: Commit = None,
 ) -> None:
-    """Check a model on this machine: kernels, graphs, precisions, three sentences; a report to attach."""
+    """Check a model on this machine (kernels, graphs, dtypes, three sentences) and write a report."""
     given = locals()
     from sonoro.profile.verify import Verification, run
 
@@ -172,7 +173,7 @@ def _sections(description: Description) -> Iterator[tuple[str, list[list[str]]]]
 
 
 def _footprint(model: str | None, config: EngineConfig, dtype: str | None) -> tuple[str, list[list[str]]]:
-    """What an engine takes on a GPU, as a table of `info`."""
+    """The GPU memory of an engine, as a table of `info`."""
     from sonoro.engine.footprint import footprint
 
     parts = footprint(model, config, dtype).parts
@@ -189,7 +190,7 @@ def _counted(counts: dict[str, int]) -> list[list[str]]:
 
 
 def _exit(message: str, code: int) -> NoReturn:
-    """Print one line on stderr and exit."""
+    """Print an error line on stderr and exit."""
     print("error: " + " ".join(message.split()), file=sys.stderr)
     try:
         show()

@@ -1,4 +1,4 @@
-"""What the commands of `sonoro` share: options and their parsers, commands from dataclasses, lines on stdout."""
+"""Shared by the commands of `sonoro`: option types and parsers, commands from dataclasses, output."""
 
 from __future__ import annotations
 
@@ -40,21 +40,22 @@ __all__ = [
 Options = TypeVar("Options")
 Value = TypeVar("Value")
 
-Model = Annotated[str | None, typer.Option(help="checkpoint folder, hub id or known name; the built-in voice if none")]
+Model = Annotated[str | None, typer.Option(help="checkpoint folder, hub id or known name; default: the built-in voice")]
 NamedModel = Annotated[
     str | None,
-    typer.Argument(help="checkpoint folder, hub id or known name; the built-in voice if none", show_default=False),
+    typer.Argument(help="checkpoint folder, hub id or known name; default: the built-in voice", show_default=False),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N")]
-DataType = Annotated[str | None, typer.Option("--dtype", help="bfloat16 or float32; by device if none")]
+DataType = Annotated[str | None, typer.Option("--dtype", help="bfloat16 or float32; default: by device")]
 CodecType = Annotated[
-    str | None, typer.Option("--codec-dtype", help=f"{', '.join(CODEC_DTYPES)}; the configuration's, or auto, if none")
+    str | None, typer.Option("--codec-dtype", help=f"{', '.join(CODEC_DTYPES)}; default: the configuration's, or auto")
 ]
 Quantization = Annotated[
-    str | None, typer.Option(help=f"{', '.join(QUANTIZATIONS)}: the layers' weights; the configuration's, or none")
+    str | None,
+    typer.Option(help=f"of the layers' weights: {', '.join(QUANTIZATIONS)}; default: the configuration's, or none"),
 ]
 LoadFormat = Annotated[str, typer.Option(help="auto, or dummy for random weights")]
-Commit = Annotated[str | None, typer.Option(help="the revision that is run, where there is no checkout to ask")]
+Commit = Annotated[str | None, typer.Option(help="the revision to record; default: that of the checkout")]
 Config = Annotated[
     Any, typer.Option(parser=EngineConfig.from_file, metavar="FILE", help="YAML file with the engine's configuration")
 ]
@@ -63,7 +64,7 @@ FAILURE = 1
 
 
 class Stopped(Exception):
-    """A command was stopped by a signal; `code` is the exit code that says so to a shell."""
+    """A command was stopped by signal `number`; `code` is the exit code of shells for that, 128 + number."""
 
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
@@ -71,7 +72,7 @@ class Stopped(Exception):
 
 
 def takes(options: type[Options]) -> Callable[[Callable[[Options], Value]], Callable[..., Value]]:
-    """Make a function of `options`, a dataclass, a command whose options are its fields, with their annotations."""
+    """Decorate a function of a dataclass `options`: the command's options are the fields, with their annotations."""
 
     def decorate(function: Callable[[Options], Value]) -> Callable[..., Value]:
         def command(**given: Any) -> Value:
@@ -95,13 +96,13 @@ def takes(options: type[Options]) -> Callable[[Callable[[Options], Value]], Call
 
 
 def fields_of(kind: type[Any], options: object) -> dict[str, Any]:
-    """Those of `options` that are fields of `kind`, a dataclass, by name."""
+    """The attributes of `options` that are fields of dataclass `kind`, by name."""
     names = {entry.name for entry in dataclasses.fields(kind)}
     return {name: value for name, value in vars(options).items() if name in names}
 
 
 def number(field: str, kind: type[int] | type[float], help: str, **shown: Any) -> OptionInfo:
-    """An option --`field` that holds a number. Its refusal shows the value, which the library's own does not."""
+    """An option --`field` for a number. Its error message shows the value, which typer's does not."""
 
     def parse(value: str) -> int | float:
         try:
@@ -114,17 +115,17 @@ def number(field: str, kind: type[int] | type[float], help: str, **shown: Any) -
 
 
 def numbers(field: str, help: str) -> OptionInfo:
-    """An option --`field` that holds whole numbers between commas, as "1,8,32"."""
+    """An option --`field` for whole numbers separated by commas, such as "1,8,32"."""
     return _parsed(field, help, lambda text: tuple(int(part) for part in text.split(",")), _COMMAS.format("whole "))
 
 
 def floats(field: str, help: str) -> OptionInfo:
-    """An option --`field` that holds numbers between commas."""
+    """An option --`field` for numbers separated by commas."""
     return _parsed(field, help, lambda text: tuple(float(part) for part in text.split(",")), _COMMAS.format(""))
 
 
 def range_of(field: str, help: str) -> OptionInfo:
-    """An option --`field` that holds two whole numbers around a dash, as "30-90", or one for both."""
+    """An option --`field` for a range of whole numbers, such as "30-90", or a single one."""
 
     def parse(text: str) -> tuple[int, int]:
         first, dash, last = text.partition("-")
@@ -134,7 +135,7 @@ def range_of(field: str, help: str) -> OptionInfo:
 
 
 def json_object(field: str, help: str) -> OptionInfo:
-    """An option --`field` that holds a JSON object."""
+    """An option --`field` for a JSON object."""
 
     def parse(text: str) -> dict[str, Any]:
         if not isinstance(value := json.loads(text), dict):
@@ -162,7 +163,7 @@ def _flag(field: str) -> str:
 
 
 def show(*lines: str) -> None:
-    """Print `lines` and flush. Raises `OutputError` when stdout cannot be written; a closed one is left alone."""
+    """Print `lines` and flush. Raises `OutputError` if stdout cannot be written; does nothing if it is closed."""
     if sys.stdout is None:
         return
     try:

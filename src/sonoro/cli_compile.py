@@ -1,4 +1,4 @@
-"""`sonoro compile`: the kernels of an engine compiled before it starts, where there need be no GPU."""
+"""`sonoro compile`: compiles the kernels of an engine ahead of its start, without a GPU."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def compile_command(
     model: NamedModel = None,
     *,
     device_name: Annotated[
-        str | None, typer.Option(help='the GPU to compile for, as its driver calls it: "NVIDIA H200"; this one if none')
+        str | None, typer.Option(help='the GPU\'s name by its driver, such as "NVIDIA H200"; default: the GPU here')
     ] = None,
     slots: Annotated[int | None, number("slots", int, "requests that the engine runs at once")] = None,
-    config: Annotated[Path | None, typer.Option(help="the YAML file that the server is started with")] = None,
+    config: Annotated[Path | None, typer.Option(help="the server's YAML file")] = None,
     dtype: DataType = None,
     codec_dtype: CodecType = None,
     quantization: Quantization = None,
-    processes: Annotated[int | None, number("processes", int, "compilers at once; one for each core if none")] = None,
+    processes: Annotated[int | None, number("processes", int, "compiler processes; default: one per core")] = None,
 ) -> None:
-    """Compile every kernel that a server of MODEL uses, into the folder TRITON_CACHE_DIR; needs no GPU.
+    """Compile all kernels of a server of MODEL into Triton's cache (TRITON_CACHE_DIR). Needs no GPU.
 
     MODEL, slots, configuration, dtype and quantization must be those of the server.
     """
@@ -64,4 +64,4 @@ def compile_command(
         return
     show(f"{len(record.entries)} kernels for {card.name} in {kernel_cache_folder()}")
     if record.errors:
-        show(f"{len(record.errors)} cannot be had there: slower operations of PyTorch take their places")
+        show(f"{len(record.errors)} cannot be compiled for it; slower PyTorch operations replace them")

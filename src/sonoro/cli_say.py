@@ -1,4 +1,4 @@
-"""`sonoro say`: speak a text into a file, written as it is spoken. Loads torch when it begins."""
+"""`sonoro say`: speaks a text into a file, which is written as it is generated. Imports torch when it runs."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ if TYPE_CHECKING:
 __all__ = ["say"]
 
 Captions = Sequence[tuple[Callable[[str, Sequence[Word]], str], Path]]
-"""Files to write, each with what makes its content of a text and its words."""
+"""Caption files to write, each with the function that makes its content."""
 
 _LINE_S = 2.0
-"""How often progress is printed where it cannot be a bar."""
+"""How often progress is printed without a terminal."""
 
 
 class _Terminated(BaseException):
@@ -65,15 +65,15 @@ class _Say:
     text: Annotated[str | None, typer.Argument(help="what to speak; - reads stdin", show_default=False)] = None
     file: Annotated[Path | None, typer.Option(help="speak the text in this file")] = None
     out: Annotated[str, typer.Option("--out", "-o", help="file to write; - is stdout")] = "out.wav"
-    format: Annotated[str | None, typer.Option(help=f"{', '.join(FORMATS)}; by the suffix of --out if none")] = None
+    format: Annotated[str | None, typer.Option(help=f"{', '.join(FORMATS)}; default: by the suffix of --out")] = None
     stream: Annotated[
-        bool, typer.Option("--stream", help="refuse formats whose bytes cannot leave with each chunk (not wav or pcm)")
+        bool, typer.Option("--stream", help="refuse formats that cannot be written chunk by chunk (not wav or pcm)")
     ] = False
-    srt: Annotated[Path | None, typer.Option(help="file of captions to write, as SubRip")] = None
-    vtt: Annotated[Path | None, typer.Option(help="file of captions to write, as WebVTT")] = None
-    words: Annotated[Path | None, typer.Option(help="file to write when each word is spoken, as JSON")] = None
+    srt: Annotated[Path | None, typer.Option(help="write captions to this file, as SubRip")] = None
+    vtt: Annotated[Path | None, typer.Option(help="write captions to this file, as WebVTT")] = None
+    words: Annotated[Path | None, typer.Option(help="write word times to this file, as JSON")] = None
     progress: Annotated[
-        bool | None, typer.Option("--progress/--no-progress", help="how far it is, on stderr; if that is a terminal")
+        bool | None, typer.Option("--progress/--no-progress", help="show progress on stderr; default: on a terminal")
     ] = None
     model: Model = None
     voice: Annotated[str | None, typer.Option(help="a voice of the model; `sonoro voices` lists them")] = None
@@ -81,27 +81,25 @@ class _Say:
     instructions: Annotated[str | None, typer.Option(help="how to speak, or who speaks, in words")] = None
     ref_audio: Annotated[Path | None, typer.Option(help="recording of the voice to clone")] = None
     ref_text: Annotated[str | None, typer.Option(help="transcript of --ref-audio")] = None
-    x_vector_only: Annotated[bool, typer.Option("--x-vector-only", help="clone the timbre alone")] = False
-    speed: Annotated[float, number("speed", float, "how fast it is played, 0.25 to 4, at the same pitch")] = 1.0
-    seed: Annotated[int, number("seed", int, "the same seed draws the same speech")] = 0
+    x_vector_only: Annotated[bool, typer.Option("--x-vector-only", help="clone only the timbre")] = False
+    speed: Annotated[float, number("speed", float, "tempo, 0.25 to 4, at the same pitch")] = 1.0
+    seed: Annotated[int, number("seed", int, "the same seed gives the same speech")] = 0
     attempts: Annotated[
         int | None,
-        number("attempts", int, "how often a part that runs away or goes wrong is spoken, with other seeds; or once"),
+        number("attempts", int, "maximum attempts at a part that runs away or is faulty, each with another seed"),
     ] = None
     on_fault: Annotated[
         str | None,
-        typer.Option(
-            help="of a part that goes wrong: mark, retry, or continue, from its last good word; by --attempts"
-        ),
+        typer.Option(help="for a part not spoken as written: mark, retry, or continue from its last good word"),
     ] = None
     check: Annotated[
-        bool, typer.Option("--check", help="say which parts were probably not spoken as written; exit code 1 if any")
+        bool, typer.Option("--check", help="list the parts probably not spoken as written; exit code 1 if any")
     ] = False
-    temperature: Annotated[float | None, number("temperature", float, "0 is greedy; the model's if none")] = None
-    top_k: Annotated[int | None, number("top_k", int, "sample from the k likeliest; 0 keeps all")] = None
-    top_p: Annotated[float | None, number("top_p", float, "sample from the likeliest of this probability")] = None
+    temperature: Annotated[float | None, number("temperature", float, "0 is greedy; default: the model's")] = None
+    top_k: Annotated[int | None, number("top_k", int, "sample from the k most likely codes; 0 keeps all")] = None
+    top_p: Annotated[float | None, number("top_p", float, "nucleus sampling: total probability to keep")] = None
     repetition_penalty: Annotated[float | None, number("repetition_penalty", float, "above 1 avoids repetition")] = None
-    max_frames: Annotated[int | None, number("max_frames", int, "most frames; bounded by the text if none")] = None
+    max_frames: Annotated[int | None, number("max_frames", int, "maximum frames; default: by the text's length")] = None
     option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE, an option of the model (see info)")] = None
     device: Device = "auto"
     dtype: DataType = None
@@ -115,8 +113,8 @@ class _Say:
 def say(options: _Say) -> int:
     """Speak TEXT into a file.
 
-    The file grows while it is spoken, and can be played as far as it came if that is interrupted. The exit code is 1 if
-    a part of the text did not end by itself.
+    The file is written as the audio is generated, and is playable even after an interrupt. The exit code is 1 if a part
+    of the text ran away.
     """
     format = output_format(options.out, options.format)
     if options.stream and format not in STREAMABLE_FORMATS:
@@ -129,11 +127,11 @@ def say(options: _Say) -> int:
     except InvalidReference as error:
         from sonoro.models import registry
 
-        # What is wrong with a recording is of no interest where none can be used.
+        # If the model cannot clone at all, report that instead of the fault in the recording.
         spec = registry.describe(options.model, device=options.device, dtype=options.dtype).spec
         spec.check_cloning(error.field)
         raise
-    # The same request twice is the same file.
+    # Reproducible: the same request gives the same file.
     makers = (make_srt, options.srt), (make_vtt, options.vtt), (_words, options.words)
     captions = [(write, path) for write, path in makers if path is not None]
     request = msgspec.structs.replace(
@@ -144,7 +142,7 @@ def say(options: _Say) -> int:
     with _until_terminated():
         speaker = TTS(_load(options, engine.quantization), config=engine)
         if captions and not speaker.has_words:
-            raise OutputError(f"{captions[0][1]}: {speaker.spec.name} does not show when its words are spoken")
+            raise OutputError(f"{captions[0][1]}: {speaker.spec.name} gives no word times")
         for remark in speaker.remarks(request.text):
             print(f"warning: {remark}", file=sys.stderr)
         return _speak_into(speaker, request, options, format, captions)
@@ -163,7 +161,7 @@ def _write_captions(captions: Captions, text: str, words: Sequence[Word]) -> Non
 
 
 def _load(options: _Say, quantization: str) -> LoadedModel:
-    """The model, with one CPU thread for it if it is small."""
+    """Load the model; a small one on a CPU gets one thread."""
     from sonoro.engine.worker import spare_threads
     from sonoro.models import registry
 
@@ -191,7 +189,7 @@ def _read_text(text: str | None, file: Path | None) -> str:
 
 
 def _options(pairs: list[str]) -> dict[str, OptionValue]:
-    """NAME=VALUE as numbers, truth values or strings; the model checks them."""
+    """Parse NAME=VALUE pairs as booleans, numbers or strings, which the model validates."""
     options: dict[str, OptionValue] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -207,7 +205,7 @@ def _options(pairs: list[str]) -> dict[str, OptionValue]:
 
 @contextlib.contextmanager
 def _until_terminated() -> Iterator[None]:
-    """Raise `Stopped` when SIGTERM comes, as an interrupt is raised, so that what was begun is completed."""
+    """Turn SIGTERM into an exception in the block, like an interrupt, so that files are completed; raises `Stopped`."""
 
     def raise_it(number: int, frame: FrameType | None) -> None:
         raise _Terminated
@@ -226,7 +224,7 @@ def _until_terminated() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals_wait() -> Iterator[None]:
-    """What would end the command waits for the end of the block: a file is replaced by one with audio or not at all."""
+    """Defer SIGINT and SIGTERM to the end of the block, so that an existing file is only replaced by one with audio."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -245,7 +243,7 @@ def _signals_wait() -> Iterator[None]:
 
 
 def _speak_into(speaker: TTS, request: SpeechRequest, options: _Say, format: str, captions: Captions) -> int:
-    """Speak and write; the exit code."""
+    """Speak `request` and write its audio and captions; return the exit code."""
     out, writers, words = options.out, list[AudioWriter](), list[Word]()
     audio_s = 0.0
     try:
@@ -265,7 +263,7 @@ def _speak_into(speaker: TTS, request: SpeechRequest, options: _Say, format: str
                 words.extend(piece.words or ())
                 tell(audio_s, piece.characters)
 
-            # The progress ends first, so that its last line does not mix with an error.
+            # Progress ends first, so that its last line does not mix with an error.
             tell = stack.enter_context(_progress(len(request.text), is_shown=options.progress))
             finished = listen(speaker.stream(request, speed=options.speed), take)
             writer()
@@ -290,7 +288,7 @@ def _speak_into(speaker: TTS, request: SpeechRequest, options: _Say, format: str
 
 
 def _caught(fault: Fault, text: str) -> str:
-    """A line on what was caught."""
+    """A line that reports `fault`."""
     outcome = {"marked": "", "spoken_again": ", spoken again", "continued": f", continued at {fault.continued_at}"}
     said = text[fault.start : fault.end].strip()
     return f"{fault.kind} (attempt {fault.attempt + 1}{outcome[fault.outcome]}): {said!r}\n"
@@ -298,7 +296,7 @@ def _caught(fault: Fault, text: str) -> str:
 
 def _summary(out: str, audio_s: float, finished: Finished) -> str:
     rtf = finished.timings.total_s / audio_s if audio_s else float("inf")
-    ran_away = f"; cut after {finished.characters} characters, which did not end by themselves: try --attempts 3"
+    ran_away = f"; cut after {finished.characters} characters, where it ran away: try --attempts 3"
     how = {"stop": "", "length": "; cut at --max-frames", "runaway": ran_away}
     name = "stdout" if out == STDOUT else out
     first_ms = finished.timings.first_audio_s * 1000
@@ -307,9 +305,9 @@ def _summary(out: str, audio_s: float, finished: Finished) -> str:
 
 @contextlib.contextmanager
 def _progress(characters: int, *, is_shown: bool | None) -> Iterator[Callable[[float, int], None]]:
-    """Show progress on stderr: a bar on a terminal, else, if asked for, a line now and then.
+    """Show progress on stderr: a bar on a terminal, else, if asked for, a line every `_LINE_S`.
 
-    Yields a function of the audio so far, in seconds, and how many of the `characters` are spoken by then.
+    Yields a function to call with the seconds of audio so far, and how many of the `characters` they cover.
     """
     console, began_s = Console(stderr=True), time.monotonic()
     if is_shown is False or (is_shown is None and not console.is_terminal):

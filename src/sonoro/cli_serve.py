@@ -1,4 +1,4 @@
-"""`sonoro serve`: the speech server, over engines in processes of their own. Loads no torch."""
+"""`sonoro serve`: the speech server, with engines in processes of their own. Imports no torch."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ __all__ = ["serve"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _EngineOptions:
-    """The model, and what of the engine's configuration has an option of its own."""
+    """The model, and the fields of the engine's configuration that have options."""
 
     model: NamedModel = None
     device: Device = "auto"
     devices: Annotated[
-        str | None, typer.Option(help='an engine for each: GPUs by number, as "0,1,2,3", or cpu; --device if none')
+        str | None, typer.Option(help='an engine on each: GPUs by number, such as "0,1,2,3", or cpu; default: --device')
     ] = None
     codec_device: Annotated[
-        str | None, typer.Option(help="a GPU of its own for the codec, by number; that of all else if none")
+        str | None, typer.Option(help="a GPU of its own for the codec, by number; default: the model's")
     ] = None
     dtype: DataType = None
     codec_dtype: CodecType = None
@@ -56,24 +56,25 @@ class _EngineOptions:
     config: Annotated[Path | None, typer.Option(help="YAML file with the sections engine and server")] = None
     slots: Annotated[int | None, number("slots", int, "requests that the engine runs at once")] = None
     is_eager: Annotated[
-        bool | None, typer.Option("--eager", help="capture no graphs: launch the same kernels one by one")
+        bool | None, typer.Option("--eager", help="no CUDA graphs: the same kernels, launched one by one")
     ] = None
     is_ready_early: Annotated[
         bool,
         typer.Option(
-            "--ready-early/--no-ready-early", help="capture some graphs before the first request, the others in silence"
+            "--ready-early/--no-ready-early",
+            help="be ready with some graphs captured, and capture the others when idle",
         ),
     ] = True
     voices_folder: Annotated[
-        str | None, typer.Option(help="a folder, or a bucket as s3://..., for uploaded voices; in memory if none")
+        str | None, typer.Option(help="folder or bucket (s3://...) for uploaded voices; default: in memory")
     ] = None
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="print the resolved configuration as YAML, and serve nothing")
+        bool, typer.Option("--print-config", help="print the resolved configuration as YAML and exit")
     ] = False
 
 
 def _server_options() -> Iterator[tuple[str, Any, Any]]:
-    """The fields of `ServerConfig` as options, of which None stands for the configuration's own."""
+    """The fields of `ServerConfig` as options; None leaves the configuration's value."""
     kinds = {"int": int, "float": float}
     for entry in dataclasses.fields(ServerConfig):
         help, flag, kind = entry.metadata["help"], entry.metadata["flag"], str(entry.type)
@@ -121,15 +122,15 @@ def serve(options: Any) -> None:
         show(f"listening on http://{f'[{address}]' if ':' in address else address}:{actual}")
         try:
             asyncio.run(_serve(fleet, server, sock))
-        except asyncio.CancelledError:  # by SIGTERM, which nobody handles any more
+        except asyncio.CancelledError:  # by SIGTERM, whose handler is removed by now
             signal.raise_signal(signal.SIGTERM)
 
 
 async def _serve(fleet: Fleet, config: ServerConfig, sock: socket.socket) -> None:
-    """Serve over `fleet`, whose engines import what they need while the server is imported."""
+    """Serve over `fleet`, whose engines start while the server is being imported."""
     loop, serving = asyncio.get_running_loop(), asyncio.current_task()
     assert serving is not None
-    # By itself it would end this process alone, and leave its engines behind, until the server handles it.
+    # Until the server handles SIGTERM, it would end this process alone and leave the engines behind.
     loop.add_signal_handler(signal.SIGTERM, serving.cancel)
     fleet.begin()
     app = await asyncio.to_thread(importlib.import_module, "sonoro.server.app")
@@ -138,7 +139,7 @@ async def _serve(fleet: Fleet, config: ServerConfig, sock: socket.socket) -> Non
 
 
 def _server_settings(options: Any) -> dict[str, Any]:
-    """What was given of the fields of `ServerConfig`; None for the others."""
+    """The fields of `ServerConfig` by the options given; None for the others."""
     settings = {}
     for entry in dataclasses.fields(ServerConfig):
         value = getattr(options, entry.metadata["flag"] or entry.name)
@@ -149,7 +150,7 @@ def _server_settings(options: Any) -> dict[str, Any]:
 
 
 def _pairs(aliases: list[str]) -> dict[str, str]:
-    """Names and what they stand for, from "name=voice". Raises `ConfigError`."""
+    """Parse "name=voice" pairs. Raises `ConfigError`."""
     pairs = {}
     for alias in aliases:
         name, equals, voice = alias.partition("=")

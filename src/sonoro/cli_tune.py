@@ -1,4 +1,4 @@
-"""`sonoro tune` and `sonoro calibrate`: measured once for a card or a checkpoint. Load torch when they begin."""
+"""`sonoro tune` and `sonoro calibrate`: measurements made once per card or checkpoint. They import torch when run."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ def tune(
     *,
     shape: Annotated[
         list[str] | None,
-        typer.Option(help="a weight as 4096x2048 or 12288x2048:gated, again for more; all of known models if none"),
+        typer.Option(help="a weight, 4096x2048 or 12288x2048:gated; may be repeated; default: all of known models"),
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="the file; in the user's cache if none")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="the file; default: in the user's cache")
+    ] = None,
     device: Annotated[str, typer.Option(help="the GPU")] = "cuda",
-    quantization: Annotated[str, typer.Option(help=f"what weights are kept in: {', '.join(QUANTIZATIONS)}")] = "none",
+    quantization: Annotated[str, typer.Option(help=f"of the weights: {', '.join(QUANTIZATIONS)}")] = "none",
 ) -> None:
-    """Measure how products run best on this GPU, for minutes; goes on where it was broken off. Read at every start."""
+    """Tune the matrix products for this GPU, which takes minutes and can be resumed. Every start uses the result."""
     import torch
 
     from sonoro.core.errors import ConfigError
@@ -38,16 +40,16 @@ def tune(
 def calibrate(
     model: NamedModel = None,
     *,
-    voice: Annotated[str | None, typer.Option(help="who speaks; the model's first if none")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="the table; in the checkpoint if none")] = None,
+    voice: Annotated[str | None, typer.Option(help="the voice to speak with; default: the model's first")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="the table; default: in the checkpoint")] = None,
     device: Device = "auto",
     dtype: DataType = None,
     load_format: LoadFormat = "auto",
 ) -> None:
-    """Find which heads of MODEL point at the text it speaks, and keep the table from which words get their times.
+    """Find the attention heads of MODEL that follow the text, and write the table from which word times are derived.
 
-    The model speaks six sentences. Times are estimated then; a table that was measured is better, and is not replaced
-    unless --output names it.
+    The model speaks six sentences. Word times by such a table are marked as estimated. A measured table is better, and
+    is not replaced unless --output names it.
     """
     from sonoro.core.errors import ConfigError
     from sonoro.engine.calibration import calibrate as find
@@ -69,8 +71,8 @@ def calibrate(
             show(
                 f"{layout}: layer {one.layer} head {one.head}: mass {one.mass:.2f},"
                 f" {1000 * one.deviation_s:.0f} ms from the pace of letters, {one.shift:.2f} tokens ahead"
-                f"{'' if one.points else ': it does not point'}"
+                f"{'' if one.points else ': does not follow the text'}"
             )
     if not found.heads.places:
-        show("no head points at the text: words of this model have no times")
+        show("no head follows the text: this model has no word times")
     show(f"{write_heads(file, found.heads)}")

@@ -31,18 +31,18 @@ __all__ = ["Arguments", "ByLoadAndWait", "Replica", "app"]
 _WAIT = "queue_wait_s"
 
 _WATCH_S = 0.02
-"""How long a replica without an engine may refuse requests that another would serve."""
+"""How often a replica checks its engines: without one it refuses requests that another would serve."""
 
 
 class Arguments(BaseModel):
-    """What `app` is given: `key=value` of `serve run`, or `args` in a configuration of Ray Serve.
+    """The arguments of `app`: `key=value` of `serve run`, or `args` in a configuration of Ray Serve.
 
-    `engine` and `server` are the sections of `sonoro serve --config`; where Ray listens and how long a connection may
-    idle is its own to say. A replica has an engine on each of its `gpus`, or one on the CPU if they are 0. Between
-    `min_replicas` and `max_replicas` there are as many as keep busy `target_load` of what each speaks at once, requests
-    that wait counted, and one more as long as requests wait for more than `target_wait_ms`. A replica that is replaced
-    gets `drain_s` to end what it speaks. Replicas that are to know the same uploaded voices have the same
-    `voices_folder`: a bucket, or a volume that all nodes mount.
+    `engine` and `server` are the sections of `sonoro serve --config`; address and idle timeout are Ray's. A replica has
+    an engine on each of its `gpus`, or one on the CPU if that is 0. The number of replicas, from `min_replicas` to
+    `max_replicas`, keeps the requests per replica, waiting ones included, at `target_load` of its capacity; it grows
+    by one while requests wait longer than `target_wait_ms`. A replica that is removed has `drain_s` to finish its
+    requests. To share uploaded voices, replicas need the same `voices_folder`: a bucket, or a volume mounted on all
+    nodes.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -64,21 +64,21 @@ class Arguments(BaseModel):
 
 
 def app(args: dict[str, Any]) -> serve.Application:
-    """The application that `args`, the fields of `Arguments`, describe. Raises what is wrong with them, by name."""
+    """The application for `args`, the fields of `Arguments`. Raises `ValidationError` or `ConfigError`, by field."""
     wanted = Arguments.model_validate(args)
     devices = tuple(f"cuda:{number}" for number in range(wanted.gpus)) or ("cpu",)
     config = EngineConfig.from_mapping(wanted.engine)
     named = {name: getattr(wanted, name) for name in ("model", "dtype", "load_format", "factory")}
     settings = WorkerSettings(device=",".join(devices), config=config, **named)
     slots = config.slots * len(devices)
-    # It listens where Ray does, behind Ray's proxy.
+    # Any Host: requests come through Ray's proxy.
     server = ServerConfig.from_mapping({"allowed_hosts": ["*"], **wanted.server}).resolve(slots)
     # Requests beyond these wait, at the gate or in an engine; Ray counts them as running.
     at_once = min(slots, server.max_concurrency)
     deployment = serve.deployment(
         name="sonoro",
         ray_actor_options={"num_gpus": wanted.gpus, "num_cpus": wanted.cpus},
-        # All of them are the gate's to queue and refuse; a session counts whether or not it speaks.
+        # Queueing and refusing is left to the gate; a session counts even while idle.
         max_ongoing_requests=server.max_concurrency + server.max_waiting + server.max_sessions,
         autoscaling_config={
             "min_replicas": wanted.min_replicas,
@@ -97,10 +97,10 @@ def app(args: dict[str, Any]) -> serve.Application:
 
 
 class Replica:
-    """One server and its engines. It exits with the last of them: Ray starts another where there is room."""
+    """One server and its engines. It exits with the last engine, so that Ray starts another replica."""
 
     def __init__(self, settings: WorkerSettings, devices: tuple[str, ...], server: ServerConfig) -> None:
-        # A single engine is not restarted here: Ray would go on sending requests meanwhile.
+        # Do not restart a single engine: Ray would keep sending requests meanwhile.
         limits = Limits(
             slow_reader_timeout_s=server.slow_reader_timeout_s,
             max_restarts=server.max_restarts if len(devices) > 1 else 0,
@@ -110,7 +110,7 @@ class Replica:
         self._watching: asyncio.Task[None] | None = None
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """Called by Ray for the application, in the event loop that will run it."""
+        """Called by Ray to build the application, in the event loop that will run it."""
         self._app = create_app(self._fleet, self._config)
         self._app.add_middleware(_Unnamed)
         return self._app
@@ -129,7 +129,7 @@ class Replica:
         return {_WAIT: self._app.state.service.gate.longest_wait_s}
 
     async def _watch(self) -> None:
-        """Exit as soon as no engine is left: Ray would go on sending requests."""
+        """Exit as soon as no engine is left; Ray would keep sending requests."""
         while self._can_speak or self._app.state.service.is_ending:
             await asyncio.sleep(_WATCH_S)
         os._exit(1)
@@ -141,9 +141,8 @@ class Replica:
 
 
 class ByLoadAndWait:
-    """The number of replicas: what their load asks for, and one more than now while the mean of the longest waits in
-    their queues exceeds `target_wait_s`. The wait matters because a batch counts as one request however long it is.
-    """
+    """Autoscaling policy: as many replicas as the load asks for, and one more than now while the mean over replicas of
+    the longest wait exceeds `target_wait_s`. The load alone is not enough, as a batch counts as one request."""
 
     def __init__(self, target_wait_s: float) -> None:
         self._target_wait_s = target_wait_s
