@@ -1,10 +1,10 @@
-"""Compares three ways to run a model's frames: eager, graphs of plain torch operations, graphs of fused kernels.
+"""Compare three ways to run a model's frames: eager, CUDA graphs of plain torch operations, graphs of fused kernels.
 
     python benchmarks/arms.py --model fish-s2-pro --load-format dummy --out results
 
-Drives the engine within this process, without HTTP: `--concurrency` clients, each of which sends its next request when
-the last is over, all of `--frames` frames. Eager means plain torch operations too. Writes arms-<model>.json after every
-level, arms-<model>.png at the end, and ends with one line of JSON. A level that fails leaves the others theirs.
+Drives an engine in this process, without HTTP: `--concurrency` clients in a closed loop, with requests of `--frames`
+frames. Eager uses plain torch operations too. Writes arms-<model>.json after every level, arms-<model>.png at the end,
+and ends with one line of JSON. A failed level does not stop the others.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from sonoro.profile.report import Report
 from sonoro.profile.requests import speech_request
 
 ARMS = {"eager": (True, True), "graph, plain operations": (False, True), "graph, fused kernels": (False, False)}
-"""By name: whether nothing is captured, and whether references serve alone."""
+"""By name: whether it is eager, and whether it uses references alone."""
 
 TEXT = "The birch canoe slid on the smooth planks."
 WARM_UP_FRAMES = 8
@@ -65,7 +65,7 @@ PROMPTS: dict[str, tuple[str, float]] = {
         1.0,
     ),
 }
-"""Texts by name, with how long each is spoken, the longest for 1."""
+"""Texts by name, with the share of `--prompts` frames that each is spoken for."""
 
 
 def arguments() -> argparse.Namespace:
@@ -76,15 +76,19 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 10])
     parser.add_argument("--frames", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3, help="requests of each client")
-    parser.add_argument("--prompts", type=int, default=0, help="frames of the longest of some more texts, 0 for none")
-    parser.add_argument("--max-positions", type=int, default=512, help="of a row: plain operations attend to them all")
-    parser.add_argument("--commit", help="what is run, where there is no checkout to ask")
+    parser.add_argument(
+        "--prompts", type=int, default=0, help="frames of the longest of the additional texts, 0 for none"
+    )
+    parser.add_argument(
+        "--max-positions", type=int, default=512, help="of a slot: plain operations attend to all of them"
+    )
+    parser.add_argument("--commit", help="commit of the code, if there is no checkout")
     parser.add_argument("--out", type=Path, default=Path("results"))
     return parser.parse_args()
 
 
 def measure(loaded: LoadedModel, args: argparse.Namespace, arm: str, numbers: Iterator[int], report: Report) -> None:
-    """All levels of `arm` on an engine of its own, a row each."""
+    """Run all levels of `arm` on an engine of its own; adds a row for each to `report`."""
     is_eager, is_plain = ARMS[arm]
     config = EngineConfig(
         slots=max(args.concurrency),
@@ -109,7 +113,7 @@ def measure(loaded: LoadedModel, args: argparse.Namespace, arm: str, numbers: It
 
 
 def clear(engine: Engine) -> None:
-    """End what a level has left to be spoken: its events would be taken for the next one's."""
+    """Cancel a level's remaining requests, whose events would be taken for the next level's."""
     while engine.has_work:
         for event in engine.tick():
             engine.cancel(event.request_id)
@@ -125,7 +129,8 @@ def speak(  # noqa: PLR0917 (a load is so many numbers)
     *,
     with_words: bool = False,
 ) -> dict[str, float]:
-    """`rounds` requests of each of `clients` for `text`; what they took. Raises `EngineError` if one fails."""
+    """Run `rounds` requests for `text` from each of `clients` clients; returns latencies and throughput. Raises
+    `EngineError` if one fails."""
     sent_s: dict[str, float] = {}
     first_s: dict[str, float] = {}
     taken_s: list[float] = []
@@ -160,7 +165,7 @@ def speak(  # noqa: PLR0917 (a load is so many numbers)
 
 
 def draw(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
-    """A panel for each figure, a group of bars for each load, a colour for each arm."""
+    """Plot a panel per metric, a group of bars per load, a colour per arm."""
     figure = Figure(figsize=(17, 3.8), layout="constrained")
     loads = list(dict.fromkeys(map(load_of, rows)))
     turned = 90 if len(loads) > 4 else 0
@@ -182,12 +187,12 @@ def draw(rows: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
 
 
 def figures(value: float) -> str:
-    """Three of them."""
+    """`value` with three significant figures."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def load_of(row: Mapping[str, Any]) -> str:
-    """What a row measured, in a few letters."""
+    """A short label for a row's load."""
     return row["prompt"] if "prompt" in row else f"c={row['concurrency']}"
 
 

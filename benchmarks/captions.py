@@ -1,8 +1,8 @@
-"""Whether the captions of a long chapter are right: parsed by others' libraries, whole, in order and on time.
+"""Check the captions of a long chapter: parsed by other libraries, complete, in order and on time.
 
 `python benchmarks/captions.py speak --layout text_first --folder FOLDER` composes a chapter of the judged sentences,
-has `sonoro say` write its captions, and has pocketsphinx find where each sentence begins and ends.
-`report FOLDER ... --out RESULT.json` parses the captions with `srt` and `webvtt-py` and makes the figures. Needs the
+runs `sonoro say` to write its captions, and aligns each sentence's start and end with pocketsphinx.
+`report FOLDER ... --out RESULT.json` parses the captions with `srt` and `webvtt-py` and computes the figures. Needs the
 extra `align`.
 
 The truth is the sound within what the aligner takes for a sentence, as the aligner alone now and then counts the pause
@@ -38,14 +38,14 @@ TEXTS = Path(__file__).parent.parent / "tools" / "builtin_voice"
 WORDS, PARAGRAPH, ATTEMPTS = 2000, 4, 2
 MOST_S, INSIDE_S = 0.15, 0.03
 QUIET_DB, STEP_S = -40, 0.01
-"""So far below the peak of a paragraph nothing is said: where the aligner takes a breath for a part of a word, the
-edges of a sentence are those of its sound. Set on 100 sentences that are not in the chapter."""
+"""Level below a paragraph's peak that counts as silence, and its step: the aligner may take a breath for part of a
+word, so a sentence's edges are those of its sound. Set on 100 sentences that are not in the chapter."""
 _SENTENCE = re.compile(r".+?[.!?](?=\s|$)", re.DOTALL)
 
 
 def chapter(aligner: Aligner, words: int, first: int = 0) -> str:
-    """So many words of everyday and Harvard sentences from number `first` on, all of which the aligner knows, in
-    paragraphs."""
+    """Paragraphs of about `words` words: everyday and Harvard sentences from number `first` on, whose words the aligner
+    knows."""
     lines = [
         line for name in ("everyday.txt", "harvard.txt") for line in (TEXTS / name).read_text("utf-8").splitlines()
     ]
@@ -61,12 +61,12 @@ def chapter(aligner: Aligner, words: int, first: int = 0) -> str:
 
 @functools.cache
 def aligner_of_process() -> Aligner:
-    """One for each process."""
+    """The aligner of this process."""
     return Aligner()
 
 
 class Piece(NamedTuple):
-    """A part of the chapter, as it is written and spoken: samples [S] float32 in [-1, 1] from `begin_s` on."""
+    """A part of the chapter: its text, and its audio, samples [S] float32 in [-1, 1] from `begin_s` on."""
 
     text: str
     samples: np.ndarray
@@ -74,7 +74,7 @@ class Piece(NamedTuple):
     begin_s: float
 
     def edges(self, start_s: float, end_s: float) -> tuple[float, float]:
-        """Of what lies between two times that which is not quiet."""
+        """Start and end, in seconds, of the sound between two times."""
         step = round(STEP_S * self.rate)
         peaks = np.abs(self.samples[: len(self.samples) // step * step]).reshape(-1, step).max(1)
         first = max(0, round((start_s - self.begin_s) / STEP_S))
@@ -85,7 +85,8 @@ class Piece(NamedTuple):
 
 
 def pieces_of(text: str, samples: np.ndarray, rate: int, told: list[dict[str, Any]]) -> list[tuple[Piece, list[Piece]]]:
-    """The paragraphs of the chapter, each with its sentences, cut in the middle of the pauses that were told."""
+    """The paragraphs of the chapter, each with its sentences, cut in the middle of the pauses between reported
+    words."""
 
     def piece(begin: int, end: int) -> Piece:
         inside = [at for at, word in enumerate(told) if begin <= word["start"] < end]
@@ -103,7 +104,7 @@ def pieces_of(text: str, samples: np.ndarray, rate: int, told: list[dict[str, An
 
 
 def aligned(piece: Piece) -> list[tuple[float, float]] | None:
-    """Start and end of each sentence of `piece`; None where the aligner loses it."""
+    """Start and end, in seconds, of each sentence of `piece`; None if alignment fails."""
     written, found = found_words(aligner_of_process(), piece.text, piece.samples, piece.rate)
     if found is None:
         return None
@@ -115,8 +116,8 @@ def aligned(piece: Piece) -> list[tuple[float, float]] | None:
 
 
 def sentences(paragraph: Piece, parts: list[Piece]) -> list[dict[str, Any]]:
-    """The sentences of a paragraph, each with its start and end as the aligner has them, if it does, and the edges of
-    its sound within those. Where the aligner loses the paragraph it is given its sentences one by one."""
+    """The sentences of a paragraph, each with its aligned start and end, or None, and the edges of the sound within. If
+    the paragraph cannot be aligned, its sentences are aligned one by one."""
     times = aligned(paragraph) or [time for part in parts for time in aligned(part) or [None]]
     return [
         {"text": part.text, "found": time, "edges": None if time is None else paragraph.edges(*time)}
@@ -125,7 +126,7 @@ def sentences(paragraph: Piece, parts: list[Piece]) -> list[dict[str, Any]]:
 
 
 def speak(options: argparse.Namespace) -> None:
-    """Speak the chapter in one layout, and find its sentences."""
+    """Speak the chapter in one layout, and align its sentences."""
     folder: Path = options.folder
     folder.mkdir(parents=True, exist_ok=True)
     text = chapter(aligner_of_process(), options.words, options.first)
@@ -159,8 +160,8 @@ def loudest_db(samples: np.ndarray, rate: int, times: tuple[float, float], span:
 
 
 def parsed(folder: Path) -> dict[str, list[tuple[float, float, str]]]:
-    """The captions of `folder` by format: start, end and text of each. Raises what the libraries do."""
-    import srt  # noqa: PLC0415 - of those who report alone
+    """The captions of `folder` by format: start, end and text of each. Raises the parsers' errors."""
+    import srt  # noqa: PLC0415 - only the report needs it
     import webvtt  # noqa: PLC0415
 
     blocks = list(srt.parse((folder / "all.srt").read_text(encoding="utf-8"), ignore_errors=False))
@@ -223,13 +224,13 @@ def row(folder: Path) -> dict[str, Any]:
 
 
 def report(options: argparse.Namespace) -> None:
-    """Make the results of all folders."""
+    """Write the results of all folders."""
     settings = {"attempts": ATTEMPTS, "aligner": "pocketsphinx", "parsers": "srt, webvtt-py"}
     finish(options, "captions", settings=settings, rows=[row(folder) for folder in options.raw])
 
 
 def main() -> None:
-    """Speak or report, as the command line says."""
+    """Run the step given on the command line."""
     steps = Steps(__doc__, report, speak=speak)
     steps.making.add_argument("--layout", choices=LAYOUTS, default="text_first")
     steps.making.add_argument("--words", type=int, default=WORDS)

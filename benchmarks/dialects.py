@@ -1,15 +1,15 @@
-"""First packet through each dialect against our own API, of one server, in one run.
+"""Time to first packet through each dialect, against the native API of the same server, in one run.
 
     python benchmarks/dialects.py --model qwen3-tts-1.7b-customvoice --load-format dummy \\
         --rps 1 24 --rps 20 120 --out benchmarks/results/dialects-qwen3-tts-1.7b-customvoice.json
 
-Requests arrive at random at each rate (exponential gaps), and go round the ways there are, so that every way meets
-the same load: so many of each as stands behind the rate, 24 at one a second taking 288 s. Over HTTP a way is compared
-with `native`, on a socket with `native-live`; a socket is open before its text comes, as clients keep one. All ask
-for PCM at the model's rate, of the voice that is the default. `ttfp` is from the request, or the first piece of text,
-to its first audio; `over_native_p50_ms` is the difference of the medians. An underrun is audio that came after
-playback from the first packet on had run out. Ends with a table and one JSON line, and exits with 1 if a way is more
-than `--limit-ms` above ours at the median, has an underrun that ours has not, or failed. Needs the extra `test`.
+`--rps RATE COUNT`: requests arrive at random (exponential gaps), COUNT for each dialect in turn, so that all see the
+same load. Dialects over HTTP are compared with `native`, over WebSocket with `native-live`; sockets are open before
+their text, as clients keep them. All ask for PCM at the model's rate in the default voice. `ttfp` is from the request,
+or the first piece of text, to the first audio; `over_native_p50_ms` is the difference of the medians. An underrun is
+audio that arrives after playback from the first packet on has run out. Ends with a table and one JSON line; exits with
+1 if a dialect is more than `--limit-ms` above native at the median, has underruns that native has not, or failed. Needs
+the extra `test`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def arguments() -> argparse.Namespace:
 
 @dataclass
 class Heard:
-    """One answer: the first packet's time, and how often playback ran out."""
+    """One response: time of its first packet, and number of underruns."""
 
     rate: int
     started_s: float = field(default_factory=time.perf_counter)
@@ -78,7 +78,7 @@ class Heard:
     audio_s: float = 0.0
 
     def audio(self, pcm: bytes) -> None:
-        """`pcm` has come."""
+        """Take `pcm` that has just arrived."""
         if not pcm:
             return
         now_s = time.perf_counter()
@@ -90,7 +90,7 @@ class Heard:
 
 
 class Ways:
-    """The ways to ask the server at `url`, and at `wyoming_port`, whose model speaks at `rate` Hz."""
+    """Clients of all dialects for the server at `url` and `wyoming_port`, whose model's sample rate is `rate` Hz."""
 
     def __init__(self, url: str, wyoming_port: int, rate: int) -> None:
         self._socket_url, self._wyoming_port, self._rate = url.replace("http", "ws", 1), wyoming_port, rate
@@ -122,7 +122,7 @@ class Ways:
         }
 
     async def close(self) -> None:
-        """End every connection."""
+        """Close every connection."""
         await self._http.aclose()
         for connections in self._idle.values():
             for connection in connections:
@@ -144,7 +144,7 @@ class Ways:
         return heard
 
     async def _live(self, path: str, speak: Callable[[ClientConnection, Heard], Awaitable[None]]) -> Heard:
-        # The server closes those that have said nothing for too long.
+        # The server closes sockets that were idle for too long.
         idle = self._idle[path] = [one for one in self._idle.get(path, []) if one.close_code is None]
         connection = idle.pop() if idle else await connect(self._socket_url + path, proxy=None, compression=None)
         heard = Heard(self._rate)
@@ -187,7 +187,7 @@ class Ways:
         await self._listen(connection, heard, lambda told: told["type"] == "session.done")
 
     async def _wyoming(self) -> Heard:
-        """On a connection of its own, as Home Assistant has one for each text."""
+        """One connection per text, as Home Assistant does."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self._wyoming_port)
         heard = Heard(self._rate)
         events = [{"type": "synthesize-chunk", "data": {"text": piece}} for piece in PIECES]
@@ -221,7 +221,7 @@ class Ways:
 
 
 async def measure(ways: Ways, rps: float, requests: int, chance: random.Random) -> list[dict[str, Any]]:
-    """A row for each way, at one rate."""
+    """Measure all dialects at one rate; returns a row for each."""
     turns = [name for _ in range(requests) for name in chance.sample(list(ways.all), len(ways.all))]
     tasks: list[tuple[str, asyncio.Task[Heard]]] = []
     for name in turns:
@@ -251,7 +251,7 @@ async def measure(ways: Ways, rps: float, requests: int, chance: random.Random) 
 
 
 def judged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """`rows` of one rate, with what each is above ours."""
+    """`rows` of one rate with their differences from native."""
     by_way = {row["way"]: row for row in rows}
     for row in rows:
         ours = by_way["native-live" if row["way"].endswith("-live") else "native"]
@@ -263,7 +263,7 @@ def judged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @contextlib.asynccontextmanager
 async def serving(options: argparse.Namespace) -> AsyncIterator[tuple[str, int]]:
-    """The address of a server, ready, and the port of its Wyoming; it is gone with the block."""
+    """A context with a ready server: its address and Wyoming port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -286,13 +286,13 @@ async def serving(options: argparse.Namespace) -> AsyncIterator[tuple[str, int]]
 
 
 async def run(options: argparse.Namespace) -> dict[str, Any]:
-    """The results."""
+    """Measure all rates; returns the results."""
     chance = random.Random(options.seed)
     async with serving(options) as (url, wyoming_port), httpx.AsyncClient(base_url=url) as http:
         model = (await http.get("/v1/models")).json()["data"][0]
         ways = Ways(url, wyoming_port, model["sample_rate"])
         try:
-            for _ in range(options.warmup):  # connections, and whatever is made on first use
+            for _ in range(options.warmup):  # connections, and what is created on first use
                 for ask in ways.all.values():
                     await ask()
             rows = []
@@ -321,9 +321,9 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def is_passed(rows: list[dict[str, Any]], limit_ms: float) -> bool:
-    """Whether no way is worse than ours by more than it may be."""
+    """Whether no dialect failed, exceeds the limit, or has more underruns than native."""
     return all(
-        # Where ours failed, there is nothing to compare with.
+        # Without native there is nothing to compare with.
         not row["failed"] and row.get("over_native_p50_ms", math.inf) <= limit_ms and row["underruns_over_native"] <= 0
         for row in rows
     )

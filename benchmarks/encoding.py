@@ -1,8 +1,8 @@
-"""How long running streams wait for the next frame while reference audio is encoded.
+"""Gaps between frames of running streams while reference audio is encoded.
 
     python benchmarks/encoding.py --model MODEL --out voice-MODEL.json
 
-The streams are listened to as a client hears them, a frame a chunk; each reference is new, so nothing is cached.
+Streams are measured at the client, in chunks of one frame; each reference is new, so that nothing is cached.
 """
 
 from __future__ import annotations
@@ -35,10 +35,8 @@ _TEXT = "A calm voice reads what was written for it."
 
 @dataclass(frozen=True)
 class VoiceBench(Launched):
-    """What to load and how: `streams` at once, beside which `repeats` references of each of `reference_s` are encoded.
-
-    Slots and chunks of a `config` are not used. Raises `ConfigError` naming the field.
-    """
+    """Settings of a run: `streams` concurrent streams, and `repeats` references of each length in `reference_s`,
+    encoded meanwhile. Slots and chunks of `config` are ignored. Raises `ConfigError` naming the field."""
 
     streams: int = 16
     reference_s: tuple[int, ...] = (10, 60)
@@ -49,16 +47,16 @@ class VoiceBench(Launched):
             if getattr(self, name) < 1:
                 raise ConfigError(name, getattr(self, name), "it must be at least 1")
         if not all(MIN_REFERENCE_S <= duration_s <= MAX_REFERENCE_S for duration_s in self.reference_s):
-            raise ConfigError("reference_s", self.reference_s, f"each must be at most {MAX_REFERENCE_S:g}, and not 0")
+            raise ConfigError("reference_s", self.reference_s, f"each must be above 0 and at most {MAX_REFERENCE_S:g}")
 
     @property
     def engine(self) -> EngineConfig:
-        """The configuration of the engine: every frame is heard by itself."""
+        """The engine's configuration, with chunks of one frame."""
         return replace(self.config or EngineConfig(), slots=self.streams, chunk_frames=(1,), frame_batches=())
 
 
 def run(bench: VoiceBench) -> dict[str, Any]:
-    """Time it, print it, and return the results file. Raises `SonoroError` if anything fails."""
+    """Run it, print the table, and return the contents of the results file. Raises `SonoroError` if anything fails."""
     return asyncio.run(_run(bench))
 
 
@@ -89,7 +87,7 @@ async def _run(bench: VoiceBench) -> dict[str, Any]:
 async def _measure(bench: VoiceBench, client: EngineClient, report: Report) -> None:
     numbers, frames = itertools.count(), min(bench.engine.max_frames, client.spec.max_frames)
     streams = [_Stream(client, frames) for _ in range(bench.streams)]
-    # Made before anybody listens: it keeps this process busy.
+    # Before the streams start: it keeps this process busy.
     rate, count = client.spec.sample_rate, bench.repeats
     references = {duration_s: [_noise(duration_s, rate) for _ in range(count)] for duration_s in bench.reference_s}
     rows: dict[int, list[Reference]] = {0: [], **references}
@@ -105,7 +103,8 @@ async def _measure(bench: VoiceBench, client: EngineClient, report: Report) -> N
 async def _row(
     client: EngineClient, streams: list[_Stream], duration_s: int, references: list[Reference]
 ) -> dict[str, Any]:
-    """The gaps between frames while `references` of `duration_s` are encoded, or for a while if there are none."""
+    """The row of gaps between frames while `references` of `duration_s` are encoded, or for a while if there are
+    none."""
     for stream in streams:
         stream.gaps_s.clear()
     durations_s = []
@@ -128,13 +127,13 @@ async def _row(
 
 
 def _noise(duration_s: int, rate: int) -> Reference:
-    """Another at every call."""
+    """A reference of noise, different at every call."""
     samples = 0.1 * np.random.default_rng().standard_normal(duration_s * rate)
     return Reference(pcm=samples.astype("<f4").tobytes(), sample_rate=rate, text="Some noise.", use="prompt")
 
 
 class _Stream:
-    """Somebody who listens to one request of `frames` frames after the other; `gaps_s` are between those of one."""
+    """A client that plays requests of `frames` frames one after another; `gaps_s` are gaps within a request."""
 
     def __init__(self, client: EngineClient, frames: int) -> None:
         self._client, self._frames = client, frames
@@ -144,7 +143,7 @@ class _Stream:
 
     @property
     def pending_s(self) -> float:
-        """How long the present gap has lasted."""
+        """Duration of the current gap so far."""
         return 0.0 if self._heard_at_s is None else time.perf_counter() - self._heard_at_s
 
     async def speak(self, numbers: Iterator[int]) -> None:
@@ -161,7 +160,7 @@ class _Stream:
 
 
 def arguments(argv: Sequence[str] | None = None) -> VoiceBench:
-    """The bench that the command line asks for."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("model", "dtype", "commit"):
         parser.add_argument(f"--{name}")

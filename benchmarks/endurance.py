@@ -1,17 +1,15 @@
-"""Mixed load on `sonoro serve` while its engine is killed again and again: is everything answered, does memory grow?
+"""Mixed load on `sonoro serve` while its engine is killed repeatedly: is every request answered, does memory grow?
 
     python benchmarks/endurance.py --minutes 30 --kill-every-s 30 --out endurance.json
     python benchmarks/endurance.py --minutes 5 --kill-every-s 20 --default-limit      # until the server gives up
 
-Clients ask side by side for whole files, streams, events, batches and live text; some leave in mid-speech, some ask
-what is refused. Each answer is counted as what it was: `whole`, `refused` (with the status it had to have), `named`
-(an error that says what happened), `broken` (a body that HTTP marks as incomplete: its headers were gone before the
-engine was), `left` (this client cancelled), or `silent`: an answer that ends as if whole with less than it had to
-have, another one than the request allows, or none within `GUARD_S`. There must be none of the last. Memory is that of
-the server's process, as medians over a minute after `SETTLED_S`; an engine's own starts anew with each. With
-`--default-limit` the crashes are to end the server with another exit code than 0, and the load with it; without, it is
-not to end. Ends with one JSON line; needs the extra `test`.
-"""
+Clients concurrently ask for whole files, streams, events, batches and live text; some disconnect in mid-speech, some
+send invalid requests. Responses are counted as `whole`, `refused` (with the right status), `named` (an error that says
+what happened), `broken` (a body that HTTP marks as incomplete, as its headers were sent before the engine died), `left`
+(cancelled by the client), or `silent`: one that ends as if whole but is too short, one the request does not allow, or
+none within `GUARD_S`. There must be no `silent` one. Memory is that of the server process, in medians per minute after
+`SETTLED_S`. With `--default-limit` the crashes must end the server with an exit code other than 0; without it the
+server must not end. Ends with one JSON line. Needs the extra `test`."""
 
 from __future__ import annotations
 
@@ -41,7 +39,7 @@ from sonoro.core.machine import commit_of_checkout, processor
 GUARD_S = 240.0
 SETTLED_S = 180.0
 ENDING_S = 10.0
-"""What a server may take from its last connection to the end of its process."""
+"""Limit for a server from its last connection to the end of its process."""
 
 WAV_HEADER_BYTES = 44
 TEXTS = (
@@ -68,7 +66,7 @@ def arguments() -> argparse.Namespace:
 
 
 class Load:
-    """Clients that ask until `is_over`, and the counts of what became of their requests."""
+    """Clients that send requests until `is_over`, and counts of the outcomes."""
 
     def __init__(self, port: int, seed: int) -> None:
         self.base, self.is_over = f"127.0.0.1:{port}", False
@@ -180,20 +178,20 @@ class Load:
 
 
 def named(answer: httpx.Response) -> str:
-    """What an answer without audio is: 503 or 429 with a message."""
+    """The outcome of a response without audio: `named` for 503 or 429 with a message."""
     if answer.status_code in (429, 503) and answer.json()["error"]["message"]:
         return "named"
     return f"silent: {answer.status_code} {answer.text[:200]}"
 
 
 def whole(audio_bytes: int, text: str) -> str:
-    """Whether so much 16-bit audio at 24 kHz can be all of `text`: nobody says a letter in less than 25 ms."""
+    """The outcome of 16-bit audio at 24 kHz of that size for `text`: `whole` if at least 25 ms per letter."""
     seconds = audio_bytes / 2 / 24_000
     return "whole" if seconds >= 0.025 * len(text) else f"silent: {seconds:.2f} s for {len(text)} letters"
 
 
 def children(parent: int) -> Iterator[int]:
-    """The engine processes of a server."""
+    """PIDs of a server's engine processes."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
             after_name = (process / "stat").read_text().rpartition(")")[2].split()
@@ -204,13 +202,13 @@ def children(parent: int) -> Iterator[int]:
 
 
 def resident_mb(process: int) -> float:
-    """Memory of a process that is its own."""
+    """Resident memory of a process without file mappings, in MB."""
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon", "RssShmem"))) / 1024
 
 
 async def kill_engines(server: subprocess.Popen[bytes], every_s: float, ends_s: float) -> int:
-    """Kill the engine every `every_s` seconds; how often."""
+    """Kill the engine every `every_s` seconds until `ends_s`; returns how often."""
     killed = 0
     while time.monotonic() + every_s < ends_s and server.poll() is None:
         await asyncio.sleep(every_s)
@@ -221,7 +219,7 @@ async def kill_engines(server: subprocess.Popen[bytes], every_s: float, ends_s: 
 
 
 async def watch(server: subprocess.Popen[bytes], load: Load, ends_s: float, since: float) -> list[tuple[float, float]]:
-    """Seconds since the start, and the server's memory, every two seconds; ends the load."""
+    """Sample (seconds since the start, the server's memory in MB) every two seconds; ends the load at the end."""
     seen = []
     while time.monotonic() < ends_s and server.poll() is None:
         seen.append((time.monotonic() - since, resident_mb(server.pid)))
@@ -231,7 +229,7 @@ async def watch(server: subprocess.Popen[bytes], load: Load, ends_s: float, sinc
 
 
 def by_minute(seen: list[tuple[float, float]]) -> list[float]:
-    """Medians over the minutes after `SETTLED_S`."""
+    """Median memory of each minute after `SETTLED_S`."""
     minutes: dict[int, list[float]] = collections.defaultdict(list)
     for at_s, memory in seen:
         if at_s >= SETTLED_S:

@@ -1,8 +1,8 @@
-"""What HTTP clients for the load generator cost: `python benchmarks/http_clients.py [--connections 256]`.
+"""Cost of HTTP clients for the load generator: `python benchmarks/http_clients.py [--connections 256]`.
 
-A server in a process of its own sends each connection a part of an answer every 80 ms, as speech comes; each part
-begins with the time at which it was written. The clients take turns, several times each in one run. Printed of each:
-CPU time a part, how late parts are noted (p50, p95), and the scheduling lag of its event loop (p95).
+A server in another process sends each connection a chunk every 80 ms, as with speech; each chunk begins with the time
+at which it was written. The clients run in turn, several times. Printed for each: CPU time per chunk, delay until a
+chunk is noted (p50, p95), and lag of the event loop (p95).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PART_BYTES, PERIOD_S = 3840, 0.08
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: audio/pcm\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 Send = Callable[[Callable[[bytes], None]], Coroutine[Any, Any, None]]
-"""Sends one request and notes each part of its answer."""
+"""Sends one request and calls back for each chunk of the response."""
 
 
 def _serve(pipe: Any, parts: int) -> None:
@@ -97,7 +97,7 @@ def _measure(client: Any, port: int, connections: int) -> dict[str, float]:
         watching = asyncio.create_task(watch())
         async with asyncio.TaskGroup() as tasks:
             for number in range(connections):
-                # Streams of a server are not in step.
+                # Streams of a server are not synchronous.
                 await asyncio.sleep(PERIOD_S / connections if number else 0)
                 tasks.create_task(send(note))
         watching.cancel()

@@ -1,9 +1,9 @@
-"""What an agent that is interrupted is told: the last word heard, against the one that forced alignment finds there.
+"""Accuracy of the last word heard that an interrupted agent is told, against forced alignment.
 
 `python benchmarks/interruptions.py speak TEXTS --first 0 --count 25 --raw FILE.jsonl` serves the built-in voice, and
-has texts, two lines each, spoken word by word as a language model writes them: once whole, for the aligner, and once
-until a random moment at which the client says `response.cancel`. `report FILE.jsonl ... --out RESULT.json` makes the
-figures. Needs the extra `align`.
+sends texts of two lines word by word, as a language model writes them: once whole, for the aligner, and once until a
+`response.cancel` at a random moment. `report FILE.jsonl ... --out RESULT.json` computes the figures. Needs the extra
+`align`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ START_S = 300
 
 
 class Spoken(NamedTuple):
-    """What came of one utterance: its audio, what ended it, how much of it was heard by then, in seconds, and the words
-    that came beside it."""
+    """One utterance: its audio, the event that ended it, the seconds heard by then, and the words received."""
 
     samples: np.ndarray
     rate: int
@@ -47,7 +46,7 @@ class Spoken(NamedTuple):
 
 @contextlib.contextmanager
 def served(model: str | None) -> Iterator[str]:
-    """A server of `model` on a free port, once it is ready: its address."""
+    """A context with a ready server of `model` on a free port: its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -68,7 +67,7 @@ def served(model: str | None) -> Iterator[str]:
 
 
 async def utter(address: str, text: str, settings: dict[str, Any], cancel_s: float | None = None) -> Spoken:
-    """Have `text` spoken as it is written; `cancel_s` seconds after the first audio, if given, it is cancelled."""
+    """Speak `text` as live text, word by word; cancel it `cancel_s` seconds after the first audio, if given."""
     async with connect(address, compression=None, max_size=None) as connection:
 
         async def say(**message: Any) -> None:
@@ -81,7 +80,7 @@ async def utter(address: str, text: str, settings: dict[str, Any], cancel_s: flo
             await say(type="input.done")
 
         async def cancel(after_s: float) -> float:
-            """How much of the audio had been heard."""
+            """Cancel after `after_s` seconds; returns the seconds of audio heard."""
             await asyncio.sleep(after_s)
             writing.cancel()
             heard_s = received_s() - max(0.0, plays_until_s - time.perf_counter())
@@ -101,7 +100,7 @@ async def utter(address: str, text: str, settings: dict[str, Any], cancel_s: flo
             async for message in connection:
                 if isinstance(message, bytes):
                     pcm.append(message)
-                    # A listener who had run out of audio waited for it.
+                    # After an underrun playback resumes now.
                     plays_until_s = max(plays_until_s, time.perf_counter()) + len(message) / 2 / rate
                     if cancel_s is not None and cancelling is None:
                         cancelling = asyncio.create_task(cancel(cancel_s))
@@ -114,7 +113,7 @@ async def utter(address: str, text: str, settings: dict[str, Any], cancel_s: flo
                     rate = event["sample_rate"]
                 if event["type"] in ("audio.done", "response.cancelled"):
                     samples = np.frombuffer(b"".join(pcm), "<i2").astype(np.float32) / 32768
-                    # All of it may have come by the time that it is cancelled: then the listener knows its words.
+                    # If all audio came before the cancel, the client knows its words.
                     heard_s = 0.0 if cancelling is None else await cancelling
                     return Spoken(samples, rate, event, heard_s, words)
         finally:
@@ -123,7 +122,8 @@ async def utter(address: str, text: str, settings: dict[str, Any], cancel_s: flo
 
 
 async def interrupt(address: str, aligner: Aligner, number: int, text: str, layout: str) -> dict[str, Any]:
-    """Of one text what was told and what the aligner finds, as numbers of words; None before the first."""
+    """Interrupt one text; returns the last word told and the one aligned, as indices of words (None before the
+    first)."""
     settings = {"seed": number, "non_streaming_mode": LAYOUTS[layout]}
     whole = await utter(address, text, settings)
     written, found = found_words(aligner, text, whole.samples, whole.rate)
@@ -144,7 +144,7 @@ async def interrupt(address: str, aligner: Aligner, number: int, text: str, layo
         "at_s": round(at_s, 3),
         "heard_s": round(cut.heard_s, 3),
         "sent_s": round(shared / cut.rate, 3),
-        # The same speech, but for rounding: else the aligner's times are not those of what was cut.
+        # Both runs must have the same speech, up to rounding, or the aligner's times do not apply.
         "differs_by": float(abs(cut.samples - whole.samples[:shared]).max(initial=0.0)) if shared else 0.0,
         "told": None if told is None else starts.index(told["start"]) if told["start"] in starts else -99,
         "found": last,
@@ -154,7 +154,7 @@ async def interrupt(address: str, aligner: Aligner, number: int, text: str, layo
 
 
 def speak(options: argparse.Namespace) -> None:
-    """Interrupt some texts, and add what came of each to the file; those that are in it are passed over."""
+    """Interrupt some texts, and append the results to the file; texts that are in it are skipped."""
     lines = [line.strip() for line in options.texts.read_text(encoding="utf-8").splitlines() if line.strip()]
     texts = [" ".join(pair) for pair in zip(lines[::2], lines[1::2], strict=False)]
     done = {(row["number"], row["layout"]) for row in read_lines([options.raw])}
@@ -167,7 +167,7 @@ def speak(options: argparse.Namespace) -> None:
 
 
 def figures(layout: str, rows: list[dict[str, Any]], most: int) -> dict[str, Any]:
-    """Of the first `most` interruptions in one layout how many words told were those found, or their neighbours."""
+    """How many of the first `most` interruptions in one layout told the aligned word, or a neighbour."""
     aligned = [row for row in rows if row["layout"] == layout and row["is_aligned"]]
     cut = aligned[:most]
     apart = [abs((-1 if row["told"] is None else row["told"]) - (-1 if row["found"] is None else row["found"]))
@@ -186,7 +186,7 @@ def figures(layout: str, rows: list[dict[str, Any]], most: int) -> dict[str, Any
 
 
 def report(options: argparse.Namespace) -> None:
-    """Make the results of all raw lines."""
+    """Write the results of all raw lines."""
     rows = sorted(read_lines(options.raw), key=lambda row: row["number"])
     settings = {"texts": "everyday.txt, harvard.txt", "words_a_second": WORDS_A_SECOND, "aligner": "pocketsphinx"}
     found = [figures(layout, rows, options.most) for layout in LAYOUTS]
@@ -194,7 +194,7 @@ def report(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Speak or report, as the command line says."""
+    """Run the step given on the command line."""
     steps = Steps(__doc__, report, speak=speak)
     steps.making.add_argument("texts", type=Path)
     steps.making.add_argument("--model")

@@ -1,4 +1,4 @@
-"""Predicts first packets and throughput of many GPUs from what one GPU was measured with. Needs no GPU.
+"""Predict time to first packet and throughput of many GPUs from measurements of one. Needs no GPU.
 
 python benchmarks/plan.py --model qwen3-tts-1.7b-customvoice --gpus 1,8,1000 --rps 160,1280,160000
 python benchmarks/plan.py --model qwen3-tts-1.7b-customvoice --check
@@ -25,12 +25,13 @@ __all__ = ["PlanBench", "run"]
 
 @dataclass(frozen=True)
 class PlanBench:
-    """Loads of `rps` requests a second on so many `gpus` each, with `slots` each (the largest measured batch if None).
+    """Loads of `rps` requests a second on each number of `gpus`, with `slots` slots per GPU (None: the largest measured
+    batch).
 
-    `frame-<model>.json` and `engine-<model>.json` of `results` say what a GPU takes, and `serve-<model>.json`, if it is
-    there, what a server adds. Requests are as long as the lines of the file `lengths` say, in seconds, or drawn from
-    `frames`. `checks`: in place of `rps` the loads of `serve-<model>.json`, beside what was measured. Raises
-    `ConfigError` naming the field.
+    Times of a GPU come from `frame-<model>.json` and `engine-<model>.json` in `results`, a server's overhead from
+    `serve-<model>.json`, if present. Lengths of requests are the lines of the file `lengths`, in seconds, or random in
+    `frames`. `checks` takes the loads of `serve-<model>.json` instead of `rps`, to compare with what was measured.
+    Raises `ConfigError` naming the field.
     """
 
     model: str
@@ -62,7 +63,7 @@ class PlanBench:
 
 
 def run(bench: PlanBench) -> dict[str, Any]:
-    """Simulate, print and return the results. Raises `ConfigError` for files that are missing or no results."""
+    """Simulate, print and return the results. Raises `ConfigError` for missing or invalid files."""
     frames, engine = _read(bench, "frame"), _read(bench, "engine")
     server = _read(bench, "serve") if bench.checks or _path(bench, "serve").exists() else None
     times = Times.of(frames, engine, server)
@@ -103,7 +104,7 @@ def _planned(bench: PlanBench, times: Times, config: EngineConfig, lengths: Sequ
 def _checked(
     bench: PlanBench, times: Times, config: EngineConfig, lengths: Sequence[int], server: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Each load that the server was measured under; the errors in percent of what was measured."""
+    """Yield a row for each measured load of the server, with errors in percent of the measurement."""
     for measured in server["rows"]:
         clients, rps = measured.get("concurrency", 0), measured.get("rps", 0.0)
         duration_s, warm_up_s = measured["duration_s"], bench.warm_up_s
@@ -133,7 +134,7 @@ def _read(bench: PlanBench, kind: str) -> dict[str, Any]:
 
 
 def _frames_of(path: Path, frame_s: float) -> tuple[int, ...]:
-    """Frames of as many seconds as each line of the file says."""
+    """Lengths in frames of the lines of `path`, in seconds. Raises `ConfigError`."""
     try:
         seconds = [float(line) for line in path.read_text(encoding="utf-8").split()]
     except (OSError, ValueError) as error:
@@ -146,7 +147,7 @@ def _frames_of(path: Path, frame_s: float) -> tuple[int, ...]:
 
 
 def arguments(argv: Sequence[str] | None = None) -> PlanBench:
-    """The bench that the command line asks for."""
+    """Parse the command line."""
 
     def numbers(kind: type[int] | type[float]) -> Callable[[str], tuple[Any, ...]]:
         return lambda text: tuple(kind(number) for number in text.split(","))

@@ -1,10 +1,10 @@
-"""Whether a model in 8 bits speaks as well as before: a gate for the built-in voice, and logits at full size.
+"""Quality of 8-bit weights: a speech gate for the built-in voice, and logits at full size.
 
 `PYTHONPATH=src:tools python benchmarks/quantization.py gate --format int8 --judges FOLDER --journal FILE --out FILE`
-speaks the same texts with the same seeds in both, has the judges of `builtin_voice.evaluate` hear them, and compares
-reading by reading. It goes on where it stopped, by the journal. The exit code is 1 if the gate does not hold.
-`PYTHONPATH=src python benchmarks/quantization.py logits MODEL --format int8 --out FILE` compares what both decide of
-random weights at full size, given the same state before every frame.
+speaks the same texts with the same seeds in both formats, evaluates them with the judges of `builtin_voice.evaluate`,
+and compares them pairwise. The journal lets it resume. Exits with 1 if the gate fails.
+`PYTHONPATH=src python benchmarks/quantization.py logits MODEL --format int8 --out FILE` compares the logits of random
+weights at full size, from the same state before every frame.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from sonoro.models.base import Capacity, Pages
 from sonoro.profile.requests import speech_request
 
 MOST_WORD_ERRORS, MOST_P808 = 0.005, 0.03
-"""What a format may cost, at the bound of the 95% interval: half a point of word errors, .03 of P808."""
+"""Limits on the loss, at the bound of the 95% interval: half a point of word error rate, .03 of P808."""
 
 LIMITS = {"int8": (25.0, 0.05), "fp8": (16.0, 0.15)}
-"""By format: the least signal-to-noise ratio of logits in dB, and the most total variation of what is sampled, both
-means over frames. Stated before anything was measured, from rounding alone: of normal weights, 41 and 32 dB a product.
+"""By format: least SNR of logits in dB, and most total variation of sampling probabilities, both means over frames. Set
+before any measurement, from rounding alone: with normal weights 41 (int8) and 32 dB (fp8) per product.
 """
 
 _Z = 1.96
@@ -51,7 +51,8 @@ class Interval(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """A text read in both, `plain` and `made` in 8 bits: word errors, P808 or None, whether it ran away, repeated."""
+    """Readings of a text in both formats, `plain` and `made` (8 bits): word errors, P808 or None, runaway,
+    repetition."""
 
     text: str
     words: int
@@ -62,9 +63,9 @@ class Compared(NamedTuple):
 
 
 def paired(clusters: list[str], differences: list[float], weights: list[float]) -> Interval:
-    """The sum of `differences` over that of `weights`, with an interval that takes those of one cluster for dependent.
+    """The ratio of the sums of `differences` and `weights`, with a 95% interval for clustered data (linearised ratio).
 
-    A ratio of sums, linearised: readings of one text with several seeds are one cluster.
+    Readings of one text with several seeds are one cluster.
     """
     total = sum(weights)
     mean = sum(differences) / total
@@ -79,7 +80,7 @@ def paired(clusters: list[str], differences: list[float], weights: list[float]) 
 
 
 def verdict(readings: list[Compared]) -> dict[str, Any]:
-    """The figures of a gate, and whether it `holds`."""
+    """The figures of the gate, and whether it `holds`."""
     scored = [reading for reading in readings if reading.p808 is not None]
     errors = paired(
         [reading.text for reading in readings],
@@ -112,8 +113,8 @@ def verdict(readings: list[Compared]) -> dict[str, Any]:
 
 
 def gate(options: argparse.Namespace) -> dict[str, Any]:
-    """Speak, hear and compare."""
-    # Of those who judge alone: their packages are no dependencies of ours.
+    """Speak, judge and compare; returns the results."""
+    # Imported here: only the gate needs the judges' packages.
     from builtin_voice import evaluate, settings  # noqa: PLC0415
     from builtin_voice.judges import INVENTED_WORDS, JUDGE  # noqa: PLC0415
     from builtin_voice.mixed import is_runaway, mixed_texts  # noqa: PLC0415
@@ -165,9 +166,8 @@ def gate(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def compare_logits(plain: Tensor, made: Tensor) -> tuple[float, float]:
-    """Of logits [B, V]: the signal-to-noise ratio in dB, their means left out, and the total variation of what both
-    sample at a temperature of 1, the mean over the batch.
-    """
+    """Compare logits [B, V]: SNR in dB without their means, and total variation of the softmax at temperature 1,
+    averaged over the batch."""
     plain, made = plain.double(), made.double()
     signal, noise = (x - x.mean(dim=-1, keepdim=True) for x in (plain, made - plain))
     ratio = float(signal.square().sum() / noise.square().sum().clamp_min(1e-300))
@@ -176,7 +176,7 @@ def compare_logits(plain: Tensor, made: Tensor) -> tuple[float, float]:
 
 
 def _tensors(state: Any) -> Iterator[tuple[str, Tensor]]:
-    """What of a state by slot is no memory of the model's own: all that the engine and a step hand over."""
+    """The tensors of a per-slot state except KV caches: what is handed from step to step."""
     for entry in dataclasses.fields(state):
         value = getattr(state, entry.name)
         if isinstance(value, Tensor):
@@ -185,7 +185,7 @@ def _tensors(state: Any) -> Iterator[tuple[str, Tensor]]:
 
 @torch.inference_mode()
 def logits(options: argparse.Namespace) -> dict[str, Any]:
-    """Frame by frame, both models from the state that the plain one is in; each keeps keys and values of its own."""
+    """Compare logits frame by frame, both models starting from the plain one's state but with their own KV caches."""
     how = {"device": options.device, "dtype": options.dtype, "load_format": options.load_format}
     models = [registry.load(options.model, **how, quantization=name).model for name in ("none", options.format)]
     spec, slots = models[0].spec, options.batch

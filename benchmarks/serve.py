@@ -1,15 +1,15 @@
-"""Measures `sonoro serve` on this machine: starts it, loads it level by level, ends it. Results are kept as they come.
+"""Measure `sonoro serve` on this machine: start it, load it level by level, stop it. Results are written as they come.
 
     python benchmarks/serve.py --model qwen3-tts-1.7b-customvoice --load-format dummy --out results
     python benchmarks/serve.py ... --arm eager --concurrency 1,2,4,6,8,10 --rps ""
     python benchmarks/serve.py ... --devices 0,1 --concurrency 128,512 --rps 80
     python benchmarks/serve.py ... --rps 20 --concurrency "" -- --ref voice.wav --ref-text "What is said in it."
 
-Writes serve-<model>.json and .png (closed loop, then open loop), overload-<model>.json if `--overload` names the rate
-that the server sustains, live-<model>.json if `--live`, and the server's log. What follows `--` goes to `sonoro bench
-serve`. A level takes `--duration` and `--warm-up`; what is not over after `--limit` seconds is ended, and the levels
-before it are kept. With `--devices` there is an engine on each of them, to which all levels are shared out, and files
-are named scale-<model>-<engines>; with `--codec-device` too, scale-<model>-<engines>-codec.
+Writes serve-<model>.json and .png (closed loop, then open loop), overload-<model>.json if `--overload` gives the rate
+that the server sustains, live-<model>.json with `--live`, and the server's log. Arguments after `--` go to `sonoro
+bench serve`. A level takes `--duration` plus `--warm-up`; after `--limit` seconds the run is stopped, and finished
+levels are kept. `--devices` starts an engine on each, which share all levels; files are then named
+scale-<model>-<engines>, and with `--codec-device` scale-<model>-<engines>-codec.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def arguments() -> argparse.Namespace:
 
 @contextlib.contextmanager
 def serving(args: argparse.Namespace, url: str, ends_s: float) -> Iterator[None]:
-    """A server at `url` that is ready and has captured every graph, gone with the block."""
+    """A context with a server at `url` that is ready and has captured all graphs."""
     engine = {"slots": args.slots, "is_eager": args.arm == "eager", **args.engine}
     config = args.out / f"config-{args.arm}.yaml"
     # JSON is YAML.
@@ -102,13 +102,13 @@ def is_whole(url: str) -> bool:
 
 
 def label(args: argparse.Namespace, model: str) -> tuple[str, str]:
-    """What files of `model` begin with, and what they are called after that."""
+    """Prefix and name of the files of `model`."""
     arm = ("-codec" if args.codec_device else "") + ("-eager" if args.arm == "eager" else "")
     return ("scale", f"{model}-{len(args.devices.split(','))}{arm}") if args.devices else ("serve", f"{model}{arm}")
 
 
 def facts(arm: str) -> dict[str, str]:
-    """What a client cannot see."""
+    """Facts that a client cannot see: GPU or CPU, dtype and arm."""
     try:
         names = subprocess.run(
             ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], check=True, capture_output=True, text=True
@@ -120,7 +120,7 @@ def facts(arm: str) -> dict[str, str]:
 
 
 def measure(kind: str, options: Sequence[object], out: Path, ends_s: float) -> bool:
-    """Run `sonoro bench` in what is left of the time; whether it ended well. Its results are at `out` either way."""
+    """Run `sonoro bench` until `ends_s` at most; returns whether it succeeded. Results are at `out` either way."""
     if time.monotonic() > ends_s:
         print(f"{out}: out of time", flush=True)
         return False
@@ -129,13 +129,13 @@ def measure(kind: str, options: Sequence[object], out: Path, ends_s: float) -> b
             return bench.wait(ends_s - time.monotonic()) == 0
         except subprocess.TimeoutExpired:
             print(f"{out}: out of time, the levels before are kept", flush=True)
-            # Interrupted, it ends the processes that send for it.
+            # On SIGINT it also stops its worker processes.
             bench.send_signal(signal.SIGINT)
             return False
 
 
 def merged(parts: Sequence[Path]) -> dict[str, Any]:
-    """Results of the same server as one: the head of the first, the loads and rows of all."""
+    """Merge results of the same server: the head of the first, loads and rows of all."""
     files = [json.loads(path.read_text()) for path in parts if path.exists()]
     settings = {name: value for file in files for name, value in file["settings"].items()}
     return {**files[0], "settings": settings, "rows": [row for file in files for row in file["rows"]]}

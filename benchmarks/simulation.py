@@ -1,6 +1,6 @@
-"""How much a number of GPUs can speak: engines simulated tick by tick with the times that one was measured to take.
+"""Simulate engines on many GPUs tick by tick, with times measured on one GPU.
 
-The scheduler is the engine's own; of the device is known what `sonoro bench frame` and `bench engine` wrote.
+The scheduler is the engine's own; the device's times come from results of `sonoro bench frame` and `bench engine`.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from sonoro.runtime.slots import PagePool
 __all__ = ["Load", "Outcome", "Times", "simulate"]
 
 _REQUEST = SimpleNamespace(is_reproducible=False)
-"""All that the scheduler asks of a request."""
+"""The only attribute of a request that the scheduler reads."""
 
 _TICK_WEIGHT = 0.2
-"""Of the newest tick in the average that the engine plans by."""
+"""Weight of the newest tick in the engine's moving average."""
 
 _PROMPT_ROWS = 32
 _MOST_SIMULATED = 8
-"""Engines that are simulated side by side; of more each is taken to do what these do with their share of the load."""
+"""Most engines that are simulated; more are assumed to behave like these with their share of the load."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """What one GPU was measured to take, in ms: a frame by batch, and by length of chunk the audio of so many rows.
+    """Times measured on one GPU, in ms: a frame by batch size, and codec launches by chunk length.
 
-    `prefill_ms` is what a tick takes more that begins requests, `overhead_ms` what a first packet takes outside of
-    ticks, `frame_s` what a frame lasts.
+    `prefill_ms`: additional time of a tick that starts requests; `overhead_ms`: time to first packet outside of ticks;
+    `frame_s`: seconds of audio per frame.
     """
 
     frame: Mapping[int, float]
@@ -53,11 +53,11 @@ class Times:
 
     @classmethod
     def of(cls, frames: Mapping[str, Any], engine: Mapping[str, Any], server: Mapping[str, Any] | None = None) -> Self:
-        """From the results of `bench frame` and `bench engine`, and with those of `bench serve` through a server.
+        """From the results of `bench frame` and `bench engine`, and of `bench serve` for a server's overhead.
 
-        Of the latter two what one client heard is used, nothing else. Raises `ConfigError` if that is not there.
+        Only the rows of one client are used of the latter two. Raises `ConfigError` if they are missing.
         """
-        # Where a measurement failed there is none.
+        # A failed measurement is None.
         whole = [row for row in frames["rows"] if None not in (row["xrt"], row["graph_ms"], *row["codec_ms"].values())]
         rows = {row["batch"]: row for row in sorted(whole, key=itemgetter("batch"))}
         alone: list[dict[str, Any]] = [
@@ -70,7 +70,7 @@ class Times:
             int(length): {batch: row["codec_ms"][length] for batch, row in rows.items()}
             for length in rows[1]["codec_ms"]
         }
-        # Alone, the longest ticks are those that begin a request: a prefill, a frame and its audio.
+        # With one client the longest ticks are those that start a request: a prefill, a frame and its audio.
         begin_ms = alone[0]["frame_p99_ms"]
         per_frame_ms = rows[1]["graph_ms"] + rows[1]["codec_ms"]["4"] / 4
         return cls(
@@ -82,7 +82,7 @@ class Times:
         )
 
     def tick_s(self, plan: Plan, config: EngineConfig) -> float:
-        """What the device takes for `plan`; `config` is resolved."""
+        """Seconds of the device for `plan`; `config` must be resolved."""
         tick_ms = self.prefill_ms if plan.admit else 0.0
         if plan.frame:
             tick_ms += _between(self.frame, _padded(len(plan.frame), config.frame_batches))
@@ -98,10 +98,10 @@ class Times:
 
 @dataclass(frozen=True)
 class Load:
-    """Either `rps`, arrivals of a Poisson process, or `clients` who each ask again once they were answered.
+    """An open loop of `rps` Poisson arrivals a second, or a closed loop of `clients`.
 
-    It lasts `duration_s`, after a `warm_up_s` that does not count. Lengths are drawn from `frames`, the same for the
-    same `seed`.
+    Lasts `duration_s` after `warm_up_s`, which does not count. Lengths are random in `frames`, by `seed`. Raises
+    `ConfigError`.
     """
 
     frames: Sequence[int]
@@ -120,7 +120,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was heard: first packets, audio seconds per second of all GPUs, and what share of their slots was held."""
+    """Results of a simulation: times to first packet, xRT of all GPUs, and the share of slots in use."""
 
     requests: int
     ttfp_p50_ms: float
@@ -132,7 +132,7 @@ class Outcome:
 
 @dataclass
 class _Engine:
-    """One engine and its imagined device. `now_s` is when the host plans next; `launched` waits to be collected."""
+    """One simulated engine and device. `now_s`: when the host plans next; `launched`: the tick to be collected."""
 
     times: Times
     config: EngineConfig
@@ -154,7 +154,7 @@ class _Engine:
 
     def add(self, frames: int, at_s: float) -> None:
         prompt = SimpleNamespace(positions=_PROMPT_ROWS)
-        # Half of what a request takes outside of ticks it takes on its way here.
+        # Half of the overhead is on the way to the engine.
         sent_s = at_s - self.times.overhead_ms / 2000
         row = RunningRequest(
             cast(Any, _REQUEST),
@@ -197,9 +197,9 @@ class _Engine:
 
 
 def simulate(times: Times, config: EngineConfig, gpus: int, load: Load) -> Outcome:
-    """What `gpus` engines of `config` do with `load`, each request going to the one that holds the fewest.
+    """Simulate `load` on `gpus` engines of `config`; each request goes to the least busy engine.
 
-    Raises `ConfigError` for requests that never fit into an engine, or if none came in the time that counts.
+    Raises `ConfigError` for requests that never fit an engine, or if none arrived in the measured time.
     """
     if gpus < 1:
         raise ConfigError("gpus", gpus, "it must be at least 1")
@@ -284,7 +284,7 @@ def _padded(count: int, sizes: Sequence[int]) -> int:
 
 
 def _between(known: Mapping[int, float], at: int) -> float:
-    """What is known of the neighbours of `at`, in proportion; beyond the last, as between the last two."""
+    """Linear interpolation of `known` at `at`, extrapolated beyond the last."""
     return (
         float(np.interp(at, list(known), list(known.values())))
         if at <= max(known)

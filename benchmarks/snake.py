@@ -1,8 +1,8 @@
-"""SnakeBeta three ways at every shape the released codec decoder gives it: how long, beside its memory traffic.
+"""Time SnakeBeta in three implementations, at every shape of the released codec decoder, with its memory floor.
 
     python benchmarks/snake.py [DEVICE]
 
-A line of JSON for each batch and shape.
+Prints a line of JSON for each batch and shape.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ logger = logging.getLogger(__name__)
 CHUNK_FRAMES = 4
 BATCHES = (1, 64)
 SHAPES = ((1536, 4, 1), (768, 32, 7), (384, 160, 7), (192, 640, 7), (96, 1920, 7))
-"""Channels, columns a frame, and how many of the decoder's 29 activations have this shape: its width halves in each of
-four blocks (rates 8, 5, 4 and 3 on 4 columns a frame), with one activation before each block, six within and one last.
-"""
+"""Channels, columns per frame, and how many of the decoder's 29 activations have this shape: the width halves in each
+of four blocks (rates 8, 5, 4 and 3 on 4 columns a frame), with one activation before each block, six within and one
+last. """
 
 _REPEATS, _WARM_UPS = 12, 3
 
@@ -40,10 +40,10 @@ Snake = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def compare(device: torch.device, bytes_per_s: float) -> list[dict[str, Any]]:
-    """A row for each batch and shape, and one over all 29: microseconds a call in float32 of [B, T, C].
+    """A row for each batch and shape, and one for all 29 activations: microseconds per call, float32 [B, T, C].
 
-    Calls are replayed ten in a graph, on one input, which small shapes find in the cache. What cannot run is None; a
-    CPU runs the separate operations alone, of one row. `floor_us` is the traffic at `bytes_per_s`.
+    A graph replays ten calls on one input, which is in the cache for small shapes. An implementation that cannot run is
+    None; a CPU runs the separate operations only, at batch 1. `floor_us`: memory traffic at `bytes_per_s`.
     """
     is_gpu = device.type == "cuda"
     ways: dict[str, Snake | None] = {
@@ -75,13 +75,13 @@ def _separate(x: Tensor, rate: Tensor, scale: Tensor) -> Tensor:
 
 
 def _compiled() -> Snake:
-    """The reference through torch's compiler, once for all shapes where it can."""
+    """The reference compiled by torch.compile, with dynamic shapes if possible."""
     compiled = torch.compile(snake_beta_reference, dynamic=True)
     return lambda x, rate, scale: compiled(x, rate, scale, channel_dim=-1)
 
 
 def _try(name: str, way: Snake | None, shape: tuple[int, ...], device: torch.device) -> float | None:
-    """Microseconds a call of `way`, None if there is none or it fails."""
+    """Microseconds per call of `way`; None if it is None or fails."""
     if way is None:
         return None
     generator = torch.Generator().manual_seed(0)

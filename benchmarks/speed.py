@@ -1,13 +1,12 @@
-"""Measures in turn, in one process, what each change of the tick brings: each arm beside the one that lacks it.
+"""Measure the gain of each optimisation of the tick: each arm against the one without it, in turn, in one process.
 
     python benchmarks/speed.py --model fish-s2-pro --load-format dummy --concurrency 64 --out results
 
-`prefill`: the prompts of 1 and of 8 requests from a graph, by the operations of training (before) and of a frame, with
-the kernels that one launch of each takes. `tiles`: gated products in the committed plan and in blocks of two widths, in
-graphs over weights that no cache holds. `engine`: clients in a closed loop; each arm has one change more than the one
-before it, and the first, with every page that the slots can use and prompts by the operations of training, none.
-Every arm runs `--repeats` times, in turn. Writes speed-<model>.json and ends with one line of JSON.
-"""
+`prefill`: prompts of 1 and 8 requests from a graph, with the unfused operations (before) and the fused kernels, and
+their number of kernels. `tiles`: gated products with the committed plan and with tiles of two widths, in graphs over
+weights that exceed the cache. `engine`: clients in a closed loop; each arm has one more optimisation than the one
+before it, and the first none: all pages that the slots can use, and unfused prefill. Every arm runs `--repeats` times,
+in turn. Writes speed-<model>.json and ends with one line of JSON."""
 
 from __future__ import annotations
 
@@ -68,8 +67,8 @@ ARMS: Mapping[str, dict[str, Any]] = {
     "batches": {"codec_overlap": 4096},
     "tiles": {"codec_overlap": 4096},
 }
-"""Settings of engines by name. Each arm has one change more than the one above it. The first has all pages as well;
-what `PATCHES` says of others is no setting."""
+"""Engine settings by arm, each with one change more than the one above; the first also has all pages. `PATCHES` holds
+changes that are no settings."""
 
 PAGE_POSITIONS = 32
 
@@ -93,7 +92,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def median_ms(call: Callable[[], Any], repeats: int, device: torch.device) -> float:
-    """Of `call`, launched several times and waited for."""
+    """Median time of `call`, in ms. Synchronises."""
 
     def timed() -> float:
         began_s = time.perf_counter()
@@ -108,7 +107,7 @@ def median_ms(call: Callable[[], Any], repeats: int, device: torch.device) -> fl
 
 
 def launches_of(call: Callable[[], Any], device: torch.device) -> int | None:
-    """Kernels that `call` launches; None without a GPU."""
+    """Number of kernels that `call` launches; None without a GPU."""
     if device.type != "cuda":
         return None
     call()
@@ -119,7 +118,7 @@ def launches_of(call: Callable[[], Any], device: torch.device) -> int | None:
 
 
 def time_prefill(loaded: LoadedModel, args: argparse.Namespace, report: Report) -> None:
-    """Prompts of 1 and of 8 requests, in each arm."""
+    """Time the prefill of 1 and 8 requests in each arm."""
     model, device, positions = loaded.model, loaded.device, args.max_positions
     slots = 8
     pages = -(-positions // PAGE_POSITIONS)
@@ -147,13 +146,13 @@ def time_prefill(loaded: LoadedModel, args: argparse.Namespace, report: Report) 
 
 
 def chain(x: Tensor, gain: Tensor, weights: Sequence[Tensor], plan: Plan, _: Tensor) -> None:
-    """The product of `x` with each of `weights`."""
+    """Compute the product of `x` with each of `weights`."""
     for weight in weights:
         norm_gate_up_kernel(x, gain, 1e-6, weight, plan=plan)
 
 
 def time_tiles(loaded: LoadedModel, args: argparse.Namespace, report: Report) -> None:
-    """Gated products of the shapes that models have, in every plan that could serve."""
+    """Time gated products of the models' shapes with every candidate plan."""
     device = loaded.device
     if device.type != "cuda":
         report.add({"part": "tiles", "error": "no GPU"})
@@ -174,15 +173,15 @@ def time_tiles(loaded: LoadedModel, args: argparse.Namespace, report: Report) ->
                 graphs = GraphSet("tiles", functools.partial(chain, x, gain, weights, plan), (1,), 0, device)
                 graphs.capture()
                 row["us"] = 1000 * median_ms(functools.partial(graphs.run, [0]), 5, device) / count
-            except Exception as error:  # a plan that this card refuses leaves the others theirs
+            except Exception as error:  # a plan that this card cannot run does not stop the others
                 row["error"] = repr(error)
             report.add(row)
 
 
 class Crowd:
-    """Clients in a closed loop on an engine: each plays what it asked for as it comes, and asks again once it has all.
+    """Clients in a closed loop on an engine, each playing its request in real time as it arrives.
 
-    Texts and lengths, in `frames`, are drawn anew from the same numbers, so that every arm is asked the same.
+    Texts and lengths, in `frames`, come from the same seed, so that every arm gets the same requests.
     """
 
     def __init__(self, engine: Engine, numbers: Iterator[int], clients: int, frames: Sequence[int]) -> None:
@@ -193,7 +192,7 @@ class Crowd:
         self._audio_s, self._underruns, self._requests, self._ticks = 0.0, 0, 0, 0
 
     def measure(self, warm_up_s: float, duration_s: float) -> dict[str, Any]:
-        """What was heard in `duration_s` once `warm_up_s` were over. Raises `EngineError` if a request fails."""
+        """Metrics over `duration_s` after `warm_up_s`. Raises `EngineError` if a request fails."""
         self._listen_until(time.perf_counter() + warm_up_s)
         self._audio_s, self._underruns, self._requests, self._ticks, self._first_ms = 0.0, 0, 0, 0, []
         before, began_s, host_s = self._engine.runner.launches, time.perf_counter(), time.process_time()
@@ -218,7 +217,7 @@ class Crowd:
         }
 
     def _listen_until(self, until_s: float, requests: int = 0) -> None:
-        """Until then, and until so many have been answered."""
+        """Run until `until_s`, and until `requests` requests are finished."""
         while time.perf_counter() < until_s or self._requests < requests:
             while len(self._listeners) < self._clients:
                 self._ask()
@@ -248,12 +247,12 @@ class Crowd:
 
 
 def norms_apart() -> AbstractContextManager[Any]:
-    """Within, what is captured makes no norm along with the sum before it."""
+    """A context in which captures do not fuse a norm with the sum before it."""
     return mock.patch.object(Linear, "joins_norm", return_value=False)
 
 
 def two_widths() -> AbstractContextManager[Any]:
-    """Within, gated products of 33 to 64 rows are captured in blocks of two widths."""
+    """A context in which gated products of 33 to 64 rows are captured with tiles of two widths."""
 
     def plan(rows: int, weight: Tensor, is_gated: bool) -> Plan:
         wide = WIDE_PLANS.get(tuple(weight.shape)) if is_gated and 32 < rows <= 64 else None
@@ -266,7 +265,7 @@ PATCHES = {**dict.fromkeys(("before", "pages", "prefill"), norms_apart), "tiles"
 
 
 def time_engine(loaded: LoadedModel, args: argparse.Namespace, report: Report) -> None:
-    """Clients in a closed loop, in each arm; all engines are there at once, so that arms can run in turn."""
+    """Time clients in a closed loop in each arm; all engines exist at once, so that arms can run in turn."""
     slots, numbers = args.concurrency, itertools.count()
     most = min(args.max_positions // 2, loaded.model.spec.max_frames)
     base = EngineConfig(slots=slots, max_positions=args.max_positions, max_frames=most)
@@ -283,10 +282,10 @@ def time_engine(loaded: LoadedModel, args: argparse.Namespace, report: Report) -
             row |= {"ready_s": time.perf_counter() - began_s, "pages": engine.runner.pages}
             row["pages_bytes"] = engine.runner.pages * base.page_positions * loaded.model.position_bytes
             row["graphs_mib"] = engine.runner.graph_memory_mib
-        except Exception as error:  # an arm that does not fit leaves the others theirs
+        except Exception as error:  # an arm that does not fit does not stop the others
             row["error"] = repr(error)
         report.add(row)
-    # As an engine process does: what is there now is never looked at again by the collector.
+    # As an engine process does: freeze present objects out of garbage collection.
     gc.collect()
     gc.freeze()
     for repeat, (name, engine) in itertools.product(range(args.repeats), engines.items()):

@@ -1,14 +1,13 @@
-"""Measures how soon `sonoro serve` speaks after the command: with an empty kernel cache, and with a full one.
+"""Measure the start of `sonoro serve`, with an empty and with a full kernel cache.
 
     python benchmarks/start.py --model qwen3-tts-1.7b-customvoice --load-format dummy --slots 256 --out results
 
-Arms, in this order: `compile` fills a cache with `sonoro compile`; `empty` starts a server with a cache that has
-nothing in it; `full` starts another with what that one has left behind; `compiled` starts one with the cache of
-`compile`.
-Seconds count from the command: to /ready, to the first byte of audio of a request sent then, and until nothing is left
-to be captured; `phases` are those of the engine process, whose first begins when it is started. `bytecode`: whether
-Python keeps what it has compiled of its modules, as it does unless PYTHONDONTWRITEBYTECODE is set: imports take twice
-as long without. Writes start-<model>.json and the servers' logs.
+Arms, in this order: `compile` fills a cache with `sonoro compile`; `empty` starts a server with an empty cache; `full`
+starts one with the cache that `empty` left; `compiled` starts one with the cache of `compile`.
+Seconds count from the command: to /ready, to the first byte of a request sent then, and until all graphs are captured;
+`phases` are those of the engine process, from its start. `bytecode`: whether Python writes .pyc files
+(PYTHONDONTWRITEBYTECODE is not set): imports take twice as long without. Writes start-<model>.json and the servers'
+logs.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def arguments() -> argparse.Namespace:
 
 
 def get(url: str) -> Any:
-    """The JSON that is answered; None as long as there is none."""
+    """The JSON at `url`; None if there is no answer yet."""
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return json.load(answer)
@@ -67,12 +66,12 @@ def get(url: str) -> Any:
 
 
 def is_whole(answer: Any) -> bool:
-    """Whether every engine of a server, which says this of itself, has captured all its graphs."""
+    """Whether all engines in a server's `answer` have captured all graphs."""
     return answer is not None and not any(engine["graphs_to_come"] for engine in answer["replicas"])
 
 
 class Report(report.Report):
-    """A line for each start."""
+    """A report with a row per start."""
 
     def show_table(self, title: str) -> None:
         print(f"{title}:")
@@ -81,7 +80,7 @@ class Report(report.Report):
 
 
 def hear(url: str) -> float:
-    """Ask for speech and listen to its end; the seconds until its first byte came."""
+    """Request speech and read it to the end; returns the seconds to its first byte."""
     body = {"input": TEXT, "response_format": "pcm", "stream": True, "max_new_tokens": 30}
     headers = {"Content-Type": "application/json"}
     asked = urllib.request.Request(f"{url}/v1/audio/speech", json.dumps(body).encode(), headers)
@@ -97,7 +96,7 @@ def hear(url: str) -> float:
 
 @contextlib.contextmanager
 def serving(args: argparse.Namespace, cache: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A server that has just been started, with the kernels of `cache`; it is gone with the block."""
+    """A context with a server that has just been started, with the kernel cache `cache`."""
     config = args.out / "config-start.yaml"
     # JSON is YAML.
     config.write_text(json.dumps({"engine": {"slots": args.slots}, "server": {"port": args.port}}))
@@ -118,7 +117,7 @@ def serving(args: argparse.Namespace, cache: Path, log: Path) -> Iterator[subpro
 
 
 def start(args: argparse.Namespace, arm: str, cache: Path) -> dict[str, Any]:
-    """What a start with the kernels of `cache` takes."""
+    """The row of a start with the kernel cache `cache`."""
     url, log, began_s = f"http://127.0.0.1:{args.port}", args.out / f"server-{arm}.log", time.monotonic()
 
     def until(path: str, is_over: Any) -> tuple[Any, float]:
@@ -149,7 +148,7 @@ def start(args: argparse.Namespace, arm: str, cache: Path) -> dict[str, Any]:
 
 
 def compile_ahead(args: argparse.Namespace, cache: Path) -> dict[str, Any]:
-    """What `sonoro compile` takes to fill `cache`."""
+    """The row of filling `cache` with `sonoro compile`."""
     began_s = time.monotonic()
     command = [*SONORO, "compile", *([args.model] if args.model else []), "--slots", str(args.slots)]
     subprocess.run(command, check=True, env={**os.environ, "TRITON_CACHE_DIR": str(cache)})

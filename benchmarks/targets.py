@@ -1,13 +1,13 @@
-"""Compiles every kernel variant of the three families for every kind of GPU, none of which need be there.
+"""Compile every kernel variant of the three families for every kind of GPU; needs no GPU.
 
     python benchmarks/targets.py --out benchmarks/results/targets.json --seconds 240
     python benchmarks/targets.py --out sample.json --target sm_90 --model voxcpm2 --sample 3
 
-For each target, a card of its kind stands for all. A variant is one row: the shared memory that a block takes and may
-take, the registers and spilled bytes of a thread, or why it cannot be compiled. An operation whose kernel cannot even
-be launched is a row without numbers. What `--out` has already of the same variants is kept, and it is written often, so
-that this may be interrupted; after `--seconds` nothing more is begun. `--sample` compiles only so many of each kernel
-and target, of an engine with few sizes. Ends with exit code 1 if a row has an error or is over its limit.
+Each target is represented by one card. A row per variant: shared memory of a block and its limit, registers and spilled
+bytes of a thread, or the compile error. An operation whose kernel cannot be launched is a row without numbers. Variants
+that are in `--out` already are kept, and it is written often, so that runs can be interrupted; after `--seconds` no
+compilation is started. `--sample` compiles only that many variants of each kernel and target, for an engine with few
+batch sizes. Exits with 1 if a row has an error or exceeds its limit.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sonoro.runtime.variants import Card, Variant, card_named, compile_variant, 
 from sonoro.transport.messages import WorkerSettings
 
 MODELS = {"qwen3-tts-1.7b-base": 256, "fish-s2-pro": 64, "voxcpm2": 64}
-"""By name, the slots of a large server. Other released configurations use no other variants."""
+"""Models, and slots of a large server. Other released configurations use the same variants."""
 
 TARGETS = {
     "sm_80": "NVIDIA A100-SXM4-80GB",
@@ -56,7 +56,7 @@ FEW_SIZES = {"codec_batches": (1,), "prefill_buckets": (16,)}
 
 
 def listed(card: Card, models: Iterable[str], **sizes: Any) -> tuple[dict[Variant, None], dict[str, str]]:
-    """The variants that `models` launch on a `card`, each once, and the operations that cannot be launched there."""
+    """The distinct variants that `models` launch on `card`, and the operations that cannot be launched there."""
     variants: dict[Variant, None] = {}
     for model in models:
         settings = WorkerSettings(model=model, device="cuda", config=EngineConfig(slots=MODELS[model], **sizes))
@@ -66,7 +66,7 @@ def listed(card: Card, models: Iterable[str], **sizes: Any) -> tuple[dict[Varian
 
 
 def digest(variant: Variant, card: Card) -> str:
-    """The same for the same kernel source, constants, types and options on the same card."""
+    """A hash of kernel source, constants, types, options and card."""
     module, _, name = variant.kernel.partition(":")
     source = getattr(sys.modules[module], name).cache_key
     what = msgspec.json.encode((variant, source, card, triton.__version__))
@@ -76,9 +76,9 @@ def digest(variant: Variant, card: Card) -> str:
 def measure(
     target: str, given: argparse.Namespace, until_s: float, known: Mapping[str, dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """Rows of a `target`, as they come: those that are `known` by digest, and then of what is compiled."""
+    """Yield the rows of `target`: first those `known` by digest, then those compiled until `until_s`."""
     card = card_named(TARGETS[target])
-    # The forks come first: what is listed makes threads and a recorder.
+    # Fork before listing, which starts threads.
     with tempfile.TemporaryDirectory() as cache, triton.knobs.cache.scope():
         triton.knobs.cache.dir = cache
         with compilers(given.processes) as pool:
@@ -106,19 +106,19 @@ def measure(
 
 
 def row(target: str, kernel: str, card: Card, **given: Any) -> dict[str, Any]:
-    """One row, with all that is the same for a target and what is `given`."""
+    """One row, with the facts of the target and card plus `given`."""
     usual = {"shared_bytes": 0, "registers": 0, "spilled_bytes": 0, "error": "", "variant": ""}
     values = {"target": target, "kernel": kernel, "shared_limit": card.shared_bytes, **usual, **given}
     return {name: values[name] for name in ROW}
 
 
 def is_wrong(one: dict[str, Any]) -> bool:
-    """Whether this card cannot have what `one` is about."""
+    """Whether row `one` has an error or exceeds its limit."""
     return bool(one["error"]) or one["shared_bytes"] > one["shared_limit"]
 
 
 def write(out: Path, rows: list[dict[str, Any]], missing: list[str], commit: str | None = None) -> None:
-    """The results file, a row a line. `commit` names the code where there is no checkout."""
+    """Write the results file, a row per line. `commit` names the code if there is no checkout."""
     top = {
         "bench": "targets",
         "torch": torch.__version__,
@@ -135,7 +135,7 @@ def write(out: Path, rows: list[dict[str, Any]], missing: list[str], commit: str
 
 
 def run(target: str, given: argparse.Namespace, until_s: float) -> None:
-    """Write the rows of `target` anew, in a process of its own: what failed on one card must not decide for another."""
+    """Update the rows of `target`. Run in a process of its own, since failures on one card would affect the next."""
     before = read(given.out)
     known = {one["variant"]: one for one in before["rows"] if one["target"] == target and one["variant"]}
     others = [one for one in before["rows"] if one["target"] != target]
@@ -144,7 +144,7 @@ def run(target: str, given: argparse.Namespace, until_s: float) -> None:
     written_s = time.monotonic()
     for one in measure(target, given, until_s, known):
         rows.append(one)
-        # Those that are known come first.
+        # Known rows come first.
         if one["variant"] not in known and time.monotonic() > written_s + WRITTEN_EVERY_S:
             write(given.out, others + rows, [*missing, target], given.commit)
             written_s = time.monotonic()
@@ -154,7 +154,7 @@ def run(target: str, given: argparse.Namespace, until_s: float) -> None:
 
 
 def read(out: Path) -> dict[str, Any]:
-    """What is in the results file, if there is one."""
+    """The contents of the results file, if there is one."""
     return json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"rows": [], "unfinished": [*TARGETS]}
 
 

@@ -1,6 +1,5 @@
-"""A benchmark in two steps: raw lines of what is spoken, in as many runs as it takes, then a report of all of them.
-
-Knows no benchmark: each says which arguments its steps take besides those that all have.
+"""The command line of benchmarks with two steps: one writes raw lines of readings, in any number of runs, the other a
+report of all of them. Each benchmark adds arguments of its own.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 
 
 class Steps:
-    """The command line: `making` takes what a step that makes raw lines needs, `reporting` what the report does."""
+    """The command line: `making` is the parser of the step that writes raw lines, `reporting` that of the report."""
 
     def __init__(self, doc: str | None, report: Callable[[argparse.Namespace], None], **makes: Any) -> None:
         self._parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -32,31 +31,31 @@ class Steps:
         self.reporting.add_argument("--out", type=Path)
 
     def take_some(self, count: int) -> None:
-        """Some of many texts are spoken in a run, and added to a file."""
+        """Add the arguments of a step that processes some of many texts per run, and appends to a file."""
         self.making.add_argument("--first", type=int, default=0)
         self.making.add_argument("--count", type=int, default=count)
         self.making.add_argument("--raw", type=Path, required=True)
 
     def run(self) -> None:
-        """The step that the command line says."""
+        """Run the step given on the command line."""
         options = self._parser.parse_args()
         options.run(options)
 
 
 def read_lines(files: Iterable[Path]) -> list[dict[str, Any]]:
-    """All lines of those of `files` that are there, but for one that another process is at."""
+    """All lines of the existing `files`, except incomplete last lines, which another process may be writing."""
     lines = [line for file in files if file.is_file() for line in file.open(encoding="utf-8")]
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def add_lines(file: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Add a line for each of `rows`."""
+    """Append a JSON line for each of `rows`."""
     with file.open("a", encoding="utf-8") as raw:
         raw.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 def finish(options: argparse.Namespace, bench: str, **facts: Any) -> None:
-    """Write the result of `bench` where the report's `options` say, and print it, at last in one line."""
+    """Write the results of `bench` to the path in `options`, and print them, ending with one JSON line."""
     git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     result = {
         "bench": bench,
@@ -73,7 +72,7 @@ def finish(options: argparse.Namespace, bench: str, **facts: Any) -> None:
 
 
 def cpu_name() -> str:
-    """As Linux calls the processor."""
+    """The processor's name in /proc/cpuinfo."""
     file = Path("/proc/cpuinfo")
     found = re.search(r"model name\s*: (.*)", file.read_text(encoding="utf-8")) if file.is_file() else None
     return found[1] if found else platform.machine()
