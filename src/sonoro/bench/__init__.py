@@ -1,1 +1,1 @@
-"""Load on a speech server and what its listeners hear of it: any server of the OpenAI speech API. Knows no engine."""
+"""Load generator for any server of OpenAI's speech API."""

@@ -1,1 +1,1 @@
-"""Which word is being spoken, from a model's attention to its text. Torch-free; knows no model."""
+"""Word times from a model's attention to its text. Torch-free."""

@@ -1,8 +1,8 @@
-"""Which head of a checkpoint points at its text, found without labels: from readings of known texts whose attention was
-watched whole. Knows no model.
+"""Find the attention heads of a checkpoint that point at the text, without labels, from readings of known texts with
+the attention of all heads.
 
-A head points if its attention runs along the text (path mass) at about the pace of the letters (agreement). How far it
-reads ahead of the sound is measured where the sound itself says when a word begins: behind the pauses at marks.
+A head points if its attention moves along the text (path mass) at about the pace of the letters (deviation). How far it
+is ahead of the sound is measured where the audio shows when a word begins: after pauses at punctuation.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from sonoro.words.tracking import AHEAD, Pointing, Tracker, loudness
 __all__ = ["LEAST_MASS", "MOST_DEVIATION_S", "Candidate", "Reading", "candidates", "choose", "judge"]
 
 LEAST_MASS, MOST_DEVIATION_S = 0.15, 0.2
-"""The gate. True heads were seen at .46 to .81 and .10 to .14 s, the best wrong one of text that is there at .09 and
-.25 s; where text comes along, at .26 and .3 s."""
+"""The gate. True heads had a mass of .46 to .81 and a deviation of .10 to .14 s; the best wrong head had .09 and .25 s
+with all text in the prompt, .26 and .3 s with text per frame."""
 
 _PAUSE_S, _AROUND_S, _QUIET = 0.08, 0.35, 10 ** (-35 / 20)
 _RAMP = 2.0
@@ -28,9 +28,8 @@ _RAMP = 2.0
 
 @dataclass(frozen=True)
 class Reading:
-    """A text as it was spoken: its `words` and how many `tokens` it has, PCM16 of it, and the `attention` [F, H, W]
-    of each frame and head, of all positions, to those from the text's first on. Where it is spoken `along`, a token
-    comes a frame."""
+    """A spoken text: its `words`, its number of `tokens`, PCM16, and `attention` [F, H, W] of each frame and head
+    (softmax over all positions) to W positions from the text's first on. `along`: one token per frame."""
 
     words: Sequence[SpokenWord]
     tokens: int
@@ -41,8 +40,8 @@ class Reading:
 
 @dataclass(frozen=True)
 class Candidate:
-    """How a head does: `mass` of its raw attention along its best path, times how much of the text that covers, and
-    how far, `deviation_s`, its words are from the pace of the letters. `shift` is how far it reads ahead, in tokens."""
+    """Scores of a head: `mass` of its attention along its best path times the share of the text that the path covers;
+    `deviation_s`, mean deviation of its words from the pace of the letters; `shift`, tokens ahead of the sound."""
 
     layer: int
     head: int
@@ -52,20 +51,19 @@ class Candidate:
 
     @property
     def points(self) -> bool:
-        """Whether it passes the gate."""
+        """Whether the head passes the gate."""
         return self.mass >= LEAST_MASS and self.deviation_s <= MOST_DEVIATION_S
 
 
 def candidates(readings: Sequence[Reading], heads: int) -> list[int]:
-    """Which of the `heads` of the readings' H, by number, look at the text enough to be judged."""
-    # No path has more mass than all of the text.
+    """Indices of those of the `heads` heads whose total attention to the text passes `LEAST_MASS`."""
+    # No path has more mass than the whole text.
     looked = np.mean([reading.attention[:, :, : reading.tokens + AHEAD].sum(2).mean(0) for reading in readings], axis=0)
     return [number for number in range(heads) if looked[number] >= LEAST_MASS]
 
 
 def choose(found: Sequence[Candidate], *, along: bool) -> Pointing | None:
-    """How the best of those judged, which comes first, points; None if it does not pass the gate. What was not measured
-    is estimated."""
+    """The estimated `Pointing` of the best head, `found[0]`; None if it does not pass the gate."""
     if not found or not found[0].points:
         return None
     best = found[0]
@@ -77,11 +75,12 @@ def choose(found: Sequence[Candidate], *, along: bool) -> Pointing | None:
 def judge(
     readings: Sequence[Reading], place: tuple[int, int], number: int, frame_s: float, sample_rate: int
 ) -> Candidate:
-    """How head `number` of the readings' H, the one at `place`, does. All `readings` are of one layout."""
+    """Score the head with index `number` in the readings, which is at `place` (layer, head). All `readings` must have
+    the same layout."""
     traced = [_trace(reading, number) for reading in readings]
     clocks = [np.array(tracker.crossings) * frame_s for tracker, _ in traced]
     paces = [_pace(reading, frame_s, sample_rate) for reading in readings]
-    # By the pace of the letters first, roughly; then by pauses, which are where that leads to.
+    # A rough shift by the pace of the letters, refined at the pauses found near it.
     shift = float(np.median(np.concatenate([
         _positions(clock, pace) - [word.first for word in reading.words]
         for reading, clock, pace in zip(readings, clocks, paces, strict=True)
@@ -102,8 +101,8 @@ def judge(
 
 
 def _trace(reading: Reading, number: int) -> tuple[Tracker, float]:
-    """The path of head `number`, and its mass times how much of the text it covers. Where text comes along, of the
-    frames after all of it is there alone: a head that follows the input has no path by then."""
+    """The path of head `number`, and its mass times the share of the text it covers. With text per frame only frames
+    after the last token count: there a head that just follows the input has no path."""
     tracker, frames = Tracker(0), len(reading.attention)
     attention = reading.attention[:, number, : reading.tokens + AHEAD]
     for frame in range(frames):
@@ -117,7 +116,7 @@ def _trace(reading: Reading, number: int) -> tuple[Tracker, float]:
 
 
 def _pace(reading: Reading, frame_s: float, sample_rate: int) -> npt.NDArray[np.float64]:
-    """When each word begins if each token takes the same time of the sound."""
+    """Start of each word, in seconds, if every token took an equal part of the sound."""
     peaks, step_s = loudness(reading.pcm, sample_rate)
     loud = np.flatnonzero(peaks > _QUIET * peaks.max()) if len(peaks) and peaks.max() else np.array([0, 0])
     begin_s, end_s = loud[0] * step_s, min((loud[-1] + 1) * step_s, len(reading.attention) * frame_s)
@@ -126,12 +125,12 @@ def _pace(reading: Reading, frame_s: float, sample_rate: int) -> npt.NDArray[np.
 
 
 def _positions(clock: npt.NDArray[np.float64], at_s: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Where the attention is at `at_s`, of the times `clock` at which it came to each position."""
+    """Position of the attention at times `at_s`; `clock` are the times at which it reached each position."""
     return np.interp(at_s, clock, np.arange(len(clock)))
 
 
 def _times(reading: Reading, clock: npt.NDArray[np.float64], shift: float) -> npt.NDArray[np.float64]:
-    """When each word begins, by a head that reads `shift` tokens ahead."""
+    """Start of each word, in seconds, by a head that is `shift` tokens ahead."""
     tokens = np.array([word.first for word in reading.words])
     ramp = np.minimum(1.0, tokens / _RAMP) if reading.along else 1.0
     return np.interp(tokens + shift * ramp, np.arange(len(clock)), clock)
@@ -140,7 +139,7 @@ def _times(reading: Reading, clock: npt.NDArray[np.float64], shift: float) -> np
 def _at_pauses(
     reading: Reading, clock: npt.NDArray[np.float64], told: npt.NDArray[np.float64], sample_rate: int
 ) -> list[float]:
-    """How many tokens ahead the attention is as the sound comes back after each mark."""
+    """Tokens that the attention is ahead when the sound resumes after each pause at punctuation."""
     peaks, step_s = loudness(reading.pcm, sample_rate)
     quiet = peaks <= _QUIET * peaks.max(initial=0)
     found = []

@@ -1,4 +1,4 @@
-"""Which heads of a checkpoint point at its text: the table that is kept with the checkpoint. Knows no model."""
+"""The table of attention heads that point at the text, stored with a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from sonoro.words.tracking import Pointing
 __all__ = ["FILE", "WordHeads", "read_heads", "read_table", "write_heads"]
 
 FILE = "word_heads.json"
-"""In the checkpoint's folder."""
+"""File name in the checkpoint's folder."""
 
 
 class WordHeads(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The head that points at the text by layout: where the model has all of the `text_first`, and where its
-    `text_along` comes a token a frame, with the sound. None: no head of the checkpoint does.
+    """The head that points at the text, by prompt layout: `text_first` (all text in the prompt) and `text_along` (one
+    token per frame); None if there is no such head.
 
-    To choose one, `candidates` (layer, head; ascending) are watched instead, and not the text alone: all positions.
+    To find them, `candidates` (layer, head; ascending) are watched instead, over all positions.
     """
 
     text_first: Pointing | None = None
@@ -29,7 +29,7 @@ class WordHeads(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def places(self) -> tuple[tuple[int, int], ...]:
-        """Layer and head of each that is watched, once, ascending."""
+        """The distinct watched heads (layer, head), ascending."""
         if self.candidates:
             return self.candidates
         pointings = (self.text_first, self.text_along)
@@ -37,18 +37,18 @@ class WordHeads(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def is_measured(self) -> bool:
-        """Whether any of it was measured."""
+        """Whether any pointing was measured against an aligner."""
         return any(one is not None and one.is_measured for one in (self.text_first, self.text_along))
 
 
 def read_heads(folder: Path) -> WordHeads:
-    """The table of the checkpoint in `folder`, empty if it has none. Raises `CheckpointError` naming the file."""
+    """Read the table of the checkpoint in `folder`; empty if it has none. Raises `CheckpointError` naming the file."""
     file = folder / FILE
     return read_table(file) if file.is_file() else WordHeads()
 
 
 def read_table(file: Path) -> WordHeads:
-    """The table in `file`. Raises `CheckpointError` naming it."""
+    """Read the table in `file`. Raises `CheckpointError` naming it."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=WordHeads)
     except (OSError, msgspec.DecodeError) as error:
@@ -56,7 +56,7 @@ def read_table(file: Path) -> WordHeads:
 
 
 def write_heads(file: Path, heads: WordHeads) -> Path:
-    """Keep `heads` in `file`, which is `FILE` in the checkpoint's folder; where."""
+    """Write `heads` atomically to `file` (`FILE` in the checkpoint's folder); returns its path."""
     part = file.with_suffix(f".{os.getpid()}")
     part.write_bytes(msgspec.json.format(msgspec.json.encode(heads), indent=2) + b"\n")
     return part.replace(file)

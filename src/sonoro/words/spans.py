@@ -1,4 +1,4 @@
-"""Words of a text as it was written, and which of a segment's tokens speak them. Knows no tokeniser and no model."""
+"""The words of a text as written, and the tokens of a segment that speak them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _SPACELESS = (
     "\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
 )
-"""Kana, ideographs, Thai, Lao, Burmese, Khmer: scripts that put no space between words."""
+"""Scripts without spaces between words: kana, ideographs, Thai, Lao, Burmese, Khmer."""
 
 _WORD = re.compile(rf"[{_SPACELESS}]|(?:(?!--|\.\.)[^\s—―…–{_SPACELESS}])+")
 _SPOKEN_SIGNS = "%&@#*"
 
 
 def word_spans(text: str) -> list[Span]:
-    """Where the words of `text` are, without the marks around them: what stands between spaces or dashes; in scripts
-    without spaces each character, with the combining marks after it. A sign that is read, as +, is a word."""
+    """The ranges (start, end) of the words of `text`, split at spaces and dashes, without surrounding punctuation; in
+    scripts without spaces each character with its combining marks. Signs that are read, such as +, are words."""
     spans: list[Span] = []
     for found in _WORD.finditer(text):
         start, end = found.span()
@@ -48,8 +48,8 @@ def _is_mark(character: str) -> bool:
 
 @dataclass(frozen=True)
 class SpokenWord:
-    """A word of the text as written, `text[start:end]`, and the tokens that speak it: from `first` to `last`, as
-    numbers of tokens and parts of them, where several words share one."""
+    """A word of the text as written, `text[start:end]`, and the range of tokens that speak it, `first` to `last`, in
+    fractions of tokens if several words share one."""
 
     start: int
     end: int
@@ -60,10 +60,10 @@ class SpokenWord:
 def spoken_words(
     words: Sequence[Span], spoken: str, origins: Sequence[Span], tokens: Sequence[Span]
 ) -> list[SpokenWord]:
-    """Those of `words` that tokens speak, in order, which share no token but by parts.
+    """The `words` that tokens speak, in order; their token ranges do not overlap.
 
-    `spoken` is what the tokens read, `origins` where in the written text each of its characters comes from, and
-    `tokens` are the spans of characters of `spoken` that each token reads.
+    `spoken` is the normalised text that was tokenised, `origins` the range of the written text that each of its
+    characters comes from, and `tokens` the range of characters of `spoken` that each token covers.
     """
     owners = _owners(words, spoken, origins)
     found: dict[int, list[float]] = {}
@@ -76,7 +76,7 @@ def spoken_words(
 
 
 def _owners(words: Sequence[Span], spoken: str, origins: Sequence[Span]) -> list[int | None]:
-    """The word that each character of `spoken` belongs to, by number, never falling; None for marks and spaces."""
+    """Index of the word that each character of `spoken` belongs to, non-decreasing; None for punctuation and spaces."""
     starts, ends = [start for start, _ in words], [end for _, end in words]
     owners: list[int | None] = [None] * len(spoken)
     latest = 0
@@ -89,7 +89,7 @@ def _owners(words: Sequence[Span], spoken: str, origins: Sequence[Span]) -> list
         first = bisect.bisect_right(ends, start)
         last = bisect.bisect_left(starts, max(end, start + 1))
         if first >= last:
-            # It comes from between two words: of the one before, as a unit that is said after its number.
+            # From between two words: assign it to the one before, as a unit spoken after its number.
             first, last = max(first - 1, 0), max(first, 1)
         letters = [one for one in range(group, at) if spoken[one].isalnum()]
         for number, one in enumerate(letters):

@@ -1,8 +1,8 @@
-"""Where in a text a model's attention is, frame by frame, and when its words are spoken.
+"""Track a model's attention over a text, frame by frame, and tell when its words are spoken.
 
-A head that points at the text reads ahead of the sound, by a distance that is constant in tokens: `Pointing` says which
-head and how far. The path of the attention is an online Viterbi path (stay, one on, two on): its last `lookahead`
-frames may still be revised. Knows no model: what comes in are shares of attention and PCM.
+A head that points at the text is ahead of the sound by a constant number of tokens: `Pointing` names the head and the
+distance. The path of the attention is an online Viterbi path (steps of 0, 1 or 2 tokens), whose last `lookahead` frames
+may still change. Inputs are attention weights and PCM.
 """
 
 from __future__ import annotations
@@ -22,43 +22,42 @@ __all__ = ["AHEAD", "Limits", "Pointing", "SegmentClock", "Tracker", "Trouble", 
 Array = npt.NDArray[np.floating]
 
 AHEAD = 8
-"""Positions after a text that are watched where it is not known how far a head reads ahead."""
+"""Positions watched after a text while it is not known how far a head is ahead."""
 
 _FLOOR = 1e-3
-"""The least share of a position, so that one frame of no attention breaks no path."""
+"""Lower bound of a position's weight, so that one frame without attention does not break the path."""
 
 _EARLIER = 3
-"""Frames before the path's own among which a share may have crossed one half."""
+"""Frames before the path's step in which the weight may have crossed one half."""
 
 _BESIDE = 0.9
-"""The share within a token of the path that is usual."""
+"""Usual weight within one token of the path."""
 
 _STRAY_FRAMES = 12
 
 _JUMP_FLOOR = 1e-2
-"""As `_FLOOR`, where paths are compared: a jump must not pay for one frame alone."""
+"""As `_FLOOR`, for comparing paths: a jump must not pay off for a single frame."""
 
 _LONG_TOKENS = 25
-"""Of longer texts half the good readings of the built-in voice strayed as far as short ones never do."""
+"""Texts longer than this stray more: half of the built-in voice's good readings of them exceeded what short ones do."""
 
 _STEP_S = 0.01
 _PAUSE, _SILENCE = 10 ** (-35 / 20), 10 ** (-45 / 20)
-"""Of the peak: less is a pause between two words; less, silence before the first and after the last."""
+"""Levels relative to the peak: below the first is a pause between words, below the second silence at either end."""
 
 _AT_MARK = (0.04, 0.2)
 _IN_PHRASE = (0.1, 0.15)
-"""The shortest pause that counts between two words, and how far from where the attention says it may lie: where a mark
-stands, and where none does, for within a word sounds stop for up to .1 s as well."""
+"""Shortest pause between two words, and its largest distance from where the attention expects it, in seconds: at
+punctuation, and elsewhere, where a stop within a word may also take .1 s."""
 
 _LONGEST_WAIT_S = 0.32
-"""How much longer a pause that goes on is listened to before the words around it are told."""
+"""How much longer to wait for the end of a pause before its words are told."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Beyond what a segment was probably not spoken as it is written: `end_frames` after its last word was reached,
-    `dwell_frames` at one token, and how much of the attention was `strayed` from its path, as `Tracker` counts it,
-    which it does not in the first `opening_frames`: there a head may find its place first. Of a segment that has ended
-    it counts with what a jump would explain."""
+    """Limits beyond which a segment was probably not spoken as written: `end_frames` after its last word was reached,
+    `dwell_frames` at one token, and `strayed` attention (`Tracker.strayed`, plus `Tracker.jumped` once the segment has
+    ended). The first `opening_frames`, in which a head may search for its place, do not count."""
 
     end_frames: float
     dwell_frames: float
@@ -66,13 +65,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     opening_frames: int = 0
 
     def most_strayed(self, tokens: float) -> float:
-        """`strayed` of a text of so many tokens: the longer it is, the more of them a head looks at."""
+        """The limit `strayed` for a text of `tokens` tokens: it grows with the length of long texts."""
         return self.strayed * max(1.0, tokens / _LONG_TOKENS)
 
 
 class Trouble(NamedTuple):
-    """What is wrong with a segment, and from where on: from its word number `word`, which begins at `at_s`. All words
-    before that are good."""
+    """A fault of a segment: its kind, the index of the first `word` affected, and when that word begins. Words before
+    it are good."""
 
     kind: FaultKind
     word: int
@@ -80,13 +79,12 @@ class Trouble(NamedTuple):
 
 
 class Pointing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a head of a checkpoint points at a text, in one layout of text.
+    """How a head of a checkpoint points at the text, in one prompt layout.
 
-    `layer` and `head` count from 0. The sound of token i begins when the attention is `shift` tokens past its beginning
-    (less within the first `ramp` tokens of a text that arrives with the sound) plus `offset_s`; that of the first word
-    `onset_s` after it is loud enough to be noticed. Where `is_measured`, against the words of an aligner; else
-    estimated. Without `limits` nothing is held to be a fault.
-    """
+    `layer` and `head` count from 0. The sound of token i begins `offset_s` after the attention is `shift` tokens past
+    the token's start (less within the first `ramp` tokens of text fed per frame); the first word begins `onset_s` after
+    the first loud sample. `is_measured`: against an aligner, otherwise estimated. Without `limits` nothing counts as a
+    fault."""
 
     layer: int
     head: int
@@ -99,20 +97,19 @@ class Pointing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     limits: Limits | None = None
 
     def position(self, token: float) -> float:
-        """Where the attention is as the sound of `token` begins."""
+        """Position of the attention when the sound of `token` begins."""
         return token + self.shift * (min(1.0, token / self.ramp) if self.ramp else 1.0)
 
 
 class Tracker:
-    """The path of one head's attention over the positions of a text, known up to `lookahead` frames ago.
+    """The path of one head's attention over the positions of a text, final up to `lookahead` frames ago.
 
-    `crossings` [j] is when the attention came to position j, in frames and parts: when the share of it and of all after
-    it was one half. `strayed` is how much of it was not within a token of the path, beyond what is usual, in frames,
-    at most among `_STRAY_FRAMES` that follow one another after the first `opening`, and `strayed_from` the first frame
-    of those that did. `jumped` is how much likelier all frames so far are, in nats, if the path jumps once to any
-    position after the `opening`, and `jumped_from` the frame where it does. It is about 0 unless words were repeated or
-    left out; two short ones show there and hardly in what strayed, for a path may step over two tokens anyway.
-    """
+    `crossings[j]`: when the attention reached position j, in fractional frames: when the weight of j and all after it
+    was one half. `strayed`: the largest sum, over `_STRAY_FRAMES` consecutive frames after the first `opening`, of the
+    weight missing within one token of the path (below the usual `_BESIDE`); `strayed_from`: the first frame of them
+    that strayed. `jumped`: the gain in log likelihood (nats) of all frames if the path may jump once to any position
+    after the `opening`, and `jumped_from` the frame of that jump. It is about 0 unless words were repeated or left out;
+    two short words show in it, but hardly in `strayed`, since a path may step over two tokens."""
 
     def __init__(self, lookahead: int, opening: int = 0) -> None:
         self.crossings: list[float] = [0.0]
@@ -130,11 +127,11 @@ class Tracker:
 
     @property
     def reached(self) -> int:
-        """The last position that the path, as far as it is certain, has come to."""
+        """The last position that the final part of the path has reached."""
         return len(self.crossings) - 1
 
     def add(self, attention: Array) -> None:
-        """The attention [N] of the next frame to the positions known by now, of which there are never fewer."""
+        """Add the next frame's attention [N] to the positions known so far; N never decreases."""
         positions = len(attention)
         self._raw.append(attention / max(float(attention.sum()), 1e-30))
         shares = np.maximum(self._raw[-1], _FLOOR)
@@ -152,13 +149,13 @@ class Tracker:
         self._settle(self._lookahead)
 
     def finish(self) -> None:
-        """No frame follows: all of the path is certain."""
+        """Make the whole path final: no frame follows."""
         if self._steps:
             self._settle(0)
 
     def _weigh(self, raw: Array) -> None:
-        """Add a frame's shares [N] to the likelihoods of the paths that end at each position: without a jump, and with
-        one."""
+        """Update the log likelihoods of the best paths to each position, without and with a jump, with a frame's
+        weights [N]."""
         positions, frame = len(raw), len(self._steps)
         if frame:
             weights, taken = _stepped(self._weights, positions)
@@ -175,7 +172,7 @@ class Tracker:
         self.jumped_from = int(self._jumps[at])
 
     def _settle(self, revised: int) -> None:
-        """Make all frames but the last `revised` certain."""
+        """Make the path final for all frames but the last `revised`."""
         made, begun = len(self._steps), len(self.path)
         at, latest = int(self._scores.argmax()), []
         for frame in range(made - 1, begun - 1, -1):
@@ -189,12 +186,12 @@ class Tracker:
             self._raw[frame] = self._raw[frame][:0]
             while self.reached < position:
                 self.crossings.append(max(self._crossing(frame, self.reached + 1), self.crossings[-1]))
-        # Not read again: the arrays of frames long past.
+        # Free the arrays of old frames.
         for frame in range(max(0, len(self.path) - 2 * _EARLIER - 2), len(self.path) - _EARLIER - 1):
             self._later[frame] = self._later[frame][:0]
 
     def _stray(self, share: float) -> None:
-        """Of one more frame so much was not beside the path."""
+        """Count the weight `share` that one more frame missed beside the path."""
         self._strays.append(share if len(self._strays) >= self._opening else 0.0)
         recent = self._strays[-_STRAY_FRAMES:]
         if sum(recent) > self.strayed:
@@ -202,7 +199,7 @@ class Tracker:
             self.strayed, self.strayed_from = sum(recent), len(self._strays) - len(recent) + first
 
     def _crossing(self, frame: int, position: int) -> float:
-        """When, by `frame` at the latest, the share of `position` and all after it was one half."""
+        """When, by `frame` at the latest, the weight of `position` and all after it crossed one half; in frames."""
         if not frame:
             return 0.0
         before, after = self._share(frame - 1, position), self._share(frame, position)
@@ -220,11 +217,11 @@ class Tracker:
 
 
 def _stepped(scores: Array, positions: int) -> tuple[Array, npt.NDArray[np.int64]]:
-    """The best of `scores` [..., N] from which each of `positions` is reached by a step (stay, one on, two on), and how
-    long that is: [..., positions]."""
+    """The Viterbi step: for each of `positions`, the best of `scores` [..., N] from which it is reached by a step of 0,
+    1 or 2, and that step; [..., positions] each."""
     grown = np.full((*scores.shape[:-1], positions), -np.inf)
     grown[..., : scores.shape[-1]] = scores
-    # Of equal ones the shortest step.
+    # Ties go to the shortest step.
     choices = np.full((3, *grown.shape), -np.inf)
     for step in range(3):
         choices[step, ..., step:] = grown[..., : positions - step]
@@ -232,18 +229,18 @@ def _stepped(scores: Array, positions: int) -> tuple[Array, npt.NDArray[np.int64
 
 
 def loudness(pcm: bytes, sample_rate: int) -> tuple[npt.NDArray[np.int32], float]:
-    """The peak of each step of PCM16, and how long a step is, in seconds. What does not fill a step is left out."""
+    """Peak level of each step of PCM16, and the length of a step in seconds. An incomplete last step is dropped."""
     step = round(_STEP_S * sample_rate)
     samples = np.frombuffer(pcm, "<i2", count=len(pcm) // 2 // step * step)
-    # In 32 bits: the least of 16 has no absolute value.
+    # int32, as abs(-32768) overflows int16.
     return np.abs(samples.astype(np.int32)).reshape(-1, step).max(1), _STEP_S
 
 
 class SegmentClock:
-    """When the words of one segment are spoken, told as they become certain, in seconds from `begins_s`.
+    """Tells when the words of one segment are spoken, as soon as they are certain; times count from `begins_s`.
 
-    `frame_s` is the length of a frame. `words` may grow by assignment while a text arrives; those told stay.
-    """
+    `frame_s` is the length of a frame. `words` may be replaced by a longer list while live text arrives; words that
+    were told must stay."""
 
     def __init__(self, pointing: Pointing, frame_s: float, sample_rate: int, begins_s: float = 0.0) -> None:
         self.words: Sequence[SpokenWord] = ()
@@ -257,19 +254,19 @@ class SegmentClock:
         self._is_over = False
 
     def hear(self, pcm: bytes) -> None:
-        """The segment's next audio, PCM16."""
+        """Add the segment's next audio, PCM16."""
         self._rest += pcm
         peaks, _ = loudness(self._rest, self._sample_rate)
         self._peaks += peaks.tolist()
         self._rest = self._rest[2 * round(_STEP_S * self._sample_rate) * len(peaks) :]
 
     def finish(self) -> None:
-        """The segment has ended: neither audio nor attention follows."""
+        """End the segment: neither audio nor attention follows."""
         self.tracker.finish()
         self._is_over = True
 
     def stop(self) -> None:
-        """The segment is broken off: the words that have begun in what was heard of it are all that are told."""
+        """Break the segment off: only words that have begun in the audio heard so far will be told."""
         begun = sum(
             self._pointing.position(word.first) <= self.tracker.reached and self._at(word.first) < self._heard_s
             for word in self.words
@@ -279,12 +276,12 @@ class SegmentClock:
 
     @property
     def fault(self) -> FaultKind | None:
-        """What is wrong with the segment, which has ended by itself; None if nothing is, or nobody knows."""
+        """The fault of a segment that has ended by itself; None if there is none, or without limits."""
         trouble = self.trouble(is_over=True)
         return None if trouble is None else trouble.kind
 
     def trouble(self, *, is_over: bool) -> Trouble | None:
-        """What is wrong with the segment as far as it has come, or, where it `is_over`, has ended by itself."""
+        """The trouble with the segment so far or, if it `is_over` (has ended by itself), with all of it; else None."""
         limits, tracker = self._pointing.limits, self.tracker
         if limits is None or not self.words:
             return None
@@ -302,13 +299,13 @@ class SegmentClock:
         most_strayed = limits.most_strayed(self.words[-1].last)
         if tracker.strayed > most_strayed:
             return self._from_frame("straying", tracker.strayed_from)
-        # As long as it goes on the path may still come to where it seems to have jumped.
+        # Before the end the path may still reach the position it seems to have jumped to.
         if is_over and tracker.strayed + tracker.jumped > most_strayed:
             return self._from_frame("straying", tracker.jumped_from)
         return None
 
     def _from_frame(self, kind: FaultKind, frame: float) -> Trouble:
-        """`kind` of trouble that begins with a frame: from the word that is being spoken then."""
+        """A `Trouble` from the word that is being spoken at `frame`."""
         begun = sum(self._at(word.first) <= frame * self._frame_s for word in self.words)
         return self._from_word(kind, max(begun - 1, 0))
 
@@ -316,8 +313,8 @@ class SegmentClock:
         return Trouble(kind, word, self._at(self.words[word].first) if word else 0.0)
 
     def take(self, text: str) -> list[Word]:
-        """The words of `text`, which `words` are spans of, that have become certain: each with its end, so each once
-        the one after it has begun. After `finish` all that are left."""
+        """The words of `text` that have become certain since the last call: a word, with its end, once the next one has
+        begun; after `finish` all that remain. `words` are spans of `text`."""
         made = []
         while self._told < len(self.words):
             word = self.words[self._told]
@@ -344,9 +341,9 @@ class SegmentClock:
         return len(self._peaks) * _STEP_S
 
     def _times(self, word: SpokenWord, after: SpokenWord | None) -> tuple[float, float, float] | None:
-        """Start and end of `word`, and the start of the one `after` it; None while they are not certain."""
+        """Start and end of `word`, and start of the word `after` it, in seconds; None while they are not certain."""
         if not self._is_over:
-            # That of the last word is known at the end alone; that of others once the one after them is reached.
+            # The last word's end is known only at the end; others' once the next word is reached.
             if after is None or self.tracker.reached < self._pointing.position(after.first):
                 return None
             if self._heard_s < self._at(after.first) + _AT_MARK[1]:
@@ -365,7 +362,7 @@ class SegmentClock:
         return start_s, max(end_s, start_s), max(next_s, start_s)
 
     def _at(self, token: float) -> float:
-        """When the sound of `token` begins."""
+        """When the sound of `token` begins, in seconds."""
         position = self._pointing.position(token)
         crossings = self.tracker.crossings
         if position >= len(crossings) - 1:
@@ -394,8 +391,8 @@ class SegmentClock:
         return (next(loud, -1) + 1) * _STEP_S
 
     def _pause(self, end_s: float, start_s: float, least_s: float, around_s: float) -> tuple[float, float] | None:
-        """From when to when there is silence between two words, of which one ends near `end_s` and the other begins
-        near `start_s`: the longest there is. Without one the first ends as the second begins. None while it goes on."""
+        """The longest silence (begin, end) between two words, of which one ends near `end_s` and the other begins near
+        `start_s`; without one, (`start_s`, `start_s`). None while the silence continues."""
         first = max(0, round((end_s - around_s) / _STEP_S))
         last = min(len(self._peaks), round((start_s + around_s) / _STEP_S))
         latest = round((start_s + around_s + _LONGEST_WAIT_S) / _STEP_S)
