@@ -41,31 +41,31 @@ class ServerConfig(Settings):
     `restart_window_s` an engine is not replaced; a server without engines exits.
     """
 
-    host: str = setting("127.0.0.1", "address to listen at")
-    port: int = setting(8000, "port to listen at; 0 takes a free one", 0, 65535)
+    host: str = setting("127.0.0.1", "address to listen on")
+    port: int = setting(8000, "port to listen on; 0 takes a free one", 0, 65535)
     api_keys: tuple[str, ...] = setting((), "a key that clients must send", flag="api_key")
     admin_keys: tuple[str, ...] = setting((), "a key that may use and delete everybody's voices", flag="admin_key")
     max_body_bytes: int = setting(16 * 2**20, "largest body of a request", 1024, 2**30)
-    max_total_body_bytes: int = setting(256 * 2**20, "largest bodies at work, together", 1024, 2**40)
+    max_total_body_bytes: int = setting(256 * 2**20, "request bodies in memory, together", 1024, 2**40)
     max_upload_bytes: int = setting(10 * 2**20, "largest recording", 1024, 2**30)
     max_characters: int = setting(4096, "longest text of a request", 1, 1_000_000)
-    max_batch_characters: int = setting(32_768, "longest texts of a batch together", 1, 100_000_000)
+    max_batch_characters: int = setting(32_768, "longest texts of a batch, together", 1, 100_000_000)
     max_answer_bytes: int = setting(
-        128 * 2**20, "largest answer of a batch, which is held whole, as its texts could be spoken", 1024, 2**40
+        128 * 2**20, "largest possible response to a batch, which is held in memory", 1024, 2**40
     )
-    max_total_answer_bytes: int = setting(512 * 2**20, "largest answers of batches at work, together", 1024, 2**40)
-    max_concurrency: int = setting(0, "requests spoken at once; 0 for as many as the engines have slots", 0, 100_000)
-    max_waiting: int = setting(1024, "requests that may wait to be spoken", 0, 100_000)
-    max_sessions: int = setting(1024, "sessions over a WebSocket at once", 0, 100_000)
+    max_total_answer_bytes: int = setting(512 * 2**20, "responses to batches in memory, together", 1024, 2**40)
+    max_concurrency: int = setting(0, "requests that run at once; 0 for the slots of all engines", 0, 100_000)
+    max_waiting: int = setting(1024, "requests that may wait to run", 0, 100_000)
+    max_sessions: int = setting(1024, "WebSocket sessions at once", 0, 100_000)
     max_queue_wait_ms: int = setting(5000, "how long a request waits before it is refused", 0, 600_000)
     head_timeout_s: float = setting(10.0, "how long the head of a request may take to arrive", 0.01, 3600)
     keep_alive_timeout_s: int = setting(5, "how long a connection may idle between requests", 1, 3600)
     body_timeout_s: float = setting(30.0, "how long the body of a request may take to arrive", 0.01, 3600)
-    slow_reader_timeout_s: float = setting(60.0, "how long a client may take nothing of its answer", 0.01, 3600)
-    session_idle_timeout_s: float = setting(60.0, "how long a session may neither speak nor be spoken to", 0.01, 3600)
-    shutdown_timeout_s: float = setting(30.0, "how long requests under way may go on at the end", 0.01, 3600)
+    slow_reader_timeout_s: float = setting(60.0, "how long a client may read nothing of its response", 0.01, 3600)
+    session_idle_timeout_s: float = setting(60.0, "how long a session may be idle", 0.01, 3600)
+    shutdown_timeout_s: float = setting(30.0, "how long running requests may go on at shutdown", 0.01, 3600)
     max_restarts: int = setting(3, "replacements of an engine within restart_window_s", 0, 1_000_000)
-    restart_window_s: float = setting(600.0, "the time in which crashes of an engine are counted", 0.01, 1e7)
+    restart_window_s: float = setting(600.0, "the window in which crashes of an engine are counted", 0.01, 1e7)
     model_aliases: tuple[str, ...] = setting(
         ("tts-1", "tts-1-hd", "gpt-4o-mini-tts"),
         "a further name of the model, in place of OpenAI's",
@@ -73,17 +73,15 @@ class ServerConfig(Settings):
     )
     voice_aliases: Mapping[str, str] = setting({}, "NAME=VOICE of the model", flag="voice_alias")
     dialects_off: tuple[str, ...] = setting(
-        (), "a wire format of other servers' clients that is not answered", flag="dialects_off"
+        (), "a wire format of other speech servers to switch off", flag="dialects_off"
     )
     cors_origins: tuple[str, ...] = setting((), "an origin that browsers may call from; * for all", flag="cors_origin")
-    allowed_hosts: tuple[str, ...] = setting(
-        (), "a name that clients may ask by, beside host; * for any", flag="allowed_host"
-    )
-    allow_reference_urls: bool = setting(False, "fetch recordings from public hosts")
-    log_format: str = setting("text", "text or json, a line for each request", choices=LOG_FORMATS)
-    reference_folder: str = setting("", "folder whose files recordings may be named from; none if empty")
-    wyoming: str = setting("", "PORT or HOST:PORT to speak Wyoming at, of Home Assistant; it has no keys")
-    wyoming_name: str = setting("", "the name by which Home Assistant discovers it; not announced if empty")
+    allowed_hosts: tuple[str, ...] = setting((), "a Host name to accept besides host; * for any", flag="allowed_host")
+    allow_reference_urls: bool = setting(False, "fetch recordings by URL from public hosts")
+    log_format: str = setting("text", "text or json", choices=LOG_FORMATS)
+    reference_folder: str = setting("", "folder of recordings that requests may name; empty for none")
+    wyoming: str = setting("", "PORT or HOST:PORT for Home Assistant's protocol Wyoming, which has no keys")
+    wyoming_name: str = setting("", "name announced to Home Assistant; empty for no announcement")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,16 +1,15 @@
-"""How clients of other speech servers reach this one: a file for each wire format, which only translates.
+"""Wire formats of other speech servers, so that their clients can use this one: a module per format, which translates.
 
-To add one: write `dialects/NAME.py` with a function `routes(service) -> Sequence[BaseRoute]`, and name it in
-`DIALECTS`. In it a `Dialect(NAME, service, shape)` says how its errors look, and makes its routes: `dialect.get`,
-`dialect.post` and `dialect.socket` put key, errors, log and metrics right, so that an endpoint is left with
+To add one, write `dialects/NAME.py` with a function `routes(service) -> Sequence[BaseRoute]`, and name it in
+`DIALECTS`. A `Dialect(NAME, service, shape)` gives the shape of its errors and makes its routes: `dialect.get`,
+`dialect.post` and `dialect.socket` handle keys, errors, logs and metrics, so that an endpoint is just
 
     async def speak(request: Request) -> Response:
         return await dialect.speak(request, read)       # read(payload: bytes) -> Asked
 
-A WebSocket is a class derived from `WebSocketSession` (sonoro.server.websocket_session): from `LiveSession` for one
-text after the other, from `DialectSession` for texts that come piece by piece under an id. What is wrong with a message
-is raised as `InvalidRequest`; limits, permits, encoding, slow readers and clients that leave are the callee's matter.
-A path that OpenAI's API has too is shared by `is_ours`, which looks at the headers; routes here are asked first.
+A WebSocket session derives from `LiveSession` (one text after the other) or `DialectSession` (texts in pieces, each
+under an id). Raise `InvalidRequest` for an invalid message; limits, permits, encoding, slow readers and disconnects are
+handled. For a path that OpenAI's API has too, `is_ours` decides by the headers; routes here are matched first.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ DIALECTS: dict[str, Callable[[Service], Sequence[BaseRoute]]] = {
 
 
 def add_dialects(app: FastAPI, service: Service) -> None:
-    """Have `app` answer in every dialect but those switched off. Raises `ConfigError` for one that is not there."""
+    """Add the routes of all dialects to `app` except `dialects_off`. Raises `ConfigError` for an unknown one there."""
     for name in service.config.dialects_off:
         if name not in DIALECTS:
             raise ConfigError("dialects_off", name, f"there is no such dialect; there are {', '.join(DIALECTS)}")

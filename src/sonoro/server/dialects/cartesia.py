@@ -1,7 +1,7 @@
-"""Cartesia's API, as its own SDK, LiveKit and Pipecat speak it. Its base address is the root; any version is accepted.
+"""Cartesia's API, as used by its SDK, LiveKit and Pipecat, at the root path; any API version is accepted.
 
-Ours, where nobody else says: nothing more is told of a cancelled context, as the SDK, which has forgotten it, would
-take its `done` for that of the next; text is spoken as it comes, never held back; slow and fast are .8 and 1.25.
+Where its documentation is silent: after a cancelled context no `done` is sent, which the SDK would take for that of the
+next one; text is spoken as it arrives, without buffering; the speeds slow and fast are .8 and 1.25.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Generation(Message):
 
 
 class _Said(Message):
-    """The body of a request, and a message on a socket."""
+    """The body of an HTTP request or a WebSocket message."""
 
     transcript: str | None = None
     voice: str | _Voice | None = None
@@ -74,7 +74,7 @@ class _Said(Message):
 
     @property
     def rate(self) -> float:
-        """How fast to speak."""
+        """Playback speed; 1 is normal."""
         given = self.generation_config.speed if self.speed is None else self.speed
         return (_SPEEDS[given] if isinstance(given, str) else given) or 1.0
 
@@ -99,7 +99,7 @@ def _refusal(refused: Refusal, request_id: str) -> Response:
 
 
 class _Messages:
-    """What is told of a text: audio, the words that it completes if they are asked for, its end."""
+    """Makes the messages about one text: audio, completed words if asked for, and its end."""
 
     def __init__(self, name: str, *, has_words: bool) -> None:
         self._name, self._words, self._last_s = name, WordTimes() if has_words else None, time.perf_counter()
@@ -143,7 +143,7 @@ class _Events(TimedBody):
 
 
 class _Session(DialectSession):
-    """A socket of many contexts."""
+    """A WebSocket with many contexts."""
 
     async def handle(self, message: str) -> None:
         said = parse(_Said, message.encode())
@@ -181,7 +181,7 @@ class _Session(DialectSession):
             await self.say(context.wire.message("done", 200))
 
     async def refuse(self, error: SonoroError, request_id: str | None = None) -> None:
-        """An error ends its context."""
+        """Send `error`, which ends its context."""
         if (context := self.contexts.get(self._name)) is not None:
             context.has_failed = True
             context.cancel()
@@ -189,7 +189,7 @@ class _Session(DialectSession):
 
 
 def routes(service: Service) -> Sequence[BaseRoute]:
-    """What its clients ask."""
+    """The routes of this dialect."""
     dialect = Dialect("cartesia", service, _refusal, ("cartesia-request-id",))
 
     async def convert(request: Request) -> Response:

@@ -1,6 +1,6 @@
-"""Deepgram's API to speak, as its own SDK, LiveKit and Pipecat speak it. The model that its clients name is the voice.
+"""Deepgram's text-to-speech API, as used by its SDK, LiveKit and Pipecat. The model that clients name is the voice.
 
-Ours, where nobody else says: text is spoken as it comes, not only once it is flushed.
+Where its documentation is silent: text is spoken as it arrives, not only after a flush.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class _Body(Message):
 
 
 class _Said(Message):
-    """What a client says on a socket."""
+    """A client's WebSocket message."""
 
     type: Literal["Speak", "Flush", "Clear", "Close"]
     text: str | None = None
 
 
 class Query(Message):
-    """What a client asks for in the address."""
+    """The query parameters of a request."""
 
     model: str | None = None
     encoding: str | None = None
@@ -53,12 +53,12 @@ class Query(Message):
 
     @property
     def streamed(self) -> AudioFormat:
-        """The audio of a socket: samples, never with a header."""
+        """The audio format of a WebSocket: raw samples without a header."""
         return sample_format(self.encoding or "linear16", self.sample_rate or 24000)
 
     @property
     def whole(self) -> AudioFormat:
-        """The audio of an answer."""
+        """The audio format of an HTTP response."""
         encoding = self.encoding or "mp3"
         if encoding in ("mp3", "opus", "flac", "aac"):
             return AudioFormat(encoding, self.sample_rate, bit_rate=self.bit_rate)
@@ -73,7 +73,7 @@ def _refusal(refused: Refusal, request_id: str) -> Response:
 
 
 class _Session(DialectSession):
-    """A socket of one context after the other: clearing ends one, and the next text begins another."""
+    """A WebSocket with one context at a time: `Clear` ends it, and the next text begins another."""
 
     def __init__(self, socket: WebSocket, service: Service, dialect: Dialect) -> None:
         super().__init__(socket, service, dialect)
@@ -131,7 +131,7 @@ class _Session(DialectSession):
 
 
 def routes(service: Service) -> Sequence[BaseRoute]:
-    """What its clients ask."""
+    """The routes of this dialect."""
     dialect = Dialect("deepgram", service, _refusal, ("dg-request-id",))
 
     async def speak(request: Request) -> Response:

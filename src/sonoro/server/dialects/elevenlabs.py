@@ -1,8 +1,8 @@
-"""ElevenLabs' API, as its own SDK, LiveKit, Pipecat and Open WebUI speak it. Its base address is the root.
+"""ElevenLabs' API, as used by its SDK, LiveKit, Pipecat and Open WebUI, at the root path.
 
-Ours, where nobody else says: `close_context` for the second time cancels; the times of
-an alignment count from the end of the last character told before, and with `sync_alignment` from the beginning of the
-context; what is flushed ends with a space, so that clients that wait for one time the last word.
+Where its documentation is silent: a second `close_context` cancels; alignment times count from the end of the last
+character sent before, or with `sync_alignment` from the start of the context; a flush ends with a space, for clients
+that time a word only when a space follows.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Settings(Message):
 
 
 class _Said(Message):
-    """What a client says on a socket."""
+    """A client's WebSocket message."""
 
     text: str | None = None
     context_id: str | None = None
@@ -68,7 +68,7 @@ class _Body(_Said):
 
 
 def audio_format(name: str) -> AudioFormat:
-    """The audio that is called `name`, as "mp3_44100_128" or "ulaw_8000"."""
+    """The audio format of a name such as "mp3_44100_128" or "ulaw_8000". Raises `InvalidRequest`."""
     found = re.fullmatch(r"(?:(mp3|opus)|pcm|ulaw|alaw)_(\d{4,5})(?(1)_(\d{1,4}))", name, re.ASCII)
     if found is None:
         raise InvalidRequest("output_format", name, "it must be as mp3_44100_128, pcm_24000, ulaw_8000, opus_48000_64")
@@ -78,14 +78,14 @@ def audio_format(name: str) -> AudioFormat:
 
 
 def _alignment(times: CharacterTimes) -> dict[str, Any]:
-    """Both alignments of an answer over HTTP."""
+    """Both alignments of an HTTP response."""
     names = ("characters", "character_start_times_seconds", "character_end_times_seconds")
     shown = dict(zip(names, times, strict=True)) if times.characters else None
     return {"alignment": shown, "normalized_alignment": shown}
 
 
 class _Lines(TimedBody):
-    """A line of JSON for each chunk: its audio, and the characters whose times it tells."""
+    """A line of JSON for each chunk: its audio, and the character times that became final."""
 
     def line(self, audio: bytes, times: CharacterTimes, *, is_last: bool) -> bytes:
         if not audio and not times.characters:
@@ -97,7 +97,7 @@ class _Lines(TimedBody):
 
 
 class _Whole(TimedBody):
-    """One object, which leaves as its audio is made: base64 can be cut after three bytes. Its times come last."""
+    """One JSON object, streamed as the audio arrives (base64 can be cut after any three bytes); its times come last."""
 
     _left, _before = b"", b'{"audio_base64":"'
 
@@ -113,7 +113,7 @@ class _Whole(TimedBody):
 
 
 class _Session(DialectSession):
-    """A socket of one context, which has no name, or of many."""
+    """A WebSocket with one context without an id, or with many."""
 
     def __init__(self, socket: WebSocket, service: Service, dialect: Dialect, *, is_multi: bool) -> None:
         super().__init__(socket, service, dialect)
@@ -145,7 +145,7 @@ class _Session(DialectSession):
                 context.say(said.text, is_phrase=self._is_phrases)
             if said.flush:
                 context.flush()
-        # To many contexts it is a keep-alive.
+        # With many contexts, an empty text is a keep-alive.
         if said.text == "" and not self._is_multi:
             self.end = "closed"
             if context is not None:
@@ -155,7 +155,7 @@ class _Session(DialectSession):
         speed = said.voice_settings.speed or 1.0
         asked = Asked("", self._voice, self._language, speed, said.seed, self._audio, with_words=True)
         context = await self.open(name, asked)
-        context.wire = 0.0, " "  # until when characters were told of, and the last of them
+        context.wire = 0.0, " "  # end time and value of the last character sent
         return context
 
     async def on_audio(self, context: Context, audio: bytes, times: CharacterTimes, *, is_last: bool) -> None:
@@ -190,7 +190,7 @@ class _Session(DialectSession):
             await self._say(name, isFinal=True, audio=None)
 
     async def _tell(self, name: str | None, error: SonoroError) -> None:
-        """Tell of what ends the only context: its client reads of it what comes last. Of many it is one."""
+        """Send `error`. With a single context it ends the session, so the client reads the error last."""
         message = refusal(error).error["message"]
         await self._say(name, error=message, message=message)
         if not self._is_multi:
@@ -204,7 +204,7 @@ class _Session(DialectSession):
 
 
 def routes(service: Service) -> Sequence[BaseRoute]:
-    """What its clients ask."""
+    """The routes of this dialect."""
     dialect = Dialect("elevenlabs", service, _refusal, ("request-id", "x-trace-id"))
 
     async def convert(request: Request) -> Response:

@@ -1,7 +1,6 @@
-"""What audio may be asked for in the dialects, beyond the formats of our own API: G.711, floats, and WAV of either.
+"""Audio formats of the dialects beyond those of the native API: G.711, float32, and WAV of either. Knows no dialect.
 
-PCM16 is made by our encoder, at the rate that was asked for and with its low-pass; here each sample becomes another
-number. Knows no dialect.
+The server's encoder makes PCM16 at the requested sample rate; here each sample is converted.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ Convert = Callable[[bytes], bytes]
 
 @dataclass(frozen=True)
 class AudioFormat:
-    """`codec` is a format of our own API, `rate` in Hz and `bit_rate` in bits a second, None for our own. Of PCM each
-    sample goes through `convert`; `header` comes before the first. `content_type` is the codec's unless given."""
+    """An audio format. `codec` is a format of the native API; `rate` in Hz and `bit_rate` in bits per second default to
+    its own. PCM passes through `convert`, after `header`. `content_type` defaults to the codec's."""
 
     codec: str = "pcm"
     rate: int | None = None
@@ -34,7 +33,7 @@ class AudioFormat:
     bit_rate: int | None = None
 
     def __call__(self, audio: bytes) -> bytes:
-        """`audio` of our encoder in this format, without the header."""
+        """Convert `audio` of the encoder to this format, without the header."""
         return self.convert(audio) if self.convert else audio
 
 
@@ -42,7 +41,7 @@ PCM = AudioFormat()
 
 
 class FormatBody(AudioBody):
-    """The audio itself, in a format."""
+    """A body of audio in a format of a dialect."""
 
     def __init__(self, format: AudioFormat) -> None:
         self._format, self._header = format, format.header
@@ -56,7 +55,7 @@ class FormatBody(AudioBody):
 
 
 def _float32(pcm: bytes) -> bytes:
-    """PCM16 as float32 little-endian in [-1, 1)."""
+    """Convert PCM16 to float32 little-endian in [-1, 1)."""
     return (np.frombuffer(pcm, "<i2") / np.float32(32768)).astype("<f4").tobytes()
 
 
@@ -66,12 +65,12 @@ _SAMPLES: dict[str, tuple[Convert | None, int, int, str | None]] = {
     **dict.fromkeys(("alaw", "pcm_alaw"), (a_law, 6, 1, "audio/x-alaw-basic")),
     "pcm_f32le": (_float32, 3, 4, "audio/x-f32le"),
 }
-"""Encodings by the names that the APIs give them: what makes them of PCM16, the tag of a WAV file that holds them, the
-bytes of a sample, and the type of their content if it is not that of PCM16."""
+"""Encodings by their names in the APIs: conversion from PCM16, WAV format tag, bytes per sample, and content type if it
+is not PCM16's."""
 
 
 def sample_format(encoding: str, rate: int | None, *, is_wav: bool = False) -> AudioFormat:
-    """The audio of one of `_SAMPLES`, bare or in a WAV file. Raises `InvalidRequest`."""
+    """The format of an encoding in `_SAMPLES`, raw or in a WAV file. Raises `InvalidRequest`."""
     if encoding not in _SAMPLES:
         raise InvalidRequest("encoding", encoding, f"it must be one of {', '.join(_SAMPLES)}")
     convert, tag, width, content_type = _SAMPLES[encoding]

@@ -1,7 +1,4 @@
-"""What the dialects share: their routes with keys and error shapes, voices of other vendors, languages, times.
-
-Knows no dialect.
-"""
+"""Shared by the dialects: routes with keys and error shapes, requests, languages, voices. Knows no dialect."""
 
 from __future__ import annotations
 
@@ -37,18 +34,18 @@ LANGUAGES = {
     **{"zh": "chinese", "en": "english", "de": "german", "it": "italian", "pt": "portuguese", "es": "spanish"},
     **{"ja": "japanese", "ko": "korean", "fr": "french", "ru": "russian"},
 }
-"""What models call the languages that clients name by a code of ISO 639-1."""
+"""The models' names of languages by ISO 639-1 code."""
 
 
 class Message(WithoutNulls):
-    """What a client sends in JSON. Null is as if it were left out; what is not known is passed over."""
+    """A client's JSON message. Null means missing; unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A text to speak, or of a live text how to, as a client of another server asks for it."""
+    """A client's request in terms of the native API; for live text, `text` is empty."""
 
     text: str
     voice: str | None = None
@@ -57,13 +54,13 @@ class Asked:
     seed: int | None = None
     audio: AudioFormat = PCM
     body: AudioBody | None = None
-    """How the answer is put together; the audio itself if None."""
+    """The response body; None for the audio itself."""
     with_words: bool = False
 
 
 class Dialect:
-    """One wire format of this server. `shape` makes an answer of a refusal, as its clients read it; the id of a request
-    goes by the names `id_headers` in what it is answered with."""
+    """One wire format. `shape` makes the response of a refusal and a request id; `id_headers` are the response headers
+    that carry the request id."""
 
     def __init__(
         self, name: str, service: Service, shape: Callable[[Refusal, str], Response], id_headers: Sequence[str] = ()
@@ -72,19 +69,19 @@ class Dialect:
         self.routes: list[BaseRoute] = []
 
     def get(self, path: str, answer: Answering, is_ours: Ours | None = None) -> None:
-        """Answer GET of `path`; with `is_ours`, only to those whose headers it approves of."""
+        """Add a route for GET of `path`; with `is_ours`, only for requests whose headers it accepts."""
         self.routes.append(_HTTPRoute(self, "GET", path, answer, is_ours))
 
     def post(self, path: str, answer: Answering) -> None:
-        """Answer POST to `path`."""
+        """Add a route for POST to `path`."""
         self.routes.append(_HTTPRoute(self, "POST", path, answer, None))
 
     def socket(self, path: str, session: Sessions, *, has_late_key: bool = False) -> None:
-        """Hold `session`s on the WebSocket `path`. The key `has_late_key` may come in their first message."""
+        """Add a WebSocket route for `session`s at `path`. With `has_late_key` the key may come in the first message."""
         self.routes.append(_SocketRoute(self, path, session, has_late_key))
 
     def enter(self, scope: Scope, send: Send) -> Send:
-        """The request of `scope` is in this dialect: so are its refusals, log line and counts. How to `send`."""
+        """Mark the request of `scope` as one in this dialect, for refusals, log and metrics; return its `send`."""
         scope["state"] |= {"dialect": self.name, REFUSAL_SHAPE: self._shape}
         scope["state"]["facts"]["dialect"] = self.name
 
@@ -97,7 +94,7 @@ class Dialect:
         return send_named
 
     async def speak(self, request: Request, read: Callable[[bytes], Asked]) -> Response:
-        """What `read` finds asked for in the body of `request`, spoken as our own requests are."""
+        """Respond to `request` with speech, as asked by its body, which `read` parses."""
 
         async def prepare(payload: bytes) -> Speech:
             return await self.speech(read(payload), request.state.request_id, request.state.caller)
@@ -105,14 +102,14 @@ class Dialect:
         return await respond(self.service, request, prepare)
 
     async def speech(self, asked: Asked, name: str, caller: Caller, *, is_live: bool = False) -> Speech:
-        """`asked` as our own request."""
+        """The validated speech of `asked`; see `Service.speech`."""
         speech = await self.service.speech(self.body_of(asked), name, caller, is_live=is_live, dialect=self.name)
         sent = asked.body or FormatBody(asked.audio)
         request = msgspec.structs.replace(speech.request, with_words=asked.with_words)
         return Speech(speech.name, request, speech.encoding, sent, is_silent=speech.is_silent)
 
     def body_of(self, asked: Asked) -> SpeechBody:
-        """`asked` as the body of our own request. Raises `InvalidRequest` and `NotReady`."""
+        """`asked` as the body of a native request. Raises `InvalidRequest` and `NotReady`."""
         fields = {
             "input": asked.text,
             "voice": asked.voice or None,
@@ -131,26 +128,26 @@ class Dialect:
         return voices_of(self.service, request.state.caller)
 
     async def known_voice(self, request: Request) -> str:
-        """The voice that the path of `request` names. Raises `UnknownVoice`."""
+        """The voice in the path of `request`. Raises `UnknownVoice`."""
         name = str(request.path_params["voice"])
         if name.lower() not in {*await self.voices(request), *self.service.aliases}:
-            raise UnknownVoice("voice", name, "it is none of those that are listed")
+            raise UnknownVoice("voice", name, "the list of voices does not have it")
         return name.lower()
 
     def timeline(self, speed: float) -> Timeline:
-        """Of a text that is spoken at `speed`. Raises `NotReady`."""
+        """The timeline of a text spoken at `speed`. Raises `NotReady`."""
         return Timeline(self.service.spec().sample_rate, min(max(speed, MIN_SPEED), MAX_SPEED))
 
 
 class DialectSession(ContextSession):
-    """A socket on which `dialect` is spoken."""
+    """A WebSocket session of `dialect`."""
 
     def __init__(self, socket: WebSocket, service: Service, dialect: Dialect) -> None:
         super().__init__(socket, service, dialect.name)
         self._dialect = dialect
 
     async def open(self, name: str | None, asked: Asked) -> Context:
-        """A context for a text that is to be spoken as `asked`. Raises what is wrong with that."""
+        """Open a context with the parameters of `asked`. Raises as `Dialect.speech` and `begin` do."""
         self.check_open()
         speech = await self._dialect.speech(asked, self.id, self.caller, is_live=True)
         speech.encoding.close()
@@ -163,7 +160,7 @@ Ours = Callable[[Headers], bool]
 
 
 class _OfDialect(BaseRoute):
-    """A route on which `dialect` is spoken, with those whose headers `is_ours` approves of, if it is given."""
+    """A route of `dialect`; with `is_ours`, it matches only requests whose headers that accepts."""
 
     dialect: Dialect
     is_ours: Ours | None = None
@@ -205,31 +202,31 @@ class _SocketRoute(_OfDialect, WebSocketRoute):
 
 
 def key_of(connection: HTTPConnection) -> str:
-    """The key that a client of any dialect came with; empty if none."""
+    """The API key of a client of any dialect; "" if none."""
     for name in ("xi-api-key", "x-api-key"):
         if name in connection.headers:
             return connection.headers[name]
     scheme, _, given = connection.headers.get("authorization", "").partition(" ")
     if scheme.lower() in ("bearer", "token", "api-key"):
         return given
-    # Browsers, which cannot give a WebSocket headers: Deepgram's clients offer the protocols "token" and their key.
+    # Browsers cannot set headers of a WebSocket: Deepgram's clients offer the subprotocols "token" and the key.
     offered = connection.scope.get("subprotocols", [])
     return offered[1] if len(offered) == 2 and offered[0] in ("token", "bearer") else ""
 
 
 def voices_of(service: Service, caller: Caller) -> list[str]:
-    """The voices that `caller` may name: those of the model, then their own and everybody's."""
+    """The voices that `caller` may name: the model's, then uploaded ones."""
     registered = service.voices_by_name(caller, service.store.voices)
     return [*service.spec().voices, *sorted(name for name in registered if "." not in name)]
 
 
 def language_of(code: str | None, spec: ModelSpec) -> str | None:
-    """The model's name of a language, from a code such as "en" or "pt-BR", or its name; None if it has none."""
+    """The model's name of a language given as a code ("en", "pt-BR") or a name; None if it does not speak it."""
     first = (code or "").replace("_", "-").partition("-")[0].lower()
     name = LANGUAGES.get(first, first)
     return name if name in spec.languages else None
 
 
 def languages_of(spec: ModelSpec) -> list[str]:
-    """The codes of the model's languages; English if it names none, as clients want one."""
+    """The codes of the model's languages; English if it names none, as clients expect one."""
     return [code for code, name in LANGUAGES.items() if name in spec.languages] or ["en"]

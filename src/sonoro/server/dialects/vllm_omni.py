@@ -1,8 +1,8 @@
-"""vLLM-Omni's WebSocket, as LiveKit's Baseten plugin speaks it, on the path of our own sessions.
+"""vLLM-Omni's WebSocket, as used by LiveKit's Baseten plugin, on the path of the native sessions.
 
-The two are alike in what clients say, so one session holds both: the first message tells which is spoken. Unlike ours
-each `input.done` is answered, also one without a text, and the next text may come while one is spoken. Each text is
-one sentence here: it is spoken as it comes, and where the engine parts it no client needs to know.
+The clients' messages are alike, so one session serves both; the first message tells which. Unlike the native protocol,
+each `input.done` is answered, even without a text, and the next text may arrive while one is spoken. Each text counts
+as one sentence: it is spoken as it arrives, however the engine splits it.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from sonoro.server.websocket_session import End
 __all__ = ["routes"]
 
 _MARKS = {"stream_audio", "word_timestamps", "split_granularity", "timestamp_type"}
-"""What our own configurations do not have: a first one that has any of them is in this dialect."""
+"""Fields that native configurations lack: a first message with any of them is in this dialect."""
 
 _PASSED_OVER = {*_MARKS, "type", "timestamp_transport_strategy", "task_type"}
-"""What is no field of our request. Clients send the `task_type` of a checkpoint of theirs; here the voice tells."""
+"""Fields that are not passed on. Clients send the `task_type` of their checkpoint; here the voice decides."""
 
 MAX_WAITING = 1024
-"""Messages behind the text that is being spoken."""
+"""Messages that may be queued while a text is spoken."""
 
 
 def routes(service: Service) -> Sequence[BaseRoute]:
-    """The path of our own sessions, for both."""
+    """The path of the native sessions, for both protocols."""
     router = APIRouter()
 
     @router.websocket("/v1/audio/speech/stream")
@@ -64,15 +64,15 @@ class _Said(Message):
 
 
 class OmniSession(LiveSession):
-    """One connection, in our own dialect unless its first message is a configuration in this one."""
+    """One connection, in the native protocol unless its first message is a configuration in this one."""
 
     def __init__(self, socket: WebSocket, service: Service) -> None:
         super().__init__(socket, service)
         self._is_first = True
-        self._config: _Said | None = None  # None: our own dialect
+        self._config: _Said | None = None  # None: the native protocol
         self._waiting: deque[str] = deque()
         self._index, self._text = 0, ""
-        self._words: list[tuple[str, float, float]]  # of the text, with their starts and ends in seconds
+        self._words: list[tuple[str, float, float]]  # words of the text, their starts and ends in seconds
 
     async def handle(self, message: str) -> None:
         is_first, self._is_first = self._is_first, False
@@ -85,7 +85,7 @@ class OmniSession(LiveSession):
         elif len(self._waiting) < MAX_WAITING and sum(map(len, self._waiting)) < self.service.config.max_body_bytes:
             self._waiting.append(message)
         else:
-            raise InvalidRequest("message", "given", "too many wait behind what is being spoken")
+            raise InvalidRequest("message", "given", "too many messages wait for the current text to end")
 
     async def _handle(self, message: str) -> None:
         said = parse(_Said, message.encode())

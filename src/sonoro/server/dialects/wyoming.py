@@ -1,8 +1,8 @@
-"""Wyoming, which Home Assistant and Rhasspy speak: events over TCP, without keys. Knows the service and its sessions.
+"""Wyoming, the protocol of Home Assistant and Rhasspy: events over TCP, without keys.
 
 An event is a line of JSON, then `data_length` bytes of JSON to be merged into its `data`, then `payload_length` bytes
-of audio. A connection is carried as a WebSocket would be, an event as a message, so that its limits, its end and what
-is spoken on it are those of any session.
+of audio. A connection is adapted to a WebSocket and its events to messages, so that it is a session like any other,
+with the same limits.
 """
 
 from __future__ import annotations
@@ -50,14 +50,11 @@ SERVICE = "_wyoming._tcp.local."
 LINGER_S = 1.0
 ANNOUNCE_AGAIN_S = 10.0
 BYTES_PER_CHARACTER = 12
-"""The most that one takes in JSON: two surrogates, escaped."""
+"""The most that a character takes in JSON: two escaped surrogates."""
 
 
 def wyoming_routes(service: Service) -> APIRouter:
-    """No path: a router that listens while the application runs, where `wyoming` says.
-
-    Raises `ConfigError` if it cannot.
-    """
+    """A router without paths, whose lifespan listens at the address `wyoming`. Raises `ConfigError` if that fails."""
     config = service.config
     if not config.wyoming:
         return APIRouter()
@@ -70,7 +67,9 @@ def wyoming_routes(service: Service) -> APIRouter:
         raise ConfigError("wyoming", config.wyoming, error.limit) from error
     if config.wyoming_name and ipaddress.ip_address(sock.getsockname()[0]).is_loopback:
         sock.close()
-        raise ConfigError("wyoming_name", config.wyoming_name, "others cannot reach it; give wyoming as HOST:PORT")
+        raise ConfigError(
+            "wyoming_name", config.wyoming_name, "others cannot reach a loopback address; give wyoming as HOST:PORT"
+        )
     most_bytes = MAX_BESIDE_TEXT_BYTES + BYTES_PER_CHARACTER * config.max_characters
     open_now: dict[asyncio.Task[Any], asyncio.Event] = {}
 
@@ -103,7 +102,7 @@ def wyoming_routes(service: Service) -> APIRouter:
 
 
 def _address(given: str) -> tuple[str, int]:
-    """Host and port of "PORT" or "HOST:PORT"; without a host only this machine may connect, for there are no keys."""
+    """Host and port of "PORT" or "HOST:PORT". Without a host only this machine can connect, as there are no keys."""
     host, _, port = given.rpartition(":")
     if not (port.isascii() and port.isdigit()):
         raise ConfigError("wyoming", given, "it must be PORT, at which this machine alone may connect, or HOST:PORT")
@@ -111,12 +110,12 @@ def _address(given: str) -> tuple[str, int]:
 
 
 async def _announce(name: str, host: str, port: int) -> None:
-    """Have Home Assistant discover this server as `name` until cancelled. While that cannot be, as when there is no
-    network yet or the name is that of a server about to end, try again; the log says why."""
+    """Announce this server to Home Assistant as `name` until cancelled. Failures are logged and retried: there may be
+    no network yet, or a server that is about to end may still have the name."""
     while True:
         try:
             with socket.socket(type=socket.SOCK_DGRAM) as asking:
-                asking.connect(("224.0.0.251", 5353))  # sends nothing: the system says by which address it would
+                asking.connect(("224.0.0.251", 5353))  # sends nothing; selects the outgoing address
                 own = asking.getsockname()[0]
             address = own if ipaddress.ip_address(host).is_unspecified else host
             async with AsyncZeroconf() as discovery:
@@ -133,7 +132,7 @@ async def _converse(service: Service, carrier: _Carrier) -> None:
     """Serve one connection to its end."""
     connection = WebSocket(carrier.scope, carrier.receive, carrier.send)
     try:
-        # Without a key it is a stranger to a server that has keys: the model's own voices are all that it may have.
+        # Without a key, on a server with keys, only the model's own voices are available.
         await service.identify(connection)
         with service.sessions.take():
             await WyomingSession(connection, service).run()
@@ -146,9 +145,9 @@ async def _converse(service: Service, carrier: _Carrier) -> None:
 
 
 class _Carrier:
-    """A TCP connection as the inner side of an ASGI WebSocket: an event comes as text, bytes go as they are.
+    """Adapts a TCP connection to the application's side of an ASGI WebSocket: events arrive as text, bytes are sent.
 
-    An event may take `most_bytes`, and its data as many again.
+    An event may have `most_bytes`, and its data as many again.
     """
 
     def __init__(
@@ -167,8 +166,8 @@ class _Carrier:
                 if (event := await self._read()) is not None:
                     return {"type": "websocket.receive", "text": event}
             except (ValueError, RecursionError) as error:
-                # Where the next event begins is not known any more. Nor may a page in a browser, whose request begins
-                # with a line that is no event, go on to send one.
+                # Disconnect: the start of the next event is unknown, and a browser's HTTP request must not be able to
+                # smuggle in an event after its first line.
                 await self.write(_failed(InvalidRequest("event", "bytes", f"it must be one of Wyoming ({error})")))
         return {"type": "websocket.disconnect", "code": 1006}
 
@@ -181,8 +180,8 @@ class _Carrier:
         await self._writer.drain()
 
     async def close(self) -> None:
-        """Close the connection, once the client has done so or a moment later: what it has sent meanwhile and nobody
-        reads would have the system throw away what it was told last."""
+        """Close the connection when the client has closed its side, or after `LINGER_S`. Input is drained until then:
+        closing with unread input would reset the connection and lose the last output."""
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(LINGER_S):
                 self._writer.write_eof()
@@ -193,7 +192,7 @@ class _Carrier:
             await self._writer.wait_closed()
 
     async def _read(self) -> str | None:
-        """The next event, as one JSON object; None at the end. Raises `ValueError`."""
+        """Read the next event as one JSON object; None at the end. Raises `ValueError`."""
         if not (line := await self._reader.readline()):
             return None
         event = json.loads(line)
@@ -215,7 +214,7 @@ class _Carrier:
 
 
 def _event(kind: str, data: dict[str, Any], payload: bytes = b"") -> bytes:
-    """An event of `kind`; its data not within the line, of which clients take 64 KiB at most."""
+    """Encode an event. Its data comes after the line, which clients limit to 64 KiB."""
     body = msgspec.json.encode(data)
     line: dict[str, Any] = {"type": kind, "version": VERSION, "data_length": len(body)}
     if payload:
@@ -244,7 +243,7 @@ class _Event(Message):
 
 
 class WyomingSession(LiveSession):
-    """One connection. What is spoken on it is one text after the other, whole or in a stream."""
+    """One connection, with one text after the other, whole or streamed."""
 
     dialect = "wyoming"
 
@@ -253,10 +252,10 @@ class WyomingSession(LiveSession):
         self._is_stream, self._audio = False, dict[str, int]()
 
     async def on_open(self) -> None:
-        """The client speaks first."""
+        """Send nothing: the client begins."""
 
     async def on_close(self, end: End) -> None:
-        """There is no word for it."""
+        """Send nothing: the protocol has no event for it."""
 
     async def handle(self, message: str) -> None:
         said = parse(_Event, message.encode())
@@ -283,12 +282,12 @@ class WyomingSession(LiveSession):
             case "synthesize-chunk" | "synthesize-stop":
                 raise InvalidRequest("type", said.type, "synthesize-start comes first")
             case _:
-                # So do servers that are older than an event. The text of a stream comes once more as a whole, for those
-                # that know of no streams.
+                # Ignored, like unknown events. After a stream its text comes once more as a whole, for servers without
+                # streaming.
                 logger.debug("event=passed_over dialect=wyoming type=%.40r", said.type)
 
     async def _choose(self, data: _Data) -> None:
-        """What comes is to be spoken as `data` says. Raises `InvalidRequest`."""
+        """Set voice and language of the next text from `data`. Raises `InvalidRequest`."""
         if self._is_stream:
             raise InvalidRequest("synthesize-start", "given", "a stream is open; end it by synthesize-stop")
         if data.text_format not in (None, "text"):
