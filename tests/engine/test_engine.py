@@ -62,27 +62,27 @@ def test_the_first_chunk_is_launched_by_the_first_tick_and_comes_with_the_second
 
 
 def test_a_first_packet_does_not_wait_for_longer_chunks_of_its_tick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The audio of each codec launch is told before the next one is waited for."""
+    """Of a tick that also decodes a long chunk it is told before the whole tick is waited for."""
     config = config_of(chunk_frames=(1, 4), codec_wait=0)
-    engine, order, wait = Engine(VoicedSineModel(), config, Clock(), ticks_late=1), list[object](), Entry.wait_for
+    engine, order, wait = Engine(VoicedSineModel(), config, Clock(), ticks_late=1), list[object](), Entry.wait
 
-    def waited(entry: Entry, mark: int) -> None:
-        order.append(mark)
-        wait(entry, mark)
+    def waited(entry: Entry) -> None:
+        order.append("all")
+        wait(entry)
 
     def tell(events: list[Event]) -> None:
         order.extend((event.request_id, event.index) for event in events if isinstance(event, AudioChunk))
 
-    monkeypatch.setattr(Entry, "wait_for", waited)
+    monkeypatch.setattr(Entry, "wait", waited)
     engine.submit(SpeechRequest(id="a", text="x" * 40))
     for tick in itertools.count():
         if tick == 5:  # in which frames 3 to 6 of the other are decoded
             engine.submit(SpeechRequest(id="b", text="y" * 40))
         order.clear()
-        assert engine.tick(tell) == []
+        tell(engine.tick(tell))
         if ("b", 0) in order:
             break
-    assert order == [0, ("b", 0), 1, ("a", 2)]
+    assert order == [("b", 0), "all", "all", ("a", 2)]
 
 
 @pytest.mark.parametrize(

@@ -53,19 +53,6 @@ def test_an_entry_is_used_as_it_must_be() -> None:
         entry.release()
 
 
-def test_what_was_copied_before_a_mark_is_waited_for_by_itself() -> None:
-    entry = PinnedRing(1, 256, CPU).acquire()
-    copies, marks = [], []
-    for value in range(2):
-        copies.append(entry.copy(torch.full((4,), value)))
-        marks.append(entry.mark())
-    entry.close()
-    for copy, mark in zip(copies, marks, strict=True):
-        entry.wait_for(mark)
-        assert copy.tolist() == [mark] * 4
-    entry.release()
-
-
 def test_an_entry_given_up_halfway_returns() -> None:
     ring = PinnedRing(1, 64, CPU)
     entry = ring.acquire()

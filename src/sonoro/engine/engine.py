@@ -10,7 +10,7 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager
 from functools import partial
@@ -225,9 +225,9 @@ class Engine:
     def tick(self, tell: Callable[[list[Event]], None] | None = None) -> list[Event]:
         """Plan and launch one tick: admissions, prefills, one decode step of all running requests, codec chunks.
 
-        Returns the events of the tick launched `ticks_late` ticks before; there may be none. `tell`, if given, takes
-        those of each codec launch as soon as they are there, and the rest is returned. If it raises, all requests that
-        hold a slot have failed.
+        Returns the events of the tick launched `ticks_late` ticks before; there may be none. `tell`, if given, is
+        called with those that are known sooner, as first packets are. If it raises, all requests that hold a slot have
+        failed.
         """
         started_s, is_collected, is_broken = self._clock_s(), False, True
         # A wait of up to `spare_s` since the last tick is hidden behind the device and counts as part of this one.
@@ -298,23 +298,20 @@ class Engine:
 
     def _collect(self, launched: Launched, tell: Callable[[list[Event]], None] | None) -> None:
         """Wait for a tick's results, apply lengths and audio, then advance the requests whose segment is drained."""
-        has_lengths = False
         try:
-            for decoded in launched.decoded:
-                # Each as it comes: first packets, whose chunks are the shortest, do not wait for longer ones.
-                launched.entry.wait_for(decoded.mark)
-                if not has_lengths:
-                    self._take_lengths(launched)
-                    has_lengths = True
+            launched.entry.wait_for_mark()
+            self._take_lengths(launched)
+            for decoded in launched.decoded[: launched.marked]:
                 self._send_all(decoded)
-                if tell is not None and self._events:
-                    tell(self._take_events())
+            if tell is not None and launched.marked and self._events:
+                tell(self._take_events())
             launched.entry.wait()
-            if not has_lengths:
-                self._take_lengths(launched)
+            for decoded in launched.decoded[launched.marked :]:
+                self._send_all(decoded)
         finally:
             launched.entry.release()
-        self._advance_drained(self.scheduler.running)
+        for running in [running for running in self.scheduler.running if running.is_drained]:
+            self._advance(running)
 
     def _take_lengths(self, launched: Launched) -> None:
         """Apply the lengths of the requests that were stepped."""
@@ -331,17 +328,11 @@ class Engine:
                     self._break_off_if_wrong(item.running, is_over=is_done)
 
     def _send_all(self, decoded: Decoded) -> None:
-        """Send the audio of one codec launch, whose results are there, and go on with the segments that it ends."""
+        """Send the audio of one codec launch, whose results are there."""
         now_s = self._clock_s()
         for at, item in enumerate(decoded.items):
             if item.is_current:
                 self._send(item.running, decoded, at, now_s)
-        self._advance_drained(item.running for item in decoded.items if item.is_current)
-
-    def _advance_drained(self, those: Iterable[RunningRequest]) -> None:
-        """Take those requests out of their slots whose segment has ended and is sent."""
-        for running in [running for running in those if running.is_drained]:
-            self._advance(running)
 
     def _break_off_if_wrong(self, running: RunningRequest, *, is_over: bool) -> None:
         """End the segment of `running` after its last good word if its attention shows a fault.

@@ -60,7 +60,7 @@ class BatchItem(NamedTuple):
 
 @dataclass(frozen=True)
 class Decoded:
-    """The results of one codec launch: `frames` frames of each of `items`, valid once the tick's entry reaches `mark`.
+    """The results of one codec launch: `frames` frames of each of `items`.
 
     In pinned memory: `pcm` [B, frames * hop] int16; `broken` [B] int64, the count of non-finite samples, which are
     silenced in `pcm`; `made` [B, frames, ...], the decoded frames, if a request keeps them.
@@ -71,7 +71,6 @@ class Decoded:
     pcm: npt.NDArray[np.int16]
     broken: npt.NDArray[np.int64]
     made: npt.NDArray[Any] | None
-    mark: int
 
     def pcm_of(self, at: int, frames: int) -> bytes:
         """The first `frames` frames at batch index `at` as PCM16 little-endian."""
@@ -86,11 +85,12 @@ class Decoded:
 
 @dataclass
 class Launched:
-    """The results of one tick, valid after `entry.wait`; all but `decoded` is valid as soon as the first of these is.
+    """The results of one tick, valid after `entry.wait`. `failed` maps requests whose launch raised to the error.
 
-    `failed` maps requests whose launch raised to the error. `was_idle`: the device had finished the tick before when
-    this one was launched. For the requests `stepped`, in batch order: `length` [B] frames so far, `done` [B], and, if
-    one of them asks for words, `attention` [B, H, W] of the watched heads to the first W text positions.
+    `was_idle`: the device had finished the tick before when this one was launched. For the requests `stepped`, in batch
+    order: `length` [B] frames so far, `done` [B], and, if one of them asks for words, `attention` [B, H, W] of the
+    watched heads to the first W text positions. These, and the first `marked` of `decoded`, the shortest chunks, are
+    valid as soon as the mark of `entry` has arrived.
     """
 
     entry: Entry
@@ -101,6 +101,7 @@ class Launched:
     done: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     attention: npt.NDArray[np.float32] | None = None
     decoded: list[Decoded] = field(default_factory=list)
+    marked: int = 0
 
     def border(self, items: Sequence[BatchItem]) -> AbstractContextManager[None]:
         """A context in which an exception fails the requests of `items` alone."""
@@ -278,6 +279,10 @@ class Runner:
             for frames, batch in plan.codec.items():
                 for start in range(0, len(batch), self._max_batch):
                     self._decode(batch[start : start + self._max_batch], frames, launched)
+                if frames == self.config.chunk_frames[0] and len(plan.codec) > 1:
+                    # First packets, and audio that is needed at once, do not wait for longer chunks.
+                    launched.entry.mark()
+                    launched.marked = len(launched.decoded)
             self._decoding.lead(len(launched.stepped))
             launched.was_idle, self._ended = self.is_device_idle, None
             if self._stream is not None:
@@ -389,8 +394,7 @@ class Runner:
             pcm, made, broken = results
             is_kept = any(running.keeps_frames for running, _ in items)
             heard, *counted = (launched.entry.copy(part[: len(items)]) for part in (pcm, broken, *[made] * is_kept))
-        mark = launched.entry.mark()
-        launched.decoded.append(Decoded(items, frames, heard, counted[0], counted[1] if is_kept else None, mark))
+        launched.decoded.append(Decoded(items, frames, heard, counted[0], counted[1] if is_kept else None))
 
     def _make_graphs(self, config: EngineConfig, pool: GraphPool) -> None:
         """Make the graph sets with the sizes of `config`. All run on one stream, so they share `pool`."""

@@ -30,13 +30,13 @@ def overwrite(target: Tensor, values: Tensor) -> None:
 class Entry:
     """Host memory for the results of one launch: `copy` tensors, `close` it; later `wait`, read, `release` it.
 
-    Copies made before a `mark` can be waited for without those after it.
+    Copies made before a `mark` can be waited for by themselves.
     """
 
     def __init__(self, ring: PinnedRing, memory: Tensor) -> None:
         self._ring, self._memory = ring, memory
         self._events: list[torch.cuda.Event] = []
-        self._marks: list[list[torch.cuda.Event]] = []
+        self._marked: list[torch.cuda.Event] | None = None
         self._used_bytes = 0
         self._is_closed = False
         self.is_taken = False
@@ -63,12 +63,11 @@ class Entry:
         self._is_closed = True
         self._events = self._record()
 
-    def mark(self) -> int:
-        """A number for `wait_for`, which waits for the copies made so far."""
+    def mark(self) -> None:
+        """Let `wait_for_mark` wait for the copies made so far. Without a mark it waits for all."""
         assert self.is_taken
         assert not self._is_closed
-        self._marks.append(self._record())
-        return len(self._marks) - 1
+        self._marked = self._record()
 
     @property
     def is_ready(self) -> bool:
@@ -81,9 +80,10 @@ class Entry:
         for event in self._events:
             event.synchronize()
 
-    def wait_for(self, mark: int) -> None:
-        """Return when all copies before `mark` are complete."""
-        for event in self._marks[mark]:
+    def wait_for_mark(self) -> None:
+        """Return when all copies before the mark are complete."""
+        assert self._is_closed
+        for event in self._events if self._marked is None else self._marked:
             event.synchronize()
 
     def release(self) -> None:
@@ -95,7 +95,7 @@ class Entry:
 
     def _begin(self) -> None:
         assert not self.is_taken
-        self.is_taken, self._is_closed, self._used_bytes, self._marks = True, False, 0, []
+        self.is_taken, self._is_closed, self._used_bytes, self._marked = True, False, 0, None
 
     def _record(self) -> list[torch.cuda.Event]:
         """Events at the end of the current streams of all devices, and of those beside them."""
