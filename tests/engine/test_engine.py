@@ -12,10 +12,9 @@ from listening import HOP, Clock, audio, config_of, drain, end, engine_of, refer
 from resolving import Engine
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import EngineBusy, InvalidReference, InvalidRequest, UnknownLanguage, UnknownVoice
-from sonoro.core.types import AudioChunk, Event, Failed, SamplingParams, SpeechRequest
+from sonoro.core.types import AudioChunk, Failed, SamplingParams, SpeechRequest
 from sonoro.engine.runner import Launched, Runner
 from sonoro.engine.scheduler import Plan
-from sonoro.runtime.ring import Entry
 
 LONG = "A first sentence that is spoken. A second one, with a clause, comes after it! And is this a third? It is."
 LONG_SEGMENTS = [
@@ -59,30 +58,6 @@ def test_the_first_chunk_is_launched_by_the_first_tick_and_comes_with_the_second
     }
     [chunk] = engine.tick()
     assert len(chunk.pcm) == HOP * 2
-
-
-def test_a_first_packet_does_not_wait_for_longer_chunks_of_its_tick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a tick that also decodes a long chunk it is told before the whole tick is waited for."""
-    config = config_of(chunk_frames=(1, 4), codec_wait=0)
-    engine, order, wait = Engine(VoicedSineModel(), config, Clock(), ticks_late=1), list[object](), Entry.wait
-
-    def waited(entry: Entry) -> None:
-        order.append("all")
-        wait(entry)
-
-    def tell(events: list[Event]) -> None:
-        order.extend((event.request_id, event.index) for event in events if isinstance(event, AudioChunk))
-
-    monkeypatch.setattr(Entry, "wait", waited)
-    engine.submit(SpeechRequest(id="a", text="x" * 40))
-    for tick in itertools.count():
-        if tick == 5:  # in which frames 3 to 6 of the other are decoded
-            engine.submit(SpeechRequest(id="b", text="y" * 40))
-        order.clear()
-        tell(engine.tick(tell))
-        if ("b", 0) in order:
-            break
-    assert order == [("b", 0), "all", "all", ("a", 2)]
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,6 @@ from sonoro.runtime.ring import upload
 
 __all__ = ["Decoding", "to_pcm16"]
 
-_PRIORITY = -1
-"""Of the codec's own stream."""
-
 
 class Decoding:
     """The codec's graphs over its per-slot state, with the sizes of `config`; run them while `active`.
@@ -46,7 +43,7 @@ class Decoding:
         self.stream, self.is_apart, self._most_beside = stream, state.is_apart, config.codec_overlap
         self.has_own_stream = state.is_apart or (stream is not None and config.codec_overlap > 0)
         if self.has_own_stream and stream is not None:
-            pool, self.stream = GraphPool(), torch.cuda.Stream(self.device, priority=_PRIORITY)
+            pool, self.stream = GraphPool(), torch.cuda.Stream(self.device, priority=-1)
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
         scratch, is_eager = state.decoded.shape[0] - 1, config.is_eager
 

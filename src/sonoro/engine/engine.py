@@ -222,12 +222,11 @@ class Engine:
         if request_id in self._running:
             self._running[request_id].is_paused = False
 
-    def tick(self, tell: Callable[[list[Event]], None] | None = None) -> list[Event]:
+    def tick(self) -> list[Event]:
         """Plan and launch one tick: admissions, prefills, one decode step of all running requests, codec chunks.
 
-        Returns the events of the tick launched `ticks_late` ticks before; there may be none. `tell`, if given, is
-        called with those that are known sooner, as first packets are. If it raises, all requests that hold a slot have
-        failed.
+        Returns the events of the tick launched `ticks_late` ticks before; there may be none. If it raises, all requests
+        that hold a slot have failed.
         """
         started_s, is_collected, is_broken = self._clock_s(), False, True
         # A wait of up to `spare_s` since the last tick is hidden behind the device and counts as part of this one.
@@ -241,7 +240,7 @@ class Engine:
                 if not plan.is_empty:
                     self._note_launch(plan, self.runner.run(plan))
                 if len(self._in_flight) > (0 if plan.is_empty else self._ticks_late):
-                    self._collect(self._in_flight.popleft(), tell)
+                    self._collect(self._in_flight.popleft())
                     is_collected = True
             is_broken = False
         finally:
@@ -251,9 +250,6 @@ class Engine:
         # A tick that only launches, or only collects, is shorter than the device's time for one.
         if is_collected and not plan.is_empty:
             self._measure(self._ended_at_s - began_s)
-        return self._take_events()
-
-    def _take_events(self) -> list[Event]:
         events, self._events = self._events, []
         return events
 
@@ -296,43 +292,30 @@ class Engine:
         self._tick_s += (_TICK_WEIGHT if self._is_measured else 1.0) * (tick_s - self._tick_s)
         self._is_measured = True
 
-    def _collect(self, launched: Launched, tell: Callable[[list[Event]], None] | None) -> None:
+    def _collect(self, launched: Launched) -> None:
         """Wait for a tick's results, apply lengths and audio, then advance the requests whose segment is drained."""
         try:
-            launched.entry.wait_for_mark()
-            self._take_lengths(launched)
-            for decoded in launched.decoded[: launched.marked]:
-                self._send_all(decoded)
-            if tell is not None and launched.marked and self._events:
-                tell(self._take_events())
             launched.entry.wait()
-            for decoded in launched.decoded[launched.marked :]:
-                self._send_all(decoded)
+            now_s = self._clock_s()
+            # Plain Python numbers: reading numpy scalars one by one takes three times as long.
+            lengths, done = launched.length.tolist(), launched.done.tolist()
+            for at, (item, length, is_done) in enumerate(zip(launched.stepped, lengths, done, strict=True)):
+                progress, words = item.running.progress, item.running.words
+                if item.is_current and not progress.is_broken_off:
+                    if words is not None and launched.attention is not None and length > progress.length:
+                        words.see(launched.attention[at], length)
+                    progress.length, progress.is_done = length, is_done or length >= progress.limit
+                    # Reaching the caller's own limit is no fault; a runaway is.
+                    if item.running.is_continued and item.running.finish_reason != "length":
+                        self._break_off_if_wrong(item.running, is_over=is_done)
+            for decoded in launched.decoded:
+                for at, item in enumerate(decoded.items):
+                    if item.is_current:
+                        self._send(item.running, decoded, at, now_s)
         finally:
             launched.entry.release()
         for running in [running for running in self.scheduler.running if running.is_drained]:
             self._advance(running)
-
-    def _take_lengths(self, launched: Launched) -> None:
-        """Apply the lengths of the requests that were stepped."""
-        # Plain Python numbers: reading numpy scalars one by one takes three times as long.
-        lengths, done = launched.length.tolist(), launched.done.tolist()
-        for at, (item, length, is_done) in enumerate(zip(launched.stepped, lengths, done, strict=True)):
-            progress, words = item.running.progress, item.running.words
-            if item.is_current and not progress.is_broken_off:
-                if words is not None and launched.attention is not None and length > progress.length:
-                    words.see(launched.attention[at], length)
-                progress.length, progress.is_done = length, is_done or length >= progress.limit
-                # Reaching the caller's own limit is no fault; a runaway is.
-                if item.running.is_continued and item.running.finish_reason != "length":
-                    self._break_off_if_wrong(item.running, is_over=is_done)
-
-    def _send_all(self, decoded: Decoded) -> None:
-        """Send the audio of one codec launch, whose results are there."""
-        now_s = self._clock_s()
-        for at, item in enumerate(decoded.items):
-            if item.is_current:
-                self._send(item.running, decoded, at, now_s)
 
     def _break_off_if_wrong(self, running: RunningRequest, *, is_over: bool) -> None:
         """End the segment of `running` after its last good word if its attention shows a fault.

@@ -43,8 +43,6 @@ _IN_FLIGHT = 2
 """Ticks in flight at once: the one being launched and the one before."""
 
 _ALIGNMENT_BYTES = 64
-_PRIORITY = -1
-"""Of the stream of prefills and frames; that of other work of the process is 0."""
 
 
 class BatchItem(NamedTuple):
@@ -89,8 +87,7 @@ class Launched:
 
     `was_idle`: the device had finished the tick before when this one was launched. For the requests `stepped`, in batch
     order: `length` [B] frames so far, `done` [B], and, if one of them asks for words, `attention` [B, H, W] of the
-    watched heads to the first W text positions. These, and the first `marked` of `decoded`, the shortest chunks, are
-    valid as soon as the mark of `entry` has arrived.
+    watched heads to the first W text positions.
     """
 
     entry: Entry
@@ -101,7 +98,6 @@ class Launched:
     done: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     attention: npt.NDArray[np.float32] | None = None
     decoded: list[Decoded] = field(default_factory=list)
-    marked: int = 0
 
     def border(self, items: Sequence[BatchItem]) -> AbstractContextManager[None]:
         """A context in which an exception fails the requests of `items` alone."""
@@ -135,7 +131,7 @@ class Runner:
         self.config = _with_sizes(config, self._device)
         # Graphs cannot be captured on the default stream, and this one must wait for the weights loaded there.
         # It has priority over all other work of the process on the device.
-        self._stream = torch.cuda.Stream(self._device, priority=_PRIORITY) if self._device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(self._device, priority=-1) if self._device.type == "cuda" else None
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
         self._ended: torch.cuda.Event | None = None
@@ -279,10 +275,6 @@ class Runner:
             for frames, batch in plan.codec.items():
                 for start in range(0, len(batch), self._max_batch):
                     self._decode(batch[start : start + self._max_batch], frames, launched)
-                if frames == self.config.chunk_frames[0] and len(plan.codec) > 1:
-                    # First packets, and audio that is needed at once, do not wait for longer chunks.
-                    launched.entry.mark()
-                    launched.marked = len(launched.decoded)
             self._decoding.lead(len(launched.stepped))
             launched.was_idle, self._ended = self.is_device_idle, None
             if self._stream is not None:

@@ -305,7 +305,7 @@ class Worker:
                 continue
             self._handle_late(waiting)
             started_at_s = time.perf_counter()
-            events = self._engine.tick(self._send)
+            events = self._engine.tick()
             self._note_tick(started_at_s)
             if events:
                 self._send(events)

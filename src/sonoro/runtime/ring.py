@@ -28,15 +28,11 @@ def overwrite(target: Tensor, values: Tensor) -> None:
 
 
 class Entry:
-    """Host memory for the results of one launch: `copy` tensors, `close` it; later `wait`, read, `release` it.
-
-    Copies made before a `mark` can be waited for by themselves.
-    """
+    """Host memory for the results of one launch: `copy` tensors, `close` it; later `wait`, read, `release` it."""
 
     def __init__(self, ring: PinnedRing, memory: Tensor) -> None:
         self._ring, self._memory = ring, memory
         self._events: list[torch.cuda.Event] = []
-        self._marked: list[torch.cuda.Event] | None = None
         self._used_bytes = 0
         self._is_closed = False
         self.is_taken = False
@@ -61,13 +57,8 @@ class Entry:
         assert self.is_taken
         assert not self._is_closed
         self._is_closed = True
-        self._events = self._record()
-
-    def mark(self) -> None:
-        """Let `wait_for_mark` wait for the copies made so far. Without a mark it waits for all."""
-        assert self.is_taken
-        assert not self._is_closed
-        self._marked = self._record()
+        current = [torch.cuda.current_stream(device) for device in self._ring.devices if device.type == "cuda"]
+        self._events = [stream.record_event() for stream in (*current, *self._ring.beside)]
 
     @property
     def is_ready(self) -> bool:
@@ -80,12 +71,6 @@ class Entry:
         for event in self._events:
             event.synchronize()
 
-    def wait_for_mark(self) -> None:
-        """Return when all copies before the mark are complete."""
-        assert self._is_closed
-        for event in self._events if self._marked is None else self._marked:
-            event.synchronize()
-
     def release(self) -> None:
         """Return the entry to its ring; its arrays become invalid. Waits for copies in flight."""
         if not self._is_closed:
@@ -95,12 +80,7 @@ class Entry:
 
     def _begin(self) -> None:
         assert not self.is_taken
-        self.is_taken, self._is_closed, self._used_bytes, self._marked = True, False, 0, None
-
-    def _record(self) -> list[torch.cuda.Event]:
-        """Events at the end of the current streams of all devices, and of those beside them."""
-        current = [torch.cuda.current_stream(device) for device in self._ring.devices if device.type == "cuda"]
-        return [stream.record_event() for stream in (*current, *self._ring.beside)]
+        self.is_taken, self._is_closed, self._used_bytes = True, False, 0
 
 
 class PinnedRing:
