@@ -351,35 +351,6 @@ def test_prompt_rows_per_tick_are_bounded() -> None:
     assert admitted == [["a", "b"], ["c", "d"], ["e", "f"], ["g"]]
 
 
-@pytest.mark.parametrize("token_s", [0.0, 6e-5])
-def test_prompts_wait_while_a_listener_would_run_out_during_them(token_s: float) -> None:
-    """Sixteen prompts of 700 tokens at once: a tick takes 10 ms and 60 microseconds a token, a frame lasts 80 ms. Where
-    that is known nobody runs out, and all are admitted in ticks that follow each other."""
-    config = EngineConfig(slots=16, prefill_tokens=2048).resolve()
-    scheduler = Scheduler(config, PagePool(10_000), FRAME_S, token_s)
-    lengths, admitted = {str(number): 40 for number in range(16)}, list[int]()
-
-    class Prompted(Simulation):
-        def tick(self) -> Plan:
-            admitted.append(0)
-            return super().tick()
-
-    def tick_s() -> float:
-        tokens = sum(row.progress.prompt.positions for row in scheduler.running if row.steps == 1)
-        admitted[-1] = tokens // 700
-        return 0.01 + 6e-5 * tokens
-
-    simulation = Prompted(scheduler, lengths, tick_s)
-    for name in lengths:
-        scheduler.add(waiting(name, positions=700))
-    simulation.run()
-    underruns = sum(simulation.underruns(name) for name in lengths)
-    assert (underruns > 0) == (token_s == 0)
-    ticks = admitted[: next(at for at in range(len(admitted)) if sum(admitted[: at + 1]) == 16) + 1]
-    assert max(ticks) == 2
-    assert all(ticks)
-
-
 def test_those_who_run_take_part_in_every_tick_that_admits_others() -> None:
     scheduler = scheduler_of(slots=8, max_frames=12, max_positions=112, prefill_tokens=111)
     first = waiting("first", limit=10)

@@ -71,7 +71,7 @@ class Engine:
         self._found_heads = FoundHeads(model, config)
         self.runner = Runner(model, config, phases)
         pages = PagePool(self.runner.pages, self.runner.cached_pages)
-        self.scheduler = Scheduler(self.runner.config, pages, self.spec.frame_s, self.runner.token_s)
+        self.scheduler = Scheduler(self.runner.config, pages, self.spec.frame_s)
         self._prompts = Prompts(model, config, self.runner.pages)
         self.voices = Voices(model, config, executor or Inline(), self.runner.codec_device, self.runner.streams)
         self._running: dict[str, RunningRequest] = {}

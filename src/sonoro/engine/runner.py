@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -144,8 +143,6 @@ class Runner:
             self._check_kernels(self._state.state, self._first_sizes(self._frames))
             phases.end("checks")
             self._capture_first()
-            self.token_s = self._time_token()
-            """About what a token of a prompt takes, in seconds; 0 on a CPU and where nothing is captured."""
             phases.end("graphs")
         self._max_batch = max(self.config.codec_batches, default=config.slots)
         for line in self.report.splitlines():
@@ -457,17 +454,6 @@ class Runner:
                 run(torch.full((length,), self.config.prefill_tokens, device=self._device))
         # These were the largest activations; do not keep their memory.
         torch.cuda.empty_cache()
-
-    def _time_token(self) -> float:
-        """What each token of the largest prefill takes that is captured."""
-        if self._stream is None or not self._prefills.can_capture:
-            return 0.0
-        size = self._prefills.sizes[-1]
-        self._stream.synchronize()
-        began_s = time.perf_counter()
-        self._prefills.run([self._prefills.scratch] * size)
-        self._stream.synchronize()
-        return (time.perf_counter() - began_s) / size
 
     def _check_kernels(self, state: SlotState, sizes: Sequence[int]) -> None:
         for size in sizes:

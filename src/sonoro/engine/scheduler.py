@@ -6,7 +6,6 @@ presumption costs surplus columns, never audio.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -92,12 +91,11 @@ class Scheduler:
     frames, though no audio, so that their pages come free.
 
     `config` is resolved; its `codec_batches` are the sizes to pad to (empty if nothing is padded). `frame_s` is the
-    duration of a frame, `token_s` the time that a prompt token takes to prefill, 0 if it is not known.
+    duration of a frame.
     """
 
-    def __init__(self, config: EngineConfig, pages: PagePool, frame_s: float, token_s: float = 0.0) -> None:
-        self._config, self._frame_s, self._token_s = config, frame_s, token_s
-        self._plays_until_s = math.inf
+    def __init__(self, config: EngineConfig, pages: PagePool, frame_s: float) -> None:
+        self._config, self._frame_s = config, frame_s
         self._parked: set[RunningRequest] = set()
         self._waiting: deque[RunningRequest] = deque()
         self._speaking: deque[RunningRequest] = deque()
@@ -179,7 +177,7 @@ class Scheduler:
         """Plan a tick at `now_s`, and count its steps and columns as launched. `tick_s`: the average tick duration."""
         self._pager.note_change()
         put_back, pages = self._grow(now_s)
-        admit = self._admit(now_s, tick_s)
+        admit = self._admit()
         active = [running for running in self.running if not running.is_paused]
         lacking = self._short | self._blocked
         frame = [running for running in self._stepping() if running not in lacking]
@@ -283,29 +281,20 @@ class Scheduler:
             self._is_closed = True
         return put_back
 
-    def _admit(self, now_s: float, tick_s: float) -> list[RunningRequest]:
-        """Admit waiting requests in order, as far as slots, pages, `prefill_tokens` and listeners' leads allow."""
+    def _admit(self) -> list[RunningRequest]:
+        """Admit waiting requests in order, as far as slots, pages and `prefill_tokens` allow."""
         admit: list[RunningRequest] = []
-        most, tokens = self._config.prefill_tokens, 0
-        affordable = min(most, self._affordable_tokens(now_s, tick_s))
+        tokens_left = self._config.prefill_tokens
         while (running := self._admissible()) is not None:
             assert running.progress.prompt is not None
-            tokens += running.progress.prompt.positions - self._pager.cached_positions(running)
-            # The first in any case: leads may stay short.
-            if tokens > (affordable if admit else most):
+            tokens_left -= running.progress.prompt.positions - self._pager.cached_positions(running)
+            if tokens_left < 0:
                 break
             (self._speaking if running.index else self._waiting).remove(running)
             self._pager.admit(running, self._slots.acquire())
             self.running.append(running)
             admit.append(running)
         return admit
-
-    def _affordable_tokens(self, now_s: float, tick_s: float) -> float:
-        """Prompt tokens that can be prefilled before the listener with the shortest lead runs out of audio."""
-        if not self._token_s or tick_s >= self._frame_s:
-            # Slower than playback, every listener runs out.
-            return math.inf
-        return max(0.0, self._plays_until_s - now_s - LATENCY_TICKS * tick_s) / self._token_s
 
     def _admissible(self) -> RunningRequest | None:
         """The head of the queue if it can be admitted. Nothing overtakes a request that waits for pages, which might
@@ -339,23 +328,7 @@ class Scheduler:
         for frames, batch in codec.items():
             for running in batch:
                 _held(running).columns += frames
-        self._plays_until_s = now_s + self._least_lead_s(due, codec, tick_s)
         return codec
-
-    def _least_lead_s(self, due: list[_Chunk], codec: dict[int, list[RunningRequest]], tick_s: float) -> float:
-        """The shortest lead, once `codec` is launched, of requests in `due` with more audio to come. Those that are not
-        due have a longer one."""
-        launched, least_s = {running for batch in codec.values() for running in batch}, math.inf
-        for chunk in due:
-            running, lead_s = chunk.running, chunk.lead_s
-            if running in launched:
-                lead_s += chunk.frames * self._frame_s
-                if chunk.urgency is _Urgency.FIRST:
-                    # Playback begins when it arrives.
-                    lead_s += LATENCY_TICKS * tick_s
-            if not running.request.is_reproducible and (running.undecoded > 0 or not running.is_ending):
-                least_s = min(least_s, lead_s)
-        return least_s
 
     def _batch(self, chunks: list[_Chunk]) -> list[RunningRequest]:
         """The urgent `chunks`, and as many others as fill a captured size: padding costs as much as audio."""
