@@ -1,4 +1,4 @@
-"""One request to a speech server over HTTP, and when each part of its answer came. Knows no load."""
+"""Requests to a speech server over HTTP, with the arrival times of each chunk of the response."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _OTHERS = (
     *("audio/mpeg", "audio/mp3", "audio/ogg", "audio/opus", "audio/aac", "audio/flac"),
     *("audio/wav", "audio/x-wav", "audio/wave", "application/json"),
 )
-"""Kinds of answers whose bytes are not all samples."""
+"""Content types of responses that are not raw PCM."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """The server and how it is asked.
+    """The server, and how requests to it are made.
 
-    `url`: of the server, of its API (ending in a version as `/v1`) or of its speech endpoint itself. `model`: if None,
-    the first that the server lists. `extra`: fields of the body over ours; null leaves one out. `sample_rate`: of
-    answers that name none. `timeout_s`: for a whole answer. Raises `ConfigError` naming the field.
+    `url`: of the server, of its API (ending in a version such as `/v1`) or of its speech endpoint. `model`: None is the
+    first that the server lists. `extra`: fields that override ours in the body; null removes one. `sample_rate`: of
+    responses that name none. `timeout_s`: for a whole response. Raises `ConfigError` naming the field.
     """
 
     url: str
@@ -61,13 +61,13 @@ class Target:
 
     @property
     def api(self) -> str:
-        """The address that both endpoints follow."""
+        """The API's base URL."""
         base = self.url.rstrip("/").removesuffix(_SPEECH)
         return base if urlsplit(base).path else f"{base}/v1"
 
 
 class SpeechClient:
-    """Connections to the server of `target`, kept for the requests after. An asynchronous context manager."""
+    """A client of `target` with kept-alive connections. An asynchronous context manager."""
 
     name = "raw"
 
@@ -89,7 +89,7 @@ class SpeechClient:
         self._connections.close()
 
     async def listed(self) -> dict[str, Any]:
-        """What the server says of its first model, or of the one that is asked for. Raises `EngineError`."""
+        """The server's entry for `target.model`, or for its first model. Raises `EngineError`."""
         url, listing = self.target.api + _MODELS, bytearray()
         try:
             async with asyncio.timeout(self.target.timeout_s):
@@ -107,7 +107,8 @@ class SpeechClient:
             raise EngineError(f"GET {url} lists no model{'; give one' * (self.target.model is None)}") from error
 
     async def speak(self, body: Mapping[str, Any], due_s: float) -> Exchange:
-        """Send a request and hear its answer to the end. A failure is in the exchange's `error`, none is raised."""
+        """Send a request and read its response to the end. Failures are not raised but noted in the exchange's
+        `error`."""
         exchange, payload = Exchange(due_s), json.dumps(body).encode()
         headers = {**self._headers, "Content-Type": "application/json"}
 
@@ -137,7 +138,7 @@ class SpeechClient:
         return exchange
 
     def _note_head(self, exchange: Exchange, status: int, headers: Mapping[str, str]) -> None:
-        """Note the rate of the audio that follows, or why none does."""
+        """Note the sample rate of the audio that follows, or the failure."""
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         rate = headers.get("x-sample-rate", str(self.target.sample_rate))
         if status != _OK:

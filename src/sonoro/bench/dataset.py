@@ -1,4 +1,4 @@
-"""What a load generator says and in whose voice: our own two hundred texts, or those of a file with its recordings."""
+"""Texts and voices for the load generator: two hundred built-in texts, or a file of texts with recordings."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["BUILTIN", "LISTED", "Prompt", "Recording", "cloned", "prompts", "shu
 BUILTIN, LISTED = "builtin", "list"
 
 _TEXT_FIELD = 3
-"""Of a line `id|ref_text|ref_audio|text`, which may go on with the recording of the text."""
+"""Index of the text in a line `id|ref_text|ref_audio|text`, which may continue with a recording of the text."""
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A voice to clone: its audio file, what is said in it, and whether only its timbre is taken."""
+    """A voice to clone: its audio file, its transcript, and whether only its x-vector (timbre) is used."""
 
     path: Path
     text: str | None = None
@@ -32,24 +32,24 @@ class Recording:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Of a request's body. Raises `ConfigError` if the file cannot be read."""
+        """The fields of a request's body. Raises `ConfigError` if the file cannot be read."""
         made = {"ref_audio": _data_url(self.path), "ref_text": self.text}
         return made | ({"x_vector_only_mode": True} if self.x_vector_only else {})
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A text, and the recording that its line in a list names."""
+    """A text, and the recording that its line of the dataset names, if any."""
 
     text: str
     recording: Recording | None = None
 
 
 def prompts(dataset: str) -> tuple[Prompt, ...]:
-    """The texts of `dataset`: `builtin`, or a UTF-8 file of texts by line.
+    """The texts of `dataset`: `builtin`, or a UTF-8 file with a text per line.
 
-    A line with bars is one of a Seed-TTS style list, `id|ref_text|ref_audio|text`, its audio beside the list.
-    Raises `ConfigError` naming the file, or the line that is neither.
+    A line with bars has the format of Seed-TTS, `id|ref_text|ref_audio|text`, with paths relative to the file.
+    Raises `ConfigError` naming the file or the invalid line.
     """
     if dataset == BUILTIN:
         listing = resources.files("sonoro.bench").joinpath("prompts.txt").read_text(encoding="utf-8")
@@ -67,14 +67,14 @@ def prompts(dataset: str) -> tuple[Prompt, ...]:
 def cloned(
     texts: tuple[Prompt, ...], ref: str | None, ref_text: str | None = None, *, x_vector_only: bool = False
 ) -> tuple[Prompt, ...]:
-    """`texts` in the voice of the recording `ref`; `list` is the one that each brought, None no recording at all.
+    """`texts` with the recording `ref` as voice; `list` keeps the recording of each text, None removes it.
 
-    Every file is read once. Raises `ConfigError` naming the field or file.
+    Reads every file once. Raises `ConfigError` naming the field or file.
     """
     if ref is None:
         for field, value in (("ref_text", ref_text), ("x_vector_only", x_vector_only)):
             if value:
-                raise ConfigError(field, value, "it says how ref is used; give that too")
+                raise ConfigError(field, value, "it needs ref")
         return tuple(replace(text, recording=None) for text in texts)
     if ref != LISTED:
         same = Recording(Path(ref), ref_text, x_vector_only)
@@ -94,7 +94,7 @@ def cloned(
 
 
 def shuffled(texts: tuple[Prompt, ...], seed: str) -> Iterator[Prompt]:
-    """`texts` without end: all of them in an order drawn from `seed`, then all in another."""
+    """Yield `texts` endlessly, reshuffled in every round, by `seed`."""
     draw = random.Random(seed)
     while True:
         yield from draw.sample(texts, len(texts))
@@ -102,7 +102,7 @@ def shuffled(texts: tuple[Prompt, ...], seed: str) -> Iterator[Prompt]:
 
 @functools.lru_cache(maxsize=4096)
 def _data_url(path: Path) -> str:
-    """Kept, as a client that encodes a recording for each request sends late."""
+    """The audio file as a data URL; cached, as encoding it for each request would make the client send late."""
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -1,7 +1,6 @@
-"""One level of load, or a share of it: the requests are the same however many processes send them.
+"""One level of load, or a share of it. The requests do not depend on how many processes send them.
 
-Everything here is a plain value or made from one, so that a level can be sent to another process of this machine, which
-has the same clock. Knows no figures and no report.
+A `Level` consists of plain values, so that it can be sent to another process on this machine, which has the same clock.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from sonoro.bench.metrics import Exchange, Window
 __all__ = ["Ask", "Level", "arrivals", "asks"]
 
 _AFTER_FAILURE_S = 0.25
-"""A client of the closed loop waits so long after a failure: refusals are fast, and would be repeated as fast."""
+"""Wait of a closed-loop client after a failure: refusals are fast, and would be repeated as fast."""
 
 
 @dataclass(frozen=True)
 class Ask:
-    """What one request says: its text and voice, and how many frames it is to be spoken for if that is fixed."""
+    """Content of a request: its text and voice, and its number of frames if that is fixed."""
 
     prompt: Prompt
     frames: int | None
 
     def body(self, model: str, target: Target) -> dict[str, Any]:
-        """The request's JSON: OpenAI's fields, ours for a voice and a length, then those of `target.extra`."""
+        """The request's JSON: OpenAI's fields, ours for voice and length, overridden by `target.extra`."""
         body: dict[str, Any] = {
             "model": model,
             "input": self.prompt.text,
@@ -48,14 +47,14 @@ class Ask:
 
 
 def arrivals(rate: float, duration_s: float, seed: str) -> Iterator[float]:
-    """The times before `duration_s` of a Poisson process of `rate` a second, the same for the same seed."""
+    """Arrival times before `duration_s` of a Poisson process of `rate` per second, determined by `seed`."""
     draw, at_s = random.Random(seed), 0.0
     while (at_s := at_s + draw.expovariate(rate)) < duration_s:
         yield at_s
 
 
 def asks(texts: tuple[Prompt, ...], frames: tuple[int, int] | None, seed: str) -> Iterator[Ask]:
-    """Requests without end, the same for the same seed."""
+    """Yield requests endlessly, determined by `seed`."""
     draw = random.Random(f"{seed}/frames")
     for text in shuffled(texts, f"{seed}/texts"):
         yield Ask(text, draw.randint(*frames) if frames else None)
@@ -63,8 +62,8 @@ def asks(texts: tuple[Prompt, ...], frames: tuple[int, int] | None, seed: str) -
 
 @dataclass(frozen=True)
 class Level:
-    """A load from `begin_s` on: `warm_up_s` that do not count, then `duration_s` that do. `load` is a rate a second of
-    an open loop, or the clients of a closed one. `speaker` sends for `target`, as `model`."""
+    """A load from `begin_s` on: `warm_up_s` that do not count, then `duration_s` that do. `load` is the rate per second
+    of an open loop, or the number of clients of a closed loop. `speaker` is the client class for `target`."""
 
     speaker: type[SpeechClient]
     target: Target
@@ -80,20 +79,20 @@ class Level:
 
     @property
     def window(self) -> Window:
-        """What counts."""
+        """The time that counts."""
         begin_s = self.begin_s + self.warm_up_s
         return Window(begin_s, begin_s + self.duration_s)
 
     def exchanges(self, share: int = 0, shares: int = 1) -> list[Exchange]:
-        """Send one of so many equal shares of the load, and return all that was exchanged, once it has ended."""
-        # A collection that walks all that was imported would have every client of this process hear late.
+        """Send share number `share` of `shares` equal shares of the load; returns its exchanges once all have ended."""
+        # A garbage collection that walks all imported objects would delay every client of this process.
         gc.collect()
         gc.freeze()
         return asyncio.run(_Sender(self).send(share, shares))
 
 
 class _Sender:
-    """Who sends a share of a level. Requests have numbers, which decide what they say."""
+    """Sends a share of a level. The number of a request determines its content."""
 
     def __init__(self, level: Level) -> None:
         self._level = level
@@ -106,7 +105,7 @@ class _Sender:
         return self._exchanges
 
     async def _at_random(self, share: int, shares: int) -> None:
-        """The open loop: nothing waits for an answer."""
+        """Open loop: requests are sent at their arrival times."""
         level = self._level
         warm_up = arrivals(level.load, level.warm_up_s, f"{level.seed}/warm-up")
         counted = arrivals(level.load, level.duration_s, f"{level.seed}/arrivals")
@@ -117,7 +116,7 @@ class _Sender:
                 requests.create_task(self._speak(number, times[number]))
 
     async def _in_turn(self, share: int, shares: int) -> None:
-        """The closed loop: each client sends the next request when the one before has ended."""
+        """Closed loop: each client sends its next request when the one before has ended."""
         clients, end_s = int(self._level.load), self._level.window.end_s
 
         async def listen(client: int) -> None:

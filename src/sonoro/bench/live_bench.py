@@ -1,6 +1,6 @@
-"""Text spoken while it is still written, over the websocket, beside the same text whole: `sonoro bench live`.
+"""Live text over the WebSocket against the same text whole, and barge-in: `sonoro bench live`.
 
-One request at a time. docs/live.md has the messages, docs/benchmark.md what is measured.
+One request at a time. docs/live.md defines the messages, docs/benchmark.md the metrics.
 """
 
 from __future__ import annotations
@@ -34,15 +34,14 @@ _AUDIO = "audio"
 _Part = Callable[[ClientConnection], Awaitable[None]]
 
 _BARGE_IN_TEXTS = 8
-"""A text so many times as long is cancelled, so that it is not over before."""
+"""Texts joined for a request that is cancelled, so that it is not over before."""
 
 
 @dataclass(frozen=True)
 class LiveBench(LoadBench):
-    """Live text beside whole text: `requests` texts are each sent whole over HTTP and live, in turns; then `barge_ins`
-    longer ones are cancelled at their first audio. Before either, `warm_up` that do not count. Live, a word and the
-    space after it are sent every `word_ms`.
-    """
+    """Settings of a run: `requests` texts are each sent whole over HTTP and live, in turn; then `barge_ins` longer ones
+    are cancelled at their first audio. `warm_up` requests before each do not count. Live text is sent word by word,
+    every `word_ms`. Raises `ConfigError` naming the field."""
 
     requests: int = 50
     barge_ins: int = 20
@@ -59,12 +58,12 @@ class LiveBench(LoadBench):
 
 
 class _Refused(Exception):
-    """The server answered with an error of its own."""
+    """The server sent an error event."""
 
 
 @dataclass
 class _BargeIn:
-    """How long after `response.cancel` was sent it was answered, and the last audio came (0: none did)."""
+    """Times from sending `response.cancel` to its confirmation, and to the last audio (0 if none followed)."""
 
     answered_ms: float = 0.0
     last_audio_ms: float = 0.0
@@ -72,9 +71,9 @@ class _BargeIn:
 
 
 def run(bench: LiveBench) -> dict[str, Any]:
-    """Measure, print what was heard, and return the results file.
+    """Measure, print the results, and return the contents of the results file.
 
-    Raises `EngineError` if the server cannot be asked, or, at the end, if no request of a kind succeeded.
+    Raises `EngineError` if the server cannot be reached, or, at the end, if no request of a kind succeeded.
     """
     texts = tuple(Prompt(prompt.text) for prompt in prompts(bench.dataset))
     return asyncio.run(_run(bench, texts))
@@ -102,12 +101,12 @@ async def _run(bench: LiveBench, texts: tuple[Prompt, ...]) -> dict[str, Any]:
 async def _in_turns(
     bench: LiveBench, http: SpeechClient, model: str, texts: tuple[Prompt, ...]
 ) -> tuple[list[Exchange], list[Exchange]]:
-    """The same texts, whole and live."""
+    """Speak the same texts whole and live, in turn."""
     whole, live = [], []
     drawn = asks(texts, bench.frames, f"{bench.seed}/live")
     for number, ask in enumerate(islice(drawn, bench.warm_up + bench.requests)):
         body = ask.body(model, bench.target)
-        # The second of two may find something warm, which must not favour one kind.
+        # The order alternates, as the second of a pair may profit from the first.
         for is_live in (number % 2 == 0, number % 2 == 1):
             if is_live:
                 live.append(await _speak_live(bench, body))
@@ -117,13 +116,13 @@ async def _in_turns(
 
 
 def _added(whole: Mapping[str, Any], live: Mapping[str, Any]) -> dict[str, float | None]:
-    """How much later live text is heard."""
+    """Additional TTFP of live text, in ms."""
     pairs = {part: (live[f"ttfp_{part}_ms"], whole[f"ttfp_{part}_ms"]) for part in ("p50", "p95")}
     return {part: None if None in pair else pair[0] - pair[1] for part, pair in pairs.items()}
 
 
 def _long(bench: LiveBench, texts: tuple[Prompt, ...], model: str) -> Iterator[dict[str, Any]]:
-    """Bodies of the requests that are cancelled."""
+    """Yield the bodies of the requests to be cancelled."""
     drawn = asks(texts, bench.frames, f"{bench.seed}/barge-in")
     for _ in range(bench.barge_ins + bench.warm_up):
         parts = list(islice(drawn, _BARGE_IN_TEXTS))
@@ -134,10 +133,10 @@ def _long(bench: LiveBench, texts: tuple[Prompt, ...], model: str) -> Iterator[d
 
 @contextlib.asynccontextmanager
 async def _session(target: Target, body: Mapping[str, Any]) -> AsyncIterator[ClientConnection]:
-    """A session in which a text is to be spoken as `body` says."""
+    """A context with a session configured by the fields of `body`, except its text."""
     headers = {} if target.api_key is None else {"Authorization": f"Bearer {target.api_key}"}
     url = "ws" + target.api.removeprefix("http") + _STREAM
-    # Neither compression nor a proxy may be part of what is measured.
+    # Without compression and proxy, which must not be measured.
     async with connect(url, additional_headers=headers, compression=None, proxy=None, max_size=None) as socket:
         await _send(socket, "session.config", **{name: value for name, value in body.items() if name != "input"})
         while (await _hear(socket))["type"] != "session.configured":
@@ -150,7 +149,7 @@ async def _send(socket: ClientConnection, kind: str, **fields: Any) -> None:
 
 
 async def _hear(socket: ClientConnection) -> dict[str, Any]:
-    """The next event; audio is one of type "audio". Raises `_Refused` for an error."""
+    """The next event; binary audio has the type "audio". Raises `_Refused` for an error event."""
     message = await socket.recv()
     if isinstance(message, bytes):
         return {"type": _AUDIO, "data": message}
@@ -161,7 +160,7 @@ async def _hear(socket: ClientConnection) -> dict[str, Any]:
 
 
 async def _utter(target: Target, body: Mapping[str, Any], feed: _Part, listen: _Part) -> str | None:
-    """Run both in a session of their own, until `listen` is done; what failed, if anything did."""
+    """Run `feed` and `listen` in a session of their own, until `listen` returns; returns the error, if any."""
     try:
         async with asyncio.timeout(target.timeout_s), _session(target, body) as socket:
             feeding = asyncio.ensure_future(feed(socket))
@@ -180,7 +179,7 @@ async def _utter(target: Target, body: Mapping[str, Any], feed: _Part, listen: _
 
 
 async def _speak_live(bench: LiveBench, body: Mapping[str, Any]) -> Exchange:
-    """Send a text word by word and hear its audio; time zero is the sending of the first word, the session open."""
+    """Send a text word by word and receive its audio; time zero is the first word, in an open session."""
     exchange, words = Exchange(time.perf_counter()), body["input"].split(" ")
 
     async def feed(socket: ClientConnection) -> None:
@@ -206,7 +205,7 @@ async def _speak_live(bench: LiveBench, body: Mapping[str, Any]) -> Exchange:
 
 
 async def _barge_in(target: Target, body: Mapping[str, Any]) -> _BargeIn:
-    """Cancel an answer at its first audio."""
+    """Cancel a response at its first audio."""
     heard = _BargeIn()
 
     async def feed(socket: ClientConnection) -> None:

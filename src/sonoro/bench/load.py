@@ -1,4 +1,4 @@
-"""Load on a speech server, open or closed loop, and what was heard of it: `sonoro bench serve`."""
+"""Load a speech server, in an open or closed loop, and measure its responses: `sonoro bench serve`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from sonoro.core.machine import gpu_driver, processor, usable_cores
 __all__ = ["FACTS", "MAX_LAG_MS", "LoadBench", "ServeBench", "facts_of_server", "run"]
 
 FACTS = ("arm", "gpu", "cpu", "driver", "torch", "dtype")
-"""What a results file says of the server's side, which a client cannot see."""
+"""Fields of a results file about the server, which a client cannot see."""
 
 MAX_LAG_MS = 5.0
-"""Scheduling lag (p95) above which the client may be what is measured."""
+"""Scheduling lag (p95) above which the client itself may be the bottleneck."""
 
 _RATE_EACH, _CLIENTS_EACH, _CORES_EACH = 100, 64, 4
-"""A process sends so much where it is left to choose; the server needs the other cores."""
+"""Default load per client process (requests a second, clients), and cores per process; the server needs the rest."""
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
@@ -39,11 +39,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LoadBench:
-    """What every load on a server has: whom to ask, and for what. Raises `ConfigError` naming the field.
+    """Settings that all loads on a server share. Raises `ConfigError` naming the field.
 
-    `dataset` is that of `sonoro.bench.dataset.prompts`. `frames`: each request is spoken for a number of frames drawn
-    from this range, by a server that knows the fields. `facts`: of `FACTS`, what is known of the server's side. `out`
-    is written as soon as there is a result.
+    `dataset` as in `sonoro.bench.dataset.prompts`. `frames`: range of a request's random length in frames, for servers
+    that know these fields. `facts`: known values of `FACTS`. `out` is written as soon as there is a result.
     """
 
     target: Target
@@ -63,7 +62,7 @@ class LoadBench:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What decides the load, for the results file; no key."""
+        """The settings that the load depends on, for the results file; without the API key."""
         own = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in _NO_SETTINGS}
         settings = {name: list(value) or None if isinstance(value, tuple) else value for name, value in own.items()}
         settings["dataset"] = self.dataset if self.dataset == BUILTIN else Path(self.dataset).name
@@ -76,12 +75,12 @@ _NO_SETTINGS = ("target", "speaker", "facts", "out", "commit")
 
 @dataclass(frozen=True)
 class ServeBench(LoadBench):
-    """A load on a server. Either `rps`, the rates of an open loop, or `concurrency`, the clients of a closed one: one
-    level after the other, each of `warm_up_s` that do not count and `duration_s` that do, one for all or one for each.
+    """A load on a server: `rps`, rates of an open loop, or `concurrency`, clients of a closed loop, one level after
+    another. A level lasts `warm_up_s`, which does not count, plus `duration_s`, one for all or one for each.
 
-    `ref`, `ref_text`, `x_vector_only` are those of `sonoro.bench.dataset.cloned`. `speaker` sends; `processes` of them
-    at once, 0 for as many as the load and the cores ask for. `max_queue_wait_ms`: the three rates are judged as
-    overload and what is before and after it.
+    `ref`, `ref_text`, `x_vector_only` as in `sonoro.bench.dataset.cloned`. `speaker`: the client class. `processes`:
+    client processes; 0 chooses by load and cores. `max_queue_wait_ms`: three rates are judged as before, during and
+    after an overload.
     """
 
     rps: tuple[float, ...] = ()
@@ -120,17 +119,17 @@ class ServeBench(LoadBench):
 
     @property
     def loads(self) -> tuple[float, ...]:
-        """Level after level."""
+        """The load of each level."""
         return self.rps or self.concurrency
 
     @property
     def levels(self) -> tuple[tuple[float, float], ...]:
-        """Loads and their durations in seconds, level after level."""
+        """Load and duration in seconds of each level."""
         durations_s = self.duration_s * (len(self.loads) // len(self.duration_s))
         return tuple(zip(self.loads, durations_s, strict=True))
 
     def shares(self, load: float) -> int:
-        """How many processes send it."""
+        """Number of processes that send `load`."""
         if self.processes:
             return self.processes
         wanted = math.ceil(load / (_RATE_EACH if self.rps else _CLIENTS_EACH))
@@ -144,7 +143,7 @@ class ServeBench(LoadBench):
 
 
 def facts_of_server(target: Target, listed: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """`FACTS` as they were given, else as the server lists them, else as this machine has them if it serves itself."""
+    """The `FACTS` as `given`, else as `listed` by the server, else of this machine if the server is local."""
     said = listed.get("facts")
     known = {**(said if isinstance(said, Mapping) else {}), **given}
     if urlsplit(target.url).hostname in _LOCAL:
@@ -153,10 +152,10 @@ def facts_of_server(target: Target, listed: Mapping[str, Any], given: Mapping[st
 
 
 def run(bench: ServeBench) -> dict[str, Any]:
-    """Load the server, print what was heard, and return the results file.
+    """Load the server, print the results, and return the contents of the results file.
 
-    Failed requests are counted in their row. Raises `EngineError` if the server does not answer a first request, if a
-    process that sends is lost, or, at the end, if all requests of a level failed.
+    Failed requests are counted in their row. Raises `EngineError` if the first request fails, if a client process ends,
+    or, at the end, if all requests of a level failed.
     """
     texts = cloned(prompts(bench.dataset), bench.ref, bench.ref_text, x_vector_only=bench.x_vector_only)
     top = asyncio.run(_first(bench, texts))
@@ -175,7 +174,7 @@ def run(bench: ServeBench) -> dict[str, Any]:
 
 
 async def _first(bench: ServeBench, texts: tuple[Prompt, ...]) -> dict[str, Any]:
-    """The head of the results file, from a server that has answered once."""
+    """The head of the results file, after a first request. Raises `EngineError` if that fails."""
     target = bench.target
     async with bench.speaker(target) as client:
         listed = await client.listed() if target.model is None else {"id": target.model}
@@ -190,7 +189,7 @@ async def _first(bench: ServeBench, texts: tuple[Prompt, ...]) -> dict[str, Any]
 def _measure(
     bench: ServeBench, model: str, texts: tuple[Prompt, ...], wanted: tuple[float, float], workers: Workers
 ) -> dict[str, Any]:
-    """The row of a level, `wanted` being its load and how long it lasts."""
+    """Run a level, `wanted` being its load and duration; returns its row."""
     load, duration_s = wanted
     shares, name = bench.shares(load), "rps" if bench.rps else "concurrency"
     level = Level(

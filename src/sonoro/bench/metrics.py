@@ -1,7 +1,5 @@
-"""What a listener heard of one request, the figures of a level of load, and whether a server stood an overload:
-docs/benchmark.md defines each of them.
-
-Pure arithmetic on times that were noted elsewhere: knows no HTTP and no clock.
+"""Metrics of one request, of a level of load, and of an overload test, computed from noted times. docs/benchmark.md
+defines them.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import numpy as np
 __all__ = ["AUDIBLE", "CONTINUITY_GAP_S", "Exchange", "Playback", "Window", "figures", "judge", "spread"]
 
 AUDIBLE = 0.01
-"""Of full scale, -40 dB: a sample above it is heard."""
+"""Threshold of an audible sample, relative to full scale: -40 dB."""
 
 CONTINUITY_GAP_S = 0.1
 _GAPS_S = (0.05, 0.1, 0.2)
@@ -25,16 +23,16 @@ _FULL_SCALE = 32768
 _BYTES_PER_SAMPLE = 2
 
 REFUSED = "status 429"
-"""The one way in which a request may fail under overload."""
+"""The only failure allowed under overload."""
 
 _TIMES_UNLOADED = 2.0
 _RECOVERED = 1.2
 
 
 class Playback(NamedTuple):
-    """How a request sounds to who plays each sample as soon as it is there and those before it are over.
+    """Playback of a request without a buffer: each sample plays once it has arrived and the ones before it are over.
 
-    `gaps_s`: the silences in which playback had run out. `audible_at_s`: when the first audible sample is played.
+    `gaps_s`: durations of the underruns. `audible_at_s`: when the first audible sample is played.
     """
 
     gaps_s: tuple[float, ...]
@@ -43,10 +41,10 @@ class Playback(NamedTuple):
 
 @dataclass
 class Exchange:
-    """One request and its answer: PCM16 mono, little-endian. All times are of one clock, in seconds.
+    """One request and its response, PCM16 mono, little-endian. All times are of one clock, in seconds.
 
-    `due_s`: when it was to be sent. `sent_s`: when its body was handed to the connection, None if that never was.
-    `arrivals`: when samples came, and how many. `audible_sample`: the first above `AUDIBLE`. `error`: why it failed.
+    `due_s`: scheduled time. `sent_s`: when its body was written to the connection, None if never. `arrivals`: time and
+    number of samples of each chunk. `audible_sample`: index of the first above `AUDIBLE`. `error`: why it failed.
     """
 
     due_s: float
@@ -62,15 +60,15 @@ class Exchange:
 
     @property
     def has_head(self) -> bool:
-        """Whether it is known what the answer is."""
+        """Whether the response's head was noted."""
         return self.sample_rate > 0 or self.error is not None
 
     def fail(self, error: str) -> None:
-        """Note why it failed, unless that is known already."""
+        """Note an error, unless there is one already."""
         self.error = self.error or error
 
     def end(self, now_s: float) -> None:
-        """Note that the answer is over."""
+        """Note the end of the response; fails it if there was no audio or half a sample."""
         self.ended_s = now_s
         if not self.samples:
             self.fail("no audio")
@@ -78,7 +76,7 @@ class Exchange:
             self.fail("ended inside a sample")
 
     def take(self, data: bytes, now_s: float) -> None:
-        """Note bytes of the body that arrived now; those of an answer that failed are passed over."""
+        """Note body bytes that arrived at `now_s`; ignored if the response has failed."""
         if not data or self.error is not None:
             return
         if self.first_byte_s is None:
@@ -101,7 +99,7 @@ class Exchange:
 
     @cached_property
     def playback(self) -> Playback:
-        """To be asked once the exchange has ended, with at least one sample."""
+        """The playback; requires that the exchange has ended with at least one sample."""
         plays_until_s, played, gaps_s, audible_at_s = self.arrivals[0][0], 0, [], None
         for at_s, samples in self.arrivals:
             if at_s > plays_until_s:
@@ -115,7 +113,7 @@ class Exchange:
 
 
 class Window(NamedTuple):
-    """The time that counts: from `begin_s` on, before `end_s`."""
+    """The time that counts, [`begin_s`, `end_s`)."""
 
     begin_s: float
     end_s: float
@@ -125,8 +123,8 @@ class Window(NamedTuple):
 
 
 def figures(exchanges: Sequence[Exchange], window: Window) -> dict[str, Any]:
-    """A row's figures. Latencies are those of requests that were due in the window, whenever they ended; rates are of
-    what arrived or ended in it, whoever asked. A figure of which there is no case is None."""
+    """The metrics of a row. Latencies are of requests due in the window, whenever they ended; rates are of audio that
+    arrived and requests that ended in it, whenever sent. A metric without cases is None."""
     counted = [exchange for exchange in exchanges if window.holds(exchange.due_s)]
     heard = [exchange for exchange in counted if exchange.error is None]
     duration_s = window.end_s - window.begin_s
@@ -204,12 +202,12 @@ def _part(values: Sequence[float], part: str) -> float | None:
 
 
 def _peak(exchanges: Iterable[Exchange], window: Window) -> int:
-    """The most requests between their sending and their end at one time of the window."""
+    """The most requests in flight at any time of the window."""
     changes = []
     for made in exchanges:
         if made.sent_s is not None and made.sent_s < window.end_s and made.ended_s > window.begin_s:
             changes += [(made.sent_s, 1), (made.ended_s, -1)]
-    # At equal times, ends come before beginnings.
+    # At equal times, ends sort before starts.
     running = peak = 0
     for _, change in sorted(changes):
         running += change
@@ -218,9 +216,9 @@ def _peak(exchanges: Iterable[Exchange], window: Window) -> int:
 
 
 def judge(rows: Sequence[Mapping[str, Any]], max_queue_wait_ms: float) -> dict[str, Any]:
-    """A verdict on the levels before, during and after an overload; `is_met` is the whole of it.
+    """Judge the levels before, during and after an overload; `is_met` is whether all checks pass.
 
-    Each part is a list of a figure and its limit; a figure of which there is no case misses.
+    Each check is a list of a value and its limit; a missing value fails.
     """
     before, during, after = rows
     failures = [row["failed"] - row.get("errors", {}).get(REFUSED, 0) for row in rows]

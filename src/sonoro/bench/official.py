@@ -1,7 +1,4 @@
-"""The same requests through OpenAI's own client, whose cost is then part of every time. It knows no time of sending.
-
-Needs the package `openai`, which nothing else here does.
-"""
+"""Send the load through OpenAI's own client, whose cost is then part of every time. Needs the package `openai`."""
 
 from __future__ import annotations
 
@@ -22,9 +19,9 @@ _NAMED = ("model", "input", "voice", "response_format")
 
 
 class OfficialClient(SpeechClient):
-    """`SpeechClient` whose requests are `audio.speech.with_streaming_response.create` of one `AsyncOpenAI`.
+    """A `SpeechClient` that calls `audio.speech.with_streaming_response.create` of one `AsyncOpenAI`.
 
-    Time zero is before that call, as it tells nobody when it sends; bytes arrive when its own iteration yields them.
+    Time zero is before that call, as it does not report when it sends; bytes arrive when its iterator yields them.
     """
 
     name = "openai"
@@ -58,5 +55,5 @@ def _failure(error: Exception, exchange: Exchange) -> str:
         return f"status {error.status_code}"
     if isinstance(error, TimeoutError | openai.APITimeoutError):
         return "timeout"
-    # Of a stream that breaks it passes on what its transport raised, which is another library by version.
+    # For a broken stream it raises its transport's error, of a library that depends on its version.
     return "broken stream" if exchange.arrivals else type(error).__name__

@@ -1,4 +1,4 @@
-"""Results of the load generator drawn: first packet, whole request, RTF and throughput over load."""
+"""Plot results of the load generator: TTFP, end-to-end latency, RTF and throughput over load."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LOADS = {"open": "requests a second", "closed": "clients"}
 
 
 def check(path: Path) -> None:
-    """Raises `OutputError` if no picture can be written at `path`: to be asked before what it shows is measured."""
+    """Raise `OutputError` if no plot can be written to `path`; call it before measuring."""
     formats = Figure().canvas.get_supported_filetypes()
     if path.suffix.removeprefix(".") not in formats:
         raise OutputError(f"cannot write {path}: its suffix must be one of {', '.join(sorted(formats))}")
@@ -34,10 +34,9 @@ def check(path: Path) -> None:
 
 
 def draw(arms: Mapping[str, Mapping[str, Any]], path: Path) -> None:
-    """Write a picture of results files by the name of their arm, in the format of the suffix of `path`.
+    """Plot results files by arm, and write the figure to `path` in the format of its suffix.
 
-    A rate and a number of clients are two loads, whatever their values: each has a line of panels. Raises `OutputError`
-    if it cannot be written.
+    Open and closed loop each have a row of panels. Raises `OutputError` if it cannot be written.
     """
     rows = [(arm, row) for arm, values in arms.items() for row in values["rows"]]
     modes = sorted({row["mode"] for _, row in rows})
@@ -59,7 +58,7 @@ def draw(arms: Mapping[str, Mapping[str, Any]], path: Path) -> None:
 
 
 def _draw_panel(axes: Axes, rows: list[tuple[str, Any]], arms: list[str], names: tuple[str, ...]) -> None:
-    """Draw `names` of `rows`, each with its arm, over the load: an arm has its colour, a percentile its line."""
+    """Plot the fields `names` of `rows` (arm, row) over the load: a colour per arm, a line style per percentile."""
     for color, arm in enumerate(arms):
         for style, name in zip(_LINES, names, strict=False):
             points = sorted((_load(row), row[name]) for of, row in rows if of == arm and row[name] is not None)
@@ -70,7 +69,7 @@ def _draw_panel(axes: Axes, rows: list[tuple[str, Any]], arms: list[str], names:
     axes.set_xscale("log")
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks], fontsize="small")
     if len(names) > 1:
-        # Arms may be ten times apart.
+        # Arms may differ by a factor of ten.
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

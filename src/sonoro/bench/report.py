@@ -1,7 +1,5 @@
-"""The load generator's results file, its table, and two such files compared.
-
-Knows no server. The fields are those of docs/benchmark.md.
-"""
+"""The load generator's results file and table, and the comparison of two files. docs/benchmark.md defines the
+fields."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ _HEADLINES = {
 
 
 class Report(report.Report):
-    """That of a load on a server, from the machine of its client; a figure is a line of its table."""
+    """The report of a load on a server, with the client's machine; its table has a line per metric."""
 
     def __init__(self, top: Mapping[str, Any], **more: Any) -> None:
         super().__init__(top, machine={"client": processor()}, **more)
@@ -43,7 +41,7 @@ class Report(report.Report):
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """The results file at `path`. Raises `ConfigError` if it is none of `bench serve`."""
+    """Read the results file at `path`. Raises `ConfigError` if it is not from `bench serve`."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -54,17 +52,17 @@ def read_results(path: Path) -> dict[str, Any]:
 
 
 def load_of(row: Mapping[str, Any]) -> str:
-    """The load of a row, as `10 req/s` or `8 clients`; else what it is a row of."""
+    """The load of a row, such as `10 req/s` or `8 clients`; else its mode."""
     if "rps" in row:
         return f"{row['rps']:g} req/s"
     return f"{row['concurrency']} clients" if "concurrency" in row else str(row["mode"])
 
 
 def compare(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """What `after` improves over `before`, load by load, in percent: above 0 is better, whatever is measured.
+    """Improvement of `after` over `before` by load, in percent of `before`; positive is better for every metric.
 
-    The change of a figure over its value in `before`; None where either is missing or that is 0. Settings that differ
-    are listed. Raises `ConfigError` if no load is in both.
+    None where either value is missing or that of `before` is 0. Lists settings that differ. Raises `ConfigError` if no
+    load is in both.
     """
     later = {load_of(row): row for row in after["rows"]}
     pairs = [(row, later[load_of(row)]) for row in before["rows"] if load_of(row) in later]
@@ -107,7 +105,7 @@ def show_comparison(comparison: Mapping[str, Any]) -> None:
 
 
 def _show_headlines(pairs: Sequence[Mapping[str, Any]], gains: Sequence[Mapping[str, Any]]) -> None:
-    """A table of a line for each load: before, after, and the improvement."""
+    """Print a table with a line per load: before, after, and improvement."""
     table = Table(title="before > after, and what it improves", title_justify="left")
     for name in ("", *_HEADLINES.values()):
         table.add_column(name, justify="right" if name else "left")
@@ -126,7 +124,7 @@ def _gain(old: float | None, new: float | None, sign: int) -> float | None:
 
 
 def _show(title: str, loads: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """A table of a line for each figure and a column for each load."""
+    """Print a table with a line per metric and a column per load."""
     table = Table(title=title, title_justify="left")
     table.add_column("")
     for load in loads:

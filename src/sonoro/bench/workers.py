@@ -1,4 +1,4 @@
-"""Processes that send shares of a load, where one would be the limit. Knows no request."""
+"""Worker processes that each send a share of the load, for loads that one process cannot send."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from sonoro.core.errors import EngineError
 __all__ = ["LEAD_S", "Workers"]
 
 LEAD_S = 0.25
-"""A level that workers send begins so long after it is handed to them, so that all begin with it."""
+"""Delay from handing a level to the workers to its start, so that all start together."""
 
 _START_S, _END_S = 60.0, 5.0
 
 
 class Workers:
-    """`count` processes, up with the block and gone with it; also if the process that holds them is killed.
+    """A context with `count` worker processes, which also end if this process is killed.
 
-    Raises `EngineError` if one does not come up.
+    Raises `EngineError` if one does not start.
     """
 
     def __init__(self, count: int) -> None:
@@ -33,7 +33,7 @@ class Workers:
         self._pipes, self._processes = [], []
         for number in range(self._count):
             ours, theirs = context.Pipe()
-            # A daemon is ended when this process is, whatever raised.
+            # A daemon ends with this process, whatever was raised.
             process = context.Process(target=_work, args=(theirs,), daemon=True, name=f"client-{number}")
             process.start()
             theirs.close()
@@ -55,16 +55,16 @@ class Workers:
                 process.join()
 
     def exchanges(self, level: Level, shares: int) -> list[Exchange]:
-        """Have `level` sent in `shares`, each by a process of its own; all that was exchanged, in no order.
+        """Send `level` in `shares` shares, one per process; returns all exchanges, in no order.
 
-        Raises `EngineError` as soon as one of the processes ends.
+        Raises `EngineError` as soon as a process ends.
         """
         for share, pipe in enumerate(self._pipes[:shares]):
             pipe.send((level, share, shares))
         return [exchange for heard in self._hear(shares, None) for exchange in heard]
 
     def _hear(self, count: int, timeout_s: float | None) -> list[list[Exchange]]:
-        """What each of the first `count` sent."""
+        """Receive one message from each of the first `count` processes."""
         waiting: list[Connection] = self._pipes[:count]
         heard = []
         while waiting:
@@ -85,7 +85,7 @@ class Workers:
 
 
 def _work(pipe: Connection) -> None:
-    """Send the shares that come through `pipe` until it is closed."""
+    """Main function of a worker: send the shares received from `pipe`, until it is closed."""
     pipe.send([])
     while True:
         try:

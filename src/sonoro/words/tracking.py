@@ -237,7 +237,7 @@ def loudness(pcm: bytes, sample_rate: int) -> tuple[npt.NDArray[np.int32], float
 
 
 class SegmentClock:
-    """Tells when the words of one segment are spoken, as soon as they are certain; times count from `begins_s`.
+    """Tells when the words of one segment, which starts at `begins_s`, are spoken, as soon as they are certain.
 
     `frame_s` is the length of a frame. `words` may be replaced by a longer list while live text arrives; words that
     were told must stay."""
