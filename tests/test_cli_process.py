@@ -16,11 +16,16 @@ import soundfile
 
 from command_line import interruptible
 from forked_engines import begin_command
+from guard import GUARD_S
 from tiny_checkpoint import write_checkpoint
 
 __all__ = ["interruptible"]
 
 pytestmark = pytest.mark.usefixtures("interruptible")
+
+
+IMPORTS = ("sonoro.cli", "sonoro.api", "sonoro.models.qwen3_tts.model")
+"""Of the command, for its forks."""
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +39,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def start(models: Path, *arguments: str, **streams: object) -> subprocess.Popen[bytes]:
     """The command in a process of its own, speaking for about half a minute of wall time."""
     command = [sys.executable, "-m", "sonoro", "say", "And on it goes. " * 500, "--model", models / "custom_voice"]
-    imports = ("sonoro.cli", "sonoro.api", "sonoro.models.qwen3_tts.model")
-    return begin_command([*command, *arguments], imports, env={**os.environ, "TERM": "xterm"}, **streams)
+    return begin_command([*command, *arguments], IMPORTS, env={**os.environ, "TERM": "xterm"}, **streams)
 
 
 @pytest.mark.parametrize("format", ["wav", "flac", "mp3", "opus", "pcm"])
@@ -98,9 +102,12 @@ def test_a_reader_that_leaves_ends_the_command(models: Path) -> None:
 @pytest.mark.parametrize("arguments", [["voices"], ["info"], [], ["--version"]])
 def test_a_full_stdout_is_one_line(arguments: list[str]) -> None:
     command = [sys.executable, "-m", "sonoro", *arguments]
-    with Path("/dev/full").open("wb") as full:
-        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
-    assert (ended.returncode, ended.stderr) == (2, b"error: cannot write stdout: No space left on device\n")
+    with (
+        Path("/dev/full").open("wb") as full,
+        begin_command(command, IMPORTS, stdout=full, stderr=subprocess.PIPE) as process,
+    ):
+        _, err = process.communicate(timeout=GUARD_S)
+    assert (process.returncode, err) == (2, b"error: cannot write stdout: No space left on device\n")
 
 
 def test_closed_standard_streams_are_refused(models: Path) -> None:
