@@ -25,7 +25,7 @@ def test_every_arm_is_measured_beside_the_one_that_watches_nothing(tmp_path: Pat
     assert [row["batch"] for row in rows if row["part"] == "frame"] == [1, 3]
     assert [row["concurrency"] for row in rows if row["part"] == "first packet"] == [1, 2]
     for row in rows:
-        arms = {"none", "chosen"} if row["part"] == "frame" else {"none", "chosen", "asked"}
+        arms = {"none", "chosen"} if row["part"] == "frame" else {"none", "again", "chosen", "asked"}
         assert {name.removesuffix("_ms") for name in row if name.endswith("_ms")} == arms
         assert all(row[f"{arm}_ms"] > 0 for arm in arms)
         for arm in arms - {"none"}:
