@@ -17,7 +17,7 @@ def attention(starts: list[float], frames: int, slope: float = 0.5) -> np.ndarra
 
 
 def tracked(shares: np.ndarray, lookahead: int = 0) -> Tracker:
-    tracker = Tracker(lookahead)
+    tracker = Tracker(lookahead, 0)
     for share in shares:
         tracker.add(share)
     tracker.finish()

@@ -109,9 +109,10 @@ class Tracker:
     weight missing within one token of the path (below the usual `_BESIDE`); `strayed_from`: the first frame of them
     that strayed. `jumped`: the gain in log likelihood (nats) of all frames if the path may jump once to any position
     after the `opening`, and `jumped_from` the frame of that jump. It is about 0 unless words were repeated or left out;
-    two short words show in it, but hardly in `strayed`, since a path may step over two tokens."""
+    two short words show in it, but hardly in `strayed`, since a path may step over two tokens. Without an
+    `opening` it is not computed."""
 
-    def __init__(self, lookahead: int, opening: int = 0) -> None:
+    def __init__(self, lookahead: int, opening: int | None = None) -> None:
         self.crossings: list[float] = [0.0]
         self.path: list[int] = []
         self.strayed, self.strayed_from = 0.0, 0
@@ -136,7 +137,8 @@ class Tracker:
         self._raw.append(attention / max(float(attention.sum()), 1e-30))
         shares = np.maximum(self._raw[-1], _FLOOR)
         shares /= shares.sum()
-        self._weigh(self._raw[-1])
+        if self._opening is not None:
+            self._weigh(self._raw[-1], self._opening)
         if self._steps:
             grown, taken = _stepped(self._scores, positions)
         else:
@@ -153,14 +155,14 @@ class Tracker:
         if self._steps:
             self._settle(0)
 
-    def _weigh(self, raw: Array) -> None:
+    def _weigh(self, raw: Array, opening: int) -> None:
         """Update the log likelihoods of the best paths to each position, without and with a jump, with a frame's
         weights [N]."""
         positions, frame = len(raw), len(self._steps)
         if frame:
             weights, taken = _stepped(self._weights, positions)
             jumps = np.pad(self._jumps, (0, positions - len(self._jumps)))[np.arange(positions) - taken[1]]
-            best = self._weights[0].max() if frame > self._opening else -np.inf
+            best = self._weights[0].max() if frame > opening else -np.inf
             jumps[weights[1] < best] = frame
             weights[1] = np.maximum(weights[1], best)
         else:
@@ -192,7 +194,7 @@ class Tracker:
 
     def _stray(self, share: float) -> None:
         """Count the weight `share` that one more frame missed beside the path."""
-        self._strays.append(share if len(self._strays) >= self._opening else 0.0)
+        self._strays.append(share if len(self._strays) >= (self._opening or 0) else 0.0)
         recent = self._strays[-_STRAY_FRAMES:]
         if sum(recent) > self.strayed:
             first = next(number for number, each in enumerate(recent) if each)
@@ -245,7 +247,7 @@ class SegmentClock:
     def __init__(self, pointing: Pointing, frame_s: float, sample_rate: int, begins_s: float = 0.0) -> None:
         self.words: Sequence[SpokenWord] = ()
         self._pointing, self._frame_s, self._begins_s = pointing, frame_s, begins_s
-        self.tracker = Tracker(pointing.lookahead, pointing.limits.opening_frames if pointing.limits else 0)
+        self.tracker = Tracker(pointing.lookahead, pointing.limits.opening_frames if pointing.limits else None)
         self._sample_rate = sample_rate
         self._rest = b""
         self._peaks: list[int] = []
