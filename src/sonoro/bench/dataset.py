@@ -74,7 +74,7 @@ def cloned(
     if ref is None:
         for field, value in (("ref_text", ref_text), ("x_vector_only", x_vector_only)):
             if value:
-                raise ConfigError(field, value, "it needs ref")
+                raise ConfigError(field, value, "it needs ref: give that too")
         return tuple(replace(text, recording=None) for text in texts)
     if ref != LISTED:
         same = Recording(Path(ref), ref_text, x_vector_only)
