@@ -28,7 +28,6 @@ from resolving import Engine, resolved
 from sonoro.core.config import LOG_LEVEL_VARIABLE, EngineConfig
 from sonoro.core.errors import ConfigError
 from sonoro.core.types import AudioChunk, Failed, Finished, SpeechRequest
-from sonoro.engine.runner import Runner
 from sonoro.engine.worker import Worker, load, on_own_gpus, spare_threads
 from sonoro.models.base import LoadedModel
 from sonoro.transport.channel import WorkerLink
@@ -186,10 +185,8 @@ class _Script:
         self.sent.extend(messages)
 
 
-@pytest.mark.parametrize("is_idle", [False, True])
-def test_who_asks_while_the_device_is_busy_is_in_the_next_tick(monkeypatch: pytest.MonkeyPatch, is_idle: bool) -> None:
-    """A tick begins once no time is to spare, and so takes in whatever has come until then; it begins at once where the
-    device has nothing left to do, as after a sudden fall of load."""
+def test_who_asks_while_the_device_is_busy_is_in_the_next_tick() -> None:
+    """A tick begins once no time is to spare, and so takes in whatever has come until then."""
     waits_s: list[float] = []
 
     def talk(sent: list[FromEngine]) -> Iterator[list[ToEngine]]:
@@ -208,16 +205,12 @@ def test_who_asks_while_the_device_is_busy_is_in_the_next_tick(monkeypatch: pyte
     class Unhurried(Engine):
         spare_s = property(lambda self: 0.015, lambda self, value: None)
 
-    monkeypatch.setattr(Runner, "is_device_idle", is_idle)
     link = Link(talk)
     Worker(Unhurried(VoicedSineModel(), CONFIG), cast("WorkerLink", link), torch.device("cpu")).serve()
     assert sum(map(is_end, link.sent)) == 2
     spared_s = [wait_s for wait_s in waits_s[2:-1] if wait_s]
-    if is_idle:
-        assert not spared_s
-    else:
-        assert len(spared_s) > 5
-        assert max(spared_s) <= 0.002  # and looked at the device in between
+    assert len(spared_s) > 5
+    assert max(spared_s) <= 0.015
 
 
 def test_no_graph_is_captured_while_a_request_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,11 +170,6 @@ class Runner:
         return 0 if self._stream is None else _IN_FLIGHT - 1
 
     @property
-    def is_device_idle(self) -> bool:
-        """Whether the device has finished all launched ticks. No sync."""
-        return self._ended is None or self._ended.query()
-
-    @property
     def launches(self) -> dict[str, dict[str, int]]:
         """Launches so far by kind: of a graph of kernels alone, of one that holds a torch reference, or eager."""
         return {
@@ -273,7 +268,7 @@ class Runner:
                 for start in range(0, len(batch), self._max_batch):
                     self._decode(batch[start : start + self._max_batch], frames, launched)
             self._decoding.lead(len(launched.stepped))
-            launched.was_idle, self._ended = self.is_device_idle, None
+            launched.was_idle, self._ended = self._ended is None or self._ended.query(), None
             if self._stream is not None:
                 self._ended = self._stream.record_event()
             stack.pop_all()

@@ -351,14 +351,9 @@ class Worker:
 
     def _handle_late(self, waiting: deque[ToEngine]) -> None:
         """Handle messages that arrive during `spare_s`, before the device needs the next tick."""
-        engine, until_s = self._engine, 0.0
-        if self._ticked_at_s is not None:
-            until_s = self._ticked_at_s + engine.spare_s
+        until_s = 0.0 if self._ticked_at_s is None else self._ticked_at_s + self._engine.spare_s
         while not self._is_stopping and (left_s := until_s - time.perf_counter()) >= _WORTH_S:
-            if engine.runner.is_device_idle:
-                # The last tick was shorter than those from which `spare_s` was derived.
-                break
-            waiting += self._link.receive(0.0 if waiting else min(left_s, _WORTH_S))
+            waiting += self._link.receive(0.0 if waiting else left_s)
             self._handle_some(waiting)
 
     def _handle(self, message: ToEngine) -> None:
