@@ -16,9 +16,9 @@ from sonoro.models.base import Controls, Voice
 from sonoro.models.fish_s2 import weights
 from sonoro.models.fish_s2.backbone import DualAR
 from sonoro.models.fish_s2.config import ModelConfig
-from sonoro.models.fish_s2.prompt import ConversationBuilder, FishPrompt, FishVoice
+from sonoro.models.fish_s2.prompt import ConversationBuilder, FishVoice
 from sonoro.models.fish_s2.state import prefill, stage
-from sonoro.models.slots import DepthState, admit_staged
+from sonoro.models.slots import DepthState, RowPrompt, admit_staged
 from sonoro.nn.configs import build
 from sonoro.nn.tokenizer import TextTokenizer
 from speaking import begin
@@ -75,14 +75,14 @@ def voice_of(case: Case) -> Voice | None:
     return Voice(data=FishVoice(tuple(texts), torch.cat(frames)))
 
 
-def random_prompt(key: int, wanted: Controls) -> FishPrompt:
+def random_prompt(key: int, wanted: Controls) -> RowPrompt:
     """Some text after some earlier turn; different for every `key`."""
     make = torch.Generator().manual_seed(key)
     frames = torch.randint(tiny_fish.NUM_CODES, (1 + key % 5, tiny_fish.NUM_CODEBOOKS), generator=make)
     return builder().build(f"Number {key} is this.", wanted, [("Hello.", frames)] if key % 2 else [])
 
 
-def begin_rows(lm: DualAR, state: DepthState, prompts: Sequence[FishPrompt], slots: Tensor) -> None:
+def begin_rows(lm: DualAR, state: DepthState, prompts: Sequence[RowPrompt], slots: Tensor) -> None:
     """Bring rows `slots` to the first frame of `prompts`."""
     begin(
         SimpleNamespace(stage=stage, admit=admit_staged, prefill=functools.partial(prefill, lm)), state, prompts, slots

@@ -13,10 +13,11 @@ import tiny_vox
 from reference_assets import Case, load
 from sonoro.core.types import SamplingParams
 from sonoro.models.base import Controls, Spoken, Voice
+from sonoro.models.slots import RowPrompt
 from sonoro.models.voxcpm2 import weights
 from sonoro.models.voxcpm2.backbone import VoxLM
 from sonoro.models.voxcpm2.config import ModelConfig
-from sonoro.models.voxcpm2.prompt import PromptBuilder, VoxPrompt, VoxVoice
+from sonoro.models.voxcpm2.prompt import PromptBuilder, VoxVoice
 from sonoro.models.voxcpm2.state import FrameState, admit, prefill, stage
 from sonoro.nn.configs import build
 from sonoro.nn.tokenizer import TextTokenizer
@@ -81,7 +82,7 @@ def voice_of(case: Case) -> Voice | None:
     return Voice(VoxVoice(case.facts["transcript"], found.get("prompt", nothing), found.get("reference", nothing)))
 
 
-def prompt_of(case: Case, wanted: Controls) -> VoxPrompt:
+def prompt_of(case: Case, wanted: Controls) -> RowPrompt:
     """A stored prompt, as it is built here."""
     earlier = [
         Spoken(text, torch.from_numpy(case.tensors[f"earlier_{index}"]))
@@ -90,7 +91,7 @@ def prompt_of(case: Case, wanted: Controls) -> VoxPrompt:
     return builder().build(case.facts["text"], wanted, earlier, voice_of(case))
 
 
-def random_prompt(key: int, wanted: Controls) -> VoxPrompt:
+def random_prompt(key: int, wanted: Controls) -> RowPrompt:
     """Some text in one of the modes; different for every `key`."""
     nothing = torch.zeros(0, tiny_vox.PATCH, tiny_vox.LATENTS)
     prompt, reference = (
@@ -100,6 +101,6 @@ def random_prompt(key: int, wanted: Controls) -> VoxPrompt:
     return builder().build(f"Number {key} is this.", wanted, (), voice)
 
 
-def begin_rows(lm: VoxLM, state: FrameState, prompts: Sequence[VoxPrompt], slots: Tensor) -> None:
+def begin_rows(lm: VoxLM, state: FrameState, prompts: Sequence[RowPrompt], slots: Tensor) -> None:
     """Bring rows `slots` to the first frame of `prompts`."""
     begin(SimpleNamespace(stage=stage, admit=admit, prefill=functools.partial(prefill, lm)), state, prompts, slots)

@@ -24,8 +24,6 @@ def prepared(model: SpeechModel, text: str) -> object:
 
 def ids(model: SpeechModel, text: str) -> list[int]:
     prompt = prepared(model, text)
-    if hasattr(prompt, "columns"):
-        return prompt.columns[:, 0].tolist()
     return prompt.rows[:, 0].tolist() if hasattr(prompt, "rows") else prompt.text_rows.tolist()
 
 

@@ -52,7 +52,7 @@ def spoken(model: Any, prompt: Any, heads: WordHeads) -> tuple[Any, list[Tensor]
 def dual_ar_rows(lm: Any, prompt: Any, frames: Tensor) -> Tensor:
     """What the slow AR is given of a prompt and `frames` [T, K]."""
     codes = torch.cat((frames[:, :1] + lm.config.semantic_start_token_id, frames), dim=1)
-    return lm.embed(torch.cat((torch.from_numpy(prompt.columns), codes)))
+    return lm.embed(torch.cat((torch.from_numpy(prompt.rows), codes)))
 
 
 def patch_rows(lm: Any, prompt: Any, frames: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from sonoro.core.types import OptionValue, SpeechRequest
-from sonoro.models.base import Capacity, Pages, Prompt, Voice
+from sonoro.models.base import Capacity, Controls, Pages, Prompt, Voice
 from sonoro.models.words import MOST_COLUMNS
 from sonoro.nn.kvcache import PagedKVCache
 from sonoro.nn.transformer import DecoderConfig, DecoderStack, PackedTokens, Rotary
@@ -34,6 +34,7 @@ __all__ = [
     "DepthState",
     "Ids",
     "ReadsText",
+    "RowPrompt",
     "StagedPrompts",
     "admit_staged",
     "allocate_backbone",
@@ -204,6 +205,23 @@ class TextSpanned(Prompt, Protocol):
     @property
     def text_count(self) -> int:
         """How many positions it takes, those fed while it is spoken included."""
+
+
+@dataclass(frozen=True)
+class RowPrompt:
+    """`TextSpanned`, a prompt with a row of ids per token, `rows` [P, V] int64, none of them pending."""
+
+    controls: Controls
+    rows: Ids
+    voice: Voice | None = None
+    prefix: Ids | None = None
+    text_ids: int = 0
+    text_start: int = 0
+    text_count: int = 0
+
+    @property
+    def positions(self) -> int:
+        return len(self.rows)
 
 
 def stage_prompts(  # noqa: PLR0917 (all by row, in one order)

@@ -28,6 +28,7 @@ from sonoro.models.codec_choice import (
     snr_db,
 )
 from sonoro.nn.history import WHOLE, Context, History, Layout
+from sonoro.nn.vocoder import finalize
 from sonoro.nn.vocoder_fused import Past, keep_folded
 from sonoro.ops.device import is_recorded
 from sonoro.runtime.ring import overwrite
@@ -112,7 +113,8 @@ class StreamingCodec(nn.Module):
         """The last result of `settle`."""
 
     def finalize(self) -> None:
-        """Compute what is derived from the weights. Not capturable."""
+        """Compute what is derived from the weights of decoder and encoder. Not capturable."""
+        finalize(self)
         self.decoder.finalize()
         self.fused = self.fuse(self.decoder, self.decoder.weight.dtype) if self.fused is not None else None
 

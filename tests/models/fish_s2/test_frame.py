@@ -14,9 +14,8 @@ from torch import Tensor
 from sonoro.models.fish_s2 import frame as frame_module
 from sonoro.models.fish_s2.backbone import DualAR
 from sonoro.models.fish_s2.frame import frame
-from sonoro.models.fish_s2.prompt import FishPrompt
 from sonoro.models.fish_s2.state import allocate
-from sonoro.models.slots import DepthState
+from sonoro.models.slots import DepthState, RowPrompt
 from sonoro.ops.repetition_aware import nucleus_argmax
 from speaking import capacity
 from tiny_dual_ar import begin_rows, builder, cases, controls, random_prompt, tiny_dual_ar, voice_of
@@ -46,7 +45,7 @@ def codes_of(state: DepthState, slot: int) -> Tensor:
     return state.frames[slot, : state.length[slot]].clone()
 
 
-def alone(lm: DualAR, prompt: FishPrompt) -> Tensor:
+def alone(lm: DualAR, prompt: RowPrompt) -> Tensor:
     """The frames of `prompt` spoken by itself in a fresh state, run until its row is done."""
     state = allocate(lm, CAPACITY)
     begin_rows(lm, state, [prompt], torch.tensor([0]))
@@ -64,7 +63,7 @@ def test_greedy_codes_and_logits_match_the_official_ones(reference_root: Path, n
     count, logits = len(expected), torch.from_numpy(case.tensors["logits"])
     wanted = controls(temperature=0, max_frames=count + ends)
     prompt = builder().build(case.facts["text"], wanted, voice=voice)
-    assert prompt.columns.tolist() == case.tensors["columns"].tolist()
+    assert prompt.rows.tolist() == case.tensors["columns"].tolist()
     state = allocate(lm, CAPACITY)
     begin_rows(lm, state, [prompt], torch.tensor([3]))
     for step in range(count + ends):

@@ -27,8 +27,8 @@ def test_prompts_are_the_official_ones(reference_root: Path, name: str) -> None:
     for index, segment in enumerate(segments):
         earlier = list(zip(segments[:index], frames[:index], strict=True))
         prompt = builder().build(segment, controls(), earlier, voice_of(case))
-        assert prompt.columns.tolist() == case.tensors[f"columns_{index}"].tolist()
-        assert (prompt.positions, prompt.text_ids) == (len(prompt.columns), 0)
+        assert prompt.rows.tolist() == case.tensors[f"columns_{index}"].tolist()
+        assert (prompt.positions, prompt.text_ids) == (len(prompt.rows), 0)
 
 
 def test_turns_are_spoken_a_few_at_a_time() -> None:
@@ -52,14 +52,14 @@ def test_what_was_cut_from_a_turn_keeps_its_speaker() -> None:
         controls(),
         [("<|speaker:0|>A\n<|speaker:3|>B goes on", frames), ("<|speaker:3|>and", frames)],
     )
-    assert cut.columns.tolist() == whole.columns.tolist()
+    assert cut.rows.tolist() == whole.rows.tolist()
 
 
 def test_the_earliest_turns_are_left_out_where_there_are_too_many() -> None:
     frames = torch.ones(300, tiny_fish.NUM_CODEBOOKS, dtype=torch.int64)
     earlier = [(f"Turn {index}.", frames) for index in range(9)]
     prompt = builder().build("Now.", controls(), earlier)
-    assert prompt.columns.tolist() == builder().build("Now.", controls(), earlier[-6:]).columns.tolist()
+    assert prompt.rows.tolist() == builder().build("Now.", controls(), earlier[-6:]).rows.tolist()
     # The tiny model has 4096 positions, of which the official code leaves 2048 to the frames.
     assert 1800 < prompt.positions <= 2048
 
@@ -85,7 +85,7 @@ def test_control_tokens_are_refused(text: str) -> None:
 
 def test_phonemes_are_allowed_and_what_cannot_be_spoken_is_refused() -> None:
     special = tiny_fish.special_tokens()
-    ids = builder().build("<|phoneme_start|>HH AH0<|phoneme_end|>", controls()).columns[:, 0].tolist()
+    ids = builder().build("<|phoneme_start|>HH AH0<|phoneme_end|>", controls()).rows[:, 0].tolist()
     assert special["<|phoneme_start|>"] in ids
     with pytest.raises(InvalidRequest, match="UTF-8"):
         builder().build("lone \ud800", controls())

@@ -14,10 +14,10 @@ from torch import Tensor
 
 import tiny_vox
 from sonoro.models.base import Pages
+from sonoro.models.slots import RowPrompt
 from sonoro.models.voxcpm2 import frame as frame_module
 from sonoro.models.voxcpm2.backbone import VoxLM
 from sonoro.models.voxcpm2.frame import frame
-from sonoro.models.voxcpm2.prompt import VoxPrompt
 from sonoro.models.voxcpm2.state import FrameState, admit, allocate, is_text_alone, prefill, stage
 from speaking import begin, capacity
 from tiny_vox_lm import NEVER, begin_rows, cases, controls, prompt_of, random_prompt, tiny_lm
@@ -50,7 +50,7 @@ def patches_of(state: FrameState, slot: int) -> Tensor:
     return state.frames[slot, : state.length[slot]].clone()
 
 
-def alone(lm: VoxLM, prompt: VoxPrompt) -> Tensor:
+def alone(lm: VoxLM, prompt: RowPrompt) -> Tensor:
     """The frames of `prompt` spoken by itself in a fresh state, run until its row is done."""
     state = allocate(lm, CAPACITY)
     begin_rows(lm, state, [prompt], torch.tensor([0]))

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from sonoro.core.errors import CheckpointError
 from sonoro.models.streaming import StreamingCodec
-from sonoro.nn.vocoder import finalize
 
 from .decoder import CodecConfig, CodecDecoder, FusedDecoder
 from .encoder import CodecEncoder
@@ -31,11 +30,6 @@ class FishCodec(StreamingCodec):
         ):
             if ours != theirs:
                 raise CheckpointError(f"codec_config: the encoder's {what} is {ours}, but the decoder's is {theirs}")
-
-    def finalize(self) -> None:
-        """Compute what is derived from the weights of decoder and encoder. Not capturable."""
-        super().finalize()
-        finalize(self.encoder)
 
     @torch.no_grad()
     def encode(self, audio: Tensor) -> Tensor:

@@ -13,13 +13,13 @@ from sonoro.core.types import ModelSpec, OptionValue, Reference, SamplingParams,
 from sonoro.models.base import Capacity, Codec, Controls, SavedVoice, Spoken, Voice
 from sonoro.models.loading import Family
 from sonoro.models.settings import CONTROL_TOKENS
-from sonoro.models.slots import DepthState, ReadsText, admit_staged, clear_slots
+from sonoro.models.slots import DepthState, ReadsText, RowPrompt, admit_staged, clear_slots
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.nn.weights import fingerprint
 
 from . import frame, voice, weights
 from .config import RELEASED, ModelConfig, decoder_config, model_config
-from .prompt import ConversationBuilder, FishPrompt, split_turns, stand_in
+from .prompt import ConversationBuilder, split_turns, stand_in
 from .state import allocate, prefill, stage
 from .weights import FishModules
 
@@ -56,7 +56,7 @@ class FishS2(ReadsText):
 
     def prepare(
         self, request: SpeechRequest, segment: str, index: int, before: Sequence[Spoken], voice: Voice | None
-    ) -> FishPrompt:
+    ) -> RowPrompt:
         """The prompt of `segment` as the next turn after `before`. Raises `InvalidRequest` for a repetition penalty."""
         penalty = request.sampling.repetition_penalty
         if penalty != 1.0:

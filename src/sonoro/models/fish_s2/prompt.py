@@ -1,4 +1,7 @@
-"""Text to prompt tokens: conversation layout and speaker turns. Runs on the CPU."""
+"""Text to prompt tokens: conversation layout and speaker turns. Runs on the CPU.
+
+A row of a prompt: token id, and K codes if it is a code of codebook 0.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from torch import Tensor
 from sonoro.core.errors import CheckpointError, InvalidRequest
 from sonoro.core.types import check_text
 from sonoro.models.base import Controls, Spoken, Voice
-from sonoro.models.slots import Ids
+from sonoro.models.slots import Ids, RowPrompt
 from sonoro.nn.tokenizer import TextTokenizer
 
 from .config import ModelConfig
 
-__all__ = ["ConversationBuilder", "FishPrompt", "FishVoice", "split_turns", "stand_in"]
+__all__ = ["ConversationBuilder", "FishVoice", "split_turns", "stand_in"]
 
 MOST_TURNS = 5
 MOST_BYTES = 200
@@ -40,24 +43,6 @@ class FishVoice:
 
     transcripts: tuple[str, ...]
     frames: Tensor
-
-
-@dataclass(frozen=True)
-class FishPrompt:
-    """One segment as `columns` [P, 1 + K] int64: a token id, and K codes if the token is a code of codebook 0. Its text
-    and end token occupy `text_count` positions from `text_start` on."""
-
-    controls: Controls
-    columns: Ids
-    prefix: Ids
-    voice: Voice | None = None
-    text_ids: int = 0
-    text_start: int = 0
-    text_count: int = 0
-
-    @property
-    def positions(self) -> int:
-        return len(self.columns)
 
 
 class ConversationBuilder:
@@ -89,7 +74,7 @@ class ConversationBuilder:
 
     def build(
         self, text: str, controls: Controls, earlier: Sequence[Spoken] = (), voice: Voice | None = None
-    ) -> FishPrompt:
+    ) -> RowPrompt:
         """Build the prompt of `text` after the turns `earlier`, spoken as `voice`.
 
         Raises `InvalidRequest` for text with a control token, or too long for the model.
@@ -110,10 +95,10 @@ class ConversationBuilder:
         if needed > most:
             raise InvalidRequest("text", text, f"its prompt and frames take {needed} positions, the model has {most}")
         before = len(self._user) + len(self._template(named[-1].removesuffix(text)))
-        return FishPrompt(
+        return RowPrompt(
             controls,
             columns,
-            columns[: -len(asked)],
+            prefix=columns[: -len(asked)],
             text_start=len(columns) - len(asked) + before,
             text_count=len(asked) - before - len(self._end) - len(self._assistant) + 1,
         )

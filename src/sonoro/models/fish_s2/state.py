@@ -1,4 +1,4 @@
-"""Per-slot state: that of `sonoro.models.slots`, with one sampler. The ids of a prompt token are its prompt column."""
+"""Per-slot state: that of `sonoro.models.slots`, with one sampler. The ids of a prompt token are its row."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from torch import Tensor
 
 from sonoro.core.errors import ConfigError
 from sonoro.models.base import Capacity, Pages
-from sonoro.models.slots import BackboneState, DepthState, allocate_depth, fill_backbone, stage_prompts
+from sonoro.models.slots import BackboneState, DepthState, RowPrompt, allocate_depth, fill_backbone, stage_prompts
 from sonoro.words.heads import WordHeads
 
 from .backbone import DualAR
-from .prompt import FishPrompt
 
 __all__ = ["allocate", "prefill", "stage"]
 
@@ -29,10 +28,10 @@ def allocate(lm: DualAR, capacity: Capacity, word_heads: WordHeads | None = None
     return allocate_depth(lm.slow, lm.fast, capacity, codebooks=books, ids=[0] * (1 + books), word_heads=word_heads)
 
 
-def stage(state: BackboneState, prompts: Sequence[FishPrompt], slots: Sequence[int], pages: Sequence[Pages]) -> int:
+def stage(state: BackboneState, prompts: Sequence[RowPrompt], slots: Sequence[int], pages: Sequence[Pages]) -> int:
     """Stage `prompts` with their `slots` and `pages`; returns the number of tokens staged. No sync; not capturable."""
     added = [((prompt.controls.sampling_controls,), ()) for prompt in prompts]
-    return stage_prompts(state, prompts, slots, pages, [prompt.columns for prompt in prompts], added)
+    return stage_prompts(state, prompts, slots, pages, [prompt.rows for prompt in prompts], added)
 
 
 def prefill(lm: DualAR, state: BackboneState, tokens: Tensor) -> None:

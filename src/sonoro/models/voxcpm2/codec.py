@@ -9,7 +9,6 @@ from torch import Tensor
 
 from sonoro.core.errors import CheckpointError
 from sonoro.models.streaming import StreamingCodec
-from sonoro.nn.vocoder import finalize
 
 from .decoder import CodecConfig, CodecDecoder, FusedDecoder
 from .encoder import CodecEncoder
@@ -29,11 +28,6 @@ class VoxCodec(StreamingCodec):
         heard = config.sample_rate / (self.encoder.hop * config.patch_size)
         if heard != (spoken := config.out_sample_rate / self.hop):
             raise CheckpointError(f"audio_vae_config: {heard:g} patches a second are encoded, but {spoken:g} decoded")
-
-    def finalize(self) -> None:
-        """Compute what is derived from the weights of decoder and encoder. Not capturable."""
-        super().finalize()
-        finalize(self.encoder)
 
     def encode(self, audio: Tensor, silence: Literal["before", "after"] = "after") -> Tensor:
         """Encode mono `audio` [S] at the encoder's rate to patches [N, P, D] float32, padded with silence to whole

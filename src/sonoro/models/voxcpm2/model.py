@@ -15,7 +15,7 @@ from sonoro.core.types import ModelSpec, OptionSpec, OptionValue, Reference, Sam
 from sonoro.models.base import Capacity, Codec, Controls, SavedVoice, Spoken, Voice
 from sonoro.models.loading import Family
 from sonoro.models.settings import CONTROL_TOKENS
-from sonoro.models.slots import ReadsText
+from sonoro.models.slots import ReadsText, RowPrompt
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.nn.weights import fingerprint
 
@@ -23,7 +23,7 @@ from . import frame, voice, weights
 from . import state as by_slot
 from .config import RELEASED, ModelConfig, lm_config, read
 from .flow import FEWEST_STEPS, MOST_STEPS, OFFICIAL_STEPS
-from .prompt import PromptBuilder, VoxPrompt, stand_in
+from .prompt import PromptBuilder, stand_in
 from .state import FrameState, allocate, prefill
 from .weights import VoxModules
 
@@ -103,7 +103,7 @@ class VoxCPM2(ReadsText):
 
     def prepare(
         self, request: SpeechRequest, segment: str, index: int, before: Sequence[Spoken], voice: Voice | None
-    ) -> VoxPrompt:
+    ) -> RowPrompt:
         """The prompt of `segment` as the continuation of `before`. Raises `InvalidRequest` for sampling parameters."""
         for name in ("temperature", "top_k", "top_p", "repetition_penalty"):
             if (given := getattr(request.sampling, name)) != (only := getattr(_SAMPLING, name)):

@@ -1,6 +1,6 @@
 """Text and recordings to prompt tokens, with the official limits. Runs on the CPU.
 
-The ids of a prompt token: text id, 1 if it is a patch instead, and the patch as pairs of float32.
+A row of a prompt: text id, 1 if it is a patch instead, and the patch as pairs of float32.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from sonoro.core.errors import CheckpointError, InvalidRequest
 from sonoro.core.text import join_text
 from sonoro.core.types import check_text
 from sonoro.models.base import Controls, Spoken, Voice
-from sonoro.models.slots import Ids
+from sonoro.models.slots import Ids, RowPrompt
 from sonoro.nn.tokenizer import TextTokenizer
 from sonoro.runtime.sampling import pack_floats
 
 from .config import ModelConfig
 
-__all__ = ["PromptBuilder", "VoxPrompt", "VoxVoice", "stand_in"]
+__all__ = ["PromptBuilder", "VoxVoice", "stand_in"]
 
 _AUDIO_START, _REFERENCE_START, _REFERENCE_END = 101, 103, 104
 _FIRST_PLAIN_ID = 107
@@ -49,24 +49,6 @@ class VoxVoice:
     transcript: str
     prompt: Tensor
     reference: Tensor
-
-
-@dataclass(frozen=True)
-class VoxPrompt:
-    """One segment as `rows` [S, 2 + P * D / 2] int64. `voice` primes the codec with the audio before, if there are
-    earlier segments. Text and end token occupy `text_count` positions from `text_start` on."""
-
-    controls: Controls
-    rows: Ids
-    voice: Voice | None = None
-    prefix: Ids | None = None
-    text_ids: int = 0
-    text_start: int = 0
-    text_count: int = 0
-
-    @property
-    def positions(self) -> int:
-        return len(self.rows)
 
 
 class PromptBuilder:
@@ -96,7 +78,7 @@ class PromptBuilder:
         earlier: Sequence[Spoken] = (),
         voice: Voice | None = None,
         instructions: str | None = None,
-    ) -> VoxPrompt:
+    ) -> RowPrompt:
         """Build the prompt of `text` after the segments `earlier`, spoken as `voice`.
 
         `instructions` precede the first segment. Unless `ignore_eos`, the number of text ids limits the frames below
@@ -130,11 +112,11 @@ class PromptBuilder:
             controls = dataclasses.replace(controls, max_frames=bound, doubtful_frames=doubtful)
         last = [made for made in (data.prompt, *(one.frames for one in earlier)) if len(made)][-_PRIMING:]
         own = len(self._ids("text", text))
-        prompt = VoxPrompt(
+        prompt = RowPrompt(
             controls,
             np.concatenate(rows),
-            Voice(None, torch.cat(last)) if earlier else None,
-            prefix,
+            voice=Voice(None, torch.cat(last)) if earlier else None,
+            prefix=prefix,
             # After all other text, before the audio.
             text_start=(0 if prefix is None else len(prefix)) + len(whole) - own,
             text_count=own + 1,

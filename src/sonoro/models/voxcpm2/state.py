@@ -12,6 +12,7 @@ from sonoro.core.errors import ConfigError
 from sonoro.models.base import Capacity, Controls, Pages
 from sonoro.models.slots import (
     BackboneState,
+    RowPrompt,
     admit_staged,
     allocate_backbone,
     clear_slots,
@@ -26,7 +27,6 @@ from sonoro.words.heads import WordHeads
 
 from .backbone import VoxLM
 from .config import lm_config
-from .prompt import VoxPrompt
 
 __all__ = ["FrameState", "admit", "allocate", "prefill", "reset", "stage"]
 
@@ -90,7 +90,7 @@ def reset(state: FrameState, slots: Sequence[int]) -> None:
     clear_slots(state, slots, (state.patch, 0), (state.is_audio, False), (state.options, 0))
 
 
-def stage(state: FrameState, prompts: Sequence[VoxPrompt], slots: Sequence[int], pages: Sequence[Pages]) -> int:
+def stage(state: FrameState, prompts: Sequence[RowPrompt], slots: Sequence[int], pages: Sequence[Pages]) -> int:
     """Stage `prompts` with their `slots` and `pages`; returns the number of tokens staged. No sync; not capturable."""
     added = [((prompt.controls.sampling_controls,), _pack(prompt.controls)) for prompt in prompts]
     return stage_prompts(state, prompts, slots, pages, [prompt.rows for prompt in prompts], added)
@@ -103,7 +103,7 @@ def admit(state: FrameState, slots: Tensor) -> None:
     state.is_audio.index_fill_(0, slots, False)
 
 
-def is_text_alone(prompts: Sequence[VoxPrompt], pages: Sequence[Pages]) -> bool:
+def is_text_alone(prompts: Sequence[RowPrompt], pages: Sequence[Pages]) -> bool:
     """Whether all tokens of `prompts` after the cached prefixes of `pages` are text."""
     return not any(prompt.rows[own.cached :, 1].any() for prompt, own in zip(prompts, pages, strict=True))
 
