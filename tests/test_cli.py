@@ -188,7 +188,7 @@ def test_captions_and_words_are_written_beside_the_audio(sonoro: Run) -> None:
 
 def test_captions_of_a_model_that_shows_no_words_are_refused(sonoro: Run, models: Path) -> None:
     asked = sonoro("say", "Hello.", "--model", models / "custom_voice", "--srt", "a.srt")
-    assert_refused(*asked, ["a.srt", "words"])
+    assert_refused(*asked, ["a.srt", "word times"])
     assert not Path("a.srt").exists()
 
 
