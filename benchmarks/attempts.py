@@ -14,11 +14,12 @@ A reading is wrong if one of six faults is in it, none of which the guards have 
   second;
 - run away: it was ended by its limit, or is longer than 1.5 times what the teacher's reading would be. Shorter than .75
   times that it counts as cut too.
-A word heard as another is none of them: garbled words are counted by `builtin_voice.evaluate`. Nor is one way to write
-letters: "ceo" is "C E O" where the text is spelled so. What the judges hear in the teacher's reading of the same text
-as well is their own mistake: `speak --teacher WEIGHTS PHONEMES --numbers ...` adds such readings, of which the report
-takes what was heard off those of the voice (`PHONEMES` of the pieces of those texts, as `builtin_voice.phonemize`
-makes them).
+A word heard as another is none of them: garbled words are counted by `builtin_voice.evaluate`, and by itself a word is
+often misheard (of 30 in four voices Moonshine hears 55 of the teacher's own 120 readings as written). Nor is one way to
+write letters: "ceo" is "C E O" where the text is spelled so. What the judges hear in the teacher's reading of the same
+text as well is their own mistake: `speak --teacher WEIGHTS PHONEMES --numbers ...` adds such readings, of which the
+report takes what was heard off those of the voice (`PHONEMES` of the pieces of those texts, as
+`builtin_voice.phonemize` makes them).
 """
 
 from __future__ import annotations
