@@ -1,7 +1,7 @@
-"""The package in figures: `python tools/figures.py [--json] [--static]`. What is counted is said where it is counted.
+"""Figures about the package: `python tools/figures.py [--json] [--static]`. Each function below says what it counts.
 
-Reads the source of the `sonoro` that is imported, and speaks one request with the built-in voice through a server, to
-see which modules it enters. Knows of the engine what `_Seen` names, and nothing else of the package.
+Reads the source of the imported `sonoro`, and traces one request to the built-in voice through a server, to see which
+modules it enters.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KERNELS = "jit"
 DUPLICATE_LINES = 6
 
 _SEEN = "FIGURES_SEEN"
-"""The environment variable that names the file in which a traced engine process notes what it enters."""
+"""The environment variable with the file in which a traced engine process notes the modules it enters."""
 
 
 class _Seen:
@@ -78,7 +78,7 @@ class _Seen:
 
 
 def _module_of(frame: FrameType) -> str | None:
-    """The module of a function as it runs; of what a module does while it is imported, none."""
+    """The module of a running function; None for module-level code during an import."""
     name = frame.f_code.co_filename
     if not name.startswith(str(ROOT)) or frame.f_code.co_name == "<module>":
         return None
@@ -86,8 +86,8 @@ def _module_of(frame: FrameType) -> str | None:
 
 
 def load_traced(*arguments: Any, **settings: Any) -> Any:
-    """The registry's `load`, in a process that notes what a request enters from now on."""
-    # Imported here: whoever starts that process loads no torch.
+    """The registry's `load`; from now on the process notes the modules that a request enters."""
+    # Imported here: the starting process must not import torch.
     from sonoro.models.registry import load  # noqa: PLC0415
 
     def note(line: str) -> None:
@@ -102,7 +102,7 @@ def load_traced(*arguments: Any, **settings: Any) -> Any:
 
 
 async def _speak() -> tuple[list[str], list[str]]:
-    """What one request notes in the process of the server, and in that of the engine."""
+    """Speak one request; returns the notes of the server process and of the engine process."""
     # Imported here: the engine's process, which asks for this module, has no use for them.
     import uvicorn  # noqa: PLC0415
 
@@ -112,7 +112,7 @@ async def _speak() -> tuple[list[str], list[str]]:
     from sonoro.server.listening import listen  # noqa: PLC0415
     from sonoro.transport.fleet import Fleet  # noqa: PLC0415
 
-    # What the server does by itself now and then is no request's way, however long that takes.
+    # The server's periodic work must not be counted.
     service.VOICES_S = 3600.0
     config, noted = ServerConfig(port=0).resolve(4), Path(os.environ[_SEEN])
     fleet = Fleet.launch(devices=("cpu",), factory="figures:load_traced")
@@ -135,7 +135,7 @@ async def _speak() -> tuple[list[str], list[str]]:
 
 
 async def _ask(sock: socket.socket, line: bytes, body: bytes) -> bytes:
-    """The first line of an answer, which is read to its end."""
+    """Send a request and read the response to its end; returns its first line."""
     reader, writer = await asyncio.open_connection(*sock.getsockname()[:2])
     head = b"%s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
     writer.write(head % (line, len(body)) + body)
@@ -164,7 +164,7 @@ def _named(kind: str, lines: list[str]) -> list[str]:
 
 
 def static(root: Path) -> dict[str, Any]:
-    """What can be read from the source in `root`."""
+    """The figures that the source in `root` gives."""
     paths = sorted(root.rglob("*.py"))
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
     functions = [node for tree in trees.values() for node in ast.walk(tree) if _is_function(node)]
@@ -185,14 +185,14 @@ def static(root: Path) -> dict[str, Any]:
 
 
 def _is_function(node: ast.AST) -> bool:
-    """Whether `node` is a function, those apart that run on a GPU and take what their launch is made of."""
+    """Whether `node` is a function other than a GPU kernel, whose parameters are those of a launch."""
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         return False
     return not any(KERNELS in ast.unparse(decorator) for decorator in node.decorator_list)
 
 
 def _parameters(node: Any) -> int:
-    """Parameters of a function, without the object that it is a method of."""
+    """Number of parameters of a function, without `self`."""
     named = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
     return len([name for name in named if name not in ("self", "cls")])
 
@@ -202,13 +202,13 @@ def _percentile(values: list[int], percent: int) -> int:
 
 
 def _members(tree: ast.Module, name: str) -> int:
-    """Attributes and methods that a class names."""
+    """Number of attributes and methods that a class declares."""
     body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
     return sum(isinstance(node, ast.AnnAssign | ast.FunctionDef) for node in body)
 
 
 def _is_broad(node: ast.AST) -> bool:
-    """Whether `node` catches everything, or every error."""
+    """Whether `node` is a bare except, or catches `Exception` or `BaseException`."""
     if not isinstance(node, ast.ExceptHandler):
         return False
     return node.type is None or bool(
@@ -217,7 +217,7 @@ def _is_broad(node: ast.AST) -> bool:
 
 
 def duplicates(paths: list[Path]) -> Iterator[tuple[str, str]]:
-    """Pairs of places where the same lines stand: six or more in a row, empty ones, imports and comments left out."""
+    """Pairs of places with six or more equal consecutive lines, ignoring empty lines, imports and comments."""
     texts = {path: _lines(path) for path in paths}
     windows: dict[tuple[str, ...], list[tuple[Path, int]]] = defaultdict(list)
     for path, lines in texts.items():
@@ -225,7 +225,7 @@ def duplicates(paths: list[Path]) -> Iterator[tuple[str, str]]:
             windows[tuple(text for _, text in lines[at : at + DUPLICATE_LINES])].append((path, at))
     pairs = {pair for places in windows.values() for pair in itertools.combinations(places, 2)}
     for (one, at), (other, there) in sorted(pairs):
-        # Of lines that go on alike only the beginning counts.
+        # A longer match counts once, at its start.
         if ((one, at - 1), (other, there - 1)) not in pairs:
             yield f"{one}:{texts[one][at][0]}", f"{other}:{texts[other][there][0]}"
 
@@ -244,7 +244,7 @@ def _lines(path: Path) -> list[tuple[int, str]]:
 
 
 def main() -> None:
-    """Print the figures: numbers and names as text, or all of it as JSON."""
+    """Print the figures, as text or JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.add_argument("--static", action="store_true", help="without speaking a request")

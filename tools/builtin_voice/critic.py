@@ -1,8 +1,8 @@
-"""The adversary of the codec's training: a critic that looks for what is not speech, in spectra of several resolutions
-and in waves folded at several periods.
+"""The discriminator of the codec's adversarial training: on STFTs of several resolutions, and on waves folded at
+several periods.
 
-Least squares: real sounds are to score 1, made ones 0, and the codec wants its own to score 1. Matching the critic's
-inner columns is the steadier half of what the codec learns from it. After the multi-period discriminator of HiFi-GAN
+Least-squares GAN: real sounds should score 1, generated ones 0; the codec wants its own to score 1, and to match the
+discriminator's features. After the multi-period discriminator of HiFi-GAN
 (Kong et al., 2020) and the multi-scale STFT discriminator of EnCodec (Defossez et al., 2022), both made narrower.
 """
 
@@ -23,7 +23,7 @@ _SLOPE = 0.1
 
 
 class Verdict(NamedTuple):
-    """Of one resolution or period: `scores` [B, 1, ...] and the columns of every layer before it."""
+    """The output for one resolution or period: `scores` [B, 1, ...] and the features of every layer before."""
 
     scores: Tensor
     inner: list[Tensor]
@@ -34,7 +34,7 @@ def _layer(inputs: int, outputs: int, kernel: tuple[int, int], stride: tuple[int
 
 
 class _Judge(nn.Module):
-    """Convolutions over an image [B, C, H, W] that a subclass makes of sounds."""
+    """Convolutions over an image [B, C, H, W] that a subclass derives from the sound."""
 
     def __init__(self, layers: Iterable[nn.Module], score: nn.Module) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class _Judge(nn.Module):
 
 
 class _SpectrumJudge(_Judge):
-    """Looks at the complex spectrum of one window length: [B, 2, T, F], narrowing frequency four times."""
+    """Discriminates the complex spectrum of one window length, [B, 2, T, F], with four strides over frequency."""
 
     def __init__(self, window: int, channels: int) -> None:
         narrowing = (_layer(2 if first else channels, channels, (3, 9), (1, 2)) for first in (True, *[False] * 3))
@@ -70,7 +70,7 @@ class _SpectrumJudge(_Judge):
 
 
 class _PeriodJudge(_Judge):
-    """Looks at samples `period` apart side by side: [B, 1, S / period, period]."""
+    """Discriminates the wave folded at `period` samples: [B, 1, S / period, period]."""
 
     def __init__(self, period: int, channels: int) -> None:
         widths = [1, channels, 3 * channels, 8 * channels, 16 * channels]
@@ -85,7 +85,7 @@ class _PeriodJudge(_Judge):
 
 
 class Critic(nn.Module):
-    """A verdict on sounds [B, S] for each of `windows` and each of `periods`."""
+    """All discriminators: a verdict on sounds [B, S] for each of `windows` and each of `periods`."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Critic(nn.Module):
 
 
 def critic_loss(real: list[Verdict], made: list[Verdict]) -> Tensor:
-    """How far the critic is from telling real from made, averaged over its judges."""
+    """The discriminator's loss, averaged over its parts."""
     terms = [
         (true.scores.float() - 1).square().mean() + false.scores.float().square().mean()
         for true, false in zip(real, made, strict=True)
@@ -112,7 +112,7 @@ def critic_loss(real: list[Verdict], made: list[Verdict]) -> Tensor:
 
 
 def maker_losses(real: list[Verdict], made: list[Verdict]) -> tuple[Tensor, Tensor]:
-    """How far the codec is from passing for real, and the relative distance of inner columns; both averaged."""
+    """The generator's adversarial loss and feature-matching loss (relative distance), averaged over the parts."""
     passing = [(false.scores.float() - 1).square().mean() for false in made]
     matching = [
         (left.float() - right.float()).abs().mean() / right.float().abs().mean()

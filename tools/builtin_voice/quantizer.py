@@ -1,5 +1,5 @@
-"""A chain of codebooks that is learned with what it quantises: books follow by exponential averages, and a code that
-falls out of use is moved onto a latent of the batch."""
+"""A residual vector quantiser for training: codebooks follow their latents by exponential moving averages, and unused
+codes are moved onto latents of the batch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["Quantized", "ResidualQuantizer"]
 
 BOOK_DECAY = 0.99
 DEAD_BELOW = 0.15
-"""A code whose average use falls below this share of its book's mean is moved onto a latent of the current batch."""
+"""A code whose average use is below this share of its codebook's mean is dead: moved onto a latent of the batch."""
 
 
 class Quantized(NamedTuple):
-    """The latents as they are `quantized`, [B, C_out, T], and the entry of the `first` book alone, [B, C, T], both with
-    gradients as if nothing had been quantised; `codes` [B, T, K] int64; the commitment loss, summed over the books."""
+    """`quantized` latents [B, C_out, T] and the `first` codebook's entry [B, C, T], both with straight-through
+    gradients; `codes` [B, T, K] int64; and the commitment loss, summed over codebooks."""
 
     quantized: Tensor
     first: Tensor
@@ -27,8 +27,8 @@ class Quantized(NamedTuple):
 
 
 class ResidualQuantizer(nn.Module):
-    """A chain of K codebooks in a narrow space between two projections. In training mode a forward moves the books:
-    the first puts them onto its latents, each later one follows what fell to every code."""
+    """A chain of K codebooks in a low-dimensional space between two projections. In training mode, `forward` updates
+    the codebooks: the first call initialises them with its latents, later ones update the moving averages."""
 
     def __init__(self, width_in: int, width: int, width_out: int, books: int, size: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class ResidualQuantizer(nn.Module):
         self.is_seeded = False
 
     def forward(self, latents: Tensor) -> Quantized:
-        """`latents` [B, C_in, T] quantised."""
+        """Quantise `latents` [B, C_in, T]."""
         projected = self.project_in(latents).transpose(1, 2).float()
         residual, commitment, codes = projected, projected.new_zeros(()), []
         total = torch.zeros_like(projected)
@@ -92,10 +92,10 @@ class ResidualQuantizer(nn.Module):
         self.sums[book] = torch.where(dead[:, None], picks * use, self.sums[book])
 
     def used(self, positions: int) -> Tensor:
-        """The share of codes that are alive by far, where batches have so many latents."""
+        """The share of codes in regular use, for batches of `positions` latents."""
         return (self.usage > 2 * DEAD_BELOW * positions / self.books.shape[1]).float().mean()
 
 
 def _mean_use(x: Tensor, books: Tensor) -> float:
-    """How often a code of `books` [K, V, C] is used for latents `x` [B, T, C] if all are used alike."""
+    """Uses per code of `books` [K, V, C] for latents `x` [B, T, C], if all were used equally."""
     return x.shape[0] * x.shape[1] / books.shape[1]

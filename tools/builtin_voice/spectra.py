@@ -1,7 +1,7 @@
-"""Speech as log-mel spectra: what the codec's encoder sees, and what the sound it makes is compared by.
+"""Log-mel spectra: the input of the codec's encoder, and the basis of its losses.
 
-Below `FLOOR` all is alike. A floor is what keeps a loss to what can be heard: the teachers have next to nothing above
-8 kHz and between words, and without one most of a loss of logarithms is about that, down to what rounding leaves there.
+Magnitudes are clamped to `FLOOR`. Without it, most of a log-spectral loss would be about inaudible parts: above 8 kHz
+and between words the teachers have next to nothing.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from sonoro.models.qwen3_tts.voice import mel_filterbank
 __all__ = ["Bands", "SpectralLoss", "SpeechSpectra"]
 
 FLOOR = 3e-4
-"""Of a mel band from windows of 1,024 samples: about that of white noise at -69 dB of full scale."""
+"""Floor of a mel band with windows of 1,024 samples: about white noise at -69 dBFS."""
 
 
 class Bands(nn.Module):
-    """Magnitudes of Hann windows of `length` samples, `hop` apart, and their `bands` on the mel scale to `top_hz`."""
+    """STFT magnitudes with Hann windows of `length` samples and step `hop`, and their `bands` mel bands up to
+    `top_hz`."""
 
     window: Tensor
     bank: Tensor
@@ -32,7 +33,7 @@ class Bands(nn.Module):
         self.register_buffer("bank", bank.float(), persistent=False)
 
     def magnitudes(self, audio: Tensor) -> Tensor:
-        """`audio` [B, S] to [B, length / 2 + 1, S / hop], window t about the middle of hop t; silence is around it."""
+        """`audio` [B, S], padded with silence, to [B, length / 2 + 1, S / hop]; window t is centred on hop t."""
         reach = (self.length - self.hop) // 2
         bins = torch.stft(
             F.pad(audio, (reach, reach)), self.length, self.hop, window=self.window, center=False, return_complex=True
@@ -43,16 +44,16 @@ class Bands(nn.Module):
         return (self.bank @ magnitudes).clamp(min=self.floor).log()
 
     def distance(self, made: Tensor, wanted: Tensor) -> Tensor:
-        """L1 between log-mel spectra of magnitudes. What is there but not made is heard of below the floor as well: it
-        would have no gradient else, and never come back."""
+        """L1 between log-mel spectra of magnitudes. Missing energy has a gradient below the floor too, or it could
+        never be recovered."""
         aim = self.bank @ wanted
         floor = torch.where(aim > self.floor, self.floor / 30, self.floor)
         return F.l1_loss(torch.maximum(self.bank @ made, floor).log(), aim.clamp(min=self.floor).log())
 
 
 class SpeechSpectra(nn.Module):
-    """`audio` [B, S] to columns [B, S / column, width]: two short windows, which tell when, and a long one, which tells
-    the pitch. Values are about -1 to 3."""
+    """`audio` [B, S] to columns [B, S / column, width]: two short windows for time resolution and a long one for pitch.
+    Values are about -1 to 3."""
 
     column = 480
     _SHORT_BANDS, _LONG_BANDS, _TOP_HZ = 80, 160, 12_000.0
@@ -73,8 +74,8 @@ class SpeechSpectra(nn.Module):
 
 
 class SpectralLoss(nn.Module):
-    """L1 between log-mel spectra plus relative error of magnitude spectra of two waveforms [B, S], averaged over
-    window lengths."""
+    """Multi-resolution spectral loss of two waveforms [B, S]: L1 of log-mel spectra plus relative error of magnitudes
+    (spectral convergence), averaged over window lengths."""
 
     def __init__(self, sample_rate: int) -> None:
         super().__init__()

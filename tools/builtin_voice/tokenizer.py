@@ -1,7 +1,7 @@
-"""The voice's own small tokenizer: byte-level BPE trained on the corpus, written in the released file layout.
+"""The voice's small tokenizer: byte-level BPE trained on the corpus, written in the released file layout.
 
-Ids: 256 bytes, the merges, "assistant" (the last entry of the vocabulary, since the prompt template needs it as one
-token), then the added special tokens. The text it sees is lower-case already.
+Ids: 256 bytes, the merges, "assistant" (one token, as the prompt template needs it), then the added special tokens. Its
+input is in lower case.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SPECIALS = ("<|im_start|>", "<|im_end|>", "<tts_pad>", "<tts_text_bos>", "<tts_t
 
 
 def read_texts(path: Path) -> list[str]:
-    """The texts of a corpus, lines of JSON compressed by gzip or xz, in the lower case that the voice reads."""
+    """The texts of a corpus (JSON lines in gzip or xz), in lower case."""
     opener = lzma.open if path.suffix == ".xz" else gzip.open
     with opener(path, "rt", encoding="utf-8") as file:
         return [json.loads(line)["text"].lower() for line in file]
@@ -45,7 +45,8 @@ def _pipeline(model: models.BPE) -> Tokenizer:
 
 
 def train(texts: Iterable[str], merges: int) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """The vocabulary and merges of `texts`: 256 bytes, `merges` merges, and the few more that make ROLE one token."""
+    """Train on `texts`; returns vocabulary and merges: 256 bytes, `merges` merges, and those that make ROLE one
+    token."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = _pipeline(models.BPE())
     trainer = trainers.BpeTrainer(vocab_size=256 + merges, initial_alphabet=alphabet, show_progress=False)
@@ -54,7 +55,7 @@ def train(texts: Iterable[str], merges: int) -> tuple[dict[str, int], list[tuple
     vocabulary: dict[str, int] = model["vocab"]
     pairs = [(left, right) for left, right in model["merges"]]
     while len(pieces := tokenizer.encode(ROLE).tokens) > 1:
-        # Last in rank, so that these merges apply only where no trained merge does.
+        # Lowest priority, so that these merges apply only where no trained merge does.
         pairs.append((pieces[0], pieces[1]))
         vocabulary[pieces[0] + pieces[1]] = len(vocabulary)
         tokenizer = _pipeline(models.BPE(vocab=vocabulary, merges=pairs))
@@ -62,7 +63,7 @@ def train(texts: Iterable[str], merges: int) -> tuple[dict[str, int], list[tuple
 
 
 def write(folder: Path, vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> None:
-    """vocab.json, merges.txt and tokenizer_config.json as released folders hold them."""
+    """Write vocab.json, merges.txt and tokenizer_config.json in the released layout."""
     folder.mkdir(parents=True, exist_ok=True)
     by_id = dict(sorted(vocabulary.items(), key=lambda entry: entry[1]))
     (folder / "vocab.json").write_text(json.dumps(by_id, ensure_ascii=False, separators=(",", ":")), "utf-8")
@@ -89,7 +90,7 @@ def write(folder: Path, vocabulary: dict[str, int], merges: list[tuple[str, str]
 
 
 def read(folder: Path) -> Tokenizer:
-    """The tokenizer of a folder that `write` wrote, special tokens included."""
+    """Read the tokenizer that `write` wrote, with its special tokens."""
     tokenizer = _pipeline(models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
     added = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))["added_tokens_decoder"]
     tokenizer.add_special_tokens([AddedToken(added[key]["content"], special=True) for key in sorted(added, key=int)])
@@ -97,7 +98,7 @@ def read(folder: Path) -> Tokenizer:
 
 
 def parts_of(folder: Path) -> np.ndarray:
-    """The two ids that each id of the folder's vocabulary was merged from, [V, 2]; -1 for what is no merge."""
+    """The two ids that each id of the vocabulary was merged from, [V, 2]; -1 for ids that are no merge."""
     vocabulary = json.loads((folder / "vocab.json").read_text("utf-8"))
     parts = np.full((len(vocabulary) + len(SPECIALS), 2), -1, dtype=np.int64)
     for line in (folder / "merges.txt").read_text("utf-8").splitlines()[1:]:
@@ -109,8 +110,8 @@ def parts_of(folder: Path) -> np.ndarray:
 def take_apart(
     ids: np.ndarray, lengths: np.ndarray, parts: np.ndarray, share: float, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Texts `ids` [S], end to end, of `lengths` [N], with a `share` of their merged tokens in the two `parts_of` them;
-    half of those again in two, and so on."""
+    """Split a `share` of the merged tokens in the concatenated texts `ids` [S] of `lengths` [N] into their two parts
+    (`parts_of`), half of those again, and so on (BPE dropout); returns ids and lengths."""
     owner = np.repeat(np.arange(len(lengths)), lengths)
     is_open = np.full(len(ids), True)
     while True:

@@ -1,7 +1,7 @@
-"""What all training loops share: their steps and rates, going on where a run that was out of time stopped, one descent.
+"""The shared part of all training loops: steps and learning rates, resuming, snapshots, and the optimiser step.
 
-Knows no model and no data. Random numbers of a step depend on the seed and the step alone, so an interrupted run of a
-fixed number of steps goes on as if it had not been. A run may also be fitted into its time.
+Random numbers of a step depend on the seed and the step alone, so that an interrupted run of a fixed number of steps
+resumes exactly. A run may also be fitted into its time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SNAPSHOT_S = 60.0
 
 
 class Stateful(Protocol):
-    """A module or an optimizer."""
+    """A module or an optimizer: has a state_dict."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -49,11 +49,11 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True)
 class Run:
-    """`deadline_s`, on the clock of `time.monotonic`, is when a stage must stop; what it then needs to go on is kept in
-    `state`, to be removed once the result is in its place. Figures go to `log`.
+    """`deadline_s` (`time.monotonic`): when a stage must stop; its state for resuming is saved to `state`, to be
+    removed once the result exists. Metrics go to `log`.
 
-    A run that `is_fitted` takes as many steps as there is time for: its rate falls with the time, and at the deadline
-    it is done. Every `SNAPSHOT_S` it writes what it has learned, floats in 16 bits, to `snapshot`.
+    A run that `is_fitted` takes as many steps as there is time for: its learning rate follows the time, and it ends at
+    the deadline. Every `SNAPSHOT_S` it writes its weights, in 16 bits, to `snapshot`.
     """
 
     deadline_s: float
@@ -64,12 +64,12 @@ class Run:
 
 
 class Unfinished(Exception):
-    """The time is up. The stage goes on from its `Run.state` when it is run again."""
+    """The time is up. The stage resumes from `Run.state` when it is run again."""
 
 
 class Step(NamedTuple):
-    """`rate` is the learning rate of step `number`, counted from 0; `progress` the share of the course before it. Of a
-    fitted run nobody knows which step is the last."""
+    """Step `number`, from 0: its learning rate `rate`, and the share `progress` of the course before it. In a fitted
+    run the last step is not known in advance."""
 
     number: int
     rate: float
@@ -77,12 +77,12 @@ class Step(NamedTuple):
     is_last: bool
 
     def is_logged(self, every: int) -> bool:
-        """The first and the last, one in `every`, and before the first of these five times as many."""
+        """Whether to log: the first and last step, one in `every`, and five times as many before the first of these."""
         return self.is_last or self.number % (every if self.number > every else every // 5) == 0
 
 
 def cosine_schedule(step: int, warmup: int, falling: float) -> float:
-    """Linear warm-up, then half a cosine down to 2% of the peak, of which the share `falling` is over."""
+    """Learning-rate factor: linear warm-up, then half a cosine to 2% of the peak at share `falling` of the decay."""
     if step < warmup:
         return (step + 1) / warmup
     return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, falling)))
@@ -90,9 +90,9 @@ def cosine_schedule(step: int, warmup: int, falling: float) -> float:
 
 @dataclass(frozen=True)
 class Course:
-    """So many `steps`, the first `warmup_steps` of them towards the `learning_rate`, all draws from `seed`. The rate
-    falls as if there were `decay_steps`, where that is given. `further_rate` is the peak for weights that have learned
-    before: the full rate would undo the end of their course."""
+    """A training course: `steps` steps, `warmup_steps` of them up to `learning_rate`, random numbers from `seed`. The
+    rate decays over `decay_steps` if given. `further_rate` is the peak for weights that are trained already, whose
+    last, slow steps a full rate would undo."""
 
     steps: int
     learning_rate: float
@@ -102,21 +102,20 @@ class Course:
     further_rate: float | None = None
 
     def further(self) -> Self:
-        """For weights that have learned before."""
+        """The course for weights that are trained already."""
         return replace(self, learning_rate=self.further_rate or self.learning_rate)
 
 
 def steps_of(
     course: Course, run: Run, parts: Mapping[str, Stateful], learned: Callable[[], Mapping[str, Any]] | None = None
 ) -> Iterator[Step]:
-    """The steps that are missing, after `parts` have been put where an earlier run left them.
+    """Restore `parts` from the state of an earlier run, if there is one, and yield the missing steps.
 
-    Seeds torch's own generators for each; `learned` is what a snapshot holds. Raises `Unfinished`, with the state kept,
-    once the deadline of a run that is not fitted has passed.
-    """
+    Seeds torch's generators for each step; `learned` gives the contents of a snapshot. Raises `Unfinished`, after
+    saving the state, when the deadline of a run that is not fitted has passed."""
     first, spent_s = 0, 0.0
     if run.state.exists():
-        # Where they were: optimizers keep the rate's tensor as it is loaded, and a graph reads one of its own device.
+        # On their device: optimizers keep the rate's tensor as loaded, and a CUDA graph needs it on its own device.
         kept = torch.load(run.state, weights_only=True)
         first, spent_s = kept.pop("step"), kept.pop("spent_s")
         for name, part in parts.items():
@@ -147,7 +146,7 @@ def steps_of(
 
 
 def halved(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values`, nested or not, with every tensor of floats on the CPU in float16."""
+    """`values`, possibly nested, with every float tensor on the CPU in float16."""
     return {
         name: halved(value)
         if isinstance(value, Mapping)
@@ -159,16 +158,16 @@ def halved(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def save(values: Mapping[str, Any], path: Path) -> None:
-    """What `torch.load` reads at `path`, whole or not at all."""
+    """Save `values` to `path` atomically, for `torch.load`."""
     partial = path.with_suffix(".partial")
     torch.save(values, partial)
     partial.rename(path)
 
 
 class Average:
-    """An exponential average of the weights of `module`, in `module`'s own shape; its buffers are those of the start.
+    """Exponential moving average of the weights of `module`, as a module; buffers keep their initial values.
 
-    Early steps count for more, so that it forgets where the weights began."""
+    The decay is lower in early steps, so that the initial weights are forgotten."""
 
     def __init__(self, module: nn.Module, decay: float) -> None:
         self.module = copy.deepcopy(module).eval().requires_grad_(False)
@@ -176,7 +175,7 @@ class Average:
 
     @torch.no_grad()
     def follow(self, step: int) -> None:
-        """Move towards the weights as they are after step `step`."""
+        """Update the average with the weights after step `step`."""
         weight = 1 - min(self._decay, (step + 1) / (step + 10))
         torch._foreach_lerp_(list(self.module.parameters()), list(self._followed.parameters()), weight)
 
@@ -188,7 +187,7 @@ class Average:
 
 
 def adam(module: nn.Module, betas: tuple[float, float], weight_decay: float) -> torch.optim.AdamW:
-    """AdamW whose rate is set before every step, whose step may be captured, and which can be told to pass one over."""
+    """AdamW with a tensor learning rate, set before every step; capturable, and able to skip a step."""
     parameters = list(module.parameters())
     is_cuda = parameters[0].device.type == "cuda"
     rate = torch.zeros((), device=parameters[0].device)
@@ -203,9 +202,9 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def descend(module: nn.Module, optimizer: torch.optim.AdamW, loss: Tensor) -> Tensor:
-    """One step of `optimizer` down `loss` with gradients clipped to norm 1; returns the norm they had. Capturable.
+    """One optimiser step on `loss`, with gradients clipped to norm 1; returns their norm before that. Capturable.
 
-    A gradient that is not finite moves nothing: one such step would be the end of all weights."""
+    A step with a gradient that is not finite is skipped: it would destroy all weights."""
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     norm = nn.utils.clip_grad_norm_(module.parameters(), 1.0)
@@ -216,11 +215,10 @@ def descend(module: nn.Module, optimizer: torch.optim.AdamW, loss: Tensor) -> Te
 
 @dataclass
 class Captured:
-    """`step`, tensors to figures, as a CUDA graph: small steps are bound by their launches otherwise.
+    """`step`, from tensors to metrics, as a CUDA graph: small steps would be launch-bound.
 
-    The first calls on a GPU run as they are, the next is recorded; on a CPU all run as they are. Figures are valid
-    until the next call. Recordings that take turns may share a `pool` (`torch.cuda.graph_pool_handle`).
-    """
+    The first calls on a GPU are eager warm-ups, the next is captured; on a CPU all are eager. Metrics are valid until
+    the next call. Graphs that never run concurrently may share a `pool` (`torch.cuda.graph_pool_handle`)."""
 
     step: Callable[..., dict[str, Tensor]]
     warm_up_calls: int = 8
@@ -236,7 +234,7 @@ class Captured:
             self.warm_up_calls -= 1
             return self._beside(*given)
         if self._graph is None:
-            # Recording runs nothing: what is recorded is then replayed for this very call.
+            # Capturing runs nothing: the graph is then replayed for this call.
             self._given, self._graph = [tensor.clone() for tensor in given], torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph, pool=self.pool):
                 self._figures = self.step(*self._given)
@@ -246,7 +244,7 @@ class Captured:
         return self._figures
 
     def _beside(self, *given: Tensor) -> dict[str, Tensor]:
-        """One call on another stream, as what is to be recorded must have run."""
+        """One call on a side stream, the warm-up that a capture needs."""
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

@@ -1,7 +1,7 @@
-"""The built-in voice's codec as it is trained: an encoder of spectra, one residual quantiser and the engine's decoder.
+"""The built-in voice's codec for training: an encoder of spectra, one residual quantiser and the engine's decoder.
 
-The released layout has two output projections (first book, remaining books). Here both hold the same weights, so that
-it stores a plain residual chain. The encoder is no part of a checkpoint.
+The released layout has two output projections (first codebook, remaining ones). Both get the same weights, so that it
+stores a plain residual chain. The encoder is not part of a checkpoint.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from sonoro.nn.history import WHOLE
 __all__ = ["CONTEXT_FRAMES", "VoiceCodec"]
 
 CONTEXT_FRAMES = 4
-"""A code depends on no more than so many frames to either side of its own."""
+"""Receptive field of a code: frames to either side of its own."""
 _WIDTH = 512
 
 
 class _Unit(nn.Module):
-    """A residual convolution over a column and its two neighbours: [B, C, T] to the same."""
+    """A residual convolution of kernel 3, [B, C, T] to the same."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class _Unit(nn.Module):
 
 
 class _Encoder(nn.Module):
-    """Columns of spectra [B, T * ratio, width_in] to a latent a frame, [B, C, T]. Not causal: only training uses it."""
+    """Columns of spectra [B, T * ratio, width_in] to one latent per frame, [B, C, T]. Not causal; for training only."""
 
     def __init__(self, width_in: int, ratio: int) -> None:
         super().__init__()
@@ -58,8 +58,8 @@ class _Encoder(nn.Module):
 
 
 class Told(NamedTuple):
-    """Columns of spectra as they are `wanted` and as the codes `sketch` them, [B, N, width]; scores of `phones`
-    [B, N, P] from all codes and from the `first` of each frame alone; and the quantiser's commitment."""
+    """Target spectra `wanted` and those predicted from the codes, `sketch`, [B, N, width]; logits of `phones` [B, N, P]
+    from all codes and from the `first` code of each frame; and the commitment loss."""
 
     wanted: Tensor
     sketch: Tensor
@@ -69,9 +69,9 @@ class Told(NamedTuple):
 
 
 class VoiceCodec(nn.Module):
-    """`spectra` of speech are coded by `encoder` and `quantizer`. From the codes the decoder's own first half tells
-    them again, and which phone is heard, through two layers that only training uses, as the first code alone does
-    through another; its second half makes the sound."""
+    """`encoder` and `quantizer` code the `spectra` of speech. The first half of the decoder predicts spectra and phones
+    from the codes, through two layers for training only, and a third layer predicts phones from the first code; the
+    second half of the decoder makes the sound."""
 
     def __init__(self, config: CodecConfig) -> None:
         super().__init__()
@@ -90,19 +90,19 @@ class VoiceCodec(nn.Module):
         _open_branches(self)
 
     def codes(self, audio: Tensor) -> Tensor:
-        """`audio` [B, S] between silences to codes [B, T, K] int64, T = S / hop."""
+        """Encode `audio` [B, S], padded with silence, to codes [B, T, K] int64, T = S / hop."""
         return self.inner_codes(F.pad(audio, (self._margin, self._margin)))
 
     @torch.no_grad()
     def inner_codes(self, audio: Tensor) -> Tensor:
-        """The codes of all but the first and last `CONTEXT_FRAMES` of `audio` [B, S], which are what they hang on."""
+        """The codes of `audio` [B, S] without the first and last `CONTEXT_FRAMES`, which are only context."""
         return self.quantizer(self._inner_latents(self.spectra(audio))).codes
 
     def _inner_latents(self, columns: Tensor) -> Tensor:
         return self.encoder(columns)[..., CONTEXT_FRAMES:-CONTEXT_FRAMES]
 
     def told(self, audio: Tensor) -> Told:
-        """All but the first and last `CONTEXT_FRAMES` of `audio` [B, S], as it is told from its codes."""
+        """Predictions from the codes of `audio` [B, S], without the first and last `CONTEXT_FRAMES`."""
         columns, margin = self.spectra(audio), CONTEXT_FRAMES * self._ratio
         coded = self.quantizer(self._inner_latents(columns))
         inner = self.decoder.upsample(self.decoder.contextualize(coded.quantized, WHOLE), WHOLE)
@@ -110,12 +110,12 @@ class VoiceCodec(nn.Module):
         return Told(columns[:, margin:-margin], self.sketch(inner), self.phones(inner), first, coded.commitment)
 
     def spoken(self, codes: Tensor) -> Tensor:
-        """Codes [B, T, K] as sound [B, T * hop]."""
+        """Decode codes [B, T, K] to sound [B, T * hop]."""
         return self.decoder(self.quantizer.project_out(self.quantizer.looked_up(codes).mT))
 
     @torch.no_grad()
     def released_decoder(self) -> CodecDecoder:
-        """The decoder with the trained codebooks and their projection in the places a checkpoint keeps them."""
+        """The decoder with the trained codebooks and projection, in the layout of a checkpoint."""
         quantizer = self.decoder.quantizer
         for group, books in (
             (quantizer.rvq_first, self.quantizer.books[:1]),
@@ -130,8 +130,7 @@ class VoiceCodec(nn.Module):
 
 @torch.no_grad()
 def _open_branches(codec: VoiceCodec) -> None:
-    """Set the scales of residual branches to 0.1: new modules have them almost shut, which a short training does not
-    outgrow."""
+    """Set the layer scales of residual branches to 0.1: the default is too small for a short training."""
     for name, parameter in codec.named_parameters():
         if name.endswith(("gamma", "layer_scale.scale")):
             nn.init.constant_(parameter, 0.1)

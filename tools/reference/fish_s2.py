@@ -1,10 +1,10 @@
-"""Run the official Fish S2 Pro language model on a tiny random checkpoint and store what it computes.
+"""Run the official Fish S2 Pro language model on a tiny random checkpoint and store its results as test assets.
 
     python tools/reference/fish_s2.py --source fish-speech --out tests/assets/fish_s2
 
 `--source` is a checkout of github.com/fishaudio/fish-speech at 3dd1f85 (under the Fish Audio Research License; nothing
-of it is stored). Runs in an environment of its own (requirements.txt beside this file). It knows nothing of sonoro but
-the tests' checkpoint writer. The output is as that of qwen3_tts.py beside it; tests/tiny_dual_ar.py says what is in it.
+of it is stored). Runs in an environment of its own (requirements.txt beside this file), and imports only the tests'
+checkpoint writer. The format is that of qwen3_tts.py beside it; tests/tiny_dual_ar.py defines the contents.
 """
 
 import argparse
@@ -51,7 +51,7 @@ SETTINGS = {
     "narrow": {"temperature": 0.5, "top_p": 0.6, "top_k": 6},
     "single": {"temperature": 1.3, "top_p": 0.95, "top_k": 1},
     "wide": {"temperature": 1.5, "top_p": 1.0, "top_k": 1000},
-    # The first decision is the end of speech, which the official code does not take for an end.
+    # The first decision is the end of speech, which the official code ignores in the first frame.
     "first_is_end": {"temperature": 1.5, "top_p": 1.0, "top_k": 1000},
 }
 ENDING_SCALE = 1.0
@@ -68,7 +68,7 @@ class Store:
     def add(self, group: str, name: str, facts: Facts, tensors: Tensors) -> None:
         self.groups.setdefault(group, []).append({"name": name, **facts})
         stored = self.tensors.setdefault(group, {})
-        # All ids of the tiny vocabulary fit into 16 bits.
+        # All ids of the tiny vocabulary fit 16 bits.
         small = {key: value.astype(np.int16) if value.dtype.kind == "i" else value for key, value in tensors.items()}
         stored.update({f"{name}/{key}": np.ascontiguousarray(value) for key, value in small.items()})
 
@@ -104,7 +104,8 @@ class Official:
     def prompts(
         self, model: Any, text: str, references: list[str], codes: list[np.ndarray], made: int
     ) -> list[Tensors]:
-        """What `generate_long` would prefill for each batch of turns, were each answered by `made` frames."""
+        """The prompt that `generate_long` would prefill for each batch of turns, if each were answered by `made`
+        frames."""
         batches: list[Tensors] = []
 
         def answer(*, prompt: torch.Tensor, **_: Any) -> torch.Tensor:
@@ -131,7 +132,8 @@ class Official:
     def run(
         self, model: Any, columns: np.ndarray, frames: int, draw: Callable[..., torch.Tensor], **settings: float
     ) -> tuple[np.ndarray, list[np.ndarray], list[np.ndarray]]:
-        """Columns [T, 1 + K], the last of which the official caller drops, and the logits of all decisions."""
+        """Run the model: columns [T, 1 + K], of which the official caller drops the last, and the logits of all
+        decisions."""
         slow: list[np.ndarray] = []
         fast: list[np.ndarray] = []
         with (
@@ -164,7 +166,7 @@ def _recorded(model: Any, name: str, keep: Callable[[Any], None]) -> Iterator[No
 
 
 def _check_loaded(model: Any, expected: Tensors) -> None:
-    """Raise unless the model holds exactly the tensors of the files: the official loader lets anything pass."""
+    """Raise unless the model holds exactly the tensors of the files; the official loader does not check."""
     state = dict(model.named_parameters())
     if len(state) != len(expected):
         raise RuntimeError(f"{len(state)} parameters were loaded from {len(expected)} tensors")
@@ -183,7 +185,7 @@ def random_codes(seed: int, frames: int) -> np.ndarray:
 
 
 def candidates(model: Any, logits: np.ndarray) -> np.ndarray:
-    """Of all logits those that can be decided: the codes of codebook 0, then end of speech."""
+    """The logits of the ids that can be sampled: codes of codebook 0, then end of speech."""
     first, last = model.config.semantic_begin_id, model.config.semantic_end_id
     return np.append(logits[first : last + 1], logits[tiny_fish.config()["eos_token_id"]])
 
@@ -204,7 +206,8 @@ def greedy(probabilities: torch.Tensor) -> torch.Tensor:
 
 
 def add_greedy(store: Store, official: Official, name: str, *, end_scale: float, text: str = "") -> None:
-    """A greedy run, without the last column, as the official caller drops it. No decision may hang on rounding."""
+    """Store a greedy run without the last column, as the official caller drops it. Raises if a decision is a near
+    tie."""
     prompt = name if name in PROMPTS else "plain"
     model, (whole, references) = official.get(end_scale), PROMPTS[prompt]
     codes = [random_codes(index, 5 + index) for index in range(len(references))]
@@ -241,7 +244,7 @@ def store_greedy(store: Store, official: Official) -> None:
 
 
 def store_sampled(store: Store, official: Official) -> None:
-    """Seeded runs on uniform numbers that the tests draw again from the seed."""
+    """Store sampled runs on uniform numbers that the tests generate again from the seed."""
     model, config = official.get(), tiny_fish.config()
     ids = [*range(config["semantic_start_token_id"], config["semantic_end_token_id"] + 1), config["eos_token_id"]]
     columns = official.prompts(model, LONG, [], [], made=1)[0]["columns"]
@@ -254,7 +257,7 @@ def store_sampled(store: Store, official: Official) -> None:
         ) -> torch.Tensor:
             frame, step = divmod(calls[0], tiny_fish.NUM_CODEBOOKS + 1)
             calls[0] += 1
-            # The official order is codebook 0, its second draw, the others.
+            # The official order: codebook 0, its resampling, the others.
             own = torch.from_numpy(uniforms[frame, (0, tiny_fish.NUM_CODEBOOKS, *range(1, 10))[step]])
             drawn = torch.full_like(probabilities, 0.5)
             drawn[ids if step < 2 else slice(None)] = own if step < 2 else own[:-1]
@@ -267,7 +270,7 @@ def store_sampled(store: Store, official: Official) -> None:
 
 
 def count_replaced(official: Official, slow: list, made: np.ndarray, uniforms: np.ndarray, settings: Facts) -> int:
-    """Frames whose codebook 0 is not what the first draw gave."""
+    """Number of frames whose codebook 0 was resampled to another code."""
     config = tiny_fish.config()
     ids = [*range(config["semantic_start_token_id"], config["semantic_end_token_id"] + 1), config["eos_token_id"]]
     count = 0

@@ -1,4 +1,4 @@
-"""What the official Fish Audio S2 codec computes with the tiny weights of tests/tiny_fish_codec.py, for the tests.
+"""Run the official Fish Audio S2 codec with the tiny weights of tests/tiny_fish_codec.py and store its results.
 
     python fish_s2_codec.py --source FOLDER --out tests/assets/fish_s2
 
@@ -26,11 +26,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 import tiny_fish_codec
 
 MASK_SIDE = 32768
-"""Each transformer allocates a square mask of this side that it never reads."""
+"""Side of a square mask that each transformer allocates but never reads."""
 
 
 def import_official(source: Path) -> tuple[types.ModuleType, types.ModuleType]:
-    """The official modules of the codec and of its quantizer, without what they import for training and files alone."""
+    """Import the official modules of the codec and its quantizer, with stubs for imports that only training needs."""
     for name in ("audiotools", "audiotools.ml"):
         sys.modules[name] = types.ModuleType(name)
     sys.modules["audiotools"].AudioSignal = object  # type: ignore[attr-defined]
@@ -39,7 +39,7 @@ def import_official(source: Path) -> tuple[types.ModuleType, types.ModuleType]:
     assert spec is not None
     assert spec.submodule_search_locations is not None
     for part in ("", "nn", "model"):
-        # Their __init__ files would import audio packages.
+        # Their __init__.py files would import audio packages.
         package = types.ModuleType(".".join(("dac", part)) if part else "dac")
         package.__path__ = [str(Path(spec.submodule_search_locations[0]) / part)]
         sys.modules[package.__name__] = package
@@ -49,7 +49,7 @@ def import_official(source: Path) -> tuple[types.ModuleType, types.ModuleType]:
 
 
 def build(source: Path, tensors: dict[str, np.ndarray]) -> Any:
-    """The official codec in the tiny sizes with exactly `tensors`."""
+    """The official codec in tiny sizes, with exactly `tensors`."""
     dac, rvq = import_official(source)
     sizes = tiny_fish_codec.TINY_CODEC
     ones = torch.ones
@@ -95,7 +95,7 @@ def build(source: Path, tensors: dict[str, np.ndarray]) -> Any:
 
 
 def main() -> None:
-    """Decode and encode, and write one file."""
+    """Decode and encode, and write the asset file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)

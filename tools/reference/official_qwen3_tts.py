@@ -1,7 +1,7 @@
-"""The official Qwen3-TTS package, loaded from tiny checkpoints and watched while it generates.
+"""Load the official Qwen3-TTS package from tiny checkpoints, and record its generation.
 
-Runs only in the environment of requirements.txt, beside this file. It knows nothing of sonoro but the tests' checkpoint
-writer, and what `sonoro verify` watches the package with.
+Runs only in the environment of requirements.txt, beside this file. Imports only the tests' checkpoint writer and the
+recorder of `sonoro verify`.
 """
 
 import importlib.metadata
@@ -80,7 +80,7 @@ class Store:
 
 
 class Official:
-    """Official models by variant, topology and spread of the snake parameters, loaded through the released layout."""
+    """Cache of official models by variant, topology and spread of Snake parameters, loaded from the released layout."""
 
     def __init__(self, store: Store) -> None:
         self.store = store

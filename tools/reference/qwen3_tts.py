@@ -1,10 +1,10 @@
-"""Run the official Qwen3-TTS package on tiny random checkpoints and store what it computes.
+"""Run the official Qwen3-TTS package on tiny random checkpoints and store its results as test assets.
 
     python tools/reference/qwen3_tts.py --out tests/assets/qwen3_tts
 
 Runs in an environment of its own (requirements.txt beside this file, then `pip install --no-deps qwen-tts==0.1.1`).
-It knows nothing of sonoro but the tests' checkpoint writer. The output is one `{group}.safetensors` per group, with
-tensors named `{case}/{tensor}`, and scenarios.json with each case's facts; tests/reference_assets.py reads them.
+Imports only the tests' checkpoint writer. The output is one `{group}.safetensors` per group, with tensors named
+`{case}/{tensor}`, and scenarios.json with each case's facts; tests/reference_assets.py reads them.
 On one machine a rerun writes the same bytes; on another, integers are equal and floats differ by their rounding.
 """
 
@@ -115,7 +115,7 @@ ENDING_EOS_SCALE = 8.0
 
 
 def checked_greedy(official: Qwen3TTSModel, requests: list[Request], non_streaming: bool) -> Run:
-    """A greedy run whose decisions are no near ties: the same model in float64 must take all of them too."""
+    """A greedy run without near ties: raises unless the same model in float64 gives the same codes."""
     run = generate(official, requests, non_streaming, max_new_tokens=NEW_TOKENS)
     official.model.double()
     exact = generate(official, requests, non_streaming, max_new_tokens=NEW_TOKENS)
@@ -140,11 +140,11 @@ def store_greedy(store: Store, models: Official) -> None:
 
 
 def store_ending(store: Store, official: Qwen3TTSModel) -> None:
-    """A run that ends by itself: the end-of-speech row of the head is scaled up for it, and restored."""
+    """Store a run that ends by itself, with the head's end-of-speech row scaled up meanwhile."""
     head, end = official.model.talker.codec_head, official.model.config.talker_config.codec_eos_token_id
     head.weight.detach()[end] *= ENDING_EOS_SCALE
     run = checked_greedy(official, [ENDING], False)
-    # Looked up again: the change to float64 and back has moved the weights.
+    # Looked up again: the conversion to float64 and back has replaced the weights.
     head.weight.detach()[end] /= ENDING_EOS_SCALE
     if not 2 <= len(run.codes[0]) < NEW_TOKENS - 1:
         raise RuntimeError(f"{ENDING.name} made {len(run.codes[0])} frames; choose another text")
@@ -162,7 +162,7 @@ def add_greedy(store: Store, request: Request, facts: Facts, run: Run, row: int)
         **reference_tensors(request),
     }
     if facts["batch"] == 1:
-        # In a batch the rows are filled up to the longest.
+        # In a batch, trails are padded to the longest.
         tensors["trail"] = run.trails[row]
     store.add("greedy", request.name, facts | {"frames": frames, "logit_steps": steps}, tensors)
 
@@ -185,7 +185,7 @@ def to_float(audio: np.ndarray) -> np.ndarray:
 
 
 def store_clone(store: Store, models: Official) -> None:
-    """Cloning through the official wrapper: reference audio in, the waveform after the reference out."""
+    """Store cloning through the official wrapper: reference audio, and the waveform after the reference."""
     official = models.get(CLONE.variant, CLONE.topology)
     tokenizer, audio = official.model.speech_tokenizer, make_audio(19200, 5)
     (item,) = official.create_voice_clone_prompt((to_float(audio), SAMPLE_RATE), CLONE.ref_text)
@@ -224,7 +224,7 @@ def wide_rotary(
 
 
 def decode_wide(decoder: torch.nn.Module, codes: torch.Tensor) -> torch.Tensor:
-    """The float64 decoder without the two places where the official code computes in float32 whatever its input is."""
+    """Decode in float64, avoiding two places where the official code always computes in float32."""
     with (
         mock.patch.object(Qwen3TTSTokenizerV2DecoderRMSNorm, "forward", wide_norm),
         mock.patch.object(Qwen3TTSTokenizerV2DecoderRotatoryEmbedding, "forward", wide_rotary),
@@ -288,7 +288,7 @@ SETTINGS: dict[str, Facts] = {
 
 
 def store_sampling(store: Store, models: Official) -> None:
-    """Logits of each decision of a sampled run, and the distribution that the official code then drew from."""
+    """Store the logits of each decision of a sampled run, and the distribution that the official code sampled from."""
     official = models.get(SAMPLED.variant, SAMPLED.topology)
     for name, settings in SETTINGS.items():
         torch.manual_seed(1)

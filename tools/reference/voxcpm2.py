@@ -1,10 +1,10 @@
-"""Run the official VoxCPM2 language models and flow on a tiny random checkpoint and store what they compute.
+"""Run the official VoxCPM2 language models and flow on a tiny random checkpoint and store their results.
 
     python tools/reference/voxcpm2.py --out tests/assets/voxcpm2
 
 Needs voxcpm==2.0.3 (Apache License 2.0; nothing of it is stored) in an environment of its own (requirements.txt beside
-this file). It knows nothing of sonoro but the tests' checkpoint writer. The output is as that of qwen3_tts.py beside
-it; tests/tiny_vox_lm.py says what is in it.
+this file). Imports only the tests' checkpoint writer. The format is that of qwen3_tts.py beside it;
+tests/tiny_vox_lm.py defines the contents.
 """
 
 import argparse
@@ -28,7 +28,7 @@ import transformers  # noqa: F401 (looks for torchaudio before there is a stand-
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
-# Imported, and used by an earlier model alone.
+# Imported by the package, but used by an earlier model alone.
 sys.modules["torchaudio"] = types.ModuleType("torchaudio")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
@@ -56,13 +56,13 @@ MODES: dict[str, tuple[str, str, int, int]] = {
     "reference_controlled": ("controlled", "", 0, 4),
     "both": ("english", "It's not the time.", 4, 7),
 }
-"""By name: the text, the transcript, and how many patches are continued and sounded like."""
+"""By name: the text, the transcript, and the numbers of patches to continue and to imitate."""
 
 RUNS = ("zero_shot", "continuation", "reference", "both")
 
 
 class Words:
-    """What the official wrapper asks of a tokenizer."""
+    """A stand-in tokenizer with the methods that the official wrapper calls."""
 
     def __init__(self) -> None:
         self.own = Tokenizer.from_str(json.dumps(tiny_vox.tokenizer()))
@@ -97,7 +97,7 @@ class Store:
 
 
 def load(store: Store, stop: str, dtype: str = "float32") -> Any:
-    """The official model with the tiny weights, each checked to have arrived."""
+    """The official model with the tiny weights; raises if one was not loaded."""
     values = tiny_vox.config() | {"dtype": dtype}
     vae = official.AudioVAEV2(official.AudioVAEConfigV2(**values["audio_vae_config"]))
     with contextlib.redirect_stderr(io.StringIO()):
@@ -113,7 +113,7 @@ def load(store: Store, stop: str, dtype: str = "float32") -> Any:
 
 
 def prompt_of(name: str) -> tuple[str, Facts | None, Tensors]:
-    """The text of a mode, the official cache of its recordings, and these."""
+    """The text of a mode, the official prompt cache of its recordings, and the recordings."""
     text, transcript, continued, sounded_like = MODES[name]
     cache: Facts = {}
     made: Tensors = {}
@@ -130,7 +130,7 @@ def prompt_of(name: str) -> tuple[str, Facts | None, Tensors]:
 
 
 def given(model: Any, text: str, cache: Facts | None) -> tuple[Tensors, int]:
-    """What the model would be asked for `text`: ids, masks and patches of its prompt, and the limit of its frames."""
+    """The official inputs for `text`: ids, masks and patches of its prompt, and the limit on frames."""
     asked: list[Any] = []
 
     def inference(*args: Any, **settings: Any) -> Iterator[Any]:
@@ -164,7 +164,8 @@ def store_prompts(store: Store, model: Any) -> None:
 
 @torch.inference_mode()
 def store_modules(store: Store, model: Any) -> None:
-    """Each part by itself: of patches, of rows with some of them audio, of one call and of whole runs of the solver."""
+    """Store the results of each module: on patches, on mixed text and audio tokens, of one call and of whole solver
+    runs."""
     draw = torch.Generator().manual_seed(0)
     patches = torch.randn(7, tiny_vox.PATCH, tiny_vox.LATENTS, generator=draw)
     width = tiny_vox.config()["lm_config"]["hidden_size"]
@@ -191,7 +192,7 @@ def store_modules(store: Store, model: Any) -> None:
 
 @torch.inference_mode()
 def store_times(store: Store, dtype: str) -> None:
-    """The times, sizes and embedded times of the calls of all counts of steps, in `dtype`, stored as float32."""
+    """Store times, step sizes and time embeddings of the calls for every number of steps, in `dtype`, as float32."""
     dit = load(store, "random", dtype).feat_decoder
     for steps in range(2, 11):
         times: list[torch.Tensor] = []
@@ -207,7 +208,7 @@ def store_times(store: Store, dtype: str) -> None:
 
 
 def size_of_call(dit: Any, dtype: torch.dtype, steps: int, chosen: int) -> torch.Tensor:
-    """How far a call goes: from zero noise, with a velocity of one there and of zero in all other calls."""
+    """Step size of a call: the result from zero noise with velocity one in this call and zero in all others."""
     calls: list[int] = []
 
     def velocity(_: Any, __: Any, result: torch.Tensor) -> torch.Tensor:
@@ -230,7 +231,7 @@ def recorded(module: Any, keep: Callable[[Any, Any], None]) -> Iterator[None]:
 
 
 def run(model: Any, name: str, frames: int, seed: int, **settings: Any) -> Tensors:
-    """A run on stored noise: what each patch was made of, and the patches."""
+    """A run on stored noise: the inputs of each patch, and the patches."""
     text, cache, _ = prompt_of(name)
     drawn = iter(torch.from_numpy(tiny_vox.noise(seed, frames)))
     made: dict[str, list[torch.Tensor]] = {"hidden": [], "residual": [], "stop": []}
@@ -245,7 +246,7 @@ def run(model: Any, name: str, frames: int, seed: int, **settings: Any) -> Tenso
 
 
 def store_runs(store: Store, model: Any) -> None:
-    """Runs that may not end by themselves, and runs of which it is stored when they end."""
+    """Store runs of fixed length, and the lengths of runs that end by themselves."""
     for seed, name in enumerate(RUNS):
         steps = 10 if seed < 2 else 6
         tensors = run(model, name, FRAMES, seed, inference_timesteps=steps, min_len=FRAMES)
@@ -260,7 +261,8 @@ def store_runs(store: Store, model: Any) -> None:
 
 
 def add_end(store: Store, model: Any, stop: str, least: int, seed: int) -> bool:
-    """Store when a run ends, if it does so by itself and not as early as it may; one that must end is stored anyhow."""
+    """Store the length of a run if it ends by itself, later than at its minimum; a run that must end is always
+    stored."""
     tensors = run(model, "zero_shot", 30, seed, min_len=least, inference_timesteps=3)
     count = len(tensors["patches"])
     if stop == "random" and not least + 4 < count < 30:

@@ -1,4 +1,4 @@
-"""What the official AudioVAE v2 of VoxCPM2 computes with the tiny weights of tests/tiny_vox_codec.py, for the tests.
+"""Run the official AudioVAE v2 of VoxCPM2 with the tiny weights of tests/tiny_vox_codec.py and store its results.
 
     python voxcpm2_vae.py --out tests/assets/voxcpm2
 
@@ -25,11 +25,11 @@ import tiny_fish_codec
 import tiny_vox_codec
 
 ENCODED = ((1, "right"), (40, "left"), (41, "left"), (41, "right"), (2999, "left"), (2999, "right"))
-"""Samples of recordings, and where they are padded to whole patches."""
+"""Lengths of recordings in samples, and the side on which they are padded to whole patches."""
 
 
 def import_official() -> types.ModuleType:
-    """The module of the class, without the package around it, which imports much that the class does not need."""
+    """Import the module of the class without its package, which imports much that the class does not need."""
     package = importlib.util.find_spec("voxcpm")
     assert package is not None
     assert package.submodule_search_locations is not None
@@ -43,7 +43,7 @@ def import_official() -> types.ModuleType:
 
 
 def build(tensors: dict[str, np.ndarray]) -> Any:
-    """The official class in the tiny sizes with exactly `tensors`."""
+    """The official class in tiny sizes, with exactly `tensors`."""
     official = import_official()
     vae = official.AudioVAE(official.AudioVAEConfig(**tiny_vox_codec.TINY_CODEC))
     vae.load_state_dict({name: torch.from_numpy(tensor) for name, tensor in tensors.items()}, strict=True)
@@ -51,7 +51,7 @@ def build(tensors: dict[str, np.ndarray]) -> Any:
 
 
 def main() -> None:
-    """Decode and encode, and write one file."""
+    """Decode and encode, and write the asset file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
@@ -67,7 +67,7 @@ def main() -> None:
         for name, frames in (("decode", 40), ("short", 1)):
             patches = random.standard_normal((2, frames, patch, vae.latent_dim)).astype(np.float32)
             stored |= {f"{name}/patches": patches, f"{name}/audio": vae.decode(columns(patches))[:, 0].numpy()}
-        # A clip that is continued: the last three of its patches are decoded first, and their audio cut off.
+        # A continued clip: its last three patches are decoded first, and their audio is cut off.
         prompt, made = np.split(random.standard_normal((1, 17, patch, vae.latent_dim)).astype(np.float32), [9], axis=1)
         audio = vae.decode(columns(np.concatenate([prompt[:, -3:], made], axis=1)))[:, 0, 3 * tiny_vox_codec.HOP :]
         stored |= {"continued/prompt": prompt[0], "continued/patches": made, "continued/audio": audio.numpy()}

@@ -200,7 +200,7 @@ def _options(model: ModelConfig, generation: GenerationConfig) -> tuple[OptionSp
         ),
         OptionSpec(
             name="subtalker_dosample", type="bool", default=generation.subtalker_dosample,
-            help="draw the codes after the first of each frame; false takes the likeliest",
+            help="sample the codes after the first of each frame; false takes the likeliest",
         ),
         OptionSpec(
             name="subtalker_temperature", type="float", default=generation.subtalker_temperature, minimum=0.0,
@@ -208,11 +208,11 @@ def _options(model: ModelConfig, generation: GenerationConfig) -> tuple[OptionSp
         ),
         OptionSpec(
             name="subtalker_top_k", type="int", default=generation.subtalker_top_k, minimum=0, maximum=codes,
-            help="draw the codes after the first from the k likeliest; 0 keeps all",
+            help="top-k of the codes after the first; 0 keeps all",
         ),
         OptionSpec(
             name="subtalker_top_p", type="float", default=generation.subtalker_top_p, minimum=0.01, maximum=1.0,
-            help="draw the codes after the first from the likeliest that hold this much probability",
+            help="top-p of the codes after the first",
         ),
     )  # fmt: skip
 
