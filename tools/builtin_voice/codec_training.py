@@ -1,9 +1,8 @@
-"""Trains the built-in voice's codec in two stages: first what is said, then the sound of it.
+"""Train the built-in voice's codec in two stages: first the codes, then the sound.
 
-The encoder learns to code spectra such that these and the phones can be told from the codes, by the half of the decoder
-that is not yet sound: an encoder that is heard through an unlearned vocoder has nothing to say for long. Then the
-decoder learns to speak from codes that stay as they are, by the spectra of what it says at several resolutions and, but
-for the beginning, a critic. What is kept of it is an average of its weights.
+The encoder is trained so that spectra and phones can be predicted from the codes by the first half of the decoder:
+through an untrained vocoder it would get no useful gradient for long. Then the decoder is trained on fixed codes, with
+multi-resolution spectral losses and, after a while, a critic. The result is a moving average of its weights.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ def train_encoder(
     device: torch.device,
     run: Run,
 ) -> VoiceCodec:
-    """A codec whose codes are learned, on `crops(batch)`: audio [B, S] float32 with its context, and the classes of
-    phones [B, N] int64 in the columns between. Raises `Unfinished` when the time is up."""
+    """Train the encoder and the codebooks on `crops(batch)`: audio [B, S] float32 with context, and phone classes [B,
+    N] int64 of the columns between; returns the codec. Raises `Unfinished` when the time is up."""
     torch.manual_seed(training.seed)
     codec = VoiceCodec(config).to(device).train()
     optimizer = adam(codec, (0.8, 0.99), 1e-3)
@@ -69,8 +68,8 @@ def train_encoder(
 
 
 class Lesson:
-    """One step of the decoder's training, alone or with the critic, on audio [B, S] whose first and last
-    `CONTEXT_FRAMES` only help to code what is between: what `train_codec` captures. Figures are tensors."""
+    """One training step of the decoder, alone or with the critic, on audio [B, S] whose first and last `CONTEXT_FRAMES`
+    are context only: what `train_codec` captures. Metrics are tensors."""
 
     def __init__(self, codec: VoiceCodec, critic: Critic, training: CodecTraining, sample_rate: int) -> None:
         self.codec, self.critic, self.training = codec, critic, training
@@ -103,7 +102,7 @@ class Lesson:
         return torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda")
 
     def _hear(self, audio: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-        """What is made of `audio` when it is coded and decoded, what was wanted, the loss of that, and its figures."""
+        """Encode and decode `audio`; returns the result, the target, the loss, and metrics."""
         margin = CONTEXT_FRAMES * self.codec.decoder.hop
         wanted = audio[:, margin:-margin]
         codes = self.codec.inner_codes(audio)
@@ -122,8 +121,8 @@ def train_codec(
     *,
     critic: Critic | None = None,
 ) -> VoiceCodec:
-    """Train the decoder of `codec`, whose codes stay, on `crops(batch)` [B, S] float32 with their context; returns the
-    average of its weights. A `critic` that has learned goes on. Raises `Unfinished` when the time is up."""
+    """Train the decoder of `codec`, with fixed codes, on `crops(batch)` [B, S] float32 with context; returns the
+    average of its weights. A trained `critic` is continued. Raises `Unfinished` when the time is up."""
     torch.manual_seed(training.seed)
     codec.eval()
     critic = (critic or Critic()).to(next(codec.parameters()).device)
@@ -133,7 +132,7 @@ def train_codec(
     parts = {"codec": codec, "critic": critic, "average": average} | optimizers
 
     def learned() -> dict[str, dict[str, Tensor]]:
-        speaking = ("decoder.", "quantizer.project_out.")  # the codes stay, to the last bit
+        speaking = ("decoder.", "quantizer.project_out.")  # the codes must not change
         weights = {name: value for name, value in average.state_dict().items() if name.startswith(speaking)}
         return {"codec": weights, "critic": lesson.critic.state_dict()}
 

@@ -1,4 +1,4 @@
-"""DNSMOS scores speech as listeners would: P.808 of the whole impression and OVRL of P.835. Knows no text.
+"""DNSMOS: predicted opinion scores of speech, P.808 and the overall score (OVRL) of P.835.
 
 The two graphs are those of PyPI `speechmos` 0.0.1.1 (microsoft/DNS-Challenge, MIT); windows, features and fitted curves
 follow its `dnsmos.py`, with which the scores agree to .001.
@@ -20,7 +20,7 @@ _OVRL = np.poly1d([-0.06766283, 1.11546468, 0.04602535])
 
 
 class Dnsmos:
-    """Scores audio with opinions from 1 to 5. One thread."""
+    """Scores audio from 1 to 5. Single-threaded."""
 
     def __init__(self, p808: Graph, p835: Graph) -> None:
         self._p808, self._p835 = p808, p835
@@ -31,7 +31,7 @@ class Dnsmos:
         return cls(graph(folder / "model_v8.onnx"), graph(folder / "sig_bak_ovr.onnx"))
 
     def p808(self, samples: np.ndarray) -> float:
-        """Of `samples` [S] float32 at 16 kHz: the mean over `_windows`, as is `ovrl`."""
+        """P.808 score of `samples` [S] float32 at 16 kHz: the mean over `_windows`, as for `ovrl`."""
         features = (_log_mel(window[:-_HOP])[None] for window in _windows(samples))
         return round(float(np.mean([self._p808.run(None, {"input_1": given})[0][0, 0] for given in features])), 3)
 
@@ -41,7 +41,8 @@ class Dnsmos:
 
 
 def _windows(samples: np.ndarray) -> list[np.ndarray]:
-    """Windows of 9 s, a second apart, of `samples` [S] made equally loud and repeated until they fill one."""
+    """Windows of 9 s with a hop of 1 s over `samples` [S], which are level-normalised, and repeated to fill a
+    window."""
     audio = samples * (_PEAK / max(float(np.abs(samples).max()), 1e-6))
     while len(audio) < _WINDOW:
         audio = np.concatenate([audio, audio])
@@ -50,7 +51,7 @@ def _windows(samples: np.ndarray) -> list[np.ndarray]:
 
 
 def _log_mel(audio: np.ndarray) -> np.ndarray:
-    """[frames, 120] float32: decibels below the loudest, 40 of them as 1."""
+    """Log-mel features [frames, 120] float32: decibels relative to the loudest, divided by 40."""
     padded = np.pad(audio, _FFT // 2)
     frames = np.lib.stride_tricks.sliding_window_view(padded, _FFT)[::_HOP]
     periodic_hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(_FFT) / _FFT)
@@ -61,7 +62,7 @@ def _log_mel(audio: np.ndarray) -> np.ndarray:
 
 @cache
 def _mel_filters() -> np.ndarray:
-    """[mels, bins]: triangles of equal area on Slaney's scale, linear to 1 kHz and logarithmic above."""
+    """Mel filters [mels, bins]: triangles of equal area on Slaney's scale, linear to 1 kHz and logarithmic above."""
     step = np.log(6.4) / 27
     top = 15 + np.log(JUDGE_HZ / 2 / 1000) / step
     mels = np.linspace(0, top, _MELS + 2)

@@ -1,4 +1,4 @@
-"""A trained voice as the files of a checkpoint, named as released ones are: `sonoro` loads what this writes."""
+"""Write a trained voice as checkpoint files in the released layout, which `sonoro` loads."""
 
 from __future__ import annotations
 
@@ -37,11 +37,10 @@ def export_checkpoint(
     is_in_8_bits: Callable[[str, Tensor], bool] = lambda name, value: False,
     shard_bytes: int | None = None,
 ) -> None:
-    """Write both files as they are released, less the tensors that nothing reads, into a folder of configuration files.
+    """Write both weight files in the released layout, without unused tensors, to a folder with configuration files.
 
-    `is_in_8_bits` and `shard_bytes` are as `export` takes them. Raises `OutputError`, and `TensorMismatch` if the
-    configuration files call for other tensors.
-    """
+    `is_in_8_bits` and `shard_bytes` as in `export`. Raises `OutputError`, or `TensorMismatch` if the configuration
+    needs other tensors."""
     configs = read_configs(folder)
     main, codec = _named(talker=talker, speaker_encoder=speaker_encoder), _named(decoder=decoder, encoder=encoder)
     for module, file, own_dtype, fusions in (
@@ -67,12 +66,11 @@ def export(
     is_in_8_bits: Callable[[str, Tensor], bool] = lambda name, value: False,
     shard_bytes: int | None = None,
 ) -> None:
-    """Write `module`'s tensors to `file` in `dtype`, fusions undone: `sonoro.nn.weights.load` reads it back.
+    """Write `module`'s tensors to `file` in `dtype`, with fusions undone; `sonoro.nn.weights.load` reads it back.
 
-    Those of which `is_in_8_bits` says so, by their stored name, are integers with a scale by row. Beyond `shard_bytes`
-    of tensors there are several files with an index, named as released ones are. Raises `OutputError` for a place that
-    cannot be written, or a value that `dtype` cannot hold.
-    """
+    Tensors selected by `is_in_8_bits` (stored name, value) become int8 with a scale per row. More than `shard_bytes`
+    are split into shards with an index, named as in releases. Raises `OutputError` if the file cannot be written or a
+    value does not fit `dtype`."""
     tensors: dict[str, Tensor] = {}
     for name, tensor in module.state_dict().items():
         parts = _stored(name, tuple(tensor.shape), fusions)

@@ -1,4 +1,4 @@
-"""Moonshine base hears speech: 61 M parameters in 8 bits, run by onnxruntime. Knows nothing of what was to be said.
+"""Moonshine base speech recognition: 61 M parameters in 8 bits, run by onnxruntime.
 
 The graphs are those of npm `@usefulsensors/moonshine-js` 0.1.9, the tokenizer that of PyPI `useful-moonshine-onnx`
 (both MIT); `prepare_judges.sh` fetches them. Follows usefulsensors/moonshine `moonshine_onnx/model.py` `generate`.
@@ -19,7 +19,7 @@ _TOKENS_A_SECOND = 6.5
 
 
 class Moonshine:
-    """Writes down what is said in audio. One thread."""
+    """Transcribes audio. Single-threaded."""
 
     def __init__(self, encoder: Graph, decoder: Graph, tokenizer: Tokenizer) -> None:
         self._encoder, self._decoder, self._tokenizer = encoder, decoder, tokenizer
@@ -39,7 +39,7 @@ class Moonshine:
         for step in range(int(len(samples) / JUDGE_HZ * _TOKENS_A_SECOND)):
             inputs = {"input_ids": np.array([ids[-1:]]), "encoder_hidden_states": heard, **caches}
             logits, *states = self._decoder.run(None, inputs | {"use_cache_branch": np.array([step > 0])})
-            # What is attended to in the audio is computed by the first step alone.
+            # Cross-attention keys and values are computed by the first step only.
             new = dict(zip(self._caches, states, strict=True))
             caches |= {name: state for name, state in new.items() if step == 0 or ".decoder." in name}
             ids.append(int(logits[0, -1].argmax()))

@@ -1,9 +1,8 @@
-"""Results of the recipe made small, to be kept outside of the tree or carried from one machine to another.
+"""Compress results of the recipe, to store them or move them between machines.
 
-`python -m builtin_voice.pack WORK OUTPUT encoder.pt codes.pt` writes each as OUTPUT/NAME.xx in pieces of 15 MiB, of
-weights in 16 bits, less those that are drawn or are in encoder.pt as well, and of codes their first encoding, in as
-many bits as they need. With `--unpack` it makes WORK's files of OUTPUT's pieces, encoder.pt before codec.pt.
-"""
+`python -m builtin_voice.pack WORK OUTPUT encoder.pt codes.pt` writes each as OUTPUT/NAME.xx in pieces of 15 MiB:
+weights in 16 bits, without random ones and those also in encoder.pt; of codes the first encoding, bit-packed.
+`--unpack` restores WORK's files from OUTPUT's pieces, encoder.pt before codec.pt."""
 
 from __future__ import annotations
 
@@ -28,15 +27,15 @@ LEFT_OUT = {
     "codec.pt": (*_CODING, "decoder.quantizer."),
     "codec-snapshot.pt": ("critic",),
 }
-"""The beginnings of names, by file."""
+"""Prefixes of the names that are left out, by file."""
 
 
 def packed_codes(stored: dict[str, Any]) -> dict[str, Any]:
-    """Of what `encode` stored: the first encoding, its codes as bits."""
+    """The first encoding of the results of `encode`, with codes bit-packed."""
     count = len(stored["voices"])
     tokens, frames = (int(stored[name][:count].sum()) for name in ("text_lengths", "code_lengths"))
     width = (settings.CODEBOOK_SIZE - 1).bit_length()
-    # 16 bits, the highest first, of which the last `width` count.
+    # 16 bits each, most significant first, of which the last `width` are kept.
     high_first = stored["codes"][:frames].numpy().astype(">u2").view(np.uint8)
     bits = np.unpackbits(high_first.reshape(-1, 2), axis=1)[:, 16 - width :]
     return stored | {
@@ -48,7 +47,7 @@ def packed_codes(stored: dict[str, Any]) -> dict[str, Any]:
 
 
 def unpacked_codes(stored: dict[str, Any]) -> dict[str, Any]:
-    """What `packed_codes` was given, less all encodings but the first."""
+    """The inverse of `packed_codes`, with the first encoding only."""
     frames, width = int(stored["code_lengths"].sum()), (settings.CODEBOOK_SIZE - 1).bit_length()
     bits = np.unpackbits(stored["codes"].numpy(), count=frames * settings.CODEBOOKS * width).reshape(-1, width)
     codes = np.packbits(np.pad(bits, ((0, 0), (16 - width, 0))), axis=1).view(">u2").astype(np.int16)

@@ -1,12 +1,12 @@
-"""The learning half of the built-in voice, in stages that each leave one result in the work folder.
+"""The training stages of the built-in voice, each with one result in the work folder.
 
-encoder     learns the codes: encoder.pt
-codec       learns to speak from them: codec.pt
-encode      the whole corpus as codes: codes.pt
+encoder     trains the codec's encoder and codebooks: encoder.pt
+codec       trains its decoder: codec.pt
+encode      encodes the whole corpus to codes: codes.pt
 talker      trains talker and code predictor: talker.pt
-checkpoint  both as a folder in the released layout
+checkpoint  writes both in the released layout
 
-`python -m builtin_voice` runs them after the data half; README.md says how.
+`python -m builtin_voice` runs them after the data stages; README.md says how.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from sonoro.nn.configs import build
 
 LONGEST_FRAMES = 400
 ENCODED_SAMPLES = 24_000 * 600
-"""Samples of one encoding batch, silence before and padding not counted."""
+"""Samples of one encoding batch, without leading silence and padding."""
 
 
 def hours_in(folder: Path) -> float:
-    """Of audio in the shards of `folder` that are whole."""
+    """Hours of audio in the complete shards of `folder`."""
     samples = sum(index.with_suffix(".npy").stat().st_size // 2 for index in folder.glob("shard-*.jsonl"))
     return samples / 3600 / settings.SAMPLE_RATE
 
 
 def audio_of(folder: Path, device: torch.device, hours: float | None = None) -> tuple[Tensor, list[Utterance]]:
-    """Shards end to end as one int16 tensor on `device`, and their utterances with `start` counted in it."""
+    """All shards concatenated as one int16 tensor on `device`, and their utterances with `start` relative to it."""
     shards, utterances = load(folder)
     pieces, moved, offset = [], [], 0
     by_shard: dict[int, list[Utterance]] = {}
@@ -67,7 +67,7 @@ def audio_of(folder: Path, device: torch.device, hours: float | None = None) -> 
 
 
 def phones_of(utterances: list[Utterance], device: torch.device) -> Tensor:
-    """Which class of phones is heard in every sample of `utterances`, end to end: [S] uint8."""
+    """The phone class of every sample of `utterances`, concatenated: [S] uint8."""
     named = np.array([class_of(name) for row in utterances for name in row.phones], dtype=np.uint8)
     lengths = np.concatenate([np.diff(row.ends, prepend=0) for row in utterances])
     return torch.from_numpy(np.repeat(named, lengths)).to(device)
@@ -76,8 +76,8 @@ def phones_of(utterances: list[Utterance], device: torch.device) -> Tensor:
 def random_places(
     utterances: list[Utterance], samples: int, margin: int, device: torch.device
 ) -> Callable[[int], tuple[Tensor, Tensor]]:
-    """Draws where to cut B crops from `utterances`: positions [B, margin + samples + margin], and which of them there
-    are: what is between the margins begins anywhere in an utterance, or with it if it is short."""
+    """A function that samples B crops from `utterances`: sample positions [B, margin + samples + margin], and which of
+    them exist. The part between the margins starts anywhere in an utterance, or at its start if it is short."""
     starts, lengths = (
         torch.tensor([getattr(row, name) for row in utterances], device=device) for name in ("start", "samples")
     )
@@ -85,7 +85,7 @@ def random_places(
     within = torch.arange(-margin, samples + margin, device=device)
 
     def draw(batch: int) -> tuple[Tensor, Tensor]:
-        # An utterance is as likely as it is long.
+        # The probability of an utterance is proportional to its length.
         picks = torch.searchsorted(upto, torch.randint(total, (batch,), device=device), right=True)
         room = lengths[picks] - samples
         offset = (torch.rand(batch, device=device) * (room + 1).clamp(min=1)).long()
@@ -97,7 +97,7 @@ def random_places(
 
 
 def sound_at(audio: Tensor, at: Tensor, is_there: Tensor) -> Tensor:
-    """Samples `at` of `audio` [S] int16 as float32 in [-1, 1]; silence where there are none."""
+    """The samples of `audio` [S] int16 at positions `at`, as float32 in [-1, 1]; zero where not `is_there`."""
     return torch.where(is_there, audio[at].float() / 32768, 0.0)
 
 
@@ -127,7 +127,7 @@ def encode_corpus(codec: VoiceCodec, audio: Tensor, utterances: list[Utterance],
 
 
 def logger(path: Path) -> Log:
-    """Prints each record and appends it to `path` as a JSON line, with the seconds since the stage began."""
+    """A function that prints each record and appends it to `path` as a JSON line, with the stage's elapsed seconds."""
     began = time.monotonic()
 
     def log(record: dict[str, float]) -> None:
@@ -152,7 +152,8 @@ def new_codec_config() -> CodecConfig:
 
 
 def labelled_crops(audio: Tensor, utterances: list[Utterance], frames: int) -> Callable[[int], tuple[Tensor, Tensor]]:
-    """Draws B crops with their context, [B, S] float32, and the phone in the middle of each column between, [B, N]."""
+    """A function that samples B crops with context, [B, S] float32, and the phone at the middle of each column, [B,
+    N]."""
     phones, margin = phones_of(utterances, audio.device), CONTEXT_FRAMES * settings.HOP
     places = random_places(utterances, frames * settings.HOP, margin, audio.device)
     middles = slice(margin + SpeechSpectra.column // 2, -margin, SpeechSpectra.column)
@@ -167,7 +168,7 @@ def labelled_crops(audio: Tensor, utterances: list[Utterance], frames: int) -> C
 
 @contextmanager
 def kernels_tried() -> Iterator[None]:
-    """Within, shapes stay the same: the kernels that cuDNN finds by trying take far less time than those it guesses."""
+    """A context with cuDNN autotuning, for constant shapes: tuned kernels are far faster than its heuristics."""
     torch.backends.cudnn.benchmark = True
     try:
         yield
@@ -185,7 +186,7 @@ def run_encoder(work: Path, device: torch.device, run: Run) -> None:
 
 
 def run_codec(work: Path, device: torch.device, run: Run) -> None:
-    """From the weights in codec-start.pt, a snapshot of an earlier run, if there is one; with or without its critic."""
+    """Train the decoder, from the snapshot codec-start.pt of an earlier run if there is one, with or without critic."""
     training = settings.CodecTraining()
     audio, utterances = audio_of(work / "audio", device, settings.DECODER_HOURS)
     places = random_places(utterances, training.crop_frames * settings.HOP, CONTEXT_FRAMES * settings.HOP, device)
@@ -220,7 +221,7 @@ def run_encode(work: Path, device: torch.device) -> None:
         for row in encode_corpus(codec, audio, utterances, part * settings.HOP // training.shifts)
     ]
     encode, parts = TextTokenizer.from_folder(work / "tokenizer").encode, parts_of(work / "tokenizer")
-    # As `ModelConfig.text_normalizer` has it: the teacher's texts are normalised, but for their capitals.
+    # As `ModelConfig.text_normalizer` does: the teacher's texts are normalised except for capitals.
     texts = [encode(row.text.lower()) for row in utterances]
     lengths, rng = np.array([len(row) for row in texts]), np.random.default_rng(training.seed)
     whole = np.array([token for row in texts for token in row])
@@ -233,14 +234,14 @@ def run_encode(work: Path, device: torch.device) -> None:
         "code_lengths": torch.tensor([len(row) for row in codes]),
         "voices": [row.voice for row in utterances],
     }
-    # Each end to end: half a million small tensors take a minute to read.
+    # Concatenated: half a million small tensors take a minute to read.
     save(stored, work / "codes.pt")
     print(json.dumps({"utterances": len(codes), "frames": len(stored["codes"])}), flush=True)
 
 
 def utterances_on(device: torch.device, work: Path, layout: Layout, held_out: int) -> tuple[Utterances, Utterances]:
-    """The encoded corpus on `device`, utterances over `LONGEST_FRAMES` left out, in two parts: what to train on, in
-    every encoding, and the last `held_out` texts, in the first encoding alone."""
+    """The encoded corpus on `device`, without utterances over `LONGEST_FRAMES`: the training set, in every encoding,
+    and the last `held_out` texts, in the first encoding only."""
     stored = torch.load(work / "codes.pt", weights_only=True)
     count = len(stored["voices"])
     row = torch.arange(len(stored["code_lengths"]))
@@ -260,7 +261,7 @@ def utterances_on(device: torch.device, work: Path, layout: Layout, held_out: in
 
 
 def _padded(values: Tensor, lengths: Tensor, rows: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The `rows` of what lies end to end in `values` [S, ...], on `device` and padded with zeros, and their lengths."""
+    """The sequences `rows` of the concatenated `values` [S, ...], on `device`, zero-padded, and their lengths."""
     starts = (lengths.cumsum(0) - lengths)[rows].to(device)
     lengths = lengths[rows].to(device)
     column = torch.arange(int(lengths.max()), device=device)
@@ -270,7 +271,7 @@ def _padded(values: Tensor, lengths: Tensor, rows: Tensor, device: torch.device)
 
 
 def run_talker(work: Path, device: torch.device, run: Run) -> None:
-    """From the weights in talker-start.pt, a snapshot of an earlier run, if there is one."""
+    """Train the talker, from the snapshot talker-start.pt of an earlier run if there is one."""
     training = settings.TalkerTraining()
     _, config = model_config(work / "tokenizer")
     layout = Layout(config, TextTokenizer.from_folder(work / "tokenizer").encode("\n")[0], device)
@@ -290,7 +291,7 @@ def run_talker(work: Path, device: torch.device, run: Run) -> None:
 
 
 def run_checkpoint(work: Path) -> None:
-    """The trained talker and decoder as a folder that can be loaded."""
+    """Write the trained talker and decoder as a checkpoint folder."""
     values, config = model_config(work / "tokenizer")
     talker = Talker(config.talker_config)
     talker.load_state_dict(torch.load(work / "talker.pt", map_location="cpu", weights_only=True))
@@ -301,7 +302,7 @@ def run_checkpoint(work: Path) -> None:
 
 
 def write_checkpoint(folder: Path, values: dict, talker: Talker, codec: VoiceCodec, tokenizer: Path) -> None:
-    """The released layout: configuration, tokenizer, the weights in 8 and 16 bits."""
+    """Write the released layout: configuration, tokenizer, and weights in 8 and 16 bits."""
     (folder / "speech_tokenizer").mkdir(parents=True, exist_ok=True)
     for name, content in (
         ("config.json", values),

@@ -1,5 +1,5 @@
-"""A minute's rehearsal of what only GPUs do: every training at full size, compiled and recorded, on noise in place of
-speech, and the teacher on the last GPU. Says nothing about quality; prints how long steps took.
+"""A one-minute smoke test of the GPU stages: every training at full size, compiled and captured, on noise instead of
+speech, and the teacher on the last GPU. Prints the times of steps; says nothing about quality.
 
 `python -m builtin_voice.rehearse WORK --prepared PREPARED --seconds 75`
 """
@@ -25,7 +25,7 @@ _TEXT = "the quick brown fox jumps over the lazy dog, and the assistant reads ab
 
 
 def lay_out(work: Path, *, utterances: int = 40, encoded: int = 4000) -> None:
-    """Shards of noise, a tokenizer if there is none, and codes at random of `encoded` texts of all lengths."""
+    """Write shards of noise, a tokenizer if there is none, and random codes of `encoded` texts of all lengths."""
     rng, voices = np.random.default_rng(0), list(settings.voices().values())
     (work / "audio").mkdir(parents=True, exist_ok=True)
     rows, audio, begin = [], [], 0
@@ -53,7 +53,7 @@ def lay_out(work: Path, *, utterances: int = 40, encoded: int = 4000) -> None:
 
 
 def profile(work: Path, device: torch.device, *, steps: int = 10) -> str:
-    """A table of what the kernels of `steps` steps of the talker's training take, all of one width, once recorded."""
+    """A table of kernel times over `steps` captured training steps of the talker, all of one width."""
     training = settings.TalkerTraining()
     _, config = recipe.model_config(work / "tokenizer")
     layout = Layout(config, 0, device)

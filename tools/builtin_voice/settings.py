@@ -1,4 +1,4 @@
-"""Sizes of the built-in voice, in the released configuration files' own terms, and the numbers its training uses.
+"""Sizes of the built-in voice, in the terms of released configuration files, and its training hyperparameters.
 
 Weights are stored in 8 and 16 bits: 15 MiB is the limit of one file, 32 MiB of all.
 """
@@ -45,16 +45,16 @@ SEXES = {
     **{"nora": "female", "miles": "male", "edith": "female", "hugh": "male"},
     **{"rowan": "male", "clara": "female", "angus": "male", "quill": "male"},
 }
-"""Whom people hear in each voice: OpenAI's names for voices are mapped by that."""
+"""Perceived sex of each voice, by which OpenAI's voice names are mapped."""
 
 
 def taught_by() -> dict[str, str]:
-    """Who taught each voice, whatever its teacher was."""
+    """The teacher's voice of each voice, over all teachers."""
     return {name: voice for taught in TEACHERS.values() for name, voice in taught.items()}
 
 
 def voices(teacher: str = "kokoro") -> dict[str, str]:
-    """Our names for the voices, and the voice of `teacher` that each is taught by."""
+    """The voices' names, and the voice of `teacher` that each learns from."""
     return TEACHERS[teacher]
 
 
@@ -65,7 +65,7 @@ ALIASES = {
     **dict.fromkeys(("ash", "echo", "onyx", "verse"), "miles"),
     **dict.fromkeys(("ballad", "cedar", "fable"), "hugh"),
 }
-"""Further names: of old voices, and those that clients of OpenAI's API send, by the sex they are heard as there."""
+"""Aliases: names of old voices, and those of OpenAI's API, matched by perceived sex."""
 
 
 RESPELLINGS = {
@@ -76,18 +76,18 @@ RESPELLINGS = {
     **{"massage": "massahge", "niece": "neece", "portrait": "portrit", "recipes": "ressipees", "saute": "saw tay"},
     **{"sergeant": "sargent", "spaghetti": "spagetti"},
 }
-"""Common words that the voices of this size say wrong as they are written, and as they say them right."""
+"""Common words that voices of this size mispronounce, and spellings that they pronounce right."""
 
 
 CODEC_HOURS = 20.0
-"""Of audio, from the corpus' beginning: enough for the codes of a few voices."""
+"""Hours of audio for the codec, from the start of the corpus: enough for the codes of a few voices."""
 DECODER_HOURS = 60.0
 
 
 @dataclass(frozen=True)
 class EncoderTraining(Course):
-    """`crop_frames` are cut at random from utterances. `phone_weight` weighs the cross-entropy of phones against the
-    mean error of spectra, `first_weight` that of phones by the first code alone, which the talker says from the text.
+    """Random crops of `crop_frames`. `phone_weight` weights the cross-entropy of phones against the mean error of
+    spectra, `first_weight` that of phones predicted from the first code alone, which the talker derives from the text.
     """
 
     steps: int = 16_000
@@ -103,8 +103,8 @@ class EncoderTraining(Course):
 
 @dataclass(frozen=True)
 class CodecTraining(Course):
-    """Of the decoder. `crop_frames` are as many as its attention reaches back. From the share `critic_from` of the
-    course on a critic listens to `judged` crops of each batch. The result is an average of the weights."""
+    """Training of the decoder. `crop_frames` equals its attention window. From the share `critic_from` of the course
+    on, a critic sees `judged` crops of each batch. The result is a moving average of the weights."""
 
     steps: int = 25_000
     batch: int = 32
@@ -122,8 +122,8 @@ class CodecTraining(Course):
 
 @dataclass(frozen=True)
 class Noise:
-    """What makes the past unsure in training: shares of `codes` drawn anew and of whole `frames` left blank among those
-    fed back, and `dropout` of the inputs of talker and predictor."""
+    """Noise on the past in training: shares of `codes` replaced at random and of whole `frames` blanked among those fed
+    back, and `dropout` of the inputs of talker and predictor."""
 
     codes: float = 0.1
     frames: float = 0.15
@@ -132,13 +132,12 @@ class Noise:
 
 @dataclass(frozen=True)
 class TalkerTraining(Course):
-    """`positions` is the budget of rows (prompt and frames) of one batch; utterances of like length go together. The
-    predictor is trained on as many frames of it as are the share `kept` of that (at most half), to save time.
+    """`positions`: most rows (prompt and frames) of a batch of similar lengths. The predictor is trained on `kept`
+    times as many frames (at most half), to save time.
 
-    `shifts`: the corpus is encoded that many times, with as many parts of a frame of silence before it, so that where
-    frames begin is nothing to learn by heart. In every encoding but the first, a share `apart` of the text tokens is
-    taken apart into the two that were merged, and so on, so that words that are rare as a whole can be spelled.
-    `rest_weight` weighs the mean over the other codebooks against the first.
+    `shifts`: the corpus is encoded that many times, shifted by fractions of a frame, so that frame boundaries are not
+    memorised. In every encoding but the first, BPE dropout splits a share `apart` of the text tokens, so that the model
+    learns to spell rare words. `rest_weight` weights the mean loss of the other codebooks against the first.
     """
 
     steps: int = 25_000
@@ -158,7 +157,7 @@ class TalkerTraining(Course):
 
 
 def codec_config() -> dict[str, Any]:
-    """speech_tokenizer/config.json. Without an encoder, which only training uses."""
+    """speech_tokenizer/config.json, without the encoder, which only training uses."""
     return {
         "architectures": ["Qwen3TTSTokenizerV2Model"],
         "model_type": "qwen3_tts_tokenizer_12hz",
@@ -172,8 +171,8 @@ def codec_config() -> dict[str, Any]:
 
 
 def _decoder_config() -> dict[str, Any]:
-    """Most of what it computes is done at the highest rates, by convolutions as wide as `decoder_dim` says; what comes
-    before is wide for what it costs."""
+    """Most of the compute is at the highest rates, in convolutions of width `decoder_dim`; the layers before them are
+    cheap, and therefore wide."""
     return {
         "latent_dim": 320,
         "codebook_dim": 192,
@@ -196,7 +195,7 @@ def _decoder_config() -> dict[str, Any]:
 
 
 def model_config(text_vocabulary: int, special_ids: dict[str, int]) -> dict[str, Any]:
-    """config.json for a text vocabulary of that many ids; control ids sit above the codes as in the released files."""
+    """config.json for `text_vocabulary` text ids; control ids are above the codes, as in the released files."""
     return {
         "architectures": ["Qwen3TTSForConditionalGeneration"],
         "model_type": "qwen3_tts",
@@ -206,9 +205,9 @@ def model_config(text_vocabulary: int, special_ids: dict[str, int]) -> dict[str,
         "voice_aliases": ALIASES,
         "text_normalizer": "english",
         "respellings": RESPELLINGS,
-        # The engine reads longer texts than those of the corpus in segments.
+        # Texts longer than those of the corpus are split into segments.
         "max_segment_letters": 200,
-        # 50 of the 100 to 155 ms of silence that every reading begins with: who talks to it hears it so much sooner.
+        # Cuts 50 of the 100 to 155 ms of silence at the start of every reading, for a lower latency.
         "lead_in": 1200,
         "spk_sex": {name: SEXES[name] for name in voices()},
         "im_start_token_id": special_ids["<|im_start|>"],
@@ -280,8 +279,8 @@ _CONTROL_OFFSETS = {
 
 
 def is_in_8_bits(name: str, value: Tensor) -> bool:
-    """Whether a checkpoint has the tensor of that name in 8 bits: all matrices, but for those of the decoder that are
-    small and near to the sound."""
+    """Whether the checkpoint stores the tensor `name` in 8 bits: all matrices except small ones of the decoder close to
+    the output."""
     return value.ndim > 1 and not name.startswith(_IN_16_BITS)
 
 
@@ -290,7 +289,7 @@ SHARD_BYTES = 14 * 2**20
 
 
 def generation_config() -> dict[str, Any]:
-    """generation_config.json: a calm reading voice; cooler than the released models' defaults."""
+    """generation_config.json: lower temperatures than the released models' defaults, for a calm reading voice."""
     return {
         "do_sample": True,
         "temperature": 0.35,

@@ -1,8 +1,8 @@
-"""What the teachers said: shards of int16 audio beside an index, fast to map into memory.
+"""The teachers' speech: shards of int16 audio, fast to memory-map, each with an index.
 
-A shard is `shard-NNNNN.npy` ([S] int16 at 24 kHz, utterances end to end) and `shard-NNNNN.jsonl` (one `Utterance` a
-line). The index is put in its place last, so it marks a whole shard, and a run that was cut short goes on where it
-stopped; a folder belongs to one choice of corpus, voices and limit.
+A shard is `shard-NNNNN.npy` ([S] int16 at 24 kHz, concatenated utterances) and `shard-NNNNN.jsonl` (one `Utterance` per
+line). The index is written last, so that it marks a complete shard, and an interrupted run resumes; a folder belongs to
+one choice of corpus, voices and limit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""How fast a voice is on two cores of a CPU: a process that loads it, warms up and then reads sentences one by one.
+"""Speed of a voice on two CPU cores: load it, warm up, then read sentences one by one.
 
-The last line of stdout is JSON: for each voice among `rows` the `rtf`, wall time over audio time of all sentences
-together, and `first_packet_ms`, the median time from the request to the first packet; `memory_mb`, the most that the
-process ever held, and the `threads` it was done with.
+The last line of stdout is JSON: for each voice in `rows` the `rtf` over all sentences and `first_packet_ms`, the median
+TTFP; the peak memory `memory_mb`, and the number of `threads`.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ SENTENCES = 20
 
 
 def measure(speech: TTS, voice: str, sentences: list[str]) -> dict[str, str | float]:
-    """The row of one voice; one sentence is read before any is timed."""
+    """The row of one voice, after one warm-up sentence."""
     list(speech.stream(sentences[-1], voice=voice))
     first_s, wall_s, audio_s = [], 0.0, 0.0
     for sentence in sentences:

@@ -1,11 +1,10 @@
-"""Trains the built-in voice's talker and code predictor on (text ids, codes) pairs, through the engine's own modules.
+"""Train the built-in voice's talker and code predictor on (text ids, codes) pairs, with the engine's own modules.
 
-A row is what the engine feeds: a text id and K codec ids whose embeddings are summed. Prompt rows and frame rows are
-one table of ids, laid out here on the device for a batch of like lengths; each utterance of it has one of the two text
-layouts and of the languages. In training, noise spoils the frames that are fed back.
+A row is one input of the talker: a text id and K codec ids whose embeddings are summed. Prompt and frames of an
+utterance are laid out here on the device, for a batch of similar lengths; each utterance has one of two text layouts
+and one of the languages. Noise is applied to the frames that are fed back.
 
-Batches have one of a few widths and a size of its own for each, so that a step of each is recorded once as a CUDA
-graph.
+Batches have one of a few widths, and a batch size for each, so that each is captured once as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -44,15 +43,15 @@ __all__ = [
 ]
 
 IGNORED = -100
-"""The target of a row that decides nothing."""
+"""The target of a row without a prediction."""
 
 _MOST_JUDGED = 8192
-"""Frames whose other codebooks are judged at once."""
+"""Most frames whose other codebooks are evaluated at once."""
 
 NO_NOISE = Noise(codes=0.0, frames=0.0, dropout=0.0)
 
 WIDTHS = (*range(40, 200, 16), *range(208, 336, 32), 336, 400, 480)
-"""How many rows an utterance of a batch may have; multiples of 8, which compiled kernels are made for."""
+"""Widths of batches: most rows of an utterance; multiples of 8, as compiled kernels need."""
 
 _LOGGED_EVERY = 500
 _CPU = torch.device("cpu")
@@ -87,7 +86,7 @@ class Utterances:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a prompt is laid out by: the ids of `config`, and that of a line break; tables are on `device`."""
+    """Prompt layout: the ids of `config`, and that of a line break; tables are on `device`."""
 
     config: ModelConfig
     newline_id: int
@@ -95,7 +94,7 @@ class Layout:
 
     @property
     def languages(self) -> list[int | None]:
-        """The ids of all languages, by number; None, the first, is `auto`."""
+        """Ids of all languages by number; the first, None, is `auto`."""
         return [None, *self.config.talker_config.codec_language_id.values()]
 
     def tags(self, language_id: int | None) -> list[int]:
@@ -107,8 +106,8 @@ class Layout:
 
     @cached_property
     def openings(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What every prompt begins with, by the number of its language: text ids and codes of codebook 0 [N, longest],
-        aligned on the right (-1: nothing, as is the speaker's), and how many rows they are, [N]."""
+        """The start of every prompt, by number of language: text ids and codes of codebook 0 [N, longest],
+        right-aligned (-1: none, also for the speaker), and their number of rows [N]."""
         config, talker = self.config, self.config.talker_config
         pad = config.tts_pad_token_id
         head = [config.im_start_token_id, config.assistant_token_id, self.newline_id]
@@ -123,8 +122,8 @@ class Layout:
 
 @dataclass(frozen=True)
 class Rows:
-    """A batch as the talker sees it: `text_rows` [B, P] and `code_rows` [B, P, K] (-1: nothing), targets of codebook 0
-    [B, P] (`IGNORED` where no decision is made), and the frame decided at a row, [B, P] (-1: none)."""
+    """Inputs and targets of a batch: `text_rows` [B, P] and `code_rows` [B, P, K] (-1: none), targets of codebook 0 [B,
+    P] (`IGNORED` for none), and the index of the frame predicted at a row, [B, P] (-1: none)."""
 
     text_rows: Tensor
     code_rows: Tensor
@@ -135,10 +134,10 @@ class Rows:
 def assemble(
     batch: Utterances, layout: Layout, *, is_streaming: Tensor, language: Tensor, width: int | None = None
 ) -> Rows:
-    """The rows of a batch as the engine would prepare and feed them; those after an utterance's last are padding.
+    """The rows of a batch as the engine would feed them, padded on the right.
 
-    By utterance, `is_streaming` [B] bool says which text layout it has, and `language` [B] int64 the number of its
-    language. P is `width`, or what the longest of them needs. Capturable with a `width`."""
+    `is_streaming` [B] bool selects the text layout and `language` [B] int64 the number of the language of each
+    utterance. P is `width`, or what the longest needs. Capturable with a `width`."""
     config, talker = layout.config, layout.config.talker_config
     books, device = batch.codes.shape[2], batch.text.device
     opening_text, opening_codes, openings = layout.openings
@@ -147,7 +146,7 @@ def assemble(
     body = torch.where(is_streaming, 1, lengths + 2)
     total = width or int((prefix + body + frames).max())
     column = torch.arange(total, device=device)[None] - prefix
-    frame = column - body  # the frame whose codes this row carries; the row decides frame + 1
+    frame = column - body  # the frame whose codes this row has; the row predicts frame + 1
     is_opening = column < 0
     opening = (column + opening_text.shape[1]).clamp(0, opening_text.shape[1] - 1)
 
@@ -175,17 +174,17 @@ def assemble(
 
 
 class Batch(NamedTuple):
-    """The utterances `picks` [B] int64, none of which has more than `width` rows."""
+    """The utterances `picks` [B] int64, each of at most `width` rows."""
 
     picks: Tensor
     width: int
 
 
 def batches(lengths: Tensor, positions: int, generator: torch.Generator) -> list[Batch]:
-    """All utterances of `lengths` [N] rows up to the last of `WIDTHS`, shuffled, in batches of like lengths.
+    """All utterances of at most `WIDTHS[-1]` of `lengths` [N] rows, shuffled, in batches of similar lengths.
 
-    All batches of a width have one size, of at most `positions` rows but never none; the last is filled up with others
-    of that width."""
+    All batches of a width have the same size, at most `positions` rows and at least one utterance; the last is filled
+    up with others of that width."""
     found: list[Batch] = []
     for below, width in itertools.pairwise((0, *WIDTHS)):
         fitting = ((lengths > below) & (lengths <= width)).nonzero()[:, 0]
@@ -199,7 +198,7 @@ def batches(lengths: Tensor, positions: int, generator: torch.Generator) -> list
 
 
 class Plan:
-    """Which utterances each step takes: all of them, in batches, then again in other batches."""
+    """The batch of each step: epochs over all utterances, with new batches in each."""
 
     def __init__(self, lengths: Tensor, training: TalkerTraining) -> None:
         self._lengths, self._positions = lengths, training.positions
@@ -207,7 +206,7 @@ class Plan:
         self._first, self._batches = 0, self._next_epoch()
 
     def batch(self, step: int) -> Batch:
-        """The utterances of step `step`, which is not before the last one asked for."""
+        """The utterances of step `step`; steps must not decrease from call to call."""
         while step - self._first >= len(self._batches):
             self._first += len(self._batches)
             self._batches = self._next_epoch()
@@ -219,7 +218,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Forwards:
-    """The two training forwards, compiled where that pays."""
+    """The two training forwards, compiled where that is faster."""
 
     first: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     rest: Callable[[Tensor, Tensor, Tensor, float], Tensor]
@@ -242,7 +241,7 @@ class Forwards:
 
 
 def corrupt(codes: Tensor, share: float, size: int) -> Tensor:
-    """`codes` with `share` of them drawn anew from `size`, those below 0 left as they are."""
+    """`codes` with a `share` of them replaced by random codes below `size`; negative ones stay."""
     drawn = torch.randint_like(codes, size)
     return torch.where((torch.rand_like(codes, dtype=torch.float32) < share) & (codes >= 0), drawn, codes)
 
@@ -250,11 +249,11 @@ def corrupt(codes: Tensor, share: float, size: int) -> Tensor:
 def losses(
     forwards: Forwards, rows: Rows, codes: Tensor, noise: Noise, size: int, *, kept: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy of codebook 0 (end included) and of the other codebooks: of the first 8,192 frames, or of
-    about `kept` of all, which is capturable.
+    """Mean cross-entropy of codebook 0 (end included) and of the other codebooks: of the first 8,192 frames or,
+    capturable, of about `kept` random ones.
 
-    `noise` makes the past unsure, as it is when the model hears itself: of the frames fed back some are blank and some
-    codes wrong, as are codes given to the predictor within a frame. Targets and prompt rows stay.
+    `noise` imitates the errors of free-running generation: some frames fed back are blank and some codes wrong, as are
+    codes given to the predictor within a frame. Targets and prompt rows are unchanged.
     """
     carries = (rows.frame > 0) | ((rows.frame < 0) & (rows.targets >= 0))  # rows that feed a frame back
     code_rows = torch.where(carries[..., None], corrupt(rows.code_rows, noise.codes, size), rows.code_rows)
@@ -263,10 +262,10 @@ def losses(
     hidden, first = forwards.first(rows.text_rows, code_rows, rows.targets, noise.dropout)
     decided = rows.frame.flatten()
     if kept is None:
-        # A GPU's attention takes no more sequences at once.
+        # GPU attention kernels limit the number of sequences.
         chosen = (decided >= 0).nonzero()[:_MOST_JUDGED, 0]
     else:
-        # Those that decide nothing come last, and have no target.
+        # Rows without a prediction sort last, and have no target.
         chosen = (
             torch.where(decided >= 0, torch.rand_like(decided, dtype=torch.float32), -1.0)
             .topk(kept, sorted=False)
@@ -279,7 +278,7 @@ def losses(
 
 
 class Lesson:
-    """One step of the talker's training, on the utterances `picks` [B] of `data`: what is captured for each width."""
+    """One training step of the talker on the utterances `picks` [B] of `data`, captured once for each width."""
 
     def __init__(self, talker: Talker, data: Utterances, layout: Layout, training: TalkerTraining) -> None:
         self.talker, self._data, self._layout, self._training = talker, data, layout, training
@@ -291,7 +290,7 @@ class Lesson:
         self._captured: dict[int, Captured] = {}
 
     def __call__(self, batch: Batch) -> dict[str, Tensor]:
-        """Figures of the step, valid until the next one."""
+        """Run the step; returns its metrics, valid until the next one."""
         width = batch.width
         if width not in self._captured:
             self._captured[width] = Captured(lambda picks: self._learn(picks, width), 2, self._pool)
@@ -301,7 +300,7 @@ class Lesson:
         utterances = self._data.take(picks, width)
         number = torch.randint(2 * len(self._layout.languages), picks.shape, device=self._device)
         rows = assemble(utterances, self._layout, is_streaming=number % 2 == 0, language=number // 2, width=width)
-        # The same for every width, or it would be compiled for each.
+        # Equal for all widths, or it would be compiled for each.
         kept = max(1, round(self._training.kept * self._training.positions))
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._device.type == "cuda"):
             first, rest = losses(self._forwards, rows, utterances.codes, self._training.noise, self._size, kept=kept)
@@ -311,7 +310,7 @@ class Lesson:
 
 @torch.no_grad()
 def judge(average: Talker, held_out: Utterances, layout: Layout) -> dict[str, float]:
-    """Both losses on `held_out`, without noise."""
+    """Both validation losses on `held_out`, without noise."""
     zeros = torch.zeros_like(held_out.text_lengths)
     rows = assemble(held_out, layout, is_streaming=zeros > 0, language=zeros)
     size = layout.config.talker_config.code_predictor_config.vocab_size

@@ -1,8 +1,8 @@
 """The layers of a StyleTTS 2 speaker (Li et al. 2023, arXiv 2306.07691) with an ISTFTNet vocoder (Kaneko et al. 2022),
 for batches of utterances of different lengths.
 
-Sequences are [B, C, T]; a mask is [B, 1, T] float32, 1 where an utterance is. Norms count what the mask keeps, and
-convolutions see zeros beyond it, so that a batch gives what its utterances give alone. Knows no weights and no text.
+Sequences are [B, C, T]; a mask is [B, 1, T] float32, 1 within an utterance. Norms use masked statistics, and
+convolutions see zeros beyond the mask, so that a batch gives the same results as its utterances alone.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class StyledBlock(nn.Module):
         )
 
     def forward(self, x: Tensor, style: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """What follows `x`, and its mask."""
+        """The output for `x`, and its mask."""
         out = F.leaky_relu(self.norm1(x, style, mask), 0.2) * mask
         if self.pool is not None:
             out, x, mask = self.pool(out), x.repeat_interleave(2, -1), mask.repeat_interleave(2, -1)
@@ -111,7 +111,7 @@ StyledSnake = Callable[[Tensor, Tensor, tuple[Tensor, Tensor], Tensor], Tensor]
 
 
 class Snake(nn.Module):
-    """What `styled_snake` needs of a layer."""
+    """The parameters of `styled_snake`."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

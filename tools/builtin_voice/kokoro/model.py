@@ -1,7 +1,7 @@
 """Kokoro-82M in PyTorch: phoneme ids and styles to durations, and on to sound, for batches of any lengths.
 
-Written from the public ONNX graph of the model and the papers named in `layers`; modules are named as the graph's
-nodes. Knows neither files nor phonemes.
+Written from the public ONNX graph of the model and the papers named in `layers`; modules have the names of the graph's
+nodes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The teacher: phonemes of many utterances to trimmed 24 kHz speech and the time of each phoneme, in batches.
+"""The teacher: phonemes of many utterances to trimmed 24 kHz speech and phoneme times, in batches.
 
-Knows no spelling: `builtin_voice.phonemize` makes phonemes. Needs PyTorch and NumPy alone.
+`builtin_voice.phonemize` makes the phonemes. Needs only PyTorch and NumPy.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from builtin_voice.kokoro.layers import mask_of, styled_snake
 from builtin_voice.kokoro.model import Kokoro
 
 ACCENTS = {"af_heart": "us", "am_michael": "us", "bf_emma": "gb", "bm_george": "gb"}
-"""Of each voice: whose phonemes it reads."""
+"""The accent whose phonemes each voice reads."""
 GAINS = {"af_heart": 1.39, "am_michael": 1.54, "bf_emma": 0.99, "bm_george": 1.01}
 """Bring each voice's mean active level to .06 of full scale over six Harvard sentences; their peaks are at most .77."""
 MAX_PHONEMES = 510
 LEADING_S, TRAILING_S = 0.1, 0.2
 LEAD_S = 0.045
-"""By so much the sound comes before its frame."""
+"""Time by which the sound precedes its frame."""
 SILENT_S = 0.5
 """At both edges of what the model says, by the frames of its phonemes: the mean of 8 readings, .09 the deviation."""
 PHONEMES_A_BATCH, FRAMES_A_BATCH = 16_000, 4_000
