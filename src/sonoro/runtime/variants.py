@@ -109,7 +109,7 @@ class _Elsewhere:
 
 
 class _Nothing:
-    """A compiled kernel in which there is nothing to launch."""
+    """A stand-in for a compiled kernel, which launches nothing."""
 
     function = packed_metadata = None
 
@@ -144,7 +144,7 @@ def recording(card: Card, note: Callable[[Variant], Any]) -> Iterator[None]:
     def launched(*, key: str, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
         kernels.add(fn.jit_function)
         compiled, *_ = fn.jit_function.device_caches[elsewhere]
-        # Where Triton looks for it at the next launch, to describe it to nobody again.
+        # Fill Triton's cache for this key, so that later launches of the variant are not described again.
         compiled[key] = _Nothing()
         note(_variant(fn.jit_function, compile["specialization_data"], card))
         return True
