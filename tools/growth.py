@@ -3,7 +3,7 @@
 `growth.txt` beside this file says what each commit since `BASE` was for; a commit counts whole for one purpose, the
 first that its subject names, one that is not listed for none. What a purpose cost is what its commits added less
 what they took away, so the purposes sum to the difference of the two trees, and a line that one purpose wrote and
-another rewrote is counted once. Knows nothing of the package but its folder.
+another rewrote is counted once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KINDS = ("code", "docstrings, comments", "`__all__`", "blank")
 
 
 def purposes(text: str) -> dict[str, str]:
-    """The purpose of each commit: a line that names one, then indented lines of commits."""
+    """Parse growth.txt: the purpose of each commit (a line with a purpose, then indented lines of commits)."""
     found, purpose = {}, ""
     for line in text.splitlines():
         if line.startswith(" "):
@@ -32,7 +32,7 @@ def purposes(text: str) -> dict[str, str]:
 
 
 def kinds(text: str) -> Counter[str]:
-    """How many lines of Python source are of each of `KINDS`."""
+    """Number of lines of Python source of each of `KINDS`."""
     lines = text.splitlines()
     of = dict.fromkeys(range(1, len(lines) + 1), "code")
     for number, line in enumerate(lines, 1):
@@ -49,7 +49,7 @@ def kinds(text: str) -> Counter[str]:
 
 
 def growth(of_commit: dict[str, str]) -> tuple[Counter[str], dict[str, Counter[str]]]:
-    """Lines at `BASE` by kind, and what each purpose has added to them since."""
+    """Lines at `BASE` by kind, and the lines that each purpose has added since."""
     blobs = _Blobs()
     base = Counter[str]()
     for line in _git("ls-tree", "-r", BASE, FOLDER).splitlines():
@@ -70,7 +70,7 @@ def growth(of_commit: dict[str, str]) -> tuple[Counter[str], dict[str, Counter[s
 
 
 class _Blobs:
-    """What git keeps under an id, counted once."""
+    """Line counts of git blobs, cached by id."""
 
     def __init__(self) -> None:
         self._known: dict[str, Counter[str]] = {}
@@ -84,7 +84,7 @@ class _Blobs:
 
 
 def standing() -> int:
-    """How many lines of today were last written at `BASE` or before, those moved within a commit included."""
+    """Number of present lines that were last written at `BASE` or before, moves within a commit included."""
     count = 0
     for path in _git("ls-files", f"{FOLDER}/*.py").split():
         lines = _git("blame", "-w", "-M", "-C", "-s", "--abbrev=6", f"{BASE}..HEAD", "--", path).splitlines()

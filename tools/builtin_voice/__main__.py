@@ -1,10 +1,9 @@
-"""The built-in voice from nothing, with one command: `python -m builtin_voice WORK --prepared PREPARED --seconds 580`.
+"""Train the built-in voice from scratch: `python -m builtin_voice WORK --prepared PREPARED --seconds 580`.
 
-Every stage leaves its result in WORK and is passed over once that is there. When the time is up the command ends with
-exit code 75, and goes on where it stopped when it is run again; with `--fit` the trainings take as many steps as there
-is time for instead. Stages that learn are processes of their own. With two GPUs one learns the codes and then to speak
-from them, while the other goes on reading the corpus aloud, encodes it and trains the talker.
-"""
+Every stage writes its result to WORK, and is skipped if that exists. When the time is up the command exits with 75, and
+resumes when it is run again; with `--fit` the trainings instead take as many steps as there is time for. Training
+stages run in processes of their own. With two GPUs one trains encoder and codec, while the other continues to
+synthesise the corpus, encodes it and trains the talker."""
 
 from __future__ import annotations
 
@@ -30,14 +29,14 @@ from sonoro.core.machine import commit_of_checkout, processor, usable_cores
 EXIT_UNFINISHED = 75
 CORPUS_ROWS = 92_000
 ENCODING_S = 60.0
-"""At most, by arithmetic, on an H200: it goes on from nothing, so it is not begun with less time than that."""
+"""Upper estimate for encoding on an H200: it cannot be resumed, so it is not started with less time than that."""
 COMPILING_S = 90.0
-"""Before the first step of a decoder or a talker, of which an H200 took 50 to 80."""
+"""Compile time allowed before the first step of decoder or talker; an H200 took 50 to 80 s."""
 WRITING_S = 15.0
-"""What a fitted run leaves for the checkpoint."""
+"""Time that a fitted run reserves for writing the checkpoint."""
 RESULTS = {"encoder": "encoder.pt", "codec": "codec.pt", "encode": "codes.pt", "talker": "talker.pt"}
 GRACE_S = 10.0
-"""Recognisers hear to its end what they have begun, which of a long text may take longer."""
+"""Grace for judges to finish a reading, which may take longer for a long text."""
 
 
 def python(module: str, *arguments: object) -> list[str]:
@@ -45,14 +44,14 @@ def python(module: str, *arguments: object) -> list[str]:
 
 
 class Stages:
-    """Runs what is missing in `work`, and writes down how long each stage took, and where."""
+    """Runs the stages whose results are missing in `work`, and records the time and machine of each."""
 
     def __init__(self, work: Path, deadline_s: float) -> None:
         self._work, self._deadline_s = work, deadline_s
 
     def run(self, name: str, result: str, make: Callable[[], object], *, needs_s: float = 0.0) -> None:
-        """Have `make` make `result`, unless it is there. `Unfinished` if it would begin too late; `needs_s` is what a
-        stage takes on the machine this is laid out for if it cannot be interrupted."""
+        """Run `make` to create `result`, unless it exists. Raises `Unfinished` if too little time is left; `needs_s` is
+        the expected time of a stage that cannot be interrupted."""
         if (self._work / result).exists():
             return
         if time.monotonic() + needs_s > self._deadline_s:
@@ -77,7 +76,7 @@ class Stages:
                 file.write(json.dumps(record) + "\n")
 
     def command(self, name: str, result: str, command_to: Callable[[Path], list[str]]) -> None:
-        """As `run`, a command that writes to where it is told; its result is put in its place when it is whole."""
+        """As `run`, for a command that writes to a given path; its complete result is moved into place."""
         unfinished = self._work / f"{result}.partial"
 
         def make() -> None:
@@ -89,7 +88,7 @@ class Stages:
 
 @dataclass
 class Readers:
-    """Processes that read the corpus of `work` aloud together, each on a GPU of its own where there are any."""
+    """Processes that synthesise the corpus of `work`, each on its own GPU if there are any."""
 
     work: Path
     command: list[str]
@@ -109,7 +108,7 @@ class Readers:
             self.stop(gpu)
 
     def stop(self, gpu: str) -> None:
-        """End what reads on `gpu`; what it had begun is left to the others."""
+        """Stop the process on `gpu`; the others take over its unfinished shard."""
         if (child := self._running.pop(gpu, None)) is not None:
             child.terminate()
             child.wait()
@@ -118,18 +117,18 @@ class Readers:
                     claim.unlink()
 
     def are_done(self) -> bool:
-        """Whether all has been read. Ends this program if one of them failed."""
+        """Whether the whole corpus is synthesised. Exits the program if a process failed."""
         running = [child for child in self._running.values() if not has_ended("synthesis", child)]
         return not running
 
     def wait(self, deadline_s: float, hours: float = float("inf")) -> None:
-        """Until all has been read, there are so many `hours` of audio, or the deadline has passed."""
+        """Wait until the corpus is done, `hours` of audio exist, or the deadline has passed."""
         while not self.are_done() and recipe.hours_in(self.work / "audio") < hours and time.monotonic() < deadline_s:
             time.sleep(0.5)
 
 
 def start(command: list[str], gpu: str, log: Path | None = None) -> subprocess.Popen[bytes]:
-    """`command` on that GPU alone ("": on what there is), its output appended to `log`."""
+    """Start `command` with only `gpu` visible ("": all), its output appended to `log`."""
     environment = os.environ | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
     if log is None:
         return subprocess.Popen(command, env=environment)
@@ -138,8 +137,8 @@ def start(command: list[str], gpu: str, log: Path | None = None) -> subprocess.P
 
 
 def end_with(name: str, child: subprocess.Popen[bytes], kind: type[BaseException] | None, *_: object) -> None:
-    """End `child` for an exception of that `kind`: when the time is up it ends by itself, and writes down where it is;
-    that it failed would be worse news."""
+    """Stop `child` after an exception of type `kind`. If the time is up, it ends by itself after saving its state, and
+    a failure of its own takes precedence."""
     if kind is not None and not issubclass(kind, Unfinished):
         child.terminate()
     child.wait()
@@ -148,13 +147,13 @@ def end_with(name: str, child: subprocess.Popen[bytes], kind: type[BaseException
 
 
 def gpus_there() -> list[str]:
-    """As `CUDA_VISIBLE_DEVICES` calls them; a CPU is one that is called ""."""
+    """The GPUs as `CUDA_VISIBLE_DEVICES` names them; [""] without any."""
     count = torch.cuda.device_count()
     return os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")[:count] or [""]
 
 
 def judge(work: Path, judges: Path, processes: int, deadline_s: float) -> None:
-    """The checkpoint's figures as speech.json, but for its speed on a CPU. An interrupted one goes on."""
+    """Evaluate the checkpoint to speech.json, except its speed on a CPU. Resumes an interrupted run."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     unfinished = work / "speech.partial.json"
     command = python(
@@ -172,7 +171,7 @@ def judge(work: Path, judges: Path, processes: int, deadline_s: float) -> None:
 
 
 def interrupt(child: subprocess.Popen[bytes]) -> None:
-    """End `child` as Ctrl-C would, so that it ends the processes that it has started; if need be all of its group."""
+    """Send SIGINT to `child`, so that it stops its own child processes; if need be, kill its process group."""
     child.send_signal(signal.SIGINT)
     try:
         child.wait(GRACE_S)
@@ -181,7 +180,7 @@ def interrupt(child: subprocess.Popen[bytes]) -> None:
 
 
 def wait_for(name: str, child: subprocess.Popen[bytes] | None, deadline_s: float = float("inf")) -> None:
-    """Until `child` has ended, if there is one. `Unfinished` if the deadline passes first."""
+    """Wait until `child`, if any, has ended. Raises `Unfinished` if the deadline passes first."""
     if child is None:
         return
     try:
@@ -192,7 +191,7 @@ def wait_for(name: str, child: subprocess.Popen[bytes] | None, deadline_s: float
 
 
 def has_ended(name: str, child: subprocess.Popen[bytes]) -> bool:
-    """Whether `child` has done its work. `Unfinished` if it ran out of time; ends this program if it failed."""
+    """Whether `child` has succeeded. Raises `Unfinished` if it ran out of time; exits the program if it failed."""
     if child.poll() == EXIT_UNFINISHED:
         raise Unfinished(name)
     if child.returncode:
@@ -202,8 +201,8 @@ def has_ended(name: str, child: subprocess.Popen[bytes]) -> bool:
 
 @dataclass(frozen=True)
 class Times:
-    """On the clock of `time.monotonic`: when all ends, when the corpus is taken as far as it has been read, and for a
-    run that is fitted, how long the codes are learned."""
+    """Times on `time.monotonic`: the end, when the corpus is used as far as it is synthesised and, for a fitted run,
+    the end of the encoder's training."""
 
     deadline_s: float = float("inf")
     speech_until_s: float = float("inf")
@@ -215,7 +214,7 @@ class Times:
 
 
 def run(work: Path, prepared: Path, teacher: str, times: Times, processes: int) -> None:
-    """All stages up to the checkpoint. Raises `Unfinished` when the deadline has passed."""
+    """Run all stages up to the checkpoint. Raises `Unfinished` when the deadline has passed."""
     stages, gpus = Stages(work, times.deadline_s), gpus_there()
     first, last = gpus[0], gpus[-1]
     read = written_out(stages, work, prepared, teacher, processes)
@@ -232,7 +231,7 @@ def run(work: Path, prepared: Path, teacher: str, times: Times, processes: int) 
 
     with ExitStack() as beside:
         if not (work / RESULTS["encode"]).exists():
-            # Flite reads on a CPU, and needs no GPU to itself.
+            # Flite runs on the CPU.
             readers = beside.enter_context(Readers(work, read, gpus if teacher == "kokoro" else [""]))
             is_shared = teacher == "kokoro" and first == last
             readers.wait(times.speech_until_s, float("inf") if is_shared else settings.CODEC_HOURS)
@@ -256,7 +255,7 @@ def run(work: Path, prepared: Path, teacher: str, times: Times, processes: int) 
 
 
 def written_out(stages: Stages, work: Path, prepared: Path, teacher: str, processes: int) -> list[str]:
-    """Makes the corpus and the tokenizer; returns the command that has a `teacher` read it aloud."""
+    """Make corpus and tokenizer; returns the command with which `teacher` synthesises the corpus."""
     share = prepared / "share"
     if teacher == "flite":
         corpus = work / "corpus.jsonl.gz"
@@ -274,10 +273,10 @@ def written_out(stages: Stages, work: Path, prepared: Path, teacher: str, proces
 
 
 def learn_alone(name: str, work: Path, run: Run) -> None:
-    """One of the stages that a process has to itself."""
+    """Run one training stage, in a process of its own."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_float32_matmul_precision("high")
-    # cuDNN's attention builds a plan for every new length, which takes longer than the step.
+    # cuDNN's attention builds a plan for each new length, which takes longer than a step.
     torch.backends.cuda.enable_cudnn_sdp(False)
     make: dict[str, Callable[[], None]] = {
         "encoder": partial(recipe.run_encoder, work, device, run),
@@ -329,6 +328,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # What was started ends with it then.
+    # So that child processes are stopped too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     main()

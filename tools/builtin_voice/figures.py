@@ -1,4 +1,4 @@
-"""Numbers, dates, times, prices, addresses and codes as people write them. Knows no sentence."""
+"""Random numbers, dates, times, prices, addresses and codes, as people write them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KINDS += ["gate", "zip", "model", "letter", "letters"]
 
 
 class Figures:
-    """Writes one number or code of a kind per call, drawing from `rng`."""
+    """Generates a random number or code of a kind per call, from `rng`."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng

@@ -1,7 +1,7 @@
-"""The teacher: Flite's free voices through its C library, as 24 kHz speech with trimmed ends and an even loudness, and
-which phone is to be heard when.
+"""The teacher Flite: its free voices through the C library, as 24 kHz speech with trimmed ends, even loudness and phone
+times.
 
-Knows no text rules: it is given text that is already written out (`sonoro.core.normalize`).
+Input must be normalised text (`sonoro.core.normalize`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from builtin_voice.phones import PAUSE
 SAMPLE_RATE = 24000
 LEADING_SILENCE_S = 0.06
 TRAILING_SILENCE_S = 0.16
-# Brings each voice's mean active level over the first 100 Harvard sentences to 0.08 of full scale; no peak clips there.
+# Bring each voice's mean active level over the first 100 Harvard sentences to 0.08 of full scale, without clipping.
 GAINS = {"slt": 0.41, "rms": 0.81, "awb": 0.69, "kal16": 1.75}
 VOICES = tuple(GAINS)
 _WINDOW = SAMPLE_RATE // 200
@@ -90,8 +90,8 @@ class Flite:
         return self._voices[voice]
 
     def raw(self, text: str, voice: str) -> tuple[np.ndarray, int, list[tuple[str, float]]]:
-        """What Flite says, untrimmed: [S] float32 in [-1, 1], its rate in Hz, and phones with their ends in seconds."""
-        # Flite ends a sentence only before a capital; otherwise a full stop is no more than a comma to it.
+        """Flite's untrimmed output: [S] float32 in [-1, 1], its rate in Hz, and phones with their ends in seconds."""
+        # Flite ends a sentence only before a capital; otherwise it treats a full stop as a comma.
         sentences = re.sub(r"([.?!] )([a-z])", lambda match: match[1] + match[2].upper(), text)
         utterance = self._flite.flite_synth_text(sentences.encode("ascii"), self._voice(voice))
         if utterance is None:
@@ -119,7 +119,7 @@ class Flite:
 
 
 def placed(phones: list[tuple[str, int]], length: int) -> list[Phone]:
-    """Those of `phones`, names and ends, that are to be heard in samples 0 to `length`, all of which they fill."""
+    """The `phones` (name, end) within samples 0 to `length`, extended to fill all of them."""
     found, at = [], 0
     for name, given in [*phones, (PAUSE, length)]:
         end = min(given, length)

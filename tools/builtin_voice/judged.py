@@ -1,4 +1,4 @@
-"""The sentences a voice is judged by, read from files; the corpus holds none of them. Knows not the mixed texts."""
+"""The evaluation sentences except the mixed texts, read from files. The corpus holds none of them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from builtin_voice.word_errors import words_of
 
 _FOLDER = Path(__file__).parent
 JUDGED_HARVARD = 100
-"""So many Harvard sentences, from the first, judge a voice; the others lend the mixed texts their words."""
+"""Number of Harvard sentences, from the first, for evaluation; the mixed texts use words of the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Carrier:
-    """`sentence` carries the common word `word`, which must be heard in it."""
+    """A `sentence` with the common word `word`, which must be heard in it."""
 
     word: str
     sentence: str
@@ -44,7 +44,7 @@ _ALIKE = {
     "threw": ("through",),
     "yogurt": ("yoghurt",),
 }
-"""What a recogniser may write for a word that was said right."""
+"""Accepted transcriptions of a word that was spoken correctly."""
 
 
 def read_harvard() -> list[str]:

@@ -1,7 +1,7 @@
-"""A page to listen to and look at: everyday sentences by a voice and by its teacher, with their spectrograms.
+"""Write a page for listening: everyday sentences by a voice and by its teacher, with their spectrograms.
 
 `python -m builtin_voice.page OUTPUT --model CHECKPOINT --teacher AUDIO` writes index.html with its sounds and pictures;
-AUDIO is the folder that `evaluate --teacher --audio` filled. Judges nothing.
+AUDIO is the folder that `evaluate --teacher --audio` filled.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 `python -m builtin_voice.phonemize corpus.txt phonemes.jsonl.xz` normalises each line as the voice does
 (`sonoro.core.normalize`) and writes a JSON object for it, in the order of the corpus: its number `row`, its normalised
-`text`, and its phonemes in each accent. Lines of which something cannot be spoken are left out, and counted. Words that
-misaki's dictionaries lack come from espeak-ng. Needs what `requirements.txt` names; the machine that speaks does not.
+`text`, and its phonemes in each accent. Lines with something that cannot be spoken are dropped, and counted. espeak-ng
+handles words that misaki's dictionaries lack. Needs `requirements.txt`; the machine that synthesises does not.
 """
 
 from __future__ import annotations

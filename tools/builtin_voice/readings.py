@@ -1,7 +1,7 @@
-"""Texts read aloud and heard, a journal of it, and a bar that shows how far it is.
+"""Read texts aloud and have them judged, with a journal and a progress bar.
 
-Reading goes on while earlier readings are heard in other processes. Every finished reading is a line of the journal, so
-a run that was cut short goes on where it stopped. What a reading is judged by is the evaluation's business.
+Reading continues while earlier readings are judged in other processes. Every finished reading is a line of the journal,
+so that an interrupted run resumes. The evaluation provides the judges.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WAITING_PER_PROCESS = 8
 
 
 class Scored(IntEnum):
-    """Which scores of its sound a reading is given: most of the time goes to all of them."""
+    """Which sound scores a reading gets; computing all of them takes most of the time."""
 
     NOT = 0
     P808 = 1
@@ -33,7 +33,7 @@ class Scored(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One text to be read: by `reader` (a model and the weights it has, or the teacher) as `voice`, on a `path`."""
+    """One text to be read by `reader` (a model with its weights, or the teacher) as `voice`, on a `path`."""
 
     reader: str
     path: str
@@ -45,7 +45,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """`samples` [S] float32 in [-1, 1], and why they end."""
+    """`samples` [S] float32 in [-1, 1], and the finish reason."""
 
     samples: np.ndarray
     sample_rate: int
@@ -54,9 +54,8 @@ class Spoken:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What the judges made of a reading: the words heard, how many are `missing` at its end and how many `extra` ones
-    are there, both as far as two of them agree; of one that is scored, the opinions `p808` and `ovrl` (1 to 5) and the
-    share of energy among the `highs`."""
+    """The judgement of a reading: the words heard, the number `missing` at its end and of `extra` ones, both as far as
+    two judges agree; if scored, `p808` and `ovrl` (1 to 5), and the share of energy in the `highs`."""
 
     words: str
     missing: int = 0
@@ -68,7 +67,7 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What became of a job."""
+    """The result of a job."""
 
     duration_s: float
     reason: str
@@ -76,13 +75,13 @@ class Reading:
 
 
 Listen = Callable[[Spoken, str, Scored], Heard]
-"""Hears a reading of a text, and scores its sound as told; sent to other processes by name."""
+"""Judges a reading of a text, with the requested scores; pickled by name."""
 Reader = Callable[[list[Job]], Iterable[Spoken]]
-"""Speaks jobs, all on one path, and yields them in their order."""
+"""Speaks jobs, all of one path, and yields the results in order."""
 
 
 class Journal:
-    """Readings by job, kept in a file of JSON lines where there is one, beside those of other judges than `judge`."""
+    """Readings by job, optionally stored in a file of JSON lines, which may also hold those of other judges."""
 
     def __init__(self, path: Path | None, judge: str = "") -> None:
         self.readings: dict[Job, Reading] = {}
@@ -103,8 +102,8 @@ class Journal:
 
 
 class Ears:
-    """Recognisers in `processes` of their own, each of them a `listen`, and the journal that they fill. One that dies
-    ends the reading with `BrokenProcessPool`."""
+    """A pool of `processes` processes that run `listen`, and the journal of their results. Raises `BrokenProcessPool`
+    if one dies."""
 
     def __init__(self, processes: int, journal: Journal, listen: Listen) -> None:
         self.journal = journal
@@ -120,7 +119,7 @@ class Ears:
         self._pool.shutdown(cancel_futures=True)
 
     def read(self, jobs: list[Job], reader: Reader, name: str) -> list[Reading]:
-        """Have `reader` read what the journal lacks of `jobs`, and hear it; the readings in the order of `jobs`."""
+        """Read and judge the `jobs` that the journal lacks; returns all readings in the order of `jobs`."""
         missing = [job for job in jobs if job not in self.journal.readings]
         columns = TextColumn("{task.description:>28}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
         with Progress(*columns) as progress:
@@ -135,7 +134,7 @@ class Ears:
         return [self.journal.readings[job] for job in jobs]
 
     def _taken(self, left: int) -> Iterator[None]:
-        """Put into the journal what has been heard, waiting until no more than `left` are not."""
+        """Add finished judgements to the journal, waiting until at most `left` are pending."""
         while self._waiting and (len(self._waiting) > left or self._waiting[0][2].done()):
             job, spoken, heard = self._waiting.popleft()
             duration_s = round(len(spoken.samples) / spoken.sample_rate, 3)

@@ -1,7 +1,7 @@
-"""Pocketsphinx is told what is said and hears whether the end of it is there, and whether anything follows.
+"""Check with pocketsphinx, given the text, whether the end of a reading is there, and whether anything follows.
 
-A free recogniser may make up or swallow last words; one that is told them only says whether they are there. Knows no
-voices. One `Recogniser` per process; a second of audio takes about .02 s.
+A free recogniser may invent or drop last words; one constrained to the text only tells whether they are there. One
+`Recogniser` per process; a second of audio takes about .02 s.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from builtin_voice.hearing import JUDGE_HZ
 from builtin_voice.word_errors import spelled_words
 
 ENDING_WORDS = 4
-"""How many words of a text's end `Recogniser.ending` may find missing, and syllables it may hear in their place."""
+"""Most words at the end of a text that `Recogniser.ending` can find missing, and syllables it may hear instead."""
 _SYLLABLE = (
     "a | the | add | ed | it | id | odd | up | put | food | go | she | to | be | do | say | uh | oh | ah | er | shh "
     "| hum | nun | ring | lie | rye | wow | you | yeah | he | see | zoo | hue | vie | for | thigh | though | chew | jaw"
@@ -20,10 +20,10 @@ _SYLLABLE = (
 
 
 class Recogniser:
-    """Hears audio made by `judges.to_told`."""
+    """Constrained recognition of audio made by `judges.to_told`."""
 
     def __init__(self) -> None:
-        # Cepstral means over the whole utterance: what was heard before cannot change what is heard now.
+        # Cepstral means per utterance, so that earlier audio does not change results.
         self._decoder = pocketsphinx.Decoder(samprate=JUDGE_HZ, cmn="batch", lm=None, loglevel="FATAL")
 
     def ending(self, audio: bytes, text: str) -> tuple[int, bool]:
@@ -36,20 +36,21 @@ class Recogniser:
         missing = len(words) - len(heard)
         if missing in (0, len(words)):
             return missing, False
-        # Read, but too badly to be known, a word is still something.
+        # A word that is spoken unintelligibly is not missing.
         return missing, len(self._heard(words[: len(heard)], [_SYLLABLE] * ENDING_WORDS, audio)) == len(heard)
 
     def is_longer(self, audio: bytes, text: str, longer: list[str]) -> bool:
-        """Whether the words `longer` are heard rather than those of `text`, which are fewer. So where neither fits."""
+        """Whether the words `longer` fit better than the fewer words of `text`; true if neither fits."""
         told = [[self._known(word) for word in words] for words in (spelled_words(text), longer)]
         return len(self._best([_row(words) for words in told], audio)) != len(told[0])
 
     def _known(self, word: str) -> str:
-        """`word`, or any syllable in place of one that is not in the dictionary."""
+        """`word`, or any syllable if it is not in the dictionary."""
         return word if self._decoder.lookup_word(word) is not None else _SYLLABLE
 
     def _heard(self, sure: list[str], rest: list[str], audio: bytes) -> list[str]:
-        """The words heard, told that they are `sure` and then some of `rest`, each a word or "one | another"."""
+        """The words recognised with a grammar of all of `sure`, then some of `rest` (each a word or "one |
+        another")."""
         return self._best([_row(sure) + "".join(f" [ ( {choice} )" for choice in rest) + " ]" * len(rest)], audio)
 
     def _best(self, choices: list[str], audio: bytes) -> list[str]:

@@ -1,7 +1,7 @@
 """Sentences from `templates.txt`: alternatives in brackets, slots in braces, filled with words that are still wanted.
 
-Grammar is kept, meaning is left to chance. What is wanted of a word is told by `Demand`; numbers, names and addresses
-are drawn as people write them, in figures. Knows no speech.
+Sentences are grammatical, their meaning is random. `Demand` counts the words still wanted; numbers, names and addresses
+are random, written in figures as people do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from builtin_voice.words import Lexicon, with_article
 
 _FOLDER = Path(__file__).parent
 _WANTED_SHARE = 0.65
-"""Of draws that take a wanted word while there is one; the others follow how often words are used."""
+"""Share of slots filled with a wanted word, if there is one; the others follow word frequency."""
 _ONSETS = "b,bl,br,ch,cl,cr,d,dr,f,fl,fr,g,gl,gr,h,j,k,l,m,n,p,pl,pr,qu,r,s,sh,sk,sl,sm,sp,st,str,t,th,tr,tw,v,w,y,z"
 _NUCLEI = "a,e,i,o,u,ai,ee,oa,oo,ou,ar,er,or,y"
 _CODAS = "b,ck,d,ft,g,ld,ll,lt,m,mp,n,nd,ng,nk,nt,p,rd,rk,rm,rn,sh,sk,ss,st,t,th,x,z" + "," * 12
@@ -40,7 +40,7 @@ def words_in(text: str) -> set[str]:
 
 
 class Demand:
-    """In how many more texts each frequent word is wanted. `kinds` names the slots that each may stand in."""
+    """How many more texts should contain each frequent word. `kinds`: the slots that each may fill."""
 
     def __init__(self, kinds: dict[str, list[str]], texts: int) -> None:
         self.left: Counter[str] = Counter()
@@ -49,13 +49,13 @@ class Demand:
             self.left.update({word.lower(): texts for word in words if word.lower() not in self.left})
 
     def count(self, text: str) -> None:
-        """One more text holds its words."""
+        """Count the words of a new text."""
         for word in words_in(text):
             if word in self.left:
                 self.left[word] -= 1
 
     def draw(self, kind: str, rng: random.Random) -> str | None:
-        """A word of `kind` that is still wanted; None: there is none."""
+        """A random word of `kind` that is still wanted; None if there is none."""
         words = self._kinds.get(kind, [])
         while words:
             at = rng.randrange(len(words))
@@ -72,8 +72,8 @@ class Demand:
 def frequent_by_kind(
     frequent: Iterable[str], lexicon: Lexicon, names: list[str], others: list[str]
 ) -> dict[str, list[str]]:
-    """Which slot each of the frequent words can stand in, by its class and inflection; every known word, and those of
-    `others`, in "word"."""
+    """The frequent words by the slots they can fill, by class and inflection; all known words, and `others`, can fill
+    "word"."""
     forms: dict[str, dict[str, str]] = {kind: {} for kind in ("noun", "nouns", "adj", "adv", *_VERB_FORMS)}
     for noun in lexicon.nouns["any"].words:
         forms["noun"][noun] = noun
@@ -116,7 +116,7 @@ def _capital(text: str) -> str:
 
 
 class Slots:
-    """Writes one text of a section per call, drawing everything from `rng`."""
+    """Generates texts of a section, with all randomness from `rng`."""
 
     def __init__(
         self, lexicon: Lexicon, demand: Demand, people: tuple[list[str], list[str]], rng: random.Random
@@ -154,7 +154,7 @@ class Slots:
         }
 
     def text(self, section: str) -> str:
-        """A text of `section`, most often with its capital."""
+        """A random text of `section`, mostly with a capital."""
         template = self._rng.choice(self._sections[section])
         text = self._repaired(self._filled(self._chosen(template)))
         is_phrase = template[0].islower() and template[-1] not in ".?!"
@@ -193,7 +193,7 @@ class Slots:
         return "".join(f", {last}" for _ in range(self._rng.randint(1, 3)))
 
     def _repaired(self, text: str) -> str:
-        """Articles by sound, one mark at an end, no comma before it."""
+        """`text` with articles chosen by sound, one final mark, and no comma before it."""
         text = re.sub(
             r"\b([Aa])n? (?=([A-Za-z]+))",
             lambda match: ("A" if match[1] == "A" else "a") + with_article(match[2]).split()[0][1:] + " ",
@@ -204,7 +204,7 @@ class Slots:
 
 
 def _invented(rng: random.Random) -> str:
-    """A word that nobody has heard, one to four syllables long."""
+    """An invented word of one to four syllables."""
     count = rng.choices((1, 2, 3, 4), (2, 5, 3, 1))[0]
     word = "".join(rng.choice(part.split(",")) for _ in range(count) for part in (_ONSETS, _NUCLEI, _CODAS))
     return word if len(word) > 2 else word + "n"

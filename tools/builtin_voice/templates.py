@@ -1,6 +1,6 @@
 """Sentences of every everyday kind, filled with words of the lexicon: statements, questions, orders, lists, numbers.
 
-Meaning is left to chance; grammar is not. Numbers are written as figures, so that the normaliser spells them.
+Sentences are grammatical, their meaning is random. Numbers are written as figures, which the normaliser spells out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def _capital(text: str) -> str:
 
 
 class Writer:
-    """Writes one sentence per call, drawing everything from `rng`."""
+    """Generates random sentences, with all randomness from `rng`."""
 
     def __init__(self, lexicon: Lexicon, rng: random.Random) -> None:
         self._words, self._rng = lexicon, rng

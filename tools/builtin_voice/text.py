@@ -1,8 +1,8 @@
-"""What the voice is taught to read: a corpus of English as people write it, from free packages and templates alone.
+"""The training texts: a corpus of English as people write it, from free packages and templates.
 
-Speeches, novels, small talk, dictionary examples and definitions bring natural sentences; templates bring
-conversation, requests, numbers, names, foreign words, and hold every frequent word in several sentences; words and
-short phrases stand alone. No text shares five words in a row with one that judges the voice.
+Speeches, novels, small talk, dictionary examples and definitions give natural sentences; templates give conversation,
+requests, numbers, names and foreign words, with every frequent word in several sentences; words and short phrases also
+stand alone. No text shares five consecutive words with an evaluation text.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from sonoro.core.normalize import normalize_english
 TEXTS = 98_000
 FREQUENT_WORDS = 20_000
 TEXTS_A_WORD = 14
-"""In so many texts every frequent word stands, at least."""
+"""Least number of texts that contain each frequent word."""
 _ALONE = 3500
-"""So many of the most frequent words stand alone as well."""
+"""Number of the most frequent words that also stand alone."""
 _LONGEST = 300
 _SHARED_WORDS = 5
 _QUESTION = re.compile(
     r"(?:what|why|who|whose|where|when|how|which|is|are|am|was|were|do|does|did|can|could|will|would|have you)\b"
 )
 PROSE_SHARES = {"speeches": 6.0, "old speeches": 0.7, "novels": 7.0, "chats": 2.6, "examples": 19.0, "definitions": 2.7}
-"""How many of each hundred texts each source of sentences gives."""
+"""Percentage of texts from each source of sentences."""
 TEMPLATE_SHARES = {
     "conversation": 14.5,
     "assistant": 6.0,
@@ -52,14 +52,14 @@ TEMPLATE_SHARES = {
     "clauses": 3.0,
 }
 LONG_SHARE = 12.0
-"""Of texts of several sentences, from prose and templates alike, up to `_LONGEST` characters."""
+"""Percentage of texts of several sentences, from prose and templates, of up to `_LONGEST` characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What the corpus is made of. Paragraphs are lists of sentences; `frequent` are words, the most frequent first;
-    `people` are first and last names, `names` all proper names, `others` what the lexicon lacks: contractions and
-    British spellings."""
+    """The sources of the corpus. Paragraphs are lists of sentences; `frequent` are words, most frequent first; `people`
+    are first and last names, `names` all proper names, `others` words not in the lexicon: contractions and British
+    spellings."""
 
     lexicon: Lexicon
     paragraphs: dict[str, list[list[str]]]
@@ -70,7 +70,7 @@ class Sources:
 
 
 def read_sources(share: Path, frequent: list[str]) -> Sources:
-    """The sources in the folder that `prepare.sh` makes."""
+    """Read the sources from the folder that `prepare.sh` makes."""
     folder = share / "prose"
     lexicon = read_lexicon(share)
     paragraphs = {
@@ -101,7 +101,7 @@ def read_sources(share: Path, frequent: list[str]) -> Sources:
 
 
 def _census(folder: Path, files: Iterable[str]) -> list[str]:
-    """The names of the U.S. census that are borne by more than one in 10,000."""
+    """Names in the U.S. census with a frequency above 1 in 10,000."""
     rows = (line.split() for name in files for line in (folder / name).read_text("ascii").splitlines())
     names = (name.capitalize() for name, share, *_ in rows if float(share) > 0.01)
     return [re.sub(r"^Mc(\w)", lambda match: "Mc" + match[1].upper(), name) for name in names]
@@ -129,26 +129,26 @@ def _definitions(lexicon: Lexicon) -> Iterator[str]:
 
 
 def runs_of(text: str) -> Iterator[str]:
-    """Every five words in a row, as they are spoken, of a text; of a shorter one all there are."""
+    """Every five consecutive words of a text, as spoken; all of a shorter one."""
     words = re.findall(r"[a-z']+", normalize_english(text, lowercase=True).text)
     width = min(_SHARED_WORDS, len(words))
     return (" ".join(words[at : at + width]) for at in range(len(words) - width + 1))
 
 
 def judged_runs() -> frozenset[str]:
-    """The runs of every text that a voice is judged by."""
+    """The runs of all evaluation texts."""
     return frozenset(run for text in judged_texts() for run in runs_of(text))
 
 
 class Corpus:
-    """Texts as they are found good: all different, readable, none of them like a judged one."""
+    """The accepted texts: distinct, readable, and without overlap with evaluation texts."""
 
     def __init__(self, demand: Demand) -> None:
         self.texts: dict[str, str] = {}
         self._demand, self._judged = demand, judged_runs()
 
     def add(self, text: str, kind: str) -> bool:
-        """Whether `text` was taken; its words are counted then."""
+        """Add `text`, and count its words, if it is acceptable; returns whether it was."""
         text = re.sub(r"\s+", " ", text).strip()
         if not text or len(text) > _LONGEST or text in self.texts:
             return False
@@ -160,7 +160,7 @@ class Corpus:
         return True
 
     def fill(self, kind: str, count: int, texts: Iterator[str]) -> None:
-        """Take up to `count` of `texts`, fewer where they run out or most are refused."""
+        """Add up to `count` of `texts`, fewer if they run out or most are rejected."""
         tries = 0
         for text in texts:
             if count <= 0 or tries > 40 * count + 1000:
@@ -170,8 +170,8 @@ class Corpus:
 
 
 def write_corpus(sources: Sources, count: int, seed: int) -> dict[str, str]:
-    """About `count` different texts with their kinds, the same for the same seed, shuffled: any beginning of them is a
-    fair sample."""
+    """About `count` distinct texts with their kinds, determined by `seed`, shuffled, so that any prefix is a fair
+    sample."""
     rng = random.Random(seed)
     kinds = frequent_by_kind(sources.frequent, sources.lexicon, sources.names, sources.others)
     demand = Demand(kinds, TEXTS_A_WORD)
@@ -195,7 +195,7 @@ def write_corpus(sources: Sources, count: int, seed: int) -> dict[str, str]:
     for section, share in TEMPLATE_SHARES.items():
         write = writer.sentence if section == "clauses" else lambda section=section: slots.text(section)
         corpus.fill(section, round(count * share / 100), (_as_typed(write(), rng) for _ in iter(int, 1)))
-    # What chance has left out.
+    # Words that random sampling has missed.
     while left := demand.kinds_left():
         before = len(corpus.texts)
         corpus.fill("wanted", 500, (_wanted(demand, left, rng) for _ in range(5000)))
@@ -207,14 +207,14 @@ def write_corpus(sources: Sources, count: int, seed: int) -> dict[str, str]:
 
 
 def _sampled(paragraphs: list[list[str]], rng: random.Random) -> Iterator[str]:
-    """The sentences of up to 160 characters, each once."""
+    """The distinct sentences of up to 160 characters, in random order."""
     usable = list(dict.fromkeys(s for paragraph in paragraphs for s in paragraph if len(s) <= 160))
     rng.shuffle(usable)
     return iter(usable)
 
 
 def _joined(paragraphs: dict[str, list[list[str]]], templated: object, rng: random.Random) -> str:
-    """Sentences in a row, up to a length: of one paragraph, of a dictionary, or from templates."""
+    """Consecutive sentences up to a length: from one paragraph, a dictionary, or templates."""
     length = rng.randint(110, _LONGEST)
     kind = rng.choices(("speeches", "novels", "chats", "examples", "templates"), (22, 18, 4, 20, 36))[0]
     if kind == "templates":
@@ -244,7 +244,7 @@ def _wanted(demand: Demand, kinds: list[str], rng: random.Random) -> str:
 
 
 def _as_typed(text: str, rng: random.Random) -> str:
-    """Some people type no last mark, no capitals, or other quotes."""
+    """Vary `text` as people type: sometimes without final mark or capitals, or with other quotes."""
     drawn = rng.random()
     if drawn < 0.05:
         return text.rstrip(".")
@@ -258,7 +258,7 @@ def _as_typed(text: str, rng: random.Random) -> str:
 
 
 def write(texts: list[str], output: Path) -> None:
-    """A text a line as it is; in a .jsonl.gz, whose name may go on, rows {text, voice} as Flite is to read them."""
+    """Write `texts`, one per line; to a .jsonl.gz (with any suffix after it) rows {text, voice} for Flite."""
     if ".jsonl.gz" not in output.name:
         output.write_text("".join(f"{text}\n" for text in texts), "utf-8")
         return

@@ -1,8 +1,8 @@
 """English words with their classes, frequencies and inflections, from Debian's `wordnet-base`, `wamerican` and `scowl`.
 
 WordNet gives parts of speech, how often each word was seen with a sense, verb frames, definitions and examples; the
-word list settles which regular spelling of an inflection exists (stopped, not stoped); SCOWL says which words everybody
-uses, which WordNet's counts, of written texts, hardly do (glue, sock, pie). It knows no sentence.
+word list decides which regular spelling of an inflection exists (stopped, not stoped); SCOWL gives words of everyday
+use, which WordNet's counts of written texts underrate (glue, sock, pie).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CONCRETE = {"05": "animal", "06": "artifact", "08": "body", "13": "food", "15": 
 _POS_OF_DIGIT = {"1": "noun", "2": "verb", "3": "adj", "4": "adv", "5": "adj"}
 _INTRANSITIVE, _TRANSITIVE = {"01", "02", "22"}, {"08", "09", "11"}
 _INSULT = re.compile(r"\b(?:slurs?|offensive (?:term|name|word|terms)|disparaging)\b")
-"""What WordNet's gloss of a word's first sense says where nobody wants to be called that."""
+"""Marks offensive words in WordNet's gloss of their first sense."""
 _UNSTRESSED = ("el", "al", "ol", "il", "am", "ip")  # traveled rather than travelled; both are in the list
 _VOWEL_SOUND = re.compile(
     r"(?!uni(?![mn])|use|usu|uti|eu|one\b|once|ewe|ura)(?:[aeiou]|hour|honest|honor|heir|herb)", re.IGNORECASE
@@ -25,16 +25,16 @@ _VOWEL_SOUND = re.compile(
 
 
 EVERYDAY = {"10": 25.0, "20": 20.0, "35": 2.0}
-"""What a word of these SCOWL levels weighs more than its count says; the first two are the words everybody uses."""
+"""Weight added to a word's count by SCOWL level; the first two levels are everyday words."""
 
 _SHORT_LETTERS, _SHORT_WEIGHT = 7, 10.0
-"""Of the third, long words are learned ones; short ones (barn, creek, pup) are everyday too."""
+"""In the third level, short words (barn, creek, pup) are everyday ones, long words are learned ones."""
 
 
 @dataclass
 class Choice:
-    """Words drawn by weight: their count to a power below one, so that the rare ones are heard too, and what everyday
-    use adds."""
+    """Weighted random choice of words: by count to a power below one, so that rare words occur too, plus the weight of
+    everyday use."""
 
     words: list[str] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
@@ -49,7 +49,7 @@ class Choice:
 
 @dataclass
 class Lexicon:
-    """Everything a sentence is made of. Nouns by class ("any" holds all), verbs by frame, all in dictionary order."""
+    """The words of all classes: nouns by class ("any" holds all), verbs by frame, in dictionary order."""
 
     nouns: dict[str, Choice]
     transitive: Choice
@@ -96,7 +96,7 @@ class Lexicon:
             plain = re.sub(r"([^aeiou])yed$", r"\1ied", verb + ending)
         if verb.endswith("c"):
             return self._known(f"{verb}k{ending}", plain)
-        # A single final consonant after a single vowel doubles where the word list has it so, as in American spelling.
+        # A final consonant after a single vowel is doubled as in American spelling.
         doubles = re.search(r"[^aeiou][aeiou][^aeiouwxy]$", verb) and verb[-2:] not in _UNSTRESSED
         return self._known(doubled, plain) if doubles else self._known(plain, doubled)
 
@@ -106,7 +106,7 @@ def _sibilant(verb: str) -> str:
 
 
 def with_article(phrase: str) -> str:
-    """`phrase` after "a" or "an", by sound."""
+    """`phrase` with "a" or "an" before it, by sound."""
     return f"{'an' if _VOWEL_SOUND.match(phrase) else 'a'} {phrase}"
 
 
@@ -118,7 +118,7 @@ PAST = {
 
 
 def _counts(folder: Path) -> dict[tuple[str, str], int]:
-    """How often WordNet's tagged texts used each (lemma, part of speech)."""
+    """Counts of each (lemma, part of speech) in WordNet's tagged texts."""
     counts: dict[tuple[str, str], int] = defaultdict(int)
     for line in (folder / "cntlist.rev").read_text("ascii").splitlines():
         key, _, count = line.split()
@@ -140,7 +140,7 @@ def _synsets(folder: Path, pos: str) -> dict[str, tuple[str, list[str], str, str
 
 
 def _levels(folder: Path) -> dict[str, float]:
-    """What every word of SCOWL's everyday levels weighs more; possessives are left out."""
+    """Additional weight of each word of SCOWL's everyday levels, without possessives."""
     found: dict[str, float] = {}
     for level, weight in EVERYDAY.items():
         for name in ("english", "american"):
