@@ -210,6 +210,8 @@ class Scheduler:
     @property
     def _holding(self) -> list[RunningRequest]:
         """Running requests that hold pages."""
+        if not self._without_pages:
+            return self.running
         return [running for running in self.running if running not in self._without_pages]
 
     def _grow(self, now_s: float) -> tuple[list[tuple[RunningRequest, int]], list[NewPages]]:
