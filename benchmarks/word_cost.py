@@ -1,4 +1,4 @@
-"""What it costs to watch which word is spoken: a model with two watched layers beside the same model with none.
+"""Cost of word times: a model with watched heads in two layers against the same model with none.
 
     python benchmarks/word_cost.py --model qwen3-tts-1.7b-customvoice --load-format dummy --out results
 
@@ -55,15 +55,15 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def two_layers(model: ShowsWords) -> WordHeads:
-    """A head in each of two layers, a third of the way from either end."""
+    """One head in each of two layers, a third from either end of the stack."""
     layers, heads = model.attention_heads
     first = Pointing(layer=layers // 3, head=0)
     return WordHeads(text_first=first, text_along=Pointing(layer=layers - 1 - layers // 3, head=heads - 1))
 
 
 def costs(measured: dict[str, list[float]], name: str) -> dict[str, Any]:
-    """Medians of what the arms took, and the cost of each beside `none` in percent: the median of the rounds, and
-    the least and most of them."""
+    """Median times of the arms, and the cost of each over `none` in percent: median, minimum and maximum over
+    rounds."""
     row: dict[str, Any] = {f"{arm}_{name}": statistics.median(values) for arm, values in measured.items()}
     for arm, values in measured.items():
         if arm != "none":
@@ -74,7 +74,7 @@ def costs(measured: dict[str, list[float]], name: str) -> dict[str, Any]:
 
 
 def kernels_of(call: Callable[[], Any], device: torch.device) -> int | None:
-    """Kernels that `call` launches; None without a GPU."""
+    """Number of kernels that `call` launches; None without a GPU."""
     if device.type != "cuda":
         return None
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -84,7 +84,7 @@ def kernels_of(call: Callable[[], Any], device: torch.device) -> int | None:
 
 
 def time_frames(loaded: LoadedModel, heads: dict[str, WordHeads], args: argparse.Namespace, report: Report) -> None:
-    """A row for each context and batch size."""
+    """Time frames: adds a row for each context and batch size."""
     model, is_eager = loaded.model, loaded.device.type != "cuda"
     assert isinstance(model, ShowsWords)
     stepped = args.rounds * (GRAPH_REPEATS + WARM_UPS) + 2
@@ -106,7 +106,7 @@ def time_frames(loaded: LoadedModel, heads: dict[str, WordHeads], args: argparse
 
 
 def time_engines(loaded: LoadedModel, heads: dict[str, WordHeads], args: argparse.Namespace, report: Report) -> None:
-    """A row for each number of clients."""
+    """Time engines: adds a row for each number of clients."""
     model, slots, numbers = loaded.model, max(args.concurrency), itertools.count()
     assert isinstance(model, ShowsWords)
     config = EngineConfig(slots=slots, max_positions=512, max_frames=256, prefill_tokens=2048)

@@ -51,7 +51,7 @@ class Reading:
 
 
 class Bench:
-    """The built-in voice, an engine of it and an aligner."""
+    """The built-in voice, an engine and an aligner."""
 
     def __init__(self) -> None:
         self.model: Any = registry.load(None, device="cpu").model
@@ -62,7 +62,7 @@ class Bench:
         self._aligner = Aligner()
 
     def speak(self, requests: list[SpeechRequest]) -> list[Reading]:
-        """Those of `requests` that ended by themselves and that the aligner follows."""
+        """Speak `requests`; returns the readings that ended by themselves and could be aligned."""
         frames: dict[str, Any] = {}
         pcm = {request.id: b"" for request in requests}
         ended, state = set(), self.engine.runner._state.state
@@ -98,7 +98,7 @@ class Bench:
 
     @torch.inference_mode()
     def judge(self, request: SpeechRequest, codes: np.ndarray) -> dict[str, Any]:
-        """What the guards say of `codes` [F, K] as a reading of a resolved request's text."""
+        """The guards' findings for `codes` [F, K] as a reading of a resolved request's text."""
         model = self.model
         segment = model.segments(request.text, request.language)[0]
         prompt, pointing = model.prepare(request, segment, 0, (), None), model.pointing(request, None)
@@ -130,7 +130,7 @@ class Bench:
         return {name: "".join(chr(48 + round(float(one))) for one in each) for name, each in columns.items()}
 
     def _attention(self, prompt: Any, pointing: Any, codes: np.ndarray) -> Iterator[np.ndarray]:
-        """Of each frame [heads watched, W] to the text."""
+        """Yield each frame's attention [watched heads, W] to the text."""
         talker, start = self.model._modules.lm.talker, prompt.positions
         ids = torch.full((len(codes),), self.model._configs.model.tts_pad_token_id)
         trail = prompt.trail[: len(codes)]
@@ -175,7 +175,7 @@ def faults(reading: Reading, other: Reading, few: int, chance: random.Random) ->
 
 
 def texts_of() -> list[str]:
-    """Those that are spoken: single sentences, then `TOGETHER` in one text."""
+    """The texts: single sentences, then texts of `TOGETHER` sentences."""
     files = ("everyday.txt", "carriers.txt", "harvard.txt")
     lines = [line.strip() for name in files for line in (TEXTS / name).read_text(encoding="utf-8").splitlines()]
     # A star marks the word that a carrier carries.
@@ -242,7 +242,7 @@ def shares_flagged(rows: list[dict[str, Any]], limits: Limits) -> dict[str, floa
 
 
 def _ranges(numbers: set[int]) -> list[str]:
-    """So many numbers in few words."""
+    """`numbers` as text ranges."""
     begins = sorted(number for number in numbers if number - 1 not in numbers)
     ends = sorted(number for number in numbers if number + 1 not in numbers)
     return [f"{begin}-{end}" for begin, end in zip(begins, ends, strict=True)]
@@ -267,7 +267,7 @@ def report(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Judge or report, as the command line says."""
+    """Run the step given on the command line."""
     steps = Steps(__doc__, report, judge=judge)
     steps.take_some(50)
     steps.making.add_argument("--seed", type=int, default=0, help="with another, others of the voices speak the texts")

@@ -1,9 +1,9 @@
-"""How far the times of words are from an aligner's: `Audio.words` against pocketsphinx, which is told the text.
+"""Accuracy of word times: `Audio.words` against forced alignment by pocketsphinx.
 
-`python benchmarks/words.py speak TEXTS --first 0 --count 50 --raw FILE.jsonl` speaks texts, one a line, in both layouts
-of text and all voices in turn, whole in batches and one by one as a stream, and adds a line of times for each; in
-several runs if that takes long: texts that are in the file already are passed over.
-`python benchmarks/words.py report FILE.jsonl --out RESULT.json` makes of all lines the figures, which it also prints.
+`python benchmarks/words.py speak TEXTS --first 0 --count 50 --raw FILE.jsonl` speaks texts, one a line, in both prompt
+layouts and all voices in turn, whole in batches and streamed one by one, and appends a line of times for each; texts
+that are in the file already are skipped, so it may take several runs.
+`python benchmarks/words.py report FILE.jsonl --out RESULT.json` computes the figures of all lines, and prints them.
 Needs the extra `align`. The aligner itself is 8 to 10 ms (median) from exact times of phones, 37 to 39 at p95.
 """
 
@@ -43,17 +43,17 @@ class Aligner:
         )
 
     def knows(self, text: str) -> bool:
-        """Whether it knows all words of `text`."""
+        """Whether the dictionary has all words of `text`."""
         words = re.findall(r"[a-z']+", trace_english(text, lowercase=True)[0])
         return all(self._decoder.lookup_word(word) is not None for word in words)
 
     def align(self, samples: np.ndarray, rate: int, words: list[str]) -> list[tuple[float, float]] | None:
-        """Start and end of each of `words` in seconds; None if it does not know one, or hears something else."""
+        """Start and end of each of `words` in seconds; None for an unknown word, or if alignment fails."""
         if any(self._decoder.lookup_word(word) is None for word in words):
             return None
         heard = soxr.resample(samples, rate, ALIGNER_HZ)
         pad = np.zeros(round(PAD_S * ALIGNER_HZ), np.float32)
-        # A little noise: of digital silence it makes speech.
+        # A little noise: the aligner takes digital silence for speech.
         noise = 1e-4 * np.random.default_rng(0).standard_normal(len(heard) + 2 * len(pad))
         pcm = ((np.concatenate([pad, heard, pad]) + noise) * 32768).clip(-32768, 32767).astype("<i2").tobytes()
         self._decoder.set_align_text(" ".join(words))
@@ -67,7 +67,7 @@ class Aligner:
 
 
 def speak(options: argparse.Namespace) -> None:
-    """Speak some texts, and add what was told and what the aligner found to the file of raw times."""
+    """Speak some texts, and append reported and aligned times to the file of raw times."""
     texts = [line.strip() for line in options.texts.read_text(encoding="utf-8").splitlines() if line.strip()]
     texts = texts[options.first : options.first + options.count]
     done = {(row["layout"], row["path"], row["text"]) for row in read_lines([options.raw])}
@@ -91,7 +91,7 @@ def speak(options: argparse.Namespace) -> None:
 
 
 def streamed(tts: TTS, items: list[Any]) -> Iterator[Audio]:
-    """Each of `items` by itself, in chunks that follow its listener."""
+    """Speak each of `items` by itself, as a stream whose chunks follow the listener's lead."""
     for item in items:
         pieces: list[AudioPiece] = []
         finished = listen(tts.stream(**item), pieces.append)
@@ -117,7 +117,7 @@ PATHS: dict[str, Callable[[TTS, list[Any]], Iterable[Audio]]] = {
 def found_words(
     aligner: Aligner, text: str, samples: np.ndarray, rate: int
 ) -> tuple[list[SpokenWord], list[tuple[float, float]] | None]:
-    """The words of `text` as written, and the start and end of each in seconds; None where the aligner is lost."""
+    """The words of `text` as written, and the aligned start and end of each in seconds; None if alignment fails."""
     spoken, origins = trace_english(text, lowercase=True)
     places = [found.span() for found in re.finditer(r"[a-z']+", spoken)]
     truth = aligner.align(samples, rate, [spoken[start:end] for start, end in places])
@@ -128,7 +128,7 @@ def found_words(
 
 
 def compared(aligner: Aligner, text: str, audio: Audio) -> dict[str, Any]:
-    """One reading: times told and times found, by word as written."""
+    """One reading: reported and aligned times, by word as written."""
     written, found = found_words(aligner, text, audio.samples, audio.sample_rate)
     told = None if audio.words is None else [(word.start_s, word.end_s) for word in audio.words]
     is_same = [(word.start, word.end) for word in audio.words or ()] == [(word.start, word.end) for word in written]
@@ -173,7 +173,7 @@ def row(layout: str, path: str, readings: list[dict[str, Any]]) -> dict[str, Any
 
 
 def report(options: argparse.Namespace) -> None:
-    """Make the results of all raw times."""
+    """Write the results of all raw times."""
     readings = read_lines(options.raw)
     finish(
         options,
@@ -190,7 +190,7 @@ def report(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Speak or report, as the command line says."""
+    """Run the step given on the command line."""
     steps = Steps(__doc__, report, speak=speak)
     steps.making.add_argument("texts", type=Path)
     steps.making.add_argument("--model")
