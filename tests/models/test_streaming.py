@@ -1,5 +1,6 @@
 """Streaming by slot, of every codec whose decoder is made of causal layers."""
 
+import copy
 import dataclasses
 import functools
 
@@ -238,20 +239,34 @@ def test_a_fused_decode_has_fixed_shapes_and_asks_nothing_of_the_device(make):
 
 @pytest.mark.parametrize("family", ["qwen3_tts", "fish_s2"])
 def test_a_fused_decoder_keeps_its_transformer_once(family):
-    """And is what it was, though it moves once more."""
-    whole = MAKERS[family](TILED[family], torch.float32, 0.1)
-    layers = [part for part in whole.decoder.modules() if isinstance(part, WindowLayer)]
-    taken = [weight.numel() for layer in layers for weight in layer.parameters()]
-    settled(whole, "float16")
-    frames = draw(whole, 2)
-    expected = whole.decode(frames)
-    kept = [part for part in whole.decoder.modules() if isinstance(part, WindowLayer)]
-    assert sum(weight.numel() for layer in kept for weight in layer.parameters()) == sum(taken)
-    assert {tensor.data_ptr() for layer in whole.fused.layers for tensor in (layer.qkv, layer.gate_up)} <= {
-        weight.data_ptr() for layer in kept for weight in layer.parameters()
+    """And is what it was, though it moves once more; what tells checkpoints apart finds shapes and first rows."""
+
+    def heads(decoder):
+        tensors = decoder.state_dict().items()
+        return {
+            name: (tensor.shape, tensor[0].tolist())
+            for name, tensor in tensors
+            if ".layers." in name and name.endswith("_proj.weight")
+        }
+
+    codec = MAKERS[family](TILED[family], torch.float32, 0.1)
+    frames, expected = draw(codec, 2), heads(copy.deepcopy(codec.decoder).half())
+    names = [*codec.decoder.state_dict()]
+    settled(codec, "float16")
+    assert [*codec.decoder.state_dict()] == names
+    assert heads(codec.decoder) == expected
+    layers = [part for part in codec.decoder.modules() if isinstance(part, WindowLayer)]
+    matrices = [weight for layer in layers for weight in layer.parameters() if weight.ndim == 2]
+    held = sum(weight.untyped_storage().nbytes() for weight in matrices)
+    folded = sum(matrix.nbytes for layer in layers for matrix in layer.folded)
+    assert folded == sum(weight.nbytes for weight in matrices)
+    assert held < folded / 10
+    assert {matrix.data_ptr() for layer in codec.fused.layers for matrix in (layer.qkv, layer.gate_up)} <= {
+        matrix.data_ptr() for layer in layers for matrix in layer.folded
     }
-    whole.move(torch.device("cpu"))
-    assert torch.equal(whole.decode(frames), expected)
+    heard = codec.decode(frames)
+    codec.move(torch.device("cpu"))
+    assert torch.equal(codec.decode(frames), heard)
 
 
 @pytest.mark.parametrize(("wanted", "least_db"), [("float16", 40), ("bfloat16", 20), ("auto", torch.inf)])

@@ -78,8 +78,8 @@ class FoldedLayer:
 
 def _folded(layer: WindowLayer) -> list[Tensor]:
     """Q/K/V, output, gate and up with alternating rows, and down projection of `layer`, as `FoldedLayer` has them."""
-    if len(layer.folded):
-        return list(layer.folded)
+    if layer.folded:
+        return layer.folded
     attention, feed = layer.self_attn, layer.mlp
     gate_up = scaled(feed.gate_up_proj.weight, layer.post_attention_layernorm.weight)
     return [
@@ -91,12 +91,16 @@ def _folded(layer: WindowLayer) -> list[Tensor]:
 
 
 def keep_folded(module: nn.Module) -> None:
-    """Keep of every `WindowLayer` in `module` the folded matrices alone: it can only run fused from now on."""
+    """Keep only the folded matrices of every `WindowLayer` in `module`, which can then only run fused.
+
+    Of its own matrices shapes and first rows stay, for `fingerprint`.
+    """
     for layer in [part for part in module.modules() if isinstance(part, WindowLayer)]:
         attention, feed = layer.self_attn, layer.mlp
-        layer.folded = nn.ParameterList(nn.Parameter(weight, requires_grad=False) for weight in _folded(layer))
+        layer.folded_qkv, layer.folded_out, layer.folded_gate_up, layer.folded_down = _folded(layer)
         for projection in (attention.qkv_proj, attention.o_proj, feed.gate_up_proj, feed.down_proj):
-            projection.weight.data = projection.weight.new_empty(0)
+            weight = projection.weight.data
+            projection.weight.data = weight[:1].clone().expand(weight.shape)
 
 
 def fold_layers(layers: WindowLayers) -> list[FoldedLayer]:

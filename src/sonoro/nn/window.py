@@ -81,18 +81,31 @@ class WindowAttention(CausalLayer):
 class WindowLayer(nn.Module):
     """One pre-norm layer with layer scales; Q, K and V are one projection, and so are gate and up.
 
-    `folded` are the matrices of its fused form, if they are kept in place of its own (`nn.vocoder_fused.keep_folded`).
+    The `folded` matrices are those of its fused form, if they are kept in place of its own (see
+    `nn.vocoder_fused.keep_folded`).
     """
+
+    folded_qkv: Tensor | None
+    folded_out: Tensor | None
+    folded_gate_up: Tensor | None
+    folded_down: Tensor | None
 
     def __init__(self, config: WindowConfig) -> None:
         super().__init__()
-        self.folded = nn.ParameterList()
+        for name in ("folded_qkv", "folded_out", "folded_gate_up", "folded_down"):
+            self.register_buffer(name, None, persistent=False)
         self.input_layernorm = RMSNorm(config.width, config.norm_eps)
         self.self_attn = WindowAttention(config)
         self.self_attn_layer_scale = LayerScale(config.width)
         self.post_attention_layernorm = RMSNorm(config.width, config.norm_eps)
         self.mlp = FeedForward(config.width, config.intermediate)
         self.mlp_layer_scale = LayerScale(config.width)
+
+    @property
+    def folded(self) -> list[Tensor]:
+        """The matrices that are kept: none, or all four."""
+        kept = (self.folded_qkv, self.folded_out, self.folded_gate_up, self.folded_down)
+        return [matrix for matrix in kept if matrix is not None]
 
     def forward(self, x: Tensor, rotary: Rotary, mask: Tensor, history: Context) -> Tensor:
         x = x + self.self_attn_layer_scale(self.self_attn(self.input_layernorm(x), rotary, mask, history))
