@@ -79,7 +79,7 @@ BUILTIN = Speaker(
     options={"subtalker_temperature": 0.9},
     live_options={"non_streaming_mode": False},
     # With these no draw is so near a tie that rounding, 1e-5 of a logit, decides it: the nearest is 5e-4 away.
-    seeds=(7, 29, 19, 9, 1, 17, 20, 21, 30, 11),
+    seeds=(7, 29, 19, 9, 1, 20, 21, 30),
     # Which chunk lengths there are follows the clock, and how many rows there are the others; both round differently.
     tolerance=1,
 )
