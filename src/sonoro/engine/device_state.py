@@ -115,7 +115,7 @@ def _move_codec(codec: Codec, wanted: str, device: torch.device) -> torch.device
         return device
     apart = torch.device(wanted)
     if apart.type != device.type:
-        raise ConfigError("codec_device", wanted, f"must be of the same type as the model's device, {device}")
+        raise ConfigError("codec_device", wanted, f"it must be of the same type as the model's device, {device}")
     if apart.type == "cuda" and apart.index >= torch.cuda.device_count():
         raise ConfigError("codec_device", wanted, f"this process sees {torch.cuda.device_count()} GPUs")
     if apart.type == "cuda" and apart == device:

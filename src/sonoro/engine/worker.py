@@ -192,7 +192,7 @@ def load(settings: WorkerSettings) -> LoadedModel:
     spec = _find(module)
     factory = getattr(importlib.import_module(module), function, None) if spec else None
     if not callable(factory):
-        raise ConfigError("factory", settings.factory, "must be module:function, found in the import path")
+        raise ConfigError("factory", settings.factory, "it must be module:function, found in the import path")
     how = {"device": settings.device, "dtype": settings.dtype, "load_format": settings.load_format}
     if settings.config.quantization != "none":
         how["quantization"] = settings.config.quantization
