@@ -61,9 +61,6 @@ class _Keywords:
     on_fault: OnFault | None = None
 
 
-_PASSED_ON = ("language", "instructions", "max_frames", "ignore_eos", "attempts", "on_fault")
-
-
 def _with_keywords(function: Method) -> Method:
     """Add `_Keywords` to the signature of `function`, before its `**options`."""
     *first, options = (made := inspect.signature(function)).parameters.values()
@@ -101,11 +98,16 @@ def speech_request(text: str, voice: str | None = None, **options: Any) -> Speec
         id=f"tts-{next(_request_numbers)}",
         text=text,
         voice=voice,
+        language=given.language,
+        instructions=given.instructions,
         references=_references(given),
         sampling=SamplingParams(**{name: getattr(given, name) for name in SamplingParams.__struct_fields__}),
         seed=0 if given.seed is None else given.seed,
+        max_frames=given.max_frames,
+        ignore_eos=given.ignore_eos,
+        attempts=given.attempts,
+        on_fault=given.on_fault,
         options=options,
-        **{name: getattr(given, name) for name in _PASSED_ON},
     )
 
 

@@ -68,8 +68,14 @@ def app(args: dict[str, Any]) -> serve.Application:
     wanted = Arguments.model_validate(args)
     devices = tuple(f"cuda:{number}" for number in range(wanted.gpus)) or ("cpu",)
     config = EngineConfig.from_mapping(wanted.engine)
-    named = {name: getattr(wanted, name) for name in ("model", "dtype", "load_format", "factory")}
-    settings = WorkerSettings(device=",".join(devices), config=config, **named)
+    settings = WorkerSettings(
+        model=wanted.model,
+        device=",".join(devices),
+        dtype=wanted.dtype,
+        load_format=wanted.load_format,
+        config=config,
+        factory=wanted.factory,
+    )
     slots = config.slots * len(devices)
     # Any Host: requests come through Ray's proxy.
     server = ServerConfig.from_mapping({"allowed_hosts": ["*"], **wanted.server}).resolve(slots)

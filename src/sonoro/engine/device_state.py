@@ -222,6 +222,13 @@ def codec_graph_bytes(config: EngineConfig, peak_bytes: int) -> int:
 
 def capacity_of(config: EngineConfig, pages: int) -> Capacity:
     """The `Capacity` that resolved `config` asks for, with `pages` pages."""
-    sized = ("slots", "max_positions", "max_frames", "max_text", "page_positions", "is_prefill_fused")
-    given = {name: getattr(config, name) for name in sized}
-    return Capacity(pages=pages, max_tokens=config.prefill_tokens, **given)
+    return Capacity(
+        slots=config.slots,
+        max_positions=config.max_positions,
+        max_frames=config.max_frames,
+        max_text=config.max_text,
+        page_positions=config.page_positions,
+        pages=pages,
+        max_tokens=config.prefill_tokens,
+        is_prefill_fused=config.is_prefill_fused,
+    )

@@ -87,8 +87,20 @@ class SamplingState:
     def read(self, slots: Tensor) -> BatchSampling:
         """The parameters of `slots` [B] int64. Capturable; no sync."""
         rows = self._packed[slots]
-        floats, flags = unpack_floats(rows[:, 6:]).split(1, dim=1), unpack_flags(rows[:, 4:6]).split(1, dim=1)
-        return BatchSampling._make((*floats[:3], rows[:, 3:4], *flags, *rows[:, :3].unbind(1)))
+        seed, segment, max_frames = rows[:, :3].unbind(1)
+        temperature, top_p, repetition_penalty, _ = unpack_floats(rows[:, 6:]).split(1, dim=1)
+        is_greedy, ignore_eos = unpack_flags(rows[:, 4:6]).split(1, dim=1)
+        return BatchSampling(
+            temperature,
+            top_p,
+            repetition_penalty,
+            rows[:, 3:4],
+            is_greedy,
+            ignore_eos,
+            seed,
+            segment,
+            max_frames,
+        )
 
 
 def pack_floats(values: ArrayLike) -> NDArray[np.int64]:

@@ -269,10 +269,16 @@ def released_configs(name: str) -> Configs:
 
 def stack_sizes(config: PredictorConfig | TalkerConfig | CodecDecoderConfig) -> dict[str, Any]:
     """The sizes of a transformer by the names of `DecoderConfig`."""
-    names = {"width": "hidden_size", "intermediate": "intermediate_size", "layers": "num_hidden_layers"}
-    names |= {"heads": "num_attention_heads", "kv_heads": "num_key_value_heads", "head_width": "head_dim"}
-    names |= {"norm_eps": "rms_norm_eps", "rope_theta": "rope_theta"}
-    return {ours: getattr(config, name) for ours, name in names.items()}
+    return {
+        "width": config.hidden_size,
+        "intermediate": config.intermediate_size,
+        "layers": config.num_hidden_layers,
+        "heads": config.num_attention_heads,
+        "kv_heads": config.num_key_value_heads,
+        "head_width": config.head_dim,
+        "norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+    }
 
 
 def speaker_sexes(model: ModelConfig) -> dict[str, VoiceSex]:
