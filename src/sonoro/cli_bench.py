@@ -19,7 +19,6 @@ from sonoro.cli_common import (
     Model,
     Quantization,
     fields_of,
-    floats,
     json_object,
     number,
     numbers,
@@ -138,9 +137,11 @@ class _Requests(_Bench):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Serve(_Requests):
     url: Annotated[str | None, typer.Option(help="the server, such as http://localhost:8000")] = None
-    rps: Annotated[Any, floats("rps", "open loop: levels of requests per second, in turn")] = None
+    rps: Annotated[Any, numbers("rps", "open loop: levels of requests per second, in turn", float)] = None
     concurrency: Annotated[Any, numbers("concurrency", "closed loop: levels of concurrent clients, in turn")] = None
-    duration_s: Annotated[Any, floats("duration", "measured seconds of a level: one for all, or one for each")] = "20"
+    duration_s: Annotated[
+        Any, numbers("duration", "measured seconds of a level: one for all, or one for each", float)
+    ] = "20"
     warm_up_s: Annotated[float, number("warm_up", float, "seconds of warm-up before each level")] = 3.0
     ref: Annotated[
         str | None, typer.Option(help="a recording to clone, sent with each request; list: the dataset's own")

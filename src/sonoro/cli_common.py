@@ -28,7 +28,6 @@ __all__ = [
     "Quantization",
     "Stopped",
     "fields_of",
-    "floats",
     "json_object",
     "number",
     "numbers",
@@ -114,14 +113,10 @@ def number(field: str, kind: type[int] | type[float], help: str, **shown: Any) -
     return typer.Option(_flag(field), parser=parse, metavar=metavar, help=help, **shown)
 
 
-def numbers(field: str, help: str) -> OptionInfo:
-    """An option --`field` for whole numbers separated by commas, such as "1,8,32"."""
-    return _parsed(field, help, lambda text: tuple(int(part) for part in text.split(",")), _COMMAS.format("whole "))
-
-
-def floats(field: str, help: str) -> OptionInfo:
-    """An option --`field` for numbers separated by commas."""
-    return _parsed(field, help, lambda text: tuple(float(part) for part in text.split(",")), _COMMAS.format(""))
+def numbers(field: str, help: str, kind: type[int] | type[float] = int) -> OptionInfo:
+    """An option --`field` for numbers separated by commas, such as "1,8,32"."""
+    limit = f'it must be {"whole " * (kind is int)}numbers between commas, as "1,8,32"'
+    return _parsed(field, help, lambda text: tuple(kind(part) for part in text.split(",")), limit)
 
 
 def range_of(field: str, help: str) -> OptionInfo:
@@ -143,9 +138,6 @@ def json_object(field: str, help: str) -> OptionInfo:
         return value
 
     return _parsed(field, help, parse, 'it must be a JSON object, as {"name": "value"}')
-
-
-_COMMAS = 'it must be {}numbers between commas, as "1,8,32"'
 
 
 def _parsed(field: str, help: str, parse: Callable[[str], Any], limit: str) -> OptionInfo:

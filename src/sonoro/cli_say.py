@@ -210,36 +210,35 @@ def _until_terminated() -> Iterator[None]:
     def raise_it(number: int, frame: FrameType | None) -> None:
         raise _Terminated
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, raise_it)
     try:
-        yield
+        with _handling(raise_it, signal.SIGTERM):
+            yield
     except _Terminated as end:
         raise Stopped("terminated", signal.SIGTERM) from end
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
 def _signals_wait() -> Iterator[None]:
     """Defer SIGINT and SIGTERM to the end of the block, so that an existing file is only replaced by one with audio."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     came = list[int]()
-    before = {
-        number: signal.signal(number, lambda number, frame: came.append(number))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    try:
+        with _handling(lambda number, frame: came.append(number), signal.SIGINT, signal.SIGTERM):
+            yield
+    finally:
+        if came:
+            signal.raise_signal(came[0])
+
+
+@contextlib.contextmanager
+def _handling(handle: Callable[[int, FrameType | None], None], *numbers: int) -> Iterator[None]:
+    """Handle the signals `numbers` by `handle` in the block, if this is the main thread, which alone may."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handle) for number in numbers if is_main}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        if came:
-            signal.raise_signal(came[0])
 
 
 def _speak_into(speaker: TTS, request: SpeechRequest, options: _Say, format: str, captions: Captions) -> int:
