@@ -124,6 +124,11 @@ class Engine:
         return self.scheduler.waiting + len(self._awaiting_voice)
 
     @property
+    def paused(self) -> int:
+        """Requests that are paused, with a slot or without."""
+        return sum(running.is_paused for running in self._running.values())
+
+    @property
     def fingerprint(self) -> str:
         """The model's fingerprint; only voices encoded under the same one can be loaded."""
         return self._model.fingerprint

@@ -124,15 +124,15 @@ class Runner:
         shared_limit(config.max_shared_bytes)
         with torch.inference_mode():
             self._state = allocate_device_state(model, config.resolve())
-        self._device = self._state.device
+        self.device = self._state.device
         phases.end("state")
         self.pages, self.cached_pages = self._state.pages, self._state.cached_pages
-        self.config = _with_sizes(config, self._device)
+        self.config = _with_sizes(config, self.device)
         # Graphs cannot be captured on the default stream, and this one must wait for the weights loaded there.
         # It has priority over all other work of the process on the device.
-        self._stream = torch.cuda.Stream(self._device, priority=-1) if self._device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(self.device, priority=-1) if self.device.type == "cuda" else None
         if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
         self._ended: torch.cuda.Event | None = None
         self._pool = pool = GraphPool()
         with torch.inference_mode(), torch.cuda.stream(self._stream):
@@ -148,10 +148,6 @@ class Runner:
         for line in self.report.splitlines():
             logger.info("event=allocated what=%r", line)
         self.ring = self._make_ring()
-
-    @property
-    def device(self) -> torch.device:
-        return self._device
 
     @property
     def codec_device(self) -> torch.device:
@@ -216,7 +212,8 @@ class Runner:
         with self.active():
             for graphs in self._sets:
                 with self._beside(graphs):
-                    _run_every_size(graphs)
+                    for size in graphs.sizes:
+                        graphs.run([graphs.scratch] * size)
 
     @property
     def to_come(self) -> int:
@@ -328,7 +325,7 @@ class Runner:
             for at, number in enumerate(numbers)
         ]
         if entries:
-            slots, places, numbers = upload(entries, torch.int64, self._device).unbind(1)
+            slots, places, numbers = upload(entries, torch.int64, self.device).unbind(1)
             table = self._state.state.page_table
             table.index_put_((slots, places), numbers.to(table.dtype))
 
@@ -383,22 +380,19 @@ class Runner:
     def _make_graphs(self, config: EngineConfig, pool: GraphPool) -> None:
         """Make the graph sets with the sizes of `config`. All run on one stream, so they share `pool`."""
         model, state, scratch, decoding = self._model, self._state.state, self._state.scratch, self._decoding
-        device, is_eager = self._device, config.is_eager
+        device, is_eager = self.device, config.is_eager
 
         def admit(slots: Tensor) -> None:
             model.admit(state, slots)
             if not decoding.has_own_stream:
                 decoding.clear(slots)
 
-        def prefill(tokens: Tensor) -> None:
-            model.prefill(state, tokens)
-
         def graphs(name: str, function: Callable[[Tensor], Any], sizes: Sequence[int], scratch: int) -> GraphSet:
             return GraphSet(name, function, sizes, scratch, device, pool=pool, is_eager=is_eager)
 
         self._admits = graphs("place", admit, config.frame_batches, scratch)
+        prefill, self._text_prefills = functools.partial(model.prefill, state), None
         self._prefills = graphs("prefill", prefill, config.prefill_buckets, config.prefill_tokens)
-        self._text_prefills = None
         if isinstance(model, TextPromptModel):
             text = functools.partial(model.prefill_text, state)
             self._text_prefills = graphs("prefill text", text, config.prefill_buckets, config.prefill_tokens)
@@ -416,10 +410,10 @@ class Runner:
             return length, done, attention, *decoding.newest(state.frames, slots, length)
 
         sizes, scratch = config.frame_batches, self._state.scratch
-        return GraphSet("frame", frame, sizes, scratch, self._device, pool=self._pool, is_eager=config.is_eager)
+        return GraphSet("frame", frame, sizes, scratch, self.device, pool=self._pool, is_eager=config.is_eager)
 
     def _make_ring(self) -> PinnedRing:
-        devices, beside = {self._device, self._decoding.device}, self._decoding.beside
+        devices, beside = {self.device, self._decoding.device}, self._decoding.beside
         return PinnedRing(_IN_FLIGHT, self._entry_bytes(self.config), *devices, beside=beside)
 
     def _first_sizes(self, graphs: GraphSet) -> Sequence[int]:
@@ -446,7 +440,7 @@ class Runner:
             prefills.append(functools.partial(self._model.prefill_text, self._state.state))
         for length in self.config.long_prefills:
             for run in prefills:
-                run(torch.full((length,), self.config.prefill_tokens, device=self._device))
+                run(torch.full((length,), self.config.prefill_tokens, device=self.device))
         # These were the largest activations; do not keep their memory.
         torch.cuda.empty_cache()
 
@@ -487,11 +481,6 @@ def _with_sizes(config: EngineConfig, device: torch.device) -> EngineConfig:
         prefill_buckets=config.prefill_buckets,
         codec_batches=config.codec_batches,
     )
-
-
-def _run_every_size(graphs: GraphSet) -> None:
-    for size in graphs.sizes:
-        graphs.run([graphs.scratch] * size)
 
 
 def _slots(items: Sequence[BatchItem]) -> list[int]:

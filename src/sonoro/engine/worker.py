@@ -34,7 +34,7 @@ from sonoro.core.encoded_voice import EncodedVoice
 from sonoro.core.errors import ConfigError, ErrorFacts, SonoroError, border
 from sonoro.core.logs import configure_logging
 from sonoro.core.phases import Phases
-from sonoro.core.types import Event, Failed, Finished
+from sonoro.core.types import Failed
 from sonoro.engine.engine import Engine
 from sonoro.engine.kernel_cache import Compiling, Standby, compiling, may_stand_by
 from sonoro.models.base import LoadedModel
@@ -259,7 +259,6 @@ class Worker:
     ) -> None:
         self._engine, self._link, self._device = engine, link, device
         self._compiled, self._is_compiling = compiled or Compiling(None), compiled is not None
-        self._is_paused: dict[str, bool] = {}
         self._encoding: dict[int, Future[EncodedVoice]] = {}
         self._tick_s: deque[float] = deque(maxlen=_WINDOW)
         self._frame_s: deque[float] = deque(maxlen=_WINDOW)
@@ -308,7 +307,7 @@ class Worker:
             events = self._engine.tick()
             self._note_tick(started_at_s)
             if events:
-                self._send(events)
+                self._link.send(events)
 
     @property
     def _idle_s(self) -> float:
@@ -361,7 +360,6 @@ class Worker:
             case Submit(request):
                 with border(lambda error: self._link.send([Failed.of(request.id, error)])):
                     self._engine.submit(request)
-                    self._is_paused[request.id] = False
             case AppendText(request_id, text):
                 self._engine.append(request_id, text)
             case EndText(request_id):
@@ -370,12 +368,8 @@ class Worker:
                 self._engine.cancel(request_id)
             case Pause(request_id):
                 self._engine.pause(request_id)
-                if request_id in self._is_paused:
-                    self._is_paused[request_id] = True
             case Resume(request_id):
                 self._engine.resume(request_id)
-                if request_id in self._is_paused:
-                    self._is_paused[request_id] = False
             case StatsRequest(resets):
                 self._link.send([self._stats()])
                 if resets:
@@ -406,12 +400,6 @@ class Worker:
         """A context in which an exception is sent as `VoiceFailed` of request `number`."""
         return border(lambda error: self._link.send([VoiceFailed(number, ErrorFacts.of(error))]))
 
-    def _send(self, events: Sequence[Event]) -> None:
-        for event in events:
-            if isinstance(event, Finished | Failed):
-                del self._is_paused[event.request_id]
-        self._link.send(events)
-
     def _stats(self) -> Stats:
         engine = self._engine
         return Stats(
@@ -419,7 +407,7 @@ class Worker:
             prefixes=engine.prefixes,
             running=engine.config.slots - engine.scheduler.free_slots,
             waiting=engine.waiting,
-            paused=sum(self._is_paused.values()),
+            paused=engine.paused,
             free_slots=engine.scheduler.free_slots,
             free_pages=engine.scheduler.pages.free,
             tick_ms=_percentiles_ms(self._tick_s),

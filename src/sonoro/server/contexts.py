@@ -176,8 +176,7 @@ class Context:
         """Ignore the utterance's own events: the session writes its own."""
 
     async def send_audio(self, audio: bytes, source: AudioChunk | Finished) -> None:
-        is_last, tell = isinstance(source, Finished), self._timeline.tell
-        told = self._timeline.finish(self._text, source) if isinstance(source, Finished) else tell(self._text, source)
+        is_last, told = isinstance(source, Finished), self._timeline.tell(self._text, source)
         starts, ends = ([self._before_s + at_s for at_s in at] for at in told[1:])
         times = CharacterTimes(told.characters, list(starts), list(ends))
         if audio or times.characters or is_last:

@@ -49,17 +49,16 @@ class Timeline:
         self.audio_s = 0.0
         """Duration of the chunks so far, at `speed`."""
 
-    def tell(self, text: str, chunk: AudioChunk) -> CharacterTimes:
-        """Add `chunk`; return the character times of `text` that have become final. More text may follow."""
-        self.audio_s += len(chunk.pcm) / 2 / self._rate / self._speed
-        words = chunk.words
-        if words is None and chunk.characters > self._at:
-            words = (self._estimate(text, chunk.characters),)
+    def tell(self, text: str, event: AudioChunk | Finished) -> CharacterTimes:
+        """Add `event`; return the character times of `text` that have become final: all if it is `Finished`, else more
+        text may follow."""
+        if isinstance(event, Finished):
+            return self._advance(text, event.words or (), self.audio_s)
+        self.audio_s += len(event.pcm) / 2 / self._rate / self._speed
+        words = event.words
+        if words is None and event.characters > self._at:
+            words = (self._estimate(text, event.characters),)
         return self._advance(text, words or (), None)
-
-    def finish(self, text: str, finished: Finished | None = None) -> CharacterTimes:
-        """The remaining character times, after all of `text` has been spoken."""
-        return self._advance(text, (finished and finished.words) or (), self.audio_s)
 
     def _estimate(self, text: str, end: int) -> Word:
         start_s, end_s = self._at_s * self._speed, self.audio_s * self._speed
@@ -94,7 +93,7 @@ class TimedBody(AudioBody, ABC):
         return self.line(self._convert(audio), self._taken(), is_last=False)
 
     def end(self, finished: Finished, usage: dict[str, int]) -> bytes:
-        self._add(self._timeline.finish(self._text, finished))
+        self._add(self._timeline.tell(self._text, finished))
         return self.line(b"", self._taken(), is_last=True)
 
     @abstractmethod

@@ -67,35 +67,32 @@ class Submit(msgspec.Struct, frozen=True, tag=True):
     request: SpeechRequest
 
 
-class Cancel(msgspec.Struct, frozen=True, tag=True):
-    """End a request now. It is answered by `Finished`; unknown ids are ignored."""
+class _OfRequest(msgspec.Struct, frozen=True, tag=True):
+    """A message about a submitted request; ignored if there is none of that id."""
 
     request_id: str
 
 
-class AppendText(msgspec.Struct, frozen=True, tag=True):
-    """More text of a live request; unknown ids are ignored."""
+class Cancel(_OfRequest, frozen=True, tag=True):
+    """End a request now. It is answered by `Finished`."""
 
-    request_id: str
+
+class AppendText(_OfRequest, frozen=True, tag=True):
+    """More text of a live request."""
+
     text: str
 
 
-class EndText(msgspec.Struct, frozen=True, tag=True):
-    """The text of a live request is complete; unknown ids are ignored."""
-
-    request_id: str
+class EndText(_OfRequest, frozen=True, tag=True):
+    """The text of a live request is complete."""
 
 
-class Pause(msgspec.Struct, frozen=True, tag=True):
+class Pause(_OfRequest, frozen=True, tag=True):
     """Generate no more of a request for now. Audio already launched still arrives."""
 
-    request_id: str
 
-
-class Resume(msgspec.Struct, frozen=True, tag=True):
+class Resume(_OfRequest, frozen=True, tag=True):
     """Continue a paused request."""
-
-    request_id: str
 
 
 class StatsRequest(msgspec.Struct, frozen=True, tag=True):

@@ -167,10 +167,8 @@ class OmniSession(LiveSession):
             await super().send_audio(audio, source)
             return
         start_s = self._timeline.audio_s
-        if isinstance(source, Finished):
-            times = self._times.tell(self._timeline.finish(self._text, source), is_last=True)
-        else:
-            times = self._times.tell(self._timeline.tell(self._text, source), is_last=False)
+        told = self._timeline.tell(self._text, source)
+        times = self._times.tell(told, is_last=isinstance(source, Finished))
         self._words += zip(*times, strict=True)
         self._total_bytes += len(audio)
         if self._config.word_timestamps and audio:
