@@ -136,7 +136,7 @@ class Bench:
         trail = prompt.trail[: len(codes)]
         ids[: len(trail)] = trail
         fed = talker.embed_frames(torch.from_numpy(codes).long()) + talker.embed_text(ids)
-        hidden = torch.cat([talker.embed_prompt(prompt), fed])[None]
+        hidden = torch.cat([talker.embed_rows(prompt.text_rows, prompt.code_rows), fed])[None]
         scores: list[torch.Tensor] = []
 
         def attend(layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -145,7 +145,7 @@ class Bench:
                 scores.append(queries[0, start - 1 : -1, pointing.head] @ key.T / queries.shape[-1] ** 0.5)
             return causal_attention(layer, queries, keys, values)
 
-        rotary = talker.model.rotary(torch.arange(hidden.shape[1]), hidden.dtype)
+        rotary = talker.model.config.rotary(torch.arange(hidden.shape[1]), hidden.dtype)
         for number, layer in enumerate(talker.model.layers[: pointing.layer + 1]):
             hidden = layer(hidden, number, rotary, attend)
         for frame in range(len(codes)):

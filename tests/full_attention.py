@@ -22,7 +22,7 @@ def full_attention(stack: DecoderStack, rows: Tensor) -> dict[tuple[int, int], T
         made.update({(layer, head): one for head, one in enumerate(weights)})
         return torch.einsum("hts,shd->thd", weights, value)[None]
 
-    stack(rows[None], stack.rotary(torch.arange(len(rows)), rows.dtype), attend)
+    stack(rows[None], stack.config.rotary(torch.arange(len(rows)), rows.dtype), attend)
     return made
 
 

@@ -7,14 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from sonoro.nn.kvcache import PagedKVCache
+from sonoro.nn.kvcache import PackedTokens, PagedKVCache
 from sonoro.nn.linear import Linear
 from sonoro.nn.transformer import (
     Attention,
     DecoderConfig,
     DecoderStack,
     NormedAttention,
-    PackedTokens,
     causal_attention,
 )
 
@@ -37,14 +36,14 @@ def new_cache(fill: float = 0.0) -> PagedKVCache:
     """Four slots and scratch; the pages of a slot are scattered."""
     pages = torch.randperm(SLOTS * POSITIONS // PAGE, generator=torch.Generator().manual_seed(2)).view(SLOTS, -1)
     table = torch.cat((pages, torch.full((1, POSITIONS // PAGE), pages.numel()))).int()
-    cache = PagedKVCache.allocate(CONFIG, table, PAGE, pages.numel(), torch.float64)
+    cache = CONFIG.kv_cache(table, PAGE, pages.numel(), torch.float64)
     cache.keys.fill_(fill)
     cache.values.fill_(fill)
     return cache
 
 
 def whole(stack: DecoderStack, rows: Tensor) -> Tensor:
-    return stack(rows[None], stack.rotary(torch.arange(len(rows)), rows.dtype), causal_attention)[0]
+    return stack(rows[None], stack.config.rotary(torch.arange(len(rows)), rows.dtype), causal_attention)[0]
 
 
 def prefill(stack: DecoderStack, cache: PagedKVCache, slots: list[int], sequences: list[Tensor]) -> list[Tensor]:
@@ -58,7 +57,7 @@ def prefill(stack: DecoderStack, cache: PagedKVCache, slots: list[int], sequence
         torch.tensor([start for start, n in zip(starts, lengths, strict=True) for _ in range(n)] + [count, count + 1]),
     )
     x = torch.cat([*sequences, torch.ones(2, CONFIG.width, dtype=torch.float64)])
-    out = stack(x[None], stack.rotary(rows.positions, x.dtype), cache.fill(rows))[0]
+    out = stack(x[None], stack.config.rotary(rows.positions, x.dtype), cache.fill(rows))[0]
     return list(out[:count].split(lengths))
 
 
@@ -73,12 +72,12 @@ def go_on(stack: DecoderStack, cache: PagedKVCache, parts: list[tuple[int, Tenso
         (ends - own).repeat_interleave(own),
     )
     x = torch.cat([*(sequence[first:] for _, sequence, first in parts), torch.ones(1, CONFIG.width).double()])
-    out = stack(x[None], stack.rotary(rows.positions, x.dtype), cache.fill(rows))[0]
+    out = stack(x[None], stack.config.rotary(rows.positions, x.dtype), cache.fill(rows))[0]
     return list(out[:-1].split(lengths))
 
 
 def step(stack: DecoderStack, cache: PagedKVCache, slots: list[int], positions: list[int], rows: Tensor) -> Tensor:
-    tables = stack.rotary(torch.arange(POSITIONS), rows.dtype)
+    tables = stack.config.rotary(torch.arange(POSITIONS), rows.dtype)
     with torch.no_grad():
         return stack.norm(stack.step(rows, tables, cache, torch.tensor(slots), torch.tensor(positions)))
 
@@ -104,7 +103,7 @@ def test_prompts_out_of_fused_operations_equal_the_forward(attention: type[Atten
         torch.repeat_interleave(own.cumsum(0) - own, own),
     )
     x, caches = torch.randn(len(tokens.slots), CONFIG.width).double(), [new_cache(0.5) for _ in range(3)]
-    tables = stack.rotary(torch.arange(POSITIONS), x.dtype)
+    tables = stack.config.rotary(torch.arange(POSITIONS), x.dtype)
     turns = (tables[0][tokens.positions], tables[1][tokens.positions])
     expected = stack(x[None], turns, caches[0].fill(tokens))[0]
     torch.testing.assert_close(stack.norm.fused(stack.prefill(x, tables, caches[1], tokens)), expected, **TOLERANCE)
@@ -132,7 +131,7 @@ def test_stacks_share_pages_and_keep_apart(stack: DecoderStack) -> None:
         .requires_grad_(False)
     )
     table = new_cache().page_table
-    cache = PagedKVCache.allocate(dataclasses.replace(CONFIG, layers=5), table, PAGE, int(table.max()), torch.float64)
+    cache = dataclasses.replace(CONFIG, layers=5).kv_cache(table, PAGE, int(table.max()), torch.float64)
     parts = {stack: cache.part(slice(2)), other: cache.part(slice(2, None))}
     sequences = {one: torch.randn(9, one.config.width, dtype=torch.float64) for one in parts}
     found: dict[DecoderStack, list[Tensor]] = {one: [] for one in parts}
@@ -183,7 +182,7 @@ def test_a_cache_takes_memory_as_it_is_written(dtype: torch.dtype) -> None:
 
     table = torch.arange(513, dtype=torch.int32)[:, None]
     before_mb = resident_mb()
-    large = PagedKVCache.allocate(CONFIG, table, 2048, 512, dtype)
+    large = CONFIG.kv_cache(table, 2048, 512, dtype)
     assert large.keys.shape == large.values.shape == (2, 513, 2048, 2, 6)
     assert large.keys.dtype == dtype
     size_mb = 2 * large.keys.nbytes / 2**20

@@ -19,14 +19,14 @@ def test_tensors_are_read_as_they_were_saved(tmp_path, is_old_format):
     stored = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(3, dtype=torch.bfloat16)}
     file = tmp_path / "codec.pth"
     torch.save(stored, file, _use_new_zipfile_serialization=not is_old_format)
-    found = read(file, torch.device("cpu"))
+    found = read(file, "cpu")
     assert found.keys() == stored.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in stored.items())
     torch.save({"state_dict": stored, "epoch": 3}, file)
-    assert read(file, torch.device("meta"))["a"].shape == (2, 3)
+    assert read(file, "meta")["a"].shape == (2, 3)
     torch.save({"tensors": stored}, file)
     with pytest.raises(CheckpointError, match="holds dict as 'tensors'; expected tensors by name"):
-        read(file, torch.device("cpu"))
+        read(file, "cpu")
 
 
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
@@ -34,12 +34,12 @@ def test_what_is_no_whole_file_is_refused(tmp_path, suffix):
     stored, file = {"a": torch.ones(2), "edges": torch.tensor([3, 5], dtype=torch.int32)}, tmp_path / f"x.{suffix}"
     (save_file if suffix == "safetensors" else torch.save)(stored, file)
     for device in ("cpu", "meta"):
-        assert read(file, torch.device(device))["edges"].dtype == torch.int32
-    assert read(file, torch.device("cpu"))["edges"].tolist() == [3, 5]
+        assert read(file, device)["edges"].dtype == torch.int32
+    assert read(file, "cpu")["edges"].tolist() == [3, 5]
     for content in (b"", b"text", file.read_bytes()[:-4]):
         file.write_bytes(content)
         with pytest.raises(CheckpointError, match="not a readable file of tensors alone"):
-            read(file, torch.device("cpu"))
+            read(file, "cpu")
 
 
 @pytest.mark.parametrize("layer", [nn.Conv1d(4, 6, 3), nn.ConvTranspose1d(4, 6, 3), nn.Linear(4, 6)])

@@ -80,7 +80,7 @@ def plain_stack(stack: DecoderStack, rows: Tensor) -> Tensor:
 def test_stack_equals_a_plain_computation(attention: type[Attention]) -> None:
     stack = random_stack(attention=attention)
     rows = torch.randn(2, 7, CONFIG.width, dtype=torch.float64)
-    found = stack(rows, stack.rotary(torch.arange(7), torch.float64), causal_attention)
+    found = stack(rows, stack.config.rotary(torch.arange(7), torch.float64), causal_attention)
     expected = torch.stack([plain_stack(stack, row) for row in rows])
     # Rotary tables are made in float32 whatever the dtype: their error at position 6 is some 1e-7.
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
@@ -103,7 +103,7 @@ def test_a_bidirectional_stack_looks_ahead(kept: slice, joins: bool, monkeypatch
 def test_right_padding_changes_nothing_before_it() -> None:
     stack = random_stack()
     rows = torch.randn(1, 6, CONFIG.width, dtype=torch.float64)
-    rotary = stack.rotary(torch.arange(6), torch.float64)
+    rotary = stack.config.rotary(torch.arange(6), torch.float64)
     whole = stack(rows, rotary, causal_attention)
     shorter = stack(rows[:, :4], (rotary[0][:4], rotary[1][:4]), causal_attention)
     torch.testing.assert_close(whole[:, :4], shorter, atol=1e-12, rtol=0)
@@ -112,7 +112,7 @@ def test_right_padding_changes_nothing_before_it() -> None:
 def test_layout_by_input_changes_no_value() -> None:
     stack = random_stack()
     rows = torch.randn(1, 5, CONFIG.width, dtype=torch.float64)
-    rotary = stack.rotary(torch.arange(5), torch.float64)
+    rotary = stack.config.rotary(torch.arange(5), torch.float64)
     stored, before = (
         {name: value.clone() for name, value in stack.state_dict().items()},
         stack(rows, rotary, causal_attention),
@@ -128,7 +128,7 @@ def test_layout_by_input_changes_no_value() -> None:
 def test_stack_has_gradients_of_all_its_weights() -> None:
     stack = random_stack()
     rows = torch.randn(2, 5, CONFIG.width, dtype=torch.float64, requires_grad=True)
-    stack(rows, stack.rotary(torch.arange(5), torch.float64), causal_attention).square().sum().backward()
+    stack(rows, stack.config.rotary(torch.arange(5), torch.float64), causal_attention).square().sum().backward()
     for name, parameter in stack.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.abs().max() > 0, name
@@ -197,7 +197,7 @@ def test_weights_made_for_neighbouring_pairs_serve_once_parted(attention: type[A
     """Against the same stack with its rotation done on neighbours: (2i, 2i + 1) instead of (i, i + D / 2)."""
     stack, rows = random_stack(attention=attention), torch.randn(1, 5, CONFIG.width, dtype=torch.float64)
     halves = torch.arange(CONFIG.head_width).view(-1, 2).t().flatten()
-    positions = stack.rotary(torch.arange(5), torch.float64)
+    positions = stack.config.rotary(torch.arange(5), torch.float64)
     layers = [layer.self_attn for layer in stack.layers]
     # Heads in the order of neighbours: turned by halves they must first be put in the order of halves.
     expected = random_stack(attention=attention)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sonoro.core.errors import ConfigError
 from sonoro.core.types import ModelSpec, OptionValue, Reference, SamplingParams, SpeechRequest
 from sonoro.models.codec_choice import CodecChoice
 from sonoro.runtime.sampling import SamplingControls
@@ -65,6 +66,11 @@ class Capacity:
     def pages_per_slot(self) -> int:
         """Width of a slot's page table."""
         return -(-self.max_positions // self.page_positions)
+
+    def check_positions(self, most: int) -> None:
+        """Raise `ConfigError` for more positions than the model has, `most`."""
+        if self.max_positions > most:
+            raise ConfigError("max_positions", self.max_positions, f"at most {most} for this model")
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from torch import Tensor
 from sonoro.core.types import OptionValue, SpeechRequest
 from sonoro.models.base import Capacity, Controls, Pages, Prompt, Voice
 from sonoro.models.words import MOST_COLUMNS
-from sonoro.nn.kvcache import PagedKVCache
-from sonoro.nn.transformer import DecoderConfig, DecoderStack, PackedTokens, Rotary
+from sonoro.nn.kvcache import PackedTokens, PagedKVCache
+from sonoro.nn.transformer import DecoderConfig, DecoderStack, Rotary
 from sonoro.nn.watch import HeadWatch
 from sonoro.runtime.ring import overwrite, upload
 from sonoro.runtime.sampling import CLEARED, SamplingControls, SamplingState, pack
@@ -39,7 +39,6 @@ __all__ = [
     "admit_staged",
     "allocate_backbone",
     "allocate_depth",
-    "append_frames",
     "clear_slots",
     "depth_passes",
     "fill_backbone",
@@ -151,7 +150,7 @@ def allocate_backbone(
             tokens=torch.tensor(padding, device=device).repeat(capacity.max_tokens + 1, 1),
         ),
         samplers=tuple(SamplingState(capacity.slots, device) for _ in range(samplers)),
-        cache=PagedKVCache.allocate(config, table, capacity.page_positions, capacity.pages, dtype),
+        cache=config.kv_cache(table, capacity.page_positions, capacity.pages, dtype),
         rotary=rotary,
         is_prefill_fused=capacity.is_prefill_fused,
         watch=_allocate_watch(word_heads, spans, capacity.max_positions),
@@ -159,25 +158,36 @@ def allocate_backbone(
 
 
 def allocate_depth(
-    backbone: DecoderStack, depth: DecoderStack, capacity: Capacity, *, codebooks: int, **more: Any
+    backbone: DecoderStack,
+    depth: DecoderStack,
+    capacity: Capacity,
+    *,
+    codebooks: int,
+    ids: Sequence[int],
+    added: Sequence[int] = (),
+    samplers: int = 1,
+    word_heads: WordHeads | None = None,
 ) -> DepthState:
-    """As `allocate_backbone` (which takes `more`) plus the KV cache of `depth`; frames are `codebooks` codes, dtype and
-    device those of `backbone`."""
+    """As `allocate_backbone`, plus the KV cache of `depth`; frames are `codebooks` codes, dtype and device those of
+    `backbone`."""
     weight = backbone.norm.weight
     device, dtype, rows = weight.device, weight.dtype, capacity.slots + 1
     common = allocate_backbone(
         backbone.config,
-        backbone.rotary(torch.arange(capacity.max_positions, device=device), dtype),
+        backbone.config.rotary(torch.arange(capacity.max_positions, device=device), dtype),
         capacity,
         frame=torch.zeros(codebooks, dtype=torch.int64),
-        **more,
+        ids=ids,
+        added=added,
+        samplers=samplers,
+        word_heads=word_heads,
     )
     numbers = torch.arange(rows, dtype=torch.int32, device=device)
     loop_page = max(_LOOP_PAGE, 1 << (codebooks - 1).bit_length())
     return DepthState(
         **vars(common),
-        loop=PagedKVCache.allocate(depth.config, numbers[:, None], loop_page, rows - 1, dtype),
-        loop_rotary=depth.rotary(torch.arange(codebooks, device=device), dtype),
+        loop=depth.config.kv_cache(numbers[:, None], loop_page, rows - 1, dtype),
+        loop_rotary=depth.config.rotary(torch.arange(codebooks, device=device), dtype),
         # An even width, so that rows are aligned to 16 bytes, as the kernels that read them are specialised.
         loop_positions=torch.arange(codebooks, device=device)[:, None].repeat(1, rows + rows % 2),
     )
@@ -348,52 +358,6 @@ def depth_passes(
         inputs = fed[book]
         assert inputs is not None
         yield step(inputs, positions=positions)
-
-
-class _FrameTensors(Protocol):
-    """The tensors of `BackboneState` that `append_frames` writes."""
-
-    @property
-    def done(self) -> Tensor: ...
-    @property
-    def length(self) -> Tensor: ...
-    @property
-    def frames(self) -> Tensor: ...
-    @property
-    def pending(self) -> Tensor: ...
-    @property
-    def position(self) -> Tensor: ...
-
-
-def append_frames(  # noqa: PLR0917 (where the rows stand, and what they are given)
-    state: _FrameTensors,
-    rows: Tensor,
-    length: Tensor,
-    position: Tensor,
-    made: Tensor,
-    pending: Tensor,
-    *,
-    is_end: Tensor,
-    max_frames: Tensor,
-) -> Tensor:
-    """Append the frames `made` [B, ...] to the slots `rows` [B], at `length` and `position` [B] int64.
-
-    `pending` [B, H] are the next inputs. A slot with `is_end` [B] ends without this frame; others end at `max_frames`
-    [B]. Capturable; no sync.
-
-    Returns `rows` with the scratch slot for those with `is_end`: where to write any other state of this frame.
-    """
-    scratch = state.done.shape[0] - 1
-    stopped = is_end | (rows == scratch)
-    # A slot that ends writes to the scratch slot: its last decision changes `done` alone.
-    kept = rows.masked_fill(stopped, scratch)
-    count = (length + 1).masked_fill(stopped, 0)
-    state.position[kept] = (position + 1).masked_fill(stopped, 0)
-    state.frames[kept, length] = made
-    state.pending[kept] = pending
-    state.length[kept] = count
-    state.done[rows] = stopped | (count >= max_frames)
-    return kept
 
 
 def _check_room(state: BackboneState, prompt: Prompt, pages: Sequence[int], cached: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sonoro.models.slots import BackboneState, append_frames
+from sonoro.models.slots import BackboneState
 from sonoro.ops.device import seeded
 from sonoro.ops.dispatch import Operation
 from sonoro.ops.norm import has_pdl, pdl_options
@@ -26,7 +26,16 @@ try:
 except ImportError:
     triton = None
 
-__all__ = ["Feedback", "PendingText", "Start", "StepState", "begin_step", "check_kernels", "finish_step"]
+__all__ = [
+    "Feedback",
+    "PendingText",
+    "Start",
+    "StepState",
+    "append_frames",
+    "begin_step",
+    "check_kernels",
+    "finish_step",
+]
 
 _BLOCK = 512
 
@@ -118,6 +127,37 @@ def finish_reference(codes: Tensor, start: Start, max_frames: Tensor, state: Ste
     kept = append_frames(state, *start[:3], codes, pending, is_end=stops, max_frames=max_frames)
     if state.seen is not None:
         state.seen[kept, codes[:, 0]] = kept != state.done.shape[0] - 1
+
+
+def append_frames(  # noqa: PLR0917 (where the rows stand, and what they are given)
+    state: StepState,
+    rows: Tensor,
+    length: Tensor,
+    position: Tensor,
+    made: Tensor,
+    pending: Tensor,
+    *,
+    is_end: Tensor,
+    max_frames: Tensor,
+) -> Tensor:
+    """Append the frames `made` [B, ...] to the slots `rows` [B], at `length` and `position` [B] int64.
+
+    `pending` [B, H] are the next inputs. A slot with `is_end` [B] ends without this frame; others end at `max_frames`
+    [B]. Capturable; no sync.
+
+    Returns `rows` with the scratch slot for those with `is_end`: where to write any other state of this frame.
+    """
+    scratch = state.done.shape[0] - 1
+    stopped = is_end | (rows == scratch)
+    # A slot that ends writes to the scratch slot: its last decision changes `done` alone.
+    kept = rows.masked_fill(stopped, scratch)
+    count = (length + 1).masked_fill(stopped, 0)
+    state.position[kept] = (position + 1).masked_fill(stopped, 0)
+    state.frames[kept, length] = made
+    state.pending[kept] = pending
+    state.length[kept] = count
+    state.done[rows] = stopped | (count >= max_frames)
+    return kept
 
 
 if triton is not None:

@@ -135,15 +135,12 @@ class StreamingCodec(nn.Module):
     @torch.inference_mode(False)
     @torch.no_grad()
     def settle(self, wanted: str, batch: int, chunks: Sequence[int]) -> CodecChoice:
-        """Choose the decoder's dtype; `wanted` is auto, float16, bfloat16 or float32. Synchronises; not capturable.
+        """`Codec.settle`, where `wanted` is auto, float16, bfloat16 or float32. Not capturable.
 
-        Half precision uses the fused decoder: it decodes `batch` streams in calls of `chunks` frames, is compared with
-        the float32 modules, and is rejected for them if its SNR is too low or it raises. `auto` is float32 on a CPU or
-        beside a float32 model; else float16 if it holds every layer's float32 peak with a margin of 4; else bfloat16;
-        either must reach 40 dB. On the meta device nothing is compared.
-
-        Raises `ConfigError` if an earlier choice has replaced the float32 weights.
-        """
+        Half precision uses the fused decoder, which is rejected for the float32 modules if its SNR is too low or it
+        raises. `auto` is float32 on a CPU or beside a float32 model; else float16 if it holds every layer's float32
+        peak with a margin of 4; else bfloat16; either must reach 40 dB. On the meta device nothing is compared. Raises
+        `ConfigError` if an earlier choice has replaced the float32 weights."""
         weight, given = self.decoder.weight, self.choice
         if given is not None and weight.dtype in HALVES.values():
             if wanted not in (given.wanted, dtype_name(given.dtype)):
@@ -220,21 +217,16 @@ class StreamingCodec(nn.Module):
         self.fused = self.fuse(self.decoder, dtype)
 
     def allocate(self, slots: int) -> History:
-        """A zeroed history for `slots` slots and the scratch slot, in the dtype and on the device of the weights."""
         weight = self.decoder.weight
         return History(self.decoder.layout, slots, device=weight.device, dtype=weight.dtype)
 
     def reset(self, history: History, slots: Tensor) -> None:
-        """Clear the state of `slots`. Capturable."""
         history.reset(slots)
 
     @torch.no_grad()
     def prime(self, history: History, slots: Tensor, voice: Voice) -> None:
-        """Set `slots` (freshly reset) to the state after decoding the voice's reference frames. No sync.
-
-        Renders only the last `reach_frames`, which determine the state of `render`. The state is computed once per
-        voice, then copied from `voice.primed`.
-        """
+        """`Codec.prime`: renders only the last `reach_frames`, which determine the state of `render`. The state is
+        computed once per voice, then copied from `voice.primed`. No sync."""
         assert voice.reference_frames is not None
         if PRIMED not in voice.primed:
             first, heard = slots[:1], voice.reference_frames[None]
@@ -246,11 +238,7 @@ class StreamingCodec(nn.Module):
 
     @torch.no_grad()
     def decode(self, frames: Tensor, slots: Tensor | None = None, history: History | None = None) -> Tensor:
-        """Decode `frames` [B, T, ...] to PCM [B, T * hop] in [-1, 1], advancing `slots` of `history`.
-
-        Float32, or float64 if the weights are. Capturable; no sync. Without a history it decodes whole sequences.
-        Exact: chunks of any lengths give the whole decode, up to rounding.
-        """
+        """`Codec.decode`, to PCM in float32, or float64 if the weights are."""
         assert (history is None) == (slots is None)
         pcm = self._decode(frames, slots, history, frames.shape[1])
         return pcm.to(torch.promote_types(pcm.dtype, torch.float32))

@@ -33,7 +33,7 @@ class BidirectionalStack(DecoderStack):
     def finalize(self) -> None:
         """Compute the rotary tables of `tokens` positions."""
         weight = self.norm.weight
-        self.cos, self.sin = self.rotary(torch.arange(self.tokens, device=weight.device), weight.dtype)
+        self.cos, self.sin = self.config.rotary(torch.arange(self.tokens, device=weight.device), weight.dtype)
 
     def see(self, x: Tensor) -> Tensor:
         """Run `x` [N, tokens, width] through all layers but not the final norm: [N * K, width]. The last layer computes

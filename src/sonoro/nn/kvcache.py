@@ -7,24 +7,38 @@ included: no result depends on them.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sonoro.nn.transformer import Attend, DecoderConfig, PackedTokens
 from sonoro.ops.attention import PagedKV
 from sonoro.ops.varlen import varlen_attention
 
-__all__ = ["PackedTokens", "PagedKVCache"]
+__all__ = ["Attend", "PackedTokens", "PagedKVCache"]
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""Attention of a layer: its index, and queries, keys and values to outputs, [B, T, heads, D] each."""
 
 
-def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """`torch.zeros`, but on a CPU without resident memory until written: most slots never use all of their pages."""
-    if device.type != "cpu":
-        return torch.zeros(shape, device=device, dtype=dtype)
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+class PackedTokens(NamedTuple):
+    """Prompt tokens packed back to back: for each token its slot, its position, and the index in the packed sequence
+    where its prompt starts; [T] int64 each.
+
+    If a prompt's first token has a position above 0, the positions before it are cached on whole pages of its slot.
+    """
+
+    slots: Tensor
+    positions: Tensor
+    starts: Tensor
+
+    @property
+    def cached_lengths(self) -> Tensor:
+        """Length of the cached prefix of each token's prompt, [T] int64."""
+        return self.positions - torch.arange(len(self.starts), device=self.starts.device) + self.starts
 
 
 @dataclass(frozen=True)
@@ -40,12 +54,14 @@ class PagedKVCache:
     page_table: Tensor
 
     @classmethod
-    def allocate(
-        cls, config: DecoderConfig, table: Tensor, page_positions: int, pages: int, dtype: torch.dtype
-    ) -> PagedKVCache:
-        """A zeroed cache of `pages` pages and a scratch page for the slots of `table` [slots, pages per slot] int32."""
-        shape = (config.layers, pages + 1, page_positions, config.kv_heads, config.head_width)
-        keys, values = (_zeros(shape, table.device, dtype) for _ in range(2))
+    def allocate(cls, shape: tuple[int, ...], table: Tensor, dtype: torch.dtype) -> PagedKVCache:
+        """Zeroed keys and values of `shape`, for `table`. On a CPU they take memory only once written: most slots never
+        use all of their pages."""
+        if table.is_cpu:
+            empty = (np.zeros(math.prod(shape) * dtype.itemsize, np.uint8) for _ in range(2))
+            keys, values = (torch.from_numpy(zeros).view(dtype).view(shape) for zeros in empty)
+        else:
+            keys, values = (torch.zeros(shape, device=table.device, dtype=dtype) for _ in range(2))
         return cls(keys, values, table)
 
     @property

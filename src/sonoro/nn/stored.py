@@ -98,7 +98,7 @@ def headers(files: Iterable[Path]) -> dict[str, Entry]:
     Raises `CheckpointNotFound` for a missing file, `CheckpointError` for a damaged one, `TensorMismatch` for a tensor
     in more than one file.
     """
-    entries = (_header(file) if _is_safe(file) else entries_of(_read(file, "meta"), file) for file in files)
+    entries = (_header(file) if _is_safe(file) else entries_of(torch_file.read(file, "meta"), file) for file in files)
     return _whole(_joined(entries))
 
 
@@ -141,7 +141,7 @@ def opened(files: Sequence[Path]) -> Iterator[tuple[dict[str, Entry], Callable[[
     """A context that gives the `headers` of `files` and a function from name to tensor, memory-mapped on the CPU.
     Raises as `headers`.
     """
-    pickled = {file: _read(file, "cpu") for file in files if not _is_safe(file)}
+    pickled = {file: torch_file.read(file, "cpu") for file in files if not _is_safe(file)}
     found = _joined(entries_of(pickled[file], file) if file in pickled else _header(file) for file in files)
     scaled = _scaled(found)
     with ExitStack() as stack:
@@ -167,10 +167,6 @@ def opened(files: Sequence[Path]) -> Iterator[tuple[dict[str, Entry], Callable[[
 
 def _is_safe(file: Path) -> bool:
     return file.suffix == ".safetensors"
-
-
-def _read(file: Path, device: str) -> dict[str, Tensor]:
-    return torch_file.read(file, torch.device(device))
 
 
 def sort_out(

@@ -29,7 +29,7 @@ NORM_SPELLINGS = (
 _UNREADABLE = (OSError, EOFError, RuntimeError, ValueError, LookupError, pickle.UnpicklingError, SafetensorError)
 
 
-def read(file: Path, device: torch.device) -> dict[str, Tensor]:
+def read(file: Path, device: str) -> dict[str, Tensor]:
     """The tensors of `file`, or of the dictionary `state_dict` in it, by name; on the meta device without values.
 
     The suffix .safetensors decides the format. Raises `CheckpointNotFound`, or `CheckpointError` for a file that
@@ -52,12 +52,12 @@ def read(file: Path, device: torch.device) -> dict[str, Tensor]:
     return stored
 
 
-def _read_pickle(file: Path, device: torch.device) -> Any:
-    is_mapped = device.type == "cpu" and zipfile.is_zipfile(file)
+def _read_pickle(file: Path, device: str) -> Any:
+    is_mapped = device == "cpu" and zipfile.is_zipfile(file)
     return torch.load(file, map_location=device, weights_only=True, mmap=is_mapped)
 
 
-def _read_safetensors(file: Path, device: torch.device) -> dict[str, Tensor]:
+def _read_safetensors(file: Path, device: str) -> dict[str, Tensor]:
     # On a CPU the file is memory-mapped: tensors that are not used are not read.
     return {name: tensor.to(device) for name, tensor in load_file(file).items()}
 

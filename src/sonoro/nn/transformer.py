@@ -9,15 +9,16 @@ each other.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sonoro.core.errors import CheckpointError
+from sonoro.nn.kvcache import Attend, PackedTokens, PagedKVCache
 from sonoro.nn.linear import Linear, NormedRows, RMSNorm, random_like
 from sonoro.nn.watch import HeadWatch
 from sonoro.ops.attention import HeadNorms, PagedKV, decode_attention
@@ -26,15 +27,12 @@ from sonoro.ops.prompt import keep_prompt
 from sonoro.ops.varlen import varlen_attention
 
 __all__ = [
-    "Attend",
     "Attention",
-    "Cache",
     "DecoderConfig",
     "DecoderLayer",
     "DecoderStack",
     "FeedForward",
     "NormedAttention",
-    "PackedTokens",
     "Rotary",
     "causal_attention",
     "quantize_layers",
@@ -46,41 +44,6 @@ __all__ = [
 
 Rotary = tuple[Tensor, Tensor]
 """cos and signed sin, [..., T, 1, D] each, as `rotary_tables` returns them."""
-
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-
-
-class Cache(Protocol):
-    """Paged keys and values of a stack, as in `sonoro.nn.kvcache.PagedKVCache`."""
-
-    @property
-    def keys(self) -> Tensor:
-        """[layers, pages, page positions, kv heads, D]."""
-
-    @property
-    def values(self) -> Tensor:
-        """[layers, pages, page positions, kv heads, D], too."""
-
-    @property
-    def page_table(self) -> Tensor:
-        """Page indices by slot, [slots, pages per slot] int32."""
-
-
-class PackedTokens(NamedTuple):
-    """Prompt tokens packed back to back: for each token its slot, its position, and the index in the packed sequence
-    where its prompt starts; [T] int64 each.
-
-    If a prompt's first token has a position above 0, the positions before it are cached on whole pages of its slot.
-    """
-
-    slots: Tensor
-    positions: Tensor
-    starts: Tensor
-
-    @property
-    def cached_lengths(self) -> Tensor:
-        """Length of the cached prefix of each token's prompt, [T] int64."""
-        return self.positions - torch.arange(len(self.starts), device=self.starts.device) + self.starts
 
 
 @dataclass(frozen=True)
@@ -108,6 +71,11 @@ class DecoderConfig:
     def position_bytes(self, dtype: torch.dtype) -> int:
         """Bytes of the keys and values of one position, over all layers, in `dtype`."""
         return 2 * self.layers * self.kv_heads * self.head_width * dtype.itemsize
+
+    def kv_cache(self, table: Tensor, page_positions: int, pages: int, dtype: torch.dtype) -> PagedKVCache:
+        """A zeroed cache of `pages` pages and a scratch page for the slots of `table` [slots, pages per slot] int32."""
+        shape = (self.layers, pages + 1, page_positions, self.kv_heads, self.head_width)
+        return PagedKVCache.allocate(shape, table, dtype)
 
     def rotary(self, positions: Tensor, dtype: torch.dtype) -> Rotary:
         """cos and sin of int64 `positions` [...] in `dtype`: [..., 1, head width] each."""
@@ -281,7 +249,7 @@ class DecoderStack(nn.Module):
         self,
         x: Tensor,
         rotary: Rotary,
-        cache: Cache,
+        cache: PagedKVCache,
         slots: Tensor,
         positions: Tensor,
         *,
@@ -310,7 +278,7 @@ class DecoderStack(nn.Module):
         return layers[index + 1].input_layernorm if index + 1 < len(layers) else None
 
     def prefill(
-        self, x: Tensor, rotary: Rotary, cache: Cache, tokens: PackedTokens, *, is_output_used: bool = True
+        self, x: Tensor, rotary: Rotary, cache: PagedKVCache, tokens: PackedTokens, *, is_output_used: bool = True
     ) -> Tensor:
         """Run packed prompts through all layers but not the final norm: `x` [T, width] to the same shape.
 
@@ -353,7 +321,7 @@ class DecoderStack(nn.Module):
         length = table.shape[1] * page
         positions = (index * 7 + 3) % (length - tokens + 1)
         pages = random(2, 2 * batch, page, config.kv_heads, config.head_width)
-        rotary = self.rotary(torch.arange(length, device=weight.device), weight.dtype)
+        rotary = config.rotary(torch.arange(length, device=weight.device), weight.dtype)
 
         def kv() -> PagedKV:
             keys, values = pages.clone()
@@ -379,7 +347,3 @@ class DecoderStack(nn.Module):
             for norm in attention.head_norms[:2]:
                 if norm is not None:
                     norm.copy_(split_pairs(norm[:, None], 1, width)[:, 0])
-
-    def rotary(self, positions: Tensor, dtype: torch.dtype) -> Rotary:
-        """Rotary tables for `positions` [...] int64 in `dtype`: [..., 1, head width] each."""
-        return self.config.rotary(positions, dtype)

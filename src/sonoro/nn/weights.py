@@ -192,10 +192,6 @@ def count_parts(shapes: Mapping[str, Shape], parts: Mapping[str, tuple[str, ...]
     return counts
 
 
-def _product_of_inputs(shape: Shape) -> float:
-    return math.prod(shape[1:])
-
-
 @dataclass(frozen=True)
 class DummyRule:
     """Random values for tensors whose name matches the regex `pattern`: N(mean, std^2).
@@ -207,7 +203,7 @@ class DummyRule:
     mean: float = 0.0
     std: float | None = None
     gain: float = 1.0
-    fan_in: Callable[[Shape], float] = _product_of_inputs
+    fan_in: Callable[[Shape], float] = lambda shape: math.prod(shape[1:])
 
 
 _DEFAULT_RULES = (

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from builtin_voice.forwards import predictor_logits, talker_forward
+from builtin_voice.forwards import embed_prompt, predictor_logits, talker_forward
 from reference_assets import Case
 from sonoro.models.qwen3_tts import backbone
 from sonoro.models.qwen3_tts.backbone import Talker
@@ -37,7 +37,7 @@ def input_rows(talker: Talker, prompt: TalkerPrompt, codes: Tensor) -> Tensor:
     """All input rows [P + T, H] of a run: its prompt, then one row after each of its frames `codes` [T, K]."""
     pad = tiny_config().tts_pad_token_id
     text = torch.cat((prompt.trail, torch.full((len(codes),), pad)))[: len(codes)]
-    return torch.cat((talker.embed_prompt(prompt), talker.embed_frames(codes) + talker.embed_text(text)))
+    return torch.cat((embed_prompt(talker, prompt), talker.embed_frames(codes) + talker.embed_text(text)))
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
@@ -100,7 +100,7 @@ def test_tables_made_for_speaking_equal_the_plain_parameters(topology: str) -> N
     codes = torch.randint(talker.codes, (5, talker.codebooks))
     for grad in (True, False):
         with torch.set_grad_enabled(grad):
-            torch.testing.assert_close(talker.embed_prompt(prompt), plain.embed_prompt(prompt), atol=1e-12, rtol=0)
+            torch.testing.assert_close(embed_prompt(talker, prompt), embed_prompt(plain, prompt), atol=1e-12, rtol=0)
             torch.testing.assert_close(talker.embed_frames(codes), plain.embed_frames(codes), atol=1e-12, rtol=0)
             torch.testing.assert_close(
                 predictor_logits(talker, hidden, codes), predictor_logits(plain, hidden, codes), atol=1e-12, rtol=0
@@ -172,7 +172,7 @@ def test_training_reaches_every_weight(topology: str) -> None:
 def test_prompt_rows_are_sums_of_both_sides_with_the_x_vector() -> None:
     talker = tiny_talker("base", dtype=torch.float64)
     prompt = random_prompt(4, controls(), has_voice=True)
-    found = talker.embed_prompt(prompt)
+    found = embed_prompt(talker, prompt)
     assert prompt.voice is not None
     for row in range(prompt.positions):
         expected = talker.text_projection(talker.model.text_embedding(prompt.text_rows[row]))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from builtin_voice.forwards import predictor_logits, talker_forward
+from builtin_voice.forwards import embed_prompt, predictor_logits, talker_forward
 from reference_assets import Case
 from sonoro.models.qwen3_tts.backbone import Talker
 from sonoro.models.qwen3_tts.frame import frame
@@ -114,7 +114,7 @@ def test_training_forward_gives_the_logits_of_the_steps(topology: str) -> None:
         frame(talker, state, torch.tensor([2]), steps[-1])
     codes = codes_of(state, 2)
     text = torch.cat((prompt.trail, torch.full((9,), PAD)))[:9]
-    inputs = torch.cat((talker.embed_prompt(prompt), talker.embed_frames(codes) + talker.embed_text(text)))
+    inputs = torch.cat((embed_prompt(talker, prompt), talker.embed_frames(codes) + talker.embed_text(text)))
     output = talker_forward(talker, inputs[None])
     decided = slice(prompt.positions - 1, prompt.positions + 8)
     expected = torch.stack([step[0][0] for step in steps])

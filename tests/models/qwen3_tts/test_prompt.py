@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from builtin_voice.forwards import embed_prompt
 from reference_assets import Case
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, InvalidRequest
 from sonoro.core.types import SamplingParams
@@ -88,7 +89,7 @@ def test_prompt_rows_and_trail_are_the_official_ones(
         key = case.facts["variant"], case.facts["topology"]
         prompt = built(builders[key], case)
         with torch.inference_mode():
-            rows, trail = talkers[key].embed_prompt(prompt), talkers[key].embed_text(prompt.trail)
+            rows, trail = embed_prompt(talkers[key], prompt), talkers[key].embed_text(prompt.trail)
         for ours, theirs in ((rows, case.tensors["prompt"]), (trail, case.tensors["trail"])):
             torch.testing.assert_close(ours, torch.from_numpy(theirs), atol=1e-5, rtol=0, msg=case.name)
         assert prompt.positions == len(rows)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from builtin_voice.forwards import embed_prompt
 from full_attention import assert_shares_of, full_attention
 from reference_assets import Case
 from sonoro.core.errors import CheckpointError
@@ -51,7 +52,7 @@ def attention_of(talker: Talker, prompt: TalkerPrompt, frames: Tensor) -> dict[t
     """By layer and head the whole attention matrix of a prompt and what was spoken, from its own forward."""
     trail = [*prompt.trail.tolist(), *[PAD] * len(frames)][: len(frames)]
     rows = torch.cat(
-        [talker.embed_prompt(prompt), talker.embed_frames(frames) + talker.embed_text(torch.tensor(trail))]
+        [embed_prompt(talker, prompt), talker.embed_frames(frames) + talker.embed_text(torch.tensor(trail))]
     )
     return full_attention(talker.model, rows)
 

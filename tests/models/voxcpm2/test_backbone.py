@@ -46,7 +46,7 @@ def test_the_local_encoder_and_the_quantiser_are_the_official_ones(lm: VoxLM, re
 def test_both_language_models_are_the_official_ones(lm: VoxLM, reference_root: Path) -> None:
     """The base LM turns by longrope's angles, the residual one by none."""
     given = tensors_of(cases("modules", reference_root)["parts"])
-    turns = lm.base_lm.rotary(torch.arange(9), torch.float32)
+    turns = lm.base_lm.config.rotary(torch.arange(9), torch.float32)
     still = torch.ones_like(turns[0]), torch.zeros_like(turns[1])
     assert_near(lm.base_lm(given["hidden"][None], turns, causal_attention)[0], given["base"])
     assert_near(lm.residual_lm(given["hidden"][None], still, causal_attention)[0], given["residual"])

@@ -118,11 +118,9 @@ class CodecDecoder(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """A weight; its dtype and device are those the decoder runs in."""
         return self.post_module.norm.weight
 
     def example(self, rows: int, columns: int) -> Tensor:
-        """Varied frames [rows, columns, K] int64."""
         return example_codes(rows, columns, self.codes, self.weight.device)
 
     def latents(self, frames: Tensor) -> Tensor:
@@ -130,7 +128,7 @@ class CodecDecoder(nn.Module):
         return self.quantizer(frames)
 
     def contextualize(self, latents: Tensor, history: Context) -> Tensor:
-        """Run the layers of long left context, the transformer: `latents` to [B, T, width]."""
+        """Run the transformer: `latents` to [B, T, width]."""
         return self.post_module(latents, history)
 
     def render(self, x: Tensor, history: Context) -> Tensor:

@@ -24,10 +24,7 @@ _WINDOW = 10
 
 
 def frame(lm: DualAR, state: DepthState, slots: Tensor, record: list[Tensor] | None = None) -> None:
-    """Append one frame to each of `slots` [B] int64 (`SpeechModel.frame`). Capturable; no sync.
-
-    The logits [B, V] of the slow AR, then of each pass of the fast AR, are appended to `record`.
-    """
+    """`SpeechModel.frame`; `record` gets the logits [B, V] of the slow AR, then of each pass of the fast AR."""
     assert not torch.is_grad_enabled()
     stepped = StepState.of(state)
     start = begin_step(slots, stepped)
@@ -53,10 +50,7 @@ def check_kernels(lm: DualAR, state: DepthState, batch: int) -> None:
 
 
 def parts(lm: DualAR, state: DepthState) -> dict[str, Callable[[Tensor], object]]:
-    """The parts of a step, for profiles: `backbone`, `depth` (without sampling), and `sample` (of all codebooks).
-
-    Each takes `slots` [B] int64, is capturable, and advances no slot.
-    """
+    """`ProfiledModel.parts`: `backbone`, `depth` (without sampling), and `sample` (of all codebooks)."""
 
     def backbone(slots: Tensor) -> Tensor:
         return _step_slow(lm, state, slots, state.pending[slots], state.position[slots])[1]

@@ -39,9 +39,9 @@ class FishS2(ReadsText):
     def __init__(self, name: str, config: ModelConfig, modules: FishModules, tokenizer: TextTokenizer) -> None:
         self.spec = spec_of(name, config)
         self.codec: Codec = modules.codec
-        self._modules, lm, self.backbone = modules, modules.lm, modules.lm.slow
+        self._modules, self.backbone = modules, modules.lm.slow
         self._conversations = ConversationBuilder(config, tokenizer)
-        self.position_bytes = lm.slow.config.position_bytes(lm.head.weight.dtype)
+        self.position_bytes = self.backbone.config.position_bytes(modules.lm.head.weight.dtype)
 
     settings = (CONTROL_TOKENS,)
     reset, stage, admit = staticmethod(clear_slots), staticmethod(stage), staticmethod(admit_staged)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from sonoro.core.errors import ConfigError
 from sonoro.models.base import Capacity, Pages
 from sonoro.models.slots import BackboneState, DepthState, RowPrompt, allocate_depth, fill_backbone, stage_prompts
 from sonoro.words.heads import WordHeads
@@ -17,13 +16,8 @@ __all__ = ["allocate", "prefill", "stage"]
 
 
 def allocate(lm: DualAR, capacity: Capacity, word_heads: WordHeads | None = None) -> DepthState:
-    """State of `capacity.slots` free slots, with `word_heads` of the slow AR watched.
-
-    Raises `ConfigError` for more positions than the model has.
-    """
-    most = lm.config.text_config.max_seq_len
-    if capacity.max_positions > most:
-        raise ConfigError("max_positions", capacity.max_positions, f"at most {most} for this model")
+    """`SpeechModel.allocate`, with `word_heads` of the slow AR watched."""
+    capacity.check_positions(lm.config.text_config.max_seq_len)
     books = lm.codebooks
     return allocate_depth(lm.slow, lm.fast, capacity, codebooks=books, ids=[0] * (1 + books), word_heads=word_heads)
 

@@ -17,7 +17,6 @@ from sonoro.nn.linear import Linear, lay_out_by_input
 from sonoro.nn.transformer import DecoderConfig, DecoderStack, NormedAttention
 
 from .config import SUPPRESSED_IDS, PredictorConfig, TalkerConfig, stack_sizes
-from .prompt import TalkerPrompt
 
 __all__ = ["Talker", "decoder_config"]
 
@@ -122,15 +121,6 @@ class Talker(nn.Module):
         text = self.embed_text(text_rows.clamp_min(0)).masked_fill((text_rows < 0)[..., None], 0.0)
         codes = self.embed_codes(code_rows.clamp_min(0)).masked_fill((code_rows < 0)[..., None], 0.0).sum(-2)
         return text + (codes if x_vectors is None else codes + x_vectors.to(codes.dtype))
-
-    def embed_prompt(self, prompt: TalkerPrompt) -> Tensor:
-        """Embed all tokens of `prompt`, with its x-vector: [P, H]."""
-        x_vectors = None
-        if prompt.x_vector_row is not None:
-            assert prompt.voice is not None
-            x_vectors = torch.zeros(prompt.positions, self.config.hidden_size, device=self.device, dtype=self.dtype)
-            x_vectors[prompt.x_vector_row] = prompt.voice.data.x_vector.to(self.device)
-        return self.embed_rows(prompt.text_rows.to(self.device), prompt.code_rows.to(self.device), x_vectors)
 
     def _project_text(self, ids: Tensor) -> Tensor:
         assert not self.is_text_folded

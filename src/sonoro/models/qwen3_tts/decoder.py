@@ -125,7 +125,6 @@ class CodecDecoder(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """A weight; its dtype and device are those the decoder runs in."""
         return self.pre_conv.conv.weight
 
     @property
@@ -134,7 +133,6 @@ class CodecDecoder(nn.Module):
         return self.config.num_quantizers, self.config.codebook_size
 
     def example(self, rows: int, columns: int) -> Tensor:
-        """Varied frames [rows, columns, K] int64."""
         return example_codes(rows, columns, self.codes, self.weight.device)
 
     def latents(self, frames: Tensor) -> Tensor:
@@ -146,7 +144,7 @@ class CodecDecoder(nn.Module):
         return self.render(self.contextualize(latents, history), history)
 
     def contextualize(self, latents: Tensor, history: Context) -> Tensor:
-        """Run the layers of long left context, the transformer: `latents` to [B, T, latent_dim]."""
+        """Run the transformer: `latents` to [B, T, latent_dim]."""
         return self.pre_transformer(self.pre_conv(latents.mT, history), history)
 
     def render(self, x: Tensor, history: Context) -> Tensor:

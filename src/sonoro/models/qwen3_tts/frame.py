@@ -27,10 +27,7 @@ __all__ = ["check_kernels", "frame", "parts"]
 
 
 def frame(talker: Talker, state: FrameState, slots: Tensor, record: list[Tensor] | None = None) -> None:
-    """Append one frame to each of `slots` [B] int64 (`SpeechModel.frame`). Capturable; no sync.
-
-    The logits [B, V] of the talker, then of each predictor pass, are appended to `record`.
-    """
+    """`SpeechModel.frame`; `record` gets the logits [B, V] of the talker, then of each predictor pass."""
     assert not torch.is_grad_enabled()
     stepped = _step_state(talker, state)
     start = begin_step(slots, stepped)
@@ -59,10 +56,7 @@ def check_kernels(talker: Talker, state: FrameState, batch: int) -> None:
 
 
 def parts(talker: Talker, state: FrameState) -> dict[str, Callable[[Tensor], object]]:
-    """The parts of a step, for profiles: `backbone`, `depth` (without sampling), and `sample` (of all codebooks).
-
-    Each takes `slots` [B] int64, is capturable, and advances no slot.
-    """
+    """`ProfiledModel.parts`: `backbone`, `depth` (without sampling), and `sample` (of all codebooks)."""
     codes = torch.zeros(state.scratch + 1, dtype=torch.int64, device=state.done.device)
 
     def backbone(slots: Tensor) -> Tensor:

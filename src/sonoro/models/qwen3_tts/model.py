@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sonoro.core.errors import ConfigError, InvalidReference
+from sonoro.core.errors import InvalidReference
 from sonoro.core.text import split_text, with_lead
 from sonoro.core.types import ModelSpec, OptionSpec, OptionValue, Reference, SamplingParams, SpeechRequest, VoiceMode
 from sonoro.models.base import Capacity, Codec, Controls, SavedVoice, Spoken, Voice
@@ -126,9 +126,7 @@ class Qwen3TTS(ReadsText):
         return fingerprint(repr(self._configs), self._modules.lm, self._modules.codec)
 
     def allocate(self, capacity: Capacity) -> FrameState:
-        most = self._configs.model.talker_config.max_position_embeddings
-        if capacity.max_positions > most:
-            raise ConfigError("max_positions", capacity.max_positions, f"at most {most} for {self.spec.name}")
+        capacity.check_positions(self._configs.model.talker_config.max_position_embeddings)
         pad_id = self._configs.model.tts_pad_token_id
         return allocate(self._modules.lm.talker, capacity, pad_id, self.word_heads)
 

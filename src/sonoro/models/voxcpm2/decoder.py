@@ -74,11 +74,9 @@ class CodecDecoder(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """A weight; its dtype and device are those the decoder runs in."""
         return cast(CausalConv1d, self.model[1]).conv.weight
 
     def example(self, rows: int, columns: int) -> Tensor:
-        """Varied patches [rows, columns, P, D]."""
         count = rows * columns * math.prod(self.patch)
         return (torch.arange(count, device=self.weight.device) * 7919.0).sin().view(rows, columns, *self.patch)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from sonoro.models.slots import append_frames
+from sonoro.models.step import StepState, append_frames
 from sonoro.ops.sample import normal_noise
 from sonoro.runtime.sampling import BatchSampling
 
@@ -22,11 +22,8 @@ __all__ = ["check_kernels", "floor_bytes", "frame", "parts"]
 
 
 def frame(lm: VoxLM, state: FrameState, slots: Tensor, record: list[Tensor] | None = None) -> None:
-    """Append one frame to each of `slots` [B] int64 (`SpeechModel.frame`). Capturable; no sync.
-
-    The frame that ends speech is audio, and kept. The hidden states [B, H] of both LMs, the stop logits [B, 2] and the
-    patch [B, P, D] are appended to `record`.
-    """
+    """`SpeechModel.frame`. The frame that ends speech is audio, and kept. `record` gets the hidden states [B, H] of
+    both LMs, the stop logits [B, 2] and the patch [B, P, D]."""
     assert not torch.is_grad_enabled()
     slots = slots.masked_fill(state.done[slots], state.scratch)
     length, position, controls = state.length[slots], state.position[slots], state.samplers[0].read(slots)
@@ -40,8 +37,8 @@ def frame(lm: VoxLM, state: FrameState, slots: Tensor, record: list[Tensor] | No
     is_last = (stop[:, 1] > stop[:, 0]) & (length > min_len) & ~controls.ignore_eos[:, 0]
     most = torch.where(is_last, length + 1, controls.max_frames)
     made, pending = patch.to(state.frames.dtype), lm.embed_patches(patch)
-    never = torch.zeros_like(is_last)
-    kept = append_frames(state, slots, length, position, made, pending, is_end=never, max_frames=most)
+    ends = {"is_end": torch.zeros_like(is_last), "max_frames": most}
+    kept = append_frames(StepState.of(state), slots, length, position, made, pending, **ends)
     state.patch[kept] = patch
     state.is_audio.index_fill_(0, kept, True)
 
@@ -65,10 +62,7 @@ def floor_bytes(lm: VoxLM) -> int:
 
 
 def parts(lm: VoxLM, state: FrameState) -> dict[str, Callable[[Tensor], object]]:
-    """The parts of a step, for profiles: `backbone` (both LMs), `depth` (the flow), `sample` (noise, stop, feedback).
-
-    Each takes `slots` [B] int64, is capturable, and advances no slot.
-    """
+    """`ProfiledModel.parts`: `backbone` (both LMs), `depth` (the flow), and `sample` (noise, stop, feedback)."""
 
     def backbone(slots: Tensor) -> tuple[Tensor, Tensor]:
         return _step(lm, state, slots, state.position[slots])

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sonoro.core.errors import ConfigError
 from sonoro.models.base import Capacity, Controls, Pages
 from sonoro.models.slots import (
     BackboneState,
@@ -55,15 +54,11 @@ class FrameState(BackboneState):
 
 
 def allocate(lm: VoxLM, capacity: Capacity, word_heads: WordHeads | None = None) -> FrameState:
-    """State of `capacity.slots` free slots, with `word_heads` of the base LM watched.
-
-    Raises `ConfigError` for more positions than the model has.
-    """
+    """`SpeechModel.allocate`, with `word_heads` of the base LM watched."""
     config, weight, rows = lm.config, lm.weight, capacity.slots + 1
-    if capacity.max_positions > config.max_length:
-        raise ConfigError("max_positions", capacity.max_positions, f"at most {config.max_length} for this model")
+    capacity.check_positions(config.max_length)
     layers = config.lm_config.num_hidden_layers
-    tables = lm.base_lm.rotary(torch.arange(capacity.max_positions, device=weight.device), weight.dtype)
+    tables = lm.base_lm.config.rotary(torch.arange(capacity.max_positions, device=weight.device), weight.dtype)
     patch = weight.new_zeros(config.patch_size, config.feat_dim)
     common = allocate_backbone(
         lm_config(config, config.paged_layers),
