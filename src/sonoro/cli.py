@@ -33,7 +33,6 @@ from sonoro.cli_common import (
 from sonoro.core.config import EngineConfig, log_level
 from sonoro.core.errors import EngineError, OutputError, SonoroError
 from sonoro.core.logs import configure_logging
-from sonoro.core.types import OptionSpec
 from sonoro.core.version import VERSION
 
 if TYPE_CHECKING:
@@ -166,7 +165,7 @@ def _sections(description: Description) -> Iterator[tuple[str, list[list[str]]]]
     }
     yield "speech", [[name, value] for name, value in speech.items()]
     yield "sampling", [[name, str(value)] for name, value in msgspec.structs.asdict(spec.sampling).items()]
-    yield "options", [_option_row(option) for option in spec.options]
+    yield "options", [[option.name, option.limit, f"default {option.default}", option.help] for option in spec.options]
     yield "parameters, by part", _counted(description.parameters)
     yield "parameters, by file", _counted(description.files)
     yield "memory", [[name, f"{count / 2**20:,.1f} MiB"] for name, count in description.memory_bytes.items()]
@@ -179,10 +178,6 @@ def _footprint(model: str | None, config: EngineConfig, dtype: str | None) -> tu
     parts = footprint(model, config, dtype).parts
     title = f"memory of an engine on a GPU: slots={config.slots} quantization={config.quantization}"
     return title, [[name, f"{count:,} bytes", f"{count / 2**20:,.1f} MiB"] for name, count in parts.items()]
-
-
-def _option_row(option: OptionSpec) -> list[str]:
-    return [option.name, option.limit, f"default {option.default}", option.help]
 
 
 def _counted(counts: dict[str, int]) -> list[list[str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import importlib
+import json
 import signal
 import socket
 from collections.abc import Iterator
@@ -163,11 +164,6 @@ def _pairs(aliases: list[str]) -> dict[str, str]:
 def _resolved(load: dict[str, Any], engine: EngineConfig, server: ServerConfig) -> str:
     """The resolved configuration as YAML."""
     sections = {"load": load, "engine": dataclasses.asdict(engine.resolve()), "server": server.shown}
-    text: str = yaml.safe_dump(_plain(sections), sort_keys=False, default_flow_style=None)
+    # JSON first, which makes lists of tuples: YAML has none.
+    text: str = yaml.safe_dump(json.loads(json.dumps(sections)), sort_keys=False, default_flow_style=None)
     return text
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(inner) for name, inner in value.items()}
-    return list(value) if isinstance(value, tuple) else value

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
+from html import escape
 from typing import NamedTuple
 
 import msgspec
@@ -61,7 +63,7 @@ def srt(text: str, words: Sequence[Word]) -> str:
 
 def vtt(text: str, words: Sequence[Word]) -> str:
     """`cues` as a WebVTT file."""
-    return "WEBVTT\n\n" + "".join(_block(cue, ".", _escaped) for cue in cues(text, words))
+    return "WEBVTT\n\n" + "".join(_block(cue, ".", partial(escape, quote=False)) for cue in cues(text, words))
 
 
 def words_json(words: Sequence[Word]) -> str:
@@ -124,7 +126,3 @@ def _block(cue: Cue, point: str, shown: Callable[[str], str]) -> str:
 def _clock(at_s: float, point: str) -> str:
     ms = round(at_s * 1000)
     return f"{ms // 3_600_000:02d}:{ms // 60_000 % 60:02d}:{ms // 1000 % 60:02d}{point}{ms % 1000:03d}"
-
-
-def _escaped(line: str) -> str:
-    return line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

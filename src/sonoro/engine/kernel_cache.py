@@ -333,17 +333,12 @@ def _begin(settings: WorkerSettings, standby: Standby | None) -> Compiling:
         card = current_card()
         cache = KernelCache(settings, card)
         if cache.misfits:
-            work = Compiling(_start(settings, card, standby))
+            if standby is not None:
+                standby.begin(settings, card)
+            work = Compiling(standby or _Child(settings, card))
             await_kernels(card, functools.partial(work.wait_for, cache=cache))
             return work
     except Exception as error:  # of the GPU's driver or the cache's folder: the engine runs without compiled kernels
         logger.warning("event=compile_failed error=%r", error)
     _drop(standby)
     return Compiling(standby)
-
-
-def _start(settings: WorkerSettings, card: Card, standby: Standby | None) -> _Compiler:
-    if standby is None:
-        return _Child(settings, card)
-    standby.begin(settings, card)
-    return standby

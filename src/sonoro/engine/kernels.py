@@ -34,12 +34,12 @@ from sonoro.models import registry
 from sonoro.runtime.variants import (
     Card,
     Compiled,
+    ReadingZeros,
     Variant,
     compile_variant,
     compilers,
     die_with,
     read_triton_key,
-    reading_zeros,
     recording,
 )
 from sonoro.transport.messages import WorkerSettings
@@ -67,7 +67,7 @@ def list_variants(settings: WorkerSettings, card: Card, note: Callable[[Variant]
         how = {"load_format": "dummy", "quantization": config.quantization}
         loaded = registry.load(settings.model, device=nowhere, dtype=settings.dtype, **how)
         Runner(loaded.model, config).warm_up()
-        with reading_zeros():
+        with ReadingZeros():
             Voices(loaded.model, config, Inline(), nowhere, ()).warm_up()
 
 

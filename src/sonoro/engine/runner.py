@@ -391,7 +391,8 @@ class Runner:
             return GraphSet(name, function, sizes, scratch, device, pool=pool, is_eager=is_eager)
 
         self._admits = graphs("place", admit, config.frame_batches, scratch)
-        prefill, self._text_prefills = functools.partial(model.prefill, state), None
+        prefill = functools.partial(model.prefill, state)
+        self._text_prefills = None
         self._prefills = graphs("prefill", prefill, config.prefill_buckets, config.prefill_tokens)
         if isinstance(model, TextPromptModel):
             text = functools.partial(model.prefill_text, state)

@@ -39,7 +39,7 @@ from sonoro.ops.plans import (
     variations,
 )
 from sonoro.profile.timing import median_ms
-from sonoro.runtime.kernels import own_plans
+from sonoro.runtime.kernels import plans_of
 from sonoro.runtime.variants import Variant, compile_variant, compilers, recording
 
 try:
@@ -110,7 +110,8 @@ def run(tuning: Tuning, device: torch.device, say: Callable[[str], None], bench:
 
 
 def _run(tuning: Tuning, device: torch.device, say: Callable[[str], None], bench: Bench) -> Path:
-    on, path = card(device), tuning.out or own_plans(device, tuning.quantization)
+    on = card(device)
+    path = tuning.out or plans_of(on)[tuning.quantization]
     file = _File(path, on, tuning.quantization)
     columns = [limit for limit in LIMITS if limit <= MOST_ROWS]
     shapes = tuning.shapes or tuple(known_shapes().items())

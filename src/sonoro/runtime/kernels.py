@@ -15,14 +15,9 @@ from sonoro.ops.device import Card, card, is_recorded, shared_limit
 from sonoro.ops.dispatch import fallbacks
 from sonoro.ops.plans import use_tuned
 
-__all__ = ["fallbacks", "own_plans", "plans_of", "shared_limit", "use_own_plans"]
+__all__ = ["fallbacks", "plans_of", "shared_limit", "use_own_plans"]
 
 logger = logging.getLogger(__name__)
-
-
-def own_plans(device: torch.device, quantization: str = "none") -> Path:
-    """The file in which `sonoro tune` stores its plans for the card of `device` and weights of `quantization`."""
-    return plans_of(card(device))[quantization]
 
 
 def plans_of(on: Card) -> dict[str, Path]:

@@ -20,7 +20,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +42,7 @@ except ImportError:
 __all__ = [
     "Card",
     "Compiled",
+    "ReadingZeros",
     "Variant",
     "await_kernels",
     "card_named",
@@ -52,7 +53,6 @@ __all__ = [
     "die_with",
     "is_recorded",
     "read_triton_key",
-    "reading_zeros",
     "recording",
     "source_of",
 ]
@@ -121,7 +121,7 @@ class _Nothing:
 def current_card() -> Card:
     """The current GPU as a `Card`. Raises `ConfigError` if there is none."""
     if not torch.cuda.is_available():
-        raise ConfigError("device_name", None, "there is no GPU here; it must be one of: " + _known())
+        raise ConfigError("device_name", None, f"there is no GPU here; it must be one of: {', '.join(CARDS)}")
     return card_of(torch.device("cuda", torch.cuda.current_device()))
 
 
@@ -129,11 +129,7 @@ def card_named(name: str) -> Card:
     """The known GPU of that driver name. Raises `ConfigError` listing the known ones."""
     if name in CARDS:
         return CARDS[name]
-    raise ConfigError("device_name", name, "it must be one of: " + _known())
-
-
-def _known() -> str:
-    return ", ".join(CARDS)
+    raise ConfigError("device_name", name, f"it must be one of: {', '.join(CARDS)}")
 
 
 @contextmanager
@@ -175,16 +171,13 @@ def await_kernels(card: Card, wait: Callable[[Variant], None]) -> None:
     triton.knobs.runtime.jit_cache_hook = launched
 
 
-class _ReadingZeros(TorchFunctionMode):
+class ReadingZeros(TorchFunctionMode):
+    """A context in which `cpu` of a "meta" tensor returns zeros."""
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.cpu and args[0].is_meta:
             return torch.zeros(args[0].shape, dtype=args[0].dtype)
         return func(*args, **kwargs or {})
-
-
-def reading_zeros() -> AbstractContextManager[Any]:
-    """A context in which `cpu` of a "meta" tensor returns zeros."""
-    return _ReadingZeros()
 
 
 def _variant(kernel: Any, data: str, card: Card) -> Variant:

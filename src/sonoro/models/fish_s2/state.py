@@ -29,6 +29,5 @@ def stage(state: BackboneState, prompts: Sequence[RowPrompt], slots: Sequence[in
 
 
 def prefill(lm: DualAR, state: BackboneState, tokens: Tensor) -> None:
-    """Prefill the staged tokens with indices `tokens` [T] int64; each prompt's last input becomes pending. Capturable;
-    no sync."""
+    """`SpeechModel.prefill`; each prompt's last input becomes pending. No sync."""
     fill_backbone(state, tokens, lm.slow, lm.embed)

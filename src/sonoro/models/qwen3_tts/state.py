@@ -138,8 +138,7 @@ def append_text(state: FrameState, slots: Sequence[int], starts: Sequence[int], 
 
 
 def prefill(talker: Talker, state: FrameState, tokens: Tensor) -> None:
-    """Prefill the staged tokens with indices `tokens` [T] int64; each prompt's last input becomes pending. Capturable;
-    no sync."""
+    """`SpeechModel.prefill`; each prompt's last input becomes pending. No sync."""
 
     def embed(ids: Tensor) -> Tensor:
         return talker.embed_rows(ids[:, 1], ids[:, 2:], state.voices.x_vectors[ids[:, 0]])

@@ -37,8 +37,8 @@ def frame(lm: VoxLM, state: FrameState, slots: Tensor, record: list[Tensor] | No
     is_last = (stop[:, 1] > stop[:, 0]) & (length > min_len) & ~controls.ignore_eos[:, 0]
     most = torch.where(is_last, length + 1, controls.max_frames)
     made, pending = patch.to(state.frames.dtype), lm.embed_patches(patch)
-    ends = {"is_end": torch.zeros_like(is_last), "max_frames": most}
-    kept = append_frames(StepState.of(state), slots, length, position, made, pending, **ends)
+    never = torch.zeros_like(is_last)
+    kept = append_frames(StepState.of(state), slots, length, position, made, pending, is_end=never, max_frames=most)
     state.patch[kept] = patch
     state.is_audio.index_fill_(0, kept, True)
 

@@ -104,11 +104,8 @@ def is_text_alone(prompts: Sequence[RowPrompt], pages: Sequence[Pages]) -> bool:
 
 
 def prefill(lm: VoxLM, state: FrameState, tokens: Tensor, *, is_text_alone: bool = False) -> None:
-    """Prefill the staged tokens with indices `tokens` [T] int64; each prompt's last input becomes pending. Capturable;
-    no sync.
-
-    With `is_text_alone`, a promise about all of them, the local encoder does not run.
-    """
+    """`SpeechModel.prefill`; each prompt's last input becomes pending. With `is_text_alone`, a promise about all
+    `tokens`, the local encoder does not run. No sync."""
     packed, pending, ids = staged_tokens(state, tokens)
     is_audio, numbers = ids[:, 1] > 0, unpack_floats(ids[:, 2:])
     patches = numbers.unflatten(1, state.patch.shape[1:]).to(state.patch.dtype)
