@@ -77,7 +77,7 @@ EXACT = {
 """Names that say too little, or said two things."""
 
 EXCEPTIONS: dict[str, dict[str, str]] = {
-    "cli": dict.fromkeys(("_option_row", "row", "rows"), "a row of a printed table"),
+    "cli": dict.fromkeys(("row", "rows"), "a row of a printed table"),
     "engine": {
         "places": "a key of word_heads.json",
         "rows_cached": "a key of the statistics",
