@@ -158,6 +158,33 @@ def test_who_is_not_heard_is_put_back_for_a_listener_and_is_the_next_to_be_admit
     assert admitted == ["2", "later"]
 
 
+@pytest.mark.parametrize("limit", [40, 100])
+def test_who_is_preempted_while_it_makes_frames_needs_no_page_in_that_plan(limit: int) -> None:
+    """Of all numbers of pages and times to begin, so that some of the preempted need a page in the very same plan."""
+    preempted = lacking = 0
+    for pages in range(18, 34):
+        for start in range(0, 200, 10):
+            scheduler = scheduler_of(pages, slots=4)
+            heard, *others = request_of("heard", 16, 290, 16), *(request_of(name, 32, limit, 1) for name in "12")
+            scheduler.add(heard)
+            for tick in range(290):
+                for running in others if tick == start else ():
+                    scheduler.add(running)
+                steps = {running: running.steps for running in others}
+                plan = scheduler.plan(0.0, 0.01)
+                hear(heard, 0.0)
+                assert not {running for running, _ in plan.put_back} & {*plan.frame, *scheduler.running}
+                stepping = [running for running, _ in plan.put_back if steps[running] < limit]
+                preempted += len(stepping)
+                lacking += sum((31 + steps[running]) % PAGE == 0 for running in stepping)
+                if plan.put_back:
+                    assert heard in plan.frame
+                    break
+            held = [page for running in scheduler.running for page in running.allocation.pages]
+            assert len(held) == scheduler.pages.count - scheduler.pages.free
+    assert preempted > lacking > 0
+
+
 def test_who_waits_for_a_page_is_no_work_until_there_is_one() -> None:
     scheduler = scheduler_of(pages=25, slots=4)
     speaking = [request_of(str(number), 16, 290, 16) for number in range(2)]

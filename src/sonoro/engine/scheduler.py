@@ -231,13 +231,16 @@ class Scheduler:
         put_back, spare = list[tuple[RunningRequest, int]](), self._pager.spare(self._holding)
         grown = list[NewPages]()
         for running in growing:
+            if running.allocation is None:
+                # Preempted for one before it.
+                continue
             if self._pager.lacks(running, 1) > spare:
                 put_back += self._make_room(running)
                 spare = 0
-            if running.allocation is not None and running not in self._short:
+            if running not in self._short:
                 grown.append(self._pager.grow(running, 1))
                 spare -= len(grown[-1].numbers)
-        for running in stepping:
+        for running in stepping if spare > 0 else ():
             if 0 < self._pager.lacks(running, AHEAD) <= spare:
                 grown.append(self._pager.grow(running, AHEAD))
                 spare -= len(grown[-1].numbers)
