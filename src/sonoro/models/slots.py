@@ -199,7 +199,8 @@ def clear_slots(state: BackboneState, slots: Sequence[int], *more: tuple[Tensor,
     index = upload(slots, torch.int64, state.done.device)
     state.done.index_fill_(0, index, True)
     state.cache.page_table.index_fill_(0, index, state.cache.keys.shape[1] - 1)
-    for rows, value in (*((own, 0) for own in (state.length, state.frames, state.pending, state.position)), *more):
+    zeroed = (state.length, state.frames, state.pending, state.position, state.spans)
+    for rows, value in (*((own, 0) for own in zeroed), *more):
         rows.index_fill_(0, index, value)
     for sampler in state.samplers:
         sampler.clear(slots)
