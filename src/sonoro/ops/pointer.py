@@ -126,9 +126,17 @@ if triton is not None:
             tl.store(target + column, share, mask=column < columns)
 
 
-def point_kernel(qkv: Tensor, norms: HeadNorms, rotary: Rotary, cache: PagedKV, *rest: Tensor) -> Tensor:
-    """`point_reference` as one Triton kernel, a program per head and request; `rest` as there. No gradient."""
-    positions, heads, spans, out = rest
+def point_kernel(
+    qkv: Tensor,
+    norms: HeadNorms,
+    rotary: Rotary,
+    cache: PagedKV,
+    positions: Tensor,
+    heads: Tensor,
+    spans: Tensor,
+    out: Tensor,
+) -> Tensor:
+    """`point_reference` as one Triton kernel, a program per head and request. No gradient."""
     page, kv_heads, width = cache.keys.shape[1:]
     enable_pdl = has_pdl(qkv.device)
     # Without norms this pointer is not read.
@@ -144,8 +152,16 @@ def point_kernel(qkv: Tensor, norms: HeadNorms, rotary: Rotary, cache: PagedKV, 
     return out
 
 
-def _can_point(qkv: Tensor, norms: HeadNorms, rotary: Rotary, cache: PagedKV, *rest: Tensor) -> bool:
-    positions, _, spans, out = rest
+def _can_point(
+    qkv: Tensor,
+    norms: HeadNorms,
+    rotary: Rotary,
+    cache: PagedKV,
+    positions: Tensor,
+    heads: Tensor,
+    spans: Tensor,
+    out: Tensor,
+) -> bool:
     tensors = [tensor for tensor in (norms.query, *rotary, cache.keys) if tensor is not None]
     return (
         qkv.dtype in DTYPES
