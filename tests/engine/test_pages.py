@@ -394,3 +394,25 @@ def test_a_listener_waits_for_the_pages_of_a_paused_request_only_until_that_has_
     scheduler.release(paused)
     assert scheduler.pages.free == scheduler.pages.count
     assert scheduler.free_slots == 2
+
+
+def test_chunks_of_a_reproducible_request_are_the_same_after_a_pause_in_which_its_frames_were_made() -> None:
+    def chunks(is_paused: bool) -> list[int]:
+        scheduler, found, now_s = scheduler_of(pages=10, slots=2), list[int](), 0.0
+        first, second = request_of("first", 16, 120, 20), request_of("second", 16, 120, 20)
+        for running in (first, second):
+            running.request = msgspec.structs.replace(running.request, is_reproducible=True)
+            scheduler.add(running)
+        while scheduler.running or scheduler.waiting:
+            first.is_paused = is_paused and first.steps > 2 and second.allocation is not None
+            plan, now_s = scheduler.plan(now_s, 0.01), now_s + 0.05
+            found += [frames for frames, batch in plan.codec.items() if first in batch]
+            for running in list(scheduler.running):
+                running.progress.length = running.steps
+                running.progress.is_done = running.steps == running.progress.limit
+                hear(running, now_s)
+                if running.is_drained:
+                    scheduler.release(running)
+        return found
+
+    assert chunks(is_paused=True) == chunks(is_paused=False)

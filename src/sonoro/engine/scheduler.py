@@ -371,15 +371,16 @@ class Scheduler:
             return 0
         if running.is_silent:
             return sizes[0] if ready >= sizes[0] or running.is_ending else 0
+        # By rule, a chunk is at most as long as all audio before it, which plays while the chunk is made.
+        is_by_rule = running.request.is_reproducible
+        ruled = max((size for size in sizes if size <= running.launched), default=sizes[0]) if is_by_rule else sizes[-1]
         if running.is_ending:
-            return next((size for size in sizes if size >= ready), sizes[-1])
-        if running.is_starving or (running in self._short and not running.request.is_reproducible):
+            return next((size for size in sizes if ready <= size <= ruled), ruled)
+        if running.is_starving or (running in self._short and not is_by_rule):
             # No frame follows until text or a page comes; a padded chunk would corrupt the codec's history.
             return max((size for size in sizes if size <= ready), default=0)
-        if running.request.is_reproducible:
-            # A chunk is at most as long as all audio before it, which plays while the chunk is made.
-            size = max((size for size in sizes if size <= running.launched), default=sizes[0])
-            return size if size <= ready else 0
+        if is_by_rule:
+            return ruled if ruled <= ready else 0
         # If ticks are slower than playback, underruns are certain: then few long chunks cost the least.
         is_too_slow = tick_s >= self._frame_s
         for size in reversed(sizes):
