@@ -3,7 +3,8 @@
 import torch
 
 from sonoro.nn.history import WHOLE
-from sonoro.nn.window import WindowConfig, WindowLayers, split_pairs
+from sonoro.nn.transformer import split_pairs
+from sonoro.nn.window import WindowConfig, WindowLayers
 
 CONFIG = WindowConfig(
     width=12,

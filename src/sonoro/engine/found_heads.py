@@ -8,7 +8,6 @@ from found heads are marked as estimated. Depends on the protocols of `models` a
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import torch
 
@@ -42,7 +41,8 @@ class FoundHeads:
         if self._file is not None and self._file.is_file():
             self.is_sought = False
             with border(self._note):
-                self._recall(self._file)
+                assert isinstance(model, ShowsWords)
+                model.word_heads = read_table(self._file)
 
     def search(self, codec_device: torch.device | None) -> WordHeads | None:
         """Run one step of the search, about as long as an eager frame; return the heads once it ends, else None.
@@ -66,10 +66,6 @@ class FoundHeads:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             write_heads(self._file, found.heads)
         return found.heads
-
-    def _recall(self, file: Path) -> None:
-        assert isinstance(self._model, ShowsWords)
-        self._model.word_heads = read_table(file)
 
     def _note(self, error: Exception) -> None:
         logger.warning("event=word_heads_not_found model=%r error=%r", self._model.spec.name, error)

@@ -290,7 +290,8 @@ def compiling(settings: WorkerSettings, standby: Standby | None = None) -> Itera
     If the body raises, the compiler is killed.
     """
     if not _has_kernels(settings):
-        _drop(standby)
+        if standby is not None:
+            standby.drop()
         yield Compiling(standby)
         return
     work = _begin(settings, standby)
@@ -322,11 +323,6 @@ def _has_kernels(settings: WorkerSettings) -> bool:
     return has_gpu and _has_triton() and settings.factory == DEFAULT_FACTORY
 
 
-def _drop(standby: Standby | None) -> None:
-    if standby is not None:
-        standby.drop()
-
-
 def _begin(settings: WorkerSettings, standby: Standby | None) -> Compiling:
     """Start compiling if the record does not fit. Logs a warning if that cannot be started."""
     try:
@@ -340,5 +336,6 @@ def _begin(settings: WorkerSettings, standby: Standby | None) -> Compiling:
             return work
     except Exception as error:  # of the GPU's driver or the cache's folder: the engine runs without compiled kernels
         logger.warning("event=compile_failed error=%r", error)
-    _drop(standby)
+    if standby is not None:
+        standby.drop()
     return Compiling(standby)

@@ -15,18 +15,10 @@ from torch import Tensor, nn
 from sonoro.nn.causal import CausalLayer
 from sonoro.nn.history import Context
 from sonoro.nn.linear import Linear, RMSNorm
-from sonoro.nn.transformer import DecoderConfig, FeedForward, Rotary, rotate, split_pairs
+from sonoro.nn.transformer import DecoderConfig, FeedForward, Rotary, rotate
 from sonoro.ops.window import window_attention
 
-__all__ = [
-    "LayerScale",
-    "WindowAttention",
-    "WindowConfig",
-    "WindowLayer",
-    "WindowLayers",
-    "WindowTransformer",
-    "split_pairs",
-]
+__all__ = ["LayerScale", "WindowAttention", "WindowConfig", "WindowLayer", "WindowLayers", "WindowTransformer"]
 
 
 @dataclass(frozen=True)

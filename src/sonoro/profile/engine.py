@@ -10,7 +10,7 @@ import itertools
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sonoro.core.config import EngineConfig
@@ -64,8 +64,7 @@ class EngineBench(Launched):
     def engine(self) -> EngineConfig:
         """The engine's configuration. Batch sizes that are not set stay unset: a CPU pads to configured sizes only."""
         config = self.config or EngineConfig(slots=max(self.concurrency))
-        is_eager = self.is_eager or config.is_eager
-        return replace(config, slots=config.slots if self.slots is None else self.slots, is_eager=is_eager)
+        return config.over(slots=self.slots, is_eager=self.is_eager or None)
 
 
 def run(bench: EngineBench) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,7 @@ class Launched(Subject):
 
     def launch(self, config: EngineConfig) -> EngineClient:
         """Launch an engine process with `config`, and this `quantization` if given."""
-        if self.quantization is not None:
-            config = replace(config, quantization=self.quantization)
+        config = config.over(quantization=self.quantization)
         names = ("device", "dtype", "load_format", "factory")
         return EngineClient.launch(self.model, config=config, **{name: getattr(self, name) for name in names})
 

@@ -95,7 +95,9 @@ def run(wanted: Verification) -> dict[str, Any]:
     is_wide, parameters = other == torch.float32, sum(loaded.parameters.values())
     device = loaded.device
     del loaded, checks.loaded
-    _free()
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
     with checks.kept("bfloat16 and float32"):
         short_gib = _missing_gib(parameters, device) if is_wide else 0.0
         if short_gib > 0:
@@ -119,12 +121,6 @@ def _report(wanted: Verification, loaded: LoadedModel, out: Path) -> Report:
     report = Report(top, is_gpu=is_gpu, settings=wanted.settings, commit=wanted.commit, out=out)
     report.top["skipped"] = list(loaded.skipped)
     return report
-
-
-def _free() -> None:
-    gc.collect()
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
 
 
 def _missing_gib(parameters: int, device: torch.device) -> float:

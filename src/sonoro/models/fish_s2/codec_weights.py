@@ -9,8 +9,9 @@ from torch import Tensor
 
 from sonoro.models.codec_file import UNIT_NAMES, CodecFile, all_but, spread_rates
 from sonoro.nn import weights
+from sonoro.nn.transformer import split_pairs
 from sonoro.nn.weights import DummyRule
-from sonoro.nn.window import WindowAttention, split_pairs
+from sonoro.nn.window import WindowAttention
 
 from .codec import CodecConfig, FishCodec
 from .decoder import CodecDecoder
