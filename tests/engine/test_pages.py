@@ -11,13 +11,15 @@ import pytest
 import torch
 
 import sonoro
-from listening import audio, drain, end, engine_of, speak
+from fakes.voiced_sine import VoicedSineModel
+from listening import Clock, audio, config_of, drain, end, engine_of, speak
 from resolving import Engine
 from sonoro.core.config import EngineConfig
 from sonoro.core.text import Segment
-from sonoro.core.types import SpeechRequest
+from sonoro.core.types import Event, SpeechRequest
 from sonoro.engine.live_text import LiveFeed
 from sonoro.engine.pages import AHEAD, Pager
+from sonoro.engine.prompts import Prompts
 from sonoro.engine.request import Playback, Progress, RunningRequest
 from sonoro.engine.scheduler import Scheduler
 from sonoro.models.qwen3_tts.model import FAMILY
@@ -349,6 +351,55 @@ def test_an_engine_says_the_same_with_a_third_of_the_pages() -> None:
             np.testing.assert_array_equal(audio(events, name), samples)
             assert (end(events, name).reason, end(events, name).frames) == (finished.reason, finished.frames)
         assert drain(engine) == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_engine_says_the_same_while_requests_lack_pages_are_paused_and_preempted(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some make six times the frames that are expected of them. All end, and ticks that do nothing do not go on."""
+    draw, sizes = random.Random(seed), {"max_characters": 60, "page_positions": PAGE}
+    monkeypatch.setattr(Prompts, "_expected_frames", lambda self, running, segment: max(1, running.progress.limit // 6))
+    asked = [
+        SpeechRequest(
+            id=str(number),
+            text="Hm, " * draw.randint(1, 8) + "one. And another one there.",
+            seed=number,
+            ignore_eos=draw.random() < 0.6,
+            max_frames=draw.randint(100, 480),
+            attempts=draw.choice([1, 1, 2]),
+        )
+        for number in range(16)
+    ]
+    alone = {one.id: speak(one, engine_of(**sizes)) for one in asked}
+    # No time passes, so that the same are preempted on any machine.
+    engine = Engine(VoicedSineModel(), config_of(slots=8, pages=40, **sizes), Clock(), ticks_late=1)
+    arriving, events = list(asked), list[Event]()
+    paused, idle_ticks = set[str](), 0
+    while arriving or not engine.is_idle:
+        for one in [arriving.pop() for _ in range(draw.choice([0, 0, 3])) if arriving]:
+            engine.submit(one)
+        for one in asked:
+            if (chance := draw.random()) < 0.02:
+                engine.pause(one.id)
+                paused.add(one.id)
+            elif chance < 0.03 or not (engine.has_work or arriving):
+                engine.resume(one.id)
+                paused.discard(one.id)
+        if not engine.has_work:
+            assert arriving or paused or engine.is_idle, "all wait for one another"
+            continue
+        launched = engine.runner.launches
+        made = engine.tick()
+        idle_ticks = 0 if made or engine.runner.launches != launched else idle_ticks + 1
+        assert idle_ticks < 4
+        events += made
+    assert engine.put_back
+    print("PB", engine.put_back)
+    for name, (samples, finished) in alone.items():
+        np.testing.assert_array_equal(audio(events, name), samples)
+        assert (end(events, name).reason, end(events, name).frames) == (finished.reason, finished.frames)
+    assert drain(engine) == []
 
 
 def test_a_listener_waits_for_the_pages_of_a_paused_request_only_until_that_has_made_its_frames() -> None:
