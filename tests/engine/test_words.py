@@ -259,3 +259,22 @@ def test_who_asks_for_words_hears_the_first_packet_no_later(monkeypatch: pytest.
     assert read == ["one two"]
     words.end()
     assert [word.text for word in words.told] == ["one", "two"]
+
+
+def test_a_text_whose_words_cannot_be_found_fails_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(model := ShownSineModel(), EngineConfig(slots=2))
+    spans = model.token_spans
+
+    def refuse(text: str) -> list[tuple[int, int]]:
+        if "two" in text:
+            raise ValueError("no spans")
+        return spans(text)
+
+    monkeypatch.setattr(model, "token_spans", refuse)
+    for name, text in (("a", "one two"), ("b", "three four")):
+        engine.submit(SpeechRequest(id=name, text=text, with_words=True))
+    made = [event for _ in iter(lambda: engine.has_work, False) for event in engine.tick()]
+    ends = {event.request_id: event for event in made if isinstance(event, Failed | Finished)}
+    assert isinstance(ends["a"], Failed)
+    assert isinstance(ends["b"], Finished)
+    assert engine.scheduler.free_slots == 2

@@ -87,15 +87,15 @@ def test_the_text_is_where_the_prompt_says_and_its_tokens_read_all_of_it() -> No
     before = [Spoken("<|speaker:0|>Hello.", heard)]
     patch = Spoken("Once.", torch.zeros(2, 4, 8))
     made = [
-        (dual_ar, dual_ar.build(text, tiny_dual_ar.controls()), "columns"),
-        (dual_ar, dual_ar.build(text, tiny_dual_ar.controls(), before), "columns"),
-        (patches, patches.build(text, tiny_vox_lm.controls()), "rows"),
-        (patches, patches.build(text, tiny_vox_lm.controls(), [patch]), "rows"),
-        (patches, patches.build(text, tiny_vox_lm.controls(), instructions="A calm voice"), "rows"),
+        (dual_ar, dual_ar.build(text, tiny_dual_ar.controls())),
+        (dual_ar, dual_ar.build(text, tiny_dual_ar.controls(), before)),
+        (patches, patches.build(text, tiny_vox_lm.controls())),
+        (patches, patches.build(text, tiny_vox_lm.controls(), [patch])),
+        (patches, patches.build(text, tiny_vox_lm.controls(), instructions="A calm voice")),
     ]
-    for builder, prompt, field in made:
+    for builder, prompt in made:
         spans = builder.token_spans(text)
-        ids = getattr(prompt, field)[prompt.text_start : prompt.text_start + prompt.text_count, 0].tolist()
+        ids = prompt.rows[prompt.text_start : prompt.text_start + prompt.text_count, 0].tolist()
         assert len(ids) == len(spans)
         # The first may be read with a space that stands before it.
         assert ids[1:-1] == builder._tokenizer.encode(text)[1:]

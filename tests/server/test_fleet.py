@@ -14,6 +14,8 @@ from engine_processes import CONFIG, LONG, alone, engines, nothing_left, run, un
 from live_sessions import session
 from server_processes import SETTINGS, check_error, serving, sound
 from sonoro.core.types import SpeechRequest
+from sonoro.transport.launch import EngineProcess
+from sonoro.transport.messages import WorkerSettings
 from speakers import SINE
 
 __all__ = ["nothing_left"]
@@ -52,11 +54,18 @@ async def hear(http: httpx.AsyncClient, seed: int) -> str:
     return "whole" if answer.content == alone(made) else f"{answer.status_code}: {answer.text[:200]}"
 
 
-def test_while_an_engine_is_away_its_places_are_too() -> None:
-    """Who would have been spoken by it waits before the others, not in their queues."""
+def test_while_an_engine_is_away_its_places_are_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests beyond the slots of the other engine wait in the server's queue, not in that engine's."""
 
     async def kill() -> None:
         async with serving("slow", engines=2) as server:
+            start, may_start = EngineProcess.start, asyncio.Event()
+
+            async def started(settings: WorkerSettings, ready_timeout_s: float) -> EngineProcess:
+                await may_start.wait()
+                return await start(settings, ready_timeout_s)
+
+            monkeypatch.setattr(EngineProcess, "start", started)
             asking = [asyncio.create_task(server.http.post("/v1/audio/speech", json=LASTING)) for _ in range(8)]
             await until(lambda: server.has("sonoro_engine_running", 2 * CONFIG.slots))
             os.kill(min(engines()), signal.SIGKILL)
@@ -64,6 +73,7 @@ def test_while_an_engine_is_away_its_places_are_too() -> None:
             more = [asyncio.create_task(server.speak()) for _ in range(CONFIG.slots)]
             await until(lambda: server.has("sonoro_queue_depth", CONFIG.slots))
             assert await server.metric("sonoro_engine_waiting") == 0
+            may_start.set()
             assert {answer.status_code for answer in await asyncio.gather(*more)} == {200}
             await asyncio.gather(*asking, return_exceptions=True)
 

@@ -278,7 +278,7 @@ def test_what_is_no_voice_of_this_model_is_passed_over_with_a_warning(
     warned = " ".join(caplog.messages)
     for path in tmp_path.iterdir():
         assert (repr(path.name) in warned) == (path.stem not in ("good", "zebra")), path.name
-    assert "made by 'cosine', whose weights or dtype are others" in warned
+    assert "made by 'cosine' with other weights or another dtype" in warned
     assert "its format is '2'; it must be '1'" in warned
     assert "holds the voice 'anna', not 'misnamed'" in warned
     # What is not ours is not ours to overwrite.

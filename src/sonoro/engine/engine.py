@@ -12,10 +12,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.encoded_voice import EncodedVoice
@@ -45,6 +47,8 @@ _TICK_WEIGHT = 0.2
 
 _SPARE_STEP, _SPARE_MOST, _SPARE_KEPT = 0.01, 0.75, 0.8
 """`spare_s` as shares of a tick: what each tick adds, and the maximum; then the factor after it was too long."""
+
+_OPEN = nullcontext()
 
 
 class Engine:
@@ -305,33 +309,39 @@ class Engine:
             # Plain Python numbers: reading numpy scalars one by one takes three times as long.
             lengths, done = launched.length.tolist(), launched.done.tolist()
             for at, (item, length, is_done) in enumerate(zip(launched.stepped, lengths, done, strict=True)):
-                progress, words = item.running.progress, item.running.words
-                if item.is_current and not progress.is_broken_off:
-                    if words is not None and launched.attention is not None and length > progress.length:
-                        words.see(launched.attention[at], length)
-                    progress.length, progress.is_done = length, is_done or length >= progress.limit
-                    # Reaching the caller's own limit is no fault; a runaway is.
-                    if item.running.is_continued and item.running.finish_reason != "length":
-                        self._break_off_if_wrong(item.running, is_over=is_done)
+                if item.is_current and not item.running.progress.is_broken_off:
+                    attention = None if launched.attention is None else launched.attention[at]
+                    with self._border_of_words(item.running):
+                        self._apply(item.running, length, attention, is_over=is_done)
             for decoded in launched.decoded:
                 for at, item in enumerate(decoded.items):
                     if item.is_current:
-                        self._send(item.running, decoded, at, now_s)
+                        with self._border_of_words(item.running):
+                            self._send(item.running, decoded, at, now_s)
         finally:
             launched.entry.release()
         for running in [running for running in self.scheduler.running if running.is_drained]:
-            self._advance(running)
+            with self._border_of_words(running):
+                self._advance(running)
 
-    def _break_off_if_wrong(self, running: RunningRequest, *, is_over: bool) -> None:
-        """End the segment of `running` after its last good word if its attention shows a fault.
+    def _apply(
+        self, running: RunningRequest, length: int, attention: npt.NDArray[np.float32] | None, *, is_over: bool
+    ) -> None:
+        """Take the `length` of the segment of `running` in frames, and the `attention` [H, W] of the newest.
 
-        `is_over`: the model has ended the segment.
+        `is_over`: the model has ended the segment. A request that is continued after faults is broken off after its
+        last good word if the attention shows one.
         """
-        clock = None if running.words is None else running.words.clock
-        trouble = None if clock is None or not running.has_attempts else clock.trouble(is_over=is_over)
-        if trouble is not None and running.words is not None:
-            frames = min(int(trouble.at_s / self.spec.frame_s), running.progress.length)
-            running.break_off(frames, running.words.break_off(trouble))
+        progress, words = running.progress, running.words
+        if words is not None and attention is not None and length > progress.length:
+            words.see(attention, length)
+        progress.length, progress.is_done = length, is_over or length >= progress.limit
+        # Reaching the caller's own limit is no fault; a runaway is.
+        if words is None or not running.is_continued or running.finish_reason == "length" or not running.has_attempts:
+            return
+        trouble = None if words.clock is None else words.clock.trouble(is_over=is_over)
+        if trouble is not None:
+            running.break_off(min(int(trouble.at_s / self.spec.frame_s), length), words.break_off(trouble))
 
     def _send(self, running: RunningRequest, decoded: Decoded, at: int, now_s: float) -> None:
         """Send the audio of batch index `at` of a codec launch, without its padding columns.
@@ -469,6 +479,10 @@ class Engine:
         """The words to report next, up to `until_s`; None if the request does not ask for words."""
         is_told = running.request.with_words and running.words is not None
         return running.words.take(until_s) if is_told and running.words is not None else None
+
+    def _border_of_words(self, running: RunningRequest) -> AbstractContextManager[None]:
+        """The `_border` of a request whose words are followed, as mapping its text may raise; else nothing."""
+        return _OPEN if running.words is None else self._border(running)
 
     def _border(self, running: RunningRequest) -> AbstractContextManager[None]:
         """A context in which an exception fails `running` alone."""
