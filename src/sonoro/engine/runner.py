@@ -387,13 +387,15 @@ class Runner:
             if not decoding.has_own_stream:
                 decoding.clear(slots)
 
+        def prefill(tokens: Tensor) -> None:
+            model.prefill(state, tokens)
+
         def graphs(name: str, function: Callable[[Tensor], Any], sizes: Sequence[int], scratch: int) -> GraphSet:
             return GraphSet(name, function, sizes, scratch, device, pool=pool, is_eager=is_eager)
 
         self._admits = graphs("place", admit, config.frame_batches, scratch)
-        prefill = functools.partial(model.prefill, state)
-        self._text_prefills = None
         self._prefills = graphs("prefill", prefill, config.prefill_buckets, config.prefill_tokens)
+        self._text_prefills = None
         if isinstance(model, TextPromptModel):
             text = functools.partial(model.prefill_text, state)
             self._text_prefills = graphs("prefill text", text, config.prefill_buckets, config.prefill_tokens)
