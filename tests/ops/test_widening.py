@@ -15,7 +15,7 @@ import torch
 
 from sonoro.ops.linear import gate_up_kernel, linear_kernel
 from sonoro.ops.plans import from_text
-from sonoro.runtime.variants import card_named, recording, source_of
+from sonoro.runtime.variants import Variant, card_named, recording, source_of
 
 triton = pytest.importorskip("triton")
 
@@ -28,7 +28,7 @@ RANDOM = np.random.default_rng(0).integers(0, 2**32, 2**14, dtype=np.uint32)
 
 def blocks(plan: str, folder: Path, *, is_gated: bool = False) -> Iterator[tuple[list[str], str]]:
     """The lines ahead of each block of assembly that widens, and the block, in the PTX for a product in fp8."""
-    on, variants = card_named("NVIDIA H200"), {}  # type: ignore[var-annotated]
+    on, variants = card_named("NVIDIA H200"), dict[Variant, None]()
     with recording(on, variants.setdefault), torch.inference_mode():
         x, weight, scale = (torch.empty(shape, device="meta") for shape in ((64, 512), (512, 512), (512,)))
         rows = x[:1] if plan.startswith("gemv") else x
