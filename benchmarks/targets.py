@@ -5,15 +5,17 @@
 
 Each target is represented by one card. A row per variant: shared memory of a block and its limit, registers and spilled
 bytes of a thread, or the compile error. An operation whose kernel cannot be launched is a row without numbers. Variants
-that are in `--out` already are kept, and it is written often, so that runs can be interrupted; after `--seconds` no
-compilation is started. `--sample` compiles only that many variants of each kernel and target, for an engine with few
-batch sizes. Exits with 1 if a row has an error or exceeds its limit.
+that are in `--out` already, by what they compute, are kept, and it is written often, so that runs can be interrupted;
+after `--seconds` no compilation is started. `--sample` compiles only that many variants of each kernel and target, for
+an engine with few batch sizes. Exits with 1 if a row has an error or exceeds its limit.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import datetime
+import functools
 import hashlib
 import json
 import multiprocessing
@@ -29,12 +31,13 @@ from typing import Any
 import msgspec
 import torch
 import triton
+import triton.language as tl
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.machine import commit_of_checkout, usable_cores
 from sonoro.engine.kernels import list_variants
 from sonoro.ops.dispatch import Operation
-from sonoro.runtime.variants import Card, Variant, card_named, compile_variant, compilers
+from sonoro.runtime.variants import Card, Variant, card_named, compile_variant, compilers, source_of
 from sonoro.transport.messages import WorkerSettings
 
 MODELS = {"qwen3-tts-1.7b-base": 256, "fish-s2-pro": 64, "voxcpm2": 64}
@@ -66,11 +69,34 @@ def listed(card: Card, models: Iterable[str], **sizes: Any) -> tuple[dict[Varian
 
 
 def digest(variant: Variant, card: Card) -> str:
-    """A hash of kernel source, constants, types, options and card."""
-    module, _, name = variant.kernel.partition(":")
-    source = getattr(sys.modules[module], name).cache_key
-    what = msgspec.json.encode((variant, source, card, triton.__version__))
-    return hashlib.sha256(what).hexdigest()[:16]
+    """A hash of what `variant` computes, its types, options and card; not of names, lines or comments."""
+    source = source_of(variant)
+    constants = [(path, _value(constant)) for path, constant in source.constants.items()]
+    what = (definition(source.fn), variant.signature, constants, variant.attributes, variant.options)
+    return hashlib.sha256(msgspec.json.encode((what, card, triton.__version__))).hexdigest()[:16]
+
+
+@functools.cache
+def definition(kernel: Any) -> str:
+    """The source of `kernel` and of what it calls, with the globals it reads, without comments and docstrings.
+
+    Neither its module nor its decorators count: what those change is in a variant.
+    """
+    (function,) = kernel.parse().body
+    if ast.get_docstring(function) is not None:
+        del function.body[0]
+    function.decorator_list = []
+    read = {node.id: kernel.__globals__.get(node.id) for node in ast.walk(function) if isinstance(node, ast.Name)}
+    # Functions of Triton's own change with its version.
+    used = {name: value for name, value in read.items() if isinstance(value, (triton.JITFunction, tl.constexpr))}
+    parts = [f"{name} = {_value(value)}" for name, value in sorted(used.items())]
+    return "\n".join([ast.unparse(function), *parts])
+
+
+def _value(constant: Any) -> str:
+    if not isinstance(constant, triton.JITFunction):
+        return repr(constant)
+    return repr(constant) if constant.module.startswith("triton.") else definition(constant)
 
 
 def measure(
@@ -90,7 +116,7 @@ def measure(
                 counts[variant.kernel] += 1
                 key = digest(variant, card)
                 if key in known:
-                    yield known[key]
+                    yield {**known[key], "kernel": variant.kernel}
                 elif not given.sample or counts[variant.kernel] <= given.sample:
                     futures[pool.submit(compile_variant, variant, card, is_measured=True)] = variant, key
             for future in as_completed(futures):

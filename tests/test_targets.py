@@ -1,5 +1,6 @@
 """`make targets`: a sample of what it compiles, for cards of NVIDIA's and AMD's with the least of everything."""
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -39,6 +40,52 @@ def test_every_kernel_compiles_and_fits_the_smallest_cards(tmp_path: Path) -> No
     changed = out.read_text(encoding="utf-8").replace('"registers": ', '"registers": 9')
     out.write_text(changed, encoding="utf-8")
     assert compiled(out, *amd) == json.loads(changed)["rows"]
+
+
+KERNELS = """
+import triton
+import triton.language as tl
+
+STEP = tl.constexpr(2)
+OTHER = 5
+
+@triton.jit
+def helper(x):
+    return x + STEP
+
+@triton.jit
+def kernel(x, BLOCK: tl.constexpr):
+    n = tl.arange(0, BLOCK)
+    tl.store(x + n, helper(tl.load(x + n)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_same"),
+    [
+        ("STEP = tl", "# a comment\nMORE = 1\n\nSTEP = tl", True),
+        ("    n = tl", '    """What it does."""\n    # why\n    n = tl', True),
+        ("helper(tl.load(x + n))", "helper(\n        tl.load(x + n)\n    )", True),
+        ("OTHER = 5", "OTHER = 6", True),
+        ("tl.constexpr(2)", "tl.constexpr(3)", False),
+        ("x + STEP", "x - STEP", False),
+        ("arange(0", "arange(1", False),
+    ],
+)
+def test_the_definition_of_a_kernel_is_what_it_does(tmp_path: Path, old: str, new: str, is_same: bool) -> None:
+    pytest.importorskip("triton")
+    definition = importlib.import_module("targets").definition
+    definitions = []
+    for name, text in (("before", KERNELS), ("after", KERNELS.replace(old, new))):
+        path = tmp_path / f"{name}.py"
+        path.write_text(text, encoding="utf-8")
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        definitions.append(definition(module.kernel))
+    assert (definitions[0] == definitions[1]) == is_same
 
 
 def test_the_results_have_every_target_and_no_failure() -> None:
