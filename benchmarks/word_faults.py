@@ -39,7 +39,7 @@ TEXTS = Path(__file__).parent.parent / "tools" / "builtin_voice"
 HEADS = Path(registry.__file__).parent.parent / "voices" / "builtin"
 BATCH, FRAME_S, MOST_FRAMES = 8, 0.08, 400
 LEAST_WORDS = 6
-HARVARD, TOGETHER = 720, 3
+HARVARD, TOGETHER, APART = 720, 3, (181, 263)
 CURVE = (0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8, 0.9, 1.0, 1.3)
 
 
@@ -175,13 +175,14 @@ def faults(reading: Reading, other: Reading, few: int, chance: random.Random) ->
 
 
 def texts_of() -> list[str]:
-    """The texts: single sentences, then texts of `TOGETHER` sentences."""
+    """The texts: single sentences, texts of `TOGETHER` sentences in order, then pairs of sentences `APART`."""
     files = ("everyday.txt", "carriers.txt", "harvard.txt")
     lines = [line.strip() for name in files for line in (TEXTS / name).read_text(encoding="utf-8").splitlines()]
     # A star marks the word that a carrier carries.
     single = [line.replace("*", "") for line in lines if line]
     harvard = single[-HARVARD:]
-    return single + [" ".join(harvard[at : at + TOGETHER]) for at in range(0, HARVARD, TOGETHER)]
+    groups = [" ".join(harvard[at : at + TOGETHER]) for at in range(0, HARVARD, TOGETHER)]
+    return single + groups + [f"{harvard[at]} {harvard[at - apart]}" for apart in APART for at in range(HARVARD)]
 
 
 def judge(options: argparse.Namespace) -> None:
@@ -212,7 +213,9 @@ def judge(options: argparse.Namespace) -> None:
                 number = int(reading.request.id)
                 chance = random.Random(reading.request.seed)
                 few = chance.randint(2, 4)
-                spliced = {"good": reading.codes, **faults(reading, made[at - 1], few, chance)}
+                spliced = {"good": reading.codes}
+                if not options.good:
+                    spliced |= faults(reading, made[at - 1], few, chance)
                 facts = {"number": number, "seed": reading.request.seed, "layout": layout, "few": few}
                 rows += [
                     facts | {"kind": kind, **bench.judge(reading.request, codes)} for kind, codes in spliced.items()
@@ -272,6 +275,7 @@ def main() -> None:
     steps.take_some(50)
     steps.making.add_argument("--seed", type=int, default=0, help="with another, others of the voices speak the texts")
     steps.making.add_argument("--layouts", nargs="*", choices=LAYOUTS, default=list(LAYOUTS))
+    steps.making.add_argument("--good", action="store_true", help="judge the good readings alone")
     steps.reporting.add_argument("--note", help="as, on which texts the limits were set")
     steps.run()
 
