@@ -38,6 +38,7 @@ BANNED = {
     "picked": "sampled",
     "place row": "admit",
     "prompt row": "prompt token",
+    "put back": "preempted",
     "sampling row": "sampling state",
     "slot row": "backbone state",
     "stage row": "stage prompts",

@@ -27,8 +27,8 @@ def test_samples_that_were_not_finite_are_counted_by_engine() -> None:
     ]
 
 
-def test_requests_that_were_put_back_are_counted_by_engine() -> None:
-    states = [EngineState(msgspec.structs.replace(stats(0), put_back=3), 0, 1)]
+def test_preemptions_are_counted_by_engine() -> None:
+    states = [EngineState(msgspec.structs.replace(stats(0), preemptions=3), 0, 1)]
     assert 'sonoro_engine_put_back_total{replica="0"} 3.0' in Metrics().exposition(states, queued=0).decode()
 
 

@@ -106,7 +106,7 @@ FROM_ENGINE = [
         frame_ms={"p50": 2.0},
         gpu_memory_mib=0.0,
         broken_samples=7,
-        put_back=2,
+        preemptions=2,
         fallbacks={"conv": {"smaller": 1, "reference": 2}},
         compiled={"_conv": 3},
     ),

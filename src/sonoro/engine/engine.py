@@ -84,7 +84,7 @@ class Engine:
         self._in_flight: deque[Launched] = deque()
         self.broken_samples = 0
         """Non-finite samples so far; they are sent as silence."""
-        self.put_back = 0
+        self.preemptions = 0
         """Preemptions so far: requests that lost their slot for want of pages, before any audio was sent."""
         self._ticks_late = self.runner.ticks_late if ticks_late is None else ticks_late
         # Before the first measurement, assume that a tick is twice as fast as playback.
@@ -244,7 +244,7 @@ class Engine:
             with self.runner.active():
                 self._queue_with_voice()
                 plan = self.scheduler.plan(started_s, self._tick_s)
-                for running, slot in plan.put_back:
+                for running, slot in plan.preempted:
                     self._begin_anew(running, slot)
                 if not plan.is_empty:
                     self._note_launch(plan, self.runner.run(plan))
@@ -420,7 +420,7 @@ class Engine:
     def _begin_anew(self, running: RunningRequest, slot: int) -> None:
         """Queue the segment of `running` again after it was preempted from `slot`; none of its audio was sent."""
         running.progress = Progress()
-        self.put_back += 1
+        self.preemptions += 1
         with self._border(running):
             self.runner.reset([slot])
             self._continue(running)

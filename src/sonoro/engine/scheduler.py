@@ -39,7 +39,7 @@ class LateText(NamedTuple):
 class Plan:
     """The work of one tick, in this order.
 
-    `put_back`: requests preempted before any of their audio was sent, each with the slot it lost; the caller queues
+    `preempted`: requests preempted before any of their audio was sent, each with the slot it lost; the caller queues
     them again. `admit`: requests that were given a slot and pages, to be prefilled. `pages`: new pages for requests
     that have used up theirs. `text`: late live text for requests of `frame`. `frame`: requests that decode one frame,
     the admitted included. `codec`: chunk length to the requests that decode so many frames to audio, shortest first.
@@ -48,7 +48,7 @@ class Plan:
     it is collected.
     """
 
-    put_back: list[tuple[RunningRequest, int]]
+    preempted: list[tuple[RunningRequest, int]]
     admit: list[RunningRequest]
     pages: list[NewPages]
     text: list[LateText]
@@ -176,7 +176,7 @@ class Scheduler:
     def plan(self, now_s: float, tick_s: float) -> Plan:
         """Plan a tick at `now_s`, and count its steps and columns as launched. `tick_s`: the average tick duration."""
         self._pager.note_change()
-        put_back, pages = self._grow(now_s)
+        preempted, pages = self._grow(now_s)
         admit = self._admit()
         active = [running for running in self.running if not running.is_paused]
         lacking = self._short | self._blocked
@@ -186,7 +186,7 @@ class Scheduler:
             _held(running).appended += len(ids)
         for running in frame:
             _held(running).steps += 1
-        return Plan(put_back, admit, pages, text, frame, self._plan_codec(active, now_s, tick_s))
+        return Plan(preempted, admit, pages, text, frame, self._plan_codec(active, now_s, tick_s))
 
     def _is_work(self, running: RunningRequest) -> bool:
         if running.is_paused:
@@ -228,14 +228,14 @@ class Scheduler:
         if not growing:
             return [], []
         growing.sort(key=lambda running: (not running.is_heard, running.lead_s(now_s, self._frame_s)))
-        put_back, spare = list[tuple[RunningRequest, int]](), self._pager.spare(self._holding)
+        preempted, spare = list[tuple[RunningRequest, int]](), self._pager.spare(self._holding)
         grown = list[NewPages]()
         for running in growing:
             if running.allocation is None:
                 # Preempted for one before it.
                 continue
             if self._pager.lacks(running, 1) > spare:
-                put_back += self._make_room(running)
+                preempted += self._make_room(running)
                 spare = 0
             if running not in self._short:
                 grown.append(self._pager.grow(running, 1))
@@ -246,7 +246,7 @@ class Scheduler:
                 spare -= len(grown[-1].numbers)
         if self._short:
             grown += self._grow_paused()
-        return put_back, grown
+        return preempted, grown
 
     def _grow_paused(self) -> list[NewPages]:
         """Give paused requests pages for a frame each as far as that is safe. Those without are blocked."""
@@ -273,18 +273,18 @@ class Scheduler:
         If it has sent none, or preemption is not enough, it is marked short instead. Returns the preempted requests
         with their slots.
         """
-        put_back = []
+        preempted = []
         while running.allocation is not None and not self._pager.can_grow(running, self._holding):
             victims = [other for other in self.running if not other.is_heard] if running.is_heard else []
             if not victims:
                 self._short.add(running)
                 break
-            put_back.append((victims[-1], _held(victims[-1]).slot))
+            preempted.append((victims[-1], _held(victims[-1]).slot))
             self.release(victims[-1])
             self._first.add(victims[-1])
             # No admissions until a request ends: pages stay short that long.
             self._is_closed = True
-        return put_back
+        return preempted
 
     def _admit(self) -> list[RunningRequest]:
         """Admit waiting requests in order, as far as slots, pages and `prefill_tokens` allow."""

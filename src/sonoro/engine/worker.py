@@ -414,7 +414,7 @@ class Worker:
             frame_ms=_percentiles_ms(self._frame_s),
             gpu_memory_mib=self._gpu_memory_mib(),
             broken_samples=engine.broken_samples,
-            put_back=engine.put_back,
+            preemptions=engine.preemptions,
             fallbacks=fallbacks(),
             compiled=dict(self._compiled.counts),
         )

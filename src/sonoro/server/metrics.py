@@ -195,7 +195,7 @@ _GAUGES = {
 }
 _COUNTED = {
     "broken_samples": ("broken_samples", "non-finite samples, sent as silence"),
-    "put_back": ("put_back", "preemptions for want of pages, before any audio was sent"),
+    "preemptions": ("put_back", "preemptions for want of pages, before any audio was sent"),
     "prefixes.rows_prefilled": ("prompt_rows_prefilled", "prompt tokens that were prefilled"),
     "prefixes.rows_cached": ("prompt_rows_cached", "prompt tokens found in the prefix cache"),
     "prefixes.hits": ("prefix_hits", "prompts that began with cached pages"),

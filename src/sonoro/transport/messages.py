@@ -170,9 +170,9 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     `launches`: by kind of work (`place`, `prefill`, `frame`, `codec`, ...), as `Runner.launches`. `running`: requests
     with a slot; `waiting`: without one; `paused`: among both. `tick_ms`: time inside a tick; `frame_ms`: from the end
     of one tick to the end of the next under load; each `p50`, `p95`, `p99` of the last 4096, 0 without data.
-    `broken_samples`: non-finite samples, sent as silence. `put_back`: preemptions for want of pages, before any audio
-    was sent. `fallbacks`: by operation, the number of shapes served by `smaller` blocks or by the `reference` because a
-    kernel could not be launched. `compiled`: by kernel, the variants that were compiled at their launch.
+    `broken_samples`: non-finite samples, sent as silence. `preemptions`: for want of pages, before any audio was sent.
+    `fallbacks`: by operation, the number of shapes served by `smaller` blocks or by the `reference` because a kernel
+    could not be launched. `compiled`: by kernel, the variants that were compiled at their launch.
     """
 
     launches: dict[str, dict[str, int]]
@@ -186,7 +186,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     frame_ms: dict[str, float]
     gpu_memory_mib: float
     broken_samples: int
-    put_back: int = 0
+    preemptions: int = msgspec.field(default=0, name="put_back")
     fallbacks: dict[str, dict[str, int]] = {}
     compiled: dict[str, int] = {}
 
