@@ -17,7 +17,7 @@ from sonoro.models.base import LoadedModel
 from sonoro.nn.linear import Linear
 from sonoro.nn.transformer import DecoderLayer
 from sonoro.ops.device import TYPICAL, Card, recorded
-from sonoro.ops.linear import EIGHT_BITS, dequantized
+from sonoro.ops.eight_bits import EIGHT_BITS, dequantized
 from speaking import begin, capacity
 
 __all__ = ["tiny"]

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from interpreter import in_the_interpreter
+from sonoro.ops.eight_bits import dequantized, quantize
 from sonoro.ops.linear import (
-    dequantized,
     linear,
     linear_add,
     linear_add_kernel,
@@ -22,7 +22,6 @@ from sonoro.ops.linear import (
     norm_linear,
     norm_linear_kernel,
     norm_linear_reference,
-    quantize,
 )
 from sonoro.ops.plans import LIMITS, CublasPlan, GemvPlan, Plan, TilePlan
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sonoro.ops.device import seeded
+from sonoro.ops.eight_bits import quantize
 from sonoro.ops.linear import (
     gate_up,
     joins_norm,
@@ -23,7 +24,6 @@ from sonoro.ops.linear import (
     linear_add_norm,
     norm_gate_up,
     norm_linear,
-    quantize,
 )
 from sonoro.ops.norm import rms_norm, rms_norm_reference
 

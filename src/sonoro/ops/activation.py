@@ -1,6 +1,6 @@
-"""Snake and SnakeBeta, the periodic activations of codec decoders: a Triton kernel beside its torch reference.
+"""Activations: Snake and SnakeBeta of codec decoders, a Triton kernel beside its torch reference; and silu(gate) * up.
 
-Both take precomputed rates and scales by channel (`snake_rates`, `snake_beta_rates`). Triton is optional.
+The periodic two take precomputed rates and scales by channel (`snake_rates`, `snake_beta_rates`). Triton is optional.
 """
 
 from __future__ import annotations
@@ -9,14 +9,17 @@ import torch
 from torch import Tensor
 
 from sonoro.ops.dispatch import Operation
+from sonoro.ops.norm import has_pdl, pdl_options
 
 try:
     import triton
     import triton.language as tl
+
+    from sonoro.ops.norm import pdl_launch_dependents, pdl_wait
 except ImportError:
     triton = None
 
-__all__ = ["Rates", "snake_beta", "snake_beta_rates", "snake_beta_reference", "snake_rates"]
+__all__ = ["Rates", "silu_and_mul", "snake_beta", "snake_beta_rates", "snake_beta_reference", "snake_rates"]
 
 Rates = tuple[Tensor, Tensor]
 """Rate and scale by channel, [C] each: factors of the sine's argument and of its square."""
@@ -67,6 +70,22 @@ if triton is not None:
         result = value + wave * wave * tl.load(inverse_beta + channel).to(wide)
         tl.store(out + start + local, result.to(out.dtype.element_ty), mask=mask)
 
+    @triton.jit
+    def silu_mul(gate, up, dtype: tl.constexpr):
+        """silu(gate) * up, rounded to `dtype` where the reference's separate steps round."""
+        gate, up = gate.to(dtype).to(tl.float32), up.to(dtype).to(tl.float32)
+        return ((gate / (1 + tl.exp(-gate))).to(dtype).to(tl.float32) * up).to(dtype)
+
+    @triton.jit
+    def _silu_mul_kernel(both, out, N, BLOCK: tl.constexpr, ENABLE_PDL: tl.constexpr):
+        pdl_launch_dependents(ENABLE_PDL)
+        pdl_wait(ENABLE_PDL)
+        row = tl.program_id(0).to(tl.int64)
+        column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        gate = tl.load(both + row * 2 * N + column, mask=column < N, other=0)
+        up = tl.load(both + row * 2 * N + N + column, mask=column < N, other=0)
+        tl.store(out + row * N + column, silu_mul(gate, up, out.dtype.element_ty), mask=column < N)
+
 
 def snake_beta_kernel(x: Tensor, exp_alpha: Tensor, inverse_beta: Tensor, channel_dim: int = 1) -> Tensor:
     """`snake_beta_reference` as one Triton kernel; no gradient.
@@ -84,6 +103,14 @@ def snake_beta_kernel(x: Tensor, exp_alpha: Tensor, inverse_beta: Tensor, channe
     grid = (triton.cdiv(x.numel(), BLOCK),)
     _snake_beta[grid](x, exp_alpha, inverse_beta, out, x.numel(), stride, channels, BLOCK, wide)
     return out
+
+
+def silu_and_mul(both: Tensor, out: Tensor, *, enable_pdl: bool) -> None:
+    """Write silu(gate) * up into `out` [B, N], of `both` [B, 2 N] with the gate first; one launch."""
+    enable_pdl = enable_pdl and has_pdl(out.device)
+    batch, width = out.shape
+    grid = (batch, triton.cdiv(width, BLOCK))
+    _silu_mul_kernel[grid](both, out, width, BLOCK, enable_pdl, **pdl_options(enable_pdl))
 
 
 def _is_dense(x: Tensor, channel_dim: int) -> bool:

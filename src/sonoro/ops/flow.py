@@ -19,8 +19,8 @@ try:
     import triton
     import triton.language as tl
 
-    from sonoro.ops.linear import OPERAND
     from sonoro.ops.norm import pdl_launch_dependents, pdl_wait
+    from sonoro.ops.tiles import OPERAND
 except ImportError:
     triton = None
 

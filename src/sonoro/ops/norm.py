@@ -1,4 +1,4 @@
-"""RMSNorm: a Triton kernel beside its torch reference; and programmatic dependent launch (PDL) for all kernels.
+"""RMSNorm, alone and after a sum: Triton kernels beside the torch reference; programmatic dependent launch (PDL).
 
 With PDL a kernel starts before the one ahead of it is done. It must call `pdl_wait` before it writes anything or reads
 what another kernel wrote; weights may be read before.
@@ -23,7 +23,16 @@ try:
 except ImportError:
     triton = None
 
-__all__ = ["has_pdl", "is_row_major", "pdl_options", "rms_norm", "rms_norm_kernel", "rms_norm_reference", "unit_rms"]
+__all__ = [
+    "add_rms_norm",
+    "has_pdl",
+    "is_row_major",
+    "pdl_options",
+    "rms_norm",
+    "rms_norm_kernel",
+    "rms_norm_reference",
+    "unit_rms",
+]
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -84,6 +93,29 @@ if triton is not None:
         inverse = tl.rsqrt(tl.sum(value * value) / K + eps)
         tl.store(out + row * K + column, scale_and_weigh(value, inverse, weights, dtype), mask=column < K)
 
+    @triton.jit(do_not_specialize=["batch"])
+    def _add_norm_kernel(
+        partial, residual, norm_weight, out, normed, batch, residual_stride, eps,
+        N: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr, ENABLE_PDL: tl.constexpr,
+    ):  # fmt: skip
+        # Rounded where a product, the sum with the residual and the norm of that are when each is a kernel.
+        pdl_launch_dependents(ENABLE_PDL)
+        dtype: tl.constexpr = out.dtype.element_ty
+        row = tl.program_id(0).to(tl.int64)
+        n = tl.arange(0, BLOCK)
+        mask = n < N
+        weights = tl.load(norm_weight + n, mask=mask, other=0)
+        pdl_wait(ENABLE_PDL)
+        acc = tl.zeros([BLOCK], tl.float32)
+        for split in tl.static_range(SPLIT_K):
+            acc += tl.load(partial + (split * batch + row) * N + n, mask=mask, other=0).to(tl.float32)
+        rest = tl.load(residual + row * residual_stride + n, mask=mask, other=0)
+        total = (acc.to(dtype).to(tl.float32) + rest.to(tl.float32)).to(dtype)
+        tl.store(out + row * N + n, total, mask=mask)
+        value = total.to(tl.float32)
+        inverse = tl.rsqrt(tl.sum(value * value) / N + eps)
+        tl.store(normed + row * N + n, scale_and_weigh(value, inverse, weights, dtype), mask=mask)
+
 
 def rms_norm_kernel(x: Tensor, weight: Tensor, eps: float, *, enable_pdl: bool = True) -> Tensor:
     """`rms_norm_reference` for `x` [B, K] as one Triton kernel, one program per row; no gradient."""
@@ -96,6 +128,23 @@ def rms_norm_kernel(x: Tensor, weight: Tensor, eps: float, *, enable_pdl: bool =
         x, weight, out, x.stride(0), eps, width_in, block, enable_pdl, num_warps=warps, **pdl_options(enable_pdl)
     )
     return out
+
+
+def add_rms_norm(
+    partial: Tensor, residual: Tensor, weight: Tensor, eps: float, *, enable_pdl: bool = True
+) -> tuple[Tensor, Tensor]:
+    """`residual` [B, N] plus the sum of `partial` [splits, B, N], and the RMS norm of that, both [B, N]. One launch."""
+    enable_pdl = enable_pdl and has_pdl(residual.device)
+    splits, batch, width = partial.shape
+    total, normed = (torch.empty((batch, width), dtype=residual.dtype, device=residual.device) for _ in range(2))
+    block = triton.next_power_of_2(width)
+    _add_norm_kernel[(batch,)](
+        *(partial, residual, weight, total, normed, batch, residual.stride(0), eps),
+        *(width, splits, block, enable_pdl),
+        num_warps=max(1, min(8, block // 512)),
+        **pdl_options(enable_pdl),
+    )
+    return total, normed
 
 
 def has_pdl(device: torch.device) -> bool:

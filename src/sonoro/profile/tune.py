@@ -24,7 +24,8 @@ from torch import Tensor
 from sonoro.core.errors import ConfigError
 from sonoro.core.machine import usable_cores
 from sonoro.ops.device import Card, card
-from sonoro.ops.linear import EIGHT_BITS, norm_gate_up_kernel, norm_linear_kernel, quantize
+from sonoro.ops.eight_bits import EIGHT_BITS, quantize
+from sonoro.ops.linear import norm_gate_up_kernel, norm_linear_kernel
 from sonoro.ops.plans import (
     LIMITS,
     CublasPlan,

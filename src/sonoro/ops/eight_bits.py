@@ -1,0 +1,50 @@
+"""Weights in 8 bits: int8 or float8_e4m3fn, each of which 16 bits hold exactly, and a scale per output channel.
+
+`scale` [N] float32 times row n is what that row stands for: kernels multiply their sums by it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["EIGHT_BITS", "dequantized", "quantize"]
+
+EIGHT_BITS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+"""What weights are stored in, by what that is called."""
+
+_LARGEST = {"int8": 127.0, "fp8": 448.0}
+"""What the largest of a channel is stored as."""
+
+_QUANTIZED_AT_ONCE = 2**22
+"""Numbers, in float32: all of a large layer would take four times what is kept of it, and tear memory to pieces."""
+
+
+def quantize(weight: Tensor, quantization: str) -> tuple[Tensor, Tensor]:
+    """`weight` [N, K] in 8 bits, "int8" or "fp8" (E4M3), and the scale [N] float32 of its rows, the output channels.
+
+    Symmetric, rounded to nearest: the largest of a row is the largest of the format. Takes 32 MB besides.
+    """
+    largest, stored = _LARGEST[quantization], torch.empty_like(weight, dtype=EIGHT_BITS[quantization])
+    scale = torch.empty(len(weight), device=weight.device)
+    if weight.is_meta:
+        return stored, scale
+    rows = max(1, _QUANTIZED_AT_ONCE // weight.shape[1])
+    for part, into, by in zip(weight.split(rows), stored.split(rows), scale.split(rows), strict=True):
+        wide = part.float()
+        torch.div(wide.abs().amax(dim=1).clamp_min_(1e-30), largest, out=by)
+        # Divided, not multiplied by the inverse; either may be a rounding beyond the largest.
+        steps = (wide / by[:, None]).clamp_(-largest, largest)
+        into.copy_(steps.round_() if quantization == "int8" else steps)
+    return stored, scale
+
+
+def dequantized(weight: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """What `weight` [N, K] stands for, rounded once to `dtype`; itself without `scale` [N]. Capturable."""
+    if scale is None:
+        return weight
+    if dtype.itemsize > 2:
+        return (weight.to(torch.promote_types(dtype, scale.dtype)) * scale[:, None]).to(dtype)
+    # No copy of the weight is ever in 32 bits, and no second one in 16: nothing of a prompt takes as much. Of 8-bit
+    # floats torch knows no product, and 16 bits hold each.
+    return weight.to(dtype).mul_(scale[:, None])

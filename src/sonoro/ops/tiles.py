@@ -1,0 +1,290 @@
+"""Products of more rows with a weight: Triton kernels whose programs compute output tiles with the tensor cores.
+
+A weight in 8 bits is widened tile by tile to the dtype of the other operand.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sonoro.ops.norm import has_pdl, pdl_options
+from sonoro.ops.plans import TilePlan
+
+try:
+    import triton
+    import triton.language as tl
+
+    from sonoro.ops.activation import silu_mul
+    from sonoro.ops.norm import pdl_launch_dependents, pdl_wait
+except ImportError:
+    triton = None
+
+__all__ = ["OPERAND", "split_sums", "tile_matmul"]
+
+ROW_BLOCK = 1024
+"""Elements per program of the kernel that adds up split-K's sums."""
+
+if triton is not None:
+    # Triton's interpreter takes the bits of a bfloat16 operand for an integer; products in float32 are the same.
+    OPERAND = {
+        torch.float32: tl.float32,
+        torch.float16: tl.float16,
+        torch.bfloat16: tl.float32 if triton.knobs.runtime.interpret else tl.bfloat16,
+    }
+
+    @triton.jit
+    def _prefetch_l2(weight, n, K: tl.constexpr, SPAN: tl.constexpr, LINE: tl.constexpr):
+        # One address in each `LINE` elements, which are a cache line of 128 bytes.
+        offset = tl.arange(0, 16) * LINE
+        for k in range(0, SPAN, 16 * LINE):
+            address = weight + n[:, None] * K + tl.minimum(k + offset, SPAN - 1)[None, :]
+            tl.inline_asm_elementwise(
+                "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
+                "=r,l",
+                [address.to(tl.int64, bitcast=True)],
+                dtype=tl.int32,
+                is_pure=False,
+                pack=1,
+            )
+
+    _WIDEN = (
+        "{{.reg .b32 a, by, none; prmt.b32 a, {1}, 0, {2}; mul.lo.u32 a, a, 16; and.b32 a, a, 0x87F087F0;"
+        "mov.b32 by, 0x7B807B80; mov.b32 none, 0x80008000; fma.rn.bf16x2 {0}, a, by, none;}}"
+    )
+    WIDEN_TWO = tl.constexpr(_WIDEN.format("$0", "$1", "0x9180"))
+    WIDEN_FOUR = tl.constexpr(_WIDEN.format("$0", "$2", "0x9180") + _WIDEN.format("$1", "$2", "0xB3A2"))
+
+    @triton.jit
+    def _widened(weight, operand: tl.constexpr, ARE_PAIRS: tl.constexpr):
+        # A tile of the weight as the tensor cores take it. Of 8-bit floats Triton makes bfloat16 by way of float16, in
+        # 10 cycles each; here two take 4: each byte with its sign before it, moved to where sign, exponent and mantissa
+        # stand, times 2 ** 120. `ARE_PAIRS`: a thread has two that are neighbours, not four.
+        if weight.dtype == tl.float8e4nv and operand == tl.bfloat16:
+            return tl.inline_asm_elementwise(
+                WIDEN_TWO if ARE_PAIRS else WIDEN_FOUR,
+                "=r,r" if ARE_PAIRS else "=&r,=&r,r",
+                [weight.to(tl.int8, bitcast=True)],
+                dtype=tl.bfloat16,
+                is_pure=True,
+                pack=2 if ARE_PAIRS else 4,
+            )
+        return weight.to(operand)
+
+    @triton.jit
+    def _load_weight(
+        start, k, k_index, K: tl.constexpr, IS_WHOLE: tl.constexpr, operand: tl.constexpr, ARE_PAIRS: tl.constexpr
+    ):
+        # A tile of the weight from number `k` of K on. `IS_WHOLE`: none goes past the end of K.
+        if IS_WHOLE:
+            return _widened(tl.load(start + k), operand, ARE_PAIRS)
+        return _widened(tl.load(start + k, mask=k + k_index < K, other=0.0), operand, ARE_PAIRS)
+
+    @triton.jit
+    def _dot(x, weight, acc, IS_SWAPPED: tl.constexpr):
+        # Of wgmma the first operand alone may come from registers, where one of 8 bits is widened.
+        if IS_SWAPPED:
+            acc = tl.dot(weight, x, acc, input_precision="ieee")
+        else:
+            acc = tl.dot(x, weight, acc, input_precision="ieee")
+        return acc
+
+    @triton.jit(do_not_specialize=["batch"])
+    def _tile_kernel(  # noqa: PLR0915 (a kernel's arguments are positional)
+        x, weight, scale, residual, out, batch, x_stride, residual_stride,
+        N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+        SLICE_K: tl.constexpr, SPLIT_K: tl.constexpr, NUM_STAGES: tl.constexpr, IS_SWAPPED: tl.constexpr,
+        IS_GATED: tl.constexpr, PREFETCH_L2: tl.constexpr, ENABLE_PDL: tl.constexpr, OPERAND_DTYPE: tl.constexpr,
+    ):  # fmt: skip
+        pdl_launch_dependents(ENABLE_PDL)
+        dtype: tl.constexpr = x.dtype.element_ty
+        STEP: tl.constexpr = SLICE_K * BLOCK_K
+        IS_WHOLE: tl.constexpr = K % STEP == 0
+        # So wgmma takes its first operand from registers.
+        ARE_PAIRS: tl.constexpr = IS_SWAPPED and SLICE_K == 1 and BLOCK_N >= 64
+        SPAN: tl.constexpr = (K + SPLIT_K - 1) // SPLIT_K
+        # Added to the pointers, so that the loop has constant ends: it is 6% faster (8 rows, as below).
+        split = 0 if SPLIT_K == 1 else tl.program_id(2)
+        x += split * SPAN
+        weight += split * SPAN
+        m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+        m64 = m.to(tl.int64)
+        n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+        # Rows past the end repeat the last one, unmasked; their sums are not stored. A mask on rows of x pays in the
+        # smallest blocks only (passes of a depth model, H200: 1.53 ms, not 1.66, for 8 rows; 1.98, not 1.78, for 64);
+        # in others rows repeat in turn, as many reads of the last one are slow (2.31 ms, not 1.81, for 17).
+        n_source = tl.minimum(n, N - 1).to(tl.int64)
+        m_source = m64 if BLOCK_M < 32 else (m % batch).to(tl.int64)
+        # Axes (m, k) and (k, n), or (n, k) and (k, m) where the weight comes first; slices of K come before both.
+        LAST: tl.constexpr = 0 if IS_SWAPPED else 1
+        m_index, n_index = tl.expand_dims(m_source, LAST), tl.expand_dims(n_source, 1 - LAST)
+        is_row = tl.expand_dims(m64 < batch, LAST) if BLOCK_M < 32 else True
+        if SLICE_K == 1:
+            k_offset = tl.arange(0, BLOCK_K)
+            k_of_x, k_of_w = tl.expand_dims(k_offset, 1 - LAST), tl.expand_dims(k_offset, LAST)
+        else:
+            k_offset = tl.arange(0, SLICE_K)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
+            k_of_x, k_of_w = tl.expand_dims(k_offset, 2 - LAST), tl.expand_dims(k_offset, 1 + LAST)
+            m_index, n_index = tl.expand_dims(m_index, 0), tl.expand_dims(n_index, 0)
+            is_row = tl.expand_dims(is_row, 0) if BLOCK_M < 32 else True
+        x_ptrs, w_ptrs = x + m_index * x_stride + k_of_x, weight + n_index * K + k_of_w
+        ROWS: tl.constexpr = BLOCK_N if IS_SWAPPED else BLOCK_M
+        COLUMNS: tl.constexpr = BLOCK_M if IS_SWAPPED else BLOCK_N
+        acc = tl.zeros([ROWS, COLUMNS] if SLICE_K == 1 else [SLICE_K, ROWS, COLUMNS], tl.float32)
+        acc_up = acc
+        if ENABLE_PDL and PREFETCH_L2:
+            LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth
+            _prefetch_l2(weight, n_source, K, SPAN, LINE)
+            if IS_GATED:
+                _prefetch_l2(weight, n_source + N, K, SPAN, LINE)
+        pdl_wait(ENABLE_PDL)
+        for k in tl.range(0, SPAN, STEP, num_stages=NUM_STAGES):
+            if IS_WHOLE:
+                x_tile = tl.load(x_ptrs + k, mask=is_row, other=0).to(OPERAND_DTYPE)
+            else:
+                x_tile = tl.load(x_ptrs + k, mask=is_row & (k + k_of_x < K), other=0).to(OPERAND_DTYPE)
+            w_tile = _load_weight(w_ptrs, k, k_of_w, K, IS_WHOLE, OPERAND_DTYPE, ARE_PAIRS)
+            acc = _dot(x_tile, w_tile, acc, IS_SWAPPED)
+            if IS_GATED:
+                w_tile = _load_weight(w_ptrs + N * K, k, k_of_w, K, IS_WHOLE, OPERAND_DTYPE, ARE_PAIRS)
+                acc_up = _dot(x_tile, w_tile, acc_up, IS_SWAPPED)
+        if SLICE_K > 1:
+            acc, acc_up = tl.sum(acc, 0), tl.sum(acc_up, 0)
+        if IS_SWAPPED:
+            acc, acc_up = tl.trans(acc), tl.trans(acc_up)
+        mask = (m64 < batch)[:, None] & (n < N)[None, :]
+        if scale is not None:
+            acc *= tl.load(scale + n_source)[None, :]
+            if IS_GATED:
+                acc_up *= tl.load(scale + N + n_source)[None, :]
+        result = acc if SPLIT_K > 1 else acc.to(dtype)
+        if IS_GATED:
+            result = silu_mul(result, acc_up, dtype)
+        if residual is not None:
+            rest = tl.load(residual + m64[:, None] * residual_stride + n[None, :], mask=mask, other=0)
+            result = (result.to(tl.float32) + rest.to(tl.float32)).to(dtype)
+        tl.store(out + (split * batch + m64[:, None]) * N + n[None, :], result, mask=mask)
+
+    @triton.jit(do_not_specialize=["batch"])
+    def _two_tile_kernel(
+        x, weight, scale, out, batch, x_stride,
+        N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EXTRA_N: tl.constexpr,
+        BLOCK_K: tl.constexpr, NUM_STAGES: tl.constexpr, ENABLE_PDL: tl.constexpr, OPERAND_DTYPE: tl.constexpr,
+    ):  # fmt: skip
+        # A gated product: each program makes a block of columns and a narrower one beside it, of one tile of x.
+        pdl_launch_dependents(ENABLE_PDL)
+        dtype: tl.constexpr = x.dtype.element_ty
+        IS_WHOLE: tl.constexpr = K % BLOCK_K == 0
+        m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+        m64, m_source = m.to(tl.int64), (m % batch).to(tl.int64)
+        n = tl.program_id(1) * (BLOCK_N + EXTRA_N) + tl.arange(0, BLOCK_N)
+        more = tl.program_id(1) * (BLOCK_N + EXTRA_N) + BLOCK_N + tl.arange(0, EXTRA_N)
+        # Rows past the end repeat others, as in `_tile_kernel`; their sums are not stored.
+        n_source, more_source = tl.minimum(n, N - 1).to(tl.int64), tl.minimum(more, N - 1).to(tl.int64)
+        k_offset = tl.arange(0, BLOCK_K)
+        x_ptrs = x + m_source[:, None] * x_stride + k_offset[None, :]
+        k_column = k_offset[:, None]
+        w_ptrs, more_ptrs = weight + n_source[None, :] * K + k_column, weight + more_source[None, :] * K + k_column
+        gate, up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32), tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        gate_more, up_more = tl.zeros([BLOCK_M, EXTRA_N], tl.float32), tl.zeros([BLOCK_M, EXTRA_N], tl.float32)
+        pdl_wait(ENABLE_PDL)
+        for k in tl.range(0, K, BLOCK_K, num_stages=NUM_STAGES):
+            if IS_WHOLE:
+                x_tile = tl.load(x_ptrs + k).to(OPERAND_DTYPE)
+            else:
+                x_tile = tl.load(x_ptrs + k, mask=k + k_offset[None, :] < K, other=0).to(OPERAND_DTYPE)
+            tile = _load_weight(w_ptrs, k, k_column, K, IS_WHOLE, OPERAND_DTYPE, False)
+            gate = tl.dot(x_tile, tile, gate, input_precision="ieee")
+            tile = _load_weight(more_ptrs, k, k_column, K, IS_WHOLE, OPERAND_DTYPE, False)
+            gate_more = tl.dot(x_tile, tile, gate_more, input_precision="ieee")
+            tile = _load_weight(w_ptrs + N * K, k, k_column, K, IS_WHOLE, OPERAND_DTYPE, False)
+            up = tl.dot(x_tile, tile, up, input_precision="ieee")
+            tile = _load_weight(more_ptrs + N * K, k, k_column, K, IS_WHOLE, OPERAND_DTYPE, False)
+            up_more = tl.dot(x_tile, tile, up_more, input_precision="ieee")
+        if scale is not None:
+            gate *= tl.load(scale + n_source)[None, :]
+            up *= tl.load(scale + N + n_source)[None, :]
+            gate_more *= tl.load(scale + more_source)[None, :]
+            up_more *= tl.load(scale + N + more_source)[None, :]
+        is_row, target = (m64 < batch)[:, None], out + m64[:, None] * N
+        tl.store(target + n[None, :], silu_mul(gate, up, dtype), mask=is_row & (n < N)[None, :])
+        tl.store(target + more[None, :], silu_mul(gate_more, up_more, dtype), mask=is_row & (more < N)[None, :])
+
+    @triton.jit(do_not_specialize=["batch"])
+    def _reduce_split_k(
+        partial, residual, out, batch, residual_stride,
+        N: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr, ENABLE_PDL: tl.constexpr,
+    ):  # fmt: skip
+        pdl_launch_dependents(ENABLE_PDL)
+        pdl_wait(ENABLE_PDL)
+        dtype: tl.constexpr = out.dtype.element_ty
+        row = tl.program_id(0).to(tl.int64)
+        n = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        mask = n < N
+        acc = tl.zeros([BLOCK], tl.float32)
+        for split in tl.static_range(SPLIT_K):
+            acc += tl.load(partial + (split * batch + row) * N + n, mask=mask, other=0)
+        result = acc.to(dtype)
+        if residual is not None:
+            rest = tl.load(residual + row * residual_stride + n, mask=mask, other=0)
+            result = (result.to(tl.float32) + rest.to(tl.float32)).to(dtype)
+        tl.store(out + row * N + n, result, mask=mask)
+
+
+def tile_matmul(
+    x: Tensor, weight: Tensor, scale: Tensor | None, plan: TilePlan, residual: Tensor | None, is_gated: bool
+) -> Tensor:
+    """The product [B, N] of `x` [B, K], in one launch, or two with split-K; plus `residual` [B, N] if there is one;
+    `is_gated`: silu(gate) * up for `weight` [2 N, K]."""
+    (batch, width_in), width_out = x.shape, weight.shape[0] // (1 + is_gated)
+    enable_pdl = plan.enable_pdl and has_pdl(x.device)
+    out = torch.empty((batch, width_out), dtype=x.dtype, device=x.device)
+    if plan.extra_n:
+        assert is_gated
+        assert residual is None
+        _two_tile_kernel[(triton.cdiv(batch, plan.block_m), triton.cdiv(width_out, plan.block_n + plan.extra_n))](
+            *(x, weight, scale, out, batch, x.stride(0), width_out, width_in),
+            *(plan.block_m, plan.block_n, plan.extra_n, plan.block_k, plan.stages, enable_pdl, OPERAND[x.dtype]),
+            num_warps=plan.warps,
+            **pdl_options(enable_pdl),
+        )
+    elif plan.split_k == 1:
+        _launch_tiles(x, weight, scale, plan, residual, out, is_gated)
+    else:
+        assert not is_gated
+        sums = split_sums(x, weight, scale, plan)
+        _reduce_split_k[(batch, triton.cdiv(width_out, ROW_BLOCK))](
+            *(sums, residual, out, batch, 0 if residual is None else residual.stride(0)),
+            *(width_out, plan.split_k, ROW_BLOCK, enable_pdl),
+            **pdl_options(enable_pdl),
+        )
+    return out
+
+
+def split_sums(x: Tensor, weight: Tensor, scale: Tensor | None, plan: TilePlan) -> Tensor:
+    """The sums [SPLIT_K, B, N] float32 over parts of K, one after the other, of `x` times `weight`."""
+    assert x.shape[1] % (plan.split_k * plan.slice_k * plan.block_k) == 0, (x.shape, plan)
+    sums = torch.empty((plan.split_k, x.shape[0], weight.shape[0]), dtype=torch.float32, device=x.device)
+    _launch_tiles(x, weight, scale, plan, None, sums, False)
+    return sums
+
+
+def _launch_tiles(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor | None,
+    plan: TilePlan,
+    residual: Tensor | None,
+    out: Tensor,
+    is_gated: bool,
+) -> None:
+    (batch, width_in), width_out = x.shape, out.shape[-1]
+    enable_pdl = plan.enable_pdl and has_pdl(x.device)
+    blocks = (plan.block_m, plan.block_n, plan.block_k, plan.slice_k, plan.split_k, plan.stages)
+    _tile_kernel[(triton.cdiv(batch, plan.block_m), triton.cdiv(width_out, plan.block_n), plan.split_k)](
+        *(x, weight, scale, residual, out, batch, x.stride(0)),
+        *(0 if residual is None else residual.stride(0), width_out, width_in),
+        *(*blocks, plan.is_swapped, is_gated, plan.is_prefetched, enable_pdl, OPERAND[x.dtype]),
+        num_warps=plan.warps,
+        **pdl_options(enable_pdl),
+    )
