@@ -42,7 +42,7 @@ _VOICE_MODES: dict[str, tuple[VoiceMode, ...]] = {
 
 _SPLIT = OptionSpec(
     name="tokenizer_split", type="str", default="qwen2", choices=tuple(SPLITS),
-    help="how a text is split into words; of a local folder, by default, as the official package 0.1.1 would",
+    help="pre-tokenization of texts; for a local folder the default follows the official package 0.1.1",
 )  # fmt: skip
 
 
@@ -194,23 +194,23 @@ def _options(model: ModelConfig, generation: GenerationConfig) -> tuple[OptionSp
     return (
         OptionSpec(
             name="non_streaming_mode", type="bool", default=model.tts_model_type != "base", live_default=False,
-            help="give the model all of the text before its first frame, instead of a token a frame",
+            help="prefill the whole text, instead of feeding one text token per frame",
         ),
         OptionSpec(
             name="subtalker_dosample", type="bool", default=generation.subtalker_dosample,
-            help="sample the codes after the first of each frame; false takes the likeliest",
+            help="sample the codebooks after the first; false is greedy",
         ),
         OptionSpec(
             name="subtalker_temperature", type="float", default=generation.subtalker_temperature, minimum=0.0,
-            maximum=10.0, help="temperature of the codes after the first; 0 takes the likeliest",
+            maximum=10.0, help="temperature of the codebooks after the first; 0 is greedy",
         ),
         OptionSpec(
             name="subtalker_top_k", type="int", default=generation.subtalker_top_k, minimum=0, maximum=codes,
-            help="top-k of the codes after the first; 0 keeps all",
+            help="top-k of the codebooks after the first; 0 is no limit",
         ),
         OptionSpec(
             name="subtalker_top_p", type="float", default=generation.subtalker_top_p, minimum=0.01, maximum=1.0,
-            help="top-p of the codes after the first",
+            help="top-p of the codebooks after the first",
         ),
     )  # fmt: skip
 

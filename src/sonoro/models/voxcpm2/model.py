@@ -36,28 +36,28 @@ _SAMPLING = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, repetition_penal
 _ATTEMPTS = 3
 _STEPS = OptionSpec(
     name="solver_steps", type="int", default=10, minimum=FEWEST_STEPS, maximum=MOST_STEPS,
-    help="steps from noise to sound; fewer save no time, and 1 is noise; most_solver_steps allows more",
+    help="flow-matching solver steps per frame; fewer save no time, 1 gives noise; most_solver_steps allows more",
 )  # fmt: skip
 _MOST_STEPS = OptionSpec(
     name="most_solver_steps", type="int", default=MOST_STEPS, minimum=MOST_STEPS, maximum=OFFICIAL_STEPS,
-    help="the most that a request may ask for; every frame takes as long as so many",
+    help="largest solver_steps of a request; every frame takes the time of that many steps",
 )  # fmt: skip
 _PRIMING = OptionSpec(
     name="codec_priming", type="str", default="whole", choices=("whole", "last", "none"),
-    help="what of a continued recording the codec hears first: the official package takes the last 3 patches of it, "
-    "or none where it streams",
+    help="which part of a continued recording primes the codec; the official package uses its last 3 patches, or none "
+    "when it streams",
 )  # fmt: skip
 _PATCHES = {"whole": None, "last": 3, "none": 0}
 
 _OPTIONS = (
     OptionSpec(
         name="cfg_value", type="float", default=2.0, minimum=0.1, maximum=10.0,
-        help="how closely the prompt is followed: 1 is no guidance, 1 to 3 are useful",
+        help="classifier-free guidance scale; 1 is no guidance, 1 to 3 are useful",
     ),
     _STEPS,
     OptionSpec(
         name="min_len", type="int", default=2, minimum=0, maximum=_MAX_FRAMES,
-        help="frame, counted from 0, that speech goes on after at least",
+        help="index of the last frame, from 0, at which the stop head is ignored",
     ),
 )  # fmt: skip
 
