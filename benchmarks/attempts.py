@@ -1,25 +1,23 @@
-"""What is left that was not spoken as it is written where faulty segments are spoken again, by the ears of others.
+"""Faulty readings that remain with two attempts per segment, found by speech recognition and forced alignment.
 
-`python benchmarks/attempts.py speak --first 0 --count 50 --judges FOLDER --raw FILE.jsonl` speaks mixed texts with two
-attempts in both layouts, and has Moonshine and pocketsphinx hear them: `tools/builtin_voice/prepare_judges.sh` fetches
-those. `--texts SEED` are other texts of the same kinds, in other readings. `report FILE.jsonl ... --out RESULT.json`
-makes the figures. Needs the extra `align`, and tools on the path.
+`python benchmarks/attempts.py speak --first 0 --count 50 --judges FOLDER --raw FILE.jsonl` synthesizes mixed texts with
+two attempts in both layouts and recognizes them with Moonshine and pocketsphinx, which
+`tools/builtin_voice/prepare_judges.sh` fetches. `--texts SEED` generates other texts of the same kinds.
+`report FILE.jsonl ... --out RESULT.json` writes the results. Needs the extra `align`, and `tools` on the path.
 
-A reading is wrong if one of six faults is in it, none of which the guards have a say in:
-- cut: of its last words Moonshine hears fewer, and pocketsphinx, which is told the text, none where they should be;
-- left out: Moonshine misses two words in a row or more, and pocketsphinx hears its words rather than those of the text;
-- added: Moonshine hears two words in a row too many or more, as of a clause repeated, and so does pocketsphinx;
-- invented: the same of three words or more around the end of the text;
-- stuck: by forced alignment a word, or what is between two, before the first or after the last, lasts more than a
-  second;
-- run away: it was ended by its limit, or is longer than 1.5 times what the teacher's reading would be. Shorter than .75
-  times that it counts as cut too.
-A word heard as another is none of them: garbled words are counted by `builtin_voice.evaluate`, and by itself a word is
-often misheard (of 30 in four voices Moonshine hears 55 of the teacher's own 120 readings as written). Nor is one way to
-write letters: "ceo" is "C E O" where the text is spelled so. What the judges hear in the teacher's reading of the same
-text as well is their own mistake: `speak --teacher WEIGHTS PHONEMES --numbers ...` adds such readings, of which the
-report takes what was heard off those of the voice (`PHONEMES` of the pieces of those texts, as
-`builtin_voice.phonemize` makes them).
+A reading is wrong if it has one of six faults; the engine's own fault detection is not used:
+- cut: Moonshine misses words at the end of the text, and pocketsphinx, aligned to the text, finds none of them there;
+- left out: Moonshine misses two or more consecutive words, and pocketsphinx prefers its transcript to the text;
+- added: Moonshine inserts two or more consecutive words, such as a repeated clause, and pocketsphinx prefers them;
+- invented: the same with three or more words around the end of the text;
+- stuck: by forced alignment a word, or a pause anywhere, lasts more than a second;
+- runaway: it reached its limit, or is longer than 1.5 times the predicted duration of the teacher's reading. Shorter
+  than .75 times that counts as cut.
+Substituted words are no fault here: `builtin_voice.evaluate` counts those, and single words are often misrecognized (of
+30 words in four voices Moonshine recognizes 55 of the teacher's own 120 readings). Spelling is none either: "ceo" is
+"C E O" where the text is spelled so. A fault that the judges also find in the teacher's reading of the same text is
+theirs: `speak --teacher WEIGHTS PHONEMES --numbers ...` adds such readings, and the report subtracts their faults from
+those of the voice (`PHONEMES` of the pieces of those texts, by `builtin_voice.phonemize`).
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ repeated 12 to 25 times none was within the limit."""
 
 
 def spelled_as(words: list[str], others: list[str]) -> list[str]:
-    """`others`, in which what `words` spell by letters is spelled as well: "usb" as "u s b"."""
+    """`others` with each word that `words` spell letter by letter spelled likewise: "usb" as "u s b"."""
     letters = [word == "ay" or len(word) == 1 for word in words]
     spelled = dict[str, list[str]]()
     for begin, end in itertools.combinations(range(len(words) + 1), 2):
@@ -67,8 +65,8 @@ def spelled_as(words: list[str], others: list[str]) -> list[str]:
 
 
 def runs(text: str, heard: str) -> tuple[list[str], list[str]]:
-    """Runs of words of `text` that were not heard, and of words heard that are not there: words in place of others
-    count on neither side."""
+    """Deletions and insertions of `LEAST_WORDS` or more consecutive words in the transcript `heard` of `text`, net of
+    substitutions."""
     words, others = words_of(text).split(), words_of(heard).split()
     missing, added = [], []
     for kind, a, b, c, d in difflib.SequenceMatcher(None, words, others, autojunk=False).get_opcodes():
@@ -80,7 +78,7 @@ def runs(text: str, heard: str) -> tuple[list[str], list[str]]:
 
 
 def longest_s(aligner: Aligner, text: str, samples: np.ndarray, rate: int) -> float | None:
-    """How long the longest word lasts, or what is between words and around them; None where the aligner is lost."""
+    """Duration of the longest word or pause by forced alignment; None if the alignment fails."""
     found = aligner.align(samples, rate, spelled_words(text))
     if not found:
         return None
@@ -89,8 +87,8 @@ def longest_s(aligner: Aligner, text: str, samples: np.ndarray, rate: int) -> fl
 
 
 def hear(judges: Judges, aligner: Aligner, text: str, samples: np.ndarray, rate: int) -> dict[str, Any]:
-    """What the judges make of one reading. A run of words that Moonshine misses or adds counts where pocketsphinx,
-    which is told both, agrees."""
+    """The judges' findings on one reading. A deletion or insertion by Moonshine counts if pocketsphinx, given both
+    word sequences, agrees."""
     audio = to_judge(samples, rate)
     heard, told, words = judges.moonshine.hear(audio), to_told(audio), spelled_words(text)
     others = parted(spelled_as(words, spelled_words(heard)))
@@ -109,7 +107,7 @@ def hear(judges: Judges, aligner: Aligner, text: str, samples: np.ndarray, rate:
 
 
 def teach(options: argparse.Namespace) -> None:
-    """Have the teacher speak texts of some numbers, and judge its readings as those of the voice."""
+    """Synthesize the texts `options.numbers` with the teacher, and judge its readings as those of the voice."""
     weights, phonemes = options.teacher
     with lzma.open(phonemes, "rt", encoding="utf-8") as file:
         lines = map(json.loads, file)
@@ -129,7 +127,7 @@ def teach(options: argparse.Namespace) -> None:
 
 
 def speak(options: argparse.Namespace) -> None:
-    """Speak and judge some texts, and add a line for each to the file; what a file of its folder has is passed over."""
+    """Synthesize and judge texts, appending a line for each to `options.raw`; skips those in any file of its folder."""
     if options.teacher:
         teach(options)
         return
@@ -166,7 +164,7 @@ def speak(options: argparse.Namespace) -> None:
 
 
 def measures(text: str, voice: str) -> list[float]:
-    """What the length of a reading goes by: its voice, words, letters, and pauses."""
+    """Features of the duration model: voice (one-hot), numbers of words, letters, spelled letters and pauses."""
     words = spelled_words(text)
     pauses = [len(re.findall(mark, text)) for mark in (r"[,;:—–]|--|\.\.\.", r"[.!?](?=\s)")]
     counts = [len(words), sum(map(len, words)), sum(len(word) == 1 for word in words), len(words) == 1, *pauses]
@@ -174,8 +172,8 @@ def measures(text: str, voice: str) -> list[float]:
 
 
 def lengths(durations_s: list[float]) -> Callable[[str, str], float]:
-    """How long the teacher's reading of a text would be in a voice, by least squares from what its readings of the
-    mixed texts last: of 1,000 of those, 998 are within .71 and 1.57 times that."""
+    """A linear model of the duration in seconds of the teacher's reading of (text, voice), fitted by weighted least
+    squares to its readings of the mixed texts: 998 of those 1,000 are within .71 and 1.57 times the prediction."""
     spoken = [measures(text, VOICES[number % len(VOICES)]) for number, text in enumerate(mixed_texts())]
     weights = 1 / np.sqrt(durations_s)
     factors = np.linalg.lstsq(np.array(spoken) * weights[:, None], durations_s * weights, rcond=None)[0]
@@ -183,7 +181,7 @@ def lengths(durations_s: list[float]) -> Callable[[str, str], float]:
 
 
 def heard_wrong(row: dict[str, Any]) -> set[str]:
-    """The faults that the judges hear in a reading."""
+    """The faults that the judges find in a reading."""
     found = {
         "cut": row["missing"] > 0,
         "invented": row["extra"] >= INVENTED_WORDS,
@@ -195,7 +193,8 @@ def heard_wrong(row: dict[str, Any]) -> set[str]:
 
 
 def wrong(row: dict[str, Any], teachers_s: float, teacher: dict[str, Any] | None = None) -> list[str]:
-    """What is wrong with a reading of a text that the teacher would speak so long, and has spoken so."""
+    """The faults of a reading: those the judges find, except those of the `teacher`'s reading of the same text; and
+    those of its duration against the predicted `teachers_s`."""
     found = heard_wrong(row) - (set() if teacher is None else heard_wrong(teacher))
     if is_short(row["duration_s"], teachers_s):
         found.add("cut")
@@ -205,7 +204,7 @@ def wrong(row: dict[str, Any], teachers_s: float, teacher: dict[str, Any] | None
 
 
 def figures(layout: str, rows: list[dict[str, Any]], teachers_s: Callable[[str, str], float]) -> dict[str, Any]:
-    """The figures of one layout."""
+    """The result row of one layout."""
     own = [row for row in rows if row["layout"] == layout]
     teacher = {(row["text"], row["voice"]): row for row in rows if row["layout"] == "teacher"}
     named = ("text", "voice", "heard", "faults", "missing_runs", "added_runs", "duration_s", "longest_s")
@@ -232,7 +231,7 @@ def figures(layout: str, rows: list[dict[str, Any]], teachers_s: Callable[[str, 
 
 
 def report(options: argparse.Namespace) -> None:
-    """Make the results of all raw lines."""
+    """Write the results file from raw lines."""
     rows = read_lines(options.raw)
     teachers_s = lengths(json.loads(TEACHER.read_text(encoding="utf-8"))["mixed"]["durations_s"])
     facts = {"texts": options.name, "attempts": ATTEMPTS, "judges": "moonshine-base 0.1.9, pocketsphinx 5.0.4"}
@@ -240,16 +239,16 @@ def report(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Speak or report, as the command line says."""
+    """Run the step that the command line names."""
     steps = Steps(__doc__, report, speak=speak)
     steps.take_some(50)
-    steps.making.add_argument("--every", type=int, default=1, help="of so many texts one: several processes share them")
+    steps.making.add_argument("--every", type=int, default=1, help="take every n-th text, for several processes")
     steps.making.add_argument("--layouts", nargs="*", choices=LAYOUTS)
     steps.making.add_argument("--judges", type=Path, required=True)
-    steps.making.add_argument("--texts", type=int, default=SEED, metavar="SEED", help="of the mixed texts")
+    steps.making.add_argument("--texts", type=int, default=SEED, metavar="SEED", help="seed of the mixed texts")
     steps.making.add_argument("--teacher", nargs=2, type=Path, metavar=("WEIGHTS", "PHONEMES"))
-    steps.making.add_argument("--numbers", nargs="*", type=int, default=[], help="of texts for the teacher")
-    steps.reporting.add_argument("--name", default="mixed", help="of the texts")
+    steps.making.add_argument("--numbers", nargs="*", type=int, default=[], help="numbers of the texts for the teacher")
+    steps.reporting.add_argument("--name", default="mixed", help="name of the texts")
     steps.run()
 
 
