@@ -313,7 +313,7 @@ def test_graph_equals_eager_bit_by_bit(tiny: TinyFamily, dtype: torch.dtype, siz
             frames, step = speak_in_turns(model, tiny.prompts_of_all_kinds(), sizes, is_eager=is_eager)
             assert (step.eager_launches, step.graph_launches)[is_eager] == 0
             found.append(frames)
-    assert all_equal(*found)
+        assert all_equal(*found)
 
 
 def test_prompts_that_are_embedded_by_parts_are_the_same(

@@ -157,7 +157,7 @@ def test_graph_equals_eager_with_watched_heads(tiny: TinyFamily, dtype: torch.dt
             seen = [step.run([0, 2]).clone() for _ in range(FRAMES)]
             assert (step.eager_launches, step.graph_launches)[is_eager] == 0
             found.append((state.frames[[0, 2], :FRAMES], torch.stack(seen)))
-    torch.testing.assert_close(*found, atol=0, rtol=0, equal_nan=True)
+        torch.testing.assert_close(*found, atol=0, rtol=0, equal_nan=True)
 
 
 def test_words_of_every_family_have_times_where_a_table_says_which_head_points(
