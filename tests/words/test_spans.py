@@ -44,6 +44,14 @@ def test_a_respelled_word_comes_from_the_written_one() -> None:
     assert text[slice(*origins[spoken.index("pan")])] == "p"
 
 
+def test_a_letter_is_respelled_where_it_stands_by_itself() -> None:
+    text, respellings = "It's the FBI's US office, F. Smith's.", {"f": "ef", "s": "ess"}
+    spoken, origins = trace_english(text, respellings=respellings)
+    assert spoken == "It's the ef B I's U ess office, ef. Smith's."
+    at = spoken.index("ess")
+    assert [text[slice(*origin)] for origin in origins[at : at + 3]] == ["US"] * 3
+
+
 def test_words_stand_between_spaces_and_dashes_without_their_marks() -> None:
     assert words_of("“Well,” he said—it's 5%... (a+b)!") == ["Well", "he", "said", "it's", "5%", "a+b"]
     assert words_of("… ! --") == []

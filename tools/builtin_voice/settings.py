@@ -71,12 +71,13 @@ ALIASES = {
 RESPELLINGS = {
     **{"aisle": "isle", "aisles": "isles", "allergies": "allerjies", "ballet": "ballay", "cafe": "caffay"},
     **{"cafes": "caffays", "cappuccino": "cappacheeno", "cliche": "cleeshay", "colonel": "kernel", "comma": "komma"},
-    **{"croissant": "kwassont", "doughnut": "donut", "doughnuts": "donuts", "entree": "ontray"},
+    **{"croissant": "kwassont", "doughnut": "donut", "doughnuts": "donuts", "entree": "ontray", "f": "ef"},
     **{"jalapeno": "halapenyo", "jalapenos": "halapenyos", "kindergarten": "kindergartn", "lasagna": "lasania"},
-    **{"massage": "massahge", "niece": "neece", "portrait": "portrit", "recipes": "ressipees", "saute": "saw tay"},
-    **{"sergeant": "sargent", "spaghetti": "spagetti"},
+    **{"massage": "massahge", "niece": "neece", "portrait": "portrit", "recipes": "ressipees", "s": "ess"},
+    **{"saute": "saw tay", "sergeant": "sargent", "spaghetti": "spagetti"},
 }
-"""Common words that voices of this size mispronounce, and spellings that they pronounce right."""
+"""Common words that voices of this size mispronounce, and spellings that they pronounce right. Where text comes along,
+F and S by themselves sound like the start of a word ("the FBI": "the feebi"), as what follows is not known yet."""
 
 
 CODEC_HOURS = 20.0

@@ -570,7 +570,8 @@ def _normalize(written: _Written, lowercase: bool, respellings: Mapping[str, str
     dropped = "".join(dict.fromkeys(_UNREAD.findall(written.text)))
     written.apply(_LAST)
     if respellings:
-        words = re.compile(rf"\b(?:{'|'.join(map(re.escape, respellings))})\b", re.IGNORECASE)
+        # The s of "it's" is no letter by itself.
+        words = re.compile(rf"(?<!')\b(?:{'|'.join(map(re.escape, respellings))})\b", re.IGNORECASE)
         written.apply([(words, lambda match: respellings[match[0].lower()])])
     return NormalizedText(written.text.lower() if lowercase else written.text, dropped)
 
