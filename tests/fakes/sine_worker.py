@@ -6,6 +6,7 @@ Each is called as `sonoro.models.registry.load` is; `model` says how.
 import os
 import time
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -15,6 +16,9 @@ from fakes.shown_sine import ShownSineModel
 from fakes.voiced_sine import VoicedSineModel
 from sonoro.core.errors import CheckpointNotFound
 from sonoro.models.base import LoadedModel
+
+HELD = "held until there is "
+"""Begins the name of a model that is held; the rest is the path of a file."""
 
 
 class SlowModel(VoicedSineModel):
@@ -28,6 +32,19 @@ class SlowModel(VoicedSineModel):
 
     def frame(self, state, slots):
         time.sleep(0.005)
+        super().frame(state, slots)
+
+
+class HeldModel(VoicedSineModel):
+    """Takes a quarter of a second for every frame after a request's fiftieth, until a file is there."""
+
+    def __init__(self, file):
+        super().__init__()
+        self._file = file
+
+    def frame(self, state, slots):
+        if state.length[slots].max() >= 50 and not self._file.exists():
+            time.sleep(0.25)
         super().frame(state, slots)
 
 
@@ -75,5 +92,8 @@ def load(model, *, device, dtype, load_format):
         "slow_live": SlowLiveModel,
         "clients": partial(SlowLiveModel, voices=("nora", "miles")),
     }
-    made = LiveSineModel(voices=()) if model == "cloning" else kinds.get(model, VoicedSineModel)()
+    if model.startswith(HELD):
+        made = HeldModel(Path(model.removeprefix(HELD)))
+    else:
+        made = LiveSineModel(voices=()) if model == "cloning" else kinds.get(model, VoicedSineModel)()
     return LoadedModel(made, torch.device("cpu"), torch.float32, {})

@@ -4,12 +4,14 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from engine_processes import CONFIG, LONG, alone, gather, launch, nothing_left, run, until
 from fakes.sine import SineModel
+from fakes.sine_worker import HELD
 from sonoro.core.errors import EngineBusy, EngineClosed, EngineCrashed, EngineError, InvalidRequest, UnknownVoice
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest
 from sonoro.transport.client import EngineClient
@@ -21,6 +23,12 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 BYTES_PER_S = 16000
 """Of the sine model: 8000 samples of PCM16."""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """What a model is held by: until it is there, no request is done before its reader has acted."""
+    return tmp_path / "go"
 
 
 def request(name: str, text: str = LONG, **fields: object) -> SpeechRequest:
@@ -117,26 +125,26 @@ def test_what_cannot_be_spoken_is_refused_by_name_and_harms_nobody() -> None:
     run(ask())
 
 
-def test_a_full_engine_says_that_it_is_busy() -> None:
+def test_a_full_engine_says_that_it_is_busy(file: Path) -> None:
     async def crowd() -> None:
-        async with launch("slow", dataclasses.replace(CONFIG, slots=1, max_waiting=1)) as client:
-            answers = await asyncio.gather(
-                *(gather(client.stream(request(str(number), "Some words."))) for number in range(5)),
-                return_exceptions=True,
-            )
+        async with launch(f"{HELD}{file}", dataclasses.replace(CONFIG, slots=1, max_waiting=1)) as client:
+            tasks = [asyncio.create_task(gather(client.stream(request(str(number))))) for number in range(5)]
+            # One is spoken and one waits, unless all had come before the first was begun.
+            await until(lambda: sum(task.done() for task in tasks) >= 3)
+            file.touch()
+            answers = await asyncio.gather(*tasks, return_exceptions=True)
             refused = [answer for answer in answers if isinstance(answer, EngineBusy)]
-            assert 2 <= len(refused) <= 4
+            assert 3 <= len(refused) <= 4
             assert len([answer for answer in answers if isinstance(answer, tuple)]) == 5 - len(refused)
 
     run(crowd())
 
 
-def test_a_reader_at_playback_speed_gets_every_sample() -> None:
+def test_a_reader_at_playback_speed_gets_every_sample(file: Path) -> None:
     text = "Fifty frames, half a second of it, and then some. " * 3
 
     async def play() -> None:
-        # Not done with its text before it is told to pause.
-        async with launch("slow", queue_s=0.3) as client:
+        async with launch(f"{HELD}{file}", queue_s=0.3) as client:
             heard, started_s = b"", None
 
             async def is_paused() -> bool:
@@ -147,6 +155,7 @@ def test_a_reader_at_playback_speed_gets_every_sample() -> None:
                     if started_s is None:
                         # The engine goes on until as much waits as may.
                         await until(is_paused)
+                        file.touch()
                         started_s = time.monotonic()
                     heard += event.pcm
                     # Playback has come to the end of what was heard.
@@ -156,9 +165,9 @@ def test_a_reader_at_playback_speed_gets_every_sample() -> None:
     run(play())
 
 
-def test_a_reader_that_stops_pauses_its_own_request_and_nothing_else() -> None:
+def test_a_reader_that_stops_pauses_its_own_request_and_nothing_else(file: Path) -> None:
     async def stop_reading() -> None:
-        async with launch(queue_s=0.2) as client:
+        async with launch(f"{HELD}{file}", queue_s=0.2) as client:
             stream = client.stream(request("still", ignore_eos=True, max_frames=400))
             first = await anext(stream)
 
@@ -166,6 +175,7 @@ def test_a_reader_that_stops_pauses_its_own_request_and_nothing_else() -> None:
                 return (await client.stats()).paused == 1
 
             await until(is_paused)
+            file.touch()
             for number in range(10):
                 made = request(str(number), seed=number)
                 pcm, _ = await gather(client.stream(made))
@@ -187,9 +197,9 @@ def test_a_reader_that_stops_pauses_its_own_request_and_nothing_else() -> None:
     run(stop_reading())
 
 
-def test_a_reader_that_never_comes_back_is_cancelled() -> None:
+def test_a_reader_that_never_comes_back_is_cancelled(file: Path) -> None:
     async def forget() -> None:
-        async with launch(queue_s=0.2, slow_reader_timeout_s=0.3) as client:
+        async with launch(f"{HELD}{file}", queue_s=0.2, slow_reader_timeout_s=0.3) as client:
             made = request("a", ignore_eos=True, max_frames=400)
             stream = client.stream(made)
             first = await anext(stream)
@@ -212,7 +222,7 @@ def test_a_reader_that_never_comes_back_is_cancelled() -> None:
     run(forget())
 
 
-def test_leaving_a_stream_frees_its_slot() -> None:
+def test_leaving_a_stream_frees_its_slot(file: Path) -> None:
     made, short = request("a", ignore_eos=True, max_frames=400), request("a", "Short.")
 
     async def cancel_task(client: EngineClient) -> None:
@@ -243,7 +253,7 @@ def test_leaving_a_stream_frees_its_slot() -> None:
         answer.cancel()
 
     async def leave() -> None:
-        async with launch("slow") as client:
+        async with launch(f"{HELD}{file}") as client:
             for way in (cancel_task, close, forget, cancel_request):
                 await way(client)
                 # The id can be used again at once, and nobody gets what was left of the first answer.
@@ -253,9 +263,9 @@ def test_leaving_a_stream_frees_its_slot() -> None:
     run(leave())
 
 
-def test_closing_fails_what_is_running() -> None:
+def test_closing_fails_what_is_running(file: Path) -> None:
     async def close() -> None:
-        client = launch("slow")
+        client = launch(f"{HELD}{file}")
         async with client:
             streams = [client.stream(request(str(number))) for number in range(6)]
             tasks = [asyncio.create_task(gather(stream)) for stream in streams]
