@@ -50,6 +50,8 @@ class Times:
     frame_s: float
     prefill_ms: float
     overhead_ms: float
+    _launches: dict[tuple[int, int], float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What a launch of so many rows takes, by the frames of a chunk; 0: that of a frame."""
 
     @classmethod
     def of(cls, frames: Mapping[str, Any], engine: Mapping[str, Any], server: Mapping[str, Any] | None = None) -> Self:
@@ -85,15 +87,18 @@ class Times:
         """Seconds of the device for `plan`; `config` must be resolved."""
         tick_ms = self.prefill_ms if plan.admit else 0.0
         if plan.frame:
-            tick_ms += _between(self.frame, _padded(len(plan.frame), config.frame_batches))
+            tick_ms += self._launch_ms(0, _padded(len(plan.frame), config.frame_batches))
         most = config.codec_batches[-1]
         for length, rows in plan.codec.items():
             for start in range(0, len(rows), most):
-                tick_ms += self._codec_ms(length, _padded(min(most, len(rows) - start), config.codec_batches))
+                tick_ms += self._launch_ms(length, _padded(min(most, len(rows) - start), config.codec_batches))
         return tick_ms / 1000
 
-    def _codec_ms(self, length: int, rows: int) -> float:
-        return _between({known: _between(by_batch, rows) for known, by_batch in self.codec.items()}, length)
+    def _launch_ms(self, length: int, rows: int) -> float:
+        if (length, rows) not in self._launches:
+            codec = {known: _between(by_batch, rows) for known, by_batch in self.codec.items()}
+            self._launches[length, rows] = _between(codec, length) if length else _between(self.frame, rows)
+        return self._launches[length, rows]
 
 
 @dataclass(frozen=True)
