@@ -1,17 +1,13 @@
-"""Options and fixtures that all tests share."""
+"""Options that all tests share, and how a run begins."""
 
 import gc
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-import torch
 
 from durations import Keeper, begins_first, cores, forecast
-from reference_assets import ROOT, Case, load
-from rounding import round_by_shape
-from run_report import RunReport
 
 collect_ignore = ["clients"]
 """Those of unmodified clients have an environment of their own: `make clients`."""
@@ -20,24 +16,25 @@ DEFAULT_MARKS = "not gpu and not weights and not slow"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One CPU thread for every test and what it starts: at these sizes waking a second takes longer than the work."""
-    torch.set_num_threads(1)
+    """One CPU thread for what tests start, too."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    if most := config.getoption("--rounding"):
-        round_by_shape(most)
     if config.getoption("--keep-durations") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Keeper())
-    if (file := config.getoption("--report")) and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(RunReport(file, config.getoption("--commit")))
+    if not hands_out(config) or config.getoption("--report"):
+        config.pluginmanager.import_plugin("with_torch")
+
+
+def hands_out(config: pytest.Config) -> bool:
+    """Whether this process only hands out tests to others."""
+    return bool(getattr(config.option, "numprocesses", None)) and not hasattr(config, "workerinput")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--reference",
         type=Path,
-        default=ROOT,
         metavar="DIR",
-        help="what the official implementation computed, as written by tools/reference (default: %(default)s)",
+        help="what the official implementation computed, as written by tools/reference (default: that in the tree)",
     )
     parser.addoption("--report", type=Path, metavar="FILE", help="write what the tests became (run_report.py)")
     parser.addoption("--commit", help="what is run, where there is no checkout to ask")
@@ -82,16 +79,3 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     is_all = config.args == config.getini("testpaths") and config.option.markexpr == DEFAULT_MARKS
     if is_all and terminal is not None and not hasattr(config, "workerinput"):
         terminal.write_line(forecast(getattr(config.option, "numprocesses", None) or 1, cores()))
-
-
-@pytest.fixture(scope="session")
-def reference_root(pytestconfig: pytest.Config) -> Path:
-    """The folder of stored official results that this run compares with."""
-    root: Path = pytestconfig.getoption("--reference")
-    return root.resolve()
-
-
-@pytest.fixture(scope="session")
-def reference(reference_root: Path) -> Callable[[str], dict[str, Case]]:
-    """`reference(group)` gives the cases of a group by name; reference_assets.py lists groups and tensors."""
-    return lambda group: load(group, reference_root)
