@@ -38,7 +38,7 @@ class Speaker:
 
     def spoken(self, text: str = "Some words.", **fields: Any) -> bytes:
         """The PCM16 of a request, whose fields `sonoro.api.speech_request` takes."""
-        return _spoken(self, text, **fields)
+        return _spoken(self, text, **{"voice": self.voices[0]} | fields)
 
     def spoken_live(self, text: str, **fields: Any) -> bytes:
         """The PCM16 of a text that came in pieces."""

@@ -114,8 +114,9 @@ def test_a_text_without_anything_to_say_is_refused(speech: TTS, text: str) -> No
 
 
 def test_both_layouts_are_read(speech: TTS) -> None:
-    for non_streaming in (True, False):
-        audio = speech.generate(SENTENCES[1], voice="miles", non_streaming_mode=non_streaming)
+    asked = {"text": SENTENCES[1], "voice": "miles"}
+    layouts = [{**asked, "non_streaming_mode": non_streaming} for non_streaming in (True, False)]
+    for audio in speech.generate_batch(layouts):
         assert audio.finish_reason == "stop"
         assert 1 < audio.duration_s < 4
 

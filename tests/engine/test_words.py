@@ -30,14 +30,28 @@ LAYOUTS = pytest.mark.parametrize("is_first", [True, False], ids=["text first", 
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    config = EngineConfig(slots=2, max_positions=1024, max_frames=400, prefill_tokens=1024)
+    config = EngineConfig(slots=3, max_positions=1024, max_frames=400, prefill_tokens=1024)
     return Engine(registry.load(None, device="cpu").model, config)
 
 
 @pytest.fixture(autouse=True)
 def _left_empty(engine: Engine) -> Iterator[None]:
     yield
-    assert (engine.scheduler.free_slots, engine.waiting) == (2, 0)
+    assert (engine.scheduler.free_slots, engine.waiting) == (3, 0)
+
+
+@pytest.fixture(scope="module")
+def told(engine: Engine) -> dict[str, list[Event]]:
+    """What comes of a text in both layouts and of a long one, at once, as a batch takes little longer than one."""
+    asked = {"text first": request(TEXT), "text along": request(TEXT, is_first=False), "long": request(LONG)}
+    for name, one in asked.items():
+        engine.submit(msgspec.structs.replace(one, id=name))
+    made: dict[str, list[Event]] = {name: [] for name in asked}
+    while engine.has_work:
+        for event in engine.tick():
+            assert not isinstance(event, Failed), event
+            made[event.request_id].append(event)
+    return made
 
 
 def request(text: str, *, is_first: bool = True, **fields: object) -> SpeechRequest:
@@ -83,9 +97,9 @@ def audio_s(made: Sequence[Event]) -> float:
     return sum(len(event.pcm) for event in made if isinstance(event, AudioChunk)) / 2 / 24000
 
 
-@LAYOUTS
-def test_every_word_is_told_while_it_is_spoken(engine: Engine, is_first: bool) -> None:
-    made = events(engine, request(TEXT, is_first=is_first))
+@pytest.mark.parametrize("layout", ["text first", "text along"])
+def test_every_word_is_told_while_it_is_spoken(told: dict[str, list[Event]], layout: str) -> None:
+    made = told[layout]
     check(TEXT, words_of(made), audio_s(made))
     chunks = [event for event in made if isinstance(event, AudioChunk)]
     heard_s = 0.0
@@ -96,8 +110,8 @@ def test_every_word_is_told_while_it_is_spoken(engine: Engine, is_first: bool) -
     assert sum(bool(chunk.words) for chunk in chunks) >= min(len(chunks) / 2, 4)
 
 
-def test_words_of_later_segments_go_on_where_the_earlier_ended(engine: Engine) -> None:
-    made = events(engine, request(LONG))
+def test_words_of_later_segments_go_on_where_the_earlier_ended(told: dict[str, list[Event]]) -> None:
+    made = told["long"]
     check(LONG, words_of(made), audio_s(made))
 
 
