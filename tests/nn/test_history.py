@@ -149,8 +149,3 @@ def test_history_keeps_no_graph_and_never_reallocates(history):
     history.reset(torch.tensor([0]))
     history.load(torch.tensor([0]), history.save(torch.tensor([1])))
     assert {key: tensor.data_ptr() for key, tensor in history.columns.items()} == storage
-
-
-def test_memory_is_counted():
-    history = History({"a": (71, 1024)}, 3, device="cpu", dtype=torch.bfloat16)
-    assert history.bytes == 4 * 71 * 1024 * 2 + 4 * 8

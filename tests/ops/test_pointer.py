@@ -9,7 +9,7 @@ from torch import Tensor
 
 from interpreter import in_the_interpreter
 from sonoro.ops.attention import HeadNorms, PagedKV, decode_attention_reference
-from sonoro.ops.pointer import point_kernel, point_reference
+from sonoro.ops.pointer import Watched, point_kernel, point_reference
 
 EPS = 1e-6
 WIDE = 600
@@ -74,7 +74,7 @@ def test_the_reference_is_full_attention_within_the_stretch(has_norms: bool) -> 
     given, heads, spans, out = pointer_case(torch.float64, has_norms=has_norms)
     decode_attention_reference(*given)
     expected = by_unit_values(given, heads, spans)
-    point_reference(*given, heads, spans, out := out.double())
+    point_reference(*given, Watched(heads, spans, out := out.double()))
     for slot, weights in expected.items():
         count = weights.shape[1]
         torch.testing.assert_close(out[slot, :, :count], weights, atol=1e-12, rtol=0)
@@ -92,10 +92,10 @@ def test_interpreted_kernel_equals_reference() -> None:
     ):
         given, chosen, spans, out = pointer_case(dtype, heads=heads, has_norms=has_norms)
         decode_attention_reference(*given)
-        expected = point_reference(*given, chosen, spans, out.clone())
+        expected = point_reference(*given, Watched(chosen, spans, out.clone()))
         # Sums in another order in float32; in bfloat16 the interpreter truncates queries where a GPU rounds.
         tolerance = 1e-5 if dtype == torch.float32 else 0.05
-        torch.testing.assert_close(point_kernel(*given, chosen, spans, out), expected, atol=tolerance, rtol=0)
+        torch.testing.assert_close(point_kernel(*given, Watched(chosen, spans, out)), expected, atol=tolerance, rtol=0)
 
 
 @pytest.mark.gpu
@@ -104,21 +104,24 @@ def test_on_a_gpu_the_kernel_equals_the_reference(dtype: torch.dtype) -> None:
     given, chosen, spans, out = pointer_case(dtype, heads=(16, 8, 128), device="cuda")
     with torch.inference_mode():
         decode_attention_reference(*given)
-        expected = point_reference(*given, chosen, spans, out.clone())
+        expected = point_reference(*given, Watched(chosen, spans, out.clone()))
         torch.testing.assert_close(
-            point_kernel(*given, chosen, spans, out), expected, atol=1e-4 if dtype == torch.float32 else 2**-6, rtol=0
+            point_kernel(*given, Watched(chosen, spans, out)),
+            expected,
+            atol=1e-4 if dtype == torch.float32 else 2**-6,
+            rtol=0,
         )
 
 
 def test_more_requests_than_one_do_not_touch_each_other() -> None:
     given, heads, spans, out = pointer_case(torch.float64)
     decode_attention_reference(*given)
-    together = point_reference(*given, heads, spans, out.double())
+    together = point_reference(*given, Watched(heads, spans, out.double()))
     qkv, norms, rotary, cache, positions = given
     for row in range(4):
         one = cache._replace(slots=cache.slots[row : row + 1])
         alone = point_reference(
-            qkv[row : row + 1], norms, rotary, one, positions[row : row + 1], heads, spans, out.double()
+            qkv[row : row + 1], norms, rotary, one, positions[row : row + 1], Watched(heads, spans, out.double())
         )
         slot = int(cache.slots[row])
         torch.testing.assert_close(alone[slot], together[slot], atol=1e-12, rtol=0)

@@ -23,7 +23,6 @@ import subprocess
 import sys
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -159,20 +158,8 @@ def _digest(*paths: Path) -> str:
     return digest.hexdigest()
 
 
-class _Compiler(ABC):
-    """A process that compiles kernels, notes each in the cache, and ends after the last."""
-
-    @abstractmethod
-    def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
-
-    @abstractmethod
-    def kill(self) -> None:
-        """Kill it and its forks."""
-
-
-class _Child(_Compiler):
-    """A new process, which has to import everything first."""
+class _Child:
+    """A new process that compiles kernels, notes each in the cache, and ends after the last."""
 
     def __init__(self, settings: WorkerSettings, card: Card) -> None:
         inputs = [msgspec.json.encode(given).decode() for given in (settings, card)]
@@ -187,8 +174,9 @@ class _Child(_Compiler):
         self._process.wait()
 
 
-class Standby(_Compiler):
-    """A fork of this process, with the imports done, that waits to be told what to compile, or to be dropped.
+class Standby:
+    """As `_Child`, a fork of this process, with the imports done, that waits to be told what to compile, or to be
+    dropped.
 
     This process must have no other thread and not use the GPU yet.
     """
@@ -229,12 +217,14 @@ class Standby(_Compiler):
             self._give = -1
 
     def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
         if self._code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self._code = os.waitstatus_to_exitcode(status) if pid else None
         return self._code
 
     def kill(self) -> None:
+        """Kill it and its forks."""
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
@@ -245,7 +235,7 @@ class Compiling:
     """A compilation in progress, or none if `compiler` is None. `counts`: variants by kernel that this process had to
     compile itself."""
 
-    def __init__(self, compiler: _Compiler | None) -> None:
+    def __init__(self, compiler: _Child | Standby | None) -> None:
         self.counts: Counter[str] = Counter()
         self.waited_s = 0.0
         """How long launches have waited in all."""

@@ -88,11 +88,6 @@ class History:
         }
         self.seen = torch.zeros(slots + 1, device=device, dtype=torch.int64)
 
-    @property
-    def bytes(self) -> int:
-        """Memory of all slots, in bytes."""
-        return sum(tensor.nbytes for tensor in (*self.columns.values(), self.seen))
-
     def reset(self, slots: Tensor) -> None:
         """Zero the state of `slots` [B] int64. Capturable."""
         for tensor in (*self.columns.values(), self.seen):

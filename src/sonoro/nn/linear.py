@@ -136,11 +136,10 @@ class Linear(nn.Linear):
     def check_after_norm(self, x: Tensor, norm: RMSNorm, tolerance: float) -> None:
         norm_linear.check(lambda: (x, norm.weight, norm.eps, self.weight, self.scale), tolerance)
 
-    def check_gate_up_after_norm(self, x: Tensor, norm: RMSNorm, tolerance: float) -> None:
+    def check_gate_up_after_norm(self, x: Tensor, norm: RMSNorm, tolerance: float, *, is_normed: bool) -> None:
         norm_gate_up.check(lambda: (x, norm.weight, norm.eps, self.weight, self.scale), tolerance)
-
-    def check_gate_up(self, x: Tensor, tolerance: float) -> None:
-        gate_up.check(lambda: (x, self.weight, self.scale), tolerance)
+        if is_normed:
+            gate_up.check(lambda: (x, self.weight, self.scale), tolerance)
 
     def check_add_to(self, residual: Tensor, x: Tensor, norm: RMSNorm, tolerance: float) -> None:
         linear_add.check(lambda: (x, self.weight, residual, self.scale), tolerance)

@@ -215,10 +215,9 @@ class DecoderLayer(nn.Module):
         x, heads, inner = (random(rows, width) for width in widths)
         attention.qkv_proj.check_after_norm(x, first, tolerance)
         attention.o_proj.check_add_to(x, heads, second, tolerance)
-        feed.gate_up_proj.check_gate_up_after_norm(x, second, tolerance)
+        is_normed = attention.o_proj.joins_norm(heads)
+        feed.gate_up_proj.check_gate_up_after_norm(x, second, tolerance, is_normed=is_normed)
         feed.down_proj.check_add_to(x, inner, first, tolerance)
-        if attention.o_proj.joins_norm(heads):
-            feed.gate_up_proj.check_gate_up(x, tolerance)
         attention.qkv_proj.check_alone(x, tolerance, is_normed=feed.down_proj.joins_norm(inner))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sonoro.ops.pointer import point
+from sonoro.ops.pointer import Watched, point
 
 __all__ = ["HeadWatch"]
 
@@ -53,4 +53,4 @@ class HeadWatch:
         if layer in self.heads:
             first = sum(len(heads) for at, heads in self.heads.items() if at < layer)
             rows = self.attention[:, first : first + len(self.heads[layer])]
-            point(*given, self.heads[layer], self.spans, rows)
+            point(*given, Watched(self.heads[layer], self.spans, rows))

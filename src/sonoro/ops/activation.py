@@ -109,8 +109,7 @@ def silu_and_mul(both: Tensor, out: Tensor, *, enable_pdl: bool) -> None:
     """Write silu(gate) * up into `out` [B, N], of `both` [B, 2 N] with the gate first; one launch."""
     enable_pdl = enable_pdl and has_pdl(out.device)
     batch, width = out.shape
-    grid = (batch, triton.cdiv(width, BLOCK))
-    _silu_mul_kernel[grid](both, out, width, BLOCK, enable_pdl, **pdl_options(enable_pdl))
+    _silu_mul_kernel[(batch, triton.cdiv(width, BLOCK))](both, out, width, BLOCK, enable_pdl, **pdl_options(enable_pdl))
 
 
 def _is_dense(x: Tensor, channel_dim: int) -> bool:

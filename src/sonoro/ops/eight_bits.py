@@ -13,9 +13,6 @@ __all__ = ["EIGHT_BITS", "dequantized", "quantize"]
 EIGHT_BITS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 """What weights are stored in, by what that is called."""
 
-_LARGEST = {"int8": 127.0, "fp8": 448.0}
-"""What the largest of a channel is stored as."""
-
 _QUANTIZED_AT_ONCE = 2**22
 """Numbers, in float32: all of a large layer would take four times what is kept of it, and tear memory to pieces."""
 
@@ -25,7 +22,9 @@ def quantize(weight: Tensor, quantization: str) -> tuple[Tensor, Tensor]:
 
     Symmetric, rounded to nearest: the largest of a row is the largest of the format. Takes 32 MB besides.
     """
-    largest, stored = _LARGEST[quantization], torch.empty_like(weight, dtype=EIGHT_BITS[quantization])
+    dtype = EIGHT_BITS[quantization]
+    largest = (torch.iinfo if dtype == torch.int8 else torch.finfo)(dtype).max
+    stored = torch.empty_like(weight, dtype=dtype)
     scale = torch.empty(len(weight), device=weight.device)
     if weight.is_meta:
         return stored, scale

@@ -21,7 +21,7 @@ from sonoro.ops.eight_bits import EIGHT_BITS, dequantized
 from sonoro.ops.gemv import gemv
 from sonoro.ops.norm import add_rms_norm, is_row_major, rms_norm_kernel, rms_norm_reference
 from sonoro.ops.plans import CublasPlan, GemvPlan, Plan, TilePlan, plan_for, smaller
-from sonoro.ops.tiles import split_sums, tile_matmul
+from sonoro.ops.tiles import launch_tiles, tile_matmul
 
 __all__ = [
     "gate_up",
@@ -219,7 +219,7 @@ def linear_add_norm_kernel(
     if isinstance(plan, CublasPlan):
         partial = _cublas_matmul(x, weight, scale)[None]
     elif isinstance(plan, TilePlan) and plan.split_k > 1:
-        partial = split_sums(x, weight, scale, plan)
+        partial = launch_tiles(x, weight, scale, plan, None, False)
     else:
         total = _matmul(x, weight, scale, plan, residual=residual)
         return total, rms_norm_kernel(total, norm_weight, eps, enable_pdl=plan.enable_pdl)

@@ -7,6 +7,7 @@ beside its torch reference.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,31 +25,32 @@ try:
 except ImportError:
     triton = None
 
-__all__ = ["point"]
+__all__ = ["Watched", "point"]
 
 _BLOCK, _OUT_BLOCK, _WARPS = 128, 512, 8
 """Positions scored and weights written per iteration (fewer iterations are faster), and warps of a program."""
 
 
-def point_reference(
-    qkv: Tensor,
-    norms: HeadNorms,
-    rotary: Rotary,
-    cache: PagedKV,
-    positions: Tensor,
-    heads: Tensor,
-    spans: Tensor,
-    out: Tensor,
-) -> Tensor:
-    """Write the attention weights of query `heads` [H] int64 to row `slots[b]` of `out` [slots, H, W] float32; returns
-    `out`.
+class Watched(NamedTuple):
+    """What is written where: the attention weights of query `heads` [H] int64 over the slots' `spans` [slots, 2] int64
+    (start, count), to `out` [slots, H, W] float32."""
 
-    Column w is position start + w of the slot's `spans` [slots, 2] int64 (start, count); the softmax is over the span's
-    positions up to `positions[b]`, and later columns are zero. Other arguments as for `decode_attention`, with one new
-    position per request. Nothing else in the cache matters, NaN included.
+    heads: Tensor
+    spans: Tensor
+    out: Tensor
+
+
+def point_reference(
+    qkv: Tensor, norms: HeadNorms, rotary: Rotary, cache: PagedKV, positions: Tensor, watched: Watched
+) -> Tensor:
+    """Write the attention weights of the `watched` heads to row `slots[b]` of their `out`, which is returned.
+
+    Column w is position start + w of the slot's span; the softmax is over the span's positions up to `positions[b]`,
+    and later columns are zero. Other arguments as for `decode_attention`, with one new position per request. Nothing
+    else in the cache matters, NaN included.
     On a CPU it reads live positions only; elsewhere it is capturable and does not sync.
     """
-    keys, _, page_table, slots = cache
+    (keys, _, page_table, slots), (heads, spans, out) = cache, watched
     page, kv_heads, width = keys.shape[1:]
     chosen = qkv.unflatten(-1, (-1, width))[:, heads]
     if norms.query is not None:
@@ -127,17 +129,10 @@ if triton is not None:
 
 
 def point_kernel(
-    qkv: Tensor,
-    norms: HeadNorms,
-    rotary: Rotary,
-    cache: PagedKV,
-    positions: Tensor,
-    heads: Tensor,
-    spans: Tensor,
-    out: Tensor,
+    qkv: Tensor, norms: HeadNorms, rotary: Rotary, cache: PagedKV, positions: Tensor, watched: Watched
 ) -> Tensor:
     """`point_reference` as one Triton kernel, a program per head and request. No gradient."""
-    page, kv_heads, width = cache.keys.shape[1:]
+    (page, kv_heads, width), (heads, spans, out) = cache.keys.shape[1:], watched
     enable_pdl = has_pdl(qkv.device)
     # Without norms this pointer is not read.
     query_norm = qkv if norms.query is None else norms.query
@@ -153,21 +148,14 @@ def point_kernel(
 
 
 def _can_point(
-    qkv: Tensor,
-    norms: HeadNorms,
-    rotary: Rotary,
-    cache: PagedKV,
-    positions: Tensor,
-    heads: Tensor,
-    spans: Tensor,
-    out: Tensor,
+    qkv: Tensor, norms: HeadNorms, rotary: Rotary, cache: PagedKV, positions: Tensor, watched: Watched
 ) -> bool:
     tensors = [tensor for tensor in (norms.query, *rotary, cache.keys) if tensor is not None]
     return (
         qkv.dtype in DTYPES
         and all(tensor.dtype == qkv.dtype and tensor.is_contiguous() for tensor in tensors)
-        and all(tensor.stride(-1) == 1 for tensor in (qkv, cache.page_table, cache.slots, positions, out))
-        and spans.is_contiguous()
+        and all(tensor.stride(-1) == 1 for tensor in (qkv, cache.page_table, cache.slots, positions, watched.out))
+        and watched.spans.is_contiguous()
         and qkv.shape[0] == cache.slots.shape[0] > 0
         and is_power_of_two(cache.keys.shape[3], 16, 128)
     )

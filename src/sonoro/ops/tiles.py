@@ -20,7 +20,7 @@ try:
 except ImportError:
     triton = None
 
-__all__ = ["OPERAND", "split_sums", "tile_matmul"]
+__all__ = ["OPERAND", "launch_tiles", "tile_matmul"]
 
 ROW_BLOCK = 1024
 """Elements per program of the kernel that adds up split-K's sums."""
@@ -236,55 +236,45 @@ def tile_matmul(
 ) -> Tensor:
     """The product [B, N] of `x` [B, K], in one launch, or two with split-K; plus `residual` [B, N] if there is one;
     `is_gated`: silu(gate) * up for `weight` [2 N, K]."""
-    (batch, width_in), width_out = x.shape, weight.shape[0] // (1 + is_gated)
-    enable_pdl = plan.enable_pdl and has_pdl(x.device)
+    if plan.split_k == 1:
+        return launch_tiles(x, weight, scale, plan, residual, is_gated)
+    sums, enable_pdl = launch_tiles(x, weight, scale, plan, None, is_gated), plan.enable_pdl and has_pdl(x.device)
+    _, batch, width_out = sums.shape
     out = torch.empty((batch, width_out), dtype=x.dtype, device=x.device)
-    if plan.extra_n:
-        assert is_gated
-        assert residual is None
-        _two_tile_kernel[(triton.cdiv(batch, plan.block_m), triton.cdiv(width_out, plan.block_n + plan.extra_n))](
-            *(x, weight, scale, out, batch, x.stride(0), width_out, width_in),
-            *(plan.block_m, plan.block_n, plan.extra_n, plan.block_k, plan.stages, enable_pdl, OPERAND[x.dtype]),
-            num_warps=plan.warps,
-            **pdl_options(enable_pdl),
-        )
-    elif plan.split_k == 1:
-        _launch_tiles(x, weight, scale, plan, residual, out, is_gated)
-    else:
-        assert not is_gated
-        sums = split_sums(x, weight, scale, plan)
-        _reduce_split_k[(batch, triton.cdiv(width_out, ROW_BLOCK))](
-            *(sums, residual, out, batch, 0 if residual is None else residual.stride(0)),
-            *(width_out, plan.split_k, ROW_BLOCK, enable_pdl),
-            **pdl_options(enable_pdl),
-        )
+    _reduce_split_k[(batch, triton.cdiv(width_out, ROW_BLOCK))](
+        *(sums, residual, out, batch, 0 if residual is None else residual.stride(0)),
+        *(width_out, plan.split_k, ROW_BLOCK, enable_pdl),
+        **pdl_options(enable_pdl),
+    )
     return out
 
 
-def split_sums(x: Tensor, weight: Tensor, scale: Tensor | None, plan: TilePlan) -> Tensor:
-    """The sums [SPLIT_K, B, N] float32 over parts of K, one after the other, of `x` times `weight`."""
-    assert x.shape[1] % (plan.split_k * plan.slice_k * plan.block_k) == 0, (x.shape, plan)
-    sums = torch.empty((plan.split_k, x.shape[0], weight.shape[0]), dtype=torch.float32, device=x.device)
-    _launch_tiles(x, weight, scale, plan, None, sums, False)
-    return sums
-
-
-def _launch_tiles(
-    x: Tensor,
-    weight: Tensor,
-    scale: Tensor | None,
-    plan: TilePlan,
-    residual: Tensor | None,
-    out: Tensor,
-    is_gated: bool,
-) -> None:
-    (batch, width_in), width_out = x.shape, out.shape[-1]
-    enable_pdl = plan.enable_pdl and has_pdl(x.device)
+def launch_tiles(
+    x: Tensor, weight: Tensor, scale: Tensor | None, plan: TilePlan, residual: Tensor | None, is_gated: bool
+) -> Tensor:
+    """`tile_matmul` without split-K; with it, the sums [SPLIT_K, B, N] float32 over consecutive parts of K."""
+    (batch, width_in), width_out = x.shape, weight.shape[0] // (1 + is_gated)
+    assert plan.split_k == 1 or (width_in % (plan.split_k * plan.slice_k * plan.block_k) == 0 and not is_gated), plan
+    if plan.split_k > 1:
+        out = torch.empty((plan.split_k, batch, width_out), dtype=torch.float32, device=x.device)
+    else:
+        out = torch.empty((batch, width_out), dtype=x.dtype, device=x.device)
+    enable_pdl, grid_m = plan.enable_pdl and has_pdl(x.device), triton.cdiv(batch, plan.block_m)
+    launch = {"num_warps": plan.warps, **pdl_options(enable_pdl)}
+    if plan.extra_n:
+        assert is_gated
+        assert residual is None
+        _two_tile_kernel[(grid_m, triton.cdiv(width_out, plan.block_n + plan.extra_n))](
+            *(x, weight, scale, out, batch, x.stride(0), width_out, width_in),
+            *(plan.block_m, plan.block_n, plan.extra_n, plan.block_k, plan.stages, enable_pdl, OPERAND[x.dtype]),
+            **launch,
+        )
+        return out
     blocks = (plan.block_m, plan.block_n, plan.block_k, plan.slice_k, plan.split_k, plan.stages)
-    _tile_kernel[(triton.cdiv(batch, plan.block_m), triton.cdiv(width_out, plan.block_n), plan.split_k)](
+    _tile_kernel[(grid_m, triton.cdiv(width_out, plan.block_n), plan.split_k)](
         *(x, weight, scale, residual, out, batch, x.stride(0)),
         *(0 if residual is None else residual.stride(0), width_out, width_in),
         *(*blocks, plan.is_swapped, is_gated, plan.is_prefetched, enable_pdl, OPERAND[x.dtype]),
-        num_warps=plan.warps,
-        **pdl_options(enable_pdl),
+        **launch,
     )
+    return out
