@@ -3,12 +3,14 @@
 import asyncio
 import base64
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from engine_processes import LONG, alone, nothing_left, run, until
+from fakes.sine_worker import HELD
 from server_processes import SETTINGS, Server, recording, serving
 from sonoro.core.types import SpeechRequest
 from sonoro.server.batch import Item
@@ -165,19 +167,23 @@ def test_an_answer_that_could_be_too_large_is_refused_before_anything_is_spoken(
     run(ask())
 
 
-def test_answers_that_are_held_have_room_together_and_give_it_back() -> None:
+def test_answers_that_are_held_have_room_together_and_give_it_back(tmp_path: Path) -> None:
     settings = dataclasses.replace(SETTINGS, max_total_answer_bytes=200_000)
+    go = tmp_path / "go"
     items = [{"input": "Some words.", "max_new_tokens": 400, "ignore_eos": True}]  # 400 frames of 10 ms: 85 KB
 
     async def ask() -> None:
-        async with serving("slow", settings) as server:
+        async with serving(f"{HELD}{go}", settings) as server:
             first = asyncio.create_task(speak(server, items))
             await until(lambda: server.has("sonoro_requests_in_flight", 1))
             assert (await speak(server, items)).status_code == 429
+            go.touch()
             assert (await first).status_code == 200
+            go.unlink()
             with pytest.raises(httpx.ReadTimeout):
                 await server.http.post(BATCH, json={"items": items}, timeout=0.2)
             await until(server.is_idle)
+            go.touch()
             for _ in range(3):
                 assert (await speak(server, items)).status_code == 200
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from engine_processes import CONFIG, engines, nothing_left, run, until
+from fakes.sine_worker import HELD
 from server_processes import SETTINGS, Server, check_error, serving
 from sonoro.core.errors import EngineClosed
 from sonoro.server.metrics import EngineState, Metrics, Observation
@@ -110,17 +111,18 @@ def test_a_defect_is_told_of_under_the_id_of_its_request(
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_metrics_count_who_waits_and_who_speaks() -> None:
+def test_metrics_count_who_waits_and_who_speaks(tmp_path: Path) -> None:
     long = {"input": "Some words.", "response_format": "pcm", "max_new_tokens": 150, "ignore_eos": True}
 
     async def ask() -> None:
-        async with serving("slow", dataclasses.replace(SETTINGS, max_concurrency=2)) as server:
+        async with serving(f"{HELD}{tmp_path / 'go'}", dataclasses.replace(SETTINGS, max_concurrency=2)) as server:
             asking = [asyncio.create_task(server.http.post(SPEECH, json=long)) for _ in range(5)]
             await until(lambda: server.metric("sonoro_engine_running"))
             await until(lambda: server.has("sonoro_queue_depth", 3))
             assert await server.metric("sonoro_requests_in_flight") == 5
             assert await server.metric("sonoro_engine_slots") == CONFIG.slots
             assert await server.metric("sonoro_engine_free_pages") > 0
+            (tmp_path / "go").touch()
             answers = await asyncio.gather(*asking)
             assert {answer.status_code for answer in answers} == {200}
             text = (await server.http.get("/metrics")).text
