@@ -85,12 +85,15 @@ def definition(kernel: Any) -> str:
     (function,) = kernel.parse().body
     if ast.get_docstring(function) is not None:
         del function.body[0]
-    function.decorator_list = []
-    read = {node.id: kernel.__globals__.get(node.id) for node in ast.walk(function) if isinstance(node, ast.Name)}
+    function.name, function.decorator_list = "", []
+    names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
+    read = {node.id: kernel.__globals__.get(node.id) for node in names}
     # Functions of Triton's own change with its version.
     used = {name: value for name, value in read.items() if isinstance(value, (triton.JITFunction, tl.constexpr))}
-    parts = [f"{name} = {_value(value)}" for name, value in sorted(used.items())]
-    return "\n".join([ast.unparse(function), *parts])
+    numbers = {name: f"global{number}" for number, name in enumerate(used)}
+    for node in names:
+        node.id = numbers.get(node.id, node.id)
+    return "\n".join([ast.unparse(function), *map(_value, used.values())])
 
 
 def _value(constant: Any) -> str:
