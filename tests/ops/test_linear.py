@@ -39,17 +39,16 @@ SMALL_PLANS = [
     TilePlan(16, 16, 16, 2, 1, 2, 2, False),
     TilePlan(32, 16, 16, 2, 1, 2, 2, False),
     TilePlan(32, 16, 16, 1, 4, 2, 1, True),
-    TilePlan(32, 32, 16, 1, 1, 2, 2, False, extra_n=16),
+    TilePlan(32, 32, 16, 1, 1, 2, 2, False),
     CublasPlan(),
 ]
 
 
 def can_serve(plan: Plan, kernel: object, inputs: int) -> bool:
-    """Gated products are not split, and they alone have blocks of two widths."""
+    """Gated products are not split."""
     if not isinstance(plan, TilePlan):
         return True
-    is_gated = kernel is norm_gate_up_kernel
-    return not (plan.split_k > 1 and (inputs == 40 or is_gated)) and (is_gated or not plan.extra_n)
+    return not (plan.split_k > 1 and (inputs == 40 or kernel is norm_gate_up_kernel))
 
 
 # Outputs, inputs: the layers of a backbone 2048 wide, of a depth model 1024 wide, and of both 2560 wide; their heads.

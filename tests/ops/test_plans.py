@@ -21,10 +21,8 @@ from sonoro.ops.plans import (
     from_text,
     measured,
     plan_for,
-    smaller,
     to_text,
     use_tuned,
-    variations,
 )
 from sonoro.runtime.kernels import plans_of
 
@@ -178,7 +176,6 @@ def test_what_is_no_file_of_plans_is_refused(text: str) -> None:
     [
         GemvPlan(4, 512, 2),
         TilePlan(16, 8, 64, 4, 1, 3, 4, True),
-        TilePlan(64, 64, 64, 1, 1, 5, 4, False, extra_n=16),
         TilePlan(16, 64, 128, 1, 1, 4, 4, False, is_swapped=True),
         TilePlan(16, 64, 128, 1, 1, 4, 4, True, is_swapped=True),
         CublasPlan(),
@@ -186,14 +183,3 @@ def test_what_is_no_file_of_plans_is_refused(text: str) -> None:
 )
 def test_a_plan_is_read_as_it_was_written(plan: Plan) -> None:
     assert from_text(to_text(plan)) == plan
-
-
-def test_two_blocks_a_program_fill_one_wave_of_a_gated_product() -> None:
-    """9,728 columns in blocks of 64 + 16 are 122 programs on the 132 multiprocessors of an H200; in 128, 76."""
-    product, tile = Product(64, (19456, 2560), is_gated=True), from_text("tile 64 64 64 1 1 4 4")
-    varied = {to_text(plan): plan for plan in variations(tile, product, H200)}
-    assert product.programs(varied["tile 64 64+16 64 1 1 4 4"]) == 122
-    assert product.programs(from_text("tile 64 128 64 1 1 5 4")) == 76
-    assert not any("+" in to_text(plan) for plan in variations(tile, Product(64, (6144, 2560)), H200))
-    assert not product.fits(from_text("tile 64 64+16 64 4 1 4 4"), H200)
-    assert to_text(smaller(smaller(from_text("tile 64 64+16 64 1 1 4 4")))) == "tile 64 64 64 1 1 2 4"

@@ -55,8 +55,7 @@ class TilePlan:
 
     `slice_k` > 1: each warp sums a slice of K, `block_k` at a time; with few rows the chains of dependent sums, not the
     memory, take the time. `split_k` > 1: as many programs share K, and a second kernel adds their sums in order (not
-    for gated products). `is_prefetched`: the weight is prefetched to L2 before the kernel ahead is done. `extra_n`:
-    more columns of a gated product, in a second tile, so that the programs fill the multiprocessors once. `is_swapped`:
+    for gated products). `is_prefetched`: the weight is prefetched to L2 before the kernel ahead is done. `is_swapped`:
     the weight is the first operand of the tensor cores, which may come from registers: 8-bit weights are widened there.
     """
 
@@ -69,7 +68,6 @@ class TilePlan:
     warps: int
     is_prefetched: bool
     enable_pdl: bool = True
-    extra_n: int = 0
     is_swapped: bool = False
 
     @property
@@ -123,13 +121,11 @@ class Product:
         outputs = self.shape[0] // self.halves
         if isinstance(plan, GemvPlan):
             return -(-outputs // plan.rows)
-        return -(-self.rows // plan.block_m) * -(-outputs // (plan.block_n + plan.extra_n)) * plan.split_k
+        return -(-self.rows // plan.block_m) * -(-outputs // plan.block_n) * plan.split_k
 
     def stage_bytes(self, plan: TilePlan) -> int:
         """Shared memory of one pipeline stage, in bytes."""
-        column_bytes = max(2, self.itemsize) * plan.block_m + self.itemsize * self.halves * (
-            plan.block_n + plan.extra_n
-        )
+        column_bytes = max(2, self.itemsize) * plan.block_m + self.itemsize * self.halves * plan.block_n
         return plan.slice_k * plan.block_k * column_bytes
 
     def fits(self, plan: Plan, on: Card) -> bool:
@@ -142,10 +138,7 @@ class Product:
             return own <= 2 * REGISTER_BYTES * 32 * plan.warps // (shares * (2 if on.has_few_registers else 1))
         if isinstance(plan, CublasPlan):
             return True
-        if plan.extra_n and (not self.is_gated or plan.is_swapped or plan.slice_k * plan.split_k > 1):
-            return False
-        columns = plan.block_n + plan.extra_n
-        span, sums = plan.split_k * plan.slice_k * plan.block_k, plan.block_m * columns * plan.slice_k
+        span, sums = plan.split_k * plan.slice_k * plan.block_k, plan.block_m * plan.block_n * plan.slice_k
         is_small = sums * self.halves <= 32 * 32 * plan.warps or not on.has_few_registers
         has_memory = on.fit_stages(plan.first_rows, self.stage_bytes(plan), plan.stages) == plan.stages
         return is_small and has_memory and (plan.split_k == 1 or not (self.shape[1] % span or self.is_gated))
@@ -192,17 +185,13 @@ def from_text(text: str) -> Plan:
     """Parse a plan written by `to_text`. Raises `ValueError`."""
     kind, *rest = text.split()
     flags = {"prefetch", "swapped"}.intersection(rest[-2:])
-    extra_n = 0
-    if kind == "tile" and len(rest) > 1 and "+" in rest[1]:
-        rest[1], _, extra = rest[1].partition("+")
-        extra_n = int(extra)
     sizes = [int(size) for size in rest[: len(rest) - len(flags)]]
     match kind, sizes:
         case "gemv", [rows, block_k, warps]:
             return GemvPlan(rows, block_k, warps)
         case "tile", [m, n, k, slice_k, split_k, stages, warps]:
             is_swapped, is_prefetched = "swapped" in flags, "prefetch" in flags
-            return TilePlan(m, n, k, slice_k, split_k, stages, warps, is_prefetched, True, extra_n, is_swapped)
+            return TilePlan(m, n, k, slice_k, split_k, stages, warps, is_prefetched, True, is_swapped)
         case "cublas", []:
             return CublasPlan()
     raise ValueError(f"no plan: {text!r}")
@@ -214,8 +203,7 @@ def to_text(plan: Plan) -> str:
         case GemvPlan(rows, block_k, warps):
             return f"gemv {rows} {block_k} {warps}"
         case TilePlan():
-            columns = f"{plan.block_n}+{plan.extra_n}" if plan.extra_n else plan.block_n
-            sizes = (plan.block_m, columns, plan.block_k, plan.slice_k, plan.split_k, plan.stages, plan.warps)
+            sizes = (plan.block_m, plan.block_n, plan.block_k, plan.slice_k, plan.split_k, plan.stages, plan.warps)
             flags = ["swapped"] * plan.is_swapped + ["prefetch"] * plan.is_prefetched
             return " ".join(["tile", *map(str, sizes), *flags])
     return "cublas"
@@ -226,8 +214,6 @@ def smaller(plan: Plan) -> Plan | None:
     match plan:
         case TilePlan() if plan.stages > 2:
             return replace(plan, stages=2)
-        case TilePlan() if plan.extra_n:
-            return replace(plan, extra_n=0)
         case TilePlan() if plan.block_n > 16:
             return replace(plan, block_n=plan.block_n // 2)
         case TilePlan() if plan.block_k > 32:
@@ -261,7 +247,7 @@ def candidates(product: Product, on: Card) -> Iterator[Plan]:
 
 
 def variations(plan: Plan, product: Product, on: Card) -> Iterator[Plan]:
-    """Plans that differ from `plan` in stages, warps, prefetch or extra columns only."""
+    """Plans that differ from `plan` in stages, warps or prefetch only."""
     found: list[Plan] = []
     match plan:
         case GemvPlan():
@@ -273,8 +259,6 @@ def variations(plan: Plan, product: Product, on: Card) -> Iterator[Plan]:
                 replace(plan, stages=stages, is_prefetched=is_prefetched)
                 for stages, is_prefetched in itertools.product(range(2, 9), ahead)
             ]
-            if plan.block_m >= 32 and plan.block_n in {32, 64} and not plan.is_swapped:
-                found += [replace(plan, stages=stages, extra_n=16, is_prefetched=False) for stages in range(2, 9)]
     return (one for one in found if product.fits(one, on))
 
 

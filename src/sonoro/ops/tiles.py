@@ -166,51 +166,6 @@ if triton is not None:
         tl.store(out + (split * batch + m64[:, None]) * N + n[None, :], result, mask=mask)
 
     @triton.jit(do_not_specialize=["batch"])
-    def _two_tile_kernel(
-        x, weight, scale, out, batch, x_stride,
-        N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EXTRA_N: tl.constexpr,
-        BLOCK_K: tl.constexpr, NUM_STAGES: tl.constexpr, ENABLE_PDL: tl.constexpr, OPERAND_DTYPE: tl.constexpr,
-    ):  # fmt: skip
-        # A gated product: each program makes a block of columns and a narrower one beside it, of one tile of x.
-        pdl_launch_dependents(ENABLE_PDL)
-        dtype: tl.constexpr = x.dtype.element_ty
-        IS_WHOLE: tl.constexpr = K % BLOCK_K == 0
-        m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-        m64, m_source = m.to(tl.int64), (m % batch).to(tl.int64)
-        n = tl.program_id(1) * (BLOCK_N + EXTRA_N) + tl.arange(0, BLOCK_N)
-        more = tl.program_id(1) * (BLOCK_N + EXTRA_N) + BLOCK_N + tl.arange(0, EXTRA_N)
-        # Rows past the end repeat others, as in `_tile_kernel`; their sums are not stored.
-        n_source, more_source = tl.minimum(n, N - 1).to(tl.int64), tl.minimum(more, N - 1).to(tl.int64)
-        k_offset = tl.arange(0, BLOCK_K)
-        x_ptrs = x + m_source[:, None] * x_stride + k_offset[None, :]
-        k_column = k_offset[:, None]
-        w_ptrs, more_ptrs = weight + n_source[None, :] * K + k_column, weight + more_source[None, :] * K + k_column
-        gate, up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32), tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        gate_more, up_more = tl.zeros([BLOCK_M, EXTRA_N], tl.float32), tl.zeros([BLOCK_M, EXTRA_N], tl.float32)
-        pdl_wait(ENABLE_PDL)
-        for k in tl.range(0, K, BLOCK_K, num_stages=NUM_STAGES):
-            if IS_WHOLE:
-                x_tile = tl.load(x_ptrs + k).to(OPERAND_DTYPE)
-            else:
-                x_tile = tl.load(x_ptrs + k, mask=k + k_offset[None, :] < K, other=0).to(OPERAND_DTYPE)
-            tile = _load_weight(w_ptrs, k, k_column, K, IS_WHOLE, OPERAND_DTYPE, False)
-            gate = tl.dot(x_tile, tile, gate, input_precision="ieee")
-            tile = _load_weight(more_ptrs, k, k_column, K, IS_WHOLE, OPERAND_DTYPE, False)
-            gate_more = tl.dot(x_tile, tile, gate_more, input_precision="ieee")
-            tile = _load_weight(w_ptrs + N * K, k, k_column, K, IS_WHOLE, OPERAND_DTYPE, False)
-            up = tl.dot(x_tile, tile, up, input_precision="ieee")
-            tile = _load_weight(more_ptrs + N * K, k, k_column, K, IS_WHOLE, OPERAND_DTYPE, False)
-            up_more = tl.dot(x_tile, tile, up_more, input_precision="ieee")
-        if scale is not None:
-            gate *= tl.load(scale + n_source)[None, :]
-            up *= tl.load(scale + N + n_source)[None, :]
-            gate_more *= tl.load(scale + more_source)[None, :]
-            up_more *= tl.load(scale + N + more_source)[None, :]
-        is_row, target = (m64 < batch)[:, None], out + m64[:, None] * N
-        tl.store(target + n[None, :], silu_mul(gate, up, dtype), mask=is_row & (n < N)[None, :])
-        tl.store(target + more[None, :], silu_mul(gate_more, up_more, dtype), mask=is_row & (more < N)[None, :])
-
-    @triton.jit(do_not_specialize=["batch"])
     def _reduce_split_k(
         partial, residual, out, batch, residual_stride,
         N: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr, ENABLE_PDL: tl.constexpr,
@@ -259,22 +214,13 @@ def launch_tiles(
         out = torch.empty((plan.split_k, batch, width_out), dtype=torch.float32, device=x.device)
     else:
         out = torch.empty((batch, width_out), dtype=x.dtype, device=x.device)
-    enable_pdl, grid_m = plan.enable_pdl and has_pdl(x.device), triton.cdiv(batch, plan.block_m)
-    launch = {"num_warps": plan.warps, **pdl_options(enable_pdl)}
-    if plan.extra_n:
-        assert is_gated
-        assert residual is None
-        _two_tile_kernel[(grid_m, triton.cdiv(width_out, plan.block_n + plan.extra_n))](
-            *(x, weight, scale, out, batch, x.stride(0), width_out, width_in),
-            *(plan.block_m, plan.block_n, plan.extra_n, plan.block_k, plan.stages, enable_pdl, OPERAND[x.dtype]),
-            **launch,
-        )
-        return out
+    enable_pdl = plan.enable_pdl and has_pdl(x.device)
     blocks = (plan.block_m, plan.block_n, plan.block_k, plan.slice_k, plan.split_k, plan.stages)
-    _tile_kernel[(grid_m, triton.cdiv(width_out, plan.block_n), plan.split_k)](
+    _tile_kernel[(triton.cdiv(batch, plan.block_m), triton.cdiv(width_out, plan.block_n), plan.split_k)](
         *(x, weight, scale, residual, out, batch, x.stride(0)),
         *(0 if residual is None else residual.stride(0), width_out, width_in),
         *(*blocks, plan.is_swapped, is_gated, plan.is_prefetched, enable_pdl, OPERAND[x.dtype]),
-        **launch,
+        num_warps=plan.warps,
+        **pdl_options(enable_pdl),
     )
     return out
