@@ -39,7 +39,7 @@ TEXTS = Path(__file__).parent.parent / "tools" / "builtin_voice"
 HEADS = Path(registry.__file__).parent.parent / "voices" / "builtin"
 BATCH, FRAME_S, MOST_FRAMES = 8, 0.08, 400
 LEAST_WORDS = 6
-HARVARD, TOGETHER, APART = 720, 3, (181, 263)
+HARVARD, TOGETHER, APART = 720, 3, (181, 263, 97)
 CURVE = (0.3, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.8, 0.9, 1.0, 1.3)
 
 

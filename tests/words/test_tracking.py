@@ -249,11 +249,37 @@ def test_what_short_steps_explain_is_no_jump() -> None:
         assert faults_of(shares, last=17) is None
 
 
-@pytest.mark.parametrize(("tokens", "fault"), [(20, "straying"), (60, None)])
-def test_of_a_long_text_more_may_stray(tokens: int, fault: str | None) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "frames", "fault"),
+    [(13, 2, "straying"), (25, 2, None), (100, 2, None), (25, 4, "straying"), (100, 4, "straying")],
+)
+def test_of_more_than_a_sentence_more_may_stray_up_to_twice_as_much(
+    tokens: int, frames: int, fault: str | None
+) -> None:
+    """Each of `frames` strays .4, where .6 may stray in a sentence."""
     shares = np.eye(tokens)
-    shares[10:12] = shares[10:12] / 2 + np.roll(shares[10:12], -8, axis=1) / 2
+    shares[10 - frames : 10] = shares[10 - frames : 10] / 2 + np.roll(shares[10 - frames : 10], -8, axis=1) / 2
     assert faults_of(shares, last=tokens - 1) == fault
+
+
+@pytest.mark.parametrize(("tokens", "opening", "fault"), [(2, 8, None), (2, 0, "straying"), (6, 8, "straying")])
+def test_of_a_word_or_two_more_may_stray_after_the_opening(tokens: int, opening: int, fault: str | None) -> None:
+    """Each of the last two frames strays .45, with .6 the limit."""
+    shares = np.eye(tokens + 4)[[*np.repeat(range(tokens), 4), *[tokens - 1] * 4]]
+    shares[-2:, tokens - 1], shares[-2:, -3:] = 0.45, 0.55 / 3
+    assert faults_of(shares, last=tokens - 1, opening_frames=opening) == fault
+
+
+@pytest.mark.parametrize(("frames", "fault"), [(1, "unreached"), (3, None)])
+def test_a_last_word_that_only_the_last_frame_reaches_was_not_spoken(frames: int, fault: str | None) -> None:
+    limits = Limits(end_frames=11.5, least_end_frames=2.0, dwell_frames=10.0, strayed=0.6)
+    clock = SegmentClock(Pointing(layer=0, head=0, limits=limits), FRAME_S, RATE)
+    clock.words = WORDS
+    for share in np.eye(6)[[0, 0, 1, 2, 2, 3, 3, 4, *[5] * frames]]:
+        clock.tracker.add(share)
+    assert clock.trouble(is_over=False) is None
+    found = clock.trouble(is_over=True)
+    assert (None if found is None else (found.kind, found.word)) == (fault and (fault, len(WORDS) - 1))
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,9 @@ _STRAY_FRAMES = 12
 _JUMP_FLOOR = 1e-2
 """As `_FLOOR`, for comparing paths: a jump must not pay off for a single frame."""
 
-_LONG_TOKENS = 25
-"""Texts longer than this stray more: half of the built-in voice's good readings of them exceeded what short ones do."""
+_SENTENCE_TOKENS, _MOST_MORE = 13, 2.0
+"""Texts of more tokens than a sentence stray more, up to so many times: half of the built-in voice's good readings,
+text first, stray by .02 at most up to 13 tokens, and by .1 between 18 and 32; those beyond stray no more."""
 
 _STEP_S = 0.01
 _PAUSE, _SILENCE = 10 ** (-35 / 20), 10 ** (-45 / 20)
@@ -55,18 +56,23 @@ _LONGEST_WAIT_S = 0.32
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Limits beyond which a segment was probably not spoken as written: `end_frames` after its last word was reached,
-    `dwell_frames` at one token, and `strayed` attention (`Tracker.strayed`, plus `Tracker.jumped` once the segment has
-    ended). The first `opening_frames`, in which a head may search for its place, do not count."""
+    """Limits beyond which a segment was probably not spoken as written: more than `end_frames` from the end of its last
+    word on, or fewer than `least_end_frames` once the segment has ended, `dwell_frames` at one token, and `strayed`
+    attention (`Tracker.strayed`, plus `Tracker.jumped` once the segment has ended). The first `opening_frames`, in
+    which a head may search for its place, do not count."""
 
     end_frames: float
+    least_end_frames: float = 0.0
     dwell_frames: float
     strayed: float
     opening_frames: int = 0
 
     def most_strayed(self, tokens: float) -> float:
-        """The limit `strayed` for a text of `tokens` tokens: it grows with the length of long texts."""
-        return self.strayed * max(1.0, tokens / _LONG_TOKENS)
+        """The limit `strayed` for a text of `tokens` tokens: higher for more than a sentence, and for a word or two, of
+        which little but the end is spoken after the opening: there the head looks beyond the text."""
+        if tokens <= self.opening_frames / 2:
+            return self.strayed * _MOST_MORE
+        return self.strayed * min(max(1.0, tokens / _SENTENCE_TOKENS), _MOST_MORE)
 
 
 class Trouble(NamedTuple):
@@ -293,7 +299,11 @@ class SegmentClock:
         has_reached = tracker.reached >= lasts[-1]
         if is_over and not has_reached:
             return self._from_word("unreached", sum(last <= tracker.reached for last in lasts))
-        if has_reached and frames - tracker.crossings[lasts[-1]] > limits.end_frames:
+        ending = frames - tracker.crossings[lasts[-1]] if has_reached else 0.0
+        if is_over and ending < limits.least_end_frames:
+            # The head went over the last word while the one before it was spoken.
+            return self._from_word("unreached", len(lasts) - 1)
+        if ending > limits.end_frames:
             return Trouble("ending", len(self.words), frames * self._frame_s)
         waits = np.diff([*tracker.crossings, frames] if not has_reached else tracker.crossings)
         if max(waits, default=0.0) > limits.dwell_frames:
