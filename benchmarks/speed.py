@@ -3,10 +3,9 @@
     python benchmarks/speed.py --model fish-s2-pro --load-format dummy --concurrency 64 --out results
 
 `prefill`: prompts of 1 and 8 requests from a graph, with the unfused operations (before) and the fused kernels, and
-their number of kernels. `tiles`: gated products with the committed plan and with tiles of two widths, in graphs over
-weights that exceed the cache. `engine`: clients in a closed loop; each arm has one more optimisation than the one
-before it, and the first none: all pages that the slots can use, and unfused prefill. Every arm runs `--repeats` times,
-in turn. Writes speed-<model>.json and ends with one line of JSON."""
+their number of kernels. `engine`: clients in a closed loop; each arm has one more optimisation than the one before it,
+and the first none: all pages that the slots can use, and unfused prefill. Every arm runs `--repeats` times, in turn.
+Writes speed-<model>.json and ends with one line of JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +27,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
 
 from arms import clear
 from sonoro.core.config import EngineConfig
@@ -39,18 +37,12 @@ from sonoro.models import registry
 from sonoro.models.base import Capacity, LoadedModel, Pages, TextPromptModel
 from sonoro.models.codec_choice import dtype_name
 from sonoro.nn.linear import Linear
-from sonoro.ops import linear
-from sonoro.ops.linear import norm_gate_up, norm_gate_up_kernel
-from sonoro.ops.plans import Plan, from_text, known_shapes, plan_for, to_text
 from sonoro.profile.engine import Listener
 from sonoro.profile.report import Report
 from sonoro.profile.requests import speech_request
 from sonoro.runtime.graphs import GraphSet
 
 TEXT = "The next train to the coast leaves from platform four in twelve minutes; mind the gap."
-TWO_WIDTHS = ("64 64+16 64 1 1 4 4", "64 64+16 128 1 1 3 4", "64 32+16 128 1 1 4 4", "32 64+16 128 1 1 4 4")
-WIDE_PLANS = {(19456, 2560): "64 64+16 64 1 1 4 4", (12288, 2048): "64 32+16 128 1 1 4 4"}
-CACHE_BYTES = 2**28
 FIRST_ARM = "before"
 LARGE_BATCHES = {"codec_batches": (1, 4, 16, 64)}
 COARSE = {**LARGE_BATCHES, "prefill_buckets": (16, 32, 64, 128, 256, 512)}
@@ -65,7 +57,6 @@ ARMS: Mapping[str, dict[str, Any]] = {
     "overlap": {**COARSE, "codec_overlap": 4096},
     "buckets": {**LARGE_BATCHES, "codec_overlap": 4096},
     "batches": {"codec_overlap": 4096},
-    "tiles": {"codec_overlap": 4096},
 }
 """Engine settings by arm, each with one change more than the one above; the first also has all pages. `PATCHES` holds
 changes that are no settings."""
@@ -78,7 +69,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--model", help="as sonoro serve takes it; the built-in voice if none")
     parser.add_argument("--load-format", default="auto")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--parts", nargs="+", choices=("prefill", "tiles", "engine"), default=None)
+    parser.add_argument("--parts", nargs="+", choices=("prefill", "engine"), default=None)
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--arms", nargs="+", choices=tuple(ARMS), help="of the part engine; all if none")
     parser.add_argument("--frames", type=int, nargs=2, default=(30, 90), help="the fewest and the most of a request")
@@ -142,39 +133,6 @@ def time_prefill(loaded: LoadedModel, args: argparse.Namespace, report: Report) 
             row = {"part": name, "is_prefill_fused": is_fused, "prompts": count, "tokens": tokens, "repeat": repeat}
             row["graph_ms"] = median_ms(functools.partial(graphs.run, range(tokens)), 5, device)
             row["launches"] = launches_of(functools.partial(call, torch.arange(tokens, device=device)), device)
-            report.add(row)
-
-
-def chain(x: Tensor, gain: Tensor, weights: Sequence[Tensor], plan: Plan, _: Tensor) -> None:
-    """Compute the product of `x` with each of `weights`."""
-    for weight in weights:
-        norm_gate_up_kernel(x, gain, 1e-6, weight, plan=plan)
-
-
-def time_tiles(loaded: LoadedModel, args: argparse.Namespace, report: Report) -> None:
-    """Time gated products of the models' shapes with every candidate plan."""
-    device = loaded.device
-    if device.type != "cuda":
-        report.add({"part": "tiles", "error": "no GPU"})
-        return
-    shapes = [shape for shape, is_gated in known_shapes().items() if is_gated and shape[0] >= 12288]
-    for (n, k), rows in itertools.product(shapes, (32, 64)):
-        count = max(2, CACHE_BYTES // (2 * n * k))
-        weights = [torch.randn(n, k, device=device, dtype=torch.bfloat16) / k**0.5 for _ in range(count)]
-        x, gain = (torch.randn(*size, device=device, dtype=torch.bfloat16) for size in ((rows, k), (k,)))
-        committed = plan_for(rows, weights[0], True)
-        others = [from_text(f"tile {line}") for line in TWO_WIDTHS if int(line.split()[0]) == rows]
-        for repeat, plan in itertools.product(range(args.repeats), (committed, *others)):
-            row = {"part": "tiles", "shape": f"{n}x{k}", "rows": rows, "plan": to_text(plan), "repeat": repeat}
-            try:
-                found = norm_gate_up_kernel(x, gain, 1e-6, weights[0], plan=plan).float()
-                expected = norm_gate_up.reference(x, gain, 1e-6, weights[0]).float()
-                row["difference"] = float((found - expected).abs().max() / expected.abs().max())
-                graphs = GraphSet("tiles", functools.partial(chain, x, gain, weights, plan), (1,), 0, device)
-                graphs.capture()
-                row["us"] = 1000 * median_ms(functools.partial(graphs.run, [0]), 5, device) / count
-            except Exception as error:  # a plan that this card cannot run does not stop the others
-                row["error"] = repr(error)
             report.add(row)
 
 
@@ -251,17 +209,7 @@ def norms_apart() -> AbstractContextManager[Any]:
     return mock.patch.object(Linear, "joins_norm", return_value=False)
 
 
-def two_widths() -> AbstractContextManager[Any]:
-    """A context in which gated products of 33 to 64 rows are captured with tiles of two widths."""
-
-    def plan(rows: int, weight: Tensor, is_gated: bool) -> Plan:
-        wide = WIDE_PLANS.get(tuple(weight.shape)) if is_gated and 32 < rows <= 64 else None
-        return from_text(f"tile {wide}") if wide else plan_for(rows, weight, is_gated)
-
-    return mock.patch.object(linear, "plan_for", plan)
-
-
-PATCHES = {**dict.fromkeys(("before", "pages", "prefill"), norms_apart), "tiles": two_widths}
+PATCHES = dict.fromkeys(("before", "pages", "prefill"), norms_apart)
 
 
 def time_engine(loaded: LoadedModel, args: argparse.Namespace, report: Report) -> None:
@@ -299,7 +247,7 @@ def time_engine(loaded: LoadedModel, args: argparse.Namespace, report: Report) -
         report.add(row)
 
 
-PARTS = {"prefill": time_prefill, "tiles": time_tiles, "engine": time_engine}
+PARTS = {"prefill": time_prefill, "engine": time_engine}
 
 
 def main(argv: Sequence[str] = sys.argv[1:]) -> int:

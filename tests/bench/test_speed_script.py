@@ -30,7 +30,7 @@ def test_every_arm_is_measured_in_turn(tmp_path: Path) -> None:
     arms = [row["arm"] for row in rows if row["part"] == "ready"]
     assert arms[0] == "before"
     assert [row["arm"] for row in rows if row["part"] == "engine"] == arms
-    assert [row.get("error") for row in rows if "error" in row] == ["no GPU"]
+    assert not any("error" in row for row in rows)
     for row in rows:
         if row["part"] == "engine":
             assert row["requests"] > 0
