@@ -44,12 +44,17 @@ def test_a_respelled_word_comes_from_the_written_one() -> None:
     assert text[slice(*origins[spoken.index("pan")])] == "p"
 
 
-def test_a_letter_is_respelled_where_it_stands_by_itself() -> None:
-    text, respellings = "It's the FBI's US office, F. Smith's.", {"f": "ef", "s": "ess"}
+def test_a_letter_is_respelled_where_it_begins_an_initialism() -> None:
+    text, respellings = "It's the FBI's US office, F. Smith's SUV.", {"f": "ef", "s": "ess"}
     spoken, origins = trace_english(text, respellings=respellings)
-    assert spoken == "It's the ef B I's U ess office, ef. Smith's."
+    assert spoken == "It's the ef B I's U S office, ef. Smith's ess U V."
     at = spoken.index("ess")
-    assert [text[slice(*origin)] for origin in origins[at : at + 3]] == ["US"] * 3
+    assert [text[slice(*origin)] for origin in origins[at : at + 3]] == ["SUV"] * 3
+
+
+@pytest.mark.parametrize("text", ["the 747's wing", "item(s)", "girl 's", "$5's", "U.S.'s", "the f word", "IT'S"])
+def test_no_other_letter_is_respelled(text: str) -> None:
+    assert normalize_english(text, respellings={"f": "ef", "s": "ess"}) == normalize_english(text)
 
 
 def test_words_stand_between_spaces_and_dashes_without_their_marks() -> None:

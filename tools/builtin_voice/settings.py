@@ -77,7 +77,8 @@ RESPELLINGS = {
     **{"saute": "saw tay", "sergeant": "sargent", "spaghetti": "spagetti"},
 }
 """Common words that voices of this size mispronounce, and spellings that they pronounce right. Where text comes along,
-F and S by themselves sound like the start of a word ("the FBI": "the feebi"), as what follows is not known yet."""
+F and S that begin an initialism sound like the start of a word ("the FBI": "the feebi"): what
+follows is not known yet."""
 
 
 CODEC_HOURS = 20.0

@@ -550,7 +550,7 @@ def normalize_english(
     text: str, *, lowercase: bool = False, respellings: Mapping[str, str] = MappingProxyType({})
 ) -> NormalizedText:
     """Normalise `text` to its spoken form. What has none is dropped and reported, never guessed. `respellings` maps
-    lower-case spoken words to the spelling to use.
+    lower-case spoken words to the spelling to use; a letter's is used where its capital begins an initialism.
 
     Idempotent. The result's text is empty if nothing speakable is left."""
     return _normalize(_Written(text), lowercase, respellings)
@@ -570,8 +570,10 @@ def _normalize(written: _Written, lowercase: bool, respellings: Mapping[str, str
     dropped = "".join(dict.fromkeys(_UNREAD.findall(written.text)))
     written.apply(_LAST)
     if respellings:
-        # The s of "it's" is no letter by itself.
-        words = re.compile(rf"(?<!')\b(?:{'|'.join(map(re.escape, respellings))})\b", re.IGNORECASE)
+        # A letter only as a capital that begins an initialism: neither the s of "747's" nor that of "US".
+        letter = r"(?<!\w')(?<!\b[A-Z] )"
+        keys = [rf"{letter}{key.upper()}" if len(key) == 1 else f"(?i:{re.escape(key)})" for key in respellings]
+        words = re.compile(rf"\b(?:{'|'.join(keys)})\b")
         written.apply([(words, lambda match: respellings[match[0].lower()])])
     return NormalizedText(written.text.lower() if lowercase else written.text, dropped)
 
