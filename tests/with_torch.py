@@ -1,4 +1,4 @@
-"""Options and fixtures that need PyTorch, whose import a process that only hands out tests does not wait for."""
+"""Hooks and fixtures that need PyTorch, whose import a process that only hands out tests does not wait for."""
 
 from collections.abc import Callable
 from pathlib import Path
