@@ -96,8 +96,11 @@ class Times:
 
     def _launch_ms(self, length: int, rows: int) -> float:
         if (length, rows) not in self._launches:
-            codec = {known: _between(by_batch, rows) for known, by_batch in self.codec.items()}
-            self._launches[length, rows] = _between(codec, length) if length else _between(self.frame, rows)
+            if length:
+                codec = {known: _between(by_batch, rows) for known, by_batch in self.codec.items()}
+                self._launches[length, rows] = _between(codec, length)
+            else:
+                self._launches[length, rows] = _between(self.frame, rows)
         return self._launches[length, rows]
 
 
