@@ -175,7 +175,8 @@ def faults(reading: Reading, other: Reading, few: int, chance: random.Random) ->
 
 
 def texts_of() -> list[str]:
-    """The texts: single sentences, texts of `TOGETHER` sentences in order, then pairs of sentences `APART`."""
+    """The texts: single sentences, texts of `TOGETHER` sentences in order, then pairs of sentences `APART`; a
+    Harvard sentence is in all three."""
     files = ("everyday.txt", "carriers.txt", "harvard.txt")
     lines = [line.strip() for name in files for line in (TEXTS / name).read_text(encoding="utf-8").splitlines()]
     # A star marks the word that a carrier carries.
