@@ -92,7 +92,7 @@ def load(model, *, device, dtype, load_format):
         "slow_live": SlowLiveModel,
         "clients": partial(SlowLiveModel, voices=("nora", "miles")),
     }
-    if model.startswith(HELD):
+    if model and model.startswith(HELD):
         made = HeldModel(Path(model.removeprefix(HELD)))
     else:
         made = LiveSineModel(voices=()) if model == "cloning" else kinds.get(model, VoicedSineModel)()

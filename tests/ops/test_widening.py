@@ -127,7 +127,7 @@ def is_number(bytes_: Words) -> Words:
         ("tile 64 64 64 1 1 3 4 swapped", True, 2),
         ("tile 64 64 64 1 1 3 4", False, 4),
         ("tile 16 16 64 4 1 3 4 swapped", False, 4),
-        ("tile 64 32+16 64 1 1 3 4", True, 4),
+        ("tile 64 32 64 1 1 3 4", True, 4),
         ("gemv 8 512 2", False, 4),
     ],
 )
