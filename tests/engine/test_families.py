@@ -70,6 +70,13 @@ def test_any_mix_of_requests_gives_each_the_answer_it_gets_alone(
         assert_as_alone(events, request, expected)
 
 
+def test_saved_voices_are_of_a_checkpoint_whatever_its_codec_computes_in(tiny: TinyFamily) -> None:
+    """And whether word heads are searched for, which are kept under the same fingerprint."""
+    settings = [("float32", True), ("bfloat16", True), ("bfloat16", False)]
+    made = [engine_of(tiny.load().model, codec_dtype=dtype, finds_word_heads=finds) for dtype, finds in settings]
+    assert len({engine.fingerprint for engine in made}) == 1
+
+
 def test_requests_that_come_and_go_leave_nothing_behind(
     tiny: TinyFamily, model: SpeechModel, said_alone: list[tuple[np.ndarray, Finished]]
 ) -> None:

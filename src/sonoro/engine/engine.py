@@ -70,6 +70,9 @@ class Engine:
         phases: Phases | None = None,
     ) -> None:
         configure(model, config.model_settings)
+        self.fingerprint = model.fingerprint
+        """The model's fingerprint; only voices encoded under the same one can be loaded. Taken before the codec
+        settles: the dtype it computes in is no part of it."""
         self.config, self.spec = config, model.spec
         self._model, self._clock_s = model, clock_s
         self._found_heads = FoundHeads(model, config)
@@ -131,11 +134,6 @@ class Engine:
     def paused(self) -> int:
         """Requests that are paused, with a slot or without."""
         return sum(running.is_paused for running in self._running.values())
-
-    @property
-    def fingerprint(self) -> str:
-        """The model's fingerprint; only voices encoded under the same one can be loaded."""
-        return self._model.fingerprint
 
     @property
     def prefixes(self) -> PrefixCounts:
