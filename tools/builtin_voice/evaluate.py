@@ -1,4 +1,4 @@
-"""Judge a voice by machine: texts read aloud, heard by Moonshine, scored by DNSMOS, their ends by a told pocketsphinx.
+"""Evaluate a voice: word errors by Moonshine, quality by DNSMOS, endings by pocketsphinx with the known text.
 
 sentences  a hundred Harvard sentences (sound) and two hundred everyday ones (words) in each voice
 words      common words that small voices garble, each in a carrier sentence, in each voice
@@ -56,7 +56,7 @@ _LENGTH_TOLERANCE = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is judged: `voices` of `speech` by name, with those that taught them, and `seed` of the first text. `reader`
+    """The voices to evaluate: `voices` of `speech` by name with their teachers', and `seed` of the first text. `reader`
     names the weights, where they run and `sampling`, what is not the checkpoint's own of it."""
 
     speech: TTS
@@ -110,12 +110,12 @@ def read_sentences(count: int) -> list[str]:
 
 
 def scored_first(count: int, jobs: list[Job]) -> list[Job]:
-    """`jobs`, the sound of the first `count` to be scored in every way."""
+    """`jobs`, of which the first `count` get all quality scores."""
     return [replace(job, scored=Scored.ALL) for job in jobs[:count]] + jobs[count:]
 
 
 def figures(sentences: list[str], heard: list[Heard]) -> dict[str, Any]:
-    """Word errors of the two thirds that are everyday sentences, scores of the Harvard ones before them."""
+    """Word errors of the everyday sentences, the last two thirds; quality scores of the Harvard ones before them."""
     harvard = len(sentences) // 3
     return {
         "wer": round(word_error_rate(sentences[harvard:], [ear.words for ear in heard[harvard:]]), 4),
@@ -163,12 +163,12 @@ def judge_sentences(subject: Subject, teacher: dict[str, Any], count: int, ears:
 
 
 def wrong_words(heard: list[Heard]) -> list[str]:
-    """The carried words that were not heard where they are; those that sound alike are one word."""
+    """Words of carrier sentences that were misheard; homophones count as one word."""
     return [carrier.word for carrier, ear in zip(read_carriers(), heard, strict=True) if not carrier.is_in(ear.words)]
 
 
 def judge_words(subject: Subject, ears: Ears) -> dict[str, Any]:
-    """What share of the carried words each voice says right, and which it does not."""
+    """Share of the words in carrier sentences that each voice says right, and the others."""
     sentences, found = [carrier.sentence for carrier in read_carriers()], {}
     for voice in subject.voices:
         readings = ears.read(subject.jobs("batch", voice, sentences), partial(_together, subject), f"{voice}, words")
@@ -254,7 +254,7 @@ def digest(texts: list[str]) -> str:
 
 
 def fingerprint(model: str) -> str:
-    """What tells this checkpoint from any other: a hash of all its files."""
+    """A hash of all files of the checkpoint."""
     folder = Path(sonoro.__file__).parent / "voices" / "builtin" if model == "builtin" else Path(model)
     weights = sorted(folder.rglob("*.safetensors")) + sorted(folder.rglob("*.json"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in weights)).hexdigest()[:16]
@@ -327,7 +327,7 @@ def judge_teacher(options: argparse.Namespace, ears: Ears) -> dict[str, Any]:
 
 
 def foretold_s(teacher: Teacher, phonemes: dict[str, list[dict[str, str]]], jobs: list[Job]) -> list[float]:
-    """How long the teacher's readings would be."""
+    """Predicted durations of the teacher's readings, in seconds."""
     lines = [(at, job.voice, piece) for at, job in enumerate(jobs) for piece in phonemes[job.text]]
     found = [0.0] * len(jobs)
     for first in range(0, len(lines), _TEACHER_BATCH):

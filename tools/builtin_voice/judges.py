@@ -1,6 +1,6 @@
-"""What the judges make of one reading: the words heard, scores of its sound, its highs, and how it ends.
+"""Judge one reading: transcript (Moonshine), quality scores (DNSMOS), high-band energy, and how it ends.
 
-`prepare_judges.sh` fetches the judges. Run by itself, prints what they make of audio files:
+`prepare_judges.sh` fetches the judges. Run by itself, prints the judgement of audio files:
 `python -m builtin_voice.judges FOLDER WAV... [--texts FILE]`, a text a line for each file.
 """
 
@@ -30,7 +30,7 @@ _HIGHS_HZ = (8000, 11_000)
 
 
 class Told(Protocol):
-    """What is used of a `builtin_voice.recogniser.Recogniser`."""
+    """The part of `builtin_voice.recogniser.Recogniser` that is used: recognition against a known text."""
 
     def ending(self, audio: bytes, text: str) -> tuple[int, bool]: ...
 
@@ -39,7 +39,7 @@ class Told(Protocol):
 
 @dataclass(frozen=True)
 class Judges:
-    """All judges of one process."""
+    """The judges, loaded once in a process."""
 
     moonshine: Moonshine
     dnsmos: Dnsmos
@@ -54,7 +54,7 @@ class Judges:
         return cls(Moonshine.load(folder), Dnsmos.load(folder), Recogniser())
 
     def judge(self, spoken: Spoken, text: str, scored: Scored) -> Heard:
-        """Hear `text` as it was `spoken`, and score its sound as asked for."""
+        """Transcribe the reading `spoken` of `text`, and score its quality as `scored` asks for."""
         audio = to_judge(spoken.samples, spoken.sample_rate)
         words = self.moonshine.hear(audio)
         ending, told = ending_of(text, words), to_told(audio)
@@ -75,14 +75,14 @@ def listen(folder: Path, spoken: Spoken, text: str, scored: Scored) -> Heard:
 
 
 def to_told(samples: np.ndarray) -> bytes:
-    """`samples` [S] float32 in [-1, 1] at 16 kHz for who is told what they say: 16 bits, silence before and after."""
+    """`samples` [S] float32 in [-1, 1] at 16 kHz as PCM16 between silences, for the recogniser that knows the text."""
     # Out of silence pocketsphinx picks 100 of 100 sentences for every voice of Flite; without, 98 to 100.
     padded = np.pad(np.clip(samples, -1, 1), round(_SURROUNDING_SILENCE_S * JUDGE_HZ))
     return (padded * 32767).astype("<i2").tobytes()
 
 
 def highs_of(samples: np.ndarray, sample_rate: int) -> float:
-    """The share of the energy of `samples` [S] that lies between 8 and 11 kHz."""
+    """Share of the energy of `samples` [S] between 8 and 11 kHz."""
     power = np.abs(np.fft.rfft(samples)) ** 2
     hz = np.fft.rfftfreq(len(samples), 1 / sample_rate)
     low, high = _HIGHS_HZ
@@ -90,7 +90,7 @@ def highs_of(samples: np.ndarray, sample_rate: int) -> float:
 
 
 def high_band_db(shares: list[float]) -> float:
-    """The mean of what `highs_of` found, in decibels below the whole."""
+    """Mean of shares by `highs_of`, in decibels below full-band energy."""
     return float(10 * np.log10(max(float(np.mean(shares)), 1e-12)))
 
 

@@ -1,4 +1,4 @@
-"""A thousand texts of every kind that people send, and what it means that one was cut or ran away.
+"""A thousand texts of every kind that people send, and the definition of a truncated or runaway reading.
 
 One word to 400 characters, numbers, sums, dates, abbreviations, marks. Words come from the Harvard sentences that the
 evaluation does not use otherwise, none of which is ever trained on; the list is the same everywhere.

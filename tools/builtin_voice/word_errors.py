@@ -1,6 +1,6 @@
-"""How far what was heard is from what was to be spoken, in words. Knows no recogniser.
+"""Word error rate between a text and a transcript, whichever recogniser made it.
 
-Both sides are written out the same way first: numbers, times and money in words, contractions apart, one spelling of
+Both sides are normalised the same way first: numbers, times and money in words, contractions apart, one spelling of
 what Americans and Britons write differently; a compound is the same in one word and in two.
 """
 
@@ -48,7 +48,7 @@ def spelled_words(text: str) -> list[str]:
 
 
 def words_of(text: str) -> str:
-    """Lower-case words alone, in the one way that both sides are written."""
+    """Normalised lower-case words of a text or a transcript."""
     for pattern, written in _WRITTEN:
         text = pattern.sub(written, text)
     spoken = " ".join(spelled_words(text))
@@ -58,7 +58,7 @@ def words_of(text: str) -> str:
 
 
 def word_errors(text: str, heard: str) -> int:
-    """The fewest words put in, left out or changed that make one of the other; two words may be one."""
+    """Edit distance in words (insertions, deletions, substitutions); a compound equals its two words."""
     spoken, words = text.split(), heard.split()
     rows = [list(range(len(words) + 1))]
     for count, word in enumerate(spoken, start=1):
@@ -75,7 +75,7 @@ def word_errors(text: str, heard: str) -> int:
 
 
 def word_error_rate(texts: Sequence[str], heard: Sequence[str]) -> float:
-    """Word errors over the words that were to be spoken, of all `texts` together."""
+    """Word errors over reference words, of all `texts` together."""
     spoken = [words_of(text) for text in texts]
     errors = sum(word_errors(text, words_of(words)) for text, words in zip(spoken, heard, strict=True))
     return errors / sum(len(text.split()) for text in spoken)
@@ -96,7 +96,7 @@ class Ending:
 
 
 def ending_of(text: str, heard: str) -> Ending:
-    """The ending of `heard`, both as written."""
+    """Compare the ending of `heard` with that of the text, neither of them normalised yet."""
     spoken, words = words_of(text).split(), parted(words_of(heard).split())
     matches = _matches(spoken, words)
     last_spoken, last_heard = matches[-1]
