@@ -56,7 +56,7 @@ Quantization = Annotated[
 LoadFormat = Annotated[str, typer.Option(help="auto, or dummy for random weights")]
 Commit = Annotated[str | None, typer.Option(help="the revision to record; default: that of the checkout")]
 Config = Annotated[
-    Any, typer.Option(parser=EngineConfig.from_file, metavar="FILE", help="YAML file with the engine's configuration")
+    Any, typer.Option(parser=EngineConfig.from_file, metavar="FILE", help="YAML file of an engine, or of a server")
 ]
 
 FAILURE = 1

@@ -74,6 +74,14 @@ def test_a_file_overrides_the_defaults(tmp_path: Path) -> None:
     assert EngineConfig.from_file(path) == EngineConfig()
 
 
+def test_of_a_servers_file_an_engine_reads_its_section(tmp_path: Path) -> None:
+    path = tmp_path / "server.yaml"
+    path.write_text("engine:\n  slots: 7\nserver:\n  port: 80\n")
+    assert EngineConfig.from_file(path) == EngineConfig(slots=7)
+    path.write_text("server:\n  port: 80\n")
+    assert EngineConfig.from_file(path) == EngineConfig()
+
+
 def test_sizes_that_are_left_out_are_filled_in() -> None:
     resolved = EngineConfig(slots=48, prefill_buckets=(20, 40)).resolve()
     assert resolved.frame_batches == (1, 2, 4, 8, 16, 32, 48)
@@ -100,6 +108,8 @@ def test_many_slots_have_graphs_for_as_many_prompt_tokens_as_a_tick_may_run() ->
         (b"\xff\xfe\x00", "readable"),
         (b"slots: x", "whole"),
         (b"slots: 4\nslots: 8\n", "slots is written twice"),
+        (b"engine: 3\n", "engine: 3 is not allowed; it must hold keys"),
+        (b"engine:\nslots: 4\n", "engine: None is not allowed; there is no such key"),
     ],
 )
 def test_files_that_are_no_configuration_are_refused(content: bytes, words: str, tmp_path: Path) -> None:

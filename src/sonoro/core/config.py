@@ -24,6 +24,7 @@ __all__ = [
     "CODEC_DTYPES",
     "LOG_LEVEL_VARIABLE",
     "QUANTIZATIONS",
+    "SECTIONS",
     "EngineConfig",
     "Settings",
     "is_allocator_set",
@@ -32,6 +33,7 @@ __all__ = [
     "log_as_json",
     "log_level",
     "read_yaml",
+    "section_of",
     "see_gpus",
     "setting",
     "tuned_folder",
@@ -40,6 +42,8 @@ __all__ = [
 
 LOG_LEVEL_VARIABLE = "SONORO_LOG_LEVEL"
 _LOG_FORMAT_VARIABLE = "SONORO_LOG_FORMAT"
+SECTIONS = ("engine", "server")
+"""Of a server's configuration file."""
 CODEC_DTYPES = ("auto", "float16", "bfloat16", "float32")
 QUANTIZATIONS = ("none", "int8", "fp8")
 
@@ -57,11 +61,6 @@ class Settings:
                 limit = f"there is no such key; {nearest}{' ' * bool(nearest)}known keys: {', '.join(known)}"
                 raise ConfigError(str(key), value, limit)
         return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
-
-    @classmethod
-    def from_file(cls, path: str | Path) -> Self:
-        """The defaults updated by the YAML mapping at `path`. Raises `ConfigError`."""
-        return cls.from_mapping(read_yaml(path))
 
     def over(self, **given: Any) -> Self:
         """These settings updated by those `given` that are not None."""
@@ -214,6 +213,13 @@ class EngineConfig(Settings):
     finds_word_heads: bool = True
     model_settings: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 
+    @classmethod
+    def from_file(cls, path: str | Path) -> Self:
+        """The defaults updated by the YAML file at `path`, or by the section `engine` of a server's file. Raises
+        `ConfigError`."""
+        values = read_yaml(path)
+        return cls.from_mapping(section_of(values, "engine") if values and values.keys() <= {*SECTIONS} else values)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check("max_positions", self.max_frames + 1, 10_000_000, "room for a prompt before max_frames frames")
@@ -307,6 +313,14 @@ def read_yaml(path: str | Path, what: str = "keys and values") -> dict[str, Any]
     if values is not None and not isinstance(values, dict):
         raise ConfigError("config", str(path), f"it must hold {what}, not a {type(values).__name__}")
     return values or {}
+
+
+def section_of(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The section `name` of a server's file, {} if it is missing. Raises `ConfigError`."""
+    section = values.get(name)
+    if section is not None and not isinstance(section, dict):
+        raise ConfigError(name, section, f"it must hold keys and values, not a {type(section).__name__}")
+    return section or {}
 
 
 def _powers_of_two(largest: int, first: int = 1, factor: int = 2) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self, get_args
 
-from sonoro.core.config import EngineConfig, Settings, read_yaml, setting
+from sonoro.core.config import SECTIONS, EngineConfig, Settings, read_yaml, section_of, setting
 from sonoro.core.errors import ConfigError
 from sonoro.core.types import ModelSpec, VoiceSex
 
@@ -144,9 +144,7 @@ def read_sections(path: str | Path) -> tuple[EngineConfig, ServerConfig]:
     """
     sections = read_yaml(path, "sections")
     for name, section in sections.items():
-        if name not in ("engine", "server"):
-            raise ConfigError(str(name), section, "there is no such section; known sections: engine, server")
-        if section is not None and not isinstance(section, dict):
-            raise ConfigError(name, section, f"it must hold keys and values, not a {type(section).__name__}")
-    engine, server = sections.get("engine") or {}, sections.get("server") or {}
+        if name not in SECTIONS:
+            raise ConfigError(str(name), section, f"there is no such section; known sections: {', '.join(SECTIONS)}")
+    engine, server = (section_of(sections, name) for name in SECTIONS)
     return EngineConfig.from_mapping(engine), ServerConfig.from_mapping(server)
