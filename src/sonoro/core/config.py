@@ -218,7 +218,7 @@ class EngineConfig(Settings):
         """The defaults updated by the YAML file at `path`, or by the section `engine` of a server's file. Raises
         `ConfigError`."""
         values = read_yaml(path)
-        return cls.from_mapping(section_of(values, "engine") if values and values.keys() <= {*SECTIONS} else values)
+        return cls.from_mapping(section_of(values, "engine") if values.keys() <= set(SECTIONS) else values)
 
     def __post_init__(self) -> None:
         super().__post_init__()

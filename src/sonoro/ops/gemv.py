@@ -101,6 +101,7 @@ if triton is not None:
         tiles, norm_tiles = (), ()
         for chunk in tl.static_range(CHUNKS):
             k = chunk * BLOCK_K
+            # Tuples that unrolled loops extend: to mypy `()` has a fixed length, hence what it is told to ignore.
             for half in tl.static_range(HALVES):
                 word = k // PACK
                 mask = (n < N)[:, None] & (word + word_offset < K // PACK)[None, :]
