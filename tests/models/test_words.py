@@ -1,6 +1,7 @@
 """What watched heads of a backbone look at, in every family: full attention within the text; frames stay the same."""
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from sonoro.core.types import Failed, Finished, SpeechRequest
 from sonoro.models import registry
 from sonoro.models.base import Spoken
 from sonoro.models.words import ShowsWords
+from sonoro.ops.dispatch import Operation
 from sonoro.runtime.graphs import GraphSet
 from sonoro.words.heads import FILE, WordHeads, write_heads
 from sonoro.words.tracking import Pointing
@@ -133,6 +135,22 @@ def test_a_frame_with_watched_heads_may_be_captured(tiny: TinyFamily) -> None:
     with device_only():
         model.frame(state, slots)
         assert model.attention(state)[slots].shape == (3, 2, 192)
+
+
+def test_kernels_are_checked_with_arguments_that_they_take(tiny: TinyFamily, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = set()
+
+    def bind(operation: Operation, arguments: Callable[[], tuple[Any, ...]], tolerance: float) -> None:
+        for function in (operation.kernel, operation.reference):
+            inspect.signature(function).bind(*arguments())
+        operation.is_supported(*arguments())
+        checked.add(operation.name)
+
+    monkeypatch.setattr(Operation, "check", bind)
+    model = tiny.load().model
+    model.word_heads = HEADS
+    model.check_kernels(model.allocate(CAPACITY), 2)
+    assert {"point", "decode_attention"} <= checked
 
 
 @pytest.mark.gpu

@@ -22,7 +22,7 @@ from sonoro.nn.kvcache import Attend, PackedTokens, PagedKVCache
 from sonoro.nn.linear import Linear, NormedRows, RMSNorm, random_like
 from sonoro.nn.watch import HeadWatch
 from sonoro.ops.attention import HeadNorms, PagedKV, decode_attention
-from sonoro.ops.pointer import point
+from sonoro.ops.pointer import Watched, point
 from sonoro.ops.prompt import keep_prompt
 from sonoro.ops.varlen import varlen_attention
 
@@ -334,7 +334,7 @@ class DecoderStack(nn.Module):
         if watch is not None and tokens == 1:
             heads, spans = next(iter(watch.heads.values())), torch.stack((index % 5, index * 0 + length), dim=1)
             out = torch.zeros_like(watch.attention[:1, : len(heads)]).repeat(batch, 1, 1)
-            point.check(lambda: (qkv, norms, rotary, kv(), positions, heads, spans, out.clone()), tolerance)
+            point.check(lambda: (qkv, norms, rotary, kv(), positions, Watched(heads, spans, out.clone())), tolerance)
 
     @torch.no_grad()
     def split_pairs(self) -> None:
