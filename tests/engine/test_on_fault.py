@@ -100,6 +100,19 @@ def test_of_several_sentences_the_next_attempt_speaks_half() -> None:
     assert len(audio(made, "a")) == finished.frames * HOP
 
 
+def test_words_that_no_attempt_reached_are_spoken_alone() -> None:
+    """Both attempts end before "the"; nothing of their audio is cut."""
+    made, finished, words = say("unreached", on_fault="retry", attempts=2, seed=8)
+    first, second = finished.faults
+    assert (first.kind, first.attempt, first.outcome) == ("unreached", 0, "spoken_again")
+    assert second == Fault(kind="unreached", start=0, end=FRAMES, attempt=1, continued_at=THE)
+    assert finished.reason == "stop"
+    assert [(word.start, word.end) for word in words] == word_spans(TEXT)
+    assert [word.start_s for word in words] == sorted(word.start_s for word in words)
+    assert finished.frames == 8 + FRAMES - THE
+    assert len(audio(made, "a")) == finished.frames * HOP
+
+
 def test_a_segment_that_cannot_be_cut_fails_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_):
         raise AssertionError("the sentence splitter lost text")

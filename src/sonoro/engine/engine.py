@@ -397,11 +397,14 @@ class Engine:
         if running.words is not None:
             # `_send` has not ended the words of a live segment, of one broken off, or of one without a new frame.
             running.words.end()
-        reason, is_again = running.finish_reason, running.may_try_again
+        is_again = running.may_try_again
         if running.words is not None and running.is_faulty:
+            if running.is_last_retry and (rest := running.words.cut_unreached()) is not None:
+                running.add_rest(rest)
             running.words.note_fault(running.attempt, spoken_again=is_again)
         if not is_again:
             self._emit_held(running, self._clock_s())
+        reason = running.finish_reason
         if reason is not None and not is_again:
             self._finish(running, reason)
             return

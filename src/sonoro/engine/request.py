@@ -43,7 +43,7 @@ class Progress:
     `limit` and `expected` are the maximum and the expected number of frames. `prefix` holds the prefix cache keys of
     the first pages of `prompt`, which includes the first `given_ids` ids of live text. `length` frames are made,
     `decoded` of them sent as audio; `is_done` means that no more follow. A faulty attempt `is_broken_off`: its later
-    frames are dropped, and if it `has_rest` the rest of its text is the next segment. `made` are its frames [T, ...]
+    frames are dropped. If it `has_rest` the rest of its text is the next segment. `made` are its frames [T, ...]
     (kept only if another segment may follow); `held` are chunks not sent yet: PCM16 and number of frames.
     """
 
@@ -127,7 +127,7 @@ class RunningRequest:
     @property
     def keeps_frames(self) -> bool:
         """Whether another segment may follow, whose prompt includes this one's frames."""
-        return self.has_more_segments or self.is_continued
+        return self.has_more_segments or self.is_continued or self.is_last_retry
 
     @property
     def has_text_to_come(self) -> bool:
@@ -228,6 +228,12 @@ class RunningRequest:
         return self.request.on_fault == "continue"
 
     @property
+    def is_last_retry(self) -> bool:
+        """Whether this is the last attempt at a segment, after which words that it did not reach are spoken alone."""
+        is_last = self.attempt > 0 and self.attempt + 1 == self.request.attempts
+        return is_last and self.words is not None and self.request.on_fault == "retry"
+
+    @property
     def holds_back(self) -> bool:
         """Whether a segment's audio is held back until the segment has ended."""
         return self.request.attempts != 1 and not self.is_continued
@@ -297,8 +303,12 @@ class RunningRequest:
         progress = self.progress
         progress.length, progress.is_done, progress.is_broken_off = max(frames, progress.decoded), True, True
         if rest is not None:
-            self.segments.insert(self.index + 1, rest)
-            progress.has_rest = True
+            self.add_rest(rest)
+
+    def add_rest(self, rest: Segment) -> None:
+        """Make `rest`, the rest of the current segment's text, the next segment."""
+        self.segments.insert(self.index + 1, rest)
+        self.progress.has_rest = True
 
     def try_again(self) -> None:
         """Discard the segment's frames and begin its next attempt. A faulty segment of several sentences is split in

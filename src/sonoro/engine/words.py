@@ -14,7 +14,7 @@ from sonoro.core.normalize import trace_english
 from sonoro.core.text import Segment
 from sonoro.core.words import Fault, FaultKind, Word
 from sonoro.models.words import MOST_COLUMNS
-from sonoro.words.spans import spoken_words, word_spans
+from sonoro.words.spans import SpokenWord, spoken_words, word_spans
 from sonoro.words.tracking import Pointing, SegmentClock, Trouble
 
 if TYPE_CHECKING:
@@ -49,10 +49,10 @@ class RequestWords:
         self.fault: FaultKind | None = None
         self.faults: list[Fault] = []
         self._broken: tuple[FaultKind, int, int] | None = None
-        """Where the attempt was broken off: kind of fault, end of the segment, and where it continues, in characters.
-        """
+        """Where the attempt was cut: kind of fault, end of the segment, and where it continues, in characters."""
         self._model, self._spec = model, spec
         self._clock: SegmentClock | None = None
+        self._ended: SegmentClock | None = None
         self._pointing = Pointing(layer=0, head=0)
         self._kept: list[tuple[npt.NDArray[np.float32], int] | bytes] = []
         """Attention with its frame number, and PCM16, in order of arrival."""
@@ -77,7 +77,7 @@ class RequestWords:
         else:
             self._begin = self._end
         self._segment, self._told_before, self._clock, self.fault = segment, len(self.told), None, None
-        self._broken, self._kept = None, []
+        self._broken, self._ended, self._kept = None, None, []
         if pointing is None:
             return
         places = self._model.word_heads.places
@@ -153,7 +153,7 @@ class RequestWords:
             clock.finish()
             self.fault = clock.fault if self._broken is None else self._broken[0]
             self.told += clock.take(self.text)
-            self._clock = None
+            self._clock, self._ended = None, clock
 
     def stop(self) -> None:
         """End a cancelled segment: the words that have begun become final."""
@@ -166,12 +166,23 @@ class RequestWords:
         """Cut the segment before the word of `trouble`; return the rest as a segment, None if all words are spoken."""
         clock = self.clock
         assert clock is not None
-        assert self._segment is not None
-        segment, words = self._segment, clock.words
         self._broken = trouble.kind, self._end, self._end
-        if trouble.word == len(words):
+        return None if trouble.word == len(clock.words) else self._cut(trouble, clock.words)
+
+    def cut_unreached(self) -> Segment | None:
+        """Cut the segment that ended before the first word that it did not reach; return the rest as a segment, None
+        unless it reached some words and not the last."""
+        trouble = None if self._ended is None else self._ended.trouble(is_over=True)
+        if self._ended is None or trouble is None or trouble.kind != "unreached" or not trouble.word:
             return None
-        word = words[trouble.word]
+        rest = self._cut(trouble, self._ended.words)
+        self._end = rest.start
+        return rest
+
+    def _cut(self, trouble: Trouble, words: Sequence[SpokenWord]) -> Segment:
+        """Cut the segment before the word of `trouble`, one of its `words`; return the rest as a segment."""
+        assert self._segment is not None
+        segment, word = self._segment, words[trouble.word]
         self._broken = trouble.kind, self._end, word.start
         at, _ = self._model.token_spans(segment.text)[int(word.first)]
         rest = Segment(segment.text[at:].lstrip(), word.start, segment.end)
