@@ -74,6 +74,14 @@ def test_weights_in_8_bits_slots_and_positions_are_counted(tiny: TinyFamily, tmp
     assert more.codec_histories / plain.codec_histories == pytest.approx(9 / 5, rel=0.01)
 
 
+def test_copies_for_large_batches_are_counted() -> None:
+    """The 1.7B's depth model: 157 MB."""
+    few, many = (
+        footprint("qwen3-tts-1.7b-customvoice", EngineConfig(slots=slots, quantization="int8")) for slots in (16, 17)
+    )
+    assert many.weights - few.weights == 2 * 5 * 15 * 2**20
+
+
 PROMISED = [
     ("qwen3-tts-1.7b-customvoice", "none", 6.5e9),
     ("qwen3-tts-1.7b-customvoice", "int8", 4.5e9),

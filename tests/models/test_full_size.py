@@ -10,6 +10,7 @@ from near_ties import NEAR_TIE, SPREAD, moved
 from sonoro.core.types import SamplingParams, SpeechRequest
 from sonoro.models import registry
 from sonoro.models.base import LoadedModel, Prompt, SpeechModel
+from sonoro.ops.e4m3 import e4m3_linear, e4m3_linear_add_norm, quantize_rows
 from sonoro.runtime.graphs import GraphSet
 from speaking import begin, capacity
 
@@ -86,6 +87,20 @@ def test_graph_equals_eager_bit_by_bit(model: SpeechModel, batch: int, padded: i
     eager, graph = (speak(model, batch, padded, is_greedy=False, is_eager=arm) for arm in (True, False))
     assert eager.any(dim=-1).all()
     assert torch.equal(eager, graph)
+
+
+@pytest.mark.parametrize("name", ["qwen3-tts-1.7b-customvoice", "fish-s2-pro"])
+def test_in_fp8_graph_equals_eager_and_kernels_agree(name: str) -> None:
+    """At sizes with rows in E4M3, and with 16-bit copies of the depth model's weights."""
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("products of E4M3 want compute capability 8.9")
+    model = registry.load(name, device="cuda", load_format="dummy", quantization="fp8").model
+    for batch in (20, 64):
+        eager, graph = (speak(model, batch, batch, is_greedy=False, is_eager=arm) for arm in (True, False))
+        assert torch.equal(eager, graph)
+    failed = [operation.name for operation in (quantize_rows, e4m3_linear, e4m3_linear_add_norm) if operation.failure]
+    assert not failed
+    assert e4m3_linear.difference is not None
 
 
 def test_a_batch_fed_the_same_frames_decides_as_its_rows_alone(

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from sonoro.nn.linear import Linear, NormedRows, RMSNorm, lay_out_by_input
+from sonoro.nn import linear as linear_module
+from sonoro.nn.linear import E4M3Rows, Linear, NormedRows, RMSNorm, lay_out_by_input
+from sonoro.ops.eight_bits import dequantized, quantize
 
 PACKAGE = Path(__file__).parents[2] / "src" / "sonoro"
 CONVOLUTIONS = {"nn/causal.py", "nn/codebooks.py", "models/qwen3_tts/decoder.py"}
@@ -24,6 +26,64 @@ def test_fused_products_are_the_plain_ones() -> None:
         assert torch.allclose(layer.after_norm(x, norm), plain)
         assert torch.allclose(layer.gate_up_after_norm(NormedRows(x), norm), gate / (1 + (-gate).exp()) * up)
         assert torch.allclose(layer.add_to(residual, x).rows, residual + x @ layer.weight.T)
+
+
+def made_layer(quantization: str) -> Linear:
+    layer = Linear(32, 64, bias=False)
+    layer.quantization = quantization
+    layer.weight = torch.nn.Parameter(layer.stored(layer.weight.data), requires_grad=False)
+    return layer
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "fp8"])
+def test_a_wide_copy_is_multiplied_by_many_rows_alone_and_in_no_file(quantization: str) -> None:
+    torch.manual_seed(0)
+    layer, norm = made_layer(quantization), RMSNorm(32, 1e-6)
+    names, rows = [*layer.state_dict()], torch.randn(17, 32)
+    with torch.inference_mode():
+        before = [layer.after_norm(some, norm) for some in (rows, rows[:16])]
+        layer.widen(torch.float32)
+        assert (layer.wide is None) == (quantization == "none")
+        after = [layer.after_norm(some, norm) for some in (rows, rows[:16])]
+        # The copy is what the 8 bits stand for.
+        assert all(map(torch.equal, before, after))
+        if layer.wide is not None:
+            layer.wide.zero_()
+            residual = torch.randn(17, 64)
+            assert not layer.after_norm(rows, norm).any()
+            assert not layer.gate_up_after_norm(NormedRows(rows), norm).any()
+            assert torch.equal(layer.add_to(residual, rows).rows, residual)
+            assert torch.equal(layer.after_norm(rows[:16], norm), before[1])
+    assert [*layer.state_dict()] == names
+
+
+def test_rows_in_e4m3_go_from_product_to_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By references, on a CPU: what each method rounds, and hands on."""
+    monkeypatch.setattr(linear_module, "takes_e4m3", lambda x, weight: True)
+    torch.manual_seed(0)
+    layer, norm, next_norm = made_layer("fp8"), RMSNorm(32, 1e-6), RMSNorm(64, 1e-6)
+    x, residual = torch.randn(5, 32), torch.randn(5, 64)
+    weight = dequantized(layer.weight, layer.scale, torch.float32)
+
+    def rounded(rows: torch.Tensor) -> torch.Tensor:
+        return dequantized(*quantize(rows, "fp8"), torch.float32)
+
+    with torch.inference_mode():
+        product = rounded(norm(x)) @ weight.T
+        gate, up = product.chunk(2, dim=-1)
+        assert layer.joins_norm(x)
+        torch.testing.assert_close(layer.after_norm(x, norm), product)
+        torch.testing.assert_close(layer.gate_up_after_norm(NormedRows(x), norm), gate / (1 + (-gate).exp()) * up)
+        total, normed = layer.add_to(residual, x, next_norm)
+        torch.testing.assert_close(total, residual + rounded(x) @ weight.T)
+        assert isinstance(normed, E4M3Rows)
+        torch.testing.assert_close(dequantized(*normed, torch.float32), rounded(next_norm(total)))
+        torch.testing.assert_close(layer.add_to(residual, x).rows, total)
+        given = E4M3Rows(*quantize(x, "fp8"))
+        torch.testing.assert_close(layer.after_norm(x, norm, given), rounded(x) @ weight.T)
+    # Weights in other formats meet rows in 16 bits.
+    plain = made_layer("none")
+    torch.testing.assert_close(plain.after_norm(x, norm), norm(x) @ plain.weight.T)
 
 
 def test_a_derived_weight_is_multiplied_and_laid_out_and_in_no_file() -> None:
@@ -44,5 +104,5 @@ def test_every_weight_product_goes_through_the_seam(path: Path) -> None:
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     if where != "nn/linear.py":
         assert "nn.Linear" not in used
-        assert "sonoro.ops.linear" not in imported
+        assert not {"sonoro.ops.linear", "sonoro.ops.e4m3"} & imported
         assert "F.linear" not in used or where in CONVOLUTIONS

@@ -12,11 +12,13 @@ from sonoro.ops import plans
 from sonoro.ops.device import TYPICAL, Card
 from sonoro.ops.plans import (
     LIMITS,
+    W8A8,
     CublasPlan,
     GemvPlan,
     Plan,
     Product,
     TilePlan,
+    e4m3_plan,
     estimate_s,
     from_text,
     measured,
@@ -56,9 +58,8 @@ def test_a_committed_file_is_named_after_its_card_and_fits_it(path: Path) -> Non
     assert path.stem == plans_of(card)[quantization].stem
     for shape, line in measured(card, quantization).items():
         for limit, plan in zip(LIMITS, line, strict=False):
-            product = Product(
-                limit, shape, f"{shape[0]}x{shape[1]}" in file["gated"], 2 if quantization == "none" else 1
-            )
+            is_gated, itemsize = f"{shape[0]}x{shape[1]}" in file["gated"], 2 if quantization == "none" else 1
+            product = Product(limit, shape, is_gated, itemsize, quantization == W8A8)
             assert product.fits(plan, card), (shape, plan)
             assert from_text(to_text(plan)) == plan
 
@@ -120,6 +121,33 @@ def test_a_measured_plan_is_made_smaller_where_shared_memory_is_capped(on) -> No
         for shape in measured(H200):
             for rows in LIMITS:
                 assert Product(rows, shape).fits(plan_for(rows, weight(shape), False), card)
+
+
+def test_rows_are_rounded_where_that_was_measured_alone(on) -> None:
+    """Of fp8 weights on that card, at the row counts of its file; layers by whole, as each product rounds for the
+    next."""
+    columns = {shape: [isinstance(plan, TilePlan) for plan in line] for shape, line in measured(H200, W8A8).items()}
+    for stack in (((4096, 2048), (2048, 2048), (12288, 2048), (2048, 6144)), ((6144, 2560), (2560, 4096))):
+        assert len({tuple(columns[shape]) for shape in stack}) == 1
+    for card in (H200, *MADE_UP):
+        on(card)
+        for shape in columns:
+            for rows in (*LIMITS, 33, 2000):
+                is_known = card == H200 and rows <= LIMITS[len(columns[shape]) - 1]
+                is_rounded = is_known and columns[shape][sum(limit < rows for limit in LIMITS)]
+                plan = e4m3_plan(rows, weight(shape, torch.float8_e4m3fn), False)
+                assert (plan is not None) == is_rounded, (card.name, shape, rows)
+                assert e4m3_plan(rows, weight(shape, torch.int8), False) is None
+
+
+def test_a_plan_of_rounded_rows_is_made_smaller_where_shared_memory_is_capped(on) -> None:
+    for limit in (101_376, 65_536):
+        card = Card(H200.name, H200.capability, H200.multiprocessors, limit, H200.bandwidth)
+        on(card)
+        for shape in measured(H200, W8A8):
+            for is_gated in (False, True):
+                plan = e4m3_plan(64, weight(shape, torch.float8_e4m3fn), is_gated)
+                assert plan is None or Product(64, shape, is_gated, 1, True).fits(plan, card)
 
 
 def test_on_no_gpu_there_are_vectors_and_the_library(on) -> None:

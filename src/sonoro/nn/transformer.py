@@ -9,7 +9,7 @@ each other.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -40,6 +40,7 @@ __all__ = [
     "rotary_tables",
     "rotate",
     "split_pairs",
+    "widen_layers",
 ]
 
 Rotary = tuple[Tensor, Tensor]
@@ -223,10 +224,20 @@ class DecoderLayer(nn.Module):
 
 def quantize_layers(module: nn.Module, quantization: str) -> None:
     """Mark the weights of each `DecoderLayer` in `module`: `weights.fill` quantises to `quantization`, int8 or fp8."""
-    for layer in module.modules():
-        for part in layer.modules() if isinstance(layer, DecoderLayer) else ():
-            if isinstance(part, Linear):
-                part.quantization = quantization
+    for _, part in _products(module):
+        part.quantization = quantization
+
+
+def widen_layers(module: nn.Module, rows: int) -> None:
+    """Keep 16-bit copies (`Linear.widen`) of the 8-bit weights of each `DecoderLayer` in `module`, if products of up to
+    `rows` rows gain from them."""
+    for layer, part in _products(module) if rows > Linear.narrow_rows else ():
+        part.widen(layer.input_layernorm.weight.dtype)
+
+
+def _products(module: nn.Module) -> Iterator[tuple[DecoderLayer, Linear]]:
+    layers = (layer for layer in module.modules() if isinstance(layer, DecoderLayer))
+    return ((layer, part) for layer in layers for part in layer.modules() if isinstance(part, Linear))
 
 
 class DecoderStack(nn.Module):

@@ -20,12 +20,14 @@ from sonoro.ops.device import Card, card
 
 __all__ = [
     "LIMITS",
+    "W8A8",
     "CublasPlan",
     "GemvPlan",
     "Plan",
     "Product",
     "TilePlan",
     "candidates",
+    "e4m3_plan",
     "estimate_s",
     "from_text",
     "known_shapes",
@@ -93,6 +95,10 @@ products are not bound by memory, cuBLAS runs: tiles for fewer rows read the wei
 _STORED = {torch.bfloat16: "none", torch.int8: "int8", torch.float8_e4m3fn: "fp8"}
 """Names of weight formats in files."""
 
+W8A8 = "fp8_w8a8"
+"""The name of plans for fp8 weights and rows in E4M3 (`sonoro.ops.e4m3`). Where such a line says "cublas", or nothing,
+rows stay in 16 bits and the plan for fp8 weights applies."""
+
 REGISTER_BYTES = 256
 """Weight bytes per thread in an untuned `GemvPlan`: a quarter of its registers; sums and `x` take more."""
 
@@ -102,12 +108,13 @@ _TUNED = Path(__file__).parent / "tuned"
 @dataclass(frozen=True)
 class Product:
     """A product of `rows` rows with a weight `shape` [N, K] (two halves if gated) of `itemsize` bytes per element;
-    activations have as many, but at least 2."""
+    activations have as many, but at least 2, unless `is_w8a8`."""
 
     rows: int
     shape: tuple[int, int]
     is_gated: bool = False
     itemsize: int = 2
+    is_w8a8: bool = False
 
     @property
     def halves(self) -> int:
@@ -125,7 +132,8 @@ class Product:
 
     def stage_bytes(self, plan: TilePlan) -> int:
         """Shared memory of one pipeline stage, in bytes."""
-        column_bytes = max(2, self.itemsize) * plan.block_m + self.itemsize * self.halves * plan.block_n
+        x_bytes = self.itemsize if self.is_w8a8 else max(2, self.itemsize)
+        column_bytes = x_bytes * plan.block_m + self.itemsize * self.halves * plan.block_n
         return plan.slice_k * plan.block_k * column_bytes
 
     def fits(self, plan: Plan, on: Card) -> bool:
@@ -139,6 +147,8 @@ class Product:
         if isinstance(plan, CublasPlan):
             return True
         span, sums = plan.split_k * plan.slice_k * plan.block_k, plan.block_m * plan.block_n * plan.slice_k
+        if self.is_w8a8 and (plan.slice_k > 1 or self.shape[1] % span or self.shape[0] // self.halves % plan.block_n):
+            return False
         is_small = sums * self.halves <= 32 * 32 * plan.warps or not on.has_few_registers
         has_memory = on.fit_stages(plan.first_rows, self.stage_bytes(plan), plan.stages) == plan.stages
         return is_small and has_memory and (plan.split_k == 1 or not (self.shape[1] % span or self.is_gated))
@@ -148,6 +158,22 @@ def plan_for(batch: int, weight: torch.Tensor, is_gated: bool) -> Plan:
     """The plan for `batch` rows and `weight` [N, K] on its GPU: measured if there is one, otherwise estimated."""
     n, k = weight.shape
     return _plan_for(_column(batch), (n, k), weight.dtype, is_gated, card(weight.device))
+
+
+def e4m3_plan(batch: int, weight: torch.Tensor, is_gated: bool) -> TilePlan | None:
+    """The plan for `batch` rows in E4M3 and `weight` [N, K] in fp8, if one was measured on its GPU. None is computed:
+    the rows are rounded, which must be worth it."""
+    if weight.dtype != torch.float8_e4m3fn:
+        return None
+    n, k = weight.shape
+    return _e4m3_plan(_column(batch), (n, k), is_gated, card(weight.device))
+
+
+@functools.cache
+def _e4m3_plan(column: int, shape: tuple[int, int], is_gated: bool, on: Card) -> TilePlan | None:
+    line = measured(on, W8A8).get(shape, ())
+    plan = _fitting(line[column], Product(LIMITS[column], shape, is_gated, 1, True), on) if column < len(line) else None
+    return plan if isinstance(plan, TilePlan) else None
 
 
 def measured(on: Card, quantization: str = "none") -> dict[tuple[int, int], tuple[Plan, ...]]:
@@ -178,6 +204,7 @@ def use_tuned(text: str) -> str:
         # Shapes that the file lacks keep the plans of a card of the same speed.
         _read()[key] = _measured(*key) | plans
     _plan_for.cache_clear()
+    _e4m3_plan.cache_clear()
     return next(iter(file))[0]
 
 
@@ -317,10 +344,7 @@ def _plan_for(column: int, shape: tuple[int, int], dtype: torch.dtype, is_gated:
     product = Product(LIMITS[column], shape, is_gated, dtype.itemsize)
     line = measured(on, _STORED[dtype]).get(shape) if dtype in _STORED else None
     if line is not None and (column < len(line) or dtype == torch.bfloat16):
-        plan: Plan | None = line[column] if column < len(line) else CublasPlan()
-        while plan is not None and not product.fits(plan, on):
-            plan = _fewer_stages(plan, product, on) or smaller(plan)
-        return plan or CublasPlan()
+        return _fitting(line[column], product, on) if column < len(line) else CublasPlan()
     if not on.is_gpu:
         return _untuned_vector(product) if column < 2 else CublasPlan()
     # For 8-bit weights cuBLAS needs a 16-bit copy, which pays with many rows only.
@@ -329,6 +353,13 @@ def _plan_for(column: int, shape: tuple[int, int], dtype: torch.dtype, is_gated:
         plan for plan in candidates(product, on) if not isinstance(plan, TilePlan) or (column > 1 and column <= last)
     ]
     return min(choices, key=lambda plan: estimate_s(plan, product, on))
+
+
+def _fitting(plan: Plan | None, product: Product, on: Card) -> Plan:
+    """`plan`, or the next smaller one that fits the card."""
+    while plan is not None and not product.fits(plan, on):
+        plan = _fewer_stages(plan, product, on) or smaller(plan)
+    return plan or CublasPlan()
 
 
 def _fewer_stages(plan: Plan, product: Product, on: Card) -> Plan | None:
@@ -369,7 +400,7 @@ def _parse(text: str) -> _Files:
     try:
         file: dict[str, Any] = json.loads(text)
         quantization = file.get("quantization", "none")
-        if file["rows"] != list(LIMITS) or file["dtype"] != "bfloat16" or quantization not in _STORED.values():
+        if file["rows"] != list(LIMITS) or file["dtype"] != "bfloat16" or quantization not in (*_STORED.values(), W8A8):
             raise ValueError("its rows, its dtype or its quantization are others")
         plans = {_shape(shape): tuple(from_text(plan) for plan in line) for shape, line in file["plans"].items()}
         return {(name, quantization): dict(plans) for name in (file["device"], *file.get("also", ()))}

@@ -20,7 +20,7 @@ try:
 except ImportError:
     triton = None
 
-__all__ = ["OPERAND", "launch_tiles", "tile_matmul"]
+__all__ = ["OPERAND", "launch_tiles", "prefetch_l2", "reduce_split_k", "tile_matmul"]
 
 ROW_BLOCK = 1024
 """Elements per program of the kernel that adds up split-K's sums."""
@@ -34,7 +34,7 @@ if triton is not None:
     }
 
     @triton.jit
-    def _prefetch_l2(weight, n, K: tl.constexpr, SPAN: tl.constexpr, LINE: tl.constexpr):
+    def prefetch_l2(weight, n, K: tl.constexpr, SPAN: tl.constexpr, LINE: tl.constexpr):
         # One address in each `LINE` elements, which are a cache line of 128 bytes.
         offset = tl.arange(0, 16) * LINE
         for k in range(0, SPAN, 16 * LINE):
@@ -134,9 +134,9 @@ if triton is not None:
         acc_up = acc
         if ENABLE_PDL and PREFETCH_L2:
             LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth
-            _prefetch_l2(weight, n_source, K, SPAN, LINE)
+            prefetch_l2(weight, n_source, K, SPAN, LINE)
             if IS_GATED:
-                _prefetch_l2(weight, n_source + N, K, SPAN, LINE)
+                prefetch_l2(weight, n_source + N, K, SPAN, LINE)
         pdl_wait(ENABLE_PDL)
         for k in tl.range(0, SPAN, STEP, num_stages=NUM_STAGES):
             if IS_WHOLE:
@@ -193,12 +193,17 @@ def tile_matmul(
     `is_gated`: silu(gate) * up for `weight` [2 N, K]."""
     if plan.split_k == 1:
         return launch_tiles(x, weight, scale, plan, residual, is_gated)
-    sums, enable_pdl = launch_tiles(x, weight, scale, plan, None, is_gated), plan.enable_pdl and has_pdl(x.device)
-    _, batch, width_out = sums.shape
-    out = torch.empty((batch, width_out), dtype=x.dtype, device=x.device)
+    sums = launch_tiles(x, weight, scale, plan, None, is_gated)
+    return reduce_split_k(sums, residual, x.dtype, enable_pdl=plan.enable_pdl)
+
+
+def reduce_split_k(sums: Tensor, residual: Tensor | None, dtype: torch.dtype, *, enable_pdl: bool) -> Tensor:
+    """The sum [B, N] in `dtype` of `sums` [SPLIT_K, B, N] float32, plus `residual` [B, N] if there is one."""
+    (splits, batch, width_out), enable_pdl = sums.shape, enable_pdl and has_pdl(sums.device)
+    out = torch.empty((batch, width_out), dtype=dtype, device=sums.device)
     _reduce_split_k[(batch, triton.cdiv(width_out, ROW_BLOCK))](
         *(sums, residual, out, batch, 0 if residual is None else residual.stride(0)),
-        *(width_out, plan.split_k, ROW_BLOCK, enable_pdl),
+        *(width_out, splits, ROW_BLOCK, enable_pdl),
         **pdl_options(enable_pdl),
     )
     return out

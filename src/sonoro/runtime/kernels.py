@@ -13,7 +13,7 @@ import torch
 from sonoro.core.config import QUANTIZATIONS, tuned_folder
 from sonoro.ops.device import Card, card, is_recorded, shared_limit
 from sonoro.ops.dispatch import fallbacks
-from sonoro.ops.plans import use_tuned
+from sonoro.ops.plans import W8A8, use_tuned
 
 __all__ = ["fallbacks", "plans_of", "shared_limit", "use_own_plans"]
 
@@ -21,9 +21,9 @@ logger = logging.getLogger(__name__)
 
 
 def plans_of(on: Card) -> dict[str, Path]:
-    """The files of the user's plans for card `on`, by quantization; they need not exist."""
+    """The files of the user's plans for card `on`, by quantization (and `W8A8`); they need not exist."""
     name = on.name.replace(" ", "_").replace("/", "_")
-    suffixes = {one: "" if one == "none" else f"-{one}" for one in QUANTIZATIONS}
+    suffixes = {one: "" if one == "none" else f"-{one}" for one in (*QUANTIZATIONS, W8A8)}
     return {one: tuned_folder() / f"{name}{suffix}.json" for one, suffix in suffixes.items()}
 
 

@@ -18,6 +18,7 @@ from sonoro.models.base import Capacity, Codec, Controls, SavedVoice, Spoken, Vo
 from sonoro.models.loading import Family
 from sonoro.models.settings import CONTROL_TOKENS
 from sonoro.models.slots import ReadsText
+from sonoro.nn.transformer import widen_layers
 from sonoro.nn.weights import fingerprint
 from sonoro.runtime.ring import upload
 from sonoro.words.tracking import Pointing
@@ -128,6 +129,8 @@ class Qwen3TTS(ReadsText):
     def allocate(self, capacity: Capacity) -> FrameState:
         capacity.check_positions(self._configs.model.talker_config.max_position_embeddings)
         pad_id = self._configs.model.tts_pad_token_id
+        # Its products are too small to gain from 8 bits in large batches; the copies take 157 MB.
+        widen_layers(self._modules.lm.talker.code_predictor, capacity.slots)
         return allocate(self._modules.lm.talker, capacity, pad_id, self.word_heads)
 
     def prefill(self, state: FrameState, tokens: Tensor) -> None:

@@ -1,0 +1,285 @@
+"""Products of rows with a weight, both in E4M3: large batches of layers whose weights are in fp8.
+
+Rows are quantised as weights are (`sonoro.ops.eight_bits`): `values` [B, K] float8_e4m3fn and `x_scale` [B] float32.
+The tensor cores then take both operands as they are stored, where a product of 16-bit rows widens the weight in each
+tile. From compute capability 8.9 on; `sonoro.ops.plans.e4m3_plan` says at which batch sizes layers use it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sonoro.ops.device import capability, is_recorded
+from sonoro.ops.dispatch import Operation
+from sonoro.ops.eight_bits import dequantized, quantize
+from sonoro.ops.linear import gate_up_reference, linear_add_reference, linear_reference
+from sonoro.ops.norm import has_pdl, is_row_major, pdl_options, rms_norm_reference
+from sonoro.ops.plans import TilePlan, e4m3_plan
+from sonoro.ops.tiles import reduce_split_k
+
+try:
+    import triton
+    import triton.language as tl
+
+    from sonoro.ops.activation import silu_mul
+    from sonoro.ops.norm import pdl_launch_dependents, pdl_wait, scale_and_weigh
+    from sonoro.ops.tiles import prefetch_l2
+except ImportError:
+    triton = None
+
+__all__ = [
+    "e4m3_linear",
+    "e4m3_linear_add_norm",
+    "e4m3_linear_add_norm_kernel",
+    "e4m3_linear_add_norm_reference",
+    "e4m3_linear_kernel",
+    "e4m3_linear_reference",
+    "quantize_rows",
+    "quantize_rows_kernel",
+    "quantize_rows_reference",
+    "takes_e4m3",
+]
+
+Quantized = tuple[Tensor, Tensor]
+"""Rows in E4M3 [B, K], and their scales [B]."""
+
+
+def takes_e4m3(x: Tensor, weight: Tensor) -> bool:
+    """Whether the product of `x` [B, K] with `weight` [N, K] is faster with the rows in E4M3, by measured plans."""
+    return (x.is_cuda or (x.is_meta and is_recorded())) and e4m3_plan(x.shape[0], weight, False) is not None
+
+
+def quantize_rows_reference(x: Tensor, norm_weight: Tensor | None = None, eps: float = 0.0) -> Quantized:
+    """The rows of `x` [B, K], or of its RMS norm, in E4M3 [B, K], and their scales [B]."""
+    return quantize(x if norm_weight is None else rms_norm_reference(x, norm_weight, eps), "fp8")
+
+
+def e4m3_linear_reference(
+    values: Tensor,
+    x_scale: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    dtype: torch.dtype,
+    residual: Tensor | None = None,
+    is_gated: bool = False,
+) -> Tensor:
+    """`values` times `x_scale` times `weight` [N, K]: [B, N] in `dtype`; plus `residual` [B, N] if there is one;
+    `is_gated`: silu(gate) * up [B, N / 2]."""
+    x = dequantized(values, x_scale, dtype)
+    if is_gated:
+        return gate_up_reference(x, weight, scale)
+    return linear_reference(x, weight, scale) if residual is None else linear_add_reference(x, weight, residual, scale)
+
+
+def e4m3_linear_add_norm_reference(
+    values: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, residual: Tensor, norm_weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`e4m3_linear_reference` with `residual` [B, N], and the RMS norm of that quantised: [B, N] and [B]."""
+    total = e4m3_linear_reference(values, x_scale, weight, scale, residual.dtype, residual)
+    return total, *quantize_rows_reference(total, norm_weight, eps)
+
+
+if triton is not None:
+
+    @triton.jit(do_not_specialize=["batch"])
+    def _quantize_kernel(
+        partial, residual, norm_weight, total, values, scale, batch, row_stride, residual_stride, eps,
+        K: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr, ENABLE_PDL: tl.constexpr,
+    ):  # fmt: skip
+        # The sum of partial sums, plus the residual if there is one, its norm if there is a weight, quantised.
+        pdl_launch_dependents(ENABLE_PDL)
+        row = tl.program_id(0).to(tl.int64)
+        k = tl.arange(0, BLOCK)
+        mask = k < K
+        if norm_weight is not None:
+            weights = tl.load(norm_weight + k, mask=mask, other=0)
+        pdl_wait(ENABLE_PDL)
+        value = tl.zeros([BLOCK], tl.float32)
+        for split in tl.static_range(SPLIT_K):
+            value += tl.load(partial + (split * batch + row) * row_stride + k, mask=mask, other=0).to(tl.float32)
+        if residual is not None:
+            dtype: tl.constexpr = residual.dtype.element_ty
+            rest = tl.load(residual + row * residual_stride + k, mask=mask, other=0).to(tl.float32)
+            summed = (value.to(dtype).to(tl.float32) + rest).to(dtype)
+            tl.store(total + row * K + k, summed, mask=mask)
+            value = summed.to(tl.float32)
+        if norm_weight is not None:
+            inverse = tl.rsqrt(tl.sum(value * value) / K + eps)
+            value = scale_and_weigh(value, inverse, weights, norm_weight.dtype.element_ty).to(tl.float32)
+        step = tl.maximum(tl.max(tl.abs(value)), 1e-30) / 448
+        tl.store(scale + row, step)
+        tl.store(values + row * K + k, (value / step).to(values.dtype.element_ty), mask=mask)
+
+    @triton.jit(do_not_specialize=["batch"])
+    def _e4m3_tile_kernel(
+        x, x_scale, weight, scale, residual, out, batch, residual_stride,
+        N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+        SPLIT_K: tl.constexpr, NUM_STAGES: tl.constexpr, IS_SWAPPED: tl.constexpr, IS_GATED: tl.constexpr,
+        PREFETCH_L2: tl.constexpr, ENABLE_PDL: tl.constexpr,
+    ):  # fmt: skip
+        # BLOCK_N divides N and SPLIT_K * BLOCK_K divides K, so only rows need masks: those past the end repeat others.
+        pdl_launch_dependents(ENABLE_PDL)
+        SPAN: tl.constexpr = K // SPLIT_K
+        split = 0 if SPLIT_K == 1 else tl.program_id(2)
+        m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+        n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+        m64, n64 = m.to(tl.int64), n.to(tl.int64)
+        m_source = (m % batch).to(tl.int64)
+        k = split * SPAN + tl.arange(0, BLOCK_K)
+        LAST: tl.constexpr = 0 if IS_SWAPPED else 1
+        x_ptrs = x + tl.expand_dims(m_source, LAST) * K + tl.expand_dims(k, 1 - LAST)
+        w_ptrs = weight + tl.expand_dims(n64, 1 - LAST) * K + tl.expand_dims(k, LAST)
+        acc = tl.zeros([BLOCK_N, BLOCK_M] if IS_SWAPPED else [BLOCK_M, BLOCK_N], tl.float32)
+        acc_up = acc
+        if ENABLE_PDL and PREFETCH_L2:
+            prefetch_l2(weight + split * SPAN, n64, K, SPAN, 128)
+            if IS_GATED:
+                prefetch_l2(weight + split * SPAN, n64 + N, K, SPAN, 128)
+        pdl_wait(ENABLE_PDL)
+        for step in tl.range(0, SPAN, BLOCK_K, num_stages=NUM_STAGES):
+            x_tile, w_tile = tl.load(x_ptrs + step), tl.load(w_ptrs + step)
+            acc = tl.dot(w_tile, x_tile, acc) if IS_SWAPPED else tl.dot(x_tile, w_tile, acc)
+            if IS_GATED:
+                w_tile = tl.load(w_ptrs + N * K + step)
+                acc_up = tl.dot(w_tile, x_tile, acc_up) if IS_SWAPPED else tl.dot(x_tile, w_tile, acc_up)
+        if IS_SWAPPED:
+            acc, acc_up = tl.trans(acc), tl.trans(acc_up)
+        dtype: tl.constexpr = out.dtype.element_ty
+        row_scale = tl.load(x_scale + m_source)[:, None]
+        result = (acc * (row_scale * tl.load(scale + n)[None, :])).to(dtype)
+        if IS_GATED:
+            result = silu_mul(result, acc_up * (row_scale * tl.load(scale + N + n)[None, :]), dtype)
+        mask = m64[:, None] + 0 * n[None, :] < batch
+        if residual is not None:
+            rest = tl.load(residual + m64[:, None] * residual_stride + n[None, :], mask=mask, other=0)
+            result = (result.to(tl.float32) + rest.to(tl.float32)).to(dtype)
+        tl.store(out + (split * batch + m64[:, None]) * N + n[None, :], result, mask=mask)
+
+
+def quantize_rows_kernel(x: Tensor, norm_weight: Tensor | None = None, eps: float = 0.0) -> Quantized:
+    """`quantize_rows_reference` in one launch; no gradient."""
+    _, *quantized = _quantize(x[None], None, norm_weight, eps)
+    values, scale = quantized
+    return values, scale
+
+
+def _quantize(
+    partial: Tensor, residual: Tensor | None, norm_weight: Tensor | None, eps: float
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """The sum of `partial` [splits, B, K] and `residual` [B, K], and the norm of that quantised. One launch."""
+    splits, batch, width = partial.shape
+    device, enable_pdl = partial.device, has_pdl(partial.device)
+    total = None if residual is None else torch.empty((batch, width), dtype=residual.dtype, device=device)
+    values = torch.empty((batch, width), dtype=torch.float8_e4m3fn, device=device)
+    scale, block = torch.empty(batch, device=device), triton.next_power_of_2(width)
+    _quantize_kernel[(batch,)](
+        *(partial, residual, norm_weight, total, values, scale, batch, partial.stride(1)),
+        *(0 if residual is None else residual.stride(0), eps, width, splits, block, enable_pdl),
+        num_warps=max(1, min(8, block // 512)),
+        **pdl_options(enable_pdl),
+    )
+    return total, values, scale
+
+
+def e4m3_linear_kernel(
+    values: Tensor,
+    x_scale: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    dtype: torch.dtype,
+    residual: Tensor | None = None,
+    is_gated: bool = False,
+    plan: TilePlan | None = None,
+) -> Tensor:
+    """`e4m3_linear_reference` in one launch, or two with split-K; no gradient."""
+    plan = plan or _plan(values, weight, is_gated)
+    if plan.split_k == 1:
+        return _tiles((values, x_scale), (weight, scale), plan, dtype, residual, is_gated)
+    partial = _tiles((values, x_scale), (weight, scale), plan, dtype)
+    return reduce_split_k(partial, residual, dtype, enable_pdl=plan.enable_pdl)
+
+
+def e4m3_linear_add_norm_kernel(
+    values: Tensor,
+    x_scale: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    residual: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    plan: TilePlan | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`e4m3_linear_add_norm_reference` in two launches; no gradient."""
+    plan = plan or _plan(values, weight, False)
+    partial = _tiles((values, x_scale), (weight, scale), plan, residual.dtype)
+    total, *quantized = _quantize(partial if plan.split_k > 1 else partial[None], residual, norm_weight, eps)
+    assert total is not None
+    return total, quantized[0], quantized[1]
+
+
+def _plan(values: Tensor, weight: Tensor, is_gated: bool) -> TilePlan:
+    # Rows that come in E4M3 may meet a weight for which no plan was measured: one that fits everywhere.
+    return e4m3_plan(values.shape[0], weight, is_gated) or TilePlan(64, 16, 32, 1, 1, 2, 4, False)
+
+
+def _tiles(
+    x: Quantized,
+    weight: Quantized,
+    plan: TilePlan,
+    dtype: torch.dtype,
+    residual: Tensor | None = None,
+    is_gated: bool = False,
+) -> Tensor:
+    """The product [B, N] in `dtype`; with split-K the sums [SPLIT_K, B, N] float32 over consecutive parts of K."""
+    (batch, width_in), width_out = x[0].shape, weight[0].shape[0] // (1 + is_gated)
+    is_split, enable_pdl = plan.split_k > 1, plan.enable_pdl and has_pdl(x[0].device)
+    assert plan.slice_k == 1, plan
+    assert width_out % plan.block_n == 0 == width_in % (plan.split_k * plan.block_k), (plan, weight[0].shape)
+    assert not (is_split and (is_gated or residual is not None)), plan
+    shape = (plan.split_k, batch, width_out) if is_split else (batch, width_out)
+    out = torch.empty(shape, dtype=torch.float32 if is_split else dtype, device=x[0].device)
+    _e4m3_tile_kernel[(triton.cdiv(batch, plan.block_m), width_out // plan.block_n, plan.split_k)](
+        *(*x, *weight, residual, out, batch, 0 if residual is None else residual.stride(0), width_out, width_in),
+        *(plan.block_m, plan.block_n, plan.block_k, plan.split_k, plan.stages),
+        *(plan.is_swapped, is_gated, plan.is_prefetched, enable_pdl),
+        num_warps=plan.warps,
+        **pdl_options(enable_pdl),
+    )
+    return out
+
+
+def _is_known(x: Tensor) -> bool:
+    return capability(x.device) >= (8, 9) and x.ndim == 2 and x.numel() > 0
+
+
+def _takes_norm(x: Tensor, norm_weight: Tensor | None = None, eps: float = 0.0) -> bool:
+    return _is_known(x) and x.shape[1] <= 16384 and is_row_major(x, *([] if norm_weight is None else [norm_weight]))
+
+
+def _takes_weight(
+    values: Tensor,
+    x_scale: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    dtype: torch.dtype,
+    residual: Tensor | None = None,
+    is_gated: bool = False,
+) -> bool:
+    (outputs, inputs), is_dense = weight.shape, values.is_contiguous() and weight.is_contiguous()
+    is_whole = outputs // (1 + is_gated) % 16 == 0 == inputs % 32
+    return _is_known(values) and weight.dtype == torch.float8_e4m3fn and is_dense and is_whole
+
+
+def _takes_residual_norm(
+    values: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, residual: Tensor, norm_weight: Tensor, eps: float
+) -> bool:
+    is_known = _takes_weight(values, x_scale, weight, scale, residual.dtype)
+    return is_known and weight.shape[0] <= 16384 and is_row_major(residual, norm_weight)
+
+
+quantize_rows = Operation("quantize_rows", quantize_rows_kernel, quantize_rows_reference, _takes_norm)
+e4m3_linear = Operation("e4m3_linear", e4m3_linear_kernel, e4m3_linear_reference, _takes_weight)
+e4m3_linear_add_norm = Operation(
+    "e4m3_linear_add_norm", e4m3_linear_add_norm_kernel, e4m3_linear_add_norm_reference, _takes_residual_norm
+)

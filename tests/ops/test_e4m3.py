@@ -1,0 +1,138 @@
+"""Products of rows and weights that are both in E4M3: the kernels against their references, and these against rows and
+weights that are not rounded."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from interpreter import in_the_interpreter
+from sonoro.ops.dispatch import _difference
+from sonoro.ops.e4m3 import (
+    e4m3_linear_add_norm_kernel,
+    e4m3_linear_add_norm_reference,
+    e4m3_linear_kernel,
+    e4m3_linear_reference,
+    quantize_rows,
+    quantize_rows_kernel,
+    quantize_rows_reference,
+)
+from sonoro.ops.eight_bits import dequantized, quantize
+from sonoro.ops.plans import TilePlan
+
+EPS = 1e-6
+PLANS = [
+    TilePlan(16, 16, 32, 1, 1, 2, 1, True),
+    TilePlan(32, 32, 32, 1, 2, 2, 2, False),
+    TilePlan(16, 32, 64, 1, 1, 2, 1, False, is_swapped=True),
+    TilePlan(32, 16, 32, 1, 4, 2, 1, False, is_swapped=True),
+]
+Made = Callable[..., Tensor]
+
+
+def normal(batch: int, device: str = "cpu") -> Made:
+    generator = torch.Generator(device).manual_seed(batch)
+    return lambda *shape: torch.randn(shape, device=device, generator=generator)
+
+
+def operands(make: Made, batch: int, shape: tuple[int, int], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Rows of very different sizes and a weight, each with its scale."""
+    outputs, inputs = shape
+    rows = make(batch, inputs) * torch.logspace(-2, 1, batch, device=make(1).device)[:, None]
+    return *quantize_rows_reference(rows.to(dtype)), *quantize(make(outputs, inputs) / inputs**0.5, "fp8")
+
+
+def assert_near(found: Tensor, expected: Tensor, limit: float) -> None:
+    """Row by row, as the largest would hide the others."""
+    apart = (found.double() - expected.double()).norm(dim=-1) / expected.double().norm(dim=-1)
+    assert float(apart.max()) < limit, apart
+
+
+@in_the_interpreter
+def test_interpreted() -> None:
+    for batch, (outputs, inputs) in ((3, (64, 128)), (17, (128, 256))):
+        make = normal(batch)
+        residual, gain = make(batch, outputs), 1 + 0.2 * make(outputs)
+        given = operands(make, batch, (outputs, inputs), torch.float32)
+        for plan in PLANS:
+            for rest in (None, residual):
+                product = e4m3_linear_kernel(*given, torch.float32, rest, plan=plan)
+                # Sums in another order.
+                assert_near(product, e4m3_linear_reference(*given, torch.float32, rest), 4e-6)
+            if plan.split_k == 1:
+                gated = e4m3_linear_kernel(*given, torch.float32, is_gated=True, plan=plan)
+                assert_near(gated, e4m3_linear_reference(*given, torch.float32, is_gated=True), 4e-6)
+            total, *found = e4m3_linear_add_norm_kernel(*given, residual, gain, EPS, plan)
+            expected, *normed = e4m3_linear_add_norm_reference(*given, residual, gain, EPS)
+            assert_near(total, expected, 4e-6)
+            check_rounded(found, normed)
+
+
+def check_rounded(found: list[Tensor], expected: list[Tensor]) -> None:
+    """Scales equal, and numbers the same or neighbours, as what is to be rounded may differ by a rounding."""
+    torch.testing.assert_close(found[1], expected[1], rtol=1e-5, atol=0)
+    values = found[0].float()
+    # Triton's interpreter rounds 127.9 to 64: it does not carry from the mantissa to the exponent.
+    values = torch.where(2 * values == expected[0].float(), 2 * values, values)
+    assert _difference(values.to(torch.float8_e4m3fn), expected[0]) == 0
+
+
+@in_the_interpreter
+def test_rows_are_rounded_as_weights_are() -> None:
+    for width in (64, 100):
+        make = normal(width)
+        x, gain = make(5, 2 * width)[:, :width], 1 + 0.2 * make(width)
+        x[2] = 0
+        for norm in ((), (gain, EPS)):
+            found, expected = quantize_rows_kernel(x, *norm), quantize_rows_reference(x, *norm)
+            check_rounded([*found], [*expected])
+
+
+def test_what_rows_stand_for_is_near_them() -> None:
+    """Within half a step of each power of two, as of weights."""
+    x = normal(0)(6, 512)
+    values, scale = quantize_rows_reference(x)
+    error = (dequantized(values, scale, torch.float32) - x).abs()
+    assert bool((error <= (x.abs() / 16).maximum(scale[:, None] * 2**-10) * 1.001).all())
+    # Of a sum of many products: a sixteenth, spread evenly in each power of two, is 2.6% of each factor.
+    weight = normal(1)(64, 512) / 512**0.5
+    product = e4m3_linear_reference(values, scale, *quantize(weight, "fp8"), torch.float32)
+    noise = (product - x @ weight.T).norm() / (x @ weight.T).norm()
+    assert 0.03 < float(noise) < 0.045
+
+
+def test_neighbours_of_e4m3_do_not_differ() -> None:
+    found, expected = (torch.tensor(numbers).to(torch.float8_e4m3fn) for numbers in ([448.0, 1, 0], [416.0, 1.125, 0]))
+    assert _difference(found, expected) == 0
+    assert _difference(found, (-expected.float()).to(torch.float8_e4m3fn)) > 1
+    assert _difference(found, (expected.float() * 0.8).to(torch.float8_e4m3fn)) > 0.1
+
+
+def test_on_a_cpu_the_references_serve() -> None:
+    x, gain = normal(0)(3, 64), normal(1)(64)
+    assert all(map(torch.equal, quantize_rows(x, gain, EPS), quantize_rows_reference(x, gain, EPS)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(2048, 6144), (2560, 9728), (12288, 2048), (192, 96)], ids=str)
+def test_the_kernels_equal_the_references_on_a_gpu(shape: tuple[int, int]) -> None:
+    """The tensor cores sum E4M3 in fewer bits than float32: a part in a thousand of these sums, below the roundings of
+    bfloat16; and what is rounded to E4M3 after may be a neighbour."""
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("products of E4M3 want compute capability 8.9")
+    with torch.inference_mode():
+        for batch in (1, 5, 17, 33, 64, 100):
+            make = normal(batch, "cuda")
+            given = operands(make, batch, shape, torch.bfloat16)
+            residual, gain = make(batch, shape[0]).bfloat16(), (1 + 0.2 * make(shape[0])).bfloat16()
+            for rest, is_gated in ((None, False), (residual, False), (None, True)):
+                more = (torch.bfloat16, rest, is_gated)
+                assert_near(e4m3_linear_kernel(*given, *more), e4m3_linear_reference(*given, *more), 2**-6)
+            found, expected = (
+                product(*given, residual, gain, EPS)
+                for product in (e4m3_linear_add_norm_kernel, e4m3_linear_add_norm_reference)
+            )
+            assert_near(found[0], expected[0], 2**-6)
+            normed = [dequantized(values, scale, torch.float32) for _, values, scale in (found, expected)]
+            assert_near(*normed, 2**-5)
