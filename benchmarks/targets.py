@@ -1,4 +1,4 @@
-"""Compile every kernel variant of the three families for every kind of GPU; needs no GPU.
+"""Compile every kernel variant of the three families, in each weight format, for every kind of GPU; needs no GPU.
 
     python benchmarks/targets.py --out benchmarks/results/targets.json --seconds 240
     python benchmarks/targets.py --out sample.json --target sm_90 --model voxcpm2 --sample 3
@@ -17,13 +17,14 @@ import ast
 import datetime
 import functools
 import hashlib
+import itertools
 import json
 import multiprocessing
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sonoro.core.config import EngineConfig
+from sonoro.core.config import QUANTIZATIONS, EngineConfig
 from sonoro.core.machine import commit_of_checkout, usable_cores
 from sonoro.engine.kernels import list_variants
 from sonoro.ops.dispatch import Operation
@@ -58,12 +59,19 @@ WRITTEN_EVERY_S = 20.0
 FEW_SIZES = {"codec_batches": (1,), "prefill_buckets": (16,)}
 
 
-def listed(card: Card, models: Iterable[str], **sizes: Any) -> tuple[dict[Variant, None], dict[str, str]]:
+def formats(card: Card) -> list[str]:
+    """The weight formats that models are offered in on `card`."""
+    return [name for name in QUANTIZATIONS if name != "fp8" or card.capability >= (8, 9)]
+
+
+def listed(
+    card: Card, models: Iterable[str], quantizations: Sequence[str], **sizes: Any
+) -> tuple[dict[Variant, None], dict[str, str]]:
     """The distinct variants that `models` launch on `card`, and the operations that cannot be launched there."""
     variants: dict[Variant, None] = {}
-    for model in models:
-        settings = WorkerSettings(model=model, device="cuda", config=EngineConfig(slots=MODELS[model], **sizes))
-        list_variants(settings, card, variants.setdefault)
+    for model, quantization in itertools.product(models, quantizations):
+        config = EngineConfig(slots=MODELS[model], quantization=quantization, **sizes)
+        list_variants(WorkerSettings(model=model, device="cuda", config=config), card, variants.setdefault)
     failed = {operation.name: operation.failure for operation in Operation.known if operation.failure}
     return variants, failed
 
@@ -111,7 +119,8 @@ def measure(
     with tempfile.TemporaryDirectory() as cache, triton.knobs.cache.scope():
         triton.knobs.cache.dir = cache
         with compilers(given.processes) as pool:
-            variants, failed = listed(card, given.model or MODELS, **(FEW_SIZES if given.sample else {}))
+            few = FEW_SIZES if given.sample else {}
+            variants, failed = listed(card, given.model or MODELS, given.quantization or formats(card), **few)
             for name, failure in failed.items():
                 yield row(target, name, card, error=failure)
             futures, counts = {}, defaultdict(int)
@@ -154,7 +163,7 @@ def write(out: Path, rows: list[dict[str, Any]], missing: list[str], commit: str
         "triton": triton.__version__,
         "commit": commit or commit_of_checkout(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "settings": {"slots": MODELS},
+        "settings": {"slots": MODELS, "quantizations": QUANTIZATIONS},
         "unfinished": missing,
     }
     ordered = sorted(rows, key=lambda one: (list(TARGETS).index(one["target"]), one["kernel"], one["variant"]))
@@ -177,7 +186,7 @@ def run(target: str, given: argparse.Namespace, until_s: float) -> None:
         if one["variant"] not in known and time.monotonic() > written_s + WRITTEN_EVERY_S:
             write(given.out, others + rows, [*missing, target], given.commit)
             written_s = time.monotonic()
-    is_whole = not (given.sample or given.model or time.monotonic() > until_s)
+    is_whole = not (given.sample or given.model or given.quantization or time.monotonic() > until_s)
     write(given.out, others + rows, missing if is_whole else [*missing, target], given.commit)
     print(f"{target}: {len(rows)} rows", flush=True)
 
@@ -192,6 +201,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--target", action="append", choices=TARGETS, help="may be repeated; all if none")
     parser.add_argument("--model", action="append", choices=MODELS, help="may be repeated; all if none")
+    every = "may be repeated; all that the target takes if none"
+    parser.add_argument("--quantization", action="append", choices=QUANTIZATIONS, help=every)
     parser.add_argument("--sample", type=int, default=0, help="variants of a kernel at most; 0 for all")
     parser.add_argument("--seconds", type=float, default=1e9, help="after which nothing more is begun")
     parser.add_argument("--processes", type=int, default=usable_cores())
