@@ -6,9 +6,11 @@ The server has its usual settings and no keys.
 import asyncio
 import base64
 import io
+import itertools
 import json
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
 
 import av
 import httpx
@@ -29,12 +31,17 @@ async def aliases(server: Server) -> dict[str, str]:
     return listed
 
 
+async def together(server: Server, asked: Iterable[dict[str, Any]]) -> list[httpx.Response]:
+    """The answers to requests of these fields, asked at once."""
+    return await asyncio.gather(*(server.speak(**fields) for fields in asked))
+
+
 async def fields_reach_the_engine(server: Server, speaker: Speaker) -> None:
     named = await aliases(server)
     second, options = speaker.voices[1], speaker.options
     drawn = {"temperature": 0, "top_k": 5, "top_p": 0.5}
     other = {"voice": second, "seed": (seed := speaker.seeds[1])}
-    for fields, expected in (
+    asked = (
         ({}, speaker.spoken()),
         ({"model": "tts-1", "voice": "alloy"}, speaker.spoken(voice=named["alloy"])),
         ({"voice": "ash", "unheard_of": {"a": [1]}}, speaker.spoken(voice=named["ash"])),
@@ -42,8 +49,9 @@ async def fields_reach_the_engine(server: Server, speaker: Speaker) -> None:
         ({"model": speaker.name, "voice": {"id": second.upper()}, "instructions": ""}, speaker.spoken(voice=second)),
         ({"speaker": second, "seed": seed, "language": "English"}, speaker.spoken(**other, language="English")),
         ({**options, **drawn}, speaker.spoken(**options, **drawn)),
-    ):
-        answer = await server.speak(**fields)
+    )
+    # All at once, as everywhere below where one answer does not depend on another.
+    for (fields, expected), answer in zip(asked, await together(server, [each for each, _ in asked]), strict=True):
         assert speaker.is_same(answer.content, expected), fields
         assert answer.headers["x-sample-rate"] == str(speaker.sample_rate)
         assert re.fullmatch(r"[\w-]{8,}", answer.headers["x-request-id"])
@@ -68,8 +76,8 @@ async def what_is_wrong_is_refused_by_name(server: Server, speaker: Speaker) -> 
 async def formats_are_read_back_and_named(server: Server, speaker: Speaker) -> None:
     kinds = {"mp3": "mpeg", "opus": "ogg", "aac": "aac", "flac": "flac", "wav": "wav"}
     expected_s = len(speaker.spoken(speaker.long_text)) / (2 * speaker.sample_rate)
-    for format, kind in kinds.items():
-        answer = await server.speak(speaker.long_text, response_format=format)
+    answers = await together(server, [{"text": speaker.long_text, "response_format": format} for format in kinds])
+    for (format, kind), answer in zip(kinds.items(), answers, strict=True):
         assert answer.headers["content-type"].startswith(f"audio/{kind}")
         with av.open(io.BytesIO(answer.content)) as file:
             heard_s = sum(frame.samples / frame.sample_rate for frame in file.decode(audio=0))
@@ -103,16 +111,19 @@ async def the_official_client_hears_streams_and_whole_answers(server: Server, sp
     text, seed = speaker.long_text, speaker.seeds[0]
     expected = speaker.spoken(text, seed=seed, voice=(await aliases(server))["alloy"])
 
-    def hear(format: str) -> None:
+    def hear(format: str, is_streamed: bool) -> None:
         arguments = {"model": "tts-1", "voice": "alloy", "input": text, "response_format": format}
+        arguments["extra_body"] = {"seed": seed}
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
-            answered = client.audio.speech.create(**arguments, extra_body={"seed": seed}).content
-            with client.audio.speech.with_streaming_response.create(**arguments, extra_body={"seed": seed}) as answer:
-                parts = list(answer.iter_bytes())
-        assert len(parts) > 3
-        for heard in (b"".join(parts), answered):
-            assert (format == "wav") == heard.startswith(b"RIFF")
-            assert speaker.is_same(heard[44 * (format == "wav") :], expected)
+            if is_streamed:
+                with client.audio.speech.with_streaming_response.create(**arguments) as answer:
+                    parts = list(answer.iter_bytes())
+                assert len(parts) > 3
+            else:
+                parts = [client.audio.speech.create(**arguments).content]
+        heard = b"".join(parts)
+        assert (format == "wav") == heard.startswith(b"RIFF")
+        assert speaker.is_same(heard[44 * (format == "wav") :], expected)
 
     def ask() -> None:
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
@@ -123,8 +134,8 @@ async def the_official_client_hears_streams_and_whole_answers(server: Server, sp
             with pytest.raises(openai.BadRequestError, match="not white space"):
                 client.audio.speech.create(model="tts-1", voice="alloy", input=" ")
 
-    # At once, as the formats above.
-    await asyncio.gather(*(asyncio.to_thread(hear, format) for format in ("pcm", "wav")))
+    ways = itertools.product(("pcm", "wav"), (False, True))
+    await asyncio.gather(*(asyncio.to_thread(hear, format, is_streamed) for format, is_streamed in ways))
     await asyncio.to_thread(ask)
 
 
@@ -221,7 +232,7 @@ async def what_holds_nothing_to_speak_is_a_moment_of_silence(server: Server, spe
 
 
 async def a_crowd_is_answered_as_if_each_were_alone(server: Server, speaker: Speaker) -> None:
-    texts = {seed: f"Number {seed}. " * (1 + seed % 3) for seed in speaker.seeds}
+    texts = {seed: f"{seed}. " * (1 + seed % 3) for seed in speaker.seeds}
     answers = await asyncio.gather(*(server.speak(text, seed=seed) for seed, text in texts.items()))
     for (seed, text), answer in zip(texts.items(), answers, strict=True):
         assert speaker.is_same(answer.content, speaker.spoken(text, seed=seed)), seed

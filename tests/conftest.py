@@ -47,8 +47,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Of several processes each reads the files of a folder from another on: what one has compiled, the others find."""
+    report = yield
+    worker, workers = (int(os.environ.get(f"PYTEST_XDIST_WORKER{name}", "1").strip("gw")) for name in ("", "_COUNT"))
+    if isinstance(collector, pytest.Directory) and report.result:
+        first = worker * len(report.result) // workers
+        report.result = report.result[first:] + report.result[:first]
+    return report
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: begins_first(item.path))
+    """In the same order in every process."""
+    items.sort(key=lambda item: (begins_first(item.path), item.path))
 
 
 @pytest.hookimpl(wrapper=True)
