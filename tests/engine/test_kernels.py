@@ -63,10 +63,13 @@ from sonoro.core.types import Finished
 from sonoro.engine import voices
 from resolving import Engine
 from sonoro.engine.kernels import list_variants
+from sonoro.models.words import ShowsWords
 from sonoro.ops import device
 from sonoro.ops.dispatch import Operation, references_alone
 from sonoro.runtime.variants import card_named, recording
 from sonoro.transport.messages import WorkerSettings
+from sonoro.words.heads import WordHeads
+from sonoro.words.tracking import Pointing
 
 tiny, card = FAMILIES[sys.argv[1]], card_named("NVIDIA H200")
 voices._WARM_UPS_S = (1.28, 0.3)  # a tiny codec makes many frames of a second
@@ -106,6 +109,8 @@ for module in [module for module in sys.modules.values() if hasattr(module, "lay
     module.lay_out_by_input = lambda _: None
 Operation.__call__, Operation.check, device._device_card = call, check, lambda _: card
 model = tiny.load(torch.float32).model
+if isinstance(model, ShowsWords):
+    model.word_heads = WordHeads(text_first=Pointing(layer=0, head=1), text_along=Pointing(layer=1, head=0))
 with recording(card, launched.add):
     engine = Engine(model, config, Clock(), ticks_late=1)
     for request in tiny.requests_of_all_kinds():

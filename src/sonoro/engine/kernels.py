@@ -31,6 +31,7 @@ from sonoro.engine.kernel_cache import KernelCache, Record
 from sonoro.engine.runner import Runner
 from sonoro.engine.voices import Inline, Voices
 from sonoro.models import registry
+from sonoro.models.words import ShowsWords
 from sonoro.runtime.variants import (
     Card,
     Compiled,
@@ -43,6 +44,8 @@ from sonoro.runtime.variants import (
     recording,
 )
 from sonoro.transport.messages import WorkerSettings
+from sonoro.words.heads import WordHeads
+from sonoro.words.tracking import Pointing
 
 __all__ = ["compile_kernels", "list_variants", "main", "prepare", "run"]
 
@@ -56,7 +59,7 @@ _MAY_PASS = re.compile(r"MemoryError|error code -\d+|raised SIG")
 def list_variants(settings: WorkerSettings, card: Card, note: Callable[[Variant], Any]) -> None:
     """Call `note` with every variant that an engine of `settings` launches on a `card`, once each, as it is found.
 
-    Includes the checks at start, prompts longer than the graphs, and the encoding of voices.
+    Includes the checks at start, prompts longer than the graphs, the encoding of voices, and the watching of heads.
     """
     config = settings.config.resolve()
     config = dataclasses.replace(
@@ -65,10 +68,13 @@ def list_variants(settings: WorkerSettings, card: Card, note: Callable[[Variant]
     with recording(card, note):
         nowhere = torch.device("meta")
         how = {"load_format": "dummy", "quantization": config.quantization}
-        loaded = registry.load(settings.model, device=nowhere, dtype=settings.dtype, **how)
-        Runner(loaded.model, config).warm_up()
+        model = registry.load(settings.model, device=nowhere, dtype=settings.dtype, **how).model
+        if isinstance(model, ShowsWords) and not model.word_heads.places:
+            # Frames watch heads once some are found.
+            model.word_heads = WordHeads(text_first=Pointing(layer=0, head=0))
+        Runner(model, config).warm_up()
         with ReadingZeros():
-            Voices(loaded.model, config, Inline(), nowhere, ()).warm_up()
+            Voices(model, config, Inline(), nowhere, ()).warm_up()
 
 
 def compile_kernels(
