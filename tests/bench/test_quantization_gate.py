@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from families import TinyFamily, tiny
-from quantization import LIMITS, Compared, compare_logits, logits, paired, verdict
+from quantization import LIMITS, Compared, compare_logits, logits, paired, rounding, verdict
 
 __all__ = ["tiny"]
 
@@ -66,6 +66,12 @@ def test_logits_are_compared_without_what_a_sampler_does_not_see() -> None:
 def test_logits_of_every_family_are_compared_from_the_same_state(tiny: TinyFamily, tmp_path: Path) -> None:
     tiny.write(tmp_path)
     how = {"device": "cpu", "dtype": None, "load_format": "dummy", "frames": 2, "batch": 2, "commit": None}
-    found = logits(Namespace(model=tmp_path, format="int8", **how))
-    assert 15 < found["snr_db"] < 80
-    assert 0 < found["total_variation"] < 0.2
+    ratios = []
+    for quantization, e4m3_rows in (("int8", False), ("fp8", False), ("fp8", True)):
+        options = Namespace(model=tmp_path, format=quantization, e4m3_rows=e4m3_rows, **how)
+        with rounding(options):
+            found = logits(options)
+        ratios.append(found["snr_db"])
+        assert 0 < found["total_variation"] < 0.2
+        assert found["e4m3_rows"] == e4m3_rows
+    assert 80 > ratios[0] > ratios[1] > ratios[2] > 9
