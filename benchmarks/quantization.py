@@ -31,7 +31,7 @@ from sonoro.core.config import EngineConfig
 from sonoro.core.machine import commit_of_checkout
 from sonoro.models import registry
 from sonoro.models.base import Capacity, Pages
-from sonoro.nn import linear
+from sonoro.nn.linear import Linear
 from sonoro.profile.requests import speech_request
 
 MOST_WORD_ERRORS, MOST_P808 = 0.005, 0.03
@@ -120,7 +120,7 @@ def rounding(options: argparse.Namespace) -> AbstractContextManager[Any]:
     """A context in which fp8 weights meet rows in E4M3 wherever `options` ask for it, or where plans say so."""
     if not options.e4m3_rows:
         return nullcontext()
-    return mock.patch.object(linear, "takes_e4m3", lambda x, weight: weight.dtype == torch.float8_e4m3fn)
+    return mock.patch.object(Linear, "takes_e4m3", lambda layer, x: layer.weight.dtype == torch.float8_e4m3fn)
 
 
 def gate(options: argparse.Namespace) -> dict[str, Any]:

@@ -71,8 +71,8 @@ class Linear(nn.Linear):
     Where `quantization` says so before it is filled (`nn.weights.fill`), the weight is kept in 8 bits, and row n stands
     for `scale` [N] times as much; nothing trains it then. Otherwise `scale` is None.
 
-    `widen` keeps a copy in 16 bits as well, for products of more than `narrow_rows` rows. Without it, those that
-    `takes_e4m3` names round their rows to E4M3, where the weight is in fp8.
+    `widen` keeps a copy in 16 bits as well, for products of more than `narrow_rows` rows. Where a model allows it by
+    `rounds_rows`, and its weight is in fp8, products round their rows to E4M3 at batch sizes that gain from it.
 
     The methods are fused with what stands before or after the product: for `x` [B, K] of one token per row, without
     bias and autograd, capturable. Each has a check that compares its kernel with its reference.
@@ -81,6 +81,7 @@ class Linear(nn.Linear):
     scale: Tensor | None
     wide: Tensor | None
     quantization = "none"
+    rounds_rows = False
     narrow_rows = 16
     """The most rows of which a small product in 8 bits is as fast as in 16: on an H200, the 1.7B's depth model takes
     1.84 and 1.85 ms for 16 rows, 2.24 and 2.09 for 32."""
@@ -134,12 +135,13 @@ class Linear(nn.Linear):
             return self.wide, None
         return self.weight, self.scale
 
-    def _takes_e4m3(self, x: Tensor) -> bool:
-        return self._for(x)[1] is not None and takes_e4m3(x, self.weight)
+    def takes_e4m3(self, x: Tensor) -> bool:
+        """Whether products of `x` [B, K] round it to E4M3."""
+        return self.rounds_rows and self._for(x)[1] is not None and takes_e4m3(x, self.weight)
 
     def after_norm(self, x: Tensor, norm: RMSNorm, normed: Tensor | E4M3Rows | None = None) -> Tensor:
         """The product of `norm(x)`, [B, K] to [B, N]; `normed` is that norm, if it is computed already."""
-        if normed is None and self._takes_e4m3(x):
+        if normed is None and self.takes_e4m3(x):
             normed = E4M3Rows(*quantize_rows(x, norm.weight, norm.eps))
         if isinstance(normed, E4M3Rows):
             return e4m3_linear(*normed, self.weight, self.scale, x.dtype)
@@ -150,7 +152,7 @@ class Linear(nn.Linear):
     def gate_up_after_norm(self, x: NormedRows, norm: RMSNorm) -> Tensor:
         """silu(gate) * up [B, N / 2] of the product of `norm(x)` [B, K]; the gate is the first half of `weight`."""
         rows, normed = x
-        if normed is None and self._takes_e4m3(rows):
+        if normed is None and self.takes_e4m3(rows):
             normed = E4M3Rows(*quantize_rows(rows, norm.weight, norm.eps))
         if isinstance(normed, E4M3Rows):
             return e4m3_linear(*normed, self.weight, self.scale, rows.dtype, None, True)
@@ -161,7 +163,7 @@ class Linear(nn.Linear):
     def add_to(self, residual: Tensor, x: Tensor, norm: RMSNorm | None = None) -> NormedRows:
         """`residual` [B, N] plus the product of `x` [B, K]; with the next `norm` of the sum where that is fused."""
         weight, scale = self._for(x)
-        if self._takes_e4m3(x):
+        if self.takes_e4m3(x):
             given = (*quantize_rows(x), weight, scale)
             if norm is None:
                 return NormedRows(e4m3_linear(*given, x.dtype, residual))
@@ -173,7 +175,7 @@ class Linear(nn.Linear):
 
     def joins_norm(self, x: Tensor) -> bool:
         """Whether `add_to(residual, x, norm)` fuses the norm, for `x` [B, K]."""
-        return self._takes_e4m3(x) or joins_norm(x, self._for(x)[0])
+        return self.takes_e4m3(x) or joins_norm(x, self._for(x)[0])
 
     def check_alone(self, x: Tensor, tolerance: float, *, is_normed: bool = False) -> None:
         """That of `x` [B, K], where it is a kernel of ours: in 8 bits, or as rows that the kernel ahead has normed."""
@@ -181,13 +183,13 @@ class Linear(nn.Linear):
             linear.check(lambda: (x, *self._for(x)), tolerance)
 
     def check_after_norm(self, x: Tensor, norm: RMSNorm, tolerance: float) -> None:
-        if self._takes_e4m3(x):
+        if self.takes_e4m3(x):
             self._check_e4m3(x, norm, tolerance)
         else:
             norm_linear.check(lambda: (x, norm.weight, norm.eps, *self._for(x)), tolerance)
 
     def check_gate_up_after_norm(self, x: Tensor, norm: RMSNorm, tolerance: float, *, is_normed: bool) -> None:
-        if self._takes_e4m3(x):
+        if self.takes_e4m3(x):
             self._check_e4m3(x, norm, tolerance, is_gated=True)
             return
         norm_gate_up.check(lambda: (x, norm.weight, norm.eps, *self._for(x)), tolerance)
@@ -196,7 +198,7 @@ class Linear(nn.Linear):
 
     def check_add_to(self, residual: Tensor, x: Tensor, norm: RMSNorm, tolerance: float) -> None:
         weight, scale = self._for(x)
-        if self._takes_e4m3(x):
+        if self.takes_e4m3(x):
             quantize_rows.check(lambda: (x,), tolerance)
             given = (*quantize_rows(x), weight, scale)
             e4m3_linear.check(lambda: (*given, x.dtype, residual), tolerance)

@@ -222,10 +222,11 @@ class DecoderLayer(nn.Module):
         attention.qkv_proj.check_alone(x, tolerance, is_normed=feed.down_proj.joins_norm(inner))
 
 
-def quantize_layers(module: nn.Module, quantization: str) -> None:
-    """Mark the weights of each `DecoderLayer` in `module`: `weights.fill` quantises to `quantization`, int8 or fp8."""
+def quantize_layers(module: nn.Module, quantization: str, *, rounds_rows: bool = False) -> None:
+    """Mark the weights of each `DecoderLayer` in `module`: `weights.fill` quantises to `quantization`, int8 or fp8;
+    whether their products may round rows."""
     for _, part in _products(module):
-        part.quantization = quantization
+        part.quantization, part.rounds_rows = quantization, rounds_rows
 
 
 def widen_layers(module: nn.Module, rows: int) -> None:

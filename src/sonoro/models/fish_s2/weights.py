@@ -78,6 +78,7 @@ FILES = ModelFiles(
     parts=_PARTS,
     rules=_DUMMY_RULES,
     spelling=_spelling,
+    rounds_rows=True,
     codec=codec_weights.FILE,
     codec_file=codec_weights.CODEC_FILE,
     codec_parts=codec_weights.PARTS,
