@@ -1,11 +1,16 @@
 """Kernel or reference: who serves, and that a kernel which fails or disagrees is left for good, with one warning."""
 
+import importlib
+import inspect
 import logging
+import pkgutil
 
 import pytest
 import torch
 from torch import Tensor
 
+import sonoro.models
+import sonoro.ops
 from sonoro.ops.device import CARDS, recorded
 from sonoro.ops.dispatch import Operation, fallbacks, references_alone, shrunk
 
@@ -250,3 +255,19 @@ def test_references_that_serve_for_a_kernel_are_counted_and_no_others(on_gpu: Te
         assert Operation.references == before + 1
         wrong(on_gpu)
         assert Operation.references == before + 2
+
+
+def test_a_kernel_takes_the_arguments_of_its_reference() -> None:
+    """On a CPU references alone are called: nothing else says that a kernel would be given what it takes."""
+    for package in (sonoro.ops, sonoro.models):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
+    ours = [one for one in Operation.known if one.kernel.__module__.startswith("sonoro.")]
+    assert len(ours) > 20
+    for one in ours:
+        asked = list(inspect.signature(one.reference).parameters)
+        taken = inspect.signature(one.kernel).parameters
+        assert list(taken)[: len(asked)] == asked, one.name
+        own = [taken[name] for name in list(taken)[len(asked) :]]
+        assert all(parameter.default is not inspect.Parameter.empty for parameter in own), one.name
+        inspect.signature(one.is_supported).bind(*asked)
