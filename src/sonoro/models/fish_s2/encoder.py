@@ -47,8 +47,14 @@ class CodecEncoder(nn.Module):
         history = History(self.layout, 1, device=weight.device, dtype=weight.dtype)
         context = history.at(torch.zeros(1, dtype=torch.int64, device=weight.device))
         padded = F.pad(audio.to(weight), (0, -len(audio) % self.hop))[None, :, None]
+        convolved: dict[int, Tensor] = {}
         pieces = padded.split(_PIECE_FRAMES * self.hop, dim=1)
-        x = self.downsample(torch.cat([self._convolved(piece, context) for piece in pieces], dim=1), WHOLE)
+        # On the meta device, where launches are listed, pieces of one length launch the same.
+        keys = [piece.shape[1] if piece.is_meta else number for number, piece in enumerate(pieces)]
+        for key, piece in zip(keys, pieces, strict=True):
+            if key not in convolved:
+                convolved[key] = self._convolved(piece, context)
+        x = self.downsample(torch.cat([convolved[key] for key in keys], dim=1), WHOLE)
         return encode(quantizer.levels, self.pre_module(x, WHOLE))[0]
 
     def _convolved(self, x: Tensor, history: Context) -> Tensor:
