@@ -71,10 +71,13 @@ class SineModel:
         state.not_run[:-1] -= torch.bincount(state.slot_of[tokens], minlength=len(state.not_run))[:-1]
 
     def frame(self, state, slots):
-        assert not state.not_run[slots].any(), "a slot was stepped before its prompt was run"
-        at = state.length[slots]
-        state.pages.step(slots[~state.done[slots]], at[~state.done[slots]])
-        keeps = ~state.done[slots] & (at < state.target[slots])
-        state.frames[slots[keeps], at[keeps], 0] = (state.pitch[slots] + at * at)[keeps] % 50
-        state.length[slots] = at + keeps
-        state.done[slots] |= ~keeps | (at + keeps >= state.limit[slots])
+        # By NumPy, on the memory of the tensors: of so few numbers a call takes a fifth of the time.
+        slots, done, length, frames = (rows.numpy() for rows in (slots, state.done, state.length, state.frames))
+        target, limit, pitch = (rows.numpy()[slots] for rows in (state.target, state.limit, state.pitch))
+        assert not state.not_run.numpy()[slots].any(), "a slot was stepped before its prompt was run"
+        at, speaks = length[slots], ~done[slots]
+        state.pages.step(slots[speaks], at[speaks])
+        keeps = speaks & (at < target)
+        frames[slots[keeps], at[keeps], 0] = (pitch + at * at)[keeps] % 50
+        length[slots] = at + keeps
+        done[slots] |= ~keeps | (at + keeps >= limit)

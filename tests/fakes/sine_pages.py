@@ -1,5 +1,6 @@
 """The pages of a sine model's slots, which hold nothing: who is given or steps into another's fails loudly."""
 
+import numpy as np
 import torch
 
 
@@ -23,9 +24,9 @@ class SinePages:
         self.table[slot, : len(given)] = torch.tensor(given)
 
     def step(self, slots, at):
-        """`slots` that are not done make their frames number `at`."""
-        page = (self._begins[slots] - 1 + at) // self._capacity.page_positions
-        own = self.table[slots, page]
+        """`slots` that are not done make their frames number `at`: arrays both."""
+        table, page = self.table.numpy(), (self._begins.numpy()[slots] - 1 + at) // self._capacity.page_positions
+        own = table[slots, page]
         assert (own < self._capacity.pages).all(), "a slot was stepped beyond its pages"
-        held = torch.bincount(self.table[~self.done].flatten(), minlength=self._capacity.pages)
+        held = np.bincount(table[~self.done.numpy()].ravel(), minlength=self._capacity.pages)
         assert (held[own] == 1).all(), "two slots have the same page"
