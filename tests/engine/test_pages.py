@@ -357,7 +357,8 @@ def test_an_engine_says_the_same_with_a_third_of_the_pages() -> None:
 def test_an_engine_says_the_same_while_requests_lack_pages_are_paused_and_preempted(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some make six times the frames that are expected of them. All end, and ticks that do nothing do not go on."""
+    """As with pages for all at once. Some make six times the frames that are expected of them. All end, and ticks that
+    do nothing do not go on."""
     draw, sizes = random.Random(seed), {"max_characters": 60, "page_positions": PAGE}
     monkeypatch.setattr(Prompts, "_expected_frames", lambda self, running, segment: max(1, running.progress.limit // 6))
     asked = [
@@ -371,7 +372,11 @@ def test_an_engine_says_the_same_while_requests_lack_pages_are_paused_and_preemp
         )
         for number in range(16)
     ]
-    alone = {one.id: speak(one, engine_of(**sizes)) for one in asked}
+    ample = engine_of(slots=16, **sizes)
+    for one in asked:
+        ample.submit(one)
+    said = drain(ample)
+    assert not ample.preemptions
     # No time passes, so that the same are preempted on any machine.
     engine = Engine(VoicedSineModel(), config_of(slots=8, pages=40, **sizes), Clock(), ticks_late=1)
     arriving, events = list(asked), list[Event]()
@@ -395,9 +400,10 @@ def test_an_engine_says_the_same_while_requests_lack_pages_are_paused_and_preemp
         assert idle_ticks < 4
         events += made
     assert engine.preemptions
-    for name, (samples, finished) in alone.items():
-        np.testing.assert_array_equal(audio(events, name), samples)
-        assert (end(events, name).reason, end(events, name).frames) == (finished.reason, finished.frames)
+    for name in (one.id for one in asked):
+        np.testing.assert_array_equal(audio(events, name), audio(said, name))
+        ours, theirs = end(events, name), end(said, name)
+        assert (ours.reason, ours.frames) == (theirs.reason, theirs.frames)
     assert drain(engine) == []
 
 
