@@ -145,17 +145,18 @@ def gate(options: argparse.Namespace) -> dict[str, Any]:
                 voices = {voice: taught for voice, taught in settings.voices().items() if voice in speech.voices}
                 subject = evaluate.Subject(speech, reader, voices, 0, {})
                 names = list(voices)
-                wanted = [(seed, text) for seed in range(options.seeds) for text in enumerate(sentences)]
+                wanted = [
+                    (seed, numbered)
+                    for seeds, texts in ((options.seeds, sentences), (options.mixed_seeds, mixed))
+                    for seed in range(seeds)
+                    for numbered in enumerate(texts)
+                ]
                 jobs = [
                     Job(reader, "gate", names[(index + seed) % len(names)], 1000 * seed + index, text, Scored.P808)
                     for seed, (index, text) in wanted
                 ]
-                jobs += [
-                    Job(reader, "gate", names[index % len(names)], index, text, Scored.P808)
-                    for index, text in enumerate(mixed)
-                ]
                 read[quantization] = ears.read(jobs, partial(evaluate.PATHS["batch"], subject), quantization)
-    lengths = [None] * (len(jobs) - len(mixed)) + teacher[: len(mixed)]
+    lengths = [None] * (options.seeds * len(sentences)) + teacher[: len(mixed)] * options.mixed_seeds
 
     def ran_away(reading: Reading, length_s: float | None) -> bool:
         return reading.reason != "stop" or (length_s is not None and is_runaway(reading.duration_s, length_s))
@@ -174,7 +175,8 @@ def gate(options: argparse.Namespace) -> dict[str, Any]:
     header = evaluate.header(argparse.Namespace(**vars(options), seed=0, sampling=[]))
     commit = options.commit or header["commit"]
     head = {**header, "commit": commit, "bench": "quantization gate", "format": options.format}
-    return {**head, "e4m3_rows": options.e4m3_rows, "seeds": options.seeds, **verdict(readings)}
+    seeds = {"seeds": options.seeds, "mixed_seeds": options.mixed_seeds}
+    return {**head, "e4m3_rows": options.e4m3_rows, **seeds, **verdict(readings)}
 
 
 def compare_logits(plain: Tensor, made: Tensor) -> tuple[float, float]:
@@ -257,7 +259,8 @@ def main() -> None:
     one.add_argument("--journal", type=Path, help="readings so far, a line each: a run goes on where one stopped")
     one.add_argument("--seeds", type=int, default=5)
     one.add_argument("--sentences", type=int, default=100, help="Harvard sentences, read with every seed")
-    one.add_argument("--texts", type=int, default=1000, help="mixed texts, read once")
+    one.add_argument("--texts", type=int, default=1000, help="mixed texts")
+    one.add_argument("--mixed-seeds", type=int, default=1, help="how often each mixed text is read")
     one.add_argument("--processes", type=int, default=1, help="of judges")
     two = commands.add_parser("logits")
     two.add_argument("model")
