@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 
 from sonoro.transport import launch
 
-__all__ = ["Forked", "Stem", "begin_command", "run_command", "stem"]
+__all__ = ["Forked", "Stem", "begin_command", "run_command", "run_without_triton", "stem"]
 
 _ADOPT = 36
 """PR_SET_CHILD_SUBREAPER: whose descendants lose their parent becomes the parent."""
@@ -162,6 +162,16 @@ def run_command(
     with begin_command(command, imports, **piped, **options) as process:
         printed, logged = process.communicate()
     return subprocess.CompletedProcess(command, process.returncode, printed, logged)
+
+
+def run_without_triton(code: str) -> "subprocess.CompletedProcess[str]":
+    """`run_command` of `code`, for which Triton is not installed."""
+    hidden = (
+        "import sys; sys.modules['triton'] = None\n"
+        # What a fork has imported knew of it.
+        "for name in [name for name in sys.modules if name.partition('.')[0] == 'sonoro']: del sys.modules[name]\n"
+    )
+    return run_command([sys.executable, "-c", hidden + code])
 
 
 def adopt(is_on: bool) -> None:

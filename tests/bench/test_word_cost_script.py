@@ -1,10 +1,10 @@
 """`benchmarks/word_cost.py` over a tiny checkpoint: every arm of both parts."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
+from forked_engines import run_command
 from tiny_checkpoint import write_checkpoint
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "word_cost.py"
@@ -16,7 +16,7 @@ def test_every_arm_is_measured_beside_the_one_that_watches_nothing(tmp_path: Pat
     options = ("--model", folder, "--device", "cpu", "--batch", "1", "3", "--context", "64", "--concurrency", "1", "2")
     more = ("--frames", "4", "--requests", "1", "--rounds", "2", "--out", tmp_path)
     command = [sys.executable, SCRIPT, *options, *more]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+    ended = run_command(command, ("triton", "sonoro.engine.engine", "sonoro.models.registry"))
     assert ended.returncode == 0, ended.stderr
     results = json.loads((tmp_path / "words-cost-tiny.json").read_text())
     assert json.loads(ended.stdout.splitlines()[-1]) == results

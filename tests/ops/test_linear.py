@@ -1,7 +1,5 @@
 """Fused products against their references: every way to run one, odd sizes, real sizes, graphs, early starts."""
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -9,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from forked_engines import run_without_triton
 from interpreter import in_the_interpreter
 from sonoro.ops.device import TYPICAL
 from sonoro.ops.linear import (
@@ -185,13 +184,12 @@ def test_interpreted() -> None:
 
 def test_without_triton_the_references_serve() -> None:
     code = (
-        "import sys; sys.modules['triton'] = None\n"
         "import torch; from sonoro.ops.linear import linear_add, norm_gate_up, norm_linear\n"
         "assert norm_linear.is_broken and norm_gate_up.is_broken and linear_add.is_broken\n"
         "x, w = torch.randn(1, 4), torch.ones(4)\n"
         "assert norm_linear(x, w, 1e-6, torch.ones(6, 4)).shape == (1, 6)"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    run = run_without_triton(code)
     assert run.returncode == 0, run.stderr
 
 
