@@ -73,14 +73,16 @@ def test_rows_in_e4m3_go_from_product_to_product(monkeypatch: pytest.MonkeyPatch
     with torch.inference_mode():
         product = rounded(norm(x)) @ weight.T
         gate, up = product.chunk(2, dim=-1)
-        assert layer.joins_norm(x)
         torch.testing.assert_close(layer.after_norm(x, norm), product)
         torch.testing.assert_close(layer.gate_up_after_norm(NormedRows(x), norm), gate / (1 + (-gate).exp()) * up)
-        total, normed = layer.add_to(residual, x, next_norm)
+        # The next norm is rounded for a product that takes it so; another gets none.
+        assert layer.add_to(residual, x, next_norm, made_layer("none")).normed is None
+        total, normed = layer.add_to(residual, x, next_norm, layer)
         torch.testing.assert_close(total, residual + rounded(x) @ weight.T)
         assert isinstance(normed, E4M3Rows)
         torch.testing.assert_close(dequantized(*normed, torch.float32), rounded(next_norm(total)))
         torch.testing.assert_close(layer.add_to(residual, x).rows, total)
+        torch.testing.assert_close(layer.after_norm(x, norm, x), rounded(x) @ weight.T)
         given = E4M3Rows(*quantize(x, "fp8"))
         torch.testing.assert_close(layer.after_norm(x, norm, given), rounded(x) @ weight.T)
     # Weights in other formats meet rows in 16 bits.

@@ -124,11 +124,11 @@ def test_a_measured_plan_is_made_smaller_where_shared_memory_is_capped(on) -> No
 
 
 def test_rows_are_rounded_where_that_was_measured_alone(on) -> None:
-    """Of fp8 weights on that card, at the row counts of its file; layers by whole, as each product rounds for the
-    next."""
+    """Of fp8 weights on that card, at the row counts of its file: all four products of the 1.7B's backbone, and the two
+    of Fish's feed-forward, with which its logits are near enough."""
     columns = {shape: [isinstance(plan, TilePlan) for plan in line] for shape, line in measured(H200, W8A8).items()}
-    for stack in (((4096, 2048), (2048, 2048), (12288, 2048), (2048, 6144)), ((6144, 2560), (2560, 4096))):
-        assert len({tuple(columns[shape]) for shape in stack}) == 1
+    backbone, feed = {(4096, 2048), (2048, 2048), (12288, 2048), (2048, 6144)}, {(19456, 2560), (2560, 9728)}
+    assert columns.keys() == backbone | feed
     for card in (H200, *MADE_UP):
         on(card)
         for shape in columns:

@@ -141,8 +141,7 @@ class Linear(nn.Linear):
 
     def after_norm(self, x: Tensor, norm: RMSNorm, normed: Tensor | E4M3Rows | None = None) -> Tensor:
         """The product of `norm(x)`, [B, K] to [B, N]; `normed` is that norm, if it is computed already."""
-        if normed is None and self.takes_e4m3(x):
-            normed = E4M3Rows(*quantize_rows(x, norm.weight, norm.eps))
+        normed = self._rounded(x, norm, normed)
         if isinstance(normed, E4M3Rows):
             return e4m3_linear(*normed, self.weight, self.scale, x.dtype)
         if normed is not None:
@@ -151,21 +150,28 @@ class Linear(nn.Linear):
 
     def gate_up_after_norm(self, x: NormedRows, norm: RMSNorm) -> Tensor:
         """silu(gate) * up [B, N / 2] of the product of `norm(x)` [B, K]; the gate is the first half of `weight`."""
-        rows, normed = x
-        if normed is None and self.takes_e4m3(rows):
-            normed = E4M3Rows(*quantize_rows(rows, norm.weight, norm.eps))
+        rows, normed = x.rows, self._rounded(x.rows, norm, x.normed)
         if isinstance(normed, E4M3Rows):
             return e4m3_linear(*normed, self.weight, self.scale, rows.dtype, None, True)
         if normed is not None:
             return gate_up(normed, *self._for(rows))
         return norm_gate_up(rows, norm.weight, norm.eps, *self._for(rows))
 
-    def add_to(self, residual: Tensor, x: Tensor, norm: RMSNorm | None = None) -> NormedRows:
-        """`residual` [B, N] plus the product of `x` [B, K]; with the next `norm` of the sum where that is fused."""
+    def _rounded(self, x: Tensor, norm: RMSNorm, normed: Tensor | E4M3Rows | None) -> Tensor | E4M3Rows | None:
+        """`norm(x)` in E4M3 where products round `x`; else `normed`."""
+        if isinstance(normed, E4M3Rows) or not self.takes_e4m3(x):
+            return normed
+        return E4M3Rows(*(quantize_rows(x, norm.weight, norm.eps) if normed is None else quantize_rows(normed)))
+
+    def add_to(
+        self, residual: Tensor, x: Tensor, norm: RMSNorm | None = None, following: Linear | None = None
+    ) -> NormedRows:
+        """`residual` [B, N] plus the product of `x` [B, K]; with the next `norm` of the sum where that is fused, for
+        the product with the layer `following`."""
         weight, scale = self._for(x)
         if self.takes_e4m3(x):
             given = (*quantize_rows(x), weight, scale)
-            if norm is None:
+            if norm is None or following is None or not following.takes_e4m3(residual):
                 return NormedRows(e4m3_linear(*given, x.dtype, residual))
             total, *normed = e4m3_linear_add_norm(*given, residual, norm.weight, norm.eps)
             return NormedRows(total, E4M3Rows(*normed))
@@ -174,8 +180,8 @@ class Linear(nn.Linear):
         return NormedRows(linear_add(x, weight, residual, scale))
 
     def joins_norm(self, x: Tensor) -> bool:
-        """Whether `add_to(residual, x, norm)` fuses the norm, for `x` [B, K]."""
-        return self.takes_e4m3(x) or joins_norm(x, self._for(x)[0])
+        """Whether `add_to(residual, x, norm)` fuses the norm in 16 bits, for `x` [B, K]."""
+        return not self.takes_e4m3(x) and joins_norm(x, self._for(x)[0])
 
     def check_alone(self, x: Tensor, tolerance: float, *, is_normed: bool = False) -> None:
         """That of `x` [B, K], where it is a kernel of ours: in 8 bits, or as rows that the kernel ahead has normed."""

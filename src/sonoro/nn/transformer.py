@@ -204,9 +204,11 @@ class DecoderLayer(nn.Module):
 
         `x` [B, width] is the layer's input, `heads` [B, heads * D] the attention's output, `norm` the next layer's
         input norm, which is fused where a kernel can."""
-        rows = self.self_attn.o_proj.add_to(x, heads, self.post_attention_layernorm)
-        inner = self.mlp.gate_up_proj.gate_up_after_norm(rows, self.post_attention_layernorm)
-        return self.mlp.down_proj.add_to(rows.rows, inner, norm)
+        attention, feed = self.self_attn, self.mlp
+        rows = attention.o_proj.add_to(x, heads, self.post_attention_layernorm, feed.gate_up_proj)
+        inner = feed.gate_up_proj.gate_up_after_norm(rows, self.post_attention_layernorm)
+        # The next layer's projection has the shape of this one's.
+        return feed.down_proj.add_to(rows.rows, inner, norm, attention.qkv_proj)
 
     def check_kernels(self, rows: int) -> None:
         """Compare the kernels of `project` and `complete` with their references on `rows` random rows."""
