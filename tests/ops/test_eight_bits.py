@@ -81,7 +81,9 @@ def check(kernel: Callable[..., Tensor], reference: Callable[..., Tensor], argum
 
 
 @in_the_interpreter
-def test_interpreted() -> None:
+def test_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_parts_for_the_library(monkeypatch)
+    monkeypatch.undo()
     for quantization in FORMATS:
         for outputs, inputs, batch in ((16, 64, 3), (19, 40, 17)):
             for case in cases(batch, (outputs, inputs), quantization):
@@ -95,8 +97,7 @@ def test_interpreted() -> None:
                     check(*case, plan)
 
 
-@in_the_interpreter
-def test_the_library_is_given_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def check_parts_for_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sonoro.ops.linear._WIDENED_AT_ONCE", 128 * 40)
     monkeypatch.setattr("sonoro.ops.linear._GATED_AT_ONCE", 8)
     for quantization in FORMATS:
