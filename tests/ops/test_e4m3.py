@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from interpreter import in_the_interpreter
+from sonoro.ops.device import CARDS, recorded
 from sonoro.ops.dispatch import _difference
 from sonoro.ops.e4m3 import (
+    e4m3_linear,
     e4m3_linear_add_norm_kernel,
     e4m3_linear_add_norm_reference,
     e4m3_linear_kernel,
@@ -17,6 +19,7 @@ from sonoro.ops.e4m3 import (
     quantize_rows,
     quantize_rows_kernel,
     quantize_rows_reference,
+    takes_e4m3,
 )
 from sonoro.ops.eight_bits import dequantized, quantize
 from sonoro.ops.plans import TilePlan
@@ -113,6 +116,22 @@ def test_neighbours_of_e4m3_do_not_differ() -> None:
 def test_on_a_cpu_the_references_serve() -> None:
     x, gain = normal(0)(3, 64), normal(1)(64)
     assert all(map(torch.equal, quantize_rows(x, gain, EPS), quantize_rows_reference(x, gain, EPS)))
+
+
+def test_rows_in_float32_keep_their_digits() -> None:
+    with recorded(CARDS["NVIDIA H200"]):
+        weight = torch.empty((2048, 6144), dtype=torch.float8_e4m3fn, device="meta")
+        for dtype, is_rounded in ((torch.bfloat16, True), (torch.float32, False)):
+            assert takes_e4m3(torch.empty((64, 6144), dtype=dtype, device="meta"), weight) == is_rounded
+
+
+def test_the_kernel_is_offered_what_it_can_do() -> None:
+    with recorded(CARDS["NVIDIA H200"]):
+        values, weight = (torch.empty(of, dtype=torch.float8_e4m3fn, device="meta") for of in ((4, 96), (64, 96)))
+        given = (values, torch.empty(4, device="meta"), weight, torch.empty(64, device="meta"), torch.bfloat16)
+        for residual, is_supported in ((torch.empty(4, 64), True), (torch.empty(64, 4).T, False)):
+            assert e4m3_linear.is_supported(*given, residual) == is_supported
+        assert not e4m3_linear.is_supported(values, given[1], weight[:40], *given[3:])
 
 
 @pytest.mark.gpu

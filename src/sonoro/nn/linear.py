@@ -52,7 +52,7 @@ class RMSNorm(nn.Module):
 
 
 class E4M3Rows(NamedTuple):
-    """Rows in E4M3 [B, C], and what each stands for times as much [B] (`sonoro.ops.e4m3`)."""
+    """Rows in E4M3, `values` [B, C], and the `scale` [B] of each (`sonoro.ops.e4m3`)."""
 
     values: Tensor
     scale: Tensor
@@ -168,13 +168,13 @@ class Linear(nn.Linear):
     ) -> NormedRows:
         """`residual` [B, N] plus the product of `x` [B, K]; with the next `norm` of the sum where that is fused, for
         the product with the layer `following`."""
-        weight, scale = self._for(x)
         if self.takes_e4m3(x):
-            given = (*quantize_rows(x), weight, scale)
+            given = (*quantize_rows(x), self.weight, self.scale)
             if norm is None or following is None or not following.takes_e4m3(residual):
                 return NormedRows(e4m3_linear(*given, x.dtype, residual))
             total, *normed = e4m3_linear_add_norm(*given, residual, norm.weight, norm.eps)
             return NormedRows(total, E4M3Rows(*normed))
+        weight, scale = self._for(x)
         if norm is not None and self.joins_norm(x):
             return NormedRows(*linear_add_norm(x, weight, residual, norm.weight, norm.eps, scale))
         return NormedRows(linear_add(x, weight, residual, scale))
@@ -203,13 +203,13 @@ class Linear(nn.Linear):
             gate_up.check(lambda: (x, *self._for(x)), tolerance)
 
     def check_add_to(self, residual: Tensor, x: Tensor, norm: RMSNorm, tolerance: float) -> None:
-        weight, scale = self._for(x)
         if self.takes_e4m3(x):
             quantize_rows.check(lambda: (x,), tolerance)
-            given = (*quantize_rows(x), weight, scale)
+            given = (*quantize_rows(x), self.weight, self.scale)
             e4m3_linear.check(lambda: (*given, x.dtype, residual), tolerance)
             e4m3_linear_add_norm.check(lambda: (*given, residual, norm.weight, norm.eps), tolerance)
             return
+        weight, scale = self._for(x)
         linear_add.check(lambda: (x, weight, residual, scale), tolerance)
         if self.joins_norm(x):
             linear_add_norm.check(lambda: (x, weight, residual, norm.weight, norm.eps, scale), tolerance)
