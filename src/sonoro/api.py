@@ -90,7 +90,8 @@ def speech_request(text: str, voice: str | None = None, **options: Any) -> Speec
     attempts: maximum attempts at a segment that runs away, each with the next seed; default: 1, or `TTS.spec.attempts`
         where the audio is returned whole.
     on_fault: how to handle a segment that is not spoken as written, by the model's attention: "mark" reports it,
-        "retry" speaks it again within `attempts`, "continue" breaks it off at its last good word and goes on there.
+        "retry" speaks it again within `attempts`, and alone the words at the end that the last did not reach;
+        "continue" breaks it off at its last good word and goes on there.
     options: the model's own options, listed in `TTS.spec.options`.
     """
     given = _Keywords(**{name: options.pop(name) for name in _Keywords.__dataclass_fields__ if name in options})

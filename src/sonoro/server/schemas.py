@@ -138,7 +138,8 @@ class SpeechBody(WithoutNulls):
     on_fault: Literal["mark", "retry", "continue"] | None = Field(
         None,
         description="what to do with a sentence that is not spoken as written: report it, speak it again before any of "
-        "it is sent (within attempts), or break it off at its last good word and continue from there",
+        "it is sent (within attempts; words that the last did not reach, alone), or break it off at its last good word "
+        "and continue from there",
         json_schema_extra=_or_null("mark", "retry", "continue"),
     )
     task_type: Literal["CustomVoice", "VoiceDesign", "Base"] | None = Field(
