@@ -52,7 +52,7 @@ def times() -> Times:
 def test_what_is_predicted_is_what_was_measured(kind: str, gpus: int, row: dict[str, Any]) -> None:
     """Nothing of these rows was used: the times are those of a frame, of audio, and of one request alone."""
     times = Times.of(measured("frame"), measured("engine"), None if kind == "engine" else measured("serve"))
-    load = Load(FRAMES, rps=row.get("rps", 0.0), clients=row.get("concurrency", 0), duration_s=14, warm_up_s=2)
+    load = Load(FRAMES, rps=row.get("rps", 0.0), clients=row.get("concurrency", 0), duration_s=8, warm_up_s=2)
     outcome = simulate(times, CONFIG, gpus, load)
     assert outcome.ttfp_p95_ms == pytest.approx(row["ttfp_p95_ms"], rel=WITHIN)
     assert outcome.ttfp_p50_ms == pytest.approx(row["ttfp_p50_ms"], rel=WITHIN)
@@ -68,9 +68,9 @@ def test_the_same_seed_gives_the_same_and_another_another(times: Times) -> None:
 
 def test_as_many_times_the_gpus_do_as_many_times_the_load(times: Times) -> None:
     """At the same share for each: more of them even out who comes when, so packets come no later."""
-    one = simulate(times, CONFIG, 1, Load(FRAMES, rps=40.0))
+    one = simulate(times, CONFIG, 1, Load(FRAMES, rps=40.0, duration_s=10))
     for gpus in (4, 1000):
-        more = simulate(times, CONFIG, gpus, Load(FRAMES, rps=40.0 * gpus))
+        more = simulate(times, CONFIG, gpus, Load(FRAMES, rps=40.0 * gpus, duration_s=10))
         assert more.xrt == pytest.approx(gpus * one.xrt, rel=0.1)
         assert more.ttfp_p95_ms <= 1.02 * one.ttfp_p95_ms
 

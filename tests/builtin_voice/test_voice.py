@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
+from logging.handlers import BufferingHandler
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -47,17 +49,40 @@ def speech() -> TTS:
     return TTS(device="cpu")
 
 
+class Heard(NamedTuple):
+    """What the voice said of texts in a batch, and what was logged of them."""
+
+    spoken: dict[str, Audio]
+    records: list[logging.LogRecord]
+
+
 @pytest.fixture(scope="module")
-def sentences(speech: TTS) -> dict[str, list[Audio]]:
-    """By voice, how it reads `SENTENCES`: all of them at once, as a batch takes little longer than one."""
-    items = [{"text": sentence, "voice": voice, "seed": 1} for voice in VOICES for sentence in SENTENCES]
-    read = iter(speech.generate_batch(items))
-    return {voice: [next(read) for _ in SENTENCES] for voice in VOICES}
+def heard(speech: TTS) -> Heard:
+    """All at once, the longest first: beside it the others take little time."""
+    asked: dict[str, dict[str, object]] = {max(TRICKY, key=lambda kind: len(TRICKY[kind])): {}}
+    for index, (kind, text) in enumerate(TRICKY.items()):
+        asked[kind] = {"text": text, "voice": VOICES[index % len(VOICES)]}
+    for voice in VOICES:
+        asked[f"{voice} whole"] = {"text": SHORT, "voice": voice, "seed": 2}
+        for sentence in SENTENCES:
+            asked[f"{voice}: {sentence}"] = {"text": sentence, "voice": voice, "seed": 1}
+    for layout, is_first in (("text first", True), ("text along", False)):
+        asked[layout] = {"text": SENTENCES[1], "voice": "miles", "non_streaming_mode": is_first}
+    for seed in (4, 5):
+        asked[f"seed {seed}"] = {"text": SHORT, "voice": "nora", "seed": seed}
+    logger, kept = logging.getLogger("sonoro"), BufferingHandler(1000)
+    logger.addHandler(kept)
+    try:
+        spoken = speech.generate_batch(list(asked.values()))
+    finally:
+        logger.removeHandler(kept)
+    return Heard(dict(zip(asked, spoken, strict=True)), kept.buffer)
 
 
 @pytest.mark.parametrize("voice", VOICES)
-def test_reads_sentences_to_the_end(sentences: dict[str, list[Audio]], voice: str) -> None:
-    for audio, sentence in zip(sentences[voice], SENTENCES, strict=True):
+def test_reads_sentences_to_the_end(heard: Heard, voice: str) -> None:
+    for sentence in SENTENCES:
+        audio = heard.spoken[f"{voice}: {sentence}"]
         assert audio.finish_reason == "stop"
         assert audio.sample_rate == 24_000
         assert len(audio.samples) == audio.frames * 1920 - 1200
@@ -69,16 +94,17 @@ def test_reads_sentences_to_the_end(sentences: dict[str, list[Audio]], voice: st
         assert audio.samples.std() > 0.02
 
 
-def test_a_seed_says_how_it_is_read(speech: TTS) -> None:
-    first, again, other = (speech.generate(SHORT, voice="nora", seed=seed) for seed in (4, 4, 5))
+def test_a_seed_says_how_it_is_read(speech: TTS, heard: Heard) -> None:
+    first, other = (heard.spoken[f"seed {seed}"] for seed in (4, 5))
+    again = speech.generate(SHORT, voice="nora", seed=4)
     # Chunk lengths follow the clock, and other lengths round differently: by no more than one step of 16 bits.
     np.testing.assert_allclose(first.samples, again.samples, atol=1.01 / 32768, rtol=0)
     assert len(first.samples) != len(other.samples) or not np.allclose(first.samples, other.samples, atol=0.01)
 
 
 @pytest.mark.parametrize("voice", VOICES)
-def test_pieces_of_a_stream_are_the_whole(speech: TTS, voice: str) -> None:
-    whole = speech.generate(SHORT, voice=voice, seed=2)
+def test_pieces_of_a_stream_are_the_whole(speech: TTS, heard: Heard, voice: str) -> None:
+    whole = heard.spoken[f"{voice} whole"]
     pieces = list(speech.stream(SHORT, voice=voice, seed=2))
     assert len(pieces) >= 3
     joined = np.concatenate([piece.samples for piece in pieces])
@@ -86,21 +112,16 @@ def test_pieces_of_a_stream_are_the_whole(speech: TTS, voice: str) -> None:
     np.testing.assert_allclose(joined, whole.samples, atol=1e-4, rtol=0)
 
 
-def test_any_text_ends_by_itself_and_a_long_one_keeps_its_pace(speech: TTS, caplog: pytest.LogCaptureFixture) -> None:
+def test_any_text_ends_by_itself_and_a_long_one_keeps_its_pace(heard: Heard) -> None:
     assert 290 <= len(LONG) <= 310
-    with caplog.at_level(logging.DEBUG, logger="sonoro"):
-        spoken = speech.generate_batch(
-            [{"text": text, "voice": VOICES[index % len(VOICES)]} for index, text in enumerate(TRICKY.values())]
-        )
-    assert {kind: audio.finish_reason for kind, audio in zip(TRICKY, spoken, strict=True)} == dict.fromkeys(
-        TRICKY, "stop"
-    )
-    lengths_s = {kind: audio.duration_s for kind, audio in zip(TRICKY, spoken, strict=True)}
+    spoken = {kind: heard.spoken[kind] for kind in TRICKY}
+    assert {kind: audio.finish_reason for kind, audio in spoken.items()} == dict.fromkeys(TRICKY, "stop")
+    lengths_s = {kind: audio.duration_s for kind, audio in spoken.items()}
     assert all(length > 0.2 for length in lengths_s.values()), lengths_s
     assert lengths_s["one word"] < 2
     # .057 s a character, as its teachers read, would be 17 s.
     assert 12 < lengths_s["300 characters"] < 26
-    warned = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    warned = [record.getMessage() for record in heard.records if record.levelno >= logging.WARNING]
     assert warned
     assert all(re.fullmatch(r"\d+ characters? cannot be spoken and will be left out: .+", line) for line in warned)
     assert all(character in " ".join(warned) for character in "😀你好")
@@ -113,10 +134,9 @@ def test_a_text_without_anything_to_say_is_refused(speech: TTS, text: str) -> No
     assert text in str(refused.value)
 
 
-def test_both_layouts_are_read(speech: TTS) -> None:
-    asked = {"text": SENTENCES[1], "voice": "miles"}
-    layouts = [{**asked, "non_streaming_mode": non_streaming} for non_streaming in (True, False)]
-    for audio in speech.generate_batch(layouts):
+def test_both_layouts_are_read(heard: Heard) -> None:
+    for layout in ("text first", "text along"):
+        audio = heard.spoken[layout]
         assert audio.finish_reason == "stop"
         assert 1 < audio.duration_s < 4
 
