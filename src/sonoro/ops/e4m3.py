@@ -161,8 +161,7 @@ if triton is not None:
 
 def quantize_rows_kernel(x: Tensor, norm_weight: Tensor | None = None, eps: float = 0.0) -> Quantized:
     """`quantize_rows_reference` in one launch; no gradient."""
-    _, *quantized = _quantize(x[None], None, norm_weight, eps)
-    values, scale = quantized
+    _, values, scale = _quantize(x[None], None, norm_weight, eps)
     return values, scale
 
 
@@ -215,9 +214,10 @@ def e4m3_linear_add_norm_kernel(
     """`e4m3_linear_add_norm_reference` in two launches; no gradient."""
     plan = plan or _plan(values, weight, False)
     partial = _tiles((values, x_scale), (weight, scale), plan, residual.dtype)
-    total, *quantized = _quantize(partial if plan.split_k > 1 else partial[None], residual, norm_weight, eps)
+    parts = partial if plan.split_k > 1 else partial[None]
+    total, next_values, next_scale = _quantize(parts, residual, norm_weight, eps)
     assert total is not None
-    return total, quantized[0], quantized[1]
+    return total, next_values, next_scale
 
 
 def _plan(values: Tensor, weight: Tensor, is_gated: bool) -> TilePlan:
