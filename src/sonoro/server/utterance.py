@@ -137,6 +137,9 @@ class Utterance:
             if not self._is_aborted or self._answer is not None:
                 raise
             return await self._report_cancelled(0)
+        finally:
+            # An abort must not cancel the task while it reports an error.
+            self._is_waiting = False
 
     async def _speak(self) -> str:
         async with (

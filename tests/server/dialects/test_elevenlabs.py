@@ -1,5 +1,6 @@
 """What ElevenLabs' clients send, as recorded from them, and what they need to be answered."""
 
+import asyncio
 import base64
 import dataclasses
 import json
@@ -286,5 +287,27 @@ def test_a_browser_gives_its_key_in_the_first_message() -> None:
                     assert "key" in heard[0]["error"]
                     assert not audio_of(heard)
                     assert client.closed == 1000
+
+    run(speak())
+
+
+@pytest.mark.parametrize("path", ["stream-input", "multi-stream-input"])
+def test_who_waits_too_long_for_a_turn_is_told_and_the_socket_is_closed_as_usual(path: str) -> None:
+    settings = dataclasses.replace(SETTINGS, max_concurrency=1, max_queue_wait_ms=50)
+
+    async def speak() -> None:
+        async with serving("slow", settings) as server, socket(server, f"{SPEAK}/{path}") as client:
+            first = asyncio.create_task(server.speak("Some words. " * 20))
+            await until(lambda: server.has("sonoro_requests_in_flight", 1))
+            await client.say({"text": TEXT, "context_id": "one"}, {"text": "", "flush": True, "context_id": "one"})
+            told = await client.hear()
+            assert "no request ended within" in told["error"]
+            if path == "multi-stream-input":
+                assert (await client.hear())["isFinal"]
+                await client.say({"close_socket": True})
+            assert await client.hear_until() == []
+            assert client.closed == 1000
+            first.cancel()
+            await until(server.is_idle)
 
     run(speak())
