@@ -125,4 +125,10 @@ SPOKEN = {
     "if a < b and b >= 3 -> c": "if a is less than b and b is at least three to c.",
     "COVID-19, an F-16": "COVID nineteen, an F sixteen.",
     "¿Qué? → yes": "Que? to yes.",
+    # Numbers in capitals, and without a whole part
+    "THE 747'S WING": "THE seven hundred and forty seven s WING.",
+    "THE 1990'S, THE 1980S, THE 70S": "THE nineteen nineties, THE nineteen eighties, THE seventies.",
+    "THE 21ST CENTURY, THE 2ND AND 3RD": "THE twenty first CENTURY, THE second AND third.",
+    "It fell .5 percent, or -.25%": "It fell zero point five percent, or minus zero point two five percent.",
+    "They paid $.50. 5 came...7 left": "They paid fifty cents. five came, seven left.",
 }

@@ -52,7 +52,9 @@ def test_a_letter_is_respelled_where_it_begins_an_initialism() -> None:
     assert [text[slice(*origin)] for origin in origins[at : at + 3]] == ["SUV"] * 3
 
 
-@pytest.mark.parametrize("text", ["the 747's wing", "item(s)", "girl 's", "$5's", "U.S.'s", "the f word", "IT'S"])
+@pytest.mark.parametrize(
+    "text", ["the 747's wing", "item(s)", "girl 's", "$5's", "U.S.'s", "the f word", "IT'S", "THE 747'S"]
+)
 def test_no_other_letter_is_respelled(text: str) -> None:
     assert normalize_english(text, respellings={"f": "ef", "s": "ess"}) == normalize_english(text)
 

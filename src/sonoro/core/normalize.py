@@ -370,6 +370,9 @@ _DATES: Table = [
     (r"\b(?:[A-Za-z]\.){2,}", lambda match: _spell_letters(match[0]) + " "),
 ]
 _AMOUNTS: Table = [
+    (r"(?<![\w.,])\.(?=\d)", "0."),
+    (r"(?<=\d)'S\b", "'s"),
+    (r"\b((?:1[1-9]|20)\d0|(?<=THE )\d0)S\b", r"\1s"),
     (
         rf"(?<![\d.,+*/-])(?<![-+*/]\s){_TERM}(?:\s?[-+*/]\s?{_TERM})++(?=\s?=)|(?<==)\s?{_TERM}(?:\s[-+*/]\s{_TERM})++",
         _expression,
@@ -407,7 +410,7 @@ _AMOUNTS: Table = [
     (r"~\s?(?=\d)", "about "),
     (r"(?<=\w)\^(?=\w)", " to the power of "),
     (r"'?\b((?:1[1-9]|20)?\d0)'?s\b", _decade),
-    (r"\b(\d[\d,]*+)((?:st|nd|rd|th)\b)?", _ordinal),
+    (r"\b(\d[\d,]*+)((?:st|nd|rd|th|ST|ND|RD|TH)\b)?", _ordinal),
     (r"(?<!\d)\d++(?:\.\d+){2,}", lambda match: " point ".join(_cardinal(part) for part in match[0].split("."))),
     (r"(?<=[A-Za-z])(?=\d)", " "),
     (_NUMBER, _number),
