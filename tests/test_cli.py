@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from command_line import Run, assert_refused, sonoro
+from fakes.erring_sine import ErringModel
+from fakes.shown_sine import ShownSineModel
+from sonoro import cli_say
 from sonoro.core.audio import from_pcm16, write_audio
+from sonoro.models.base import LoadedModel
 from tiny_checkpoint import write_checkpoint
 
 __all__ = ["sonoro"]
@@ -190,6 +195,33 @@ def test_captions_of_a_model_that_shows_no_words_are_refused(sonoro: Run, models
     asked = sonoro("say", "Hello.", "--model", models / "custom_voice", "--srt", "a.srt")
     assert_refused(*asked, ["a.srt", "word times"])
     assert not Path("a.srt").exists()
+
+
+def loaded(model: Any) -> LoadedModel:
+    return LoadedModel(model, torch.device("cpu"), torch.float32, {})
+
+
+def test_what_was_not_spoken_as_written_is_listed_without_captions_too(
+    sonoro: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fake goes wrong with seeds below 10."""
+    monkeypatch.setattr(cli_say, "_load", lambda *_: loaded(ErringModel("unreached")))
+    text = "It is the first one of them."
+    assert sonoro("say", text, "--seed", "9")[::2] == (0, "")
+    assert sonoro("say", text, "--seed", "9", "--check")[::2] == (1, f"unreached (attempt 1): {text!r}\n")
+    assert sonoro("say", text, "--seed", "10", "--check")[::2] == (0, "")
+    again = f"unreached (attempt 1, spoken again): {text!r}\n"
+    assert sonoro("say", text, "--seed", "9", "--check", "--attempts", "2")[::2] == (0, again)
+
+
+def test_a_check_by_a_model_that_cannot_tell_is_refused(
+    sonoro: Run, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert_refused(*sonoro("say", "Hello.", "--model", models / "custom_voice", "--check"), ["--check", "as written"])
+    # Heads that were found without labels have times, but no limits.
+    monkeypatch.setattr(cli_say, "_load", lambda *_: loaded(ShownSineModel()))
+    assert_refused(*sonoro("say", "Hello.", "--check"), ["--check", "as written"])
+    assert not Path("out.wav").exists()
 
 
 def test_progress_is_lines_where_it_is_asked_for_and_no_terminal_is(sonoro: Run, models: Path) -> None:

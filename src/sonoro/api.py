@@ -220,6 +220,11 @@ class TTS:
         """Whether the model gives word times; if not, `Audio.words` is None."""
         return self._open.has_words
 
+    @property
+    def finds_faults(self) -> bool:
+        """Whether the model tells what it did not speak as written; if not, `Audio.faults` is empty."""
+        return self._open.finds_faults
+
     def remarks(self, text: str) -> tuple[str, ...]:
         """Warnings about `text`: characters that will be left out, or another language.
 

@@ -114,7 +114,7 @@ def say(options: _Say) -> int:
     """Speak TEXT into a file.
 
     The file is written as the audio is generated, and is playable even after an interrupt. The exit code is 1 if a part
-    of the text ran away.
+    of the text ran away or, with --check, was not spoken as written.
     """
     format = output_format(options.out, options.format)
     if options.stream and format not in STREAMABLE_FORMATS:
@@ -134,8 +134,10 @@ def say(options: _Say) -> int:
     # Reproducible: the same request gives the same file.
     makers = (make_srt, options.srt), (make_vtt, options.vtt), (_words, options.words)
     captions = [(write, path) for write, path in makers if path is not None]
+    # Faults are found by word times.
+    with_words = bool(captions) or options.check
     request = msgspec.structs.replace(
-        request, options=_options(options.option or []), is_reproducible=True, with_words=bool(captions)
+        request, options=_options(options.option or []), is_reproducible=True, with_words=with_words
     )
     engine = options.config or EngineConfig(slots=1)
     engine = engine.over(codec_dtype=options.codec_dtype, quantization=options.quantization)
@@ -143,6 +145,8 @@ def say(options: _Say) -> int:
         speaker = TTS(_load(options, engine.quantization), config=engine)
         if captions and not speaker.has_words:
             raise OutputError(f"{captions[0][1]}: {speaker.spec.name} gives no word times")
+        if options.check and not speaker.finds_faults:
+            raise OutputError(f"--check: {speaker.spec.name} cannot tell what was not spoken as written")
         for remark in speaker.remarks(request.text):
             print(f"warning: {remark}", file=sys.stderr)
         return _speak_into(speaker, request, options, format, captions)

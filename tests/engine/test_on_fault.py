@@ -2,55 +2,18 @@
 
 import pytest
 
-from fakes.shown_sine import ShownSineModel
+from fakes.erring_sine import ErringModel
 from listening import HOP, audio, config_of, drain, end
 from resolving import Engine
 from sonoro.core import text as text_module
 from sonoro.core.errors import InvalidRequest
 from sonoro.core.types import AudioChunk, Failed, SpeechRequest
 from sonoro.core.words import Fault
-from sonoro.words.heads import WordHeads
 from sonoro.words.spans import word_spans
-from sonoro.words.tracking import Limits, Pointing
 
 TEXT = "It is the first one of them."
 THE = TEXT.index("the")
 FRAMES = len(TEXT)
-
-
-class ErringModel(ShownSineModel):
-    """Goes wrong in the way of `fault`, from frame 8 on or at the end."""
-
-    def __init__(self, fault):
-        super().__init__()
-        self.fault = fault
-        limits = Limits(end_frames=5.0, dwell_frames=4.0 if fault == "dwelling" else 1e9, strayed=2.0)
-        self.word_heads = WordHeads(text_first=Pointing(layer=0, head=0, is_measured=True, limits=limits))
-
-    def allocate(self, capacity):
-        state = super().allocate(capacity)
-        state.errs = state.length.bool()
-        return state
-
-    def admit(self, state, slots):
-        super().admit(state, slots)
-        for slot, (prompt, *_) in zip(slots.tolist(), state.staged, strict=False):
-            state.errs[slot] = prompt.controls.seed < 10
-            if state.errs[slot]:
-                state.target[slot] = {"unreached": 8, "ending": len(prompt.text) + 40}.get(self.fault, len(prompt.text))
-
-    def frame(self, state, slots):
-        super().frame(state, slots)
-        for slot in slots[state.errs[slots]].tolist():
-            # The frame that was made is the one before the length.
-            at = int(state.length[slot]) - 1
-            looked = {
-                "dwelling": min(at, 8),
-                "ending": min(at, int(state.target[slot]) - 40),
-                "straying": at if at < 8 else 0,
-            }
-            state.attention[slot] = 0
-            state.attention[slot, 0, looked.get(self.fault, at)] = 1
 
 
 def say(fault, engine=None, **fields):

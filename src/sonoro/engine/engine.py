@@ -121,6 +121,11 @@ class Engine:
         return isinstance(self._model, ShowsWords) and bool(self._model.word_heads.places)
 
     @property
+    def finds_faults(self) -> bool:
+        """Whether the model's attention says what was not spoken as written."""
+        return isinstance(self._model, ShowsWords) and self._model.word_heads.have_limits
+
+    @property
     def is_encoding(self) -> bool:
         """Whether requests wait for their voices: work may then become due without a call to `submit`."""
         return bool(self._awaiting_voice)

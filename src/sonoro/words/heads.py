@@ -36,6 +36,11 @@ class WordHeads(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return tuple(sorted({(one.layer, one.head) for one in pointings if one is not None}))
 
     @property
+    def have_limits(self) -> bool:
+        """Whether any pointing has limits beyond which a segment counts as faulty."""
+        return any(one is not None and one.limits is not None for one in (self.text_first, self.text_along))
+
+    @property
     def is_measured(self) -> bool:
         """Whether any pointing was measured against an aligner."""
         return any(one is not None and one.is_measured for one in (self.text_first, self.text_along))
