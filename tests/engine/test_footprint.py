@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from sonoro.engine import worker
 from sonoro.engine.device_state import capacity_of, graph_bytes
 from sonoro.engine.footprint import Footprint, footprint, refuse_what_does_not_fit
 from sonoro.engine.runner import Runner
+from sonoro.models import registry
 from sonoro.ops.device import Card, card
 from sonoro.transport.messages import WorkerSettings
 
@@ -80,6 +82,16 @@ def test_copies_for_large_batches_are_counted() -> None:
         footprint("qwen3-tts-1.7b-customvoice", EngineConfig(slots=slots, quantization="int8")) for slots in (16, 17)
     )
     assert many.weights - few.weights == 2 * 5 * 15 * 2**20
+
+
+def test_the_floor_of_a_large_batch_counts_those_copies() -> None:
+    """They are read once a pass, of which a frame has 15, in place of the weights in 8 bits."""
+    how: dict[str, Any] = {"dtype": "bfloat16", "load_format": "dummy", "quantization": "int8"}
+    model = registry.load("qwen3-tts-1.7b-customvoice", device=torch.device("meta"), **how).model
+    with torch.inference_mode():
+        model.allocate(capacity_of(EngineConfig(slots=17).resolve(), 1))
+    few, many = (model.frame_bytes(batch, 0) for batch in (16, 17))
+    assert many - few == 15 * 5 * 15 * 2**20
 
 
 PROMISED = [

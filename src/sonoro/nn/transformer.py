@@ -34,6 +34,7 @@ __all__ = [
     "FeedForward",
     "NormedAttention",
     "Rotary",
+    "bytes_read",
     "causal_attention",
     "quantize_layers",
     "rotary_of_angles",
@@ -236,6 +237,12 @@ def widen_layers(module: nn.Module, rows: int) -> None:
     `rows` rows gain from them."""
     for layer, part in _products(module) if rows > Linear.narrow_rows else ():
         part.widen(layer.input_layernorm.weight.dtype)
+
+
+def bytes_read(module: nn.Module, rows: int) -> int:
+    """Bytes of the parameters of `module` that a pass of `rows` rows reads: of the 16-bit copies in their place."""
+    more = sum(part.wide.nbytes - part.weight.nbytes for _, part in _products(module) if part.wide is not None)
+    return sum(weight.nbytes for weight in module.parameters()) + (more if rows > Linear.narrow_rows else 0)
 
 
 def _products(module: nn.Module) -> Iterator[tuple[DecoderLayer, Linear]]:

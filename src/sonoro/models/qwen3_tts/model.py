@@ -18,7 +18,7 @@ from sonoro.models.base import Capacity, Codec, Controls, SavedVoice, Spoken, Vo
 from sonoro.models.loading import Family
 from sonoro.models.settings import CONTROL_TOKENS
 from sonoro.models.slots import ReadsText
-from sonoro.nn.transformer import widen_layers
+from sonoro.nn.transformer import bytes_read, widen_layers
 from sonoro.nn.weights import fingerprint
 from sonoro.runtime.ring import upload
 from sonoro.words.tracking import Pointing
@@ -151,7 +151,7 @@ class Qwen3TTS(ReadsText):
         predictor = talker.code_predictor
         layers = sum(weight.nbytes for weight in talker.model.layers.parameters())
         heads = talker.codec_head.weight.nbytes + sum(weight.nbytes for weight in predictor.lm_head.parameters())
-        depth = (talker.codebooks - 1) * sum(weight.nbytes for weight in predictor.model.layers.parameters())
+        depth = (talker.codebooks - 1) * bytes_read(predictor.model.layers, batch)
         projection = sum(weight.nbytes for weight in predictor.small_to_mtp_projection.parameters())
         return layers + heads + depth + projection + batch * context * self.position_bytes
 
