@@ -76,6 +76,8 @@ def test_each_is_spoken_as_if_alone_and_fails_alone() -> None:
             assert results[8]["media_type"] == "audio/wav"
             assert await server.is_idle()
             assert await server.metric("sonoro_requests_in_flight") == 0
+            for reason, count in (("stop", 4), ("invalid_request", 4), ("unknown_voice", 1)):
+                assert await server.metric(f'sonoro_requests_total{{model="sine",reason="{reason}"}}') == count
 
     run(ask())
 

@@ -152,15 +152,23 @@ async def _attempt(
     """Speak `item`; return whether that succeeded, and its result in JSON."""
     try:
         async with limit:
-            if item.error is not None:
-                raise item.error
             arrived_s = time.perf_counter()
-            result = await _speak(service, item, await service.speech(item.body, name, caller), arrived_s)
+            result = await _speak(service, item, await _validated(service, item, name, caller), arrived_s)
     except SonoroError as error:
-        service.count_refusal(refused := refusal(error), name)
-        return False, msgspec.json.encode({"status": "error", **refused.body})
+        return False, msgspec.json.encode({"status": "error", **refusal(error).body})
     # Encoded item by item: all at once would block the event loop (150 ms for 220 s of PCM).
     return True, msgspec.json.encode({"status": "success", **result})
+
+
+async def _validated(service: Service, item: Item, name: str, caller: Caller) -> Speech:
+    """The speech of `item`. Raises its error, which is counted as a refusal."""
+    try:
+        if item.error is not None:
+            raise item.error
+        return await service.speech(item.body, name, caller)
+    except SonoroError as error:
+        service.count_refusal(refusal(error), name)
+        raise
 
 
 async def _speak(service: Service, item: Item, speech: Speech, arrived_s: float) -> dict[str, Any]:
