@@ -39,6 +39,7 @@ def test_each_is_spoken_as_if_alone_and_fails_alone() -> None:
         {"input": 7},
         {},
         {"input": "As events.", "stream_format": "sse"},
+        {"input": "With words.", "stream_format": "json", "timestamps": ["word"]},
         {"input": "It is unspeakable."},
         {"input": "A tone.", "ref_audio": recording(), "voice": None, "x_vector_only_mode": True},
         {"input": "As a file.", "response_format": "wav"},
@@ -50,9 +51,9 @@ def test_each_is_spoken_as_if_alone_and_fails_alone() -> None:
             assert answer.status_code == 200
             whole = answer.json()
             assert whole["id"] == answer.headers["x-request-id"]
-            assert (whole["total"], whole["succeeded"], whole["failed"]) == (9, 4, 5)
+            assert (whole["total"], whole["succeeded"], whole["failed"]) == (10, 4, 6)
             results = whole["results"]
-            assert [result["index"] for result in results] == list(range(9))
+            assert [result["index"] for result in results] == list(range(10))
             for index, expected in (
                 (0, spoken("The first one.", seed=1)),
                 (1, spoken("The second, higher.", seed=3, voice="high")),
@@ -67,16 +68,17 @@ def test_each_is_spoken_as_if_alone_and_fails_alone() -> None:
                 (3, "invalid_request", "input"),
                 (4, "invalid_request", "input"),
                 (5, "invalid_request", "stream_format"),
-                (6, "invalid_request", "input"),
+                (6, "invalid_request", "timestamps"),
+                (7, "invalid_request", "input"),
             ):
                 assert results[index]["status"] == "error"
                 assert (results[index]["error"]["code"], results[index]["error"]["param"]) == (code, field)
-            assert results[7]["status"] == "success"
-            assert base64.b64decode(results[8]["audio_data"]).startswith(b"RIFF")
-            assert results[8]["media_type"] == "audio/wav"
+            assert results[8]["status"] == "success"
+            assert base64.b64decode(results[9]["audio_data"]).startswith(b"RIFF")
+            assert results[9]["media_type"] == "audio/wav"
             assert await server.is_idle()
             assert await server.metric("sonoro_requests_in_flight") == 0
-            for reason, count in (("stop", 4), ("invalid_request", 4), ("unknown_voice", 1)):
+            for reason, count in (("stop", 4), ("invalid_request", 5), ("unknown_voice", 1)):
                 assert await server.metric(f'sonoro_requests_total{{model="sine",reason="{reason}"}}') == count
 
     run(ask())

@@ -64,6 +64,9 @@ class Item:
                 raise InvalidRequest(
                     "stream_format", "sse", "it must be audio: the response to a batch is not streamed"
                 )
+            if self.body.timestamps:
+                limit = "the response to a batch has no word times: ask for this text alone"
+                raise InvalidRequest("timestamps", self.body.timestamps, limit)
             self.audio_bytes = service.max_audio_bytes(self.body)
         except SonoroError as error:
             self.error = error
