@@ -292,3 +292,14 @@ def test_a_text_whose_words_cannot_be_found_fails_its_request_alone(monkeypatch:
     assert isinstance(ends["a"], Failed)
     assert isinstance(ends["b"], Finished)
     assert engine.scheduler.free_slots == 2
+
+
+def test_a_cancel_whose_words_cannot_be_found_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(model := ShownSineModel(), EngineConfig(slots=2))
+    monkeypatch.setattr(model, "token_spans", lambda text: text.index("no such piece"))
+    engine.submit(SpeechRequest(id="a", text="one two", with_words=True))
+    engine.cancel("a")
+    (ended,) = engine.tick()
+    assert isinstance(ended, Failed)
+    assert engine.is_idle
+    assert engine.scheduler.free_slots == 2

@@ -215,13 +215,15 @@ class Engine:
         return self.voices.encode(references)
 
     def cancel(self, request_id: str) -> None:
-        """End a request with the reason `cancelled` at the next tick. Unknown ids are ignored."""
+        """End a request with the reason `cancelled` at the next tick, or with an error if its words cannot be found.
+        Unknown ids are ignored."""
         if request_id in self._running:
             running = self._running[request_id]
-            if running.words is not None and not running.holds_back:
-                running.words.stop()
-            self._abort(running)
-            self._finish(running, "cancelled")
+            with self._border_of_words(running):
+                if running.words is not None and not running.holds_back:
+                    running.words.stop()
+                self._abort(running)
+                self._finish(running, "cancelled")
 
     def pause(self, request_id: str) -> None:
         """Make no audio of a request until `resume`, and no frames unless another waits for its pages. It keeps its
