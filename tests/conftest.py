@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from durations import Keeper, begins_first, cores, forecast
+from durations import Keeper, Meter, begins_first, cores, forecast
 
 collect_ignore = ["clients"]
 """Those of unmodified clients have an environment of their own: `make clients`."""
@@ -18,8 +18,12 @@ DEFAULT_MARKS = "not gpu and not weights and not slow"
 def pytest_configure(config: pytest.Config) -> None:
     """One CPU thread for what tests start, too."""
     os.environ["OMP_NUM_THREADS"] = "1"
-    if config.getoption("--keep-durations") and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Keeper())
+    if config.getoption("--keep-durations"):
+        config.pluginmanager.register(Meter())
+        if not hasattr(config, "workerinput"):
+            config.pluginmanager.register(Keeper())
+    if hands_out(config):
+        config.pluginmanager.import_plugin("aside")
     if not hands_out(config) or config.getoption("--report"):
         config.pluginmanager.import_plugin("with_torch")
 

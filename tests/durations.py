@@ -1,13 +1,14 @@
-"""How long the tests take, by file: said when all are run, and what decides which of them begin first.
+"""How long the tests take, by file: said when all are run, and what decides which begin first, and which run aside.
 
-`pytest --keep-durations` writes the figures anew. Those that are stored are seconds of a processor, children counted,
-on a machine of two cores that others used as well: their ratios count, and their sum is no less than on an idle one.
+`pytest --keep-durations` writes the figures anew. Those that are stored were measured by `make test` on two cores.
 """
 
 import collections
 import json
 import os
+from collections.abc import Generator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -17,23 +18,38 @@ LONG_S = 10
 """A test that takes so long is best begun early: begun last it would leave the other processes without work."""
 
 
-def known() -> dict[str, tuple[float, float]]:
-    """By file, below the folder of tests: the seconds of all of its tests, and of the longest."""
-    return {name: (total, longest) for name, (total, longest) in json.loads(FILE.read_text()).items()}
+class Taken(NamedTuple):
+    """By all tests of a file: the seconds of them, of the longest, and of a core, ended child processes counted."""
+
+    total_s: float
+    longest_s: float
+    core_s: float
 
 
-KNOWN = known()
+KNOWN = {name: Taken(*seconds) for name, seconds in json.loads(FILE.read_text()).items()}
+"""By file, below the folder of tests."""
+
+
+def taken(path: Path) -> Taken:
+    return KNOWN.get(path.relative_to(FILE.parent).as_posix(), Taken(0, 0, 0))
 
 
 def begins_first(path: Path) -> float:
     """What to sort files by: those with a long test come first, the longest of all before them."""
-    _, longest = KNOWN.get(path.relative_to(FILE.parent).as_posix(), (0.0, 0.0))
-    return -longest if longest >= LONG_S else 0.0
+    longest_s = taken(path).longest_s
+    return -longest_s if longest_s >= LONG_S else 0.0
+
+
+def waits(path: Path) -> bool:
+    """Whether the tests of a file mostly wait: for servers and engines to start, for timeouts, for simulated load."""
+    total_s, _, core_s = taken(path)
+    return core_s < total_s / 2
 
 
 def forecast(processes: int, cores: int) -> str:
     """A line that says how long all tests take."""
-    minutes = sum(total for total, _ in KNOWN.values()) / min(processes, cores) / 60
+    total_s, core_s = (sum(seconds) for seconds in zip(*((t.total_s, t.core_s) for t in KNOWN.values()), strict=True))
+    minutes = max(total_s / processes, core_s / cores) / 60
     return (
         f"all tests take about {minutes:.0f} minutes in {processes} processes on {cores} cores (tests/durations.json)"
     )
@@ -44,17 +60,39 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+class Meter:
+    """Notes with every phase of a test the seconds of a core that it took, in the process that runs it."""
+
+    def __init__(self) -> None:
+        self.before_s = 0.0
+
+    def pytest_runtest_logstart(self) -> None:
+        self.before_s = sum(os.times()[:4])
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        since_s, self.before_s = self.before_s, sum(os.times()[:4])
+        report.user_properties.append(("core_s", self.before_s - since_s))
+        return report
+
+
 class Keeper:
     """Adds up what every test took, and writes it in the end."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, dict[str, float]] = collections.defaultdict(lambda: collections.defaultdict(float))
+        self.core_s: dict[str, float] = collections.defaultdict(float)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         file = report.location[0].replace(os.sep, "/").removeprefix("tests/")
         self.seconds[file][report.nodeid] += report.duration
+        self.core_s[file] += dict(report.user_properties)["core_s"]
 
     def pytest_sessionfinish(self) -> None:
-        found = {file: [sum(tests.values()), max(tests.values())] for file, tests in sorted(self.seconds.items())}
-        lines = [f'"{file}": [{total:.1f}, {longest:.1f}]' for file, (total, longest) in found.items() if total >= 0.05]
+        found = {
+            file: Taken(sum(tests.values()), max(tests.values()), self.core_s[file])
+            for file, tests in sorted(self.seconds.items())
+        }
+        lines = [f'"{file}": [{", ".join(f"{s:.1f}" for s in t)}]' for file, t in found.items() if t.total_s >= 0.05]
         FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
