@@ -442,6 +442,11 @@ def test_bad_models_are_refused_in_one_line(sonoro: Run, tmp_path: Path, how: st
     assert_refused(*sonoro(*arguments), words)
 
 
+def test_plans_are_measured_on_a_gpu_alone(sonoro: Run) -> None:
+    assert_refused(*sonoro("tune", "--device", "here"), ["device", "'here'", "cuda:N"])
+    assert_refused(*sonoro("tune", "--device", "cpu"), ["device", "'cpu'", "GPU"])
+
+
 def test_a_bad_log_level_and_an_unknown_command_are_refused(sonoro: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_refused(*sonoro("sing"), ["sing"])
     monkeypatch.setenv("SONORO_LOG_LEVEL", "loud")

@@ -34,7 +34,11 @@ def tune(
     if quantization not in QUANTIZATIONS:
         raise ConfigError("quantization", quantization, "it must be " + " or ".join(QUANTIZATIONS))
     tuning = Tuning(tuple(parse_shape(text) for text in shape or ()), output, quantization)
-    run(tuning, torch.device(device), typer.echo)
+    try:
+        measured = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError("device", device, "it must be cuda or cuda:N") from error
+    run(tuning, measured, typer.echo)
 
 
 def calibrate(

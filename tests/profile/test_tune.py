@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from sonoro.core.errors import ConfigError
+from sonoro.ops import device as device_module
 from sonoro.ops import plans
-from sonoro.ops.device import Card
+from sonoro.ops.device import TYPICAL, Card
 from sonoro.ops.plans import LIMITS, CublasPlan, GemvPlan, Plan, Product, TilePlan, from_text, plan_for, use_tuned
 from sonoro.profile import tune
 from sonoro.profile.tune import MOST_ROWS, Gpu, Tuning, parse_shape, run
@@ -135,6 +136,11 @@ def test_the_plans_of_another_card_are_not_written_over(here: Path, tmp_path: Pa
     out.write_text(json.dumps({"device": "Another", "dtype": "bfloat16", "rows": list(LIMITS), "plans": {}}))
     with pytest.raises(ConfigError, match="another card"):
         run(Tuning(SHAPES, out), torch.device("cuda"), lambda line: None, Clock())
+    for text in ("{", "[]", "notes"):
+        out.write_text(text)
+        with pytest.raises(ConfigError, match=r"output.*mine\.json"):
+            run(Tuning(SHAPES, out), torch.device("cuda"), lambda line: None, Clock())
+        assert out.read_text() == text
 
 
 def test_a_file_that_cannot_be_read_is_a_warning(here: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -144,9 +150,20 @@ def test_a_file_that_cannot_be_read_is_a_warning(here: Path, caplog: pytest.LogC
     assert "event=plans_not_read" in caplog.text
 
 
-def test_without_a_gpu_nothing_is_measured() -> None:
+def test_without_a_gpu_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="measured on a GPU"):
         run(Tuning(SHAPES), torch.device("cpu"), lambda line: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ConfigError, match=r"device.*cuda:1.*1 CUDA devices"):
+        run(Tuning(SHAPES), torch.device("cuda:1"), lambda line: None)
+
+
+def test_what_the_card_has_no_units_for_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for module in (tune, device_module):
+        monkeypatch.setattr(module, "card", lambda device: TYPICAL[8, 6])
+    with pytest.raises(ConfigError, match=r"quantization.*NVIDIA A10.*int8"):
+        run(Tuning(SHAPES, quantization="fp8"), torch.device("cuda"), lambda line: None)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from sonoro.core.errors import ConfigError
 from sonoro.core.machine import usable_cores
-from sonoro.ops.device import Card, card
+from sonoro.ops.device import Card, capability, card
 from sonoro.ops.eight_bits import EIGHT_BITS, quantize
 from sonoro.ops.linear import norm_gate_up_kernel, norm_linear_kernel
 from sonoro.ops.plans import (
@@ -101,13 +101,22 @@ def run(tuning: Tuning, device: torch.device, say: Callable[[str], None], bench:
     """Measure, report progress to `say`, and write the file, which the next start reads; returns its path.
 
     Forks compiler processes: the caller must have no other thread, and must not have used a GPU. Raises `ConfigError`
-    for a device that is no GPU."""
+    for a device that is no GPU, or not there, weights that it has no units for, and a file that is none of plans."""
     if bench is not None:
         return _run(tuning, device, say, bench)
     if device.type != "cuda":
         raise ConfigError("device", str(device), "plans are measured on a GPU")
     with compilers(usable_cores()) as pool:
+        _check(tuning, device)
         return _run(tuning, device, say, Gpu(device, pool, tuning.quantization))
+
+
+def _check(tuning: Tuning, device: torch.device) -> None:
+    """Raise `ConfigError` if there is no GPU `device`, or if it cannot run the weights of `tuning`."""
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError("device", str(device), f"this machine has {torch.cuda.device_count()} CUDA devices")
+    if tuning.quantization == "fp8" and capability(device) < (8, 9):
+        raise ConfigError("quantization", "fp8", f"{card(device).name} has no units for it; int8 runs on it")
 
 
 def _run(tuning: Tuning, device: torch.device, say: Callable[[str], None], bench: Bench) -> Path:
@@ -148,9 +157,12 @@ class _File:
         how = f"sonoro tune, torch {torch.__version__}"
         self._values: dict[str, Any] = {**head, "measured": how, "gated": [], "plans": {}}
         if path.is_file():
-            found = json.loads(path.read_text(encoding="utf-8"))
-            if {name: found.get(name) for name in head} != head:
-                raise ConfigError("out", str(path), "it holds the plans of another card, or for other weights")
+            try:
+                found = json.loads(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                raise ConfigError("output", str(path), f"it is no file of plans: {error}") from error
+            if not isinstance(found, dict) or {name: found.get(name) for name in head} != head:
+                raise ConfigError("output", str(path), "it holds the plans of another card, or for other weights")
             self._values |= found
 
     def has(self, shape: tuple[int, int]) -> bool:
