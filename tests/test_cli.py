@@ -201,6 +201,13 @@ def loaded(model: Any) -> LoadedModel:
     return LoadedModel(model, torch.device("cpu"), torch.float32, {})
 
 
+def test_captions_that_cannot_be_written_are_refused_before_it_speaks(sonoro: Run) -> None:
+    assert_refused(*sonoro("say", "Hello.", "--vtt", "none/a.vtt"), ["none/a.vtt", "no folder"])
+    Path("a.json").mkdir()
+    assert_refused(*sonoro("say", "Hello.", "--words", "a.json"), ["a.json", "folder"])
+    assert not Path("out.wav").exists()
+
+
 def test_what_was_not_spoken_as_written_is_listed_without_captions_too(
     sonoro: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,7 +35,7 @@ from sonoro.cli_common import (
     show,
     takes,
 )
-from sonoro.core.audio import FORMATS, STDOUT, STREAMABLE_FORMATS, AudioWriter, output_format
+from sonoro.core.audio import FORMATS, STDOUT, STREAMABLE_FORMATS, AudioWriter, check_place, output_format
 from sonoro.core.captions import srt as make_srt
 from sonoro.core.captions import vtt as make_vtt
 from sonoro.core.captions import words_json
@@ -134,6 +134,8 @@ def say(options: _Say) -> int:
     # Reproducible: the same request gives the same file.
     makers = (make_srt, options.srt), (make_vtt, options.vtt), (_words, options.words)
     captions = [(write, path) for write, path in makers if path is not None]
+    for _, path in captions:
+        check_place(path)
     # Faults are found by word times.
     with_words = bool(captions) or options.check
     request = msgspec.structs.replace(

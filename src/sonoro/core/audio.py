@@ -30,6 +30,7 @@ __all__ = [
     "STREAMABLE_FORMATS",
     "AudioWriter",
     "check_duration",
+    "check_place",
     "from_pcm16",
     "output_format",
     "read_reference",
@@ -165,6 +166,18 @@ def _check_samples(samples: Samples) -> None:
         )
 
 
+def check_place(target: Path) -> None:
+    """Raise `OutputError` if `target` is a folder, or lacks one to be in. Writes nothing."""
+    try:
+        is_folder, has_folder = target.is_dir(), target.parent.is_dir()
+    except OSError as error:
+        raise OutputError(f"cannot write {str(target)!r}: {error.strerror}") from error
+    if is_folder:
+        raise OutputError(f"cannot write {str(target)!r}: it is a folder")
+    if not has_folder:
+        raise OutputError(f"cannot write {str(target)!r}: there is no folder {str(target.parent)!r}")
+
+
 def output_format(path: str | Path, given: str | None = None) -> str:
     """The format to write `path` in: `given`, else by its suffix; WAV for stdout. Writes nothing.
 
@@ -175,14 +188,7 @@ def output_format(path: str | Path, given: str | None = None) -> str:
     if str(path) == STDOUT:
         return given or "wav"
     target = Path(path)
-    try:
-        is_folder, has_folder = target.is_dir(), target.parent.is_dir()
-    except OSError as error:
-        raise OutputError(f"cannot write {str(target)!r}: {error.strerror}") from error
-    if is_folder:
-        raise OutputError(f"cannot write {str(target)!r}: it is a folder")
-    if not has_folder:
-        raise OutputError(f"cannot write {str(target)!r}: there is no folder {str(target.parent)!r}")
+    check_place(target)
     if given is None and target.suffix.lower() not in _SUFFIXES:
         known = ", ".join(_SUFFIXES)
         raise OutputError(f"cannot write {str(target)!r}: its suffix names no format; use one of {known} or give one")
