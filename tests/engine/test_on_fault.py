@@ -76,6 +76,13 @@ def test_words_that_no_attempt_reached_are_spoken_alone() -> None:
     assert len(audio(made, "a")) == finished.frames * HOP
 
 
+def test_a_fault_in_words_that_are_spoken_alone_is_one_of_the_last_attempt() -> None:
+    _, finished, _ = say("unreached", on_fault="retry", attempts=2, seed=7)
+    told = [(one.attempt, TEXT[one.start : one.end], one.outcome) for one in finished.faults]
+    rest = TEXT[THE:]
+    assert told == [(0, TEXT, "spoken_again"), (1, TEXT, "continued"), (1, rest, "marked")]
+
+
 def test_a_segment_that_cannot_be_cut_fails_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_):
         raise AssertionError("the sentence splitter lost text")

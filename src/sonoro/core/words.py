@@ -34,7 +34,8 @@ stayed at one position; `straying`: the attention left its path, as when words a
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """Characters `start` to `end` of the text were probably not spoken as written, in attempt number `attempt`, from 0.
+    """Characters `start` to `end` of the text were probably not spoken as written, in attempt number `attempt`, from 0;
+    words that are spoken alone after the last attempt belong to it.
 
     `spoken_again`: its audio was not sent, and another attempt follows. `continued_at`: the next attempt continues
     from that character: it was broken off while it played, or was the last and did not reach what follows there."""
