@@ -440,6 +440,37 @@ def test_the_time_to_spare_grows_until_the_device_was_idle(monkeypatch: pytest.M
     assert 0 < engine.spare_s < 0.9 * spared_s[-1]
 
 
+def test_nothing_is_left_of_the_time_to_spare_when_the_load_falls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device is still busy with the last large batch when the first small one is launched."""
+    clock = Clock()
+    engine = Engine(VoicedSineModel(), config_of(slots=5), clock, ticks_late=1)
+    run = engine.runner.run
+
+    def launch(plan: Plan) -> Launched:
+        launched = run(plan)
+        launched.was_idle = False
+        clock.now_s += 0.01
+        return launched
+
+    monkeypatch.setattr(engine.runner, "run", launch)
+    for name in "abcde":
+        engine.submit(SpeechRequest(id=name, text="x" * 30, max_frames=500, ignore_eos=True))
+    for _ in range(40):
+        engine.tick()
+    before_s = engine.spare_s
+    for name in "ab":
+        engine.cancel(name)
+    engine.tick()
+    assert engine.spare_s > before_s > 0
+    for name in "cd":
+        engine.cancel(name)
+    engine.tick()
+    assert engine.spare_s == 0
+    for _ in range(40):
+        engine.tick()
+    assert engine.spare_s > 0
+
+
 def test_a_caller_that_takes_its_time_between_ticks_makes_no_tick_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who plays each piece before it asks for the next leaves an engine alone for longer than a tick takes."""
     clock, told_s = Clock(), list[float]()

@@ -95,7 +95,8 @@ class Engine:
         self._ended_at_s = 0.0
         self.spare_s = 0.0
         """How long the next tick may be delayed while the device is still busy with the last one, so that requests
-        that arrive meanwhile join it. Grows until the device was found idle, then shrinks. 0 if results are not late.
+        that arrive meanwhile join it. Grows until the device was found idle, then shrinks; begins anew when the batch
+        has more than halved. 0 if results are not late.
         """
 
     @property
@@ -293,11 +294,15 @@ class Engine:
 
     def _note_launch(self, plan: Plan, launched: Launched) -> None:
         """Note that `plan` was launched: adapt `spare_s`, fail requests whose launch raised, cache prompt prefixes."""
+        stepped_before = len(self._in_flight[-1].stepped) if self._in_flight else 0
         self._in_flight.append(launched)
         # Capped at a frame: one tick that was held up for long must not delay the next ones.
         tick_s = min(self._tick_s, self.spec.frame_s)
         longer_s = min(self.spare_s + _SPARE_STEP * tick_s, _SPARE_MOST * tick_s)
         self.spare_s = _SPARE_KEPT * self.spare_s if launched.was_idle else longer_s
+        if 2 * len(launched.stepped) < stepped_before:
+            # The load has fallen: the device will be done much sooner than the average tick.
+            self.spare_s = 0.0
         for running, error in launched.failed.items():
             self._fail(running, error)
         self.scheduler.cache_prefixes(running for running in plan.admit if running not in launched.failed)
