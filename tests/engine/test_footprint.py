@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from fakes.sine import SineModel
 from families import TinyFamily, tiny
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError
@@ -52,12 +53,26 @@ def test_what_is_told_is_what_is_allocated(tiny: TinyFamily, tmp_path: Path) -> 
 def test_graphs_of_a_codec_with_a_stream_of_its_own_are_counted() -> None:
     """Its own admit slots; a device of its own counts its own."""
     own, shared, apart = (
-        graph_bytes(EngineConfig(slots=4, codec_overlap=overlap, codec_device=device).resolve())
+        graph_bytes(SineModel(), EngineConfig(slots=4, codec_overlap=overlap, codec_device=device).resolve())
         for overlap, device in ((256, ""), (0, ""), (256, "cuda:1"))
     )
     batches = len(EngineConfig(slots=4).resolve().frame_batches)
     assert own - shared == batches * 16 * 2**20
     assert apart == shared
+
+
+def test_graphs_of_prompts_of_text_alone_are_counted() -> None:
+    class TextModel(SineModel):
+        """Has a cheaper prefill for prompts of text only."""
+
+        prefill_text = SineModel.prefill
+
+        def is_text_alone(self, prompts: list, pages: list) -> bool:
+            return True
+
+    config = EngineConfig(slots=4).resolve()
+    more = graph_bytes(TextModel(), config) - graph_bytes(SineModel(), config)
+    assert more == len(config.prefill_buckets) * 16 * 2**20
 
 
 def test_weights_in_8_bits_slots_and_positions_are_counted(tiny: TinyFamily, tmp_path: Path) -> None:

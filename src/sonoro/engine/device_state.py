@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError
-from sonoro.models.base import Capacity, Codec, CodecChoice, SlotState, SpeechModel
+from sonoro.models.base import Capacity, Codec, CodecChoice, SlotState, SpeechModel, TextPromptModel
 from sonoro.runtime.memory import MemoryBudget, device_memory, plan_pages, report
 from sonoro.runtime.variants import is_recorded
 
@@ -151,7 +151,7 @@ def _measure(model: SpeechModel, config: EngineConfig, page_bytes: int) -> tuple
     _, loaded_bytes = device_memory(device) or memory
     history, codec = _measure_codec(model, config, frames)
     state_bytes = max(0, with_state_bytes - loaded_bytes - (config.pages_per_slot + 1) * page_bytes)
-    graphs_bytes = graph_bytes(config)
+    graphs_bytes = graph_bytes(model, config)
     in_use, elsewhere = {"weights and all else": loaded_bytes}, [chosen]
     if home == device:
         in_use["codec histories"] = codec.in_use["codec histories"]
@@ -207,11 +207,12 @@ def _decode_largest(model: SpeechModel, config: EngineConfig, history: Any, fram
         model.codec.decode(chunk, slots, history)
 
 
-def graph_bytes(config: EngineConfig) -> int:
-    """Upper estimate of the memory of all graphs of resolved `config` except the codec's."""
+def graph_bytes(model: SpeechModel, config: EngineConfig) -> int:
+    """Upper estimate of the memory of all graphs of `model` for resolved `config` except the codec's."""
     # By batch: admission and decode step, and the codec's own admission if it runs on a second stream.
     by_batch = 2 + (config.codec_overlap > 0 and not config.codec_device)
-    return (by_batch * len(config.frame_batches) + len(config.prefill_buckets)) * _GRAPH_BYTES
+    prefills = 1 + isinstance(model, TextPromptModel)
+    return (by_batch * len(config.frame_batches) + prefills * len(config.prefill_buckets)) * _GRAPH_BYTES
 
 
 def codec_graph_bytes(config: EngineConfig, peak_bytes: int) -> int:

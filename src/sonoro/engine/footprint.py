@@ -94,7 +94,7 @@ def footprint(model: str | None, config: EngineConfig, dtype: str | None = None)
         slots=unstaged - kv_cache,
         staging=state - unstaged,
         codec_histories=_bytes(histories),
-        graphs=graph_bytes(wanted) + codec_graph_bytes(wanted, wide_bytes * choice.dtype.itemsize // 4),
+        graphs=graph_bytes(loaded, wanted) + codec_graph_bytes(wanted, wide_bytes * choice.dtype.itemsize // 4),
     )
 
 
