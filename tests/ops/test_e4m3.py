@@ -138,7 +138,7 @@ def test_the_kernel_is_offered_what_it_can_do() -> None:
 @pytest.mark.parametrize("shape", [(2048, 6144), (2560, 9728), (12288, 2048), (192, 96)], ids=str)
 def test_the_kernels_equal_the_references_on_a_gpu(shape: tuple[int, int]) -> None:
     """The tensor cores sum E4M3 in fewer bits than float32: a part in a thousand of these sums, below the roundings of
-    bfloat16; and what is rounded to E4M3 after may be a neighbour."""
+    bfloat16; and what is rounded to E4M3 after may be a neighbour of what the reference makes of the same sums."""
     if torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("products of E4M3 want compute capability 8.9")
     with torch.inference_mode():
@@ -154,5 +154,8 @@ def test_the_kernels_equal_the_references_on_a_gpu(shape: tuple[int, int]) -> No
                 for product in (e4m3_linear_add_norm_kernel, e4m3_linear_add_norm_reference)
             )
             assert_near(found[0], expected[0], 2**-6)
-            normed = [dequantized(values, scale, torch.float32) for _, values, scale in (found, expected)]
-            assert_near(*normed, 2**-5)
+            # Of the kernel's own sums: where the largest of a row is another by a rounding of bfloat16, so is the row's
+            # scale, and its numbers are rounded elsewhere. The norm's roundings may differ, by two of bfloat16.
+            values, scale = quantize_rows_reference(found[0], gain, EPS)
+            assert _difference(found[1], values) == 0
+            torch.testing.assert_close(found[2], scale, rtol=2**-7, atol=0)
