@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from interpreter import in_the_interpreter
+from sonoro.models import registry
+from sonoro.nn.linear import NormedRows
 from sonoro.ops.device import CARDS, recorded
 from sonoro.ops.dispatch import _difference
 from sonoro.ops.e4m3 import (
@@ -23,6 +25,7 @@ from sonoro.ops.e4m3 import (
 )
 from sonoro.ops.eight_bits import dequantized, quantize
 from sonoro.ops.plans import TilePlan
+from sonoro.runtime.variants import Variant, card_named, recording
 
 EPS = 1e-6
 PLANS = [
@@ -132,6 +135,25 @@ def test_the_kernel_is_offered_what_it_can_do() -> None:
         for residual, is_supported in ((torch.empty(4, 64), True), (torch.empty(64, 4).T, False)):
             assert e4m3_linear.is_supported(*given, residual) == is_supported
         assert not e4m3_linear.is_supported(values, given[1], weight[:40], *given[3:])
+
+
+def test_short_prompts_round_rows_by_kernels_that_a_start_has_checked() -> None:
+    """Of few slots, no batch is so large that it rounds its rows; prompts are."""
+    on, checked, served = card_named("NVIDIA H200"), list[Variant](), list[Variant]()
+    with recording(on, checked.append), torch.inference_mode():
+        how = {"dtype": "bfloat16", "load_format": "dummy", "quantization": "fp8"}
+        stack = registry.load("qwen3-tts-1.7b-customvoice", device=torch.device("meta"), **how).model.backbone
+        layer = stack.layers[0]
+        layer.check_kernels(1)
+    with recording(on, served.append), torch.inference_mode():
+        for rows in (32, 64):
+            x = torch.empty(rows, stack.config.width, dtype=torch.bfloat16, device="meta")
+            heads = torch.empty(rows, layer.self_attn.o_proj.in_features, dtype=torch.bfloat16, device="meta")
+            layer.project(NormedRows(x))
+            layer.complete(x, heads, layer.input_layernorm)
+    rounding = {variant for variant in served if "e4m3" in variant.kernel}
+    assert {variant.kernel.rpartition(":")[2] for variant in rounding} == {"_quantize_kernel", "_e4m3_tile_kernel"}
+    assert rounding <= {*checked}
 
 
 @pytest.mark.gpu

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sonoro.ops.device import seeded
-from sonoro.ops.e4m3 import e4m3_linear, e4m3_linear_add_norm, quantize_rows, takes_e4m3
+from sonoro.ops.e4m3 import e4m3_linear, e4m3_linear_add_norm, e4m3_sizes, quantize_rows, takes_e4m3
 from sonoro.ops.eight_bits import dequantized, quantize
 from sonoro.ops.linear import (
     gate_up,
@@ -138,6 +138,11 @@ class Linear(nn.Linear):
     def takes_e4m3(self, x: Tensor) -> bool:
         """Whether products of `x` [B, K] round it to E4M3."""
         return self.rounds_rows and self._for(x)[1] is not None and takes_e4m3(x, self.weight)
+
+    @property
+    def e4m3_sizes(self) -> tuple[int, ...]:
+        """The largest of each bucket of batch sizes at which products round rows to E4M3."""
+        return e4m3_sizes(self.weight) if self.rounds_rows and self.wide is None else ()
 
     def after_norm(self, x: Tensor, norm: RMSNorm, normed: Tensor | E4M3Rows | None = None) -> Tensor:
         """The product of `norm(x)`, [B, K] to [B, N]; `normed` is that norm, if it is computed already."""

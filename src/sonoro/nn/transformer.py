@@ -9,7 +9,7 @@ each other.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -212,9 +212,13 @@ class DecoderLayer(nn.Module):
         return feed.down_proj.add_to(rows.rows, inner, norm, attention.qkv_proj)
 
     def check_kernels(self, rows: int) -> None:
-        """Compare the kernels of `project` and `complete` with their references on `rows` random rows."""
+        """Compare the kernels of `project` and `complete` with their references on `rows` random rows; if that is 1,
+        those for rows in E4M3 at every size that has them, as short prompts are of such sizes where no batch is."""
         attention, feed, first, second = self.self_attn, self.mlp, self.input_layernorm, self.post_attention_layernorm
         random, tolerance = random_like(first.weight)
+        if rows == 1:
+            for part in (attention.qkv_proj, attention.o_proj, feed.gate_up_proj, feed.down_proj):
+                self._check_e4m3(part, random, tolerance)
         widths = (attention.qkv_proj.in_features, attention.o_proj.in_features, feed.down_proj.in_features)
         x, heads, inner = (random(rows, width) for width in widths)
         attention.qkv_proj.check_after_norm(x, first, tolerance)
@@ -223,6 +227,21 @@ class DecoderLayer(nn.Module):
         feed.gate_up_proj.check_gate_up_after_norm(x, second, tolerance, is_normed=is_normed)
         feed.down_proj.check_add_to(x, inner, first, tolerance)
         attention.qkv_proj.check_alone(x, tolerance, is_normed=feed.down_proj.joins_norm(inner))
+
+    def _check_e4m3(self, part: Linear, random: Callable[..., Tensor], tolerance: float) -> None:
+        """Compare the kernels of `part` for rows in E4M3 with their references, at every size that has them."""
+        first, second = self.input_layernorm, self.post_attention_layernorm
+        for rows in part.e4m3_sizes:
+            x = random(rows, part.in_features)
+            if not part.takes_e4m3(x):
+                continue
+            if part is self.self_attn.qkv_proj:
+                part.check_after_norm(x, first, tolerance)
+            elif part is self.mlp.gate_up_proj:
+                part.check_gate_up_after_norm(x, second, tolerance, is_normed=False)
+            else:
+                following = second if part is self.self_attn.o_proj else first
+                part.check_add_to(random(rows, part.out_features), x, following, tolerance)
 
 
 def quantize_layers(module: nn.Module, quantization: str, *, rounds_rows: bool = False) -> None:

@@ -15,7 +15,7 @@ from sonoro.ops.dispatch import Operation
 from sonoro.ops.eight_bits import dequantized, quantize
 from sonoro.ops.linear import gate_up_reference, linear_add_reference, linear_reference
 from sonoro.ops.norm import has_pdl, is_row_major, pdl_options, rms_norm_reference
-from sonoro.ops.plans import TilePlan, e4m3_plan
+from sonoro.ops.plans import LIMITS, TilePlan, e4m3_plan
 from sonoro.ops.tiles import reduce_split_k
 
 try:
@@ -35,6 +35,7 @@ __all__ = [
     "e4m3_linear_add_norm_reference",
     "e4m3_linear_kernel",
     "e4m3_linear_reference",
+    "e4m3_sizes",
     "quantize_rows",
     "quantize_rows_kernel",
     "quantize_rows_reference",
@@ -50,6 +51,12 @@ def takes_e4m3(x: Tensor, weight: Tensor) -> bool:
     rows in bfloat16 are rounded: who asks for float32 wants more digits than E4M3 has."""
     is_launched = x.is_cuda or (x.is_meta and is_recorded())
     return is_launched and x.dtype == torch.bfloat16 and e4m3_plan(x.shape[0], weight, False) is not None
+
+
+def e4m3_sizes(weight: Tensor) -> tuple[int, ...]:
+    """The largest of each bucket of batch sizes at which products of bfloat16 rows with `weight` [N, K] round them."""
+    is_launched = weight.is_cuda or (weight.is_meta and is_recorded())
+    return tuple(limit for limit in LIMITS if is_launched and e4m3_plan(limit, weight, False) is not None)
 
 
 def quantize_rows_reference(x: Tensor, norm_weight: Tensor | None = None, eps: float = 0.0) -> Quantized:
