@@ -452,6 +452,42 @@ def test_a_listener_waits_for_the_pages_of_a_paused_request_only_until_that_has_
     assert scheduler.free_slots == 2
 
 
+def test_who_waits_for_admission_waits_for_a_paused_request_only_until_that_has_made_its_frames() -> None:
+    """Twelve pages, of which each is expected to take nine."""
+    scheduler = scheduler_of(pages=12, slots=2)
+    paused, waiting = request_of("paused", 16, 120, 120), request_of("waiting", 16, 120, 120)
+    scheduler.add(paused)
+
+    def tick() -> list[RunningRequest]:
+        assert scheduler.has_work
+        plan = scheduler.plan(0.0, 0.01)
+        for running in scheduler.running:
+            running.progress.length = running.steps
+            running.progress.is_done = running.steps == running.progress.limit
+            hear(running, 0.0)
+        return plan.admit
+
+    while paused.steps < 20:
+        tick()
+    paused.is_paused, decoded = True, paused.progress.decoded
+    assert not scheduler.has_work
+    scheduler.add(waiting)
+    ticks = 1
+    while not tick():
+        ticks += 1
+    assert ticks <= 102
+    while not waiting.is_drained:
+        tick()
+    assert (paused.steps, paused.progress.decoded) == (120, decoded)
+    scheduler.release(waiting)
+    assert not scheduler.has_work
+    paused.is_paused = False
+    while not paused.is_drained:
+        tick()
+    scheduler.release(paused)
+    assert scheduler.pages.free == scheduler.pages.count
+
+
 def test_chunks_of_a_reproducible_request_are_the_same_after_a_pause_in_which_its_frames_were_made() -> None:
     def chunks(is_paused: bool) -> list[int]:
         scheduler, found, now_s = scheduler_of(pages=10, slots=2), list[int](), 0.0

@@ -87,8 +87,8 @@ class Scheduler:
     """Owns the waiting queue, the slots and the page pool. A request holds its slot and pages until `release`.
 
     Pages are allocated as positions are used. When they run short, nothing is admitted; then requests without sent
-    audio are preempted; then the requests with the longest lead wait for a page, and meanwhile paused ones make their
-    frames, though no audio, so that their pages come free.
+    audio are preempted; then the requests with the longest lead wait for a page. While these or the head of the queue
+    wait for pages, paused requests make their frames, though no audio, so that their pages come free.
 
     `config` is resolved; its `codec_batches` are the sizes to pad to (empty if nothing is padded). `frame_s` is the
     duration of a frame.
@@ -106,6 +106,8 @@ class Scheduler:
         self._blocked: set[RunningRequest] = set()
         self._without_pages: set[RunningRequest] = set()
         self._is_closed = False
+        # Whether somebody waited for pages when the last plan was made.
+        self._is_sought = False
         self.running: list[RunningRequest] = []
         self.prefixes = PrefixCounts()
         """Hits, misses and positions of the prefix cache so far; the pool counts evictions and kept pages."""
@@ -114,7 +116,8 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether a plan made now would hold anything. Requests that are paused or wait for text are no work,
         unless others wait for their pages."""
-        return any(self._is_work(running) for running in self.running) or self._admissible() is not None
+        is_work = any(self._is_work(running) for running in self.running)
+        return is_work or self._admissible() is not None or self._is_kept_out
 
     def is_full(self, others: int = 0) -> bool:
         """Whether `max_waiting` is reached, counting `others` that wait outside the queue."""
@@ -146,6 +149,8 @@ class Scheduler:
     def release(self, running: RunningRequest) -> None:
         """Remove a request from the queue, or free its slot and pages; results still in flight become void."""
         self._short.clear()
+        self._blocked.clear()
+        self._is_sought = False
         self._first.discard(running)
         self._without_pages.discard(running)
         self._is_closed = False
@@ -176,8 +181,13 @@ class Scheduler:
     def plan(self, now_s: float, tick_s: float) -> Plan:
         """Plan a tick at `now_s`, and count its steps and columns as launched. `tick_s`: the average tick duration."""
         self._pager.note_change()
+        if self._short or self._is_kept_out:
+            self._give_back()
         preempted, pages = self._grow(now_s)
         admit = self._admit()
+        self._is_sought = bool(self._short) or self._is_kept_out
+        if self._is_sought:
+            pages += self._grow_paused()
         active = [running for running in self.running if not running.is_paused]
         lacking = self._short | self._blocked
         frame = [running for running in self._stepping() if running not in lacking]
@@ -190,18 +200,23 @@ class Scheduler:
 
     def _is_work(self, running: RunningRequest) -> bool:
         if running.is_paused:
-            can_go_on = not (running.is_ending or running.is_starving or running in self._blocked)
-            return bool(self._short) and (can_go_on or self._has_spare_pages(running))
+            return self._is_sought and self._can_free(running)
         is_waiting = running.is_starving or running in self._short
         return not is_waiting or self._due_frames(running, running.undecoded, 0.0, 0.0) > 0
 
     def _stepping(self) -> list[RunningRequest]:
-        """Requests that can make a frame, given a page for it; while some lack one, paused requests too."""
+        """Requests that can make a frame, given a page for it; while pages are sought, paused requests too."""
         return [
             running
             for running in self.running
-            if not (running.is_ending or running.is_starving) and (self._short or not running.is_paused)
+            if not (running.is_ending or running.is_starving) and (self._is_sought or not running.is_paused)
         ]
+
+    def _can_free(self, running: RunningRequest) -> bool:
+        """Whether paused `running` can make frames, after which its pages come free, or holds some that it could free
+        now."""
+        can_go_on = not (running.is_ending or running.is_starving or running in self._blocked)
+        return can_go_on or self._has_spare_pages(running)
 
     def _has_spare_pages(self, running: RunningRequest) -> bool:
         """Whether `running` holds pages though all of its frames are made."""
@@ -219,8 +234,7 @@ class Scheduler:
 
         Returns the preempted requests with the slots they had, and the pages given.
         """
-        if self._short:
-            self._give_back()
+        self._is_sought = False
         self._short.clear()
         self._blocked.clear()
         stepping = self._stepping()
@@ -244,8 +258,6 @@ class Scheduler:
             if 0 < self._pager.lacks(running, AHEAD) <= spare:
                 grown.append(self._pager.grow(running, AHEAD))
                 spare -= len(grown[-1].numbers)
-        if self._short:
-            grown += self._grow_paused()
         return preempted, grown
 
     def _grow_paused(self) -> list[NewPages]:
@@ -266,6 +278,7 @@ class Scheduler:
                 self.pages.release(_held(running).pages)
                 _held(running).pages.clear()
                 self._without_pages.add(running)
+        self._pager.note_change()
 
     def _make_room(self, running: RunningRequest) -> list[tuple[RunningRequest, int]]:
         """Preempt requests without sent audio until `running`, which has sent some, can have its next page.
@@ -304,12 +317,23 @@ class Scheduler:
     def _admissible(self) -> RunningRequest | None:
         """The head of the queue if it can be admitted. Nothing overtakes a request that waits for pages, which might
         starve otherwise."""
+        head = self._head
+        return head if head is not None and self._pager.can_admit(head, self._holding) else None
+
+    @property
+    def _is_kept_out(self) -> bool:
+        """Whether the head of the queue waits for pages that paused requests could free."""
+        if self._head is None or not any(running.is_paused and self._can_free(running) for running in self.running):
+            return False
+        return self._admissible() is None
+
+    @property
+    def _head(self) -> RunningRequest | None:
+        """The head of the queue, if there is a slot for it and those who run do not lack pages."""
         running = _first_unpaused(self._speaking) or _first_unpaused(self._waiting)
         # A short request that was paused since then blocks no admission: the next plan would not count it as short.
         is_short = _first_unpaused(self._short) is not None
-        if running is None or not self._slots.free or self._is_closed or is_short:
-            return None
-        return running if self._pager.can_admit(running, self._holding) else None
+        return None if not self._slots.free or self._is_closed or is_short else running
 
     def _plan_codec(self, active: list[RunningRequest], now_s: float, tick_s: float) -> dict[int, list[RunningRequest]]:
         """Choose the chunks of this tick by urgency, up to `codec_frames`; an underrun ahead overrides that limit."""
