@@ -19,6 +19,7 @@ from fakes.shown_sine import ShownSineModel
 from sonoro import cli_say
 from sonoro.core.audio import from_pcm16, write_audio
 from sonoro.models.base import LoadedModel
+from sonoro.words import heads
 from tiny_checkpoint import write_checkpoint
 
 __all__ = ["sonoro"]
@@ -452,6 +453,19 @@ def test_bad_models_are_refused_in_one_line(sonoro: Run, tmp_path: Path, how: st
 def test_plans_are_measured_on_a_gpu_alone(sonoro: Run) -> None:
     assert_refused(*sonoro("tune", "--device", "here"), ["device", "'here'", "cuda:N"])
     assert_refused(*sonoro("tune", "--device", "cpu"), ["device", "'cpu'", "GPU"])
+
+
+def test_a_table_that_cannot_be_written_is_refused(sonoro: Run, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = ("calibrate", models / "custom_voice", "--output")
+    assert_refused(*sonoro(*asked, "none/heads.json"), ["none/heads.json", "no folder"])
+    assert_refused(*sonoro(*asked, "."), ["it is a folder"])
+
+    def is_full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(heads, "write_heads", is_full)
+    code, _, err = sonoro(*asked, "heads.json")
+    assert (code, err) == (2, "error: cannot write heads.json: No space left on device\n")
 
 
 def test_a_bad_log_level_and_an_unknown_command_are_refused(sonoro: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,8 @@ def calibrate(
     The model speaks six sentences. Word times by such a table are marked as estimated. A measured table is better, and
     is not replaced unless --output names it.
     """
-    from sonoro.core.errors import ConfigError
+    from sonoro.core.audio import check_place
+    from sonoro.core.errors import ConfigError, OutputError
     from sonoro.engine.calibration import calibrate as find
     from sonoro.models import registry
     from sonoro.models.words import ShowsWords
@@ -69,6 +70,7 @@ def calibrate(
     is_measured = isinstance(loaded.model, ShowsWords) and loaded.model.word_heads.is_measured
     if output is None and is_measured:
         raise ConfigError("output", None, f"{file} was measured: name another file")
+    check_place(file)
     found = find(loaded.model, voice=voice)
     for layout, judged in found.judged.items():
         for one in judged[:3]:
@@ -79,4 +81,7 @@ def calibrate(
             )
     if not found.heads.places:
         show("no head follows the text: this model has no word times")
-    show(f"{write_heads(file, found.heads)}")
+    try:
+        show(f"{write_heads(file, found.heads)}")
+    except OSError as error:
+        raise OutputError(f"cannot write {file}: {error.strerror}") from error
