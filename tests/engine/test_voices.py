@@ -362,6 +362,18 @@ def test_an_upload_goes_on_when_nobody_else_wants_its_voice(engine: Engine, late
     drain(engine)
 
 
+def test_an_upload_does_not_wait_for_its_voice_to_be_fetched(engine: Engine, later: Later) -> None:
+    """The same recording was registered before, and a request with that voice came first."""
+    stored = encode(Engine(Choosy(), config_of(), executor=later), later, "hm")
+    engine.submit(named("a", stored.digest))
+    encoded = engine.encode_voice(said("hm"))
+    later.run()
+    assert encoded.result(0).digest == stored.digest
+    engine.voices.load(stored.digest, stored.data)
+    later.run()
+    assert end(drain(engine), "a").reason == "stop"
+
+
 def test_an_upload_that_cannot_be_used_says_why_and_is_tried_again(
     engine: Engine, model: VoicedSineModel, later: Later
 ) -> None:

@@ -125,8 +125,9 @@ class Voices:
         self._model.spec.check_cloning("ref_audio")
         for reference in references:
             reference.check()
-        digest = content_hash(references)
-        voice = self._get(digest, partial(self._encode, references))
+        digest, make = content_hash(references), partial(self._encode, references)
+        # `_save` runs next, so the voice must not be one that is still to be fetched.
+        voice = self._submit(make) if digest in self._wanted else self._get(digest, make)
         saved = self._submit(partial(self._save, digest, voice))
         self._saving[saved] = voice
         return saved
