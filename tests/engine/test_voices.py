@@ -1,6 +1,8 @@
 """Voices encoded beside the ticks: who waits for one holds no slot, and nobody else waits."""
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 
@@ -14,6 +16,7 @@ from sonoro.core.encoded_voice import EncodedVoice
 from sonoro.core.errors import EngineBusy, InvalidReference, InvalidRequest, UnknownVoice
 from sonoro.core.types import Event, Failed, Finished, Reference, SpeechRequest
 from sonoro.engine.voices import content_hash
+from sonoro.models.base import Voice
 
 TEXT = "Some words to say."
 
@@ -360,6 +363,28 @@ def test_an_upload_goes_on_when_nobody_else_wants_its_voice(engine: Engine, late
     later.run()
     assert encoded.result(0).data
     drain(engine)
+
+
+def test_nothing_is_kept_of_a_voice_that_was_left_while_it_was_being_saved(
+    model: VoicedSineModel, later: Later, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, made, encode_voice = Engine(model, config_of(max_voices=1), executor=later), [], model.encode_voice
+
+    def watched(references: tuple[Reference, ...]) -> Voice:
+        voice = encode_voice(references)
+        made.append(weakref.ref(voice))
+        return voice
+
+    monkeypatch.setattr(model, "encode_voice", watched)
+    engine.submit(SpeechRequest(id="a", text=TEXT, references=said("hm")))
+    encoded = engine.encode_voice(said("hm"))
+    engine.cancel("a")
+    later.run()
+    assert encoded.result(0).data
+    drain(engine)
+    encode(engine, later, "another")
+    gc.collect()
+    assert [voice() is None for voice in made] == [True, False]
 
 
 def test_an_upload_does_not_wait_for_its_voice_to_be_fetched(engine: Engine, later: Later) -> None:

@@ -108,9 +108,11 @@ class Voices:
     def leave(self, voice: Future[Voice]) -> None:
         """Stop waiting for `voice`. If nothing else waits for it and its encoding has not begun, it is cancelled."""
         self._waiting[voice] -= 1
-        if self._waiting[voice] or (self.saving and voice in self._saving.values()):
+        if self._waiting[voice]:
             return
         del self._waiting[voice]
+        if self.saving and voice in self._saving.values():
+            return
         if voice.cancel() or _has_failed(voice):
             # Keep no failure: its traceback holds memory.
             for key in [key for key, kept in self._kept.items() if kept is voice]:
