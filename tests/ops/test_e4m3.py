@@ -11,9 +11,10 @@ from interpreter import in_the_interpreter
 from sonoro.models import registry
 from sonoro.nn.linear import NormedRows
 from sonoro.ops.device import CARDS, recorded
-from sonoro.ops.dispatch import _difference
+from sonoro.ops.dispatch import Operation, _difference
 from sonoro.ops.e4m3 import (
     e4m3_linear,
+    e4m3_linear_add_norm,
     e4m3_linear_add_norm_kernel,
     e4m3_linear_add_norm_reference,
     e4m3_linear_kernel,
@@ -126,6 +127,16 @@ def test_rows_in_float32_keep_their_digits() -> None:
         weight = torch.empty((2048, 6144), dtype=torch.float8_e4m3fn, device="meta")
         for dtype, is_rounded in ((torch.bfloat16, True), (torch.float32, False)):
             assert takes_e4m3(torch.empty((64, 6144), dtype=dtype, device="meta"), weight) == is_rounded
+
+
+@pytest.mark.parametrize("operation", [quantize_rows, e4m3_linear, e4m3_linear_add_norm], ids=lambda one: one.name)
+def test_rows_stay_in_16_bits_once_a_kernel_is_disabled(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, weight = (torch.empty(of, device="meta") for of in ((64, 6144), (2048, 6144)))
+    given = rows.bfloat16(), weight.to(torch.float8_e4m3fn)
+    with recorded(CARDS["NVIDIA H200"]):
+        assert takes_e4m3(*given)
+        monkeypatch.setattr(operation, "is_broken", True)
+        assert not takes_e4m3(*given)
 
 
 def test_the_kernel_is_offered_what_it_can_do() -> None:

@@ -48,9 +48,13 @@ Quantized = tuple[Tensor, Tensor]
 
 def takes_e4m3(x: Tensor, weight: Tensor) -> bool:
     """Whether the product of `x` [B, K] with `weight` [N, K] is faster with the rows in E4M3, by measured plans. Only
-    rows in bfloat16 are rounded: who asks for float32 wants more digits than E4M3 has."""
+    rows in bfloat16 are rounded: who asks for float32 wants more digits than E4M3 has. None are once a check has
+    disabled a kernel: those for rows in 16 bits are faster than the reference, which widens the weight."""
     is_launched = x.is_cuda or (x.is_meta and is_recorded())
-    return is_launched and x.dtype == torch.bfloat16 and e4m3_plan(x.shape[0], weight, False) is not None
+    is_broken = any(operation.is_broken for operation in (quantize_rows, e4m3_linear, e4m3_linear_add_norm))
+    return (
+        is_launched and not is_broken and x.dtype == torch.bfloat16 and e4m3_plan(x.shape[0], weight, False) is not None
+    )
 
 
 def e4m3_sizes(weight: Tensor) -> tuple[int, ...]:
