@@ -19,8 +19,9 @@ class Aside(WorkStealingScheduling):
         if self.pending and not self.begun and len(self.nodes) > 2:
             self.begun = True
             files = [FILE.parent.parent / test.split("::")[0] for test in self.collection or ()]
-            waiting = [index for index in self.pending if waits(files[index])]
-            self.pending = [index for index in self.pending if not waits(files[index])]
+            aside = {file for file in set(files) if waits(file)}
+            waiting = [index for index in self.pending if files[index] in aside]
+            self.pending = [index for index in self.pending if files[index] not in aside]
             self.node2pending[self.nodes[-1]] += waiting
             self.nodes[-1].send_runtest_some(waiting)
         super().check_schedule()
