@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import json
 import os
 import signal
 import socket
@@ -159,7 +160,7 @@ def test_a_client_that_takes_nothing_is_given_up() -> None:
 
 def test_a_killed_engine_ends_what_it_held_and_is_replaced() -> None:
     async def kill() -> None:
-        async with serving("slow", dataclasses.replace(SETTINGS, max_concurrency=2), ENDLESS) as server:
+        async with serving("slow", dataclasses.replace(SETTINGS, max_concurrency=3), ENDLESS) as server:
 
             async def hear(**fields: object) -> tuple[int, bytes, Exception | None]:
                 heard = b""
@@ -171,13 +172,14 @@ def test_a_killed_engine_ends_what_it_held_and_is_replaced() -> None:
                         return answer.status_code, heard, error
                 return answer.status_code, heard, None
 
-            begun = [asyncio.create_task(hear(stream_format=kind)) for kind in ("audio", "sse")]
+            begun = [asyncio.create_task(hear(stream_format=kind)) for kind in ("audio", "sse", "json")]
             await until(lambda: server.has('sonoro_first_packet_seconds_count{model="sine"}', 2))
+            await until(lambda: server.has("sonoro_engine_running", 3))
             waiting = [asyncio.create_task(hear(max_new_tokens=400)) for _ in range(3)]
             await until(lambda: server.has("sonoro_queue_depth", 3))
             (worker,) = engines()
             os.kill(worker, signal.SIGKILL)
-            audio, events = await asyncio.gather(*begun)
+            audio, events, whole = await asyncio.gather(*begun)
             # They were allowed to wait for longer than a restart takes.
             answers = await asyncio.gather(*waiting)
             status, heard, failure = audio
@@ -188,6 +190,8 @@ def test_a_killed_engine_ends_what_it_held_and_is_replaced() -> None:
             assert events[2] is None
             assert b'"type": "error"' in events[1].rstrip().rpartition(b"\n")[2]
             assert b"engine_crashed" in events[1]
+            # Nothing of it was sent, so it has a status of its own.
+            assert (whole[0], whole[2], json.loads(whole[1])["error"]["code"]) == (503, None, "engine_crashed")
             assert [(answer[0], len(answer[1]), answer[2]) for answer in answers] == [(200, 400 * 160, None)] * 3
             assert (await server.http.get("/health")).status_code == 200
             await until(server.is_ready)

@@ -1,7 +1,7 @@
 """Streaming responses: encodes the engine's audio as it arrives and sends it, with concurrency limited by a `Gate`.
 
-Headers are sent with the first audio: a request that fails before gets an error status; one that fails later ends
-with an aborted body or an error event, never like a complete response.
+Headers are sent with the first part of the body: a request that fails before gets an error status; one that fails
+later ends with an aborted body or an error event, never like a complete response.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class AudioBody:
         """Note the engine's `chunk`. Its audio is in the next packet, or in later ones if the encoder holds it back."""
 
     def packet(self, audio: bytes) -> bytes:
-        """The part of the body that carries `audio`, which is encoded."""
+        """The part of the body that carries `audio`, which is encoded; empty if it comes later."""
         return audio
 
     def end(self, finished: Finished, usage: dict[str, int]) -> bytes:
@@ -393,9 +393,12 @@ class SpeechResponse(Response):
                     if isinstance(part, Finished):
                         last = self._speech.body.end(part, self._speech.usage(part))
                         await self._send(send, last, is_last=True)
+                        if self._observation.first_packet_s is None:
+                            self._observation.sent()
                         return part.reason, True
-                    await self._send(send, self._speech.body.packet(part))
-                    self._observation.sent()
+                    if packet := self._speech.body.packet(part):
+                        await self._send(send, packet)
+                        self._observation.sent()
             raise AssertionError("a stream ends with its `Finished`")
         except SonoroError as error:
             refused = refusal(error)
