@@ -1,8 +1,11 @@
 """Graph sets: whatever was run before, a batch gives what the function alone gives, from a graph or without."""
 
+import contextlib
+import gc
 import itertools
 import logging
 import random
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -151,6 +154,42 @@ def test_garbage_in_the_scratch_row_reaches_no_other() -> None:
         ours = graphs.run([3])
         assert torch.equal(ours[0][:1], values)
         assert torch.equal(ours[1][:1], steps)
+
+
+def test_a_pool_keeps_the_graphs_of_a_set_that_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cuBLAS computes in is freed with the first graph of a stream, whatever others use it."""
+    kept: list[weakref.ref] = []
+
+    class Graph:
+        def __init__(self) -> None:
+            kept.append(weakref.ref(self))
+
+        def replay(self) -> None:
+            pass
+
+    fakes = {
+        "CUDAGraph": Graph,
+        "current_stream": lambda device: "stream",
+        "default_stream": lambda device: "default",
+        "graph": lambda *how, **more: contextlib.nullcontext(),
+        "graph_pool_handle": lambda: (0, 1),
+        "mem_get_info": lambda device: (0, 0),
+        "synchronize": lambda device: None,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(GraphPool, "can_record", lambda pool, device: True)
+    pool = GraphPool()
+    for _ in range(2):
+        graphs = GraphSet("test", lambda rows: rows + 1, (1, 2), SLOTS, CPU, pool=pool)
+        graphs.capture()
+        assert not any(captured.error for captured in graphs.captured)
+    del graphs
+    gc.collect()
+    assert [one() is not None for one in kept] == [True] * 4
+    del pool
+    gc.collect()
+    assert [one() for one in kept] == [None] * 4
 
 
 @pytest.mark.parametrize("sizes", [(2, 1), (1, 1), (0, 1)])

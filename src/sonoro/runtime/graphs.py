@@ -49,10 +49,13 @@ class Recorded(NamedTuple):
 
 
 class GraphPool:
-    """A private memory pool for graphs that never run at the same time, such as those of one stream."""
+    """A private memory pool for graphs that never run at the same time, such as those of one stream. Keeps them all."""
 
     def __init__(self) -> None:
         self._handle: Any = None
+        # torch 2.12 and 2.13 free the workspace of cuBLAS that a stream's graphs share with the first of them that
+        # goes (pytorch#193402); some 2 MiB each.
+        self._graphs: list[torch.cuda.CUDAGraph] = []
 
     def can_record(self, device: torch.device) -> bool:
         """Whether `device` supports graphs."""
@@ -79,6 +82,7 @@ class GraphPool:
             assert torch.cuda.current_stream(device) == stream
             graph.replay()
 
+        self._graphs.append(graph)
         # The first replay uploads the graph, which running requests should not wait for.
         replay()
         torch.cuda.synchronize(device)
