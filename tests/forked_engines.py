@@ -204,8 +204,10 @@ def main() -> list[str]:
 
 
 def become(asking: socket.socket, streams: Sequence[int], parent: int, begun: dict[str, Any]) -> None:
-    """Make a fork what a process would be that `parent` had started so."""
+    """Make a fork what a process would be that `parent` had started so; it ends if `parent` did before."""
     while os.getppid() != parent:
+        if not Path(f"/proc/{parent}").exists():
+            os._exit(0)
         time.sleep(0.001)
     if begun["has_session"]:
         os.setsid()
