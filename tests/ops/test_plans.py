@@ -124,11 +124,10 @@ def test_a_measured_plan_is_made_smaller_where_shared_memory_is_capped(on) -> No
 
 
 def test_rows_are_rounded_where_that_was_measured_alone(on) -> None:
-    """Of fp8 weights on that card, at the row counts of its file: all four products of the 1.7B's backbone, and the two
-    of Fish's feed-forward, with which its logits are near enough."""
+    """Of fp8 weights on that card, at the row counts of its file: all four products of the 1.7B's backbone. With any of
+    Fish's so its logits are too far from those in 16 bits."""
     columns = {shape: [isinstance(plan, TilePlan) for plan in line] for shape, line in measured(H200, W8A8).items()}
-    backbone, feed = {(4096, 2048), (2048, 2048), (12288, 2048), (2048, 6144)}, {(19456, 2560), (2560, 9728)}
-    assert columns.keys() == backbone | feed
+    assert columns.keys() == {(4096, 2048), (2048, 2048), (12288, 2048), (2048, 6144)}
     for card in (H200, *MADE_UP):
         on(card)
         for shape in columns:
