@@ -1,11 +1,15 @@
 """Draws: the generator against published vectors, its addressing, and every processor against a plain computation."""
 
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch import Tensor
 
+import memory_edge
 from capture import device_only
 from interpreter import in_the_interpreter
 from sonoro.ops.sample import (
@@ -341,3 +345,10 @@ def test_the_kernels_equal_the_references_on_a_gpu(rows: int) -> None:
         replayed.fill_(-1)
         graph.replay()
         assert torch.equal(replayed, found)
+
+
+@pytest.mark.gpu
+def test_logits_of_nan_are_not_read_past_their_end() -> None:
+    """The choice among them may be a number of the padding, which may lie where there is no memory."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, memory_edge.__file__], env=environment, check=True, timeout=300)

@@ -127,6 +127,8 @@ def sample(
     # Top-k and top-p keep the largest logits: if the choice is not kept, drop it and all that is not larger, and try
     # the next best. Each iteration drops at least one; NaN logits end it too.
     while not is_accepted:
+        # Among NaN logits the choice may be one of the padding.
+        choice = tl.minimum(choice, vocabulary - 1)
         value = tl.div_rn(tl.load(logits + row * logits_stride + choice).to(tl.float32), temp)
         larger = scaled > value
         is_accepted = (k <= 0) | (tl.sum(larger.to(tl.int32)) < k)
