@@ -138,7 +138,7 @@ def test_the_plans_of_another_card_are_not_written_over(here: Path, tmp_path: Pa
         run(Tuning(SHAPES, out), torch.device("cuda"), lambda line: None, Clock())
     for text in ("{", "[]", "notes"):
         out.write_text(text)
-        with pytest.raises(ConfigError, match=r"output.*mine\.json"):
+        with pytest.raises(ConfigError, match="output: "):
             run(Tuning(SHAPES, out), torch.device("cuda"), lambda line: None, Clock())
         assert out.read_text() == text
 

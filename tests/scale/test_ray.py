@@ -47,10 +47,11 @@ class Cluster:
     async def is_not_whole(self) -> bool:
         return not await self.is_whole()
 
-    def kill(self, name: bytes) -> None:
-        """Kill one of the processes of that name that it has brought into being."""
-        found = [int(path.name) for path in Path("/proc").glob("[0-9]*") if name in command_of(int(path.name))]
-        os.kill(next(pid for pid in found if self._process.pid in ancestors(pid)), signal.SIGKILL)
+    def engines(self) -> list[int]:
+        """The engine processes below it."""
+        found = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+        engines = [pid for pid in found if b"sonoro.engine.worker" in command_of(pid)]
+        return [pid for pid in engines if self._process.pid in ancestors(pid)]
 
 
 async def answer_of(process: asyncio.subprocess.Process, log: Path) -> str:
@@ -119,7 +120,9 @@ def test_on_a_local_ray_clients_notice_no_redeploy_and_a_death_only_where_it_spo
                 # A replica has four slots: both speak.
                 await until(lambda: crowd.begun > 4, timeout_s=90)
                 # A replica ends with its engine.
-                ray.kill(b"sonoro.engine.worker")
+                # One that was replaced is no replica any more.
+                await until(lambda: len(ray.engines()) == 2, timeout_s=90)
+                os.kill(ray.engines()[0], signal.SIGKILL)
                 killed_s = clock()
                 await until(ray.is_not_whole, timeout_s=60)
                 # Until Ray has noticed, its proxy sends requests to the dead.
