@@ -4,8 +4,9 @@
 speaks the same texts with the same seeds in both formats, evaluates them with the judges of `builtin_voice.evaluate`,
 and compares them pairwise. The journal lets it resume. Exits with 1 if the gate fails.
 `PYTHONPATH=src python benchmarks/quantization.py logits MODEL --format int8 --out FILE` compares the logits of random
-weights at full size, from the same state before every frame. With `--e4m3-rows` fp8 weights meet rows in E4M3 at every
-batch size; without it where plans say so (on an H200, in large batches of the 1.7B and Fish).
+weights at full size, from the same state before every frame: of the first codebook, or, of a model whose frames are
+patches of latents, of going on and stopping, the one distribution it has. Its patches are compared too, without a
+limit. With `--e4m3-rows` fp8 weights meet rows in E4M3 at every batch size; without it where plans say so.
 """
 
 from __future__ import annotations
@@ -183,10 +184,22 @@ def compare_logits(plain: Tensor, made: Tensor) -> tuple[float, float]:
     """Compare logits [B, V]: SNR in dB without their means, and total variation of the softmax at temperature 1,
     averaged over the batch."""
     plain, made = plain.double(), made.double()
-    signal, noise = (x - x.mean(dim=-1, keepdim=True) for x in (plain, made - plain))
-    ratio = float(signal.square().sum() / noise.square().sum().clamp_min(1e-300))
     variation = (plain.softmax(-1) - made.softmax(-1)).abs().sum(-1) / 2
-    return 10 * math.log10(ratio), float(variation.mean())
+    return _snr_db(*(x - x.mean(dim=-1, keepdim=True) for x in (plain, made - plain))), float(variation.mean())
+
+
+def _snr_db(signal: Tensor, noise: Tensor) -> float:
+    """At most 100 dB: a frame without any difference must not make up for others in a mean."""
+    power = float(signal.square().sum())
+    return 10 * math.log10(power / max(float(noise.square().sum()), 1e-10 * power))
+
+
+def _decided(state: Any, record: list[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Of what a frame records: the logits [B, V] of its first decision, and its patches [B, P, D] if it has any."""
+    if not state.frames.is_floating_point():
+        return record[0], None
+    _, _, stop, patches = record
+    return stop, patches
 
 
 def _tensors(state: Any) -> Iterator[tuple[str, Tensor]]:
@@ -221,14 +234,18 @@ def logits(options: argparse.Namespace) -> dict[str, Any]:
         model.admit(state, numbers)
         model.prefill(state, torch.arange(tokens, device=device))
     rows: list[tuple[float, float]] = []
+    patches_db: list[float] = []
     for _ in range(options.frames):
         for (_, source), (_, target) in zip(_tensors(states[0]), _tensors(states[1]), strict=True):
             if source.shape == target.shape:
                 target.copy_(source)
-        decided: list[list[Tensor]] = [[], []]
-        for model, state, found in zip(models, states, decided, strict=True):
-            model.frame(state, numbers, found)
-        rows.append(compare_logits(decided[0][0], decided[1][0]))
+        records: list[list[Tensor]] = [[], []]
+        for model, state, record in zip(models, states, records, strict=True):
+            model.frame(state, numbers, record)
+        (plain, patches), (made, made_patches) = map(_decided, states, records)
+        rows.append(compare_logits(plain, made))
+        if patches is not None and made_patches is not None:
+            patches_db.append(_snr_db(patches.double(), made_patches.double() - patches.double()))
     least_db, most = LIMITS[options.format]
     snr_db, variation = (float(np.mean([row[index] for row in rows])) for index in (0, 1))
     return {
@@ -246,6 +263,7 @@ def logits(options: argparse.Namespace) -> dict[str, Any]:
         "least_snr_db": least_db,
         "total_variation": round(variation, 4),
         "most_total_variation": most,
+        **({"patches_snr_db": round(float(np.mean(patches_db)), 2)} if patches_db else {}),
         "holds": snr_db >= least_db and variation <= most,
     }
 

@@ -9,6 +9,7 @@ import torch
 
 from families import TinyFamily, tiny
 from quantization import LIMITS, Compared, compare_logits, logits, paired, rounding, verdict
+from tiny_vox import write_checkpoint
 
 __all__ = ["tiny"]
 
@@ -59,6 +60,7 @@ def test_logits_are_compared_without_what_a_sampler_does_not_see() -> None:
     ratio, variation = compare_logits(plain, plain + 5.0 + 0.01 * torch.randn(4, 1000))
     assert ratio == pytest.approx(40, abs=0.5)
     assert 0.001 < variation < 0.01
+    assert compare_logits(plain, plain) == pytest.approx((100.0, 0.0))
     assert compare_logits(torch.tensor([[0.0, -1e4]]), torch.tensor([[-1e4, 0.0]]))[1] == pytest.approx(1.0)
     assert set(LIMITS) == {"int8", "fp8"}
 
@@ -76,3 +78,15 @@ def test_logits_of_every_family_are_compared_from_the_same_state(tiny: TinyFamil
         assert found["e4m3_rows"] == e4m3_rows
     assert 80 > ratios[0] > ratios[1] > ratios[2] > 9
     assert ratios[0] > 15
+
+
+@pytest.mark.parametrize("stop", ["never", "always"])
+def test_the_logits_of_patches_are_those_of_their_end(stop: str, tmp_path: Path) -> None:
+    """Whatever 8 bits do to this checkpoint's hidden states and patches, it is as sure of its end as before."""
+    write_checkpoint(tmp_path, stop=stop)
+    how = {"device": "cpu", "dtype": None, "load_format": "auto", "frames": 4, "batch": 2, "commit": None}
+    found = logits(Namespace(model=tmp_path, format="fp8", e4m3_rows=False, **how))
+    assert found["holds"]
+    assert found["total_variation"] == 0
+    assert found["snr_db"] > 40
+    assert 5 < found["patches_snr_db"] < 40
