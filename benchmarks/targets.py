@@ -61,7 +61,7 @@ FEW_SIZES = {"codec_batches": (1,), "prefill_buckets": (16,)}
 
 def formats(card: Card) -> list[str]:
     """The weight formats that models are offered in on `card`."""
-    return [name for name in QUANTIZATIONS if name != "fp8" or card.capability >= (8, 9)]
+    return [name for name in QUANTIZATIONS if name != "fp8" or card.has_e4m3]
 
 
 def listed(

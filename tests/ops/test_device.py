@@ -57,6 +57,13 @@ def test_a_card_that_says_little_is_one_of_its_kind(monkeypatch: pytest.MonkeyPa
     assert card(torch.device("cpu")) == Card()
 
 
+def test_units_are_those_of_the_kind() -> None:
+    lacking = {kind for kind, one in TYPICAL.items() if not one.has_e4m3}
+    assert lacking == {(7, 5), (8, 0), (8, 6), "gfx942", "gfx1100"}
+    assert {kind for kind, one in TYPICAL.items() if not one.has_bfloat16} == {(7, 5)}
+    assert not Card().has_bfloat16
+
+
 def test_stages_are_as_many_as_there_is_memory_for() -> None:
     hopper, ampere = TYPICAL[9, 0], TYPICAL[8, 6]
     # Multiplied out of shared memory each stage has its blocks there; out of registers one is already on its way.

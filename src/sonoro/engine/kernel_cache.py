@@ -140,9 +140,8 @@ def _model_folder(model: str | None) -> str | None:
 
 def _dtype(settings: WorkerSettings, card: Card) -> str:
     """The dtype a model is served in; "auto" on cards without bfloat16, where it depends on the model."""
-    has_bfloat16 = bool(card.gfx) or card.capability >= (8, 0)
     wanted = settings.dtype or "auto"
-    return "bfloat16" if wanted == "auto" and has_bfloat16 else wanted
+    return "bfloat16" if wanted == "auto" and card.has_bfloat16 else wanted
 
 
 def _code() -> str:

@@ -23,11 +23,11 @@ from sonoro.models.loading import Family
 from sonoro.models.qwen3_tts import model as qwen3_tts
 from sonoro.models.settings import configure
 from sonoro.models.voxcpm2 import model as voxcpm2
-from sonoro.ops.device import card, is_recorded
+from sonoro.ops.device import Card, card, is_recorded
 from sonoro.runtime.kernels import use_own_plans
 from sonoro.runtime.memory import map_in_pieces
 
-__all__ = ["BUILTIN", "describe", "load", "locate", "names"]
+__all__ = ["BUILTIN", "check_units", "describe", "load", "locate", "names"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +36,6 @@ BUILTIN = "builtin"
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _OTHER_FORMATS = ("*.bin", "*.pth")
 """Patterns of weight files to download if there is no safetensors file."""
-
-_BFLOAT16_FROM = (8, 0)
-_FP8_FROM = (8, 9)
-"""Lowest NVIDIA compute capability with E4M3 units; AMD's use another format."""
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -110,6 +106,13 @@ def locate(model: str | Path | None = None) -> Path | None:
     """The folder that `load` reads `model` from; None for a released configuration. Raises as `load`."""
     origin = _find(model, is_dummy=False).origin
     return origin if isinstance(origin, Path) else None
+
+
+def check_units(quantization: str, on: Card) -> None:
+    """Raise `ConfigError` if the card `on` has no units for weights in `quantization`."""
+    if quantization == "fp8" and not on.has_e4m3:
+        reason = f"{on.name} has no units for it (compute capability 8.9 has); int8 runs on it"
+        raise ConfigError("quantization", quantization, reason)
 
 
 def _find(model: str | Path | None, *, is_dummy: bool) -> _Source:
@@ -194,7 +197,7 @@ def _device(device: str | torch.device) -> torch.device:
 def _dtype_of_gpu(device: torch.device, family: Family) -> torch.dtype:
     """bfloat16 if the card has units for it; otherwise float16 or float32, with a warning that says why."""
     on = card(device) if device.type == "cuda" or is_recorded() else None
-    if on is None or on.gfx or on.capability >= _BFLOAT16_FROM:
+    if on is None or on.has_bfloat16:
         return torch.bfloat16
     chosen = torch.float16 if family.holds_float16 else torch.float32
     reason = f"{on.name} has no units for bfloat16, and float16 " + (
@@ -208,11 +211,8 @@ def _check_quantization(quantization: str, family: Family, device: torch.device)
     offered = ("none", *family.quantizations)
     if quantization not in offered:
         raise ConfigError("quantization", quantization, f"{family.model_type} is offered as {' or '.join(offered)}")
-    on = card(device) if device.type == "cuda" or is_recorded() else None
-    if quantization == "fp8" and on is not None and on.capability < _FP8_FROM:
-        raise ConfigError(
-            "quantization", quantization, f"{on.name} has no units for it (compute capability 8.9 has); int8 runs on it"
-        )
+    if device.type == "cuda" or is_recorded():
+        check_units(quantization, card(device))
 
 
 def _dtype(dtype: str | torch.dtype | None, device: torch.device, family: Family) -> torch.dtype:

@@ -50,6 +50,16 @@ class Card:
         return self.capability > (0, 0) or bool(self.gfx)
 
     @property
+    def has_bfloat16(self) -> bool:
+        """Whether it has units for bfloat16."""
+        return self.capability >= (8, 0) or bool(self.gfx)
+
+    @property
+    def has_e4m3(self) -> bool:
+        """Whether it has units for E4M3; AMD's are for another format."""
+        return self.capability >= (8, 9)
+
+    @property
     def has_few_registers(self) -> bool:
         """Whether large tiles spill registers: AMD cards with waves of 32."""
         return self.gfx.startswith("gfx1")

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from sonoro.core.errors import ConfigError
 from sonoro.core.machine import usable_cores
-from sonoro.ops.device import Card, capability, card
+from sonoro.models.registry import check_units
+from sonoro.ops.device import Card, card
 from sonoro.ops.eight_bits import EIGHT_BITS, quantize
 from sonoro.ops.linear import norm_gate_up_kernel, norm_linear_kernel
 from sonoro.ops.plans import (
@@ -115,8 +116,7 @@ def _check(tuning: Tuning, device: torch.device) -> None:
     """Raise `ConfigError` if there is no GPU `device`, or if it cannot run the weights of `tuning`."""
     if (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError("device", str(device), f"this machine has {torch.cuda.device_count()} CUDA devices")
-    if tuning.quantization == "fp8" and capability(device) < (8, 9):
-        raise ConfigError("quantization", "fp8", f"{card(device).name} has no units for it; int8 runs on it")
+    check_units(tuning.quantization, card(device))
 
 
 def _run(tuning: Tuning, device: torch.device, say: Callable[[str], None], bench: Bench) -> Path:
