@@ -8,7 +8,8 @@ import torch
 
 from sonoro.nn import linear as linear_module
 from sonoro.nn.linear import E4M3Rows, Linear, NormedRows, RMSNorm, lay_out_by_input
-from sonoro.ops.eight_bits import dequantized, quantize
+from sonoro.ops.e4m3 import dequantized_rows, quantize_rows_reference
+from sonoro.ops.eight_bits import dequantized
 
 PACKAGE = Path(__file__).parents[2] / "src" / "sonoro"
 CONVOLUTIONS = {"nn/causal.py", "nn/codebooks.py", "models/qwen3_tts/decoder.py"}
@@ -57,18 +58,19 @@ def test_a_wide_copy_is_multiplied_by_many_rows_alone_and_in_no_file(quantizatio
     assert [*layer.state_dict()] == names
 
 
-def test_rows_in_e4m3_go_from_product_to_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By references, on a CPU: what each method rounds, and hands on."""
-    monkeypatch.setattr(linear_module, "takes_e4m3", lambda x, weight: True)
+@pytest.mark.parametrize("terms", [1, 2])
+def test_rows_in_e4m3_go_from_product_to_product(terms: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By references, on a CPU: what each method quantises, and hands on."""
+    monkeypatch.setattr(linear_module, "takes_e4m3", lambda x, weight, terms: True)
     torch.manual_seed(0)
     layer, norm, next_norm = made_layer("fp8"), RMSNorm(32, 1e-6), RMSNorm(64, 1e-6)
     assert not layer.takes_e4m3(torch.randn(5, 32))
-    layer.rounds_rows = True
+    layer.row_terms = terms
     x, residual = torch.randn(5, 32), torch.randn(5, 64)
     weight = dequantized(layer.weight, layer.scale, torch.float32)
 
     def rounded(rows: torch.Tensor) -> torch.Tensor:
-        return dequantized(*quantize(rows, "fp8"), torch.float32)
+        return dequantized_rows(*quantize_rows_reference(rows, terms=terms), torch.float32)
 
     with torch.inference_mode():
         product = rounded(norm(x)) @ weight.T
@@ -80,14 +82,14 @@ def test_rows_in_e4m3_go_from_product_to_product(monkeypatch: pytest.MonkeyPatch
         total, normed = layer.add_to(residual, x, next_norm, layer)
         torch.testing.assert_close(total, residual + rounded(x) @ weight.T)
         assert isinstance(normed, E4M3Rows)
-        torch.testing.assert_close(dequantized(*normed, torch.float32), rounded(next_norm(total)))
+        torch.testing.assert_close(dequantized_rows(*normed, torch.float32), rounded(next_norm(total)))
         torch.testing.assert_close(layer.add_to(residual, x).rows, total)
         torch.testing.assert_close(layer.after_norm(x, norm, x), rounded(x) @ weight.T)
-        given = E4M3Rows(*quantize(x, "fp8"))
+        given = E4M3Rows(*quantize_rows_reference(x, terms=terms))
         torch.testing.assert_close(layer.after_norm(x, norm, given), rounded(x) @ weight.T)
     # Weights in other formats meet rows in 16 bits.
     plain = made_layer("none")
-    plain.rounds_rows = True
+    plain.row_terms = terms
     torch.testing.assert_close(plain.after_norm(x, norm), norm(x) @ plain.weight.T)
 
 

@@ -43,7 +43,7 @@ class ModelFiles(Generic[C, L, M]):
     `make` builds the language model of a configuration; `finalize` is called once its weights are final. `fusions` map
     its names to those of a folder (or, given no names, of the release); `spelling` maps released names to those of a
     folder. `parts` are name prefixes by part, `rules` the random weights of dummy models. `is_wide`: tensors that stay
-    in float32. `rounds_rows`: layers in fp8 may round their rows to E4M3. The codec is in `codec_file`, with
+    in float32. `row_terms`: layers in fp8 may take rows as so many terms in E4M3. The codec is in `codec_file`, with
     `codec_parts`; `codec_config` derives its configuration.
     """
 
@@ -57,7 +57,7 @@ class ModelFiles(Generic[C, L, M]):
     codec_config: Callable[[C], Any]
     rules: tuple[DummyRule, ...] = ()
     is_wide: Callable[[str], bool] = lambda name: False
-    rounds_rows: bool = False
+    row_terms: int = 0
     spelling: Callable[[Collection[str]], Callable[[str], str]] = lambda names: str
 
     def load(
@@ -122,7 +122,7 @@ class ModelFiles(Generic[C, L, M]):
 
     def _empty(self, config: C, quantization: str) -> L:
         lm = weights.empty(self.make, config)
-        quantize_layers(lm, quantization, rounds_rows=self.rounds_rows)
+        quantize_layers(lm, quantization, row_terms=self.row_terms)
         return lm
 
     def _dtype_of(self, name: str, dtype: torch.dtype) -> torch.dtype:

@@ -52,7 +52,7 @@ class RMSNorm(nn.Module):
 
 
 class E4M3Rows(NamedTuple):
-    """Rows in E4M3, `values` [B, C], and the `scale` [B] of each (`sonoro.ops.e4m3`)."""
+    """Rows as terms in E4M3, `values` [B, terms, C], and the `scale` [B] of each (`sonoro.ops.e4m3`)."""
 
     values: Tensor
     scale: Tensor
@@ -72,7 +72,7 @@ class Linear(nn.Linear):
     for `scale` [N] times as much; nothing trains it then. Otherwise `scale` is None.
 
     `widen` keeps a copy in 16 bits as well, for products of more than `narrow_rows` rows. Where a model allows it by
-    `rounds_rows`, and its weight is in fp8, products round their rows to E4M3 at batch sizes that gain from it.
+    `row_terms`, and its weight is in fp8, products take their rows as so many terms in E4M3 at batch sizes that gain.
 
     The methods are fused with what stands before or after the product: for `x` [B, K] of one token per row, without
     bias and autograd, capturable. Each has a check that compares its kernel with its reference.
@@ -81,7 +81,7 @@ class Linear(nn.Linear):
     scale: Tensor | None
     wide: Tensor | None
     quantization = "none"
-    rounds_rows = False
+    row_terms = 0
     narrow_rows = 16
     """The most rows of which a small product in 8 bits is as fast as in 16: on an H200, the 1.7B's depth model takes
     1.84 and 1.85 ms for 16 rows, 2.24 and 2.09 for 32."""
@@ -136,17 +136,17 @@ class Linear(nn.Linear):
         return self.weight, self.scale
 
     def takes_e4m3(self, x: Tensor) -> bool:
-        """Whether products of `x` [B, K] round it to E4M3."""
-        return self.rounds_rows and self._for(x)[1] is not None and takes_e4m3(x, self.weight)
+        """Whether products of `x` [B, K] take it in E4M3."""
+        return self.row_terms > 0 and self._for(x)[1] is not None and takes_e4m3(x, self.weight, self.row_terms)
 
     @property
     def e4m3_sizes(self) -> tuple[int, ...]:
-        """The largest of each bucket of batch sizes at which products round rows to E4M3."""
-        return e4m3_sizes(self.weight) if self.rounds_rows and self.wide is None else ()
+        """The largest of each bucket of batch sizes at which products take rows in E4M3."""
+        return e4m3_sizes(self.weight, self.row_terms) if self.row_terms and self.wide is None else ()
 
     def after_norm(self, x: Tensor, norm: RMSNorm, normed: Tensor | E4M3Rows | None = None) -> Tensor:
         """The product of `norm(x)`, [B, K] to [B, N]; `normed` is that norm, if it is computed already."""
-        normed = self._rounded(x, norm, normed)
+        normed = self._quantized(x, norm, normed)
         if isinstance(normed, E4M3Rows):
             return e4m3_linear(*normed, self.weight, self.scale, x.dtype)
         if normed is not None:
@@ -155,18 +155,19 @@ class Linear(nn.Linear):
 
     def gate_up_after_norm(self, x: NormedRows, norm: RMSNorm) -> Tensor:
         """silu(gate) * up [B, N / 2] of the product of `norm(x)` [B, K]; the gate is the first half of `weight`."""
-        rows, normed = x.rows, self._rounded(x.rows, norm, x.normed)
+        rows, normed = x.rows, self._quantized(x.rows, norm, x.normed)
         if isinstance(normed, E4M3Rows):
             return e4m3_linear(*normed, self.weight, self.scale, rows.dtype, None, True)
         if normed is not None:
             return gate_up(normed, *self._for(rows))
         return norm_gate_up(rows, norm.weight, norm.eps, *self._for(rows))
 
-    def _rounded(self, x: Tensor, norm: RMSNorm, normed: Tensor | E4M3Rows | None) -> Tensor | E4M3Rows | None:
-        """`norm(x)` in E4M3 where products round `x`; else `normed`."""
+    def _quantized(self, x: Tensor, norm: RMSNorm, normed: Tensor | E4M3Rows | None) -> Tensor | E4M3Rows | None:
+        """`norm(x)` in E4M3 where products take `x` so; else `normed`."""
         if isinstance(normed, E4M3Rows) or not self.takes_e4m3(x):
             return normed
-        return E4M3Rows(*(quantize_rows(x, norm.weight, norm.eps) if normed is None else quantize_rows(normed)))
+        given = (x, norm.weight, norm.eps) if normed is None else (normed,)
+        return E4M3Rows(*quantize_rows(*given, terms=self.row_terms))
 
     def add_to(
         self, residual: Tensor, x: Tensor, norm: RMSNorm | None = None, following: Linear | None = None
@@ -174,7 +175,7 @@ class Linear(nn.Linear):
         """`residual` [B, N] plus the product of `x` [B, K]; with the next `norm` of the sum where that is fused, for
         the product with the layer `following`."""
         if self.takes_e4m3(x):
-            given = (*quantize_rows(x), self.weight, self.scale)
+            given = (*quantize_rows(x, terms=self.row_terms), self.weight, self.scale)
             if norm is None or following is None or not following.takes_e4m3(residual):
                 return NormedRows(e4m3_linear(*given, x.dtype, residual))
             total, *normed = e4m3_linear_add_norm(*given, residual, norm.weight, norm.eps)
@@ -209,8 +210,8 @@ class Linear(nn.Linear):
 
     def check_add_to(self, residual: Tensor, x: Tensor, norm: RMSNorm, tolerance: float) -> None:
         if self.takes_e4m3(x):
-            quantize_rows.check(lambda: (x,), tolerance)
-            given = (*quantize_rows(x), self.weight, self.scale)
+            quantize_rows.check(lambda: (x, None, 0.0, self.row_terms), tolerance)
+            given = (*quantize_rows(x, terms=self.row_terms), self.weight, self.scale)
             e4m3_linear.check(lambda: (*given, x.dtype, residual), tolerance)
             e4m3_linear_add_norm.check(lambda: (*given, residual, norm.weight, norm.eps), tolerance)
             return
@@ -220,8 +221,9 @@ class Linear(nn.Linear):
             linear_add_norm.check(lambda: (x, weight, residual, norm.weight, norm.eps, scale), tolerance)
 
     def _check_e4m3(self, x: Tensor, norm: RMSNorm, tolerance: float, *, is_gated: bool = False) -> None:
-        quantize_rows.check(lambda: (x, norm.weight, norm.eps), tolerance)
-        given = (*quantize_rows(x, norm.weight, norm.eps), self.weight, self.scale, x.dtype, None, is_gated)
+        rows = (x, norm.weight, norm.eps, self.row_terms)
+        quantize_rows.check(lambda: rows, tolerance)
+        given = (*quantize_rows(*rows), self.weight, self.scale, x.dtype, None, is_gated)
         e4m3_linear.check(lambda: given, tolerance)
 
 

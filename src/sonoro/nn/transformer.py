@@ -244,11 +244,11 @@ class DecoderLayer(nn.Module):
                 part.check_add_to(random(rows, part.out_features), x, following, tolerance)
 
 
-def quantize_layers(module: nn.Module, quantization: str, *, rounds_rows: bool = False) -> None:
+def quantize_layers(module: nn.Module, quantization: str, *, row_terms: int = 0) -> None:
     """Mark the weights of each `DecoderLayer` in `module`: `weights.fill` quantises to `quantization`, int8 or fp8;
-    whether their products may round rows."""
+    and the E4M3 terms as which their products may take rows."""
     for _, part in _products(module):
-        part.quantization, part.rounds_rows = quantization, rounds_rows
+        part.quantization, part.row_terms = quantization, row_terms
 
 
 def widen_layers(module: nn.Module, rows: int) -> None:

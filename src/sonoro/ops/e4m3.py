@@ -1,8 +1,10 @@
 """Products of rows with a weight, both in E4M3: large batches of layers whose weights are in fp8.
 
-Rows are quantised as weights are (`sonoro.ops.eight_bits`): `values` [B, K] float8_e4m3fn and `x_scale` [B] float32.
-The tensor cores then take both operands as they are stored, where a product of 16-bit rows widens the weight in each
-tile. From compute capability 8.9 on; `sonoro.ops.plans.e4m3_plan` says at which batch sizes layers use it.
+Three bits of mantissa are too few for rows, so each is the sum of two terms: `values` [B, 2, K] float8_e4m3fn, the
+second what the first leaves of the row, and one `x_scale` [B] float32 for both. Together they hold about as many digits
+as bfloat16. Both are multiplied with the weight as it is stored, and summed together, where a product of 16-bit rows
+widens the weight in each tile: the weight is read once, and tensor cores take E4M3 at twice the speed of 16 bits. From
+compute capability 8.9 on; `sonoro.ops.plans.e4m3_plan` says at which batch sizes layers use it.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from sonoro.ops.device import capability, is_recorded
 from sonoro.ops.dispatch import Operation
-from sonoro.ops.eight_bits import dequantized, quantize
+from sonoro.ops.eight_bits import quantize
 from sonoro.ops.linear import gate_up_reference, linear_add_reference, linear_reference
 from sonoro.ops.norm import has_pdl, is_row_major, pdl_options, rms_norm_reference
 from sonoro.ops.plans import LIMITS, TilePlan, e4m3_plan
@@ -29,6 +31,7 @@ except ImportError:
     triton = None
 
 __all__ = [
+    "dequantized_rows",
     "e4m3_linear",
     "e4m3_linear_add_norm",
     "e4m3_linear_add_norm_kernel",
@@ -43,29 +46,46 @@ __all__ = [
 ]
 
 Quantized = tuple[Tensor, Tensor]
-"""Rows in E4M3 [B, K], and their scales [B]."""
+"""Rows as `terms` in E4M3 [B, terms, K], and their scales [B]."""
 
 
-def takes_e4m3(x: Tensor, weight: Tensor) -> bool:
-    """Whether the product of `x` [B, K] with `weight` [N, K] is faster with the rows in E4M3, by measured plans. Only
-    rows in bfloat16 are rounded: who asks for float32 wants more digits than E4M3 has. None are once a check has
+def takes_e4m3(x: Tensor, weight: Tensor, terms: int) -> bool:
+    """Whether the product of `x` [B, K] with `weight` [N, K] is faster with the rows as `terms` in E4M3, by measured
+    plans. Only rows in bfloat16: who asks for float32 wants more digits than two terms have. None are once a check has
     disabled a kernel: those for rows in 16 bits are faster than the reference, which widens the weight."""
     is_launched = x.is_cuda or (x.is_meta and is_recorded())
     is_broken = any(operation.is_broken for operation in (quantize_rows, e4m3_linear, e4m3_linear_add_norm))
     return (
-        is_launched and not is_broken and x.dtype == torch.bfloat16 and e4m3_plan(x.shape[0], weight, False) is not None
+        is_launched
+        and not is_broken
+        and x.dtype == torch.bfloat16
+        and e4m3_plan(x.shape[0], weight, False, terms) is not None
     )
 
 
-def e4m3_sizes(weight: Tensor) -> tuple[int, ...]:
-    """The largest of each bucket of batch sizes at which products of bfloat16 rows with `weight` [N, K] round them."""
+def e4m3_sizes(weight: Tensor, terms: int) -> tuple[int, ...]:
+    """The largest of each bucket of batch sizes at which products of bfloat16 rows with `weight` [N, K] take them as
+    `terms` in E4M3."""
     is_launched = weight.is_cuda or (weight.is_meta and is_recorded())
-    return tuple(limit for limit in LIMITS if is_launched and e4m3_plan(limit, weight, False) is not None)
+    return tuple(limit for limit in LIMITS if is_launched and e4m3_plan(limit, weight, False, terms) is not None)
 
 
-def quantize_rows_reference(x: Tensor, norm_weight: Tensor | None = None, eps: float = 0.0) -> Quantized:
-    """The rows of `x` [B, K], or of its RMS norm, in E4M3 [B, K], and their scales [B]."""
-    return quantize(x if norm_weight is None else rms_norm_reference(x, norm_weight, eps), "fp8")
+def quantize_rows_reference(
+    x: Tensor, norm_weight: Tensor | None = None, eps: float = 0.0, terms: int = 1
+) -> Quantized:
+    """The rows of `x` [B, K], or of its RMS norm, as one or two `terms` in E4M3 [B, terms, K], the second what the
+    first lacks, and their scales [B]: one is within 2**-4 of a number, two within 2**-8, or 2**-10 of the scale."""
+    rows = x if norm_weight is None else rms_norm_reference(x, norm_weight, eps)
+    high, scale = quantize(rows, "fp8")
+    if terms == 1:
+        return high[:, None], scale
+    rest = rows.float() / scale[:, None] - high.float()
+    return torch.stack((high, rest.to(high.dtype)), dim=1), scale
+
+
+def dequantized_rows(values: Tensor, x_scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """What `values` [B, terms, K] and `x_scale` [B] stand for, [B, K], rounded once to `dtype`."""
+    return (values.float().sum(dim=1) * x_scale[:, None]).to(dtype)
 
 
 def e4m3_linear_reference(
@@ -77,9 +97,9 @@ def e4m3_linear_reference(
     residual: Tensor | None = None,
     is_gated: bool = False,
 ) -> Tensor:
-    """`values` times `x_scale` times `weight` [N, K]: [B, N] in `dtype`; plus `residual` [B, N] if there is one;
-    `is_gated`: silu(gate) * up [B, N / 2]."""
-    x = dequantized(values, x_scale, dtype)
+    """The sum of `values` [B, terms, K] times `x_scale` times `weight` [N, K]: [B, N] in `dtype`; plus `residual`
+    [B, N] if there is one; `is_gated`: silu(gate) * up [B, N / 2]."""
+    x = dequantized_rows(values, x_scale, dtype)
     if is_gated:
         return gate_up_reference(x, weight, scale)
     return linear_reference(x, weight, scale) if residual is None else linear_add_reference(x, weight, residual, scale)
@@ -88,9 +108,9 @@ def e4m3_linear_reference(
 def e4m3_linear_add_norm_reference(
     values: Tensor, x_scale: Tensor, weight: Tensor, scale: Tensor, residual: Tensor, norm_weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`e4m3_linear_reference` with `residual` [B, N], and the RMS norm of that quantised: [B, N] and [B]."""
+    """`e4m3_linear_reference` with `residual` [B, N], and the RMS norm of that quantised to as many terms."""
     total = e4m3_linear_reference(values, x_scale, weight, scale, residual.dtype, residual)
-    return total, *quantize_rows_reference(total, norm_weight, eps)
+    return total, *quantize_rows_reference(total, norm_weight, eps, values.shape[1])
 
 
 if triton is not None:
@@ -98,9 +118,10 @@ if triton is not None:
     @triton.jit(do_not_specialize=["batch"])
     def _quantize_kernel(
         partial, residual, norm_weight, total, values, scale, batch, row_stride, residual_stride, eps,
-        K: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr, ENABLE_PDL: tl.constexpr,
+        K: tl.constexpr, TERMS: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK: tl.constexpr, ENABLE_PDL: tl.constexpr,
     ):  # fmt: skip
-        # The sum of partial sums, plus the residual if there is one, its norm if there is a weight, quantised.
+        # The sum of partial sums, plus the residual if there is one, its norm if there is a weight, quantised:
+        # what E4M3 holds of it, and with two terms what E4M3 holds of the rest.
         pdl_launch_dependents(ENABLE_PDL)
         row = tl.program_id(0).to(tl.int64)
         k = tl.arange(0, BLOCK)
@@ -122,12 +143,20 @@ if triton is not None:
             value = scale_and_weigh(value, inverse, weights, norm_weight.dtype.element_ty).to(tl.float32)
         step = tl.maximum(tl.max(tl.abs(value)), 1e-30) / 448
         tl.store(scale + row, step)
-        tl.store(values + row * K + k, (value / step).to(values.dtype.element_ty), mask=mask)
+        value = value / step
+        high = value
+        if TERMS == 2:
+            # Rounded to three bits of mantissa as an integer: of a number in E4M3 that is stored and widened again,
+            # ptxas 12.8 widens a register that it never wrote. Subnormal numbers lose what E4M3 rounds, 2**-10 at most.
+            high = ((value.to(tl.int32, bitcast=True) + 0x80000) & -0x100000).to(tl.float32, bitcast=True)
+            tl.store(values + (2 * row + 1) * K + k, (value - high).to(values.dtype.element_ty), mask=mask)
+        tl.store(values + TERMS * row * K + k, high.to(values.dtype.element_ty), mask=mask)
 
     @triton.jit(do_not_specialize=["batch"])
     def _e4m3_tile_kernel(
         x, x_scale, weight, scale, residual, out, batch, residual_stride,
-        N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+        N: tl.constexpr, K: tl.constexpr, TERMS: tl.constexpr,
+        BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
         SPLIT_K: tl.constexpr, NUM_STAGES: tl.constexpr, IS_SWAPPED: tl.constexpr, IS_GATED: tl.constexpr,
         PREFETCH_L2: tl.constexpr, ENABLE_PDL: tl.constexpr,
     ):  # fmt: skip
@@ -141,21 +170,30 @@ if triton is not None:
         m_source = (m % batch).to(tl.int64)
         k = split * SPAN + tl.arange(0, BLOCK_K)
         LAST: tl.constexpr = 0 if IS_SWAPPED else 1
-        x_ptrs = x + tl.expand_dims(m_source, LAST) * K + tl.expand_dims(k, 1 - LAST)
+        x_ptrs = x + tl.expand_dims(m_source, LAST) * (TERMS * K) + tl.expand_dims(k, 1 - LAST)
         w_ptrs = weight + tl.expand_dims(n64, 1 - LAST) * K + tl.expand_dims(k, LAST)
         acc = tl.zeros([BLOCK_N, BLOCK_M] if IS_SWAPPED else [BLOCK_M, BLOCK_N], tl.float32)
         acc_up = acc
+        # Sums of the second terms apart: one sum would have each product wait for the one before.
+        low_acc, low_acc_up = acc, acc
         if ENABLE_PDL and PREFETCH_L2:
             prefetch_l2(weight + split * SPAN, n64, K, SPAN, 128)
             if IS_GATED:
                 prefetch_l2(weight + split * SPAN, n64 + N, K, SPAN, 128)
         pdl_wait(ENABLE_PDL)
         for step in tl.range(0, SPAN, BLOCK_K, num_stages=NUM_STAGES):
-            x_tile, w_tile = tl.load(x_ptrs + step), tl.load(w_ptrs + step)
-            acc = tl.dot(w_tile, x_tile, acc) if IS_SWAPPED else tl.dot(x_tile, w_tile, acc)
+            high, w_tile = tl.load(x_ptrs + step), tl.load(w_ptrs + step)
+            acc = tl.dot(w_tile, high, acc) if IS_SWAPPED else tl.dot(high, w_tile, acc)
+            if TERMS == 2:
+                low = tl.load(x_ptrs + K + step)
+                low_acc = tl.dot(w_tile, low, low_acc) if IS_SWAPPED else tl.dot(low, w_tile, low_acc)
             if IS_GATED:
                 w_tile = tl.load(w_ptrs + N * K + step)
-                acc_up = tl.dot(w_tile, x_tile, acc_up) if IS_SWAPPED else tl.dot(x_tile, w_tile, acc_up)
+                acc_up = tl.dot(w_tile, high, acc_up) if IS_SWAPPED else tl.dot(high, w_tile, acc_up)
+                if TERMS == 2:
+                    low_acc_up = tl.dot(w_tile, low, low_acc_up) if IS_SWAPPED else tl.dot(low, w_tile, low_acc_up)
+        if TERMS == 2:
+            acc, acc_up = acc + low_acc, acc_up + low_acc_up
         if IS_SWAPPED:
             acc, acc_up = tl.trans(acc), tl.trans(acc_up)
         dtype: tl.constexpr = out.dtype.element_ty
@@ -170,24 +208,24 @@ if triton is not None:
         tl.store(out + (split * batch + m64[:, None]) * N + n[None, :], result, mask=mask)
 
 
-def quantize_rows_kernel(x: Tensor, norm_weight: Tensor | None = None, eps: float = 0.0) -> Quantized:
+def quantize_rows_kernel(x: Tensor, norm_weight: Tensor | None = None, eps: float = 0.0, terms: int = 1) -> Quantized:
     """`quantize_rows_reference` in one launch; no gradient."""
-    _, values, scale = _quantize(x[None], None, norm_weight, eps)
+    _, values, scale = _quantize(x[None], None, norm_weight, eps, terms)
     return values, scale
 
 
 def _quantize(
-    partial: Tensor, residual: Tensor | None, norm_weight: Tensor | None, eps: float
+    partial: Tensor, residual: Tensor | None, norm_weight: Tensor | None, eps: float, terms: int
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """The sum of `partial` [splits, B, K] and `residual` [B, K], and the norm of that quantised. One launch."""
     splits, batch, width = partial.shape
     device, enable_pdl = partial.device, has_pdl(partial.device)
     total = None if residual is None else torch.empty((batch, width), dtype=residual.dtype, device=device)
-    values = torch.empty((batch, width), dtype=torch.float8_e4m3fn, device=device)
+    values = torch.empty((batch, terms, width), dtype=torch.float8_e4m3fn, device=device)
     scale, block = torch.empty(batch, device=device), triton.next_power_of_2(width)
     _quantize_kernel[(batch,)](
         *(partial, residual, norm_weight, total, values, scale, batch, partial.stride(1)),
-        *(0 if residual is None else residual.stride(0), eps, width, splits, block, enable_pdl),
+        *(0 if residual is None else residual.stride(0), eps, width, terms, splits, block, enable_pdl),
         num_warps=max(1, min(8, block // 512)),
         **pdl_options(enable_pdl),
     )
@@ -226,14 +264,14 @@ def e4m3_linear_add_norm_kernel(
     plan = plan or _plan(values, weight, False)
     partial = _tiles((values, x_scale), (weight, scale), plan, residual.dtype)
     parts = partial if plan.split_k > 1 else partial[None]
-    total, next_values, next_scale = _quantize(parts, residual, norm_weight, eps)
+    total, next_values, next_scale = _quantize(parts, residual, norm_weight, eps, values.shape[1])
     assert total is not None
     return total, next_values, next_scale
 
 
 def _plan(values: Tensor, weight: Tensor, is_gated: bool) -> TilePlan:
     # Rows that come in E4M3 may meet a weight for which no plan was measured: one that fits everywhere.
-    return e4m3_plan(values.shape[0], weight, is_gated) or TilePlan(64, 16, 32, 1, 1, 2, 4, False)
+    return e4m3_plan(values.shape[0], weight, is_gated, values.shape[1]) or TilePlan(64, 16, 32, 1, 1, 2, 4, False)
 
 
 def _tiles(
@@ -245,7 +283,7 @@ def _tiles(
     is_gated: bool = False,
 ) -> Tensor:
     """The product [B, N] in `dtype`; with split-K the sums [SPLIT_K, B, N] float32 over consecutive parts of K."""
-    (batch, width_in), width_out = x[0].shape, weight[0].shape[0] // (1 + is_gated)
+    (batch, terms, width_in), width_out = x[0].shape, weight[0].shape[0] // (1 + is_gated)
     is_split, enable_pdl = plan.split_k > 1, plan.enable_pdl and has_pdl(x[0].device)
     assert plan.slice_k == 1, plan
     assert width_out % plan.block_n == 0 == width_in % (plan.split_k * plan.block_k), (plan, weight[0].shape)
@@ -253,7 +291,7 @@ def _tiles(
     shape = (plan.split_k, batch, width_out) if is_split else (batch, width_out)
     out = torch.empty(shape, dtype=torch.float32 if is_split else dtype, device=x[0].device)
     _e4m3_tile_kernel[(triton.cdiv(batch, plan.block_m), width_out // plan.block_n, plan.split_k)](
-        *(*x, *weight, residual, out, batch, 0 if residual is None else residual.stride(0), width_out, width_in),
+        *(*x, *weight, residual, out, batch, 0 if residual is None else residual.stride(0), width_out, width_in, terms),
         *(plan.block_m, plan.block_n, plan.block_k, plan.split_k, plan.stages),
         *(plan.is_swapped, is_gated, plan.is_prefetched, enable_pdl),
         num_warps=plan.warps,
@@ -263,11 +301,16 @@ def _tiles(
 
 
 def _is_known(x: Tensor) -> bool:
-    return capability(x.device) >= (8, 9) and x.ndim == 2 and x.numel() > 0
+    return capability(x.device) >= (8, 9) and x.numel() > 0
 
 
-def _takes_norm(x: Tensor, norm_weight: Tensor | None = None, eps: float = 0.0) -> bool:
-    return _is_known(x) and x.shape[1] <= 16384 and is_row_major(x, *([] if norm_weight is None else [norm_weight]))
+def _takes_norm(x: Tensor, norm_weight: Tensor | None = None, eps: float = 0.0, terms: int = 1) -> bool:
+    return (
+        _is_known(x)
+        and x.ndim == 2
+        and x.shape[1] <= 16384
+        and is_row_major(x, *([] if norm_weight is None else [norm_weight]))
+    )
 
 
 def _takes_weight(

@@ -108,13 +108,13 @@ _TUNED = Path(__file__).parent / "tuned"
 @dataclass(frozen=True)
 class Product:
     """A product of `rows` rows with a weight `shape` [N, K] (two halves if gated) of `itemsize` bytes per element;
-    activations have as many, but at least 2, unless `is_w8a8`."""
+    activations have as many, but at least 2, or `terms` in E4M3."""
 
     rows: int
     shape: tuple[int, int]
     is_gated: bool = False
     itemsize: int = 2
-    is_w8a8: bool = False
+    terms: int = 0
 
     @property
     def halves(self) -> int:
@@ -132,7 +132,7 @@ class Product:
 
     def stage_bytes(self, plan: TilePlan) -> int:
         """Shared memory of one pipeline stage, in bytes."""
-        x_bytes = self.itemsize if self.is_w8a8 else max(2, self.itemsize)
+        x_bytes = self.terms or max(2, self.itemsize)
         column_bytes = x_bytes * plan.block_m + self.itemsize * self.halves * plan.block_n
         return plan.slice_k * plan.block_k * column_bytes
 
@@ -147,7 +147,7 @@ class Product:
         if isinstance(plan, CublasPlan):
             return True
         span, sums = plan.split_k * plan.slice_k * plan.block_k, plan.block_m * plan.block_n * plan.slice_k
-        if self.is_w8a8 and (plan.slice_k > 1 or self.shape[1] % span or self.shape[0] // self.halves % plan.block_n):
+        if self.terms and (plan.slice_k > 1 or self.shape[1] % span or self.shape[0] // self.halves % plan.block_n):
             return False
         is_small = sums * self.halves <= 32 * 32 * plan.warps or not on.has_few_registers
         has_memory = on.fit_stages(plan.first_rows, self.stage_bytes(plan), plan.stages) == plan.stages
@@ -160,19 +160,21 @@ def plan_for(batch: int, weight: torch.Tensor, is_gated: bool) -> Plan:
     return _plan_for(_column(batch), (n, k), weight.dtype, is_gated, card(weight.device))
 
 
-def e4m3_plan(batch: int, weight: torch.Tensor, is_gated: bool) -> TilePlan | None:
-    """The plan for `batch` rows in E4M3 and `weight` [N, K] in fp8, if one was measured on its GPU. None is computed:
-    the rows are rounded, which must be worth it."""
+def e4m3_plan(batch: int, weight: torch.Tensor, is_gated: bool, terms: int) -> TilePlan | None:
+    """The plan for `batch` rows as `terms` in E4M3 and `weight` [N, K] in fp8, if one was measured on its GPU. None is
+    computed: the rows must be worth quantising."""
     if weight.dtype != torch.float8_e4m3fn:
         return None
     n, k = weight.shape
-    return _e4m3_plan(_column(batch), (n, k), is_gated, card(weight.device))
+    return _e4m3_plan(_column(batch), (n, k), is_gated, terms, card(weight.device))
 
 
 @functools.cache
-def _e4m3_plan(column: int, shape: tuple[int, int], is_gated: bool, on: Card) -> TilePlan | None:
+def _e4m3_plan(column: int, shape: tuple[int, int], is_gated: bool, terms: int, on: Card) -> TilePlan | None:
     line = measured(on, W8A8).get(shape, ())
-    plan = _fitting(line[column], Product(LIMITS[column], shape, is_gated, 1, True), on) if column < len(line) else None
+    if column >= len(line):
+        return None
+    plan = _fitting(line[column], Product(LIMITS[column], shape, is_gated, 1, terms), on)
     return plan if isinstance(plan, TilePlan) else None
 
 

@@ -133,7 +133,7 @@ FILES = ModelFiles(
     parts=_PARTS,
     rules=_DUMMY_RULES,
     is_wide=lambda name: name.startswith("speaker_encoder."),
-    rounds_rows=True,
+    row_terms=1,
     codec=CodecFile(
         make=Qwen3Codec, fusions=codec_fusions, unused=unused_shapes, is_wide=all_but(CodecDecoder), rules=_DUMMY_RULES
     ),
