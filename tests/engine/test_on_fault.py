@@ -83,6 +83,63 @@ def test_a_fault_in_words_that_are_spoken_alone_is_one_of_the_last_attempt() -> 
     assert told == [(0, TEXT, "spoken_again"), (1, TEXT, "continued"), (1, rest, "marked")]
 
 
+LAST = "That is all there is."
+
+
+def unreached(runs, **changes):
+    """What is told of `TEXT` and `LAST`, whose attempts with seeds below 10 end at frame 8, and with `runs` do not."""
+    fields = {"on_fault": "retry", "attempts": 2, "seed": 8, "text": f"{TEXT} {LAST}"} | changes
+    made, finished, words = say("unreached", Engine(ErringModel("unreached", runs), config_of()), **fields)
+    assert len(audio(made, "a")) == finished.frames * HOP
+    told = [(one.kind, one.attempt, fields["text"][one.start : one.end], one.outcome) for one in finished.faults]
+    return finished, told, words
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_frames": 60}])
+def test_of_words_that_run_away_when_they_are_spoken_alone_nothing_is_sent_and_the_text_goes_on(limits: dict) -> None:
+    """The seed of the last sentence is that of the first attempt: it errs, and its second attempt as well."""
+    finished, told, words = unreached({10}, **limits)
+    (reach, alone), rest = (TEXT[:THE], TEXT[THE:]), LAST[LAST.index("all") :]
+    assert told[:3] == [
+        ("unreached", 0, TEXT, "spoken_again"),
+        ("unreached", 1, TEXT, "continued"),
+        ("unreached", 1, alone, "marked"),
+    ]
+    assert told[-1] == ("unreached", 1, rest, "marked")
+    assert (finished.reason, finished.characters) == ("stop", len(TEXT) + 1 + len(LAST))
+    marked, _, _ = unreached({10}, on_fault="mark", attempts=1)
+    assert finished.frames == marked.frames == 2 * 8
+    assert [word.text for word in words] == [*reach.split(), *LAST[: -len(rest)].split()]
+
+
+def test_what_runs_away_after_an_attempt_that_ended_is_marked_and_the_text_goes_on() -> None:
+    finished, told, words = unreached({10}, seed=9)
+    text = f"{TEXT} {LAST}"
+    assert told[:2] == [("unreached", 0, TEXT, "spoken_again"), ("ending", 1, TEXT, "marked")]
+    # The last sentence runs away in its last attempt as well; what comes last is told as it is.
+    assert told[2:] == [("unreached", 0, LAST, "spoken_again"), ("ending", 1, LAST, "marked")]
+    assert (finished.reason, finished.characters) == ("runaway", len(text))
+    assert [(word.start, word.end) for word in words] == word_spans(text)
+    assert unreached({9, 10}, seed=9)[1] == []
+    finished, told, _ = unreached({10}, seed=9, max_frames=60)
+    assert (finished.reason, [outcome for *_, outcome in told]) == ("length", ["spoken_again"])
+
+
+def test_no_later_prompt_includes_what_ran_away() -> None:
+    class Recalling(ErringModel):
+        before = ()
+
+        def prepare(self, request, segment, index, before, voice):
+            self.asked, self.before = segment, [said.text for said in before]
+            return super().prepare(request, segment, index, before, voice)
+
+    for seed, recalled in ((8, [TEXT[:THE]]), (9, [])):
+        model = Recalling("unreached", {10})
+        say("", Engine(model, config_of()), text=f"{TEXT} {LAST}", on_fault="retry", attempts=2, seed=seed)
+        assert model.asked in LAST
+        assert [said for said in model.before if said in TEXT] == recalled
+
+
 def test_a_segment_that_cannot_be_cut_fails_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_):
         raise AssertionError("the sentence splitter lost text")

@@ -1,4 +1,4 @@
-"""A sine model that shows which character it speaks, and goes wrong with seeds below 10."""
+"""A sine model that shows which character it speaks, and goes wrong with seeds below 10, or runs away."""
 
 from fakes.shown_sine import ShownSineModel
 from sonoro.words.heads import WordHeads
@@ -6,11 +6,11 @@ from sonoro.words.tracking import Limits, Pointing
 
 
 class ErringModel(ShownSineModel):
-    """Goes wrong in the way of `fault`, from frame 8 on or at the end."""
+    """Goes wrong in the way of `fault`, from frame 8 on or at the end; with the seeds `runs` it does not end."""
 
-    def __init__(self, fault):
+    def __init__(self, fault, runs=()):
         super().__init__()
-        self.fault = fault
+        self.fault, self.runs = fault, runs
         limits = Limits(end_frames=5.0, dwell_frames=4.0 if fault == "dwelling" else 1e9, strayed=2.0)
         self.word_heads = WordHeads(text_first=Pointing(layer=0, head=0, is_measured=True, limits=limits))
 
@@ -23,7 +23,9 @@ class ErringModel(ShownSineModel):
         super().admit(state, slots)
         for slot, (prompt, *_) in zip(slots.tolist(), state.staged, strict=False):
             state.errs[slot] = prompt.controls.seed < 10
-            if state.errs[slot]:
+            if prompt.controls.seed in self.runs:
+                state.errs[slot], state.target[slot] = False, state.limit[slot] + 1
+            elif state.errs[slot]:
                 state.target[slot] = {"unreached": 8, "ending": len(prompt.text) + 40}.get(self.fault, len(prompt.text))
 
     def frame(self, state, slots):

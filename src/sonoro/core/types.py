@@ -185,8 +185,10 @@ class SpeechRequest(msgspec.Struct, frozen=True, kw_only=True):
     If `is_live`, `text` is the first piece, possibly empty; the rest follows while it is spoken.
     `attempts` bounds how often a segment that runs away or is faulty is spoken, each time with the next seed. Above 1,
     the audio of a segment is held back until it has ended, unless `on_fault` is "continue"; with "mark", only runaways
-    are spoken again; with "retry", words at the end that the last attempt did not reach are spoken alone after it. By
-    default `attempts` is 1, or 2 if `on_fault` needs it, and `on_fault` "retry" if `attempts` is above 1, else "mark".
+    are spoken again; with "retry", words at the end that the last attempt did not reach are spoken alone after it, and
+    not sent if they run away. A runaway ends the request, unless an earlier attempt at its segment was faulty but ended
+    by itself: that is a fault, and the text goes on. By default `attempts` is 1, or 2 if `on_fault` needs it, and
+    `on_fault` "retry" if `attempts` is above 1, else "mark".
     `with_words` asks for word times, if the model gives them.
     `is_resolved`: validated and completed by `ModelSpec.resolve`, once, where the request came in.
     """

@@ -29,7 +29,8 @@ class Word(msgspec.Struct, frozen=True, kw_only=True):
 
 
 FaultKind = Literal["ending", "unreached", "dwelling", "straying"]
-"""`ending`: speech went on after the last word; `unreached`: it ended before the last word; `dwelling`: the attention
+"""`ending`: speech went on after the last word, or to its limit; `unreached`: it ended before the last word, or a rest
+that was spoken alone is not sent; `dwelling`: the attention
 stayed at one position; `straying`: the attention left its path, as when words are repeated or skipped."""
 
 

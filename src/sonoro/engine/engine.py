@@ -410,12 +410,7 @@ class Engine:
             # `_send` has not ended the words of a live segment, of one broken off, or of one without a new frame.
             running.words.end()
         is_again = running.may_try_again
-        if running.words is not None and running.is_faulty:
-            if running.is_last_retry and (rest := running.words.cut_unreached()) is not None:
-                running.add_rest(rest)
-            # Words that are spoken alone belong to the last attempt.
-            number = min(running.attempt, (running.request.attempts or 1) - 1)
-            running.words.note_fault(number, spoken_again=is_again)
+        running.note_fault(spoken_again=is_again)
         if not is_again:
             self._emit_held(running, self._clock_s())
         reason = running.finish_reason

@@ -76,8 +76,9 @@ class RunningRequest:
     """A resolved request and its progress. Only the engine writes it, except `allocation`, which is the scheduler's.
 
     The current segment is `segments[index]`; of a live request `live` appends to `segments`. `before` holds the frames
-    [T, ...] of the earlier segments, `frames_before` counts them. `attempt` counts from 0. `words` times the words, if
-    the request needs that and the model can.
+    [T, ...] of the earlier segments, `frames_before` counts them. `attempt` counts from 0. Up to character `ended_to`
+    an attempt has spoken the text and ended by itself, though faulty. `words` times the words, if the request needs
+    that and the model can.
     """
 
     request: SpeechRequest
@@ -92,6 +93,7 @@ class RunningRequest:
     frames_before: int = 0
     allocation: Allocation | None = None
     is_paused: bool = False
+    ended_to: int = -1
     words: RequestWords | None = None
 
     @property
@@ -204,16 +206,29 @@ class RunningRequest:
     def finish_reason(self) -> FinishReason | None:
         """Why the request ends with its drained segment; None if another segment follows.
 
-        A segment that reaches its limit ends the whole request: what follows a runaway cannot be trusted.
+        A segment that reaches its limit ends the whole request: what follows a runaway cannot be trusted. Not so after
+        an attempt that ended, since without another attempt the text would have gone on.
         """
-        if self.progress.length >= self.progress.limit:
-            return "length" if self.frames_before + self.progress.length == self.request.max_frames else "runaway"
+        if self.is_at_limit and self.frames_before + self.progress.length == self.request.max_frames:
+            return "length"
+        if self.is_at_limit and not (self.has_ended_before and self.has_more_segments):
+            return "runaway"
         return None if self.has_more_segments else "stop"
+
+    @property
+    def is_at_limit(self) -> bool:
+        """Whether the segment was made to its limit instead of ending by itself."""
+        return self.progress.length >= self.progress.limit
+
+    @property
+    def has_ended_before(self) -> bool:
+        """Whether an earlier attempt at the text of the segment ended by itself, though faulty."""
+        return self.segment is not None and self.segment.end <= self.ended_to
 
     @property
     def is_faulty(self) -> bool:
         """Whether the drained segment ended by itself but was probably not spoken as written."""
-        is_whole = self.progress.length < self.progress.limit and not self.request.ignore_eos
+        is_whole = not self.is_at_limit and not self.request.ignore_eos
         return is_whole and self.words is not None and self.words.fault is not None
 
     @property
@@ -234,6 +249,11 @@ class RunningRequest:
         return is_last and self.words is not None and self.request.on_fault == "retry"
 
     @property
+    def is_spoken_alone(self) -> bool:
+        """Whether the segment is what the last attempt did not reach."""
+        return self.attempt == self.request.attempts
+
+    @property
     def holds_back(self) -> bool:
         """Whether a segment's audio is held back until the segment has ended."""
         return self.request.attempts != 1 and not self.is_continued
@@ -247,7 +267,7 @@ class RunningRequest:
         doubtful = self.progress.prompt.controls.doubtful_frames
         is_doubtful = doubtful is not None and self.progress.length >= doubtful and self.finish_reason != "length"
         is_faulty = self.is_faulty and self.request.on_fault == "retry"
-        return is_doubtful or is_faulty or self.finish_reason == "runaway"
+        return is_doubtful or is_faulty or (self.is_at_limit and self.finish_reason != "length")
 
     def timings(self, now_s: float) -> Timings:
         """Timings of the request if it ends at `now_s`."""
@@ -264,7 +284,7 @@ class RunningRequest:
         segment = self.segment
         if segment is None:
             return self.segments[-1].end if self.segments else 0
-        if self.progress.is_done and self.progress.length < self.progress.limit:
+        if self.progress.is_done and not self.is_at_limit:
             share = self.progress.decoded / max(self.progress.length, 1)
         else:
             share = self.progress.decoded * frame_s * LETTERS_PER_S / max(segment.letters, 1)
@@ -301,14 +321,38 @@ class RunningRequest:
     def break_off(self, frames: int, rest: Segment | None) -> None:
         """End the segment after `frames`, or after what was sent if that is more; `rest` becomes the next segment."""
         progress = self.progress
-        progress.length, progress.is_done, progress.is_broken_off = max(frames, progress.decoded), True, True
         if rest is not None:
-            self.add_rest(rest)
+            self._add_rest(rest)
+        progress.length, progress.is_done, progress.is_broken_off = max(frames, progress.decoded), True, True
 
-    def add_rest(self, rest: Segment) -> None:
+    def _add_rest(self, rest: Segment) -> None:
         """Make `rest`, the rest of the current segment's text, the next segment."""
         self.segments.insert(self.index + 1, rest)
         self.progress.has_rest = True
+        if self.progress.is_done and not self.is_at_limit:
+            self.ended_to = rest.end
+
+    def note_fault(self, *, spoken_again: bool) -> None:
+        """Note the fault of the drained segment in `words`; unless it is `spoken_again`, words that it did not reach in
+        its last attempt become the next segment.
+
+        A segment that reached its limit counts as faulty if an attempt had ended before: no later prompt includes its
+        frames, and none of it is sent if it was spoken alone.
+        """
+        is_over = self.is_at_limit and (self.is_spoken_alone or self.finish_reason != "length")
+        has_run_away = is_over and self.has_ended_before and not spoken_again
+        if self.words is None or not (self.is_faulty or has_run_away):
+            return
+        if has_run_away:
+            self.progress.made = []
+            self.words.fault = self.words.fault or "ending"
+        if has_run_away and self.is_spoken_alone:
+            self.progress.held, self.progress.length = [], 0
+            self.words.drop()
+        elif self.is_faulty and self.is_last_retry and (rest := self.words.cut_unreached()) is not None:
+            self._add_rest(rest)
+        # Words that are spoken alone belong to the last attempt.
+        self.words.note_fault(min(self.attempt, (self.request.attempts or 1) - 1), spoken_again=spoken_again)
 
     def try_again(self) -> None:
         """Discard the segment's frames and begin its next attempt. A faulty segment of several sentences is split in
@@ -316,7 +360,10 @@ class RunningRequest:
         assert self.allocation is None
         assert self.segment is not None
         assert self.request.language is not None
-        rest = self.segment.halve(self.request.language) if self.is_faulty else None
+        rest = None
+        if self.is_faulty:
+            self.ended_to = max(self.ended_to, self.segment.end)
+            rest = self.segment.halve(self.request.language)
         if rest is not None:
             self.segments.insert(self.index + 1, rest)
         self.attempt += 1

@@ -162,6 +162,11 @@ class RequestWords:
             self.told += clock.take(self.text)
             self._clock = None
 
+    def drop(self) -> None:
+        """Take back the words of the segment that ended: its audio is not sent, so they are not reached."""
+        del self.told[max(self._handed, self._told_before) :]
+        self.fault = "unreached"
+
     def break_off(self, trouble: Trouble) -> Segment | None:
         """Cut the segment before the word of `trouble`; return the rest as a segment, None if all words are spoken."""
         clock = self.clock
