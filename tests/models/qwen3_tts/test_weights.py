@@ -9,15 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from safetensors.numpy import load_file, save_file
 
 from builtin_voice.export import export_checkpoint
 from sonoro.core.errors import CheckpointError, CheckpointNotFound, TensorMismatch
+from sonoro.models import registry
 from sonoro.models.model_files import MODEL_FILES
 from sonoro.models.qwen3_tts import weights
 from sonoro.models.qwen3_tts.config import RELEASED, Configs, read_configs, released_configs
 from sonoro.models.qwen3_tts.weights import CODEC_FILE, Modules, unused_shapes
+from sonoro.nn import torch_file
 from tiny_checkpoint import TOPOLOGIES, VARIANTS, state_dicts, write_checkpoint
 
 CPU = torch.device("cpu")
@@ -92,6 +95,20 @@ def test_the_tensors_of_every_variant_are_exactly_those_expected(variant: str, t
 def folder(tmp_path: Path) -> Path:
     write_checkpoint(tmp_path, variant="base")
     return tmp_path
+
+
+def test_a_base_model_fine_tuned_to_a_speaker_needs_no_speaker_encoder(folder: Path) -> None:
+    """The official recipe (finetuning/sft_12hz.py) keeps its configuration, and drops its tensors."""
+    config = json.loads((folder / "config.json").read_text())
+    config["tts_model_type"] = "custom_voice"
+    config["talker_config"] |= {"spk_id": {"speaker_test": 1064}, "spk_is_dialect": {"speaker_test": False}}
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = torch_file.read(folder / MODEL_FILES, "cpu")
+    kept = {name: tensor.clone() for name, tensor in tensors.items() if "speaker_encoder" not in name}
+    safetensors.torch.save_file(kept, folder / MODEL_FILES)
+    loaded = registry.load(folder, device="cpu")
+    assert loaded.model.spec.voices == ("speaker_test",)
+    assert not loaded.skipped
 
 
 def test_fused_tensors_hold_their_parts(folder: Path) -> None:

@@ -44,7 +44,8 @@ class LanguageModel(nn.Module):
 
     def __init__(self, configs: Configs) -> None:
         super().__init__()
-        speaker = configs.model.speaker_encoder_config
+        # A checkpoint fine-tuned from Base to a speaker keeps the configuration, but not the tensors.
+        speaker = configs.model.speaker_encoder_config if configs.model.tts_model_type == "base" else None
         self.talker = Talker(configs.model.talker_config)
         self.speaker_encoder = None if speaker is None else SpeakerEncoder(speaker)
 
