@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from sonoro.core.errors import CheckpointError, CheckpointNotFound
+from sonoro.core.types import SpeechRequest
 from sonoro.models.qwen3_tts.config import RELEASED, GenerationConfig, read_configs, released_configs
+from sonoro.models.qwen3_tts.model import spec_of
 from tiny_checkpoint import write_checkpoint
 
 CUSTOM_VOICES = ("serena", "vivian", "uncle_fu", "ryan", "aiden", "ono_anna", "sohee", "eric", "dylan")
@@ -166,6 +168,8 @@ def test_an_absent_key_has_the_official_default(
                 inner[key] = None
 
     write_checkpoint(tmp_path)
+    # The default ids are those of the released vocabulary.
+    edit(tmp_path, "config.json", lambda c: c["talker_config"].update(text_vocab_size=151936))
     edit(tmp_path, file, absent)
     edit(tmp_path, "speech_tokenizer/config.json", lambda c: c.pop("encoder_config", None))
     configs = read_configs(tmp_path)
@@ -180,6 +184,18 @@ def test_a_voice_design_checkpoint_needs_no_speakers(tmp_path: Path) -> None:
         tmp_path, "config.json", lambda c: (c["talker_config"].pop("spk_id"), c["talker_config"].pop("spk_is_dialect"))
     )
     assert read_configs(tmp_path).model.talker_config.spk_id == {}
+
+
+def test_speakers_are_named_in_lower_case(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path)
+    edit(
+        tmp_path,
+        "config.json",
+        lambda c: c["talker_config"].update(spk_id={"Anna_Lee": 1064}, spk_is_dialect={"Anna_Lee": "sichuan_dialect"}),
+    )
+    configs = read_configs(tmp_path)
+    assert configs.model.talker_config.spk_is_dialect == {"anna_lee": "sichuan_dialect"}
+    assert spec_of("tuned", configs).resolve(SpeechRequest(id="a", text="Hello.", voice="Anna_Lee")).voice == "anna_lee"
 
 
 def test_keys_that_nothing_uses_are_ignored(tmp_path: Path) -> None:

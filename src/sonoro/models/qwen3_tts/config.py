@@ -7,7 +7,7 @@ equal to their defaults when they save a checkpoint.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,6 +41,8 @@ SUPPRESSED_IDS = 1024
 
 VARIANTS = ("custom_voice", "voice_design", "base")
 """The values of `tts_model_type`."""
+
+_BY_SPEAKER = ("spk_id", "spk_is_dialect")
 
 MIN_FRAMES = 2
 """The end-of-speech id is banned for the first two decisions (fixed in the official code)."""
@@ -236,12 +238,21 @@ def read_configs(folder: Path) -> Configs:
     """Read and check the configuration files of a checkpoint folder. Raises `CheckpointError` naming file and key."""
     generation = folder / "generation_config.json"
     configs = Configs(
-        read_config(ModelConfig, folder / "config.json"),
+        _in_lower_case(read_config(ModelConfig, folder / "config.json")),
         _read_generation(generation) if generation.exists() else GenerationConfig(),
         read_config(CodecConfig, folder / "speech_tokenizer" / "config.json"),
     )
     _check(configs)
     return configs
+
+
+def _in_lower_case(model: ModelConfig) -> ModelConfig:
+    """`model` with its speakers' names in lower case, as requests name them; fine-tuned checkpoints may have others."""
+    talker = model.talker_config
+    names: dict[str, Any] = {
+        key: {name.lower(): value for name, value in getattr(talker, key).items()} for key in _BY_SPEAKER
+    }
+    return replace(model, talker_config=replace(talker, **names))
 
 
 def _read_generation(path: Path) -> GenerationConfig:
