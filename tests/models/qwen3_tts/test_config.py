@@ -105,6 +105,27 @@ def edit(folder: Path, name: str, change: Callable[[dict[str, Any]], object]) ->
             "lead_in is 1920; it must be below speech_tokenizer decode_upsample_rate 1920",
         ),
         ("config.json", lambda c: c.update(lead_in=-1), "lead_in is -1; it must be at least 0"),
+        # The official default of an absent key.
+        (
+            "config.json",
+            lambda c: c["talker_config"].pop("codec_pad_id"),
+            "codec_pad_id is 4196; it must be below vocab_size 1088",
+        ),
+        (
+            "config.json",
+            lambda c: c["talker_config"]["spk_id"].update(ryan=-1),
+            "spk_id.ryan is -1; it must be below vocab_size 1088",
+        ),
+        (
+            "config.json",
+            lambda c: c["talker_config"]["codec_language_id"].update(klingon=1088),
+            "codec_language_id.klingon is 1088; it must be below vocab_size 1088",
+        ),
+        (
+            "config.json",
+            lambda c: c.update(tts_pad_token_id=424),
+            "tts_pad_token_id is 424; it must be below text_vocab_size 424",
+        ),
         (
             "generation_config.json",
             lambda c: c.update(top_k="many"),

@@ -7,7 +7,7 @@ equal to their defaults when they save a checkpoint.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -311,6 +311,26 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _check_ids(model: ModelConfig) -> None:
+    """Raise `CheckpointError` for an id of a prompt that no embedding holds."""
+    talker = model.talker_config
+    codes = {field.name: getattr(talker, field.name) for field in fields(talker) if field.name.startswith("codec_")}
+    languages = codes.pop("codec_language_id")
+    codes |= {
+        f"{key}.{name}": index
+        for key, ids in (("codec_language_id", languages), ("spk_id", talker.spk_id))
+        for name, index in ids.items()
+    }
+    text = {field.name: getattr(model, field.name) for field in fields(model) if field.name.endswith("_token_id")}
+    for ids, limit, size in (
+        (codes, "vocab_size", talker.vocab_size),
+        (text, "text_vocab_size", talker.text_vocab_size),
+    ):
+        for key, index in ids.items():
+            if not 0 <= index < size:
+                raise CheckpointError(f"config.json: {key} is {index}; it must be below {limit} {size}")
+
+
 def _check(configs: Configs) -> None:
     """Raise `CheckpointError` if the configuration files are inconsistent."""
     model, _, codec = configs
@@ -334,6 +354,7 @@ def _check(configs: Configs) -> None:
     if not codes <= talker.codec_eos_token_id < talker.vocab_size:
         limit = f"it must be at least {codes} and below vocab_size {talker.vocab_size}"
         raise CheckpointError(f"config.json: codec_eos_token_id is {talker.codec_eos_token_id}; {limit}")
+    _check_ids(model)
     if model.lead_in >= codec.decode_upsample_rate:
         limit = f"it must be below speech_tokenizer decode_upsample_rate {codec.decode_upsample_rate}"
         raise CheckpointError(f"config.json: lead_in is {model.lead_in}; {limit}")
