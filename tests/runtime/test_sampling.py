@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from sonoro.ops.sample import sample
 from sonoro.runtime.sampling import SamplingControls, SamplingState
 
 
@@ -41,6 +42,16 @@ def test_a_greedy_row_filters_nothing_and_divides_by_nothing() -> None:
     found = rows.read(torch.tensor([0]))
     assert found.is_greedy.item()
     assert (found.temperature.item(), found.top_k.item(), found.top_p.item()) == (1.0, 0, 1.0)
+
+
+@pytest.mark.parametrize("temperature", [1e-38, 5e-324])
+def test_a_temperature_close_to_zero_divides_to_finite_logits(temperature: float) -> None:
+    rows = SamplingState(1, torch.device("cpu"))
+    rows.set([0], [row(temperature=temperature)])
+    found = rows.read(torch.tensor([0]))
+    logits, noise = torch.tensor([[1.0, 30.0, 29.0]]), torch.tensor([[9.0, 0.0, 0.0]])
+    assert (logits / found.temperature).isfinite().all()
+    assert sample(logits, noise, found.sampling).tolist() == [1]
 
 
 def test_rows_never_set_end_at_once() -> None:

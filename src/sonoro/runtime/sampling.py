@@ -30,6 +30,10 @@ __all__ = [
 ]
 
 
+MIN_TEMPERATURE = 1e-5
+"""Lower temperatures above 0 count as this one: logits divided by them could be infinite."""
+
+
 @dataclass(frozen=True)
 class SamplingControls:
     """One slot's parameters. Temperature 0 is greedy; `top_k` 0 and `top_p` 1 keep every id."""
@@ -123,7 +127,8 @@ def pack(row: SamplingControls) -> tuple[int, ...]:
     """The parameters of one slot as eight int64: four integers, two flags, and float32 in pairs."""
     # Greedy: no division by the temperature, and no filter, which could not change the argmax.
     is_greedy = row.temperature == 0
-    temperature, top_k, top_p = (1.0, 0, 1.0) if is_greedy else (row.temperature, row.top_k, row.top_p)
+    warm = max(row.temperature, MIN_TEMPERATURE)
+    temperature, top_k, top_p = (1.0, 0, 1.0) if is_greedy else (warm, row.top_k, row.top_p)
     floats = pack_floats([temperature, top_p, row.repetition_penalty, 0.0]).tolist()
     return (row.seed, row.segment, row.max_frames, top_k, is_greedy, row.ignore_eos, *floats)
 
