@@ -16,6 +16,7 @@ from families import FAMILIES, TinyFamily, tiny
 from full_attention import assert_shares_of, full_attention
 from resolving import Engine
 from sonoro.core.config import EngineConfig
+from sonoro.core.errors import CheckpointError
 from sonoro.core.types import Failed, Finished, SpeechRequest
 from sonoro.models import registry
 from sonoro.models.base import Spoken
@@ -25,6 +26,7 @@ from sonoro.runtime.graphs import GraphSet
 from sonoro.words.heads import FILE, WordHeads, write_heads
 from sonoro.words.tracking import Pointing
 from speaking import begin, capacity
+from tiny_checkpoint import write_checkpoint
 
 __all__ = ["tiny"]
 
@@ -176,6 +178,15 @@ def test_graph_equals_eager_with_watched_heads(tiny: TinyFamily, dtype: torch.dt
             assert (step.eager_launches, step.graph_launches)[is_eager] == 0
             found.append((state.frames[[0, 2], :FRAMES], torch.stack(seen)))
         torch.testing.assert_close(*found, atol=0, rtol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize(("layer", "head"), [(3, 0), (0, 4), (-1, 0)])
+def test_a_table_of_heads_that_the_model_lacks_is_refused(layer: int, head: int, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path)
+    write_heads(tmp_path / FILE, WordHeads(text_first=Pointing(layer=layer, head=head)))
+    words = rf"word_heads\.json names layer {layer}, head {head}, from 0; the model has 3 layers of 4 heads"
+    with pytest.raises(CheckpointError, match=words):
+        registry.load(tmp_path, device="cpu")
 
 
 def test_words_of_every_family_have_times_where_a_table_says_which_head_points(

@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
+from sonoro.core.errors import CheckpointError
 from sonoro.core.types import ModelSpec, OptionValue
 from sonoro.models.base import Description, LoadedModel
 from sonoro.models.model_files import ModelFiles
 from sonoro.models.words import ShowsWords
 from sonoro.nn import stored
-from sonoro.words.heads import read_heads
+from sonoro.words.heads import FILE, read_heads
 
 __all__ = ["Family"]
 
@@ -84,6 +85,14 @@ class Family:
         model = self.model(name, config, modules, tokenizer)
         if folder is not None and isinstance(model, ShowsWords):
             model.word_heads = read_heads(folder)
+            layers, heads = model.attention_heads
+            if unknown := [
+                place for place in model.word_heads.places if not (0 <= place[0] < layers and 0 <= place[1] < heads)
+            ]:
+                limit = f"the model has {layers} layers of {heads} heads"
+                raise CheckpointError(
+                    f"{folder / FILE} names layer {unknown[0][0]}, head {unknown[0][1]}, from 0; {limit}"
+                )
         return model
 
     def describe(self, source: Path | str, name: str, dtype: torch.dtype) -> Description:
