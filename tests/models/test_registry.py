@@ -143,6 +143,11 @@ def test_a_name_no_file_can_have_is_refused() -> None:
         registry.load("a" * 300, device="cpu")
 
 
+def test_a_home_that_nobody_has_is_no_folder() -> None:
+    with pytest.raises(CheckpointNotFound, match=r"no folder '~nobody-of-that-name/model': .*home"):
+        registry.load("~nobody-of-that-name/model", device="cpu")
+
+
 def test_an_empty_name_is_not_the_current_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     with pytest.raises(ConfigError, match=r"model: '' is not allowed.*builtin"):

@@ -124,11 +124,13 @@ def _find(model: str | Path | None, *, is_dummy: bool) -> _Source:
     for family in FAMILIES:
         if model in family.configurations:
             return _Source(family, str(model), str(model))
-    folder = Path(model).expanduser()
     try:
+        folder = Path(model).expanduser()
         is_folder, exists = folder.is_dir(), folder.exists()
     except OSError as error:
         raise CheckpointNotFound(f"there is no folder {str(model)!r}: {error.strerror}") from error
+    except RuntimeError as error:  # "~" of a user who has no home
+        raise CheckpointNotFound(f"there is no folder {str(model)!r}: {error}") from error
     if is_folder:
         return _from_folder(folder, folder.resolve().name)
     if exists:
