@@ -209,6 +209,14 @@ def test_a_voice_primed_elsewhere_is_one_primed_in_place(model: SpeechModel) -> 
         (lambda tensors: tensors["frames"].fill_(-1), "frames of the voice must be codes from 0 to"),
         (lambda tensors: tensors.update(frames=tensors["frames"].float()), "frames of the voice is"),
         (lambda tensors: tensors.update(frames=torch.tensor(1)), "frames of the voice is"),
+        (
+            lambda tensors: tensors["x_vector"].fill_(torch.nan),
+            "x_vector of the voice holds numbers that are not finite",
+        ),
+        (
+            lambda tensors: tensors[min(name for name in tensors if "history" in name)].fill_(torch.inf),
+            "history.* of the voice holds numbers that are not finite",
+        ),
         (lambda tensors: tensors.pop(min(name for name in tensors if "history" in name)), "history.* is missing"),
     ],
 )

@@ -227,6 +227,8 @@ def load_voice(saved: SavedVoice, x_vector_size: int, codec: Qwen3Codec, device:
     if wrong := sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)):
         has, wants = found.get(wrong[0], "missing"), expected.get(wrong[0], "unknown")
         raise TensorMismatch(f"{wrong[0]} of the voice is {has}; this model needs {wants}")
+    if broken := sorted(name for name, tensor in tensors.items() if not tensor.isfinite().all()):
+        raise TensorMismatch(f"{broken[0]} of the voice holds numbers that are not finite")
     x_vector = tensors["x_vector"].to(device)
     if "frames" not in tensors:
         return Voice(data=ClonedVoice(x_vector))
