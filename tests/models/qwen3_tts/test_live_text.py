@@ -107,6 +107,8 @@ JOINED = (
     "as part ii of it, and chapter xi too",
     "the Main St is long, the Main St Apt 5 is not",
     "in World War II and the XIX century so it was",
+    "first of it\n## Getting started with it\nOpen the box of it.",
+    "see [the user guide of it](https://example.com/a 'a title of it') for more, or [this is it",
 )
 """Rules that read words together: live text must not be given up between them."""
 

@@ -18,6 +18,8 @@ __all__ = ["LiveSegment", "LiveTokens"]
 # normalised by itself. Not after "Zip" or "sq", nor before what is or may become a Roman numeral.
 _JOINT = re.compile(r"(?<!\S)(?!(?:[Zz]ip|sq) )[A-Za-z][a-z]+ (?=[a-z])(?![ivx]+(?![a-z]))")
 
+# Markup that is read as a whole: the line of a heading, which gets a full stop, and a link, whose address is left out.
+_OPEN = re.compile(r"(?m)(?:^[ \t]*#{1,6}[ \t][^\n]*|\[[^\]\[]*+(?:\]\([^()]*+)?)\Z")
 
 # Combining marks, and characters unknown to this version of Unicode.
 _UNSETTLED = ("Mn", "Mc", "Me", "Cn")
@@ -53,8 +55,8 @@ class LiveTokens:
 class LiveSegment:
     """`LiveText` of one segment: the ids are those that `PromptBuilder.build` uses, end of text included.
 
-    With a normaliser, text is released up to the last space between two plain words: what follows may still change how
-    a number or a sign is read.
+    With a normaliser, text is released up to the last space between two plain words, not in a heading or link: what
+    follows may still change how a number or a sign is read.
     """
 
     def __init__(self, prompts: PromptBuilder) -> None:
@@ -73,7 +75,8 @@ class LiveSegment:
         if self._prompts.config.text_normalizer is None:
             return self._give(text)
         self._raw += text
-        cut = max((found.end() for found in _JOINT.finditer(self._raw)), default=0)
+        joints = reversed([found.end() for found in _JOINT.finditer(self._raw)])
+        cut = next((end for end in joints if not _OPEN.search(self._raw, 0, end)), 0)
         ready, self._raw = self._raw[:cut], self._raw[cut:]
         return self._give(self._prompts.normalize(ready).removesuffix(".") + " ") if cut else []
 
