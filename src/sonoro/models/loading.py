@@ -87,7 +87,9 @@ class Family:
             model.word_heads = read_heads(folder)
             layers, heads = model.attention_heads
             if unknown := [
-                place for place in model.word_heads.places if not (0 <= place[0] < layers and 0 <= place[1] < heads)
+                (layer, head)
+                for layer, head in model.word_heads.places
+                if not (0 <= layer < layers and 0 <= head < heads)
             ]:
                 limit = f"the model has {layers} layers of {heads} heads"
                 raise CheckpointError(
