@@ -91,9 +91,10 @@ def test_a_request_that_waits_for_text_can_be_cancelled_and_left() -> None:
             answer.cancel()
             rest, finished = await gather_rest(answer)
             assert finished.reason == "cancelled"
-            # A frame is 80 samples of 16 bits, and lasts 10 ms; ordinary speech has 15 letters a second.
+            # A frame is 80 samples of 16 bits, and lasts 10 ms; ordinary speech has 15 letters a second. Where all
+            # frames of the text are made by then, its share of them counts, which is less.
             assert len(heard + rest) == finished.frames * 160
-            assert finished.characters == int(finished.frames * 0.01 * 15)
+            assert 0 <= finished.characters <= int(finished.frames * 0.01 * 15)
             for text in ("", "Hello there"):
                 answer = await client.open(live("a", text))
                 await answer.aclose()
