@@ -46,6 +46,33 @@ SPOKEN = {
     "7½ or 3 1/2 cups": "seven and one half or three and one half cups.",
     "5², x³, 10⁶ and 2^8": ("five squared, x cubed, ten to the power of six and two to the power of eight."),
     "a word¹ and 12 m²": "a word one and twelve meters squared.",
+    "E = mc², 10 km² or 4 cm³, he said²": (
+        "E equals mc squared, ten kilometers squared or four centimeters cubed, he said two."
+    ),
+    "√2, 1e6 and 1.5E-3": (
+        "the square root of two, one times ten to the power of six and "
+        "one point five times ten to the power of minus three."
+    ),
+    "6.02e+23 and 1e6a-7e3b": (
+        "six point zero two times ten to the power of twenty three and one e six a seven e three b."
+    ),
+    "2.500,00 € or 1.234,56": (
+        "two thousand five hundred euros or one thousand two hundred and thirty four point five six."
+    ),
+    "12,99€ or $3,50, not 12,990 €": (
+        "twelve euros and ninety nine cents or three dollars and fifty cents, "
+        "not twelve thousand nine hundred and ninety euros."
+    ),
+    "1.5E6, 2E-3, but room 1E6": (
+        "one point five times ten to the power of six, two times ten to the power of minus three, but room one E six."
+    ),
+    "2.500 €, € 12.500, 19,99 EUR, but $2.499": (
+        "two thousand five hundred euros, twelve thousand five hundred euros, "
+        "nineteen point nine nine euros, but two point four nine nine dollars."
+    ),
+    "2026-11-24T14:30:00Z": "November twenty fourth, twenty twenty six at fourteen thirty and zero seconds U T C.",
+    "$-5 and -$5": "minus five dollars and minus five dollars.",
+    "ISBN 978-3-16-148410-0": "I S B N nine seven eight, three, one six, one four eight four one zero, zero.",
     "x ≠ y, ~5 ± 2": "x is not equal to y, about five plus or minus two.",
     "¥500, ₹10.50, 50 € and 6£": "five hundred yen, ten rupees and fifty paise, fifty euros and six pounds.",
     "№ 5, § 3, 5 µm of α": "number five, section three, five micrometers of alpha.",

@@ -59,7 +59,16 @@ _FOLDED = str.maketrans(
         **dict.fromkeys("‘’‚‛`´ʼ′", "'"),
         **dict.fromkeys('“”„‟«»‹›″"', " "),
         **dict.fromkeys("‐‑", "-"),
-        **{"−": " minus ", "→": " to ", "⇒": " to ", "·": " ", "¿": " ", "¡": " ", "∞": " infinity "},
+        **{
+            "−": " minus ",
+            "→": " to ",
+            "⇒": " to ",
+            "·": " ",
+            "¿": " ",
+            "¡": " ",
+            "∞": " infinity ",
+            "√": " the square root of ",
+        },
         **dict.fromkeys("—―", " -- "),
         "–": "--",
         **{"ß": "ss", "æ": "ae", "Æ": "Ae", "œ": "oe", "Œ": "Oe", "ø": "o", "Ø": "O", "ł": "l", "Ł": "L", "ı": "i"},
@@ -203,8 +212,14 @@ def _time(match: re.Match[str]) -> str:
 
 
 def _power(match: re.Match[str]) -> str:
-    exponent = (match[1] or match[2]).translate({ord(sign): str(digit) for digit, sign in enumerate(_SUPERSCRIPTS)})
+    exponent = next(filter(None, match.groups())).translate(
+        {ord(sign): str(digit) for digit, sign in enumerate(_SUPERSCRIPTS)}
+    )
     return {"2": " squared ", "3": " cubed "}.get(exponent, f" to the power of {exponent} ")
+
+
+def _scientific(match: re.Match[str]) -> str:
+    return f"{match[1]} times 10 to the power of {'minus ' * (match[2] == '-')}{match[3]} "
 
 
 def _greek(match: re.Match[str]) -> str:
@@ -296,6 +311,7 @@ _PLACES: Table = [
     (r"\b1-8\d\d-(?=[A-Z]{3})", _digit_groups),
     (r"(?<![\w.])\+\d(?:[ .()-]{0,2}\d){6,14}(?!\d)", _digit_groups),
     (r"(?<![\w.,$£€¥-])(?:1[ .-])?(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4}(?![\d-])", _digit_groups),
+    (r"\b97[89]-\d{1,5}-\d{2,7}-\d{1,6}-[\dX]\b", _digit_groups),
     (r"\b\d{3}-\d{2}-\d{4}\b|\b\d{4}([ -])\d{4}\1\d{4}\1\d{4}\b", _digit_groups),
     (rf"\b({_STATE}),? \d{{5}}(?:-\d{{4}})?\b", lambda match: STATES[match[1]] + _digit_groups(match)),
     (r"\b(?i:zip(?: code)?):? \d{5}(?:-\d{4})?\b", lambda match: "zip code" + _digit_groups(match)),
@@ -359,6 +375,8 @@ _DATES: Table = [
         r"(?<![\d.])(0?[1-9]|[12]\d|3[01])\.(0?[1-9]|1[0-2])\.((?:19|20)\d\d)(?!\.?\d)",
         lambda match: f"the {_nth(match[1])} of {MONTHS[int(match[2]) - 1]}, {_year(match[3])}",
     ),
+    (r"(?<=\d-\d\d)T(?=\d\d:\d\d)", " at "),
+    (r"(?<=:\d\d)(?:\.\d++)?Z\b", " U T C"),
     (r"\b(?P<year>1[1-9]\d\d|20\d\d)([-/])(?P<month>0[1-9]|1[0-2])\2(?P<day>0[1-9]|[12]\d|3[01])\b", _iso_date),
     (
         r"(?i)(?<=\d)(\s?[ap]\.?m\b\.?)?\s?--?\s?(?=\d{1,2}(?::\d\d)?\s?[ap]\.?m\b)",
@@ -370,6 +388,19 @@ _DATES: Table = [
     (r"\b(?:[A-Za-z]\.){2,}", lambda match: _spell_letters(match[0]) + " "),
 ]
 _AMOUNTS: Table = [
+    (r"(?<![\w.,-])(\d++(?:\.\d++)?)(?:e|(?:(?<=\.\d)|(?<=\.\d\d))E|E(?=[+-]))([+-]?)(\d{1,3})(?![\w-])", _scientific),
+    (
+        r"(€\s?\d{1,3}(?:\.\d{3})++)(?![.,]?\d)|(?<![\d.,])(\d{1,3}(?:\.\d{3})++)(?=\s?€)",
+        lambda match: match[0].replace(".", ""),
+    ),
+    # Thousands and decimals as on the Continent, where they can be nothing else.
+    (
+        r"(?<![\d.,])(\d{1,3}(?:\.\d{3})++),(\d\d)(?![\d.,]\d|\d)",
+        lambda match: f"{match[1].replace('.', '')}.{match[2]}",
+    ),
+    (r"(?<=[$£€¥₹])(\s?\d++),(?=\d\d(?![\d.,]\d|\d))", r"\1."),
+    (r"(?<![\d.,])(\d++),(?=\d\d\s?(?:[£€¥₹](?!\d)|EUR\b))", r"\1."),
+    (r"([$£€¥₹])-(?=\d)", r"-\1"),
     (r"(?<![\w.,])\.(?=\d)", "0."),
     (r"(?<=\d)'S\b", "'s"),
     (r"\b((?:1[1-9]|20)\d0|(?<=THE )\d0)S\b", r"\1s"),
@@ -457,7 +488,8 @@ _FOLD: list[Rule] = _compiled(
     [
         (r"(?<![\d.])(\d{1,2})\s?['′’]\s?(\d{1,2})\s?(?:[\"″”]|'')", _feet),
         # Superscript digits are not part of the number before them.
-        (rf"(?<=\d)([{_SUPERSCRIPTS}]+)|(?<=\b[A-Za-z])([{_SUPERSCRIPTS}]+)", _power),
+        # Behind longer words they mark a note, but for squares and cubes of two letters: km², mc².
+        (rf"(?<=\d)([{_SUPERSCRIPTS}]+)|(?<=\b[A-Za-z])([{_SUPERSCRIPTS}]+)|(?<=\b[A-Za-z]{{2}})([²³])(?!\w)", _power),
         (rf"(?<=\w)(?=[{_SUPERSCRIPTS}])|(?<=\d)(?=[¼-¾⅐-⅞])", " "),
         (r"[^\n\t -~]|[\"`]", _fold_character),
     ]
