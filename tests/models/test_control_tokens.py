@@ -3,12 +3,14 @@
 import json
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 
 import tiny_fish
 import tiny_vox
 from sonoro.core.errors import CheckpointError, InvalidRequest
-from sonoro.core.types import SpeechRequest
+from sonoro.core.types import Reference, SpeechRequest
 from sonoro.models import registry
 from sonoro.models.base import SpeechModel
 from sonoro.models.settings import configure
@@ -42,6 +44,23 @@ def test_a_refused_token_is_taken_for_itself(tmp_path: Path, tiny: object, token
     configure(model, {"reads_control_tokens": False})
     with pytest.raises(InvalidRequest, match="must not hold the control token"):
         prepared(model, text)
+
+
+@pytest.mark.parametrize(
+    ("tiny", "rate", "token"), [(tiny_fish, 44100, "<|im_end|>"), (tiny_vox, 16000, "<|audio_start|>")]
+)
+def test_a_transcript_with_a_refused_token_is_no_voice(tmp_path: Path, tiny: object, rate: int, token: str) -> None:
+    """It would be one with which every request is refused."""
+    tiny.write_checkpoint(tmp_path)
+    model = registry.load(tmp_path, device="cpu").model
+    noise = 0.1 * np.random.default_rng(0).standard_normal(2 * rate)
+    one = Reference(pcm=noise.astype("<f4").tobytes(), sample_rate=rate, text="As I said.")
+    other = msgspec.structs.replace(one, text=f"As I {token} said.")
+    model.encode_voice([one])
+    with pytest.raises(InvalidRequest, match=r"ref_text: .*must not hold the control token"):
+        model.encode_voice([other])
+    configure(model, ON)
+    model.encode_voice([other])
 
 
 def test_text_becomes_the_tokens_that_the_checkpoint_adds(tmp_path: Path) -> None:

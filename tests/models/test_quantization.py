@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ __all__ = ["tiny"]
 
 CPU = torch.device("cpu")
 FORMATS = ("int8", "fp8")
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 def modules(tiny: TinyFamily, folder: Path, quantization: str, dtype: torch.dtype = torch.float64) -> Any:
@@ -115,7 +117,9 @@ def test_a_format_that_a_family_or_a_card_does_not_have_is_refused(
     tiny: TinyFamily, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny.write(tmp_path)
-    with pytest.raises(ConfigError, match=r"quantization.*int4.*none or int8 or fp8"):
+    formats = tiny.family.quantizations
+    assert registry.offered(tmp_path) == registry.offered(tmp_path, TYPICAL[8, 9]) == ("none", *formats)
+    with pytest.raises(ConfigError, match=r"quantization.*int4.*offered as none or .*fp8"):
         registry.load(tmp_path, device="cpu", quantization="int4")
     with pytest.raises(ConfigError, match=r"quantization.*int4"):
         EngineConfig(quantization="int4")
@@ -127,14 +131,35 @@ def test_a_format_that_a_family_or_a_card_does_not_have_is_refused(
 
     for kind in ((7, 5), (8, 0), (8, 6), "gfx942", "gfx1100"):
         on(TYPICAL[kind])
-        with pytest.raises(ConfigError, match=r"fp8.*int8 runs on it") as refusal:
+        with pytest.raises(
+            ConfigError, match=f"fp8.*{tiny.family.model_type} is offered as none( or int8)? on "
+        ) as refusal:
             registry.load(tmp_path, quantization="fp8")
         assert TYPICAL[kind].name in str(refusal.value)
+        assert registry.offered(tmp_path, TYPICAL[kind]) == ("none", *(one for one in formats if one == "int8"))
     only = tiny.family.__class__(**{**vars(tiny.family), "quantizations": ("int8",)})
     monkeypatch.setattr(registry, "FAMILIES", (only,))
     on(TYPICAL[9, 0])
     with pytest.raises(ConfigError, match=f"{only.model_type} is offered as none or int8"):
         registry.load(tmp_path, quantization="fp8")
+
+
+def test_a_format_that_failed_its_gate_is_not_offered() -> None:
+    """Every format whose logits are measured at full size is offered exactly if they hold."""
+    measured = 0
+    for family in registry.FAMILIES:
+        for name in family.configurations:
+            for quantization in FORMATS:
+                for path in RESULTS.glob(f"quantization-logits-{name}-{quantization}.json"):
+                    holds = json.loads(path.read_text(encoding="utf-8"))["holds"]
+                    assert (quantization in registry.offered(name)) == holds, path.name
+                    measured += 1
+    assert measured >= 5
+    for how in ({"load_format": "dummy"}, {}):
+        with pytest.raises(
+            ConfigError, match=r"quantization: 'int8' is not allowed; voxcpm2 is offered as none or fp8$"
+        ):
+            registry.load("voxcpm2", device="cpu", quantization="int8", **how)
 
 
 def test_a_card_without_bfloat16_has_another_dtype_and_says_so(

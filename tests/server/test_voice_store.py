@@ -448,9 +448,9 @@ def test_a_bucket_that_cannot_be_used_is_refused(
 
 def test_a_folder_that_cannot_be_one_is_refused(tmp_path: Path, opened: Opened) -> None:
     (tmp_path / "file").write_text("")
-    for folder in ("file", "file/below"):
+    for folder in (tmp_path / "file", tmp_path / "file" / "below", Path("~nobody-of-this-name/voices")):
         with pytest.raises(ConfigError, match="it must be a folder that can be used") as refusal:
-            opened(tmp_path / folder)
+            opened(folder)
         assert refusal.value.field == "voices_folder"
 
 

@@ -32,8 +32,8 @@ class Family:
 
     `model_type`: that of config.json, or else its `architecture`. `configurations`: released configurations, packaged,
     and their hub ids. `hub_files`: patterns of files to download. `hub_settings`: settings of a model loaded by hub id
-    (`models.settings`). `quantizations`: 8-bit formats it supports. `holds_float16`: its activations were measured to
-    fit float16, with sums in float32.
+    (`models.settings`). `quantizations`: 8-bit formats that it is offered in, having failed no gate. `holds_float16`:
+    its activations were measured to fit float16, with sums in float32.
 
     `read` returns the configuration of a source, `files` loads weights, `tokenizer` that of a folder with
     `tokenizer_file`, or for None a stand-in; `model` takes name, configuration, modules and tokeniser. `spec`, `sizes`

@@ -27,7 +27,7 @@ from sonoro.ops.device import Card, card, is_recorded
 from sonoro.runtime.kernels import use_own_plans
 from sonoro.runtime.memory import map_in_pieces
 
-__all__ = ["BUILTIN", "check_units", "describe", "load", "locate", "names"]
+__all__ = ["BUILTIN", "check_units", "describe", "load", "locate", "names", "offered"]
 
 logger = logging.getLogger(__name__)
 
@@ -110,9 +110,24 @@ def locate(model: str | Path | None = None) -> Path | None:
 
 def check_units(quantization: str, on: Card) -> None:
     """Raise `ConfigError` if the card `on` has no units for weights in `quantization`."""
-    if quantization == "fp8" and not on.has_e4m3:
+    if not _has_units(quantization, on):
         reason = f"{on.name} has no units for it (compute capability 8.9 has); int8 runs on it"
         raise ConfigError("quantization", quantization, reason)
+
+
+def offered(model: str | Path | None = None, on: Card | None = None) -> tuple[str, ...]:
+    """The quantisations, "none" first, that `load` takes for `model`, named as there, on the card `on` (None: any).
+
+    Raises as `load`."""
+    return _offered(_find(model, is_dummy=True).family, on)
+
+
+def _offered(family: Family, on: Card | None) -> tuple[str, ...]:
+    return ("none", *(one for one in family.quantizations if on is None or _has_units(one, on)))
+
+
+def _has_units(quantization: str, on: Card) -> bool:
+    return quantization != "fp8" or on.has_e4m3
 
 
 def _find(model: str | Path | None, *, is_dummy: bool) -> _Source:
@@ -210,11 +225,13 @@ def _dtype_of_gpu(device: torch.device, family: Family) -> torch.dtype:
 
 
 def _check_quantization(quantization: str, family: Family, device: torch.device) -> None:
-    offered = ("none", *family.quantizations)
-    if quantization not in offered:
-        raise ConfigError("quantization", quantization, f"{family.model_type} is offered as {' or '.join(offered)}")
-    if device.type == "cuda" or is_recorded():
-        check_units(quantization, card(device))
+    on = card(device) if device.type == "cuda" or is_recorded() else None
+    if quantization in (allowed := _offered(family, on)):
+        return
+    where = ""
+    if on is not None and not _has_units(quantization, on):
+        where = f" on {on.name}, which has no units for it (compute capability 8.9 has)"
+    raise ConfigError("quantization", quantization, f"{family.model_type} is offered as {' or '.join(allowed)}{where}")
 
 
 def _dtype(dtype: str | torch.dtype | None, device: torch.device, family: Family) -> torch.dtype:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Iterable
 from importlib import resources
 from pathlib import Path
@@ -16,6 +17,7 @@ from sonoro.core.errors import CheckpointError, CheckpointNotFound
 __all__ = ["build", "read_config", "read_json", "read_released"]
 
 T = TypeVar("T")
+_ABOVE_ZERO = ("norm_eps", "rms_norm_eps", "rope_base", "rope_theta")
 
 
 def read_config(kind: type[T], path: Path) -> T:
@@ -86,7 +88,7 @@ def _without_nulls(values: Any, kind: Any) -> Any:
 
 
 def _check_numbers(config: Any, where: str) -> None:
-    """Raise `CheckpointError` for a negative number, or for a size of zero."""
+    """Raise `CheckpointError` for a negative number, a size of 0, an epsilon or a rotary base that is not above 0."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
@@ -96,3 +98,5 @@ def _check_numbers(config: Any, where: str) -> None:
         for number in value if isinstance(value, tuple) else (value,):
             if type(number) is int and number < least:
                 raise CheckpointError(f"{where}: {field.name} is {number}; it must be at least {least}")
+        if field.name in _ABOVE_ZERO and not 0 < value < math.inf:
+            raise CheckpointError(f"{where}: {field.name} is {value}; it must be above 0, and finite")

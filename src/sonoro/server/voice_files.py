@@ -59,7 +59,10 @@ class Folder:
     """Files in the folder `path`, which is created if missing. Unfinished files are not listed."""
 
     def __init__(self, path: str) -> None:
-        self._path = Path(path).expanduser()
+        try:
+            self._path = Path(path).expanduser()
+        except RuntimeError as error:  # "~" of a user who has no home
+            raise FileNotFoundError(str(error)) from error
         self._path.mkdir(parents=True, exist_ok=True)
         self._sweep()
 

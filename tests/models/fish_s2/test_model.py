@@ -212,6 +212,9 @@ def test_a_voice_is_saved_and_loaded_bit_by_bit(model: SpeechModel) -> None:
         ({"frames": torch.zeros(3, 10, dtype=torch.int64)}, {}, "has transcripts"),
         ({"frames": torch.zeros(3, 10, dtype=torch.int64)}, {"transcripts": "{"}, "has transcripts"),
         ({"frames": torch.zeros(3, 10, dtype=torch.int64)}, {"transcripts": "3"}, "has transcripts"),
+        ({"frames": torch.zeros(3, 10, dtype=torch.int64)}, {"transcripts": '"One."'}, "a list of strings"),
+        ({"frames": torch.zeros(3, 10, dtype=torch.int64)}, {"transcripts": '{"One.": 1}'}, "a list of strings"),
+        ({"frames": torch.zeros(3, 10, dtype=torch.int64)}, {"transcripts": "[1]"}, "a list of strings"),
     ],
 )
 def test_what_is_no_voice_of_this_model_is_refused(

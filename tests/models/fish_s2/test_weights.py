@@ -237,6 +237,7 @@ def test_a_broken_index_or_a_missing_shard_is_named(folder: Path) -> None:
         (("text_config", "attention_o_bias"), True, "text_config.attention_o_bias is True; it must be False"),
         (("audio_decoder_config", "dim"), 32, "audio_decoder_config.dim is 32; it must be 64"),
         (("audio_decoder_config", "vocab_size"), 63, "audio_decoder_config.vocab_size is 63; it must be 64"),
+        (("text_config", "rope_base"), -1.0, "rope_base is -1.0; it must be above 0"),
         (("text_config", "n_layer"), 0, "n_layer is 0; it must be at least 1"),
         (("text_config", "n_head"), 7, "7 query heads cannot share 2"),
         (("text_config", "head_dim"), 15, "heads of width 15: a rotary embedding"),

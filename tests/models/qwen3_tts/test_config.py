@@ -132,6 +132,21 @@ def edit(folder: Path, name: str, change: Callable[[dict[str, Any]], object]) ->
             r"generation_config\.json: Expected `int`, got `str`",
         ),
         (
+            "generation_config.json",
+            lambda c: c.update(temperature=11.0),
+            r"generation_config\.json: temperature: 11.0 is not allowed; .* at most 10",
+        ),
+        (
+            "generation_config.json",
+            lambda c: c.update(subtalker_top_p=1.5),
+            r"generation_config\.json: subtalker_top_p: 1.5 is not allowed; .* at most 1",
+        ),
+        (
+            "config.json",
+            lambda c: c["talker_config"].update(rope_theta=0.0),
+            r"config\.json: talker_config: rope_theta is 0.0; it must be above 0",
+        ),
+        (
             "speech_tokenizer/config.json",
             lambda c: c["decoder_config"].pop("head_dim"),
             r"speech_tokenizer.config\.json: .*`head_dim` - at `\$\.decoder_config`",

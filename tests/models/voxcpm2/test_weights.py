@@ -112,6 +112,7 @@ def test_a_folder_without_its_codec_is_refused(folder: Path) -> None:
         (("dit_config", "kv_channels"), 32, "dit_config.kv_channels is 32; it must be 16"),
         (("audio_vae_config", "latent_dim"), 16, "audio_vae_config.latent_dim is 16; it must be 8"),
         (("max_length",), 8192, "max_length is 8192; it must be 4096"),
+        (("lm_config", "rms_norm_eps"), 0.0, "rms_norm_eps is 0.0; it must be above 0"),
         (("lm_config", "num_hidden_layers"), 0, "num_hidden_layers is 0; it must be at least 1"),
         (("patch_size",), "4", "Expected `int`"),
     ],

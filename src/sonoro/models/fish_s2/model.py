@@ -71,6 +71,8 @@ class FishS2(ReadsText):
         return fingerprint(repr(self._modules.lm.config), self._modules.lm, self._modules.codec)
 
     def encode_voice(self, references: Sequence[Reference]) -> Voice:
+        for reference in references:
+            self._conversations.check_transcript(reference.text or "")
         return voice.encode_voice(references, self._modules.codec, self._modules.lm.device)
 
     def load_voice(self, saved: SavedVoice) -> Voice:

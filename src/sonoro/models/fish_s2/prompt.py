@@ -113,6 +113,10 @@ class ConversationBuilder:
         ]
         return [*spans, (len(text), len(text))]
 
+    def check_transcript(self, text: str) -> None:
+        """Raise `InvalidRequest` naming `ref_text` if `text`, of a recording, cannot be part of a prompt."""
+        self._text("ref_text", text)
+
     def _introduced(self, voice: FishVoice) -> list[Ids]:
         """The system message with the references of `voice`; transcripts without a speaker tag get one."""
         named = (

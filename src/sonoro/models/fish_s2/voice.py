@@ -48,6 +48,8 @@ def load_voice(codebooks: int, codes: int, saved: SavedVoice) -> Voice:
         raise TensorMismatch(f"frames of the voice must be codes from 0 to {codes - 1}")
     try:
         transcripts = json.loads(saved.facts["transcripts"])
-        return Voice(data=FishVoice(tuple(map(str, transcripts)), frames.cpu()))
     except (KeyError, ValueError, TypeError) as error:
         raise TensorMismatch(f"a voice of this model has transcripts, as a list: {error!r}") from error
+    if not isinstance(transcripts, list) or not all(isinstance(text, str) for text in transcripts):
+        raise TensorMismatch(f"a voice of this model has transcripts, as a list of strings, not {transcripts!r}")
+    return Voice(data=FishVoice(tuple(transcripts), frames.cpu()))

@@ -12,8 +12,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sonoro.core.errors import CheckpointError
-from sonoro.core.types import VoiceSex
+from sonoro.core.errors import CheckpointError, InvalidRequest
+from sonoro.core.types import SamplingParams, VoiceSex
 from sonoro.nn.configs import build, read_config, read_json
 
 __all__ = [
@@ -259,7 +259,14 @@ def _read_generation(path: Path) -> GenerationConfig:
     """Read generation_config.json; null and -1 mean the default, except that a top-k of -1 is off (0)."""
     values = {key: value for key, value in read_json(path).items() if value is not None}
     given = {key: 0 if value == -1 and key.endswith("top_k") else value for key, value in values.items()}
-    return build(GenerationConfig, {key: value for key, value in given.items() if value != -1}, str(path))
+    config = build(GenerationConfig, {key: value for key, value in given.items() if value != -1}, str(path))
+    for prefix in ("", "subtalker_"):
+        names = ("temperature", "top_k", "top_p") + (() if prefix else ("repetition_penalty",))
+        try:
+            SamplingParams(**{name: getattr(config, prefix + name) for name in names})
+        except InvalidRequest as error:
+            raise CheckpointError(f"{path}: {prefix}{error}") from error
+    return config
 
 
 def released_configs(name: str) -> Configs:

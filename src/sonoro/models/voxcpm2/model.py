@@ -91,6 +91,8 @@ class VoxCPM2(ReadsText):
         self._priming = values.get(_PRIMING.name, self._priming)
 
     def encode_voice(self, references: Sequence[Reference]) -> Voice:
+        for reference in references:
+            self._prompts.check_transcript(reference.text or "")
         codec, device = self._modules.codec, self._modules.lm.weight.device
         return voice.encode_voice(self._config, codec, device, references, _PATCHES[str(self._priming)])
 
@@ -191,4 +193,6 @@ FAMILY = Family(
     spec=spec_of,
     sizes=_sizes,
     position_bytes=_position_bytes,
+    # int8 fails its gate: docs/hardware.md, "Does it sound the same?".
+    quantizations=("fp8",),
 )

@@ -126,6 +126,10 @@ class PromptBuilder:
             raise InvalidRequest("text", text, f"its prompt and frames take {needed} positions, the model has {most}")
         return prompt
 
+    def check_transcript(self, text: str) -> None:
+        """Raise `InvalidRequest` naming `ref_text` if `text`, of a recording, cannot be part of a prompt."""
+        self._ids("ref_text", text)
+
     def _ids(self, field: str, text: str) -> list[int]:
         """The ids of `text`, with tokens of several Chinese characters split: the model mispronounces them otherwise.
 
