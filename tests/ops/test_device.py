@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sonoro.ops import device as module
-from sonoro.ops.device import CARDS, TYPICAL, Card, capability, card, is_recorded, recorded, shared_limit
+from sonoro.ops.device import CARDS, TYPICAL, Card, card, is_recorded, recorded, shared_limit
 
 KIB = 1024
 
@@ -32,7 +32,7 @@ def test_numbers_of_amd_are_not_taken_for_those_of_nvidia(monkeypatch: pytest.Mo
     device = pretend(
         monkeypatch, name="AMD", major=9, minor=4, gcnArchName="gfx942:sramecc+:xnack-", multi_processor_count=228
     )
-    assert capability(device) == (0, 0)
+    assert card(device).capability == (0, 0)
     assert card(device).gfx == "gfx942"
     assert card(device).shared_bytes == 64 * KIB
     assert card(device).multiprocessors == 228
@@ -91,5 +91,5 @@ def test_tensors_without_memory_stand_for_a_card_while_they_are_recorded() -> No
     nowhere, h200 = torch.device("meta"), CARDS["NVIDIA H200"]
     assert (card(nowhere), is_recorded()) == (Card(), False)
     with recorded(h200):
-        assert (card(nowhere), capability(nowhere), is_recorded()) == (h200, (9, 0), True)
+        assert (card(nowhere), card(nowhere).capability, is_recorded()) == (h200, (9, 0), True)
     assert (card(nowhere), is_recorded()) == (Card(), False)

@@ -13,6 +13,7 @@ from families import TinyFamily, tiny
 from sonoro.core.errors import ConfigError, EngineError
 from sonoro.models import registry
 from sonoro.models.base import LoadedModel
+from sonoro.ops.dispatch import Operation
 from sonoro.profile.frame import EAGER_REPEATS, WARM_UPS, FrameBench, run
 from tiny_checkpoint import write_checkpoint
 
@@ -83,6 +84,13 @@ def test_rows_hold_what_the_design_says(
         together_ms = row["eager_ms"] + row["codec_ms"]["4"] / 4
         assert row["xrt"] == pytest.approx(batch * frame_s * 1000 / together_ms, rel=1e-3)
     assert values["rows"][1]["floor_ms"] > values["rows"][0]["floor_ms"]
+
+
+def test_kernels_that_are_not_what_is_timed_are_named(loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    (operation,) = (one for one in Operation.known if one.name == "norm_linear")
+    assert run(FrameBench(batch=(1,), context=64), loaded)["fallbacks"] == {}
+    monkeypatch.setattr(operation, "disagreement", "status=disagrees")
+    assert run(FrameBench(batch=(1,), context=64), loaded)["fallbacks"] == {"norm_linear": {"reference": 1}}
 
 
 @pytest.mark.parametrize("context", [70, 150])

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import torch
 
-__all__ = ["CARDS", "TYPICAL", "Card", "capability", "card", "is_recorded", "recorded", "seeded", "shared_limit"]
+__all__ = ["CARDS", "TYPICAL", "Card", "card", "is_recorded", "recorded", "seeded", "shared_limit"]
 
 
 _NO_LIMIT = 1 << 30
@@ -136,11 +136,6 @@ def shared_limit(limit_bytes: int) -> None:
     accordingly.
     """
     Card.limit = limit_bytes or _NO_LIMIT
-
-
-def capability(device: torch.device) -> tuple[int, int]:
-    """NVIDIA compute capability of `device`; (0, 0) for anything else, AMD included, which torch also calls "cuda"."""
-    return card(device).capability
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sonoro.ops.device import capability, is_recorded
+from sonoro.ops.device import card, is_recorded
 from sonoro.ops.dispatch import Operation
 from sonoro.ops.eight_bits import quantize
 from sonoro.ops.linear import gate_up_reference, linear_add_reference, linear_reference
@@ -301,7 +301,7 @@ def _tiles(
 
 
 def _is_known(x: Tensor) -> bool:
-    return capability(x.device) >= (8, 9) and x.numel() > 0
+    return card(x.device).has_e4m3 and x.numel() > 0
 
 
 def _takes_norm(x: Tensor, norm_weight: Tensor | None = None, eps: float = 0.0, terms: int = 1) -> bool:

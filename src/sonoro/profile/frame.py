@@ -24,6 +24,7 @@ from sonoro.profile.report import Report
 from sonoro.profile.requests import Subject, speech_request
 from sonoro.profile.timing import copy_bandwidth, median_ms
 from sonoro.runtime.graphs import GraphPool, GraphSet
+from sonoro.runtime.kernels import fallbacks
 from sonoro.runtime.ring import upload
 
 __all__ = ["FrameBench", "Script", "TimedBatch", "run"]
@@ -100,6 +101,7 @@ def run(bench: FrameBench, loaded: LoadedModel | None = None) -> dict[str, Any]:
             gc.collect()
             if is_gpu:
                 torch.cuda.empty_cache()
+    report.note("fallbacks", fallbacks())
     values = report.finish(f"one frame of {top['model']} at context {bench.context}, ms")
     failed = [f"batch {row['batch']}: {error}" for row in report.rows for error in row.get("errors", {}).values()]
     if failed:
