@@ -48,8 +48,8 @@ EXAMPLES = ROOT / "examples"
         (["--devices", "0,1,0"], ["devices", "0,1,0", "cuda:0 is named twice"]),
         (["--devices", "0,gpu"], ["devices", "'gpu'", "must be cpu, or a GPU by number"]),
         (["--devices", "0,1", "--device", "cuda"], ["devices", "0,1", "--device cuda is given too"]),
-        (["--codec-device", "gpu"], ["devices", "'gpu'", "must be cpu, or a GPU by number"]),
-        (["--codec-device", "1,2"], ["codec_device", "cuda:1,cuda:2", "must be empty, cpu, or a GPU"]),
+        (["--codec-device", "gpu"], ["codec_device", "'gpu'", "must be empty, cpu, or a GPU"]),
+        (["--codec-device", "1,2"], ["codec_device", "'1,2'", "must be empty, cpu, or a GPU"]),
         (["--codec-device", "2", "--devices", "0,1"], ["codec_device", "cuda:2", "one engine can have it"]),
         (["--codec-dtype", "int8"], ["codec_dtype", "'int8'", "auto or float16 or bfloat16 or float32"]),
         (["--max-concurrency", "-1"], ["max_concurrency", "-1", "at least 0"]),
@@ -185,6 +185,25 @@ def test_what_was_decided_is_printed_on_demand(sonoro: Run) -> None:
     assert resolved["server"]["reference_folder"] == "."
     assert (resolved["server"]["allowed_hosts"], resolved["server"]["log_format"]) == (["speech.example"], "json")
     assert "hush" not in printed
+
+
+@pytest.mark.parametrize(
+    ("section", "flags", "expected"),
+    [
+        ("", "", True),
+        ("slots: 2", "", True),
+        ("is_ready_early: false", "", False),
+        ("is_ready_early: false", "--ready-early", True),
+        ("is_ready_early: true", "--no-ready-early", False),
+    ],
+)
+def test_an_option_is_over_the_file_and_the_file_over_the_default(
+    sonoro: Run, section: str, flags: str, expected: bool
+) -> None:
+    Path("sonoro.yaml").write_text(f"engine: {{{section}}}\n")
+    code, printed, err = sonoro("serve", "--print-config", "--config", "sonoro.yaml", *flags.split())
+    assert (code, err) == (0, "")
+    assert yaml.safe_load(printed)["engine"]["is_ready_early"] is expected
 
 
 def test_the_log_has_a_line_for_each_request_as_json_on_demand(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def _load(options: _Say, quantization: str) -> LoadedModel:
 
 def _read_text(text: str | None, file: Path | None) -> str:
     if (text is None) == (file is None):
-        raise InvalidRequest("text", text, "give either a text (- reads stdin) or --file")
+        raise InvalidRequest("text", text or "", "give either a text (- reads stdin) or --file")
     try:
         if file is not None:
             return file.read_text(encoding="utf-8")

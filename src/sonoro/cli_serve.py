@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 __all__ = ["serve"]
 
 
+_DEFAULTS = {"is_ready_early": True}
+"""Fields of the engine's configuration that have another default in a server."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _EngineOptions:
     """The model, and the fields of the engine's configuration that have options."""
@@ -60,12 +64,13 @@ class _EngineOptions:
         bool | None, typer.Option("--eager", help="no CUDA graphs: the same kernels, launched one by one")
     ] = None
     is_ready_early: Annotated[
-        bool,
+        bool | None,
         typer.Option(
             "--ready-early/--no-ready-early",
             help="be ready with some graphs captured, and capture the others when idle",
+            show_default="ready-early",
         ),
-    ] = True
+    ] = None
     voices_folder: Annotated[
         str | None, typer.Option(help="folder or bucket (s3://...) for uploaded voices; default: in memory")
     ] = None
@@ -106,8 +111,11 @@ def serve(options: Any) -> None:
     if options.devices is not None and options.device != "auto":
         raise ConfigError("devices", options.devices, f"--device {options.device} is given too; leave one of them out")
     devices = (options.device,) if options.devices is None else device_list(options.devices)
-    engine, server = read_sections(options.config) if options.config else (EngineConfig(), ServerConfig())
-    codec_device = None if options.codec_device is None else ",".join(device_list(options.codec_device))
+    config, none = options.config, (EngineConfig().over(**_DEFAULTS), ServerConfig())
+    engine, server = read_sections(config, **_DEFAULTS) if config else none
+    codec_device = options.codec_device
+    if codec_device and codec_device.isdecimal():
+        codec_device = f"cuda:{codec_device}"
     engine = engine.over(**{**fields_of(EngineConfig, options), "codec_device": codec_device})
     server = server.over(**_server_settings(options)).resolve(engine.slots * len(devices))
     settings: dict[str, Any] = {"dtype": options.dtype, "load_format": options.load_format}

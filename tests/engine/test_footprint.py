@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from sonoro.engine.device_state import capacity_of, graph_bytes
 from sonoro.engine.footprint import Footprint, footprint, refuse_what_does_not_fit
 from sonoro.engine.runner import Runner
 from sonoro.models import registry
-from sonoro.ops.device import Card, card
+from sonoro.ops.device import TYPICAL, Card, card
 from sonoro.transport.messages import WorkerSettings
 
 __all__ = ["tiny"]
@@ -81,7 +82,7 @@ def test_weights_in_8_bits_slots_and_positions_are_counted(tiny: TinyFamily, tmp
     def told(**changes: object) -> Footprint:
         return footprint(str(tmp_path), EngineConfig(**{"slots": 4, "max_frames": 64, "max_positions": 256} | changes))
 
-    plain, eight, more, longer = told(), told(quantization="int8"), told(slots=8), told(max_positions=512)
+    plain, eight, more, longer = told(), told(quantization="fp8"), told(slots=8), told(max_positions=512)
     assert eight.weights < plain.weights
     assert (eight.kv_cache, eight.slots, eight.codec) == (plain.kv_cache, plain.slots, plain.codec)
     assert more.weights == longer.weights == plain.weights
@@ -166,19 +167,25 @@ def test_a_card_that_is_too_small_is_told_what_would_fit() -> None:
     model, config = "qwen3-tts-1.7b-customvoice", EngineConfig(slots=16)
     # A made-up card of 4.75 GiB, of which nine tenths may be used: not enough in bfloat16 at any number of slots.
     with pytest.raises(ConfigError, match=r"memory_fraction.*are needed for slots=16 quantization=none") as refusal:
-        refuse_what_does_not_fit(model, config, "RTX Small", 19 * GIB // 4)
-    assert "what would fit: slots=16 quantization=int8" in str(refusal.value)
+        refuse_what_does_not_fit(model, config, replace(TYPICAL[8, 6], name="RTX Small"), 19 * GIB // 4)
+    # It has no units for fp8.
+    assert str(refusal.value).endswith("RTX Small has; what would fit: slots=16 quantization=int8")
+    with pytest.raises(ConfigError, match="what would fit: slots=16 quantization=int8 or slots=16 quantization=fp8"):
+        refuse_what_does_not_fit(model, config, TYPICAL[8, 9], 19 * GIB // 4)
     # What fits is not refused, nor is anything looked at on a large card.
-    refuse_what_does_not_fit(model, config, "RTX Large", 24 * GIB)
-    refuse_what_does_not_fit("no such model", config, "NVIDIA H200", 141 * GIB)
+    refuse_what_does_not_fit(model, config, TYPICAL[8, 6], 24 * GIB)
+    refuse_what_does_not_fit("no such model", config, TYPICAL[9, 0], 141 * GIB)
 
 
 def test_a_fraction_makes_a_large_card_small() -> None:
     model, small = "voxcpm2", EngineConfig(slots=4, memory_fraction=0.01)
     needed = footprint(model, small).least
-    refuse_what_does_not_fit(model, small, "NVIDIA H200", 101 * needed)
-    with pytest.raises(ConfigError, match="what would fit: slots=4 quantization=int8 or slots=4 quantization=fp8"):
-        refuse_what_does_not_fit(model, small, "NVIDIA H200", 70 * needed)
+    refuse_what_does_not_fit(model, small, TYPICAL[9, 0], 101 * needed)
+    with pytest.raises(ConfigError, match=r"what would fit: slots=4 quantization=fp8$"):
+        refuse_what_does_not_fit(model, small, TYPICAL[9, 0], 70 * needed)
+    # Without units for fp8 there is bfloat16 alone.
+    with pytest.raises(ConfigError, match="nothing would fit"):
+        refuse_what_does_not_fit(model, small, TYPICAL[8, 6], 70 * needed)
 
 
 def test_shared_memory_is_capped_by_configuration(tiny: TinyFamily) -> None:
@@ -194,9 +201,9 @@ def test_shared_memory_is_capped_by_configuration(tiny: TinyFamily) -> None:
 
 def test_a_start_on_a_small_gpu_looks_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "RTX Small")
+    monkeypatch.setattr(worker, "card", lambda device: replace(TYPICAL[8, 9], name="RTX Small"))
     monkeypatch.setattr(worker, "device_memory", lambda device: (4 * GIB, 0))
-    with pytest.raises(ConfigError, match=r"RTX Small.*what would fit: slots=4 quantization=int8"):
+    with pytest.raises(ConfigError, match=r"RTX Small.*what would fit: slots=4 quantization=fp8$"):
         worker.check_memory(WorkerSettings(model="voxcpm2", config=EngineConfig(slots=4)))
     # Other factories, and a CPU, have no such limit.
     worker.check_memory(WorkerSettings(model="voxcpm2", config=EngineConfig(slots=4), device="cpu"))

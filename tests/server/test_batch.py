@@ -207,6 +207,40 @@ def test_an_item_that_takes_more_than_it_could_fails_alone(monkeypatch: pytest.M
     run(ask())
 
 
+def test_one_json_object_is_limited_as_a_batch_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Before it is spoken, together with others, and in the end by what was spoken."""
+    settings = dataclasses.replace(SETTINGS, max_answer_bytes=150_000, max_total_answer_bytes=200_000)
+    go = tmp_path / "go"
+    fields = {"stream_format": "json", "max_new_tokens": 400, "ignore_eos": True}  # 400 frames of 10 ms: 85 KB
+
+    async def ask() -> None:
+        async with serving(f"{HELD}{go}", settings) as server:
+            refused = await server.speak("Some words.", **fields | {"max_new_tokens": 600})
+            assert refused.status_code == 413
+            error = refused.json()["error"]
+            assert (error["code"], error["type"]) == ("answer_too_large", "invalid_request_error")
+            assert error["message"].startswith("stream_format: 'json': the answer could have 1")
+            assert "bytes and must have at most 150000; " in error["message"]
+            assert "input" in (await server.speak("word " * 2000, **fields)).json()["error"]["message"]
+            first = asyncio.create_task(server.speak("Some words.", **fields))
+            await until(lambda: server.has("sonoro_requests_in_flight", 1))
+            assert (await server.speak("Some words.", **fields)).status_code == 429
+            go.touch()
+            assert (await first).status_code == 200
+            for _ in range(3):
+                answer = await server.speak("Some words.", **fields)
+                assert answer.status_code == 200
+                assert len(answer.content) <= 150_000
+            monkeypatch.setattr(Service, "max_audio_bytes", lambda self, body: 4000)
+            cut = await server.speak("Some words.", **fields)
+            assert (cut.status_code, cut.json()["error"]["code"]) == (413, "answer_too_large")
+            assert "input: its audio takes more than 4000 bytes" in cut.text
+            assert (await server.speak("Some words.", **fields | {"stream_format": "sse"})).status_code == 200
+            await until(server.is_idle)
+
+    run(ask())
+
+
 @pytest.mark.parametrize("format", ["pcm", "wav", "mp3", "opus", "aac", "flac"])
 def test_no_answer_is_larger_than_it_could_be(format: str) -> None:
     """What each text could come to, by its letters and by max_new_tokens, is more than what it comes to."""

@@ -70,8 +70,8 @@ def test_what_was_caught_is_counted_and_told() -> None:
         timings=Timings(first_audio_s=0, total_s=0),
         faults=faults,
     )
-    body = json.loads(JSONBody(1.0, "wav").end(ended, {}))
+    body = json.loads(JSONBody(1.0, "wav", 0).end(ended, {}))
     told = {"kind": "ending", "start": 0, "end": 5, "attempt": 0, "spoken_again": True, "continued_at": None}
     assert body["faults"][0] == told
     assert body["faults"][2]["continued_at"] == 7
-    assert "faults" not in json.loads(JSONBody(1.0, "wav").end(msgspec.structs.replace(ended, faults=()), {}))
+    assert "faults" not in json.loads(JSONBody(1.0, "wav", 0).end(msgspec.structs.replace(ended, faults=()), {}))

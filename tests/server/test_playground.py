@@ -183,14 +183,20 @@ def test_stop_is_silent_at_once_and_frees_the_slot() -> None:
 @in_a_browser
 def test_what_goes_wrong_is_said_in_words() -> None:
     async def refuse() -> None:
-        settings = dataclasses.replace(SETTINGS, api_keys=("hush",), max_characters=40)
+        settings = dataclasses.replace(SETTINGS, api_keys=("hush→",), max_characters=40)
         async with serving("slow", settings, waits=False) as server, browsing(server) as page:
             error = page.get_by_role("alert")
             await expect(page.locator("#model")).to_have_text(re.compile("API key"))
             await expect(page.get_by_role("button", name="Speak", exact=True)).to_be_disabled()
-            await page.get_by_label("Key", exact=True).fill("hush")
-            await page.get_by_label("Key", exact=True).press("Tab")
+            key = page.get_by_label("Key", exact=True)
+            await key.fill("Schlüssel→")
+            await key.press("Tab")
+            await expect(page.locator("#model")).to_have_text(re.compile("API key"))
+            await key.fill("hush→")
+            await key.press("Tab")
             await expect(page.get_by_role("status")).to_have_text("Ready.")
+            await page.get_by_label("Text").fill("🙂🙂 two")
+            await expect(page.locator("#count")).to_have_text("6 of 40")
             await speak(page, "word " * 9)
             await expect(error).to_have_text(re.compile("input: .*at most 40"))
             await expect(page.get_by_role("button", name="Speak", exact=True)).to_be_enabled()
@@ -205,6 +211,13 @@ def test_what_goes_wrong_is_said_in_words() -> None:
             await expect(error).to_have_text(re.compile("engine"))
 
     run(refuse())
+
+
+COUNT_MICROPHONES = """() => {
+  window.asked = 0;
+  const ask = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);
+  navigator.mediaDevices.getUserMedia = (wanted) => { asked += 1; return ask(wanted); };
+}"""
 
 
 @in_a_browser
@@ -228,8 +241,13 @@ def test_a_recording_and_a_file_are_spoken_like() -> None:
             await expect(page.get_by_label("Voice")).to_be_disabled()
             timbre = await said(page)
             await page.get_by_role("button", name="Remove").click()
+            await expect(page.get_by_role("status")).to_have_text("The recording is removed.")
             assert await said(page) == own
-            await page.get_by_role("button", name="Record", exact=True).click()
+            await page.evaluate(COUNT_MICROPHONES)
+            # Twice before the browser has answered: one microphone, which is on until the recording ends.
+            await page.evaluate("[1, 2].forEach(() => document.getElementById('record').click())")
+            await expect(page.get_by_role("button", name="End the recording")).to_be_visible()
+            assert await page.evaluate("asked") == 1
             await asyncio.sleep(1.5)  # a reference lasts a second or more
             await page.get_by_role("button", name="End the recording").click()
             await expect(page.get_by_role("status")).to_have_text("The recording is the voice.")

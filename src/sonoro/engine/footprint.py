@@ -16,11 +16,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sonoro.core.config import QUANTIZATIONS, EngineConfig
+from sonoro.core.config import EngineConfig
 from sonoro.core.errors import ConfigError
 from sonoro.engine.device_state import capacity_of, codec_graph_bytes, graph_bytes
 from sonoro.models import registry
 from sonoro.models.base import SpeechModel
+from sonoro.runtime.kernels import Card
 
 __all__ = ["Footprint", "footprint", "refuse_what_does_not_fit", "what_fits"]
 
@@ -99,16 +100,18 @@ def footprint(model: str | None, config: EngineConfig, dtype: str | None = None)
 
 
 def what_fits(
-    model: str | None, config: EngineConfig, total_bytes: int, dtype: str | None = None
+    model: str | None, config: EngineConfig, on: Card, total_bytes: int, dtype: str | None = None
 ) -> tuple[int, list[EngineConfig]]:
-    """The least bytes that `config` needs, and, if a card of `total_bytes` lacks them, smaller configurations that fit.
+    """The least bytes that `config` needs, and, if the card `on`, of `total_bytes`, lacks them, smaller
+    configurations that fit.
 
-    At most one for each quantisation, with the slots divided by 4 until it fits `memory_fraction`.
+    At most one for each quantisation that the model is offered in there, with the slots divided by 4 until it fits
+    `memory_fraction`.
     """
     allowed = total_bytes * config.memory_fraction
     needed = footprint(model, config, dtype).least
     found: list[EngineConfig] = []
-    for quantization in QUANTIZATIONS if needed > allowed else ():
+    for quantization in registry.offered(model, on) if needed > allowed else ():
         slots = config.slots
         while slots:
             sizes: dict[str, Any] = {"frame_batches": (), "codec_batches": (), "codec_frames": 0, "pages": 0}
@@ -121,18 +124,20 @@ def what_fits(
 
 
 def refuse_what_does_not_fit(
-    model: str | None, config: EngineConfig, card: str, total_bytes: int, dtype: str | None = None
+    model: str | None, config: EngineConfig, on: Card, total_bytes: int, dtype: str | None = None
 ) -> None:
-    """Raise `ConfigError`, naming what would fit, if `config` does not fit a `card` of `total_bytes`. Loads nothing."""
+    """Raise `ConfigError`, naming what would fit, if `config` does not fit the card `on`, of `total_bytes`.
+
+    Loads nothing."""
     if total_bytes * config.memory_fraction >= _LARGE_CARD_BYTES:
         return
-    needed, found = what_fits(model, config, total_bytes, dtype)
+    needed, found = what_fits(model, config, on, total_bytes, dtype)
     if needed <= total_bytes * config.memory_fraction:
         return
     shown = [f"slots={one.slots} quantization={one.quantization}" for one in found]
     fitting = f"what would fit: {' or '.join(shown)}" if shown else "nothing would fit"
     asked = f"{_gib(needed)} are needed for slots={config.slots} quantization={config.quantization}"
-    limit = f"{asked}, of {_gib(total_bytes)} that {card} has; {fitting}"
+    limit = f"{asked}, of {_gib(total_bytes)} that {on.name} has; {fitting}"
     raise ConfigError("memory_fraction", config.memory_fraction, limit)
 
 

@@ -38,7 +38,7 @@ from sonoro.core.types import Failed
 from sonoro.engine.engine import Engine
 from sonoro.engine.kernel_cache import Compiling, Standby, compiling, may_stand_by
 from sonoro.models.base import LoadedModel
-from sonoro.runtime.kernels import fallbacks
+from sonoro.runtime.kernels import card, fallbacks
 from sonoro.runtime.memory import device_memory, map_in_pieces
 from sonoro.runtime.variants import read_triton_key
 from sonoro.transport.channel import WorkerLink, remove_endpoint
@@ -209,8 +209,7 @@ def check_memory(settings: WorkerSettings) -> None:
     if device.type == "cuda" and (memory := device_memory(device)) is not None:
         # Imported here: other factories start .4 s sooner without the registry.
         footprint = importlib.import_module("sonoro.engine.footprint")
-        name = torch.cuda.get_device_name(device)
-        footprint.refuse_what_does_not_fit(settings.model, settings.config, name, memory[0], settings.dtype)
+        footprint.refuse_what_does_not_fit(settings.model, settings.config, card(device), memory[0], settings.dtype)
 
 
 def _load_libraries(settings: WorkerSettings) -> threading.Thread:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import time
 from typing import Any
 
@@ -22,16 +21,21 @@ from sonoro.core.types import Finished
 from sonoro.server.errors import AnswerTooLarge, SlowReader, refusal
 from sonoro.server.schemas import BatchBody, SpeechBody, object_of, parse
 from sonoro.server.service import Caller, Service
-from sonoro.server.stream import DISCONNECTED, Speech, cancel_on_disconnect, conclude, encoded_audio, taken_within
+from sonoro.server.stream import (
+    DISCONNECTED,
+    Speech,
+    cancel_on_disconnect,
+    conclude,
+    encoded_audio,
+    json_bytes,
+    taken_within,
+)
 
 __all__ = ["RESULTS_SCHEMA", "BatchResponse", "Item", "read_batch"]
 
 logger = logging.getLogger(__name__)
 
 MAX_AT_ONCE = 8
-
-ITEM_BYTES = 1024
-"""Upper bound of a result without its audio."""
 
 SEND_BYTES = 256 * 1024
 
@@ -73,7 +77,7 @@ class Item:
 
     @property
     def max_bytes(self) -> int:
-        return math.ceil(self.audio_bytes / 3) * 4 + ITEM_BYTES  # base64
+        return json_bytes(self.audio_bytes)
 
 
 def read_batch(service: Service, payload: bytes) -> list[Item]:

@@ -51,9 +51,9 @@ class ServerConfig(Settings):
     max_characters: int = setting(4096, "longest text of a request", 1, 1_000_000)
     max_batch_characters: int = setting(32_768, "longest texts of a batch, together", 1, 100_000_000)
     max_answer_bytes: int = setting(
-        128 * 2**20, "largest possible response to a batch, which is held in memory", 1024, 2**40
+        128 * 2**20, "largest possible response held in memory: to a batch, or in one JSON object", 1024, 2**40
     )
-    max_total_answer_bytes: int = setting(512 * 2**20, "responses to batches in memory, together", 1024, 2**40)
+    max_total_answer_bytes: int = setting(512 * 2**20, "responses held in memory, together", 1024, 2**40)
     max_concurrency: int = setting(0, "requests that run at once; 0 for the slots of all engines", 0, 100_000)
     max_waiting: int = setting(1024, "requests that may wait to run", 0, 100_000)
     max_sessions: int = setting(1024, "WebSocket sessions at once", 0, 100_000)
@@ -137,8 +137,9 @@ class ServerConfig(Settings):
         return {name: voice for name, voice in (openai | spec.voice_aliases | given).items() if name not in spec.voices}
 
 
-def read_sections(path: str | Path) -> tuple[EngineConfig, ServerConfig]:
-    """The sections `engine` and `server` of the YAML file at `path`, either of which may be missing.
+def read_sections(path: str | Path, **defaults: Any) -> tuple[EngineConfig, ServerConfig]:
+    """The sections `engine` and `server` of the YAML file at `path`, either of which may be missing; `defaults` are
+    fields of the engine for which the file has none.
 
     Raises `ConfigError` for a file that cannot be read and for any key that is not known.
     """
@@ -147,4 +148,4 @@ def read_sections(path: str | Path) -> tuple[EngineConfig, ServerConfig]:
         if name not in SECTIONS:
             raise ConfigError(str(name), section, f"there is no such section; known sections: {', '.join(SECTIONS)}")
     engine, server = (section_of(sections, name) for name in SECTIONS)
-    return EngineConfig.from_mapping(engine), ServerConfig.from_mapping(server)
+    return EngineConfig.from_mapping({**defaults, **engine}), ServerConfig.from_mapping(server)

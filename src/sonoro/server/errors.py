@@ -9,7 +9,7 @@ SonoroError
     ├── Unauthorized          no API key, or a wrong one
     ├── ForeignHost           a host name that is not this server's
     ├── ForeignOrigin         a page of another origin in a browser
-    ├── AnswerTooLarge        a batch whose answer could exceed its bound
+    ├── AnswerTooLarge        an answer held in memory that could exceed its bound
     ├── BodyTooLarge
     ├── BodyTooSlow
     ├── IdleSession           a session without a message for too long
@@ -91,7 +91,7 @@ class IdleSession(Refused, code="idle_session"):
 
 
 class AnswerTooLarge(Refused, code="answer_too_large"):
-    """A batch whose answer could exceed its bound of memory."""
+    """An answer that is held in memory, of a batch or in one JSON object, could exceed its bound."""
 
 
 class BodyTooLarge(Refused, code="body_too_large"):

@@ -13,7 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from sonoro.core.types import ModelSpec
 from sonoro.server.batch import RESULTS_SCHEMA, BatchResponse, read_batch
 from sonoro.server.encode import CONTENT_TYPES
-from sonoro.server.errors import Answers, NotReady, refusals
+from sonoro.server.errors import Answers, NotReady, TooManyRequests, refusals
 from sonoro.server.middleware import CLIENT_GONE, Budget
 from sonoro.server.schemas import BatchBody, SpeechBody, parse, schema_of
 from sonoro.server.service import Service
@@ -63,14 +63,21 @@ def speech_routes(service: Service) -> APIRouter:
     """Routes of the speech API; they need a key if the server has keys."""
     router = APIRouter(prefix="/v1", dependencies=[Depends(service.authorise)])
     config = service.config
-    answers = Budget(config.max_total_answer_bytes, "responses to batches hold {} bytes")
+    answers = Budget(config.max_total_answer_bytes, "responses held in memory have {} bytes")
 
     @router.post("/audio/speech", response_class=Response, responses=_SPOKEN, openapi_extra=_takes(SpeechBody))
     async def speech(request: Request) -> Response:
         """Speak a text; the audio is streamed as it is generated."""
 
         async def prepare(payload: bytes) -> Speech:
-            return await service.speech(parse(SpeechBody, payload), request.state.request_id, request.state.caller)
+            body = parse(SpeechBody, payload)
+            speech = await service.speech(body, request.state.request_id, request.state.caller)
+            try:
+                speech.held.enter_context(answers.take(speech.body.max_bytes))
+            except TooManyRequests:
+                speech.encoding.close()
+                raise
+            return speech
 
         return await respond(service, request, prepare)
 

@@ -23,7 +23,7 @@ from sonoro.core.text import MIN_BOUND_S, SECONDS_PER_LETTER, spoken_length
 from sonoro.core.types import ModelSpec, SpeechRequest, VoiceFacts, is_speakable
 from sonoro.server.config import OPENAI_VOICES, ServerConfig
 from sonoro.server.encode import Encoder, Encoding, encoder_threads
-from sonoro.server.errors import NotReady, Refusal, Unauthorized, UnknownModel
+from sonoro.server.errors import AnswerTooLarge, NotReady, Refusal, Unauthorized, UnknownModel
 from sonoro.server.metrics import EngineState, Metrics, Observation
 from sonoro.server.middleware import Budget, RequestBodies
 from sonoro.server.recordings import Recordings
@@ -273,14 +273,24 @@ class Service:
             request = asked_for(self.store.voices)
         except UnknownVoice:
             request = asked_for(await self.voices())
-        return Speech(name, request, self.encoding(body), self._body_of(body, is_live=is_live), is_silent=is_silent)
+        made = self._body_of(body, is_live=is_live)
+        return Speech(name, request, self.encoding(body), made, is_silent=is_silent)
 
     def _body_of(self, body: SpeechBody, *, is_live: bool) -> AudioBody:
-        """The kind of response body that `body` asks for."""
+        """The kind of response body that `body` asks for. Raises `AnswerTooLarge` for one that would be held in memory
+        and could exceed its bound."""
         if body.stream_format == "sse":
             return EventBody(body.speed)
         if body.stream_format == "json":
-            return JSONBody(body.speed, body.response_format)
+            timed = len(body.input) if body.timestamps else 0
+            made = JSONBody(body.speed, body.response_format, self.max_audio_bytes(body), timed)
+            if made.max_bytes > (most := self.config.max_answer_bytes):
+                raise AnswerTooLarge(
+                    f"stream_format: 'json': the answer could have {made.max_bytes} bytes and must have at most "
+                    f"{most}; ask for sse or audio, a shorter input, a smaller response_format or sample_rate, more "
+                    "speed, or fewer max_new_tokens"
+                )
+            return made
         if body.timestamps and not is_live:
             raise InvalidRequest(
                 "timestamps", body.timestamps, "audio alone cannot hold them: ask for stream_format sse or json"

@@ -10,6 +10,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import math
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
@@ -23,7 +24,15 @@ from sonoro.core.errors import EngineError, SonoroError
 from sonoro.core.types import AudioChunk, Finished, SpeechRequest, Timings
 from sonoro.core.words import Word, at_speed
 from sonoro.server.encode import Encoding
-from sonoro.server.errors import NotReady, Refusal, RefusalResponse, SlowReader, TooManyRequests, refusal
+from sonoro.server.errors import (
+    AnswerTooLarge,
+    NotReady,
+    Refusal,
+    RefusalResponse,
+    SlowReader,
+    TooManyRequests,
+    refusal,
+)
 from sonoro.server.metrics import Observation
 from sonoro.server.middleware import RESET
 from sonoro.transport.client import RequestStream
@@ -43,6 +52,7 @@ __all__ = [
     "cancel_on_disconnect",
     "conclude",
     "encoded_audio",
+    "json_bytes",
     "silent_events",
     "sse_event",
     "taken_within",
@@ -60,6 +70,9 @@ SILENCE_S = 0.2
 MAX_UNREAD_BYTES = 256 * 2**20
 """Bound of the unread audio of finished requests whose permits were released; requests with a permit are not counted.
 """
+
+_FACTS_BYTES, _WORD_BYTES = 1024, 176
+"""Upper bounds in JSON of a result without its audio and words, and of a word, whose characters may be escaped."""
 
 
 @dataclass(eq=False)
@@ -188,8 +201,16 @@ class Gate:
                 self._running += 1
 
 
+def json_bytes(audio_bytes: int) -> int:
+    """An upper bound of a JSON object with so much encoded audio in base64, without words."""
+    return math.ceil(audio_bytes / 3) * 4 + _FACTS_BYTES
+
+
 class AudioBody:
-    """The body of one response: here the encoded audio itself. Subclasses wrap it."""
+    """The body of one response: here the encoded audio itself. Subclasses wrap it. At most `max_bytes` of it are held
+    in memory until the end; 0 if it is sent as it comes."""
+
+    max_bytes = 0
 
     def content_type(self, audio: str) -> str:
         """The content type of the body, given that of the encoded audio."""
@@ -256,16 +277,23 @@ def told_faults(finished: Finished) -> dict[str, object]:
 
 
 class JSONBody(_WordsBody):
-    """One JSON object with the audio, in `format`, and the words."""
+    """One JSON object with the audio, in `format`, and the words of a text of `characters`, or of
+    none by default. The audio may have `audio_bytes`; `packet` raises `AnswerTooLarge` beyond that."""
 
-    def __init__(self, speed: float, format: str) -> None:
+    def __init__(self, speed: float, format: str, audio_bytes: int, characters: int = 0) -> None:
         super().__init__(speed)
-        self._format, self._audio = format, bytearray()
+        self._format, self._audio, self._audio_bytes = format, bytearray(), audio_bytes
+        self.max_bytes = json_bytes(audio_bytes) + _WORD_BYTES * characters
 
     def content_type(self, audio: str) -> str:
         return "application/json"
 
     def packet(self, audio: bytes) -> bytes:
+        if len(self._audio) + len(audio) > self._audio_bytes:
+            # For example numbers: few letters, many words.
+            raise AnswerTooLarge(
+                f"input: its audio takes more than {self._audio_bytes} bytes; ask for stream_format sse or audio"
+            )
         self._audio += audio
         return b""
 
@@ -279,13 +307,14 @@ class JSONBody(_WordsBody):
 @dataclass(frozen=True)
 class Speech:
     """A request and how its audio is sent. `name` is the client's id of it. It `is_silent` if its text has nothing to
-    speak, such as a lone full stop."""
+    speak, such as a lone full stop. `held` is closed with it."""
 
     name: str
     request: SpeechRequest
     encoding: Encoding
     body: AudioBody = field(default_factory=AudioBody)
     is_silent: bool = False
+    held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -350,8 +379,9 @@ def silent_events(request_id: str, text: str, sample_rate: int) -> tuple[AudioCh
 
 
 def conclude(speech: Speech, observation: Observation, reason: str, *, is_whole: bool) -> dict[str, object]:
-    """Count the end of `speech` and free its encoder; return the facts for the log."""
+    """Count the end of `speech` and free its encoder and what it held; return the facts for the log."""
     speech.encoding.close()
+    speech.held.close()
     observation.end(reason, is_whole=is_whole)
     first_s = observation.first_packet_s
     return {

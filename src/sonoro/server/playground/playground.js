@@ -15,6 +15,7 @@ let letters = []; // what is spoken, by code point, as the places of words are c
 let words = []; // of it, those that are known to be spoken when
 let reference = null; // a recording to speak like, as a data: URL
 let endRecording = null; // what ends the recording under way
+let isAsking = false; // for the microphone
 let retry = null; // the timer of the next attempt to find a model
 
 // The model -----------------------------------------------------------------------------------------------------------
@@ -49,7 +50,9 @@ function offer(found, voices) {
 
 /** Ask the server. Throws an `Error` in words, with the answer's status if there was one. */
 async function ask(path, { signal, body } = {}) {
-  const headers = page.key.value ? { Authorization: `Bearer ${page.key.value}` } : {};
+  // A header's characters are bytes; the server compares those of UTF-8.
+  const key = String.fromCharCode(...new TextEncoder().encode(page.key.value));
+  const headers = key ? { Authorization: `Bearer ${key}` } : {};
   const post = body && { method: "POST", body: JSON.stringify(body) };
   if (post) headers["Content-Type"] = "application/json";
   const answer = await fetch(path, { headers, signal, cache: "no-store", ...post }).catch((error) => {
@@ -88,11 +91,12 @@ async function speak() {
   try {
     const { signal } = speaking;
     const answer = await ask("v1/audio/speech", { signal, body: request() });
-    await hear(events(answer), heard, pressedMs);
+    const reason = await hear(events(answer), heard, pressedMs);
     tell("Speaking.");
     await Promise.race([heard.finished(), new Promise((resolve) => signal.addEventListener("abort", resolve))]);
     if (!signal.aborted) mark(null);
-    tell(`${signal.aborted ? "Stopped after" : "Spoke"} ${heard.durationS.toFixed(1)} s.`);
+    const cut = { length: " It reached its limit.", runaway: " It ran away, and was cut off." }[reason] ?? "";
+    tell(`${signal.aborted ? "Stopped after" : "Spoke"} ${heard.durationS.toFixed(1)} s.${signal.aborted ? "" : cut}`);
   } catch (error) {
     heard.stop();
     if (error.name === "AbortError") tell(`Stopped after ${heard.durationS.toFixed(1)} s.`);
@@ -117,10 +121,12 @@ async function* events(answer) {
   }
 }
 
-/** Play the PCM of `events` as it comes, and say how fast that is. */
+/** Play the PCM of `events` as it comes, and say how fast that is. Returns why the speech ended. */
 async function hear(events, heard, pressedMs) {
+  let reason = "stop";
   for await (const event of events) {
     if (event.type === "speech.words") words.push(...event.words);
+    if (event.type === "speech.audio.done") reason = event.finish_reason;
     if (event.type !== "speech.audio.delta") continue;
     const elapsedMs = performance.now() - pressedMs;
     if (!heard.length) {
@@ -131,6 +137,7 @@ async function hear(events, heard, pressedMs) {
     page.rtf.textContent = (elapsedMs / 1000 / heard.durationS).toFixed(2);
     page.audio.textContent = `${heard.durationS.toFixed(1)} s`;
   }
+  return reason;
 }
 
 /** Be silent at once; the server is told by the request that breaks off. */
@@ -202,8 +209,9 @@ async function toggleRecording() {
     endRecording = null;
     showRecording();
     await take(await recorded);
-  } else {
-    endRecording = await record();
+  } else if (!isAsking) {
+    isAsking = true;
+    endRecording = await record().finally(() => (isAsking = false));
     showRecording();
   }
 }
@@ -234,6 +242,7 @@ function forget() {
   page.recording.removeAttribute("src");
   page.recording.hidden = page.forget.hidden = true;
   page.voice.disabled = false;
+  tell("The recording is removed.");
 }
 
 // The page itself -----------------------------------------------------------------------------------------------------
@@ -248,7 +257,7 @@ function fail(words) {
 }
 
 function count() {
-  page.count.textContent = model ? `${page.text.value.length} of ${model.max_characters}` : "";
+  page.count.textContent = model ? `${[...page.text.value].length} of ${model.max_characters}` : "";
 }
 
 /** `action` as a listener, whose errors are told. */
@@ -270,6 +279,7 @@ page.text.addEventListener("keydown", (event) => {
 page.stop.addEventListener("click", stop);
 page.download.addEventListener("click", download);
 page.record.addEventListener("click", telling(toggleRecording));
+page.file.addEventListener("click", () => (page.file.value = "")); // the same file may be chosen again
 page.file.addEventListener("change", telling(() => page.file.files.length && take(page.file.files[0])));
 page.forget.addEventListener("click", forget);
 page.key.addEventListener("change", () => {
