@@ -129,6 +129,12 @@ def rounding(options: argparse.Namespace) -> AbstractContextManager[Any]:
     return mock.patch.object(Linear, "takes_e4m3", takes_e4m3)
 
 
+def every_format() -> AbstractContextManager[Any]:
+    """A context in which every family loads in every format: those that are refused can be measured too."""
+    families = tuple(dataclasses.replace(family, quantizations=tuple(LIMITS)) for family in registry.FAMILIES)
+    return mock.patch.object(registry, "FAMILIES", families)
+
+
 def gate(options: argparse.Namespace) -> dict[str, Any]:
     """Speak, judge and compare; returns the results."""
     # Imported here: only the gate needs the judges' packages.
@@ -219,7 +225,8 @@ def _tensors(state: Any) -> Iterator[tuple[str, Tensor]]:
 def logits(options: argparse.Namespace) -> dict[str, Any]:
     """Compare logits frame by frame, both models starting from the plain one's state but with their own KV caches."""
     how = {"device": options.device, "dtype": options.dtype, "load_format": options.load_format}
-    models = [registry.load(options.model, **how, quantization=name).model for name in ("none", options.format)]
+    with every_format():
+        models = [registry.load(options.model, **how, quantization=name).model for name in ("none", options.format)]
     spec, slots = models[0].spec, options.batch
     positions = 512
     pages = slots * positions // _PAGE

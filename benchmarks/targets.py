@@ -17,7 +17,6 @@ import ast
 import datetime
 import functools
 import hashlib
-import itertools
 import json
 import multiprocessing
 import sys
@@ -37,6 +36,7 @@ import triton.language as tl
 from sonoro.core.config import QUANTIZATIONS, EngineConfig
 from sonoro.core.machine import commit_of_checkout, usable_cores
 from sonoro.engine.kernels import list_variants
+from sonoro.models import registry
 from sonoro.ops.dispatch import Operation
 from sonoro.runtime.variants import Card, Variant, card_named, compile_variant, compilers, source_of
 from sonoro.transport.messages import WorkerSettings
@@ -59,17 +59,15 @@ WRITTEN_EVERY_S = 20.0
 FEW_SIZES = {"codec_batches": (1,), "prefill_buckets": (16,)}
 
 
-def formats(card: Card) -> list[str]:
-    """The weight formats that models are offered in on `card`."""
-    return [name for name in QUANTIZATIONS if name != "fp8" or card.has_e4m3]
-
-
 def listed(
-    card: Card, models: Iterable[str], quantizations: Sequence[str], **sizes: Any
+    card: Card, models: Iterable[str], quantizations: Sequence[str] | None, **sizes: Any
 ) -> tuple[dict[Variant, None], dict[str, str]]:
-    """The distinct variants that `models` launch on `card`, and the operations that cannot be launched there."""
+    """The distinct variants that `models` launch on `card`, and the operations that cannot be launched there.
+
+    `quantizations` None: those that each model is offered in."""
     variants: dict[Variant, None] = {}
-    for model, quantization in itertools.product(models, quantizations):
+    wanted = [(model, one) for model in models for one in quantizations or registry.offered(model, card)]
+    for model, quantization in wanted:
         config = EngineConfig(slots=MODELS[model], quantization=quantization, **sizes)
         list_variants(WorkerSettings(model=model, device="cuda", config=config), card, variants.setdefault)
     failed = {operation.name: operation.failure for operation in Operation.known if operation.failure}
@@ -120,7 +118,7 @@ def measure(
         triton.knobs.cache.dir = cache
         with compilers(given.processes) as pool:
             few = FEW_SIZES if given.sample else {}
-            variants, failed = listed(card, given.model or MODELS, given.quantization or formats(card), **few)
+            variants, failed = listed(card, given.model or MODELS, given.quantization, **few)
             for name, failure in failed.items():
                 yield row(target, name, card, error=failure)
             futures, counts = {}, defaultdict(int)

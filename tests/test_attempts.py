@@ -56,8 +56,9 @@ class Words:
 def judged(text: str, heard: str, *, agrees: bool = True, **changed: Any) -> list[str]:
     """What is wrong with a reading of `text` that Moonshine hears so."""
     found = changed.pop("found", [(0.0, 0.4), (0.4, 0.9)])
+    samples = changed.pop("samples", np.full(24000, 0.1, np.float32))
     judges = Judges(cast(Moonshine, Hearer(heard)), cast(Any, None), Told(agrees, text))
-    row = attempts.hear(judges, cast(Aligner, Words(found)), text, np.zeros(24000, np.float32), 16000)
+    row = attempts.hear(judges, cast(Aligner, Words(found)), text, samples, 16000)
     return attempts.wrong({"reason": "stop", "duration_s": 3.0} | row | changed, 3.0)
 
 
@@ -94,6 +95,44 @@ def test_letters_that_were_left_out_are_missed() -> None:
     ]
 
 
+def test_a_contraction_is_one_word() -> None:
+    """Of "hostess", heard "Host isn't.", no word is repeated, and none invented."""
+    assert judged("the hostess slid", "The host isn't slid") == []
+    assert judged("the hostess slid", "The host is a slid") == ["added"]
+    assert judged("it isn't the host", "It the host") == []
+
+
+def test_numbers_are_the_same_however_they_are_grouped() -> None:
+    assert judged("98, 7808, 1815, 59.", "98,7808, 1815, 59.") == []
+    assert judged("98, 7808, 1815, 59.", "98, 1815, 59.") == ["left_out"]
+    assert judged("Call 555-1560 at 1:08.", "Cool 5551560 at 108.") == []
+    assert judged("Call 555-1774 at 3:30.", "Call 555-174 at 3:30.") == []
+    assert judged("Call 555-1774 at 3:30.", "Call at 3:30.") == ["left_out"]
+    assert judged("Call 555-1774 at 3:30.", "Call 555-1774, call 555-1774 at 3:30.") == ["added", "invented"]
+    assert judged("Room 555 in 1774.", "Room 5551774.") == ["added"]
+    assert attempts.grouped_as("It cost $1.5, or 20.", "It cost $15, or 20") == "It cost $15, or 20"
+
+
+def test_silence_after_a_word_is_not_the_words() -> None:
+    samples = np.full(24000, 0.1, np.float32)
+    samples[int(0.9 * 16000) :] = 1e-4
+    assert judged(TEXT, TEXT, found=[(0.0, 0.4), (0.4, 1.45)], samples=samples) == []
+    assert judged(TEXT, TEXT, found=[(0.0, 0.4), (0.4, 1.45)]) == ["stuck"]
+    assert judged(TEXT, TEXT, found=[(0.0, 0.2), (0.2, 1.45)], samples=samples[: int(1.45 * 16000)]) == []
+    samples[int(0.3 * 16000) :] = 1e-4
+    assert judged(TEXT, TEXT, found=[(0.0, 0.2), (0.2, 1.45)], samples=samples) == ["stuck"]
+
+
+def test_nothing_is_added_to_one_word_without_time_for_it() -> None:
+    row = {"missing": 0, "extra": 3, "is_missing": False, "is_added": True, "longest_s": 0.4, "words": 1}
+    row |= {"reason": "stop", "duration_s": 1.0, "sound_s": 0.8}
+    teacher = row | {"extra": 0, "is_added": False, "sound_s": 0.7}
+    assert attempts.wrong(row, 1.0) == ["added", "invented"]
+    assert attempts.wrong(row, 1.0, teacher) == []
+    assert attempts.wrong(row | {"sound_s": 0.95}, 1.0, teacher) == ["added", "invented"]
+    assert attempts.wrong(row | {"words": 2}, 1.0, teacher) == ["added", "invented"]
+
+
 def test_what_lasts_too_long_is_wrong() -> None:
     assert judged(TEXT, TEXT, found=[(0.0, 1.2), (1.2, 1.5)]) == ["stuck"]
     assert judged(TEXT, TEXT, found=[(0.0, 0.2), (1.3, 1.4)]) == ["stuck"]
@@ -105,7 +144,7 @@ def test_what_lasts_too_long_is_wrong() -> None:
 
 
 def test_what_is_heard_of_the_teacher_too_is_the_judges_mistake() -> None:
-    clean = {"missing": 0, "extra": 0, "is_missing": False, "is_added": False, "longest_s": 0.4}
+    clean = {"missing": 0, "extra": 0, "is_missing": False, "is_added": False, "longest_s": 0.4, "words": 8}
     row = clean | {"reason": "stop", "duration_s": 3.0, "is_added": True}
     assert attempts.wrong(row, 3.0) == attempts.wrong(row, 3.0, clean) == ["added"]
     assert attempts.wrong(row, 3.0, clean | {"is_added": True}) == []
